@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Makes .venv beside this repository and installs the package into it, once for every change of the
+# files that say what to install. Usage: scripts/install.sh [extra], for example scripts/install.sh dev.
+# PYTHON names the interpreter that makes the environment (default: python3).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+extra=${1:-}
+python=${PYTHON:-python3}
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "error: $("$python" --version) is too old, rhhn_fairseq needs Python 3.11 or newer; PYTHON=/path/to/python3.11 names another" >&2
+    exit 1
+}
+command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || {
+    echo "error: no C++ compiler found (c++, g++ or clang++); fairseq needs one to install" >&2
+    exit 1
+}
+
+stamp=".venv/.installed-${extra:-base}"
+wanted=$(cat setup.cfg pyproject.toml constraints.txt | cksum)
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+    exit 0
+fi
+[ -x .venv/bin/python ] || "$python" -m venv .venv
+
+# fairseq-fixed comes as source and builds against torch in an environment of its own. Without a
+# constraint there as well, that build would fetch the newest torch: pip up to 25 reads
+# PIP_CONSTRAINT for it, newer ones PIP_BUILD_CONSTRAINT.
+constraints=$PWD/constraints.txt
+export PIP_CONSTRAINT=$constraints PIP_BUILD_CONSTRAINT=$constraints PIP_DISABLE_PIP_VERSION_CHECK=1
+echo "installing into $PWD/.venv (fairseq is compiled, about three minutes the first time)"
+.venv/bin/python -m pip install --quiet --upgrade pip
+.venv/bin/python -m pip install --quiet --editable ".${extra:+[$extra]}"
+printf '%s\n' "$wanted" > "$stamp"
