@@ -1,0 +1,23 @@
+"""Recurrent cells, in plain PyTorch: ``build_cell("ln_hyperlstm", 50, 1000, hyper_size=128)``."""
+
+from rhhn_fairseq.cells import gru, hyper_lstm, hyper_rhn, hyper_rnn, lstm, multiplicative, rhn, simple
+from rhhn_fairseq.cells.base import Cell, CellConfig, detach_state, reorder_state
+from rhhn_fairseq.cells.registry import CELLS, build_cell, cell_options
+
+__all__ = [
+    "CELLS",
+    "Cell",
+    "CellConfig",
+    "build_cell",
+    "cell_options",
+    "detach_state",
+    "gru",
+    "hyper_lstm",
+    "hyper_rhn",
+    "hyper_rnn",
+    "lstm",
+    "multiplicative",
+    "reorder_state",
+    "rhn",
+    "simple",
+]

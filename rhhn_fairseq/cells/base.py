@@ -1,0 +1,247 @@
+"""The contract every recurrent cell keeps, and what all of them share.
+
+Shapes: T time, B batch, C input, H hidden, G gates times H. Row vectors: an input [B, C] meets its
+weight as ``x_BC @ W_CG``.
+
+A cell owns its equations (``step``), the part of them that is affine in the input alone (``project``)
+and the part that never reads the main state (``prepare``). The loop over time, masks, carried state,
+beam reordering and the choice of a faster implementation are written once, here and in ``kernels``.
+"""
+
+from dataclasses import MISSING, dataclass, field, fields
+
+import torch
+from torch import Tensor, nn
+
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.regularisation import draw_mask
+
+State = tuple[Tensor, ...]
+Noise = dict[str, Tensor]
+
+
+def option(default=MISSING, *, help, choices=None, low=None, high=None, below=None):
+    """A field of a cell's configuration: its help string and the values it may take.
+
+    Args:
+        default: the value when none is given; left out, the field is required.
+        help: one line for the command line.
+        choices: the values allowed, for options of words.
+        low: smallest value allowed. high: largest value allowed. below: every value is smaller.
+    """
+    limits = {"help": help, "choices": choices, "low": low, "high": high, "below": below}
+    return field(default=default, metadata=limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellConfig:
+    """Sizes and regularisers that every cell has; checked when built, ``UsageError`` names the field."""
+
+    input_size: int = option(help="width of the input", low=1)
+    hidden_size: int = option(help="width of the state and of the output", low=1)
+    gal_dropout: float = option(
+        0.0, help="drop recurrent inputs, one mask a sequence (Gal and Ghahramani)", low=0, below=1
+    )
+    zoneout: float = option(
+        0.0, help="probability that a unit of the output state keeps its value", low=0, below=1
+    )
+    h_detach: float = option(
+        0.0, help="probability a step that no gradient flows through the recurrent input", low=0, high=1
+    )
+
+    def __post_init__(self):
+        for spec in fields(self):
+            _check_field(type(self).__name__, spec, getattr(self, spec.name))
+
+
+def _check_field(owner: str, spec, value) -> None:
+    """Raises UsageError unless ``value`` has the field's type and lies within its limits."""
+    where = f"{owner.removesuffix('Config')}: {spec.name}={value!r}"
+    if spec.type is int and (isinstance(value, bool) or not isinstance(value, int)):
+        raise UsageError(f"{where} is not a whole number")
+    if spec.type is float and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise UsageError(f"{where} is not a number")
+    limits = spec.metadata
+    if limits["choices"] is not None and value not in limits["choices"]:
+        raise UsageError(f"{where} is unknown, choose from {', '.join(limits['choices'])}")
+    # Written as "not (a <= b)" so that NaN is refused as well.
+    if limits["low"] is not None and not value >= limits["low"]:
+        raise UsageError(f"{where} is too small, the smallest is {limits['low']}")
+    if limits["high"] is not None and not value <= limits["high"]:
+        raise UsageError(f"{where} is too large, the largest is {limits['high']}")
+    if limits["below"] is not None and not value < limits["below"]:
+        raise UsageError(f"{where} is too large, it must be below {limits['below']}")
+
+
+class Cell(nn.Module):
+    """A recurrent cell; see the module's docstring. Subclasses set ``state_sizes`` and ``step``.
+
+    Attributes:
+        config: the checked configuration.
+        state_sizes: widths of the state's tensors, the first of which is the output.
+    """
+
+    state_sizes: tuple[int, ...]
+    config: CellConfig
+
+    def __init__(self, config: CellConfig):
+        super().__init__()
+        self.config = config
+        self.state_sizes = (config.hidden_size,)
+
+    def project(self, x_TBC: Tensor, columns: slice | None = None) -> tuple[Tensor, ...]:
+        """All that is affine in the input alone, as one GEMM a weight for the whole sequence.
+
+        Args:
+            x_TBC: the input [T, B, C], or its ``columns`` only.
+            columns: a slice of the input's columns. The shares of slices that cover the input add up
+                to the whole projection; the bias goes with the slice that starts at column 0.
+
+        Returns:
+            tensors [T, B, ·], in the order ``step`` takes them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no projection")
+
+    def begin(self, g: tuple[Tensor, ...], mask_TB: Tensor | None) -> tuple[Tensor, ...]:
+        """Changes the projection of sequences that start without a state; by default, nothing."""
+        return g
+
+    def prepare(
+        self, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None, noise: Noise | None
+    ) -> tuple[tuple[Tensor, ...], State]:
+        """Runs whatever never reads the main state over the whole sequence; by default, nothing."""
+        return g, state
+
+    def sample_noise(self, T: int, B: int, device=None, generator=None) -> Noise:
+        """Draws every random number of a training pass of T steps over B sequences.
+
+        Returns:
+            bool tensors [T or 1, B or 1, ·] by name: a leading 1 is one mask a sequence, [T, 1, 1] is
+            one coin a time step. Empty when the configuration asks for no noise.
+        """
+        config, noise = self.config, {}
+        H = config.hidden_size
+        if config.gal_dropout:
+            noise["gal"] = draw_mask((1, B, H), 1.0 - config.gal_dropout, device, generator)
+        if config.zoneout:
+            noise["zoneout"] = draw_mask((T, B, H), config.zoneout, device, generator)
+        if config.h_detach:
+            noise["h_detach"] = draw_mask((T, 1, 1), config.h_detach, device, generator)
+        return noise
+
+    def step(self, g_t: tuple[Tensor, ...], state: State, noise_t: Noise | None) -> tuple[Tensor, State]:
+        """One time step, the paper's equations.
+
+        Args:
+            g_t: the projection at this step, tensors [B, ·].
+            state: tensors [B, ·] in ``state_sizes`` order.
+            noise_t: this step's share of ``sample_noise``; None in evaluation.
+
+        Returns:
+            the output [B, H] and the next state.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no step")
+
+    def forward(
+        self,
+        x_TBC: Tensor,
+        state: State | None = None,
+        mask_TB: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> tuple[Tensor, State]:
+        """Runs the cell over a sequence.
+
+        Args:
+            x_TBC: input [T, B, C].
+            state: the state to start from, tensors [B, ·] in ``state_sizes`` order; None for zeros.
+            mask_TB: bool [T, B], true at real positions. At the others the state passes through
+                unchanged and the output is zero, whatever the input holds there.
+            noise: what ``sample_noise`` returned. When None it is drawn here if the cell is in
+                training, and the pass is an evaluation if it is not.
+
+        Returns:
+            the outputs [T, B, H] and the state after the last step.
+
+        Raises:
+            UsageError: the input, state or mask does not have the shape the cell was built for.
+        """
+        from rhhn_fairseq.kernels import scan
+
+        self._check_shapes(x_TBC, state, mask_TB)
+        T, B, _ = x_TBC.shape
+        if mask_TB is not None:
+            # A NaN times a zero gradient is NaN, so padding is cleared before it meets a weight.
+            x_TBC = x_TBC.masked_fill(~mask_TB.unsqueeze(-1), 0.0)
+        if noise is None and self.training:
+            noise = self.sample_noise(T, B, x_TBC.device)
+        g = self.project(x_TBC)
+        if state is None:
+            state = self.zero_state(B, x_TBC.device, x_TBC.dtype)
+            g = self.begin(g, mask_TB)
+        g, state = self.prepare(g, state, mask_TB, noise)
+        return scan(self, g, state, mask_TB, noise)
+
+    def zero_state(self, B: int, device=None, dtype=None) -> State:
+        """The state of B sequences that have read nothing."""
+        return tuple(torch.zeros(B, size, device=device, dtype=dtype) for size in self.state_sizes)
+
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers about the trained weights worth a line in the log; by default, none."""
+        return {}
+
+    def _check_shapes(self, x_TBC, state, mask_TB) -> None:
+        name, C = type(self).__name__, self.config.input_size
+        if x_TBC.dim() != 3 or x_TBC.shape[-1] != C:
+            raise UsageError(f"{name}: input has shape {tuple(x_TBC.shape)}, expected [T, B, {C}]")
+        T, B, _ = x_TBC.shape
+        if T == 0 or B == 0:
+            raise UsageError(f"{name}: input has shape {tuple(x_TBC.shape)}, T and B must be 1 or more")
+        if state is not None:
+            expected = [(B, size) for size in self.state_sizes]
+            found = [tuple(part.shape) for part in state]
+            if found != expected:
+                raise UsageError(f"{name}: state has shapes {found}, expected {expected}")
+        if mask_TB is not None and (mask_TB.shape != (T, B) or mask_TB.dtype != torch.bool):
+            raise UsageError(
+                f"{name}: mask is {mask_TB.dtype} of shape {tuple(mask_TB.shape)}, "
+                f"expected torch.bool of shape {(T, B)}"
+            )
+
+
+def detach_state(state: State) -> State:
+    """The same state, cut from the graph: where truncated back-propagation stops."""
+    return tuple(part.detach() for part in state)
+
+
+def reorder_state(state: State, index_B: Tensor) -> State:
+    """The state of the chosen sequences, as beam search asks for; ``index_B`` may repeat entries."""
+    return tuple(part.index_select(0, index_B) for part in state)
+
+
+def affine(x_TBC: Tensor, weight_CG: Tensor, bias_G: Tensor | None, columns: slice | None) -> Tensor:
+    """``x W + b``, or the share of ``columns`` in it: see ``Cell.project``."""
+    if columns is not None:
+        weight_CG = weight_CG[columns]
+        if columns.start not in (None, 0):
+            bias_G = None
+    if bias_G is None:
+        return x_TBC @ weight_CG
+    flat = torch.addmm(bias_G, x_TBC.reshape(-1, x_TBC.shape[-1]), weight_CG)
+    return flat.view(*x_TBC.shape[:-1], -1)
+
+
+def noise_at(noise_t: Noise | None, name: str) -> Tensor | None:
+    """One entry of a step's noise; None in evaluation and where none was asked for."""
+    return None if noise_t is None else noise_t.get(name)
+
+
+def orthogonal_(weight: Tensor, gates: int = 1) -> None:
+    """Fills each of ``gates`` equal column blocks of ``weight`` [C, G] with an orthogonal matrix."""
+    for block in weight.data.chunk(gates, dim=1):
+        nn.init.orthogonal_(block)
+
+
+def glorot_(weight: Tensor, gates: int = 1) -> None:
+    """Glorot uniform, for each of ``gates`` column blocks of ``weight`` [C, G] by its own fan."""
+    for block in weight.data.chunk(gates, dim=1):
+        nn.init.xavier_uniform_(block)

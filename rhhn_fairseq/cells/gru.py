@@ -1,0 +1,96 @@
+"""GRU (Cho et al. 2014), with the reset gate after the recurrent matrix as torch.nn.GRU has it.
+
+Equations (gate order r, z, n in every weight's columns)::
+
+    r = sigmoid(x W_xr + h W_hr + b_r)
+    z = sigmoid(x W_xz + h W_hz + b_z)
+    n = tanh(x W_xn + b_n + r * (h W_hn + b_hn))
+    h' = (1 - z) * n + z * h
+
+Departure from torch.nn.GRU: the biases of r and z, which only ever act as sums, are one each.
+h-detach cuts the gradient where h enters a matrix; the carry z * h keeps its own.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from rhhn_fairseq.cells.base import Cell, CellConfig, affine, glorot_, noise_at, option, orthogonal_
+from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
+from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.layers.regularisation import detach_by_coin, draw_mask, dropout, zoneout
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRUConfig(CellConfig):
+    """Options of the GRU."""
+
+    recurrent_dropout: float = option(
+        0.0, help="drop units of the update n (Semeniuta et al.)", low=0, below=1
+    )
+
+
+def naive_gru(p, config, x_TC, state, noise):
+    """The module's equations in numpy for one sequence."""
+    (h,) = state
+    H = config.hidden_size
+    R, Z, N = (slice(k * H, (k + 1) * H) for k in range(3))
+    outputs = []
+    for t, x in enumerate(x_TC):
+        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
+        r = sigmoid(x @ p["weight_x"][:, R] + seen @ p["weight_h"][:, R] + p["bias"][R])
+        z = sigmoid(x @ p["weight_x"][:, Z] + seen @ p["weight_h"][:, Z] + p["bias"][Z])
+        recurrent = seen @ p["weight_h"][:, N] + p["bias_n"]
+        n = np.tanh(x @ p["weight_x"][:, N] + p["bias"][N] + r * recurrent)
+        n = drop(n, config.recurrent_dropout, at(noise, "update", t))
+        h = zone(h, (1.0 - z) * n + z * h, config.zoneout, at(noise, "zoneout", t))
+        outputs.append(h)
+    return np.stack(outputs), (h,)
+
+
+@register_cell(
+    "gru",
+    GRUConfig,
+    naive_gru,
+    tests=(dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5),),
+)
+class GRU(Cell):
+    """GRU; see the module's docstring. State: (h [B, H],). Initialised as the LSTM is."""
+
+    config: GRUConfig
+
+    def __init__(self, config: GRUConfig):
+        super().__init__(config)
+        C, H = config.input_size, config.hidden_size
+        self.weight_x = nn.Parameter(torch.empty(C, 3 * H))
+        self.weight_h = nn.Parameter(torch.empty(H, 3 * H))
+        self.bias = nn.Parameter(torch.zeros(3 * H))
+        self.bias_n = nn.Parameter(torch.zeros(H))
+        glorot_(self.weight_x, gates=3)
+        orthogonal_(self.weight_h, gates=3)
+
+    def sample_noise(self, T, B, device=None, generator=None):
+        noise, rate = super().sample_noise(T, B, device, generator), self.config.recurrent_dropout
+        if rate:
+            shape = (T, B, self.config.hidden_size)
+            noise["update"] = draw_mask(shape, 1.0 - rate, device, generator)
+        return noise
+
+    def project(self, x_TBC, columns=None):
+        return (affine(x_TBC, self.weight_x, self.bias, columns),)
+
+    def step(self, g_t, state, noise_t):
+        (h,), config = state, self.config
+        H = config.hidden_size
+        seen = detach_by_coin(h, noise_at(noise_t, "h_detach"))
+        seen = dropout(seen, config.gal_dropout, noise_at(noise_t, "gal"))
+        x_rz, x_n = g_t[0].split((2 * H, H), dim=-1)
+        h_rz, h_n = (seen @ self.weight_h).split((2 * H, H), dim=-1)
+        r, z = torch.sigmoid(x_rz + h_rz).chunk(2, dim=-1)
+        n = torch.tanh(x_n + r * (h_n + self.bias_n))
+        n = dropout(n, config.recurrent_dropout, noise_at(noise_t, "update"))
+        new = torch.lerp(n, h, z)
+        new = zoneout(h, new, config.zoneout, noise_at(noise_t, "zoneout"))
+        return new, (new,)

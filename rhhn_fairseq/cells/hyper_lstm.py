@@ -1,0 +1,165 @@
+"""HyperLSTM and LN HyperLSTM (Ha, Dai, Le 2016, section 3.1; reference implementation: supercell).
+
+The hypernetwork is an LSTM of N units on [x; h] of the previous step, with state (e, k). Each of the
+four gates has its own embeddings z_h, z_x and z_b, made from e, and from them its scaling vectors::
+
+    a_gate = d_h * (h W_h) + d_x * (x W_x) + b,   d_h = z_h W_hz,  d_x = z_x W_xz,  b = z_b W_bz + b_0
+
+followed by the LSTM's equations. Gate order i, f, g, o in every weight's columns.
+
+The printed equation 3 takes z from the previous e (``hyper_state="previous"``); supercell and the other
+implementations take it from the current one, which is the default.
+
+With layer normalisation each gate's sum is normalised before the forget bias, and c inside the output's
+tanh, in the main and in the hyper LSTM. Recurrent dropout acts on the main cell's update only. h-detach
+cuts the gradient where h enters W_h and the hypernetwork, Gal dropout acts in the same places.
+
+Initialisation: recurrent matrices orthogonal for each gate, input matrices Glorot uniform for each gate;
+z, d and b as ``ScalingVectors`` describes, every d near 0.1.
+
+Shapes: T time, B batch, C input, H hidden, N hyper, Z embedding, G = 4 H.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from rhhn_fairseq.cells.base import affine, glorot_, option, orthogonal_
+from rhhn_fairseq.cells.hyper_rnn import (
+    HYPER_INITS,
+    HYPER_STATES,
+    ScalingVectors,
+    naive_scaling,
+    scaling_rank,
+)
+from rhhn_fairseq.cells.lstm import (
+    LSTM,
+    NOISY,
+    GatedCell,
+    GatedConfig,
+    LSTMConfig,
+    naive_lstm,
+    naive_update,
+)
+from rhhn_fairseq.cells.numpy_math import at, drop
+from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
+from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.layers.regularisation import LAYER_NORM_EPS, layer_norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperLSTMConfig(GatedConfig):
+    """Options of the HyperLSTM."""
+
+    hyper_size: int = option(128, help="width of the hypernetwork", low=1)
+    embed_size: int = option(4, help="width of the embeddings z", low=1)
+    layer_norm: bool = option(False, help="normalise the gates and c, in both networks")
+    hyper_state: str = option("current", help="which state of the hypernetwork gives z", choices=HYPER_STATES)
+    hyper_init: str = option("broken_symmetry", help="start of the maps to d", choices=HYPER_INITS)
+
+    def hyper(self) -> LSTMConfig:
+        """The configuration of the hypernetwork, whose input is [x; h]."""
+        return LSTMConfig(
+            input_size=self.input_size + self.hidden_size,
+            hidden_size=self.hyper_size,
+            forget_bias=self.forget_bias,
+            layer_norm=self.layer_norm,
+        )
+
+
+def naive_hyper_lstm(p, config, x_TC, state, noise):
+    """The module's equations in numpy, one gate at a time, for one sequence."""
+    h, c, e, k = state
+    H = config.hidden_size
+    inner = {name.removeprefix("hyper."): part for name, part in p.items() if "hyper." in name}
+    outputs = []
+    for t, x in enumerate(x_TC):
+        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
+        inputs = np.concatenate([x, seen])[None]
+        _, (e_new, k) = naive_lstm(inner, config.hyper(), inputs, (e, k), None)
+        source = e_new if config.hyper_state == "current" else e
+        gates, normalise_c = {}, None
+        for n, gate in enumerate("ifgo"):
+            columns = slice(n * H, (n + 1) * H)
+            d_h, d_x, b = naive_scaling(p, "scaling.", source, n, 4)
+            a = d_h * (seen @ p["weight_h"][:, columns]) + d_x * (x @ p["weight_x"][:, columns]) + b
+            if config.layer_norm:
+                a = naive_layer_norm(a, p["gate_gain"][n], p["gate_shift"][n])
+            gates[gate] = a
+        if config.layer_norm:
+
+            def normalise_c(c):
+                return naive_layer_norm(c, p["c_gain"], p["c_shift"])
+
+        h, c = naive_update(gates, h, c, config, noise, t, normalise_c)
+        e = e_new
+        outputs.append(h)
+    return np.stack(outputs), (h, c, e, k)
+
+
+SMALL = dict(hyper_size=3, embed_size=2)
+PRINTED = SMALL | dict(hyper_state="previous", hyper_init="paper")
+
+
+@register_cell("hyperlstm", HyperLSTMConfig, naive_hyper_lstm, tests=(SMALL | NOISY, PRINTED))
+@register_cell(
+    "ln_hyperlstm",
+    HyperLSTMConfig,
+    naive_hyper_lstm,
+    tests=(SMALL | NOISY, PRINTED),
+    layer_norm=True,
+)
+class HyperLSTM(GatedCell):
+    """HyperLSTM; see the module's docstring. State: (h [B, H], c [B, H], e [B, N], k [B, N])."""
+
+    config: HyperLSTMConfig
+
+    def __init__(self, config: HyperLSTMConfig):
+        super().__init__(config)
+        C, H, N = config.input_size, config.hidden_size, config.hyper_size
+        self.state_sizes = (H, H, N, N)
+        self.hyper = LSTM(config.hyper())
+        self.scaling = ScalingVectors(N, config.embed_size, H, gates=4, start=0.1, init=config.hyper_init)
+        self.weight_x = nn.Parameter(torch.empty(C, 4 * H))
+        self.weight_h = nn.Parameter(torch.empty(H, 4 * H))
+        glorot_(self.weight_x, gates=4)
+        orthogonal_(self.weight_h, gates=4)
+        if config.layer_norm:
+            self.gate_gain = nn.Parameter(torch.ones(4, H))
+            self.gate_shift = nn.Parameter(torch.zeros(4, H))
+            self.c_gain = nn.Parameter(torch.ones(H))
+            self.c_shift = nn.Parameter(torch.zeros(H))
+
+    def project(self, x_TBC, columns=None):
+        hyper_weight = self.hyper.weight_x[: self.config.input_size]
+        return (
+            affine(x_TBC, self.weight_x, None, columns),
+            affine(x_TBC, hyper_weight, self.hyper.bias, columns),
+        )
+
+    def step(self, g_t, state, noise_t):
+        (h, c, e, k), (x_main, x_hyper), config = state, g_t, self.config
+        seen = self.recurrent_input(h, noise_t)
+        hyper_g = torch.addmm(x_hyper, seen, self.hyper.weight_x[config.input_size :])
+        _, (e_new, k_new) = self.hyper.step((hyper_g,), (e, k), None)
+        d_h, d_x, b = self.scaling(e_new if config.hyper_state == "current" else e)
+        # Gate-major, [4, B, H], so that each gate is one contiguous block.
+        h_4BH = (seen @ self.weight_h).unflatten(-1, (4, -1)).transpose(0, 1)
+        x_4BH = x_main.unflatten(-1, (4, -1)).transpose(0, 1)
+        a = torch.addcmul(torch.addcmul(b, d_x, x_4BH), d_h, h_4BH)
+        normalise_c = None
+        if config.layer_norm:
+            a = nn.functional.layer_norm(a, a.shape[-1:], eps=LAYER_NORM_EPS)
+            a = torch.addcmul(self.gate_shift.unsqueeze(1), a, self.gate_gain.unsqueeze(1))
+            normalise_c = self.normalise_c
+        y, main = self.update(a, h, c, noise_t, normalise_c)
+        return y, (*main, e_new, k_new)
+
+    def normalise_c(self, c_BH):
+        """c as the output's tanh sees it."""
+        return layer_norm(c_BH, self.c_gain, self.c_shift)
+
+    def diagnostics(self):
+        return {"hyper_rank": scaling_rank(self.scaling.weight_d)}

@@ -1,0 +1,191 @@
+"""Recurrent highway hypernetwork, HyperRHN (Suarez 2017, equations 6 and 7).
+
+The hypernetwork is a plain RHN of width N and the same depth. It reads x and its own state only, never
+the main network's, so its whole sequence runs before the main one (``prepare``). Its layer l gives the
+hypervector of the main layer l::
+
+    z_l = s^h_l M_l + m_l,   z = [z_l, z_l]
+    [h, t] = 1[l = 0] ((x U) * z + b_U) + (s W_l) * z + b_l
+
+and then as in the RHN. The biases are not scaled, as in the paper's repository. ``first_step="skip"``
+leaves the first step's b_0 out in both networks, as the RHN describes it.
+
+h-detach cuts the gradient where the main state of the previous step enters W_0; Gal dropout and zoneout
+act on the main state as well. The recurrent dropout acts on both networks.
+
+Shapes: T time, B batch, C input, H hidden, N hyper, L depth.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from rhhn_fairseq.cells.base import Cell, affine, noise_at, option, orthogonal_
+from rhhn_fairseq.cells.numpy_math import at, drop, zone
+from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.cells.rhn import (
+    RHNConfig,
+    RHNTrace,
+    first_positions,
+    highway,
+    init_bias_,
+    layer_masks,
+    naive_highway,
+    naive_rhn,
+)
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.regularisation import detach_by_coin, draw_mask, dropout, zoneout
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperRHNConfig(RHNConfig):
+    """Options of the HyperRHN."""
+
+    hyper_size: int = option(128, help="width of the hypernetwork", low=1)
+    rank: int = option(1, help="rank of the scaling of a weight matrix", low=1, high=1)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.hyper_size > self.hidden_size:
+            raise UsageError(
+                f"HyperRHN: hyper_size={self.hyper_size} is larger than hidden_size={self.hidden_size}, "
+                "its hypervector is an upscaling"
+            )
+
+    def hyper(self) -> RHNConfig:
+        """The configuration of the hypernetwork."""
+        return RHNConfig(
+            input_size=self.input_size,
+            hidden_size=self.hyper_size,
+            depth=self.depth,
+            recurrent_dropout=self.recurrent_dropout,
+            first_step=self.first_step,
+        )
+
+
+def naive_hyper_rhn(p, config, x_TC, state, noise):
+    """The module's equations in numpy for one sequence; a state of None starts from zeros."""
+    H, N, L = config.hidden_size, config.hyper_size, config.depth
+    inner = {name.removeprefix("hyper."): part for name, part in p.items()}
+    inner_noise = None if noise is None or "hyper_update" not in noise else {"update": noise["hyper_update"]}
+    hyper_state = None if state is None else (state[1],)
+    trace, (hyper_s,) = naive_rhn(
+        {k: v for k, v in inner.items() if "hyper." + k in p},
+        config.hyper(),
+        x_TC,
+        hyper_state,
+        inner_noise,
+        all_layers=True,
+    )
+    skip = state is None and config.first_step == "skip"
+    s = np.zeros(H) if state is None else state[0]
+    outputs = []
+    for t, x in enumerate(x_TC):
+        mask, start = at(noise, "update", t), s
+        for layer in range(L):
+            z = trace[t, layer * N : (layer + 1) * N] @ p["weight_z"][layer] + p["bias_z"][layer]
+            z = np.concatenate([z, z])
+            seen = drop(s, config.gal_dropout, at(noise, "gal", t))
+            a = np.zeros(2 * H)
+            if not (skip and t == 0 and layer == 0):
+                a = a + (seen @ p["weight_s"][layer]) * z + p["bias_s"][layer]
+            if layer == 0:
+                a = a + (x @ p["weight_x"]) * z + p["bias_x"]
+            keep = None if mask is None else mask[layer * H : (layer + 1) * H]
+            s = naive_highway(a[:H], a[H:], s, config.recurrent_dropout, keep)
+        s = zone(start, s, config.zoneout, at(noise, "zoneout", t))
+        outputs.append(s)
+    return np.stack(outputs), (s, hyper_s)
+
+
+@register_cell(
+    "hyperrhn",
+    HyperRHNConfig,
+    naive_hyper_rhn,
+    tests=(
+        dict(
+            hyper_size=3,
+            depth=2,
+            recurrent_dropout=0.3,
+            gal_dropout=0.2,
+            zoneout=0.1,
+            h_detach=0.5,
+        ),
+        dict(hyper_size=2, depth=1, first_step="skip"),
+    ),
+)
+class HyperRHN(Cell):
+    """HyperRHN with rank-1 scaling; see the module's docstring. State: (s [B, H], s^h [B, N]).
+
+    Initialised as the RHN is: every matrix orthogonal, every bias uniform, so z does not start at zero.
+    """
+
+    config: HyperRHNConfig
+
+    def __init__(self, config: HyperRHNConfig):
+        super().__init__(config)
+        C, H, N, L = config.input_size, config.hidden_size, config.hyper_size, config.depth
+        self.state_sizes = (H, N)
+        self.hyper = RHNTrace(config.hyper())
+        self.weight_z = nn.Parameter(torch.empty(L, N, H))
+        self.bias_z = nn.Parameter(torch.empty(L, H))
+        self.weight_x = nn.Parameter(torch.empty(C, 2 * H))
+        self.bias_x = nn.Parameter(torch.empty(2 * H))
+        self.weight_s = nn.Parameter(torch.empty(L, H, 2 * H))
+        self.bias_s = nn.Parameter(torch.empty(L, 2 * H))
+        for weight in (self.weight_x, *self.weight_s, *self.weight_z):
+            orthogonal_(weight)
+        for bias, fan_in in ((self.bias_x, C), (self.bias_s, H), (self.bias_z, N)):
+            init_bias_(bias, fan_in)
+
+    def sample_noise(self, T, B, device=None, generator=None):
+        noise, config = super().sample_noise(T, B, device, generator), self.config
+        keep = 1.0 - config.recurrent_dropout
+        if config.recurrent_dropout:
+            for name, width in (("update", config.hidden_size), ("hyper_update", config.hyper_size)):
+                noise[name] = draw_mask((T, B, config.depth * width), keep, device, generator)
+        return noise
+
+    def project(self, x_TBC, columns=None):
+        return (affine(x_TBC, self.weight_x, None, columns), *self.hyper.project(x_TBC, columns))
+
+    def begin(self, g, mask_TB):
+        if self.config.first_step == "full":
+            return g
+        T, B, _ = g[0].shape
+        first = first_positions(T, B, mask_TB, g[0].device)
+        return (g[0], *self.hyper.begin(g[1:], mask_TB), first)
+
+    def prepare(self, g, state, mask_TB, noise):
+        """Runs the hypernetwork: g becomes (x U [T, B, 2 H], z [T, L, B, H], first step or nothing)."""
+        from rhhn_fairseq.kernels import scan
+
+        x_TBG, hyper_g, *first = g
+        T, B, _ = x_TBG.shape
+        inner = noise
+        if noise is not None:
+            inner = {"update": noise["hyper_update"]} if "hyper_update" in noise else {}
+        trace, (hyper_s,) = scan(self.hyper, (hyper_g,), (state[1],), mask_TB, inner)
+        by_layer = trace.view(T * B, self.config.depth, -1).transpose(0, 1)
+        z = torch.baddbmm(self.bias_z.unsqueeze(1), by_layer, self.weight_z)
+        z_TLBH = z.unflatten(1, (T, B)).transpose(0, 1)
+        return (x_TBG, z_TLBH, *first), (state[0], hyper_s)
+
+    def step(self, g_t, state, noise_t):
+        (old, hyper_s), config = state, self.config
+        x, z_LBH, *first = g_t
+        s, gal = old, noise_at(noise_t, "gal")
+        for layer, mask in enumerate(layer_masks(noise_t, "update", config.depth)):
+            seen = detach_by_coin(s, noise_at(noise_t, "h_detach")) if layer == 0 else s
+            u = dropout(seen, config.gal_dropout, gal) @ self.weight_s[layer]
+            bias = self.bias_s[layer]
+            if layer == 0:
+                u = u + x
+                bias = self.bias_x + (bias * ~first[0] if first else bias)
+            # The same z scales the halves [h, t].
+            a = u.unflatten(-1, (2, -1)) * z_LBH[layer].unsqueeze(1)
+            s = highway(a.flatten(-2) + bias, s, config.recurrent_dropout, mask)
+        s = zoneout(old, s, config.zoneout, noise_at(noise_t, "zoneout"))
+        return s, (s, hyper_s)

@@ -1,0 +1,247 @@
+"""HyperRNN (Ha, Dai, Le 2016, equations 2 to 5): a small RNN that makes the weights of a larger one.
+
+Practical form (equation 5), where vectors d scale the rows of fixed matrices::
+
+    h' = phi(d_h * (h W_h) + d_x * (x W_x) + b(z_b)),   d_h = z_h W_hz,  d_x = z_x W_xz,  b = z_b W_bz + b_0
+
+Full form (equation 2), where the matrices are combinations of N_z matrices::
+
+    h' = phi(sum_k z_h[k] (h W_h[k]) + sum_k z_x[k] (x W_x[k]) + b(z_b))
+
+The hypernetwork is Elman's network on [x; h] of the previous step, with state e::
+
+    z_h = e W_zh + b_zh,   z_x = e W_zx + b_zx,   z_b = e W_zb
+
+The printed equation 3 takes z from the previous e (``hyper_state="previous"``); the implementations take
+it from the current one, which is the default. phi is tanh.
+
+Initialisation of z and d is the one of HyperLSTM's reference implementation (see ``ScalingVectors``),
+except that d starts near 1, so that the cell starts as a plain RNN.
+
+h-detach cuts the gradient where h enters W_h and the hypernetwork, Gal dropout acts in the same places.
+
+Shapes: T time, B batch, C input, H hidden, N hyper, Z embedding.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.base import Cell, CellConfig, affine, glorot_, noise_at, option, orthogonal_
+from rhhn_fairseq.cells.numpy_math import at, drop, zone
+from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.cells.simple import Elman, ElmanConfig
+from rhhn_fairseq.layers.regularisation import detach_by_coin, dropout, zoneout
+
+HYPER_STATES = ("current", "previous")
+HYPER_INITS = ("broken_symmetry", "paper")
+
+
+def scaling_rank(weight_KZH: Tensor) -> float:
+    """Mean numerical rank of the maps from z to d: singular values above 1/1000 of the largest."""
+    singular = torch.linalg.svdvals(weight_KZH.detach().float())
+    return (singular > 1e-3 * singular[:, :1]).sum(dim=1).float().mean().item()
+
+
+class ScalingVectors(nn.Module):
+    """From a hypernetwork's state to the weight scaling vectors: Ha et al. 2016, equations 3 and 5.
+
+    Args:
+        hyper_size: N. embed_size: Z. hidden_size: H.
+        gates: how many gates the main cell has, each with its own three z.
+        start: the value at which every d starts.
+        init: "paper" gives every map from z to d the same constant, as the reference implementation
+            does. Then all Z dimensions stay equal under gradient descent and each map keeps rank 1.
+            "broken_symmetry" adds a normal part, so that each d starts at ``start`` within about a tenth.
+    """
+
+    def __init__(self, hyper_size, embed_size, hidden_size, gates, start, init):
+        super().__init__()
+        N, Z, H = hyper_size, embed_size, hidden_size
+        self.gates = gates
+        self.weight_z = nn.Parameter(torch.zeros(N, 3 * gates * Z))
+        self.bias_z = nn.Parameter(torch.ones(2 * gates * Z))
+        self.weight_d = nn.Parameter(torch.full((2 * gates, Z, H), start / Z))
+        self.weight_b = nn.Parameter(torch.zeros(gates, Z, H))
+        self.bias = nn.Parameter(torch.zeros(gates, H))
+        nn.init.normal_(self.weight_z.data[:, 2 * gates * Z :], std=0.01)
+        if init == "broken_symmetry":
+            self.weight_d.data += torch.randn_like(self.weight_d) * (0.1 * start / Z**0.5)
+
+    def forward(self, hyper_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns d for the recurrent matrices, d for the input matrices and b, each [gates, B, H]."""
+        z_of_b = self.weight_z.shape[1] - len(self.bias_z)
+        bias_z = nn.functional.pad(self.bias_z, (0, z_of_b))
+        z = torch.addmm(bias_z, hyper_BN, self.weight_z)
+        z_KBZ = z.unflatten(-1, (3 * self.gates, -1)).transpose(0, 1)
+        d = torch.bmm(z_KBZ[: 2 * self.gates], self.weight_d)
+        b = torch.baddbmm(self.bias.unsqueeze(1), z_KBZ[2 * self.gates :], self.weight_b)
+        return *d.chunk(2), b
+
+
+def naive_scaling(p, prefix, e, gate, gates):
+    """The vectors d_h, d_x and b of one gate of one sequence, from the hypernetwork's state e."""
+    Z = p[prefix + "weight_b"].shape[1]
+    z = []
+    for kind in range(3):
+        columns = slice((kind * gates + gate) * Z, (kind * gates + gate + 1) * Z)
+        z.append(e @ p[prefix + "weight_z"][:, columns])
+        if kind < 2:
+            z[kind] = z[kind] + p[prefix + "bias_z"][columns]
+    d_h = z[0] @ p[prefix + "weight_d"][gate]
+    d_x = z[1] @ p[prefix + "weight_d"][gates + gate]
+    return d_h, d_x, z[2] @ p[prefix + "weight_b"][gate] + p[prefix + "bias"][gate]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperRNNConfig(CellConfig):
+    """Options of the HyperRNN."""
+
+    hyper_size: int = option(128, help="width of the hypernetwork", low=1)
+    embed_size: int = option(16, help="width of the embeddings z", low=1)
+    form: str = option(
+        "practical",
+        help="scale the rows of fixed matrices, or combine embed_size matrices",
+        choices=("practical", "full"),
+    )
+    hyper_state: str = option("current", help="which state of the hypernetwork gives z", choices=HYPER_STATES)
+    hyper_init: str = option("broken_symmetry", help="start of the maps to d", choices=HYPER_INITS)
+
+
+def naive_hyper_rnn(p, config, x_TC, state, noise):
+    """The module's equations in numpy for one sequence."""
+    h, e = state
+    outputs = []
+    for t, x in enumerate(x_TC):
+        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
+        inputs = np.concatenate([x, seen])
+        e_new = np.tanh(inputs @ p["hyper.weight_x"] + e @ p["hyper.weight_h"] + p["hyper.bias"])
+        source = e_new if config.hyper_state == "current" else e
+        if config.form == "practical":
+            d_h, d_x, b = naive_scaling(p, "scaling.", source, 0, 1)
+            a = d_h * (seen @ p["weight_h"]) + d_x * (x @ p["weight_x"]) + b
+        else:
+            z_h = source @ p["weight_zh"] + p["bias_zh"]
+            z_x = source @ p["weight_zx"] + p["bias_zx"]
+            z_b = source @ p["weight_zb"]
+            W_h = np.einsum("k,khj->hj", z_h, p["weight_h"])
+            W_x = np.einsum("k,kcj->cj", z_x, p["weight_x"])
+            a = seen @ W_h + x @ W_x + z_b @ p["weight_b"] + p["bias"]
+        h, e = zone(h, np.tanh(a), config.zoneout, at(noise, "zoneout", t)), e_new
+        outputs.append(h)
+    return np.stack(outputs), (h, e)
+
+
+class HyperRNNBase(Cell):
+    """The hypernetwork of both forms; subclasses set ``_main``."""
+
+    config: HyperRNNConfig
+
+    def __init__(self, config: HyperRNNConfig):
+        super().__init__(config)
+        C, H, N = config.input_size, config.hidden_size, config.hyper_size
+        self.state_sizes = (H, N)
+        self.hyper = Elman(ElmanConfig(input_size=C + H, hidden_size=N))
+
+    def step(self, g_t, state, noise_t):
+        (h, e), (x_main, x_hyper), config = state, g_t, self.config
+        seen = detach_by_coin(h, noise_at(noise_t, "h_detach"))
+        seen = dropout(seen, config.gal_dropout, noise_at(noise_t, "gal"))
+        hyper_g = torch.addmm(x_hyper, seen, self.hyper.weight_x[config.input_size :])
+        _, (e_new,) = self.hyper.step((hyper_g,), (e,), None)
+        a = self._main(x_main, seen, e_new if config.hyper_state == "current" else e)
+        new = zoneout(h, torch.tanh(a), config.zoneout, noise_at(noise_t, "zoneout"))
+        return new, (new, e_new)
+
+
+class PracticalHyperRNN(HyperRNNBase):
+    """HyperRNN of equation 5; see the module's docstring. State: (h [B, H], e [B, N])."""
+
+    def __init__(self, config: HyperRNNConfig):
+        super().__init__(config)
+        C, H = config.input_size, config.hidden_size
+        self.scaling = ScalingVectors(
+            config.hyper_size, config.embed_size, H, gates=1, start=1.0, init=config.hyper_init
+        )
+        self.weight_x = nn.Parameter(torch.empty(C, H))
+        self.weight_h = nn.Parameter(torch.empty(H, H))
+        glorot_(self.weight_x)
+        orthogonal_(self.weight_h)
+
+    def project(self, x_TBC, columns=None):
+        hyper_weight = self.hyper.weight_x[: self.config.input_size]
+        return (
+            affine(x_TBC, self.weight_x, None, columns),
+            affine(x_TBC, hyper_weight, self.hyper.bias, columns),
+        )
+
+    def _main(self, x_BH, h_BH, e_BN):
+        d_h, d_x, b = (part[0] for part in self.scaling(e_BN))
+        return torch.addcmul(torch.addcmul(b, d_x, x_BH), d_h, h_BH @ self.weight_h)
+
+    def diagnostics(self):
+        return {"hyper_rank": scaling_rank(self.scaling.weight_d)}
+
+
+class FullHyperRNN(HyperRNNBase):
+    """HyperRNN of equation 2; see the module's docstring. State: (h [B, H], e [B, N]).
+
+    The Z matrices of each kind start as for a plain RNN, divided by sqrt(Z); z starts at 1.
+    """
+
+    def __init__(self, config: HyperRNNConfig):
+        super().__init__(config)
+        C, H, N, Z = config.input_size, config.hidden_size, config.hyper_size, config.embed_size
+        self.weight_x = nn.Parameter(torch.empty(Z, C, H))
+        self.weight_h = nn.Parameter(torch.empty(Z, H, H))
+        self.weight_b = nn.Parameter(torch.zeros(Z, H))
+        self.bias = nn.Parameter(torch.zeros(H))
+        for name in ("zh", "zx", "zb"):
+            setattr(self, f"weight_{name}", nn.Parameter(torch.zeros(N, Z)))
+        self.bias_zh = nn.Parameter(torch.ones(Z))
+        self.bias_zx = nn.Parameter(torch.ones(Z))
+        nn.init.normal_(self.weight_zb, std=0.01)
+        for k in range(Z):
+            glorot_(self.weight_x[k])
+            orthogonal_(self.weight_h[k])
+        for weight in (self.weight_x, self.weight_h):
+            weight.data /= Z**0.5
+
+    def project(self, x_TBC, columns=None):
+        hyper_weight = self.hyper.weight_x[: self.config.input_size]
+        # [C, Z H], so that one GEMM gives every matrix's share.
+        weight_x = self.weight_x.transpose(0, 1).flatten(1)
+        return (
+            affine(x_TBC, weight_x, None, columns),
+            affine(x_TBC, hyper_weight, self.hyper.bias, columns),
+        )
+
+    def _main(self, x_BG, h_BH, e_BN):
+        Z = self.config.embed_size
+        z_h = torch.addmm(self.bias_zh, e_BN, self.weight_zh)
+        z_x = torch.addmm(self.bias_zx, e_BN, self.weight_zx)
+        h_BZH = (h_BH @ self.weight_h.transpose(0, 1).flatten(1)).unflatten(-1, (Z, -1))
+        x_BZH = x_BG.unflatten(-1, (Z, -1))
+        mixed = torch.einsum("bz,bzh->bh", z_h, h_BZH) + torch.einsum("bz,bzh->bh", z_x, x_BZH)
+        return mixed + torch.addmm(self.bias, e_BN @ self.weight_zb, self.weight_b)
+
+
+NOISY = dict(hyper_size=3, embed_size=2, gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
+
+
+@register_cell(
+    "hyperrnn",
+    HyperRNNConfig,
+    naive_hyper_rnn,
+    tests=(
+        NOISY,
+        dict(hyper_size=3, embed_size=2, hyper_state="previous", hyper_init="paper"),
+        NOISY | dict(form="full"),
+        dict(hyper_size=3, embed_size=2, form="full", hyper_state="previous"),
+    ),
+)
+def build_hyper_rnn(config: HyperRNNConfig) -> HyperRNNBase:
+    """The HyperRNN of ``config.form``."""
+    return PracticalHyperRNN(config) if config.form == "practical" else FullHyperRNN(config)

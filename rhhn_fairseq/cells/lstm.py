@@ -1,0 +1,185 @@
+"""LSTM (Hochreiter and Schmidhuber 1997, with forget gate) and LSTM with layer normalisation.
+
+Equations (gate order i, f, g, o in every weight's columns, as torch.nn.LSTM has it)::
+
+    i, f, g, o = x W_x + h W_h + b
+    c' = sigmoid(f + forget_bias) * c + sigmoid(i) * tanh(g)
+    h' = sigmoid(o) * tanh(c')
+
+With layer normalisation (Ha, Dai, Le 2016 and its reference implementation supercell), each gate's sum
+is normalised before the forget bias is added, and c' inside the output's tanh.
+
+Departures from torch.nn.LSTM: one bias instead of two, and the forget bias is a constant beside a bias
+that starts at zero. With ``forget_bias=0`` the two are equal to rounding.
+
+Shapes: T time, B batch, C input, H hidden, G = 4 H.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from rhhn_fairseq.cells.base import (
+    Cell,
+    CellConfig,
+    affine,
+    glorot_,
+    noise_at,
+    option,
+    orthogonal_,
+)
+from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
+from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
+from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.layers.regularisation import (
+    detach_by_coin,
+    draw_mask,
+    dropout,
+    layer_norm,
+    zoneout,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedConfig(CellConfig):
+    """Options of every cell whose state is (h, c)."""
+
+    forget_bias: float = option(1.0, help="constant added to the forget gate")
+    recurrent_dropout: float = option(
+        0.0, help="drop units of the update tanh(g) (Semeniuta et al.)", low=0, below=1
+    )
+    recurrent_mask: str = option(
+        "step", help="recurrent dropout's mask is drawn for every ...", choices=("step", "sequence")
+    )
+    zoneout_c: float = option(0.0, help="probability that a unit of c keeps its value", low=0, below=1)
+    c_detach: float = option(0.0, help="probability a step that no gradient flows through c", low=0, high=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMConfig(GatedConfig):
+    """Options of the LSTM."""
+
+    layer_norm: bool = option(False, help="normalise the gates and c")
+
+
+class GatedCell(Cell):
+    """What cells with the state (h, c) and the LSTM's last equations share; not a cell by itself."""
+
+    config: GatedConfig
+
+    def __init__(self, config: GatedConfig):
+        super().__init__(config)
+        self.state_sizes = (config.hidden_size, config.hidden_size)
+
+    def sample_noise(self, T, B, device=None, generator=None):
+        noise, config = super().sample_noise(T, B, device, generator), self.config
+        H = config.hidden_size
+        if config.recurrent_dropout:
+            steps = T if config.recurrent_mask == "step" else 1
+            keep = 1.0 - config.recurrent_dropout
+            noise["update"] = draw_mask((steps, B, H), keep, device, generator)
+        if config.zoneout_c:
+            noise["zoneout_c"] = draw_mask((T, B, H), config.zoneout_c, device, generator)
+        if config.c_detach:
+            noise["c_detach"] = draw_mask((T, 1, 1), config.c_detach, device, generator)
+        return noise
+
+    def recurrent_input(self, h_BH, noise_t):
+        """h as the matrices see it: dropped out (Gal) and detached (h-detach)."""
+        h_BH = detach_by_coin(h_BH, noise_at(noise_t, "h_detach"))
+        return dropout(h_BH, self.config.gal_dropout, noise_at(noise_t, "gal"))
+
+    def update(self, gates, h_BH, c_BH, noise_t, normalise_c=None):
+        """From the four gates' sums i, f, g, o ([B, H] each) to the output and the next state."""
+        config = self.config
+        i, f, g, o = gates
+        g = dropout(torch.tanh(g), config.recurrent_dropout, noise_at(noise_t, "update"))
+        kept = detach_by_coin(c_BH, noise_at(noise_t, "c_detach"))
+        c = torch.sigmoid(f + config.forget_bias) * kept + torch.sigmoid(i) * g
+        h = torch.sigmoid(o) * torch.tanh(c if normalise_c is None else normalise_c(c))
+        h = zoneout(h_BH, h, config.zoneout, noise_at(noise_t, "zoneout"))
+        c = zoneout(c_BH, c, config.zoneout_c, noise_at(noise_t, "zoneout_c"))
+        return h, (h, c)
+
+
+def naive_update(gates, h, c, config, noise, t, normalise_c=None):
+    """The LSTM's last equations for one sequence, from the dictionary of the four gates' sums."""
+    update = drop(np.tanh(gates["g"]), config.recurrent_dropout, at(noise, "update", t))
+    c_new = sigmoid(gates["f"] + config.forget_bias) * c + sigmoid(gates["i"]) * update
+    inner = c_new if normalise_c is None else normalise_c(c_new)
+    h_new = sigmoid(gates["o"]) * np.tanh(inner)
+    h_new = zone(h, h_new, config.zoneout, at(noise, "zoneout", t))
+    return h_new, zone(c, c_new, config.zoneout_c, at(noise, "zoneout_c", t))
+
+
+def naive_lstm(p, config, x_TC, state, noise):
+    """The module's equations in numpy, one gate at a time, for one sequence."""
+    h, c = state
+    H = config.hidden_size
+    blocks = {gate: slice(k * H, (k + 1) * H) for k, gate in enumerate("ifgo")}
+    outputs = []
+    for t, x in enumerate(x_TC):
+        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
+        gates, normalise_c = {}, None
+        for gate, columns in blocks.items():
+            a = x @ p["weight_x"][:, columns] + seen @ p["weight_h"][:, columns] + p["bias"][columns]
+            if config.layer_norm:
+                a = naive_layer_norm(a, p["gate_gain"][columns], p["gate_shift"][columns])
+            gates[gate] = a
+        if config.layer_norm:
+
+            def normalise_c(c):
+                return naive_layer_norm(c, p["c_gain"], p["c_shift"])
+
+        h, c = naive_update(gates, h, c, config, noise, t, normalise_c)
+        outputs.append(h)
+    return np.stack(outputs), (h, c)
+
+
+NOISY = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2, h_detach=0.5, c_detach=0.5)
+"""Options that switch on every regulariser of a cell with the state (h, c), for the tests."""
+
+
+@register_cell(
+    "lstm", LSTMConfig, naive_lstm, tests=(NOISY, dict(recurrent_dropout=0.3, recurrent_mask="sequence"))
+)
+@register_cell("ln_lstm", LSTMConfig, naive_lstm, tests=(NOISY,), layer_norm=True)
+class LSTM(GatedCell):
+    """LSTM, with layer normalisation as an option; see the module's docstring.
+
+    State: (h [B, H], c [B, H]). Initialisation: orthogonal recurrent matrix for every gate, Glorot
+    uniform input matrix for every gate, zero bias (Ha et al. 2016, section 4.1, and supercell).
+    """
+
+    config: LSTMConfig
+
+    def __init__(self, config: LSTMConfig):
+        super().__init__(config)
+        C, H = config.input_size, config.hidden_size
+        self.weight_x = nn.Parameter(torch.empty(C, 4 * H))
+        self.weight_h = nn.Parameter(torch.empty(H, 4 * H))
+        self.bias = nn.Parameter(torch.zeros(4 * H))
+        glorot_(self.weight_x, gates=4)
+        orthogonal_(self.weight_h, gates=4)
+        if config.layer_norm:
+            self.gate_gain = nn.Parameter(torch.ones(4 * H))
+            self.gate_shift = nn.Parameter(torch.zeros(4 * H))
+            self.c_gain = nn.Parameter(torch.ones(H))
+            self.c_shift = nn.Parameter(torch.zeros(H))
+
+    def project(self, x_TBC, columns=None):
+        return (affine(x_TBC, self.weight_x, self.bias, columns),)
+
+    def step(self, g_t, state, noise_t):
+        h, c = state
+        a = torch.addmm(g_t[0], self.recurrent_input(h, noise_t), self.weight_h)
+        if not self.config.layer_norm:
+            return self.update(a.chunk(4, dim=-1), h, c, noise_t)
+        a = layer_norm(a, self.gate_gain, self.gate_shift, gates=4)
+        return self.update(a.chunk(4, dim=-1), h, c, noise_t, self.normalise_c)
+
+    def normalise_c(self, c_BH):
+        """c as the output's tanh sees it."""
+        return layer_norm(c_BH, self.c_gain, self.c_shift)

@@ -1,0 +1,130 @@
+"""LSTMs with multiplicative input: mLSTM (Krause et al. 2016) and MI-LSTM (Wu et al. 2016).
+
+mLSTM (Ha et al. 2016, equation 6, with the LSTM's gates)::
+
+    m = (x W_mx) * (h W_mh)
+    i, f, g, o = x W_x + m W_m + b
+
+MI-LSTM (Ha et al. 2016, equation 7, for each gate; ``u = h W_h``, ``v = x W_x``)::
+
+    i, f, g, o = alpha * v * u + beta_1 * u + beta_2 * v + b
+
+followed by the LSTM's equations. Gate order i, f, g, o in every weight's columns.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from rhhn_fairseq.cells.base import affine, glorot_, option, orthogonal_
+from rhhn_fairseq.cells.lstm import NOISY, GatedCell, GatedConfig, naive_update
+from rhhn_fairseq.cells.numpy_math import at, drop
+from rhhn_fairseq.cells.registry import register_cell
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLSTMConfig(GatedConfig):
+    """Options of the mLSTM."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MILSTMConfig(GatedConfig):
+    """Options of the MI-LSTM."""
+
+    alpha_init: float = option(1.0, help="start of alpha, the weight of the product of both inputs")
+    beta_init: float = option(1.0, help="start of beta_1 and beta_2, the weights of each by itself")
+
+
+def naive_mlstm(p, config, x_TC, state, noise):
+    """The mLSTM's equations in numpy, one gate at a time, for one sequence."""
+    h, c = state
+    H = config.hidden_size
+    outputs = []
+    for t, x in enumerate(x_TC):
+        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
+        m = (x @ p["weight_mx"]) * (seen @ p["weight_mh"])
+        gates = {}
+        for k, gate in enumerate("ifgo"):
+            block = slice(k * H, (k + 1) * H)
+            gates[gate] = x @ p["weight_x"][:, block] + m @ p["weight_m"][:, block] + p["bias"][block]
+        h, c = naive_update(gates, h, c, config, noise, t)
+        outputs.append(h)
+    return np.stack(outputs), (h, c)
+
+
+def naive_mi_lstm(p, config, x_TC, state, noise):
+    """The MI-LSTM's equations in numpy, one gate at a time, for one sequence."""
+    h, c = state
+    H = config.hidden_size
+    outputs = []
+    for t, x in enumerate(x_TC):
+        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
+        gates = {}
+        for k, gate in enumerate("ifgo"):
+            block = slice(k * H, (k + 1) * H)
+            u, v = seen @ p["weight_h"][:, block], x @ p["weight_x"][:, block]
+            a = p["alpha"][block] * v * u + p["beta_1"][block] * u + p["beta_2"][block] * v
+            gates[gate] = a + p["bias"][block]
+        h, c = naive_update(gates, h, c, config, noise, t)
+        outputs.append(h)
+    return np.stack(outputs), (h, c)
+
+
+@register_cell("mlstm", MLSTMConfig, naive_mlstm, tests=(NOISY,))
+class MLSTM(GatedCell):
+    """mLSTM; see the module's docstring. State: (h [B, H], c [B, H])."""
+
+    def __init__(self, config: MLSTMConfig):
+        super().__init__(config)
+        C, H = config.input_size, config.hidden_size
+        self.weight_mx = nn.Parameter(torch.empty(C, H))
+        self.weight_mh = nn.Parameter(torch.empty(H, H))
+        self.weight_x = nn.Parameter(torch.empty(C, 4 * H))
+        self.weight_m = nn.Parameter(torch.empty(H, 4 * H))
+        self.bias = nn.Parameter(torch.zeros(4 * H))
+        glorot_(self.weight_mx)
+        orthogonal_(self.weight_mh)
+        glorot_(self.weight_x, gates=4)
+        orthogonal_(self.weight_m, gates=4)
+
+    def project(self, x_TBC, columns=None):
+        return (
+            affine(x_TBC, self.weight_x, self.bias, columns),
+            affine(x_TBC, self.weight_mx, None, columns),
+        )
+
+    def step(self, g_t, state, noise_t):
+        (h, c), (gates, m_x) = state, g_t
+        m = m_x * (self.recurrent_input(h, noise_t) @ self.weight_mh)
+        a = torch.addmm(gates, m, self.weight_m)
+        return self.update(a.chunk(4, dim=-1), h, c, noise_t)
+
+
+@register_cell("mi_lstm", MILSTMConfig, naive_mi_lstm, tests=(NOISY, dict(alpha_init=2.0, beta_init=0.5)))
+class MILSTM(GatedCell):
+    """MI-LSTM; see the module's docstring. State: (h [B, H], c [B, H])."""
+
+    config: MILSTMConfig
+
+    def __init__(self, config: MILSTMConfig):
+        super().__init__(config)
+        C, H = config.input_size, config.hidden_size
+        self.weight_x = nn.Parameter(torch.empty(C, 4 * H))
+        self.weight_h = nn.Parameter(torch.empty(H, 4 * H))
+        self.alpha = nn.Parameter(torch.full((4 * H,), config.alpha_init))
+        self.beta_1 = nn.Parameter(torch.full((4 * H,), config.beta_init))
+        self.beta_2 = nn.Parameter(torch.full((4 * H,), config.beta_init))
+        self.bias = nn.Parameter(torch.zeros(4 * H))
+        glorot_(self.weight_x, gates=4)
+        orthogonal_(self.weight_h, gates=4)
+
+    def project(self, x_TBC, columns=None):
+        return (affine(x_TBC, self.weight_x, None, columns),)
+
+    def step(self, g_t, state, noise_t):
+        (h, c), (v,) = state, g_t
+        u = self.recurrent_input(h, noise_t) @ self.weight_h
+        a = u * torch.addcmul(self.beta_1, self.alpha, v) + torch.addcmul(self.bias, self.beta_2, v)
+        return self.update(a.chunk(4, dim=-1), h, c, noise_t)

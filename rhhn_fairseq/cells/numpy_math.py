@@ -1,0 +1,35 @@
+"""Functions that the numpy transcriptions of the cells share, each written from its definition."""
+
+import numpy as np
+
+from rhhn_fairseq.layers.regularisation import LAYER_NORM_EPS
+
+
+def sigmoid(a):
+    return 1.0 / (1.0 + np.exp(-a))
+
+
+def layer_norm(a_H, gain_H, shift_H):
+    """One vector normalised by its own mean and biased variance."""
+    mean = a_H.sum() / a_H.size
+    variance = ((a_H - mean) ** 2).sum() / a_H.size
+    return (a_H - mean) / np.sqrt(variance + LAYER_NORM_EPS) * gain_H + shift_H
+
+
+def at(noise, name, t):
+    """The noise called ``name`` at step ``t`` of one sequence, or None: arrays are [T or 1, ·]."""
+    if noise is None or name not in noise:
+        return None
+    part = noise[name]
+    return part[t if len(part) > 1 else 0]
+
+
+def drop(value, rate, keep):
+    """Inverted dropout; ``keep`` is 1 where the value stays, None in evaluation."""
+    return value if keep is None else value * keep / (1.0 - rate)
+
+
+def zone(previous, new, rate, keep_previous):
+    """Zoneout; ``keep_previous`` is 1 where the old value stays, None for the expectation."""
+    share = rate if keep_previous is None else keep_previous
+    return share * previous + (1.0 - share) * new

@@ -1,0 +1,74 @@
+"""The register of cells: a new cell is one file with one ``@register_cell`` and one import line."""
+
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+
+from rhhn_fairseq.cells.base import Cell, CellConfig
+from rhhn_fairseq.errors import UsageError
+
+
+@dataclass(frozen=True)
+class CellEntry:
+    """What is known of a cell by its name.
+
+    Attributes:
+        cell: the class. config: its configuration class.
+        naive: the paper's equations for one sequence in numpy, in float64:
+            ``naive(parameters, config, x_TC, state, noise) -> (y_TH, state)``.
+        tests: option sets beyond the defaults under which every property is checked.
+        defaults: options that make this name from a class that serves several.
+    """
+
+    cell: type[Cell]
+    config: type[CellConfig]
+    naive: Callable
+    tests: tuple[dict, ...]
+    defaults: dict
+
+
+CELLS: dict[str, CellEntry] = {}
+
+
+def register_cell(name: str, config: type[CellConfig], naive: Callable, tests=(), **defaults):
+    """Class decorator that enters a cell into ``CELLS`` under ``name``; see ``CellEntry``."""
+
+    def enter(cell: type[Cell]) -> type[Cell]:
+        if name in CELLS:
+            raise ValueError(f"a cell named {name!r} is registered already: {CELLS[name].cell}")
+        CELLS[name] = CellEntry(cell, config, naive, tuple(tests), defaults)
+        return cell
+
+    return enter
+
+
+def cell_options(name: str) -> dict[str, object]:
+    """The options of the cell ``name`` and their defaults; sizes of input and state not among them.
+
+    Raises:
+        UsageError: no cell has that name.
+    """
+    entry = _entry(name)
+    found = {spec.name: spec.default for spec in fields(entry.config) if spec.default is not MISSING}
+    return found | entry.defaults
+
+
+def build_cell(name: str, input_size: int, hidden_size: int, **options) -> Cell:
+    """Builds the cell ``name``.
+
+    Raises:
+        UsageError: the name or an option is unknown (the known ones are listed), or a value cannot work.
+    """
+    entry = _entry(name)
+    known = cell_options(name)
+    for option in options:
+        if option not in known:
+            raise UsageError(f"cell {name} has no option {option!r}, it has {', '.join(sorted(known))}")
+    return entry.cell(
+        entry.config(input_size=input_size, hidden_size=hidden_size, **entry.defaults | options)
+    )
+
+
+def _entry(name: str) -> CellEntry:
+    if name not in CELLS:
+        raise UsageError(f"unknown cell {name!r}, choose from {', '.join(sorted(CELLS))}")
+    return CELLS[name]

@@ -1,0 +1,169 @@
+"""Recurrent highway network (Zilly et al. 2016) in the form of Suarez 2017, equation 3.
+
+For the layers l = 0 .. L-1 of one time step::
+
+    [h, t] = 1[l = 0] (x U + b_U) + s W_l + b_l
+    h, t = tanh(h), sigmoid(t)
+    c = 1 - t                         (before dropout)
+    t = dropout(t)                    (a fresh mask for every step and layer)
+    s = c * s + t * h
+
+The state carried to the next time step is the last layer's s. Input and recurrent biases are separate,
+as in the paper's repository. There the first step of a sequence skips the recurrent map *and its bias*
+in layer 0: ``first_step="skip"``; it holds for sequences that start without a state.
+
+h-detach cuts the gradient where the previous step's s enters W_0; the carry c * s keeps its own.
+
+Shapes: T time, B batch, C input, H hidden, L depth.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.base import Cell, CellConfig, affine, noise_at, option, orthogonal_
+from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
+from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.layers.regularisation import detach_by_coin, draw_mask, dropout, zoneout
+
+
+@dataclass(frozen=True, kw_only=True)
+class RHNConfig(CellConfig):
+    """Options of the recurrent highway network."""
+
+    depth: int = option(7, help="layers in one time step", low=1)
+    recurrent_dropout: float = option(0.0, help="drop units of the transform gate t", low=0, below=1)
+    first_step: str = option(
+        "full",
+        help="at the first step without a state, apply the recurrent bias of layer 0 or skip it",
+        choices=("full", "skip"),
+    )
+
+
+def highway(a_BG: Tensor, s_BH: Tensor, rate: float, keep_mask: Tensor | None) -> Tensor:
+    """One highway layer from the sums [h, t] ([B, 2 H]) and its input s."""
+    h, t = a_BG.chunk(2, dim=-1)
+    h, t = torch.tanh(h), torch.sigmoid(t)
+    if keep_mask is None or rate == 0.0:
+        return torch.lerp(s_BH, h, t)
+    return (1.0 - t) * s_BH + dropout(t, rate, keep_mask) * h
+
+
+def layer_masks(noise_t, name: str, depth: int):
+    """One mask [B, H] for each layer from a step's noise [B, L H]; None for each in evaluation."""
+    mask = noise_at(noise_t, name)
+    return (None,) * depth if mask is None else mask.chunk(depth, dim=-1)
+
+
+def first_positions(T: int, B: int, mask_TB: Tensor | None, device) -> Tensor:
+    """Bool [T, B, 1], true where a sequence has its first real position."""
+    if mask_TB is None:
+        mask_TB = torch.ones(T, B, dtype=torch.bool, device=device)
+    return (mask_TB & (mask_TB.cumsum(0) == 1)).unsqueeze(-1)
+
+
+def init_bias_(bias: Tensor, fan_in: int) -> None:
+    """Uniform within one over the square root of the fan-in, as torch.nn.Linear does (Suarez)."""
+    nn.init.uniform_(bias, -(fan_in**-0.5), fan_in**-0.5)
+
+
+def naive_highway(h_sum, t_sum, s, rate, keep):
+    """One highway layer of one sequence."""
+    h, t = np.tanh(h_sum), sigmoid(t_sum)
+    return (1.0 - t) * s + drop(t, rate, keep) * h
+
+
+def naive_rhn(p, config, x_TC, state, noise, all_layers=False):
+    """The module's equations in numpy for one sequence; a state of None starts from zeros."""
+    H, L = config.hidden_size, config.depth
+    skip = state is None and config.first_step == "skip"
+    s = np.zeros(H) if state is None else state[0]
+    outputs = []
+    for t, x in enumerate(x_TC):
+        mask, start, layers = at(noise, "update", t), s, []
+        for layer in range(L):
+            seen = drop(s, config.gal_dropout, at(noise, "gal", t))
+            a = np.zeros(2 * H)
+            if not (skip and t == 0 and layer == 0):
+                a = a + seen @ p["weight_s"][layer] + p["bias_s"][layer]
+            if layer == 0:
+                a = a + x @ p["weight_x"] + p["bias_x"]
+            keep = None if mask is None else mask[layer * H : (layer + 1) * H]
+            s = naive_highway(a[:H], a[H:], s, config.recurrent_dropout, keep)
+            layers.append(s)
+        s = zone(start, s, config.zoneout, at(noise, "zoneout", t))
+        outputs.append(np.concatenate(layers) if all_layers else s)
+    return np.stack(outputs), (s,)
+
+
+NOISY = dict(depth=3, recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
+
+
+@register_cell("rhn", RHNConfig, naive_rhn, tests=(NOISY, dict(depth=1, first_step="skip")))
+class RHN(Cell):
+    """Recurrent highway network; see the module's docstring. State: (s [B, H],).
+
+    Initialisation [Suarez 2017]: every matrix orthogonal with [h, t] as one matrix, biases uniform.
+    """
+
+    config: RHNConfig
+
+    def __init__(self, config: RHNConfig):
+        super().__init__(config)
+        C, H, L = config.input_size, config.hidden_size, config.depth
+        self.weight_x = nn.Parameter(torch.empty(C, 2 * H))
+        self.bias_x = nn.Parameter(torch.empty(2 * H))
+        self.weight_s = nn.Parameter(torch.empty(L, H, 2 * H))
+        self.bias_s = nn.Parameter(torch.empty(L, 2 * H))
+        orthogonal_(self.weight_x)
+        for weight in self.weight_s:
+            orthogonal_(weight)
+        init_bias_(self.bias_x, C)
+        init_bias_(self.bias_s, H)
+
+    def sample_noise(self, T, B, device=None, generator=None):
+        noise, config = super().sample_noise(T, B, device, generator), self.config
+        if config.recurrent_dropout:
+            shape = (T, B, config.depth * config.hidden_size)
+            noise["update"] = draw_mask(shape, 1.0 - config.recurrent_dropout, device, generator)
+        return noise
+
+    def project(self, x_TBC, columns=None):
+        return (affine(x_TBC, self.weight_x, self.bias_x, columns),)
+
+    def begin(self, g, mask_TB):
+        if self.config.first_step == "full":
+            return g
+        T, B, _ = g[0].shape
+        # The state is zero here, so leaving out the recurrent map leaves out its bias only.
+        first = first_positions(T, B, mask_TB, g[0].device)
+        return (g[0] - first * self.bias_s[0],)
+
+    def layers(self, g_t, s_BH, noise_t) -> list[Tensor]:
+        """The states after each layer of one time step."""
+        config, states = self.config, []
+        s, gal = s_BH, noise_at(noise_t, "gal")
+        for layer, mask in enumerate(layer_masks(noise_t, "update", config.depth)):
+            seen = detach_by_coin(s, noise_at(noise_t, "h_detach")) if layer == 0 else s
+            a = torch.addmm(self.bias_s[layer], dropout(seen, config.gal_dropout, gal), self.weight_s[layer])
+            if layer == 0:
+                a = a + g_t[0]
+            s = highway(a, s, config.recurrent_dropout, mask)
+            states.append(s)
+        return states
+
+    def step(self, g_t, state, noise_t):
+        (old,) = state
+        s = self.layers(g_t, old, noise_t)[-1]
+        s = zoneout(old, s, self.config.zoneout, noise_at(noise_t, "zoneout"))
+        return s, (s,)
+
+
+class RHNTrace(RHN):
+    """An RHN whose output is the states of all its layers, [B, L H]: a hypernetwork's view of it."""
+
+    def step(self, g_t, state, noise_t):
+        states = self.layers(g_t, state[0], noise_t)
+        return torch.cat(states, dim=-1), (states[-1],)

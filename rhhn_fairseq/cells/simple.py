@@ -1,0 +1,148 @@
+"""Simple recurrent networks: Elman (1990), Jordan (1986) and IRNN (Le, Jaitly and Hinton 2015).
+
+Elman::   h' = phi(x W_x + h W_h + b)
+IRNN::    the same with phi = ReLU, W_h starting as the identity and b at zero
+Jordan::  u = tanh(x W_x + y W_h + b),   y' = psi(u W_y + b_y)
+
+In Jordan's network the recurrence runs through the output y, so y is the state and its map is inside
+the cell. h-detach cuts the gradient where the state enters W_h.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from rhhn_fairseq.cells.base import Cell, CellConfig, affine, glorot_, noise_at, option, orthogonal_
+from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
+from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.layers.regularisation import detach_by_coin, dropout, zoneout
+
+ACTIVATIONS = {
+    "tanh": (torch.tanh, np.tanh),
+    "relu": (torch.relu, lambda a: np.maximum(a, 0.0)),
+    "sigmoid": (torch.sigmoid, sigmoid),
+    "identity": (lambda a: a, lambda a: a),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElmanConfig(CellConfig):
+    """Options of Elman's network."""
+
+    activation: str = option("tanh", help="phi, the activation", choices=tuple(ACTIVATIONS))
+    identity_init: bool = option(False, help="start W_h as the identity and W_x small (IRNN)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JordanConfig(CellConfig):
+    """Options of Jordan's network."""
+
+    inner_size: int = option(
+        0, help="width of the hidden layer between state and output; 0 for hidden_size", low=0
+    )
+    activation: str = option("sigmoid", help="psi, the output's activation", choices=tuple(ACTIVATIONS))
+
+
+def naive_elman(p, config, x_TC, state, noise):
+    """Elman's equation in numpy for one sequence."""
+    (h,) = state
+    outputs = []
+    for t, x in enumerate(x_TC):
+        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
+        a = x @ p["weight_x"] + seen @ p["weight_h"] + p["bias"]
+        h = zone(h, ACTIVATIONS[config.activation][1](a), config.zoneout, at(noise, "zoneout", t))
+        outputs.append(h)
+    return np.stack(outputs), (h,)
+
+
+def naive_jordan(p, config, x_TC, state, noise):
+    """Jordan's equations in numpy for one sequence."""
+    (y,) = state
+    outputs = []
+    for t, x in enumerate(x_TC):
+        seen = drop(y, config.gal_dropout, at(noise, "gal", t))
+        u = np.tanh(x @ p["weight_x"] + seen @ p["weight_h"] + p["bias"])
+        new = ACTIVATIONS[config.activation][1](u @ p["weight_y"] + p["bias_y"])
+        y = zone(y, new, config.zoneout, at(noise, "zoneout", t))
+        outputs.append(y)
+    return np.stack(outputs), (y,)
+
+
+class SimpleCell(Cell):
+    """The recurrent input and the end of a step, the same in all simple networks."""
+
+    def recurrent_input(self, h_BH, noise_t):
+        """The state as W_h sees it: detached (h-detach) and dropped out (Gal)."""
+        h_BH = detach_by_coin(h_BH, noise_at(noise_t, "h_detach"))
+        return dropout(h_BH, self.config.gal_dropout, noise_at(noise_t, "gal"))
+
+    def finish(self, new, old, noise_t):
+        """The output and the next state."""
+        new = zoneout(old, new, self.config.zoneout, noise_at(noise_t, "zoneout"))
+        return new, (new,)
+
+
+NOISY = dict(gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
+
+
+@register_cell("elman", ElmanConfig, naive_elman, tests=(NOISY,))
+@register_cell("irnn", ElmanConfig, naive_elman, activation="relu", identity_init=True)
+class Elman(SimpleCell):
+    """Elman's network and the IRNN; see the module's docstring. State: (h [B, H],).
+
+    The IRNN's input weights start normal with standard deviation 0.001 (Le et al. 2015, section 4).
+    """
+
+    config: ElmanConfig
+
+    def __init__(self, config: ElmanConfig):
+        super().__init__(config)
+        C, H = config.input_size, config.hidden_size
+        self.weight_x = nn.Parameter(torch.empty(C, H))
+        self.weight_h = nn.Parameter(torch.empty(H, H))
+        self.bias = nn.Parameter(torch.zeros(H))
+        if config.identity_init:
+            nn.init.normal_(self.weight_x, std=0.001)
+            nn.init.eye_(self.weight_h)
+        else:
+            glorot_(self.weight_x)
+            orthogonal_(self.weight_h)
+
+    def project(self, x_TBC, columns=None):
+        return (affine(x_TBC, self.weight_x, self.bias, columns),)
+
+    def step(self, g_t, state, noise_t):
+        (h,) = state
+        a = torch.addmm(g_t[0], self.recurrent_input(h, noise_t), self.weight_h)
+        return self.finish(ACTIVATIONS[self.config.activation][0](a), h, noise_t)
+
+
+@register_cell("jordan", JordanConfig, naive_jordan, tests=(NOISY, dict(inner_size=5)))
+class Jordan(SimpleCell):
+    """Jordan's network; see the module's docstring. State: (y [B, H],), which is the output."""
+
+    config: JordanConfig
+
+    def __init__(self, config: JordanConfig):
+        super().__init__(config)
+        C, H = config.input_size, config.hidden_size
+        I = config.inner_size or H  # noqa: E741  (the width of the inner layer)
+        self.weight_x = nn.Parameter(torch.empty(C, I))
+        self.weight_h = nn.Parameter(torch.empty(H, I))
+        self.bias = nn.Parameter(torch.zeros(I))
+        self.weight_y = nn.Parameter(torch.empty(I, H))
+        self.bias_y = nn.Parameter(torch.zeros(H))
+        for weight in (self.weight_x, self.weight_y):
+            glorot_(weight)
+        orthogonal_(self.weight_h)
+
+    def project(self, x_TBC, columns=None):
+        return (affine(x_TBC, self.weight_x, self.bias, columns),)
+
+    def step(self, g_t, state, noise_t):
+        (y,) = state
+        u = torch.tanh(torch.addmm(g_t[0], self.recurrent_input(y, noise_t), self.weight_h))
+        new = torch.addmm(self.bias_y, u, self.weight_y)
+        return self.finish(ACTIVATIONS[self.config.activation][0](new), y, noise_t)

@@ -1,0 +1,45 @@
+"""Running a cell over a sequence: the one visible choice of how.
+
+Backends are registered by cell class and name. ``reference``, the loop over ``Cell.step``, serves every
+cell. The environment variable ``RHHN_KERNEL`` forces one by name; what runs is logged once for every
+cell class, device and dtype.
+"""
+
+import logging
+import os
+
+from torch import Tensor
+
+from rhhn_fairseq.cells.base import Cell, Noise, State
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.kernels import reference
+
+logger = logging.getLogger(__name__)
+
+_told: set[tuple] = set()
+
+
+def backends(cell: Cell) -> tuple[str, ...]:
+    """Names of the backends that can run ``cell``, the preferred first."""
+    return ("reference",)
+
+
+def scan(
+    cell: Cell, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None, noise: Noise | None
+) -> tuple[Tensor, State]:
+    """Runs ``cell.step`` over the projection ``g`` by the preferred or the forced backend.
+
+    Args: as ``Cell.forward``, after ``Cell.project`` and ``Cell.prepare``.
+
+    Raises:
+        UsageError: ``RHHN_KERNEL`` names a backend that cannot run this cell.
+    """
+    available = backends(cell)
+    name = os.environ.get("RHHN_KERNEL") or available[0]
+    if name not in available:
+        raise UsageError(f"RHHN_KERNEL={name}: {type(cell).__name__} runs on {', '.join(available)} only")
+    key = (type(cell), g[0].device.type, g[0].dtype, name)
+    if key not in _told:
+        _told.add(key)
+        logger.info("%s runs on the %s backend (%s, %s)", type(cell).__name__, name, *key[1:3])
+    return reference.scan(cell, g, state, mask_TB, noise)

@@ -1,0 +1,1 @@
+"""Layers built from cells: stacks, directions, residuals and regularisers, in plain PyTorch."""
