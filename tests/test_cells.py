@@ -312,7 +312,7 @@ def test_coins_that_always_fall_stop_the_gradient(name, option):
 
 def test_h_detach_of_one_state_cells_keeps_the_carry():
     """RHN of depth 1: with s detached where it enters W, ds'/ds is the carry 1 - t alone."""
-    cell = _build("rhn", {"depth": 1, "h_detach": 1.0})
+    cell = _build("rhn", {"rhn_depth": 1, "h_detach": 1.0})
     x, (s,) = _inputs(cell, 1, 2)
     s.requires_grad_()
     y, _ = cell(x, (s,), noise=cell.sample_noise(1, 2))
@@ -341,7 +341,7 @@ def test_evaluation_is_the_expectation_of_linear_noise(name, option):
         pytest.skip("the hypernetwork's mask meets the main network's tanh")
     small = {"hyper_size": 3} if "hyper_size" in cell_options(name) else {}
     # The transform gate's mask meets tanh in the next layer, so only a single layer is linear in it.
-    small |= {"depth": 1} if "depth" in cell_options(name) else {}
+    small |= {"rhn_depth": 1} if "rhn_depth" in cell_options(name) else {}
     cell = _build(name, small | {option: 0.4})
     x, state = _inputs(cell, 1, 1)
     copies = 20000
@@ -386,7 +386,7 @@ def test_equals_torch(name, torch_class, forget_bias):
 
 
 def test_first_step_skip_starts_at_the_first_real_position():
-    for name, options in (("rhn", {"depth": 2}), ("hyperrhn", {"depth": 2, "hyper_size": 3})):
+    for name, options in (("rhn", {"rhn_depth": 2}), ("hyperrhn", {"rhn_depth": 2, "hyper_size": 3})):
         cell = _build(name, options | {"first_step": "skip"}).eval()
         x, _ = _inputs(cell, 4, 1)
         padded = torch.cat([torch.full((3, 1, C), float("nan"), dtype=x.dtype), x])
@@ -401,7 +401,7 @@ def test_orthogonal_recurrent_matrices_for_each_gate():
         for block in cell.weight_h.detach().double().split(8, dim=1):
             # Orthogonalised in float32, whose rounding is 1e-7.
             torch.testing.assert_close(block @ block.T, torch.eye(8).double(), rtol=0, atol=1e-5)
-    cell = build_cell("rhn", C, 8, depth=2)
+    cell = build_cell("rhn", C, 8, rhn_depth=2)
     for weight in cell.weight_s.detach().double():
         torch.testing.assert_close(weight @ weight.T, torch.eye(8).double(), rtol=0, atol=1e-5)
 
@@ -411,9 +411,9 @@ def test_scaling_vectors_start_as_documented(name):
     start = 1.0 if name == "hyperrnn" else 0.1
     for init, rank in (("paper", 1), ("broken_symmetry", 4)):
         torch.manual_seed(0)
-        cell = build_cell(name, C, 64, hyper_size=8, embed_size=4, hyper_init=init)
+        cell = build_cell(name, C, 64, hyper_size=8, hyper_embed_size=4, hyper_init=init)
         d_h, d_x, b = cell.scaling(torch.randn(16, 8))
-        assert (b.abs().max() == 0) and cell.diagnostics()["hyper_rank"] == rank
+        assert (b.abs().max() == 0) and cell.diagnostics()["scaling_rank"] == rank
         if init == "paper":
             torch.testing.assert_close(d_h, torch.full_like(d_h, start), rtol=0, atol=1e-6)
         else:
@@ -424,14 +424,14 @@ def test_scaling_vectors_start_as_documented(name):
 @pytest.mark.parametrize("init, expected", [("paper", 1), ("broken_symmetry", 4)])
 def test_the_papers_constants_keep_rank_one_under_gradient_descent(init, expected):
     torch.manual_seed(0)
-    cell = build_cell("ln_hyperlstm", C, 16, hyper_size=8, embed_size=4, hyper_init=init).double()
+    cell = build_cell("ln_hyperlstm", C, 16, hyper_size=8, hyper_embed_size=4, hyper_init=init).double()
     optimizer = torch.optim.Adam(cell.parameters(), 1e-2)
     x, target = torch.randn(8, 4, C).double(), torch.randn(8, 4, 16).double()
     for _ in range(20):
         optimizer.zero_grad()
         (cell(x)[0] - target).square().sum().backward()
         optimizer.step()
-    assert cell.diagnostics()["hyper_rank"] == expected
+    assert cell.diagnostics()["scaling_rank"] == expected
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -459,10 +459,10 @@ def test_other_refusals_name_what_would_be_valid(monkeypatch):
     with pytest.raises(UsageError, match="hyper_size=128 is larger than hidden_size=5"):
         build_cell("hyperrhn", C, H)
     for rank in (0, 2):
-        with pytest.raises(UsageError, match=f"rank={rank}"):
-            build_cell("hyperrhn", C, H, hyper_size=2, rank=rank)
-    with pytest.raises(UsageError, match="depth=0 is too small"):
-        build_cell("rhn", C, H, depth=0)
+        with pytest.raises(UsageError, match=f"hyper_rank={rank}"):
+            build_cell("hyperrhn", C, H, hyper_size=2, hyper_rank=rank)
+    with pytest.raises(UsageError, match="rhn_depth=0 is too small"):
+        build_cell("rhn", C, H, rhn_depth=0)
     cell = build_cell("lstm", C, H)
     with pytest.raises(UsageError, match=r"input has shape \(4, 2, 7\), expected \[T, B, 3\]"):
         cell(torch.zeros(4, 2, 7))

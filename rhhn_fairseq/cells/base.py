@@ -50,8 +50,14 @@ class CellConfig:
     )
 
     def __post_init__(self):
-        for spec in fields(self):
-            _check_field(type(self).__name__, spec, getattr(self, spec.name))
+        check_fields(self)
+
+
+def check_fields(config) -> None:
+    """Raises UsageError for the first field made by ``option`` whose value it does not allow."""
+    for spec in fields(config):
+        if spec.metadata:
+            _check_field(type(config).__name__, spec, getattr(config, spec.name))
 
 
 def _check_field(owner: str, spec, value) -> None:

@@ -54,7 +54,7 @@ class HyperLSTMConfig(GatedConfig):
     """Options of the HyperLSTM."""
 
     hyper_size: int = option(128, help="width of the hypernetwork", low=1)
-    embed_size: int = option(4, help="width of the embeddings z", low=1)
+    hyper_embed_size: int = option(4, help="width of the embeddings z", low=1)
     layer_norm: bool = option(False, help="normalise the gates and c, in both networks")
     hyper_state: str = option("current", help="which state of the hypernetwork gives z", choices=HYPER_STATES)
     hyper_init: str = option("broken_symmetry", help="start of the maps to d", choices=HYPER_INITS)
@@ -99,7 +99,7 @@ def naive_hyper_lstm(p, config, x_TC, state, noise):
     return np.stack(outputs), (h, c, e, k)
 
 
-SMALL = dict(hyper_size=3, embed_size=2)
+SMALL = dict(hyper_size=3, hyper_embed_size=2)
 PRINTED = SMALL | dict(hyper_state="previous", hyper_init="paper")
 
 
@@ -121,7 +121,9 @@ class HyperLSTM(GatedCell):
         C, H, N = config.input_size, config.hidden_size, config.hyper_size
         self.state_sizes = (H, H, N, N)
         self.hyper = LSTM(config.hyper())
-        self.scaling = ScalingVectors(N, config.embed_size, H, gates=4, start=0.1, init=config.hyper_init)
+        self.scaling = ScalingVectors(
+            N, config.hyper_embed_size, H, gates=4, start=0.1, init=config.hyper_init
+        )
         self.weight_x = nn.Parameter(torch.empty(C, 4 * H))
         self.weight_h = nn.Parameter(torch.empty(H, 4 * H))
         glorot_(self.weight_x, gates=4)
@@ -162,4 +164,4 @@ class HyperLSTM(GatedCell):
         return layer_norm(c_BH, self.c_gain, self.c_shift)
 
     def diagnostics(self):
-        return {"hyper_rank": scaling_rank(self.scaling.weight_d)}
+        return {"scaling_rank": scaling_rank(self.scaling.weight_d)}

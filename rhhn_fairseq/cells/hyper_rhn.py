@@ -44,7 +44,7 @@ class HyperRHNConfig(RHNConfig):
     """Options of the HyperRHN."""
 
     hyper_size: int = option(128, help="width of the hypernetwork", low=1)
-    rank: int = option(1, help="rank of the scaling of a weight matrix", low=1, high=1)
+    hyper_rank: int = option(1, help="rank of the scaling of a weight matrix", low=1, high=1)
 
     def __post_init__(self):
         super().__post_init__()
@@ -59,7 +59,7 @@ class HyperRHNConfig(RHNConfig):
         return RHNConfig(
             input_size=self.input_size,
             hidden_size=self.hyper_size,
-            depth=self.depth,
+            rhn_depth=self.rhn_depth,
             recurrent_dropout=self.recurrent_dropout,
             first_step=self.first_step,
         )
@@ -67,7 +67,7 @@ class HyperRHNConfig(RHNConfig):
 
 def naive_hyper_rhn(p, config, x_TC, state, noise):
     """The module's equations in numpy for one sequence; a state of None starts from zeros."""
-    H, N, L = config.hidden_size, config.hyper_size, config.depth
+    H, N, L = config.hidden_size, config.hyper_size, config.rhn_depth
     inner = {name.removeprefix("hyper."): part for name, part in p.items()}
     inner_noise = None if noise is None or "hyper_update" not in noise else {"update": noise["hyper_update"]}
     hyper_state = None if state is None else (state[1],)
@@ -107,13 +107,13 @@ def naive_hyper_rhn(p, config, x_TC, state, noise):
     tests=(
         dict(
             hyper_size=3,
-            depth=2,
+            rhn_depth=2,
             recurrent_dropout=0.3,
             gal_dropout=0.2,
             zoneout=0.1,
             h_detach=0.5,
         ),
-        dict(hyper_size=2, depth=1, first_step="skip"),
+        dict(hyper_size=2, rhn_depth=1, first_step="skip"),
     ),
 )
 class HyperRHN(Cell):
@@ -126,7 +126,7 @@ class HyperRHN(Cell):
 
     def __init__(self, config: HyperRHNConfig):
         super().__init__(config)
-        C, H, N, L = config.input_size, config.hidden_size, config.hyper_size, config.depth
+        C, H, N, L = config.input_size, config.hidden_size, config.hyper_size, config.rhn_depth
         self.state_sizes = (H, N)
         self.hyper = RHNTrace(config.hyper())
         self.weight_z = nn.Parameter(torch.empty(L, N, H))
@@ -145,7 +145,7 @@ class HyperRHN(Cell):
         keep = 1.0 - config.recurrent_dropout
         if config.recurrent_dropout:
             for name, width in (("update", config.hidden_size), ("hyper_update", config.hyper_size)):
-                noise[name] = draw_mask((T, B, config.depth * width), keep, device, generator)
+                noise[name] = draw_mask((T, B, config.rhn_depth * width), keep, device, generator)
         return noise
 
     def project(self, x_TBC, columns=None):
@@ -168,7 +168,7 @@ class HyperRHN(Cell):
         if noise is not None:
             inner = {"update": noise["hyper_update"]} if "hyper_update" in noise else {}
         trace, (hyper_s,) = scan(self.hyper, (hyper_g,), (state[1],), mask_TB, inner)
-        by_layer = trace.view(T * B, self.config.depth, -1).transpose(0, 1)
+        by_layer = trace.view(T * B, self.config.rhn_depth, -1).transpose(0, 1)
         z = torch.baddbmm(self.bias_z.unsqueeze(1), by_layer, self.weight_z)
         z_TLBH = z.unflatten(1, (T, B)).transpose(0, 1)
         return (x_TBG, z_TLBH, *first), (state[0], hyper_s)
@@ -177,7 +177,7 @@ class HyperRHN(Cell):
         (old, hyper_s), config = state, self.config
         x, z_LBH, *first = g_t
         s, gal = old, noise_at(noise_t, "gal")
-        for layer, mask in enumerate(layer_masks(noise_t, "update", config.depth)):
+        for layer, mask in enumerate(layer_masks(noise_t, "update", config.rhn_depth)):
             seen = detach_by_coin(s, noise_at(noise_t, "h_detach")) if layer == 0 else s
             u = dropout(seen, config.gal_dropout, gal) @ self.weight_s[layer]
             bias = self.bias_s[layer]

@@ -49,7 +49,7 @@ class ScalingVectors(nn.Module):
     """From a hypernetwork's state to the weight scaling vectors: Ha et al. 2016, equations 3 and 5.
 
     Args:
-        hyper_size: N. embed_size: Z. hidden_size: H.
+        hyper_size: N. hyper_embed_size: Z. hidden_size: H.
         gates: how many gates the main cell has, each with its own three z.
         start: the value at which every d starts.
         init: "paper" gives every map from z to d the same constant, as the reference implementation
@@ -57,9 +57,9 @@ class ScalingVectors(nn.Module):
             "broken_symmetry" adds a normal part, so that each d starts at ``start`` within about a tenth.
     """
 
-    def __init__(self, hyper_size, embed_size, hidden_size, gates, start, init):
+    def __init__(self, hyper_size, hyper_embed_size, hidden_size, gates, start, init):
         super().__init__()
-        N, Z, H = hyper_size, embed_size, hidden_size
+        N, Z, H = hyper_size, hyper_embed_size, hidden_size
         self.gates = gates
         self.weight_z = nn.Parameter(torch.zeros(N, 3 * gates * Z))
         self.bias_z = nn.Parameter(torch.ones(2 * gates * Z))
@@ -100,10 +100,10 @@ class HyperRNNConfig(CellConfig):
     """Options of the HyperRNN."""
 
     hyper_size: int = option(128, help="width of the hypernetwork", low=1)
-    embed_size: int = option(16, help="width of the embeddings z", low=1)
-    form: str = option(
+    hyper_embed_size: int = option(16, help="width of the embeddings z", low=1)
+    hyper_form: str = option(
         "practical",
-        help="scale the rows of fixed matrices, or combine embed_size matrices",
+        help="scale the rows of fixed matrices, or combine hyper_embed_size matrices",
         choices=("practical", "full"),
     )
     hyper_state: str = option("current", help="which state of the hypernetwork gives z", choices=HYPER_STATES)
@@ -119,7 +119,7 @@ def naive_hyper_rnn(p, config, x_TC, state, noise):
         inputs = np.concatenate([x, seen])
         e_new = np.tanh(inputs @ p["hyper.weight_x"] + e @ p["hyper.weight_h"] + p["hyper.bias"])
         source = e_new if config.hyper_state == "current" else e
-        if config.form == "practical":
+        if config.hyper_form == "practical":
             d_h, d_x, b = naive_scaling(p, "scaling.", source, 0, 1)
             a = d_h * (seen @ p["weight_h"]) + d_x * (x @ p["weight_x"]) + b
         else:
@@ -163,7 +163,7 @@ class PracticalHyperRNN(HyperRNNBase):
         super().__init__(config)
         C, H = config.input_size, config.hidden_size
         self.scaling = ScalingVectors(
-            config.hyper_size, config.embed_size, H, gates=1, start=1.0, init=config.hyper_init
+            config.hyper_size, config.hyper_embed_size, H, gates=1, start=1.0, init=config.hyper_init
         )
         self.weight_x = nn.Parameter(torch.empty(C, H))
         self.weight_h = nn.Parameter(torch.empty(H, H))
@@ -182,7 +182,7 @@ class PracticalHyperRNN(HyperRNNBase):
         return torch.addcmul(torch.addcmul(b, d_x, x_BH), d_h, h_BH @ self.weight_h)
 
     def diagnostics(self):
-        return {"hyper_rank": scaling_rank(self.scaling.weight_d)}
+        return {"scaling_rank": scaling_rank(self.scaling.weight_d)}
 
 
 class FullHyperRNN(HyperRNNBase):
@@ -193,7 +193,7 @@ class FullHyperRNN(HyperRNNBase):
 
     def __init__(self, config: HyperRNNConfig):
         super().__init__(config)
-        C, H, N, Z = config.input_size, config.hidden_size, config.hyper_size, config.embed_size
+        C, H, N, Z = config.input_size, config.hidden_size, config.hyper_size, config.hyper_embed_size
         self.weight_x = nn.Parameter(torch.empty(Z, C, H))
         self.weight_h = nn.Parameter(torch.empty(Z, H, H))
         self.weight_b = nn.Parameter(torch.zeros(Z, H))
@@ -219,7 +219,7 @@ class FullHyperRNN(HyperRNNBase):
         )
 
     def _main(self, x_BG, h_BH, e_BN):
-        Z = self.config.embed_size
+        Z = self.config.hyper_embed_size
         z_h = torch.addmm(self.bias_zh, e_BN, self.weight_zh)
         z_x = torch.addmm(self.bias_zx, e_BN, self.weight_zx)
         h_BZH = (h_BH @ self.weight_h.transpose(0, 1).flatten(1)).unflatten(-1, (Z, -1))
@@ -228,7 +228,7 @@ class FullHyperRNN(HyperRNNBase):
         return mixed + torch.addmm(self.bias, e_BN @ self.weight_zb, self.weight_b)
 
 
-NOISY = dict(hyper_size=3, embed_size=2, gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
+NOISY = dict(hyper_size=3, hyper_embed_size=2, gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
 
 
 @register_cell(
@@ -237,11 +237,11 @@ NOISY = dict(hyper_size=3, embed_size=2, gal_dropout=0.2, zoneout=0.1, h_detach=
     naive_hyper_rnn,
     tests=(
         NOISY,
-        dict(hyper_size=3, embed_size=2, hyper_state="previous", hyper_init="paper"),
-        NOISY | dict(form="full"),
-        dict(hyper_size=3, embed_size=2, form="full", hyper_state="previous"),
+        dict(hyper_size=3, hyper_embed_size=2, hyper_state="previous", hyper_init="paper"),
+        NOISY | dict(hyper_form="full"),
+        dict(hyper_size=3, hyper_embed_size=2, hyper_form="full", hyper_state="previous"),
     ),
 )
 def build_hyper_rnn(config: HyperRNNConfig) -> HyperRNNBase:
-    """The HyperRNN of ``config.form``."""
-    return PracticalHyperRNN(config) if config.form == "practical" else FullHyperRNN(config)
+    """The HyperRNN of ``config.hyper_form``."""
+    return PracticalHyperRNN(config) if config.hyper_form == "practical" else FullHyperRNN(config)

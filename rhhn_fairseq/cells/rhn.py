@@ -33,7 +33,7 @@ from rhhn_fairseq.layers.regularisation import detach_by_coin, draw_mask, dropou
 class RHNConfig(CellConfig):
     """Options of the recurrent highway network."""
 
-    depth: int = option(7, help="layers in one time step", low=1)
+    rhn_depth: int = option(7, help="layers in one time step", low=1)
     recurrent_dropout: float = option(0.0, help="drop units of the transform gate t", low=0, below=1)
     first_step: str = option(
         "full",
@@ -77,7 +77,7 @@ def naive_highway(h_sum, t_sum, s, rate, keep):
 
 def naive_rhn(p, config, x_TC, state, noise, all_layers=False):
     """The module's equations in numpy for one sequence; a state of None starts from zeros."""
-    H, L = config.hidden_size, config.depth
+    H, L = config.hidden_size, config.rhn_depth
     skip = state is None and config.first_step == "skip"
     s = np.zeros(H) if state is None else state[0]
     outputs = []
@@ -98,10 +98,10 @@ def naive_rhn(p, config, x_TC, state, noise, all_layers=False):
     return np.stack(outputs), (s,)
 
 
-NOISY = dict(depth=3, recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
+NOISY = dict(rhn_depth=3, recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
 
 
-@register_cell("rhn", RHNConfig, naive_rhn, tests=(NOISY, dict(depth=1, first_step="skip")))
+@register_cell("rhn", RHNConfig, naive_rhn, tests=(NOISY, dict(rhn_depth=1, first_step="skip")))
 class RHN(Cell):
     """Recurrent highway network; see the module's docstring. State: (s [B, H],).
 
@@ -112,7 +112,7 @@ class RHN(Cell):
 
     def __init__(self, config: RHNConfig):
         super().__init__(config)
-        C, H, L = config.input_size, config.hidden_size, config.depth
+        C, H, L = config.input_size, config.hidden_size, config.rhn_depth
         self.weight_x = nn.Parameter(torch.empty(C, 2 * H))
         self.bias_x = nn.Parameter(torch.empty(2 * H))
         self.weight_s = nn.Parameter(torch.empty(L, H, 2 * H))
@@ -126,7 +126,7 @@ class RHN(Cell):
     def sample_noise(self, T, B, device=None, generator=None):
         noise, config = super().sample_noise(T, B, device, generator), self.config
         if config.recurrent_dropout:
-            shape = (T, B, config.depth * config.hidden_size)
+            shape = (T, B, config.rhn_depth * config.hidden_size)
             noise["update"] = draw_mask(shape, 1.0 - config.recurrent_dropout, device, generator)
         return noise
 
@@ -145,7 +145,7 @@ class RHN(Cell):
         """The states after each layer of one time step."""
         config, states = self.config, []
         s, gal = s_BH, noise_at(noise_t, "gal")
-        for layer, mask in enumerate(layer_masks(noise_t, "update", config.depth)):
+        for layer, mask in enumerate(layer_masks(noise_t, "update", config.rhn_depth)):
             seen = detach_by_coin(s, noise_at(noise_t, "h_detach")) if layer == 0 else s
             a = torch.addmm(self.bias_s[layer], dropout(seen, config.gal_dropout, gal), self.weight_s[layer])
             if layer == 0:

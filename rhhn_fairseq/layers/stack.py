@@ -1,0 +1,152 @@
+"""Stacks of recurrent layers: depth, directions, residual connections, dropout and masks, for any cell.
+
+Shapes: T time, B batch, C input, H hidden.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.base import Noise, State, check_fields, option
+from rhhn_fairseq.cells.registry import build_cell
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.regularisation import sequence_dropout
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """Sizes and connections of a stack; ``UsageError`` names the field that cannot work."""
+
+    cell: str = option(help="name of the cell, one of rhhn_fairseq.cells.CELLS")
+    input_size: int = option(help="width of the input", low=1)
+    hidden_size: int = option(help="width of a layer in one direction", low=1)
+    layers: int = option(1, help="number of layers", low=1)
+    bidirectional_layers: int = option(
+        0, help="how many of the first layers read in both directions and give both outputs", low=0
+    )
+    residual_from: int = option(
+        0,
+        help="layer (counted from 1) from which on a layer's input is added to its output; 0 for none",
+        low=0,
+    )
+    input_dropout: float = option(0.0, help="dropout on the input of the first layer", low=0, below=1)
+    layer_dropout: float = option(0.0, help="dropout between layers", low=0, below=1)
+    output_dropout: float = option(0.0, help="dropout on the output of the last layer", low=0, below=1)
+    dropout_mask: str = option(
+        "step", help="those dropouts draw a mask for every ...", choices=("step", "sequence")
+    )
+    cell_options: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        check_fields(self)
+        if self.bidirectional_layers > self.layers:
+            raise UsageError(
+                f"Stack: bidirectional_layers={self.bidirectional_layers} is more than layers={self.layers}"
+            )
+        if self.residual_from > self.layers:
+            raise UsageError(
+                f"Stack: residual_from={self.residual_from} is past the last of {self.layers} layers"
+            )
+
+    def directions(self, layer: int) -> int:
+        """Two for a layer (counted from 0) that reads in both directions, else one."""
+        return 2 if layer < self.bidirectional_layers else 1
+
+    def layer_input(self, layer: int) -> int:
+        """Width of what a layer (counted from 0) reads."""
+        return self.input_size if layer == 0 else self.hidden_size * self.directions(layer - 1)
+
+
+class Stack(nn.Module):
+    """Layers of one cell, each reading the output of the one below.
+
+    Attributes:
+        output_size: width of the output.
+        state_sizes: widths of the state's tensors, layer after layer, each in its cell's order.
+    """
+
+    def __init__(self, config: StackConfig):
+        super().__init__()
+        self.config = config
+        self.cells, self.backward_cells = nn.ModuleList(), nn.ModuleList()
+        for layer in range(config.layers):
+            width = config.layer_input(layer)
+            output = config.hidden_size * config.directions(layer)
+            if self._is_residual(layer) and width != output:
+                raise UsageError(
+                    f"Stack: residual_from={config.residual_from}, but layer {layer + 1} reads a width of "
+                    f"{width} and gives {output}; a residual layer must give what it reads"
+                )
+            for cells in (self.cells, self.backward_cells)[: config.directions(layer)]:
+                cells.append(build_cell(config.cell, width, config.hidden_size, **config.cell_options))
+        self.output_size = output
+        self.state_sizes = tuple(size for cell in self.cells for size in cell.state_sizes)
+
+    def _is_residual(self, layer: int) -> bool:
+        return 0 < self.config.residual_from <= layer + 1
+
+    def forward(
+        self,
+        x_TBC: Tensor,
+        state: State | None = None,
+        mask_TB: Tensor | None = None,
+        noise: list[Noise] | None = None,
+    ) -> tuple[Tensor, State]:
+        """Runs all layers over a sequence; see ``Cell.forward`` for masks and states.
+
+        Args:
+            x_TBC: input [T, B, C].
+            state: tensors [B, ·] in ``state_sizes`` order; None for zeros.
+            mask_TB: bool [T, B], true at real positions.
+            noise: one entry for each forward cell, then one for each backward cell; None lets every
+                cell draw its own in training.
+
+        Returns:
+            the last layer's outputs [T, B, output_size], zero at padding, and the next state of the
+            forward cells.
+
+        Raises:
+            UsageError: a state for a stack with bidirectional layers, whose backward cells start at the
+                end of the text; or shapes that do not fit.
+        """
+        config = self.config
+        if state is not None and config.bidirectional_layers:
+            raise UsageError("Stack: a bidirectional layer cannot go on from a state")
+        if state is not None and len(state) != len(self.state_sizes):
+            raise UsageError(f"Stack: state has {len(state)} tensors, expected {len(self.state_sizes)}")
+        per_sequence = config.dropout_mask == "sequence"
+
+        def drop(x, rate):
+            return sequence_dropout(x, rate, self.training, per_sequence)
+
+        y, after, used = drop(x_TBC, config.input_dropout), [], 0
+        for layer, cell in enumerate(self.cells):
+            below = y if layer == 0 else drop(y, config.layer_dropout)
+            count = len(cell.state_sizes)
+            start = None if state is None else tuple(state[used : used + count])
+            used += count
+            y, final = cell(below, start, mask_TB, None if noise is None else noise[layer])
+            after.extend(final)
+            if layer < config.bidirectional_layers:
+                inner = None if noise is None else noise[config.layers + layer]
+                y = torch.cat([y, self._backward(layer, below, mask_TB, inner)], dim=-1)
+            if self._is_residual(layer):
+                y = y + below
+                if mask_TB is not None:
+                    y = y.masked_fill(~mask_TB.unsqueeze(-1), 0.0)
+        return drop(y, config.output_dropout), tuple(after)
+
+    def _backward(self, layer, x_TBC, mask_TB, noise):
+        """The layer's output when the text is read from its end; padding on either side is skipped."""
+        mask = None if mask_TB is None else mask_TB.flip(0)
+        y, _ = self.backward_cells[layer](x_TBC.flip(0), None, mask, noise)
+        return y.flip(0)
+
+    def diagnostics(self) -> dict[str, float]:
+        """The cells' diagnostics, by layer counted from 1."""
+        return {
+            f"layer{layer}_{key}": value
+            for layer, cell in enumerate(self.cells, start=1)
+            for key, value in cell.diagnostics().items()
+        }

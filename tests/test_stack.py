@@ -1,0 +1,137 @@
+"""Stacks against the same cells composed by hand, and against torch.nn.LSTM."""
+
+import pytest
+import torch
+
+from rhhn_fairseq.cells import CELLS, cell_options
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.stack import Stack, StackConfig
+
+C, H, T, B = 4, 6, 7, 3
+
+
+def _stack(cell="lstm", seed=0, input_size=C, **options):
+    torch.manual_seed(seed)
+    small = {"hyper_size": 3} if "hyper_size" in cell_options(cell) else {}
+    small |= options.pop("cell_options", {})
+    config = StackConfig(cell=cell, input_size=input_size, hidden_size=H, cell_options=small, **options)
+    return Stack(config).double()
+
+
+def _x(width=C, T=T):
+    return torch.randn(T, B, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def test_equals_torch_bidirectional_two_layers():
+    stack = _stack(layers=2, bidirectional_layers=2, cell_options={"forget_bias": 0.0})
+    theirs = torch.nn.LSTM(C, H, num_layers=2, bidirectional=True).double()
+    with torch.no_grad():
+        for cells, suffix in ((stack.cells, ""), (stack.backward_cells, "_reverse")):
+            for layer, cell in enumerate(cells):
+                getattr(theirs, f"weight_ih_l{layer}{suffix}").copy_(cell.weight_x.T)
+                getattr(theirs, f"weight_hh_l{layer}{suffix}").copy_(cell.weight_h.T)
+                getattr(theirs, f"bias_ih_l{layer}{suffix}").copy_(cell.bias)
+                getattr(theirs, f"bias_hh_l{layer}{suffix}").zero_()
+    torch.testing.assert_close(stack(_x())[0], theirs(_x())[0], rtol=0, atol=1e-14)
+
+
+def test_residual_adds_the_layers_input_from_the_given_layer():
+    stack = _stack(layers=3, residual_from=2)
+    x = _x()
+    one, _ = stack.cells[0](x)
+    two = stack.cells[1](one)[0] + one
+    three = stack.cells[2](two)[0] + two
+    torch.testing.assert_close(stack(x)[0], three, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_any_cell_carries_its_state(cell):
+    stack = _stack(cell, layers=2, residual_from=2).eval()
+    whole, final = stack(_x())
+    head, middle = stack(_x()[:3])
+    tail, last = stack(_x()[3:], middle)
+    torch.testing.assert_close(torch.cat([head, tail]), whole, rtol=0, atol=1e-13)
+    assert tuple(part.shape[1] for part in last) == stack.state_sizes
+    for one, other in zip(last, final, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_on_either_side_changes_nothing(side):
+    stack = _stack("gru", layers=3, bidirectional_layers=1, residual_from=3)
+    lengths, x = [7, 4, 2], _x()
+    mask = torch.zeros(T, B, dtype=torch.bool)
+    padded = torch.full_like(x, float("nan"))
+    places = []
+    for b, n in enumerate(lengths):
+        place = slice(T - n, T) if side == "left" else slice(0, n)
+        mask[place, b] = True
+        padded[place, b] = x[:n, b]
+        places.append(place)
+    y, _ = stack(padded, mask_TB=mask)
+    assert (y[~mask] == 0).all()
+    for b, n in enumerate(lengths):
+        alone, _ = stack(x[:n, b : b + 1])
+        torch.testing.assert_close(y[places[b], b], alone[:, 0], rtol=0, atol=1e-13)
+
+
+def test_dropouts_act_at_their_places_in_training_only():
+    x = torch.ones(50, 40, C, dtype=torch.float64)
+    for place in ("input_dropout", "layer_dropout", "output_dropout"):
+        stack = _stack(layers=2, **{place: 0.5})
+        torch.manual_seed(0)
+        first = stack.train()(x)[0]
+        assert not torch.equal(first, stack(x)[0])
+        torch.manual_seed(0)
+        assert torch.equal(first, stack(x)[0])
+        assert torch.equal(stack.eval()(x)[0], _stack(layers=2).eval()(x)[0])
+        if place == "output_dropout":
+            dropped = (first == 0).double().mean().item()
+            # 12,000 draws: the share lies within 0.02 of one half by four deviations.
+            assert abs(dropped - 0.5) < 0.02
+    sequence = _stack(layers=1, output_dropout=0.5, dropout_mask="sequence")
+    y = sequence.train()(x)[0]
+    assert torch.equal(y[0] == 0, y[-1] == 0) and (y[0] == 0).any()
+
+
+def test_noise_given_for_every_cell_is_used():
+    stack = _stack(layers=2, bidirectional_layers=1, cell_options={"zoneout": 0.5}).train()
+    cells = [*stack.cells, *stack.backward_cells]
+    noise = [
+        cell.sample_noise(T, B, generator=torch.Generator().manual_seed(k)) for k, cell in enumerate(cells)
+    ]
+    first = stack(_x(), noise=noise)[0]
+    assert torch.equal(first, stack(_x(), noise=noise)[0])
+    assert not torch.equal(first, stack(_x())[0])
+
+
+def test_diagnostics_name_the_layer():
+    assert set(_stack("hyperlstm", layers=2).diagnostics()) == {"layer1_scaling_rank", "layer2_scaling_rank"}
+    assert _stack("lstm").diagnostics() == {}
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"layers": 0}, "layers=0 is too small"),
+        ({"layers": 2, "bidirectional_layers": 3}, "bidirectional_layers=3 is more than layers=2"),
+        ({"layers": 2, "residual_from": 3}, "past the last of 2 layers"),
+        ({"layers": 2, "residual_from": 1}, "layer 1 reads a width of 4 and gives 6"),
+        ({"layers": 2, "input_dropout": 1.0}, "input_dropout=1.0 is too large"),
+        ({"cell": "nothing"}, "unknown cell 'nothing'"),
+        ({"cell_options": {"colour": 1}}, "no option 'colour'"),
+    ],
+)
+def test_impossible_stacks_are_refused(options, reason):
+    with pytest.raises(UsageError, match=reason):
+        config = {"cell": "lstm", "input_size": C, "hidden_size": H} | options
+        Stack(StackConfig(**config))
+
+
+def test_state_of_a_bidirectional_stack_is_refused():
+    stack = _stack(layers=1, bidirectional_layers=1)
+    _, final = stack(_x())
+    with pytest.raises(UsageError, match="cannot go on from a state"):
+        stack(_x(), final)
+    with pytest.raises(UsageError, match="state has 1 tensors, expected 2"):
+        _stack()(_x(), final[:1])
