@@ -1,0 +1,78 @@
+"""Makes a directory whole or not at all: filled beside its place, then renamed."""
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rhhn_fairseq.data.manifest import DICTIONARY_NAME, MANIFEST_NAME, SPLITS
+from rhhn_fairseq.errors import UsageError
+
+DATA_FILES = (
+    DICTIONARY_NAME,
+    *(f"{split}.{kind}" for split in SPLITS for kind in ("bin", "idx")),
+)
+
+
+def check_replaceable(dest: Path, force: bool) -> None:
+    """Raise UsageError if ``dest`` exists and preparing a corpus must not take its place.
+
+    Only a directory with nothing but the files of a prepared corpus is ever replaced, and even
+    that only with ``force`` if there is no manifest to say what it is.
+    """
+    # os.path answers False, where Path raises, for a path that may not be looked at; making the
+    # directory then says why.
+    if not os.path.exists(dest):
+        return
+    if not os.path.isdir(dest):
+        raise UsageError(f"{dest}: is a file; choose another --dest")
+    try:
+        present = {path.name for path in dest.iterdir()}
+    except OSError as error:
+        raise UsageError(f"{dest}: cannot be read ({error.strerror})") from error
+    foreign = sorted(present.difference(DATA_FILES, [MANIFEST_NAME]))
+    if foreign:
+        raise UsageError(
+            f"{dest}: holds {foreign[0]!r}, which is no file of a prepared corpus; "
+            "choose another --dest"
+        )
+    if present and MANIFEST_NAME not in present and not force:
+        raise UsageError(f"{dest}: holds files but no {MANIFEST_NAME}; --force replaces them")
+
+
+@contextmanager
+def staged(dest: Path) -> Iterator[Path]:
+    """A fresh directory beside ``dest`` that takes its place when the context ends well.
+
+    After an exception, Ctrl-C or a full disk it is removed, and ``dest`` is as it was. Raises
+    UsageError where the file system refuses.
+    """
+    stage = dest.with_name(f".{dest.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        stage.mkdir()
+        yield stage
+        _publish(stage, dest)
+    except OSError as error:
+        raise UsageError(f"{dest}: cannot be written ({error.strerror or error})") from error
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _publish(stage: Path, dest: Path) -> None:
+    if not dest.exists():
+        stage.rename(dest)
+        return
+    old = stage.with_suffix(".old")
+    try:
+        dest.rename(old)
+        stage.rename(dest)
+    finally:
+        # Whatever went wrong in between, exactly one of the two stays, in its place.
+        if old.exists():
+            if dest.exists():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                old.rename(dest)

@@ -1,0 +1,268 @@
+"""From a corpus to a directory in fairseq's binary format.
+
+Three passes over the text, each in chunks: checksums of the input, counts of the training symbols,
+encoding. Memory does not grow with the corpus.
+"""
+
+import hashlib
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from rhhn_fairseq.data.corpora import Corpus, Input
+from rhhn_fairseq.data.destination import DATA_FILES, check_replaceable, staged
+from rhhn_fairseq.data.manifest import (
+    DICTIONARY_NAME,
+    FORMAT,
+    MANIFEST_NAME,
+    SPLITS,
+    read_manifest,
+    write_manifest,
+)
+from rhhn_fairseq.data.sources import Source, next_character, read_codes
+from rhhn_fairseq.data.stream import StreamWriter
+from rhhn_fairseq.data.vocabulary import NEWLINE, UNK, CharVocabulary, escape, escape_byte
+from rhhn_fairseq.errors import UsageError
+
+# A stretch of a source: bytes [start, stop), None for its end.
+Stretch = tuple[Source, int, int | None]
+
+
+def prepare(
+    corpus: Corpus, dest: str | Path, force: bool = False, verify: bool = True
+) -> tuple[dict, bool]:
+    """Prepare ``corpus`` in the directory ``dest``; its manifest, and whether it was there already.
+
+    force: replace what an earlier run left at ``dest``, whatever it holds.
+    verify: compare the input with published sizes and checksums.
+
+    Raises UsageError for input that is empty, unreadable, or not the published one; and for a
+    ``dest`` that holds something else.
+    """
+    dest = Path(dest).resolve()
+    check_replaceable(dest, force)
+    inputs = [_inspect(entry, verify) for entry in corpus.inputs]
+    request = {
+        "corpus": corpus.name,
+        "mode": corpus.mode,
+        "options": corpus.options,
+        "inputs": inputs,
+    }
+    if not force and (manifest := read_manifest(dest)) is not None:
+        _check_same(dest, manifest["request"], request)
+        _check_complete(dest, manifest["files"])
+        return manifest, True
+    stretches = _stretches(corpus, inputs)
+    with staged(dest) as stage:
+        manifest = _build(corpus, request, stretches, stage, verify)
+    return manifest, False
+
+
+def report(manifest: dict) -> str:
+    """A short table of what was prepared, and the corpus by name."""
+    lines = [f"{'split':<6} {'symbols':>13} {'items':>11} {'unknown':>9}"]
+    for split, counts in manifest["splits"].items():
+        lines.append(
+            f"{split:<6} {counts['symbols']:>13,} {counts['items']:>11,} {counts['unknown']:>9,}"
+        )
+    lines.append(manifest["variant"])
+    return "\n".join(lines)
+
+
+def _inspect(entry: Input, verify: bool) -> dict:
+    """Size and SHA-256 of an input's unpacked bytes, compared with what is published."""
+    sha256 = hashlib.sha256()
+    # Some builds forbid MD5 unless told that no security rests on it.
+    md5 = hashlib.md5(usedforsecurity=False)
+    published = entry.published if verify else None
+    name = entry.source.name
+    size = 0
+    with tqdm(desc=f"reading {name}", unit="B", unit_scale=True, disable=None) as progress:
+        for chunk in entry.source.chunks():
+            sha256.update(chunk)
+            if published:
+                md5.update(chunk)
+            size += len(chunk)
+            progress.update(len(chunk))
+    if not size:
+        raise UsageError(f"{name}: is empty")
+    advice = "replace the file, or pass --no-verify to accept it"
+    if published and size != published.size:
+        raise UsageError(
+            f"{name}: expected {published.size:,} bytes unpacked, found {size:,}; {advice}"
+        )
+    if published and md5.hexdigest() != published.md5:
+        raise UsageError(
+            f"{name}: expected MD5 {published.md5} unpacked, found {md5.hexdigest()}; {advice}"
+        )
+    return {
+        "split": entry.split,
+        "name": Path(name).name,
+        "bytes": size,
+        "sha256": sha256.hexdigest(),
+    }
+
+
+def _check_same(dest: Path, prepared: dict, request: dict) -> None:
+    """Raise UsageError unless the directory was prepared from the same input with the same options.
+
+    File names do not matter, only what is in the files.
+    """
+    advice = "--force prepares it again; or choose another --dest"
+    for key in ("corpus", "mode", "options"):
+        if prepared.get(key) != request[key]:
+            raise UsageError(
+                f"{dest}: was prepared with {key} {prepared.get(key)!r}, not {request[key]!r}; "
+                + advice
+            )
+    before, now = prepared.get("inputs", []), request["inputs"]
+    if len(before) != len(now):
+        raise UsageError(f"{dest}: was prepared from {len(before)} files, not {len(now)}; {advice}")
+    for old, new in zip(before, now, strict=True):
+        if (old.get("split"), old.get("sha256")) != (new["split"], new["sha256"]):
+            raise UsageError(
+                f"{new['name']}: SHA-256 {new['sha256'][:16]}… is not the one recorded in "
+                f"{dest / MANIFEST_NAME}; {advice}"
+            )
+
+
+def _check_complete(dest: Path, sizes: dict) -> None:
+    for name in DATA_FILES:
+        path = dest / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != sizes.get(name):
+            problem = "is missing" if found is None else f"has {found:,} bytes"
+            raise UsageError(
+                f"{path}: {problem}, expected {sizes.get(name, 0):,} bytes; --force prepares it "
+                "again"
+            )
+
+
+def _stretches(corpus: Corpus, inputs: list[dict]) -> dict[str, list[Stretch]]:
+    """Which bytes of which sources make up each split."""
+    if corpus.cut is None:
+        return {
+            split: [(entry.source, 0, None) for entry in corpus.inputs if entry.split == split]
+            for split in SPLITS
+        }
+    source = corpus.inputs[0].source
+    valid, test = corpus.cut(inputs[0]["bytes"])
+    if corpus.mode == "text":
+        valid, test = next_character(source, valid), next_character(source, test)
+    offsets = ((0, valid), (valid, test), (test, None))
+    return {
+        split: [(source, start, stop)]
+        for split, (start, stop) in zip(SPLITS, offsets, strict=True)
+    }
+
+
+def _build(
+    corpus: Corpus,
+    request: dict,
+    stretches: dict[str, list[Stretch]],
+    stage: Path,
+    verify: bool,
+) -> dict:
+    counts = _count(_codes(corpus, stretches["train"], "counting train"))
+    vocabulary = _write_dictionary(stage / DICTIONARY_NAME, counts, corpus.mode)
+    splits = {}
+    for split in SPLITS:
+        splits[split] = _encode(
+            stage / split, vocabulary, _codes(corpus, stretches[split], f"encoding {split}")
+        )
+        symbols = splits[split]["symbols"]
+        if symbols < 2:
+            raise UsageError(
+                f"the {split} split has fewer than 2 symbols ({symbols}), too few to predict one "
+                "from another"
+            )
+        if verify and corpus.expected_symbols:
+            _check_symbols(split, symbols, corpus.expected_symbols[split])
+    if splits["train"]["symbols"] != counts.sum() or splits["train"]["unknown"]:
+        raise UsageError("the training text changed while it was read; prepare the corpus again")
+    number = len(vocabulary.model_indices())
+    manifest = {
+        "format": FORMAT,
+        "variant": f"{corpus.variant}, {number} symbols",
+        "mode": corpus.mode,
+        "newline_occurs": vocabulary.newline_occurs,
+        "symbols": number,
+        "splits": splits,
+        "request": request,
+        "files": {name: (stage / name).stat().st_size for name in DATA_FILES},
+        "versions": {
+            "python": platform.python_version(),
+            "fairseq": _version("fairseq-fixed", "fairseq"),
+            "rhhn_fairseq": _version("rhhn-fairseq"),
+        },
+    }
+    write_manifest(stage, manifest)
+    return manifest
+
+
+def _codes(corpus: Corpus, stretches: list[Stretch], title: str) -> Iterator[np.ndarray]:
+    with tqdm(desc=title, unit="symbol", unit_scale=True, disable=None) as progress:
+        for source, start, stop in stretches:
+            for codes in read_codes(source, corpus.mode, start, stop):
+                if corpus.separator is not None:
+                    codes = codes[codes != corpus.separator]
+                progress.update(codes.size)
+                yield codes
+
+
+def _count(chunks: Iterator[np.ndarray]) -> np.ndarray:
+    """How often each code occurs, int64 [largest code + 1]."""
+    counts = np.zeros(NEWLINE + 1, dtype=np.int64)
+    for codes in chunks:
+        found = np.bincount(codes)
+        if found.size > counts.size:
+            counts = np.pad(counts, (0, found.size - counts.size))
+        counts[: found.size] += found
+    return counts
+
+
+def _write_dictionary(path: Path, counts: np.ndarray, mode: str) -> CharVocabulary:
+    """Write dict.txt, most frequent symbols first and ties by code; the vocabulary it makes."""
+    newline_occurs = bool(counts[NEWLINE])
+    codes = np.flatnonzero(counts)
+    codes = codes[codes != NEWLINE]
+    codes = codes[np.lexsort((codes, -counts[codes]))]
+    symbols = [escape_byte(code) if mode == "bytes" else escape(chr(code)) for code in codes]
+    # Without newline="\n" some systems would write "\r\n".
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(
+            f"{symbol} {counts[code]}\n" for symbol, code in zip(symbols, codes, strict=True)
+        )
+    return CharVocabulary(symbols, mode, newline_occurs)
+
+
+def _encode(prefix: Path, vocabulary: CharVocabulary, chunks: Iterator[np.ndarray]) -> dict:
+    unknown = 0
+    with StreamWriter(prefix, len(vocabulary)) as writer:
+        for codes in chunks:
+            indices = vocabulary.encode_codes(codes)
+            unknown += int(np.count_nonzero(indices == UNK))
+            writer.write(indices, codes == NEWLINE)
+    return {"symbols": writer.symbols, "items": writer.items, "unknown": unknown}
+
+
+def _check_symbols(split: str, found: int, expected: int) -> None:
+    if abs(found - expected) * 1000 > expected:
+        raise UsageError(
+            f"the {split} split has {found:,} symbols, expected about {expected:,}; "
+            "replace the file, or pass --no-verify to accept it"
+        )
+
+
+def _version(*distributions: str) -> str:
+    """The version of the first of these distributions that is installed, else "none"."""
+    for name in distributions:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return "none"

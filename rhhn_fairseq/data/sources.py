@@ -1,0 +1,208 @@
+"""Where text comes from: plain and packed files, archives and memory, read as chunks of bytes."""
+
+import gzip
+import os
+import tarfile
+import zipfile
+import zlib
+from codecs import utf_8_decode
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from rhhn_fairseq.data.vocabulary import text_codes
+from rhhn_fairseq.errors import UsageError
+
+CHUNK = 1 << 20
+TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz")
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A file: plain, .gz, .zip, or (with ``member``) the member of a tar or zip archive.
+
+    Without ``member`` a .zip must hold exactly one file.
+    """
+
+    path: Path
+    member: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How messages and the manifest name it."""
+        return f"{self.path}:{self.member}" if self.member else str(self.path)
+
+    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """The unpacked bytes [start, stop) in chunks. Raises UsageError if they cannot be read."""
+        with _opened(self.path, self.member, self.name) as file:
+            file.seek(start)
+            remaining = CHUNK if stop is None else stop - start
+            while remaining > 0 and (chunk := file.read(min(CHUNK, remaining))):
+                yield chunk
+                if stop is not None:
+                    remaining -= len(chunk)
+
+
+@dataclass(frozen=True)
+class MemorySource:
+    """Bytes that no single file holds, such as the concatenated standard library."""
+
+    name: str
+    data: bytes
+
+    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """The bytes [start, stop) in chunks."""
+        stop = len(self.data) if stop is None else min(stop, len(self.data))
+        for first in range(start, stop, CHUNK):
+            yield self.data[first : min(first + CHUNK, stop)]
+
+
+Source = FileSource | MemorySource
+
+
+def user_file(path: str | Path) -> FileSource:
+    """A text file named by the user. Raises UsageError unless it is a file that can be re-read."""
+    path = Path(path)
+    # os.path answers False, where Path raises, for a path that may not be looked at.
+    if os.path.isdir(path):
+        raise UsageError(f"{path}: is a directory, not a file")
+    if not os.path.exists(path):
+        raise UsageError(f"{path}: no such file")
+    if not os.path.isfile(path):
+        raise UsageError(f"{path}: is not a regular file (the text is read more than once)")
+    if path.name.endswith(TAR_SUFFIXES):
+        raise UsageError(f"{path}: is an archive; unpack it first")
+    return FileSource(path)
+
+
+def find_in_directory(directory: Path, name: str) -> FileSource:
+    """The file ``name`` in a directory: plain, .gz, .zip, or a member of an archive there.
+
+    Raises UsageError if there is none, or if several archives or members hold it.
+    """
+    directory = Path(directory)
+    if not os.path.isdir(directory):
+        kind = "is a file, not a directory" if os.path.exists(directory) else "no such directory"
+        raise UsageError(f"--from-dir {directory}: {kind}")
+    for suffix in ("", ".gz", ".zip"):
+        path = directory / (name + suffix)
+        if os.path.isfile(path):
+            return FileSource(path)
+    with _readable(str(directory)):
+        paths = sorted(directory.iterdir())
+    found = []
+    for path in paths:
+        if path.is_file() and path.name.endswith((".zip", *TAR_SUFFIXES)):
+            found += [
+                FileSource(path, member)
+                for member in _members(path)
+                if member.rpartition("/")[2] == name
+            ]
+    if not found:
+        raise UsageError(
+            f"--from-dir {directory}: has no {name}, plain, packed as .gz or .zip, or in a .tgz, "
+            ".tar or .zip archive"
+        )
+    if len(found) > 1:
+        names = ", ".join(source.name for source in found)
+        raise UsageError(f"--from-dir {directory}: has {name} more than once ({names})")
+    return found[0]
+
+
+def _members(path: Path) -> list[str]:
+    with _readable(str(path)):
+        if path.name.endswith(".zip"):
+            with zipfile.ZipFile(path) as archive:
+                return [entry.filename for entry in archive.infolist() if not entry.is_dir()]
+        with tarfile.open(path) as archive:
+            return [entry.name for entry in archive if entry.isfile()]
+
+
+@contextmanager
+def _readable(name: str):
+    """Turn what goes wrong while reading a file into one line that names it."""
+    try:
+        yield
+    except (EOFError, zlib.error, tarfile.ReadError, zipfile.BadZipFile) as error:
+        # tarfile lists what each kind of compression says, one a line.
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"{name}: the archive is cut off or damaged ({reason})") from error
+    # zipfile raises this for encrypted members and for methods it was built without.
+    except RuntimeError as error:
+        raise UsageError(f"{name}: cannot be unpacked ({error})") from error
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read ({error.strerror or error})") from error
+
+
+@contextmanager
+def _opened(path: Path, member: str | None, name: str) -> Iterator[BinaryIO]:
+    with _readable(name), ExitStack() as stack:
+        if path.name.endswith(TAR_SUFFIXES) and member:
+            archive = stack.enter_context(tarfile.open(path))
+            file = archive.extractfile(member)
+        elif path.name.endswith(".zip"):
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            file = archive.open(member or _only_member(archive, name))
+        elif path.name.endswith(".gz"):
+            file = gzip.open(path)
+        else:
+            file = path.open("rb")
+        yield stack.enter_context(file)
+
+
+def _only_member(archive: zipfile.ZipFile, name: str) -> str:
+    members = [entry.filename for entry in archive.infolist() if not entry.is_dir()]
+    if len(members) != 1:
+        raise UsageError(f"{name}: holds {len(members)} files; a .zip of one file is expected")
+    return members[0]
+
+
+def next_character(source: Source, position: int) -> int:
+    """The first byte offset at or after ``position`` where a UTF-8 character begins."""
+    window = b"".join(source.chunks(position, position + 4))
+    for step, byte in enumerate(window):
+        if not 0x80 <= byte < 0xC0:
+            return position + step
+    return position + len(window)
+
+
+def read_codes(
+    source: Source, mode: str, start: int = 0, stop: int | None = None
+) -> Iterator[np.ndarray]:
+    """The symbols of bytes [start, stop) of a source, chunk by chunk, [T] unsigned integers.
+
+    Byte values in bytes mode, else code points, with nothing translated: no newline conversion,
+    and a byte order mark is a character like any other. Raises UsageError, naming the source and
+    the byte, where text mode meets a NUL byte or something that is not UTF-8.
+    """
+    if mode == "bytes":
+        for chunk in source.chunks(start, stop):
+            yield np.frombuffer(chunk, dtype=np.uint8)
+        return
+    # The bytes of a character that the next chunk completes.
+    unfinished = b""
+    offset = start
+    for chunk in source.chunks(start, stop):
+        text, offset, unfinished = _decode(source.name, unfinished + chunk, offset, final=False)
+        yield text_codes(text)
+    _decode(source.name, unfinished, offset, final=True)
+
+
+def _decode(name: str, data: bytes, offset: int, final: bool) -> tuple[str, int, bytes]:
+    try:
+        text, consumed = utf_8_decode(data, "strict", final)
+    except UnicodeDecodeError as error:
+        nul = data.find(b"\0", 0, error.start)
+        position, problem = (nul, "NUL") if nul >= 0 else (error.start, "not UTF-8")
+    else:
+        position, problem = data.find(b"\0", 0, consumed), "NUL"
+        if position < 0:
+            return text, offset + consumed, data[consumed:]
+    raise UsageError(
+        f"{name}: byte {offset + position} is {problem}, so this is no text; "
+        "--bytes takes any file, byte by byte"
+    )

@@ -1,0 +1,233 @@
+"""fairseq's memory-mapped dataset format, read and written as one stream of symbols.
+
+PREFIX.bin holds the dictionary indices of all items one after the other. PREFIX.idx holds, after a
+26-byte header (magic, version, code of the integer type, number of items), the items' sizes (int32)
+and the byte offsets at which they begin (int64). Source: fairseq/data/indexed_dataset.py,
+MMapIndexedDataset.
+"""
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rhhn_fairseq.errors import UsageError
+
+# An item holds at most this many symbols, so that a text without newlines can be read in pieces.
+LONGEST_ITEM = 65_536
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_OTHER_IMPLEMENTATIONS = {b"TNTIDX": "cached or lazy", b"HUFFIDX": "huffman"}
+_HEADER = struct.Struct("<9sQBQ")
+_COUNT_OFFSET = _HEADER.size - 8
+_VERSION = 1
+_INTEGER_TYPES = {
+    1: np.uint8,
+    2: np.int8,
+    3: np.int16,
+    4: np.int32,
+    5: np.int64,
+    8: np.uint16,
+    9: np.uint32,
+    10: np.uint64,
+}
+_TYPE_CODES = {np.dtype(kind): code for code, kind in _INTEGER_TYPES.items()}
+
+# Numbers checked or copied at a time: some megabytes, whatever the size of the corpus.
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class StreamIndex:
+    """What PREFIX.idx says: integer type, number of items, number of symbols in all of them."""
+
+    dtype: np.dtype
+    items: int
+    symbols: int
+
+
+def storage_dtype(vocab_size: int) -> np.dtype:
+    """The integer type that fairseq chooses for a dictionary of this size."""
+    return np.dtype(np.uint16 if vocab_size < 65_500 else np.uint32)
+
+
+def open_stream(prefix: str | Path, vocab_size: int) -> np.memmap:
+    """The whole split PREFIX.bin as one read-only array of dictionary indices, [T].
+
+    vocab_size: the size of the dictionary, special symbols included.
+
+    Reads the split once, a block at a time, to check every index. Raises UsageError if a file is
+    missing, not of this format or cut off, or if an index lies outside of the dictionary.
+    """
+    prefix = Path(prefix)
+    index = read_index(prefix)
+    path = _with_suffix(prefix, ".bin")
+    expected = index.symbols * index.dtype.itemsize
+    found = _size(path)
+    if found != expected:
+        raise UsageError(
+            f"{path}: expected {expected:,} bytes by its .idx file, found {found:,}; "
+            "prepare the corpus again with --force"
+        )
+    if not index.symbols:
+        raise UsageError(f"{path}: holds no symbols")
+    _check_indices(path, index.dtype, vocab_size)
+    return np.memmap(path, dtype=index.dtype, mode="r")
+
+
+def read_index(prefix: str | Path) -> StreamIndex:
+    """Read and check PREFIX.idx, in bounded memory. Raises UsageError as ``open_stream`` does."""
+    path = _with_suffix(Path(prefix), ".idx")
+    size = _size(path)
+    with _open(path) as file:
+        header = file.read(_HEADER.size)
+        for magic, name in _OTHER_IMPLEMENTATIONS.items():
+            if header.startswith(magic):
+                raise UsageError(
+                    f"{path}: has fairseq's dataset implementation '{name}', not 'mmap'; make it "
+                    "with scripts/prepare_chars.py or fairseq-preprocess --dataset-impl mmap"
+                )
+        if not header.startswith(_MAGIC[: len(header)]) or not header:
+            raise UsageError(f"{path}: is not an index of fairseq's mmap format")
+        if len(header) < _HEADER.size:
+            raise UsageError(f"{path}: is cut off; expected {_HEADER.size} bytes or more")
+        _, version, code, items = _HEADER.unpack(header)
+        if version != _VERSION:
+            raise UsageError(f"{path}: has format version {version}, not {_VERSION}")
+        if code not in _INTEGER_TYPES:
+            raise UsageError(f"{path}: code {code} stands for no integer type")
+        expected = _HEADER.size + items * 12
+        if size != expected:
+            raise UsageError(
+                f"{path}: expected {expected:,} bytes for {items:,} items, found {size:,}; "
+                "prepare the corpus again with --force"
+            )
+        dtype = np.dtype(_INTEGER_TYPES[code])
+        return StreamIndex(dtype, items, _check_items(file, path, items, dtype.itemsize))
+
+
+def _check_items(file, path: Path, items: int, itemsize: int) -> int:
+    """Check that the items lie one after the other; the number of symbols in all of them."""
+    symbols = 0
+    for first in range(0, items, _BLOCK):
+        count = min(_BLOCK, items - first)
+        file.seek(_HEADER.size + 4 * first)
+        sizes = np.frombuffer(file.read(4 * count), dtype=np.int32).astype(np.int64)
+        file.seek(_HEADER.size + 4 * items + 8 * first)
+        offsets = np.frombuffer(file.read(8 * count), dtype=np.int64)
+        ends = symbols + np.cumsum(sizes)
+        if (sizes < 0).any() or (offsets != (ends - sizes) * itemsize).any():
+            raise UsageError(f"{path}: its items do not lie one after the other")
+        symbols = int(ends[-1])
+    return symbols
+
+
+def _check_indices(path: Path, dtype: np.dtype, vocab_size: int) -> None:
+    # Plain reads, because touched pages of a memory map would count as this process's memory.
+    position = 0
+    with _open(path) as file:
+        while block := file.read(_BLOCK * dtype.itemsize):
+            indices = np.frombuffer(block, dtype=dtype)
+            outside = np.flatnonzero((indices < 0) | (indices >= vocab_size))
+            if outside.size:
+                raise UsageError(
+                    f"{path}: symbol {position + int(outside[0]):,} is "
+                    f"{int(indices[outside[0]])}, outside of the dictionary of {vocab_size} "
+                    "symbols; dict.txt and the .bin file do not belong together"
+                )
+            position += indices.size
+
+
+class StreamWriter:
+    """Writes PREFIX.bin and PREFIX.idx block by block, in memory that does not grow.
+
+    The files are byte for byte those of fairseq's MMapIndexedDatasetBuilder, given one item a line
+    (its newline included) and a line of more than LONGEST_ITEM symbols in several items. Use as a
+    context manager; the index is complete when the context ends without an exception.
+    """
+
+    def __init__(self, prefix: str | Path, vocab_size: int):
+        self.items = 0
+        self.symbols = 0
+        self._prefix = Path(prefix)
+        self._dtype = storage_dtype(vocab_size)
+        # Symbols since the last item ended.
+        self._open_symbols = 0
+
+    def __enter__(self) -> "StreamWriter":
+        self._bin = _with_suffix(self._prefix, ".bin").open("wb")
+        try:
+            self._idx = _with_suffix(self._prefix, ".idx").open("w+b")
+        except OSError:
+            self._bin.close()
+            raise
+        self._idx.write(_HEADER.pack(_MAGIC, _VERSION, _TYPE_CODES[self._dtype], 0))
+        return self
+
+    def __exit__(self, error_type, error, traceback) -> None:
+        with self._bin, self._idx:
+            if error_type is None:
+                self._finish()
+
+    def write(self, indices: np.ndarray, ends_line: np.ndarray) -> None:
+        """Append dictionary indices [T]; ``ends_line`` [T] is true where a newline stands."""
+        self._bin.write(indices.astype(self._dtype).tobytes())
+        self.symbols += indices.size
+        ends = np.flatnonzero(ends_line) + 1
+        lines = np.diff(ends, prepend=-self._open_symbols)
+        self._write_sizes(cut_lines(lines))
+        rest = indices.size - int(ends[-1]) if ends.size else self._open_symbols + indices.size
+        full_items, self._open_symbols = divmod(rest, LONGEST_ITEM)
+        self._write_sizes(np.full(full_items, LONGEST_ITEM, dtype=np.int32))
+
+    def _finish(self) -> None:
+        if self._open_symbols:
+            self._write_sizes(np.array([self._open_symbols], dtype=np.int32))
+        symbols = 0
+        for first in range(0, self.items, _BLOCK):
+            self._idx.seek(_HEADER.size + 4 * first)
+            count = min(_BLOCK, self.items - first)
+            sizes = np.frombuffer(self._idx.read(4 * count), dtype=np.int32).astype(np.int64)
+            ends = symbols + np.cumsum(sizes)
+            self._idx.seek(0, 2)
+            self._idx.write(((ends - sizes) * self._dtype.itemsize).tobytes())
+            symbols = int(ends[-1])
+        self._idx.seek(_COUNT_OFFSET)
+        self._idx.write(struct.pack("<Q", self.items))
+
+    def _write_sizes(self, sizes: np.ndarray) -> None:
+        self._idx.write(sizes.astype(np.int32).tobytes())
+        self.items += sizes.size
+
+
+def cut_lines(lines: np.ndarray) -> np.ndarray:
+    """Item sizes of lines of these sizes (each at least 1): a long line is cut into several items.
+
+    All items of a line but its last have LONGEST_ITEM symbols.
+    """
+    pieces = -(-lines // LONGEST_ITEM)
+    sizes = np.full(int(pieces.sum()), LONGEST_ITEM, dtype=np.int64)
+    sizes[np.cumsum(pieces) - 1] = lines - (pieces - 1) * LONGEST_ITEM
+    return sizes
+
+
+def _with_suffix(prefix: Path, suffix: str) -> Path:
+    # Path.with_suffix would replace what follows a dot in the prefix itself.
+    return prefix.with_name(prefix.name + suffix)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such file; make it with scripts/prepare_chars.py") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _open(path: Path):
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error

@@ -1,0 +1,275 @@
+r"""The symbols of a character corpus: their escaped form in dict.txt, encoding and decoding.
+
+Dictionary indices are fairseq's: bos 0, pad 1, eos 2, unk 3, then the symbols of dict.txt in order.
+The newline is fairseq's end-of-sentence symbol and never stands in dict.txt.
+
+fairseq splits each line of dict.txt at white space, so symbols are stored escaped: a printable
+character as itself, the backslash as ``\\``, everything else as ``\x20``, ``\u2028`` or
+``\U000e0001``. In bytes mode a symbol is a byte: printable ASCII as itself, else ``\xNN``.
+"""
+
+import codecs
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rhhn_fairseq.data.manifest import DICTIONARY_NAME, MODES, read_manifest
+from rhhn_fairseq.errors import UsageError
+
+SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
+EOS = 2
+UNK = 3
+FIRST_SYMBOL = len(SPECIAL_SYMBOLS)
+NEWLINE = ord("\n")
+
+# What decoding gives for an index that stands for no symbol (<unk>, <s>, <pad>).
+REPLACEMENT = {"text": 0xFFFD, "bytes": ord("?")}
+_LARGEST_CODE = {"text": 0x10FFFF, "bytes": 0xFF}
+
+_ESCAPED = re.compile(r"\\(?:\\|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
+
+
+def escape(symbol: str) -> str:
+    r"""One character as it stands in dict.txt: ``"a"`` as ``a``, a space as ``\x20``.
+
+    Never contains white space or a character that Python's line or white space splitting acts on,
+    because those are not printable. Raises ValueError unless ``symbol`` is one character.
+    """
+    if len(symbol) != 1:
+        raise ValueError(f"a symbol is one character, not {symbol!r}")
+    if symbol == "\\":
+        return "\\\\"
+    if symbol != " " and symbol.isprintable():
+        return symbol
+    return _escape_code(ord(symbol))
+
+
+def escape_byte(value: int) -> str:
+    r"""One byte as it stands in dict.txt: printable ASCII as itself, else ``\xNN``."""
+    if not 0 <= value <= 0xFF:
+        raise ValueError(f"a byte is 0 to 255, not {value}")
+    return escape(chr(value)) if value < 0x80 else _escape_code(value)
+
+
+def _escape_code(code: int) -> str:
+    if code <= 0xFF:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def unescape(text: str) -> str:
+    """The character that ``escape`` (or ``escape_byte``, as U+0000 to U+00FF) wrote as ``text``.
+
+    A single character stands for itself even if this Python's Unicode tables call it unprintable:
+    the file may come from one with newer tables. Raises UsageError for anything else.
+    """
+    if len(text) == 1 and text != "\\":
+        return text
+    if _ESCAPED.fullmatch(text):
+        if text == "\\\\":
+            return "\\"
+        code = int(text[2:], 16)
+        if code <= 0x10FFFF:
+            return chr(code)
+    raise UsageError(f"{text!r} is not an escaped character")
+
+
+class CharVocabulary:
+    """The symbols of a prepared corpus, with encoding and decoding by table.
+
+    symbols: the escaped symbols in the order of dict.txt, without fairseq's four special ones.
+    mode: "text" (a symbol is a Unicode character) or "bytes" (a symbol is a byte).
+    newline_occurs: whether the training text has a newline, so that eos is a symbol of the model.
+    corpus: the sentence that names the corpus, or None if unknown.
+
+    Raises UsageError if a symbol is not an escaped character, occurs twice, is the newline, or is
+    no byte in bytes mode.
+    """
+
+    def __init__(
+        self,
+        symbols: Iterable[str],
+        mode: str = "text",
+        newline_occurs: bool = True,
+        corpus: str | None = None,
+    ):
+        if mode not in MODES:
+            raise UsageError(f"mode {mode!r} is unknown; choose from {', '.join(MODES)}")
+        self.mode = mode
+        self.newline_occurs = newline_occurs
+        self.corpus = corpus
+        self.symbols = tuple(unescape(symbol) for symbol in symbols)
+        seen = set()
+        for symbol in self.symbols:
+            if symbol == "\n":
+                raise UsageError(r"the newline '\x0a' is fairseq's eos and cannot be a symbol too")
+            if ord(symbol) > _LARGEST_CODE[mode]:
+                raise UsageError(f"{symbol!r} is not a byte, but the mode is bytes")
+            if symbol in seen:
+                raise UsageError(f"symbol {escape(symbol)!r} occurs twice")
+            seen.add(symbol)
+        self._symbol_codes = np.array([ord(symbol) for symbol in self.symbols], dtype=np.int64)
+        self._index_of_code = self._encoding_table()
+        self._code_of_index = self._decoding_table()
+
+    @classmethod
+    def load(cls, data_dir: str | Path) -> "CharVocabulary":
+        """The vocabulary of a directory made by scripts/prepare_chars.py.
+
+        Without manifest.json: mode "text", and the newline is taken to occur. Raises UsageError,
+        naming file and line, if a file is missing, malformed, or one does not fit the other.
+        """
+        data_dir = Path(data_dir)
+        path = data_dir / DICTIONARY_NAME
+        symbols = _read_symbols(path)
+        manifest = read_manifest(data_dir)
+        try:
+            if manifest is None:
+                return cls(symbols)
+            vocabulary = cls(
+                symbols, manifest["mode"], manifest["newline_occurs"], manifest["variant"]
+            )
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}; prepare the corpus again with --force") from error
+        found, expected = len(vocabulary.model_indices()), manifest["symbols"]
+        if found != expected:
+            raise UsageError(
+                f"{path}: has {found} symbols, but manifest.json says {expected}; "
+                "prepare the corpus again with --force"
+            )
+        return vocabulary
+
+    @classmethod
+    def from_dictionary(
+        cls, dictionary, mode: str = "text", newline_occurs: bool = True, corpus: str | None = None
+    ) -> "CharVocabulary":
+        """From a fairseq Dictionary (anything with its list ``.symbols``) of such a corpus."""
+        specials = tuple(dictionary.symbols[:FIRST_SYMBOL])
+        if specials != SPECIAL_SYMBOLS:
+            raise UsageError(
+                f"the dictionary begins with {', '.join(map(repr, specials))}, "
+                f"not with {', '.join(SPECIAL_SYMBOLS)}"
+            )
+        return cls(dictionary.symbols[FIRST_SYMBOL:], mode, newline_occurs, corpus)
+
+    def __len__(self) -> int:
+        """The size of fairseq's dictionary: four special symbols and those of dict.txt."""
+        return FIRST_SYMBOL + len(self.symbols)
+
+    def model_indices(self) -> np.ndarray:
+        """Dictionary indices that occur, in model order, int64 [V]: eos first if it occurs."""
+        first = [EOS] if self.newline_occurs else []
+        return np.array([*first, *range(FIRST_SYMBOL, len(self))], dtype=np.int64)
+
+    def codes(self) -> np.ndarray:
+        """Code points (bytes mode: byte values) in the order of ``model_indices``, int64 [V]."""
+        first = [NEWLINE] if self.newline_occurs else []
+        return np.concatenate([np.array(first, dtype=np.int64), self._symbol_codes])
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """Dictionary indices of a text, int64 [T]; what was not in the training text is <unk>.
+
+        In bytes mode a str stands for its UTF-8 bytes. Raises TypeError for bytes in text mode.
+        """
+        if self.mode == "bytes":
+            data = text.encode("utf-8") if isinstance(text, str) else text
+            return self.encode_codes(np.frombuffer(data, dtype=np.uint8))
+        if not isinstance(text, str):
+            raise TypeError("a vocabulary in text mode encodes str, not bytes")
+        return self.encode_codes(text_codes(text))
+
+    def encode_codes(self, codes: np.ndarray) -> np.ndarray:
+        """Dictionary indices of code points or byte values [T], int64 [T]."""
+        # The table's last entry is <unk>, and clipping sends every larger code there.
+        return self._index_of_code.take(codes, mode="clip")
+
+    def decode(self, indices: Sequence[int] | np.ndarray) -> str | bytes:
+        """The text of dictionary indices [T]: str, or bytes in bytes mode.
+
+        One character for each index: eos is the newline; <unk>, <s> and <pad> become U+FFFD (in
+        bytes mode ``?``). Raises ValueError for an index outside of the dictionary.
+        """
+        indices = np.asarray(indices, dtype=np.int64).reshape(-1)
+        if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
+            raise ValueError(
+                f"indices from {indices.min()} to {indices.max()} do not all lie in a dictionary "
+                f"of {len(self)} symbols"
+            )
+        codes = self._code_of_index[indices]
+        if self.mode == "bytes":
+            return codes.astype(np.uint8).tobytes()
+        return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+
+    def incremental_decoder(self) -> "IncrementalDecoder":
+        """A decoder for text that arrives in pieces, such as a sample while it is drawn."""
+        return IncrementalDecoder(self)
+
+    def _encoding_table(self) -> np.ndarray:
+        size = max(int(self._symbol_codes.max(initial=0)), NEWLINE) + 2
+        table = np.full(size, UNK, dtype=np.int64)
+        table[self._symbol_codes] = np.arange(FIRST_SYMBOL, len(self))
+        # A newline that only valid or test have is as unknown to the model as any other symbol.
+        table[NEWLINE] = EOS if self.newline_occurs else UNK
+        return table
+
+    def _decoding_table(self) -> np.ndarray:
+        table = np.full(len(self), REPLACEMENT[self.mode], dtype=np.int64)
+        table[EOS] = NEWLINE
+        table[FIRST_SYMBOL:] = self._symbol_codes
+        return table
+
+
+class IncrementalDecoder:
+    """Decodes a stream of dictionary indices to str without ever giving half a character.
+
+    In bytes mode the bytes are read as UTF-8: an unfinished character waits for its next byte, and
+    bytes that cannot be one become U+FFFD.
+    """
+
+    def __init__(self, vocabulary: CharVocabulary):
+        self._vocabulary = vocabulary
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, indices: Sequence[int] | np.ndarray) -> str:
+        """The text that these indices complete."""
+        decoded = self._vocabulary.decode(indices)
+        return decoded if isinstance(decoded, str) else self._utf8.decode(decoded)
+
+    def finish(self) -> str:
+        """What is left at the end: U+FFFD for an unfinished character, else nothing."""
+        return self._utf8.decode(b"", final=True)
+
+
+def text_codes(text: str) -> np.ndarray:
+    """The code points of a str, [T], unsigned integers."""
+    if text.isascii():
+        return np.frombuffer(text.encode("ascii"), dtype=np.uint8)
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+
+
+def _read_symbols(path: Path) -> list[str]:
+    """The escaped symbols of a dict.txt, read by the rules of fairseq's Dictionary."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such file; make it with scripts/prepare_chars.py") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: is not UTF-8 (byte {error.start})") from error
+    symbols = []
+    for number, line in enumerate(lines, start=1):
+        symbol, separator, count = line.rpartition(" ")
+        if not (separator and count.isdecimal()):
+            raise UsageError(f"{path}: line {number} is {line!r}, not 'SYMBOL COUNT'")
+        try:
+            unescape(symbol)
+        except UsageError as error:
+            raise UsageError(
+                f"{path}: line {number}: {error}; this is no character dictionary of "
+                "scripts/prepare_chars.py"
+            ) from error
+        symbols.append(symbol)
+    return symbols

@@ -1,0 +1,34 @@
+"""Options, markers and fixtures for all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from cli import preprocess
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if item.get_closest_marker("slow") and not config.getoption("--slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder with the real corpora, named by RHHN_DATA_DIR."""
+    if not os.environ.get("RHHN_DATA_DIR"):
+        pytest.skip("RHHN_DATA_DIR names no folder with the corpora")
+    return Path(os.environ["RHHN_DATA_DIR"])
+
+
+@pytest.fixture(scope="session")
+def tiny_corpus(tmp_path_factory) -> Path:
+    """A few sentences in fairseq's binary format, made by fairseq-preprocess."""
+    return preprocess(tmp_path_factory.mktemp("tiny_corpus"))

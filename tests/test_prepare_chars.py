@@ -1,0 +1,686 @@
+"""scripts/prepare_chars.py: corpora, checks, errors, interruptions, downloads, memory."""
+
+import functools
+import gzip
+import hashlib
+import http.server
+import importlib.util
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fairseq.data import Dictionary, data_utils
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rhhn_fairseq.data import corpora, stream
+from rhhn_fairseq.data.download import download
+from rhhn_fairseq.data.stream import LONGEST_ITEM, open_stream
+from rhhn_fairseq.data.vocabulary import CharVocabulary
+from rhhn_fairseq.errors import UsageError
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "prepare_chars.py"
+SPLITS = ("train", "valid", "test")
+
+spec = importlib.util.spec_from_file_location("prepare_chars", SCRIPT)
+prepare_chars = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(prepare_chars)
+
+
+def run(*arguments) -> int:
+    return prepare_chars.main([str(argument) for argument in arguments])
+
+
+def write_splits(directory, train="abc\nab\n", valid="ba\n", test="cb\n") -> list[str]:
+    """Text files of the three splits, and the options that name them."""
+    options = []
+    for split, text in zip(SPLITS, (train, valid, test), strict=True):
+        path = Path(directory) / f"{split}.txt"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
+        options += [f"--{split}", str(path)]
+    return options
+
+
+def read_back(dest, split):
+    vocabulary = CharVocabulary.load(dest)
+    return vocabulary.decode(open_stream(Path(dest) / split, len(vocabulary)))
+
+
+def manifest_of(dest) -> dict:
+    return json.loads((Path(dest) / "manifest.json").read_text())
+
+
+def names(directory) -> list[str]:
+    return sorted(path.name for path in Path(directory).iterdir())
+
+
+def contents(directory) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(directory).iterdir()}
+
+
+def error_of(capsys, *arguments) -> str:
+    """The one line that a refused command prints."""
+    capsys.readouterr()
+    assert run(*arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_text_files_give_fairseqs_items_dictionary_and_table(tmp_path, capsys):
+    dest = tmp_path / "deep" / "dest"
+    options = write_splits(tmp_path, train="a b\n\nb\\é\r\n", valid="b?\n", test="é\ta")
+    assert run("text", *options, "--dest", dest) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:5]] == [
+        ["split", "symbols", "items", "unknown"],
+        ["train", "10", "3", "0"],
+        ["valid", "3", "1", "1"],
+        ["test", "3", "1", "1"],
+    ]
+    assert lines[5] == "user text (train.txt; valid.txt; test.txt), 7 symbols"
+    expected = b"b 2\n\\x0d 1\n\\x20 1\n\\\\ 1\na 1\n\xc3\xa9 1\n"
+    assert (dest / "dict.txt").read_bytes() == expected
+    dataset = data_utils.load_indexed_dataset(str(dest / "train"), dataset_impl="mmap")
+    dictionary = Dictionary.load(str(dest / "dict.txt"))
+    items = [[dictionary[index] for index in item] for item in dataset]
+    assert items == [["a", "\\x20", "b", "</s>"], ["</s>"], ["b", "\\\\", "é", "\\x0d", "</s>"]]
+    assert read_back(dest, "train") == "a b\n\nb\\é\r\n"
+    assert read_back(dest, "valid") == "b\ufffd\n"
+    assert read_back(dest, "test") == "é\ufffda"
+    assert CharVocabulary.load(dest).corpus == lines[5]
+
+
+characters = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
+awkward = st.sampled_from("\n\r\t \\#\x85\u2028\ufeff😀é")
+texts = st.text(st.one_of(awkward, characters), min_size=2, max_size=50)
+
+
+@settings(deadline=None, max_examples=60)
+@given(texts)
+@example("no newline at the end")
+@example("\n\n\n")
+@example("\r\n\r\n")
+@example("\ufeffwith a byte order mark\n")
+@example("one\x85two\u2028three\u2029four\x0bfive\x0c\n")
+@example("😀" * 70_000)
+def test_text_round_trip(text):
+    with tempfile.TemporaryDirectory() as directory:
+        options = write_splits(directory, text, text[::-1], text)
+        dest = Path(directory) / "dest"
+        assert run("text", *options, "--dest", dest) == 0
+        assert [read_back(dest, split) for split in SPLITS] == [text, text[::-1], text]
+        manifest = manifest_of(dest)
+        assert manifest["splits"]["train"]["symbols"] == len(text)
+        assert manifest["symbols"] == len(set(text))
+        assert manifest["newline_occurs"] == ("\n" in text)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.binary(min_size=2, max_size=300))
+@example(bytes(range(256)) * 2)
+def test_bytes_round_trip(data):
+    with tempfile.TemporaryDirectory() as directory:
+        options = write_splits(directory, data, data[::-1], data)
+        dest = Path(directory) / "dest"
+        assert run("text", *options, "--bytes", "--dest", dest) == 0
+        assert [read_back(dest, split) for split in SPLITS] == [data, data[::-1], data]
+        Dictionary.load(str(dest / "dict.txt"))
+        assert (dest / "dict.txt").read_bytes().isascii()
+
+
+def test_text_without_newlines_streams_in_items(tmp_path):
+    source = tmp_path / "text8"
+    source.write_bytes(b"ab " * 100_000)
+    dest = tmp_path / "dest"
+    assert run("text", "--input", source, "--split", "80/10/10", "--dest", dest) == 0
+    vocabulary = CharVocabulary.load(dest)
+    assert not vocabulary.newline_occurs
+    assert vocabulary.model_indices().tolist() == [4, 5, 6]
+    dataset = data_utils.load_indexed_dataset(str(dest / "train"))
+    assert [len(item) for item in dataset] == [LONGEST_ITEM] * 3 + [240_000 - 3 * LONGEST_ITEM]
+    assert "".join(read_back(dest, split) for split in SPLITS).encode() == source.read_bytes()
+
+
+def test_newline_only_in_valid_is_counted_as_unknown(tmp_path):
+    dest = tmp_path / "dest"
+    assert run("text", *write_splits(tmp_path, "abc", "ab\n", "cc"), "--dest", dest) == 0
+    assert manifest_of(dest)["splits"]["valid"] == {"symbols": 3, "items": 1, "unknown": 1}
+
+
+def test_split_falls_between_characters(tmp_path):
+    text = "é" * 101
+    source = tmp_path / "t.txt"
+    source.write_text(text, encoding="utf-8")
+    dest = tmp_path / "dest"
+    assert run("text", "--input", source, "--split", "50.5/24.5/25", "--dest", dest) == 0
+    counts = [manifest_of(dest)["splits"][split]["symbols"] for split in SPLITS]
+    assert counts == [51, 25, 25]
+    assert "".join(read_back(dest, split) for split in SPLITS) == text
+
+
+def test_packed_and_several_files_equal_the_plain_text(tmp_path):
+    plain = tmp_path / "plain"
+    text = "".join(f"line {number}\n" for number in range(1000)).encode()
+    assert run("text", *write_splits(tmp_path, text), "--dest", plain) == 0
+    (tmp_path / "first.gz").write_bytes(gzip.compress(text[:777]))
+    with zipfile.ZipFile(tmp_path / "rest.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.mkdir("folder")
+        archive.writestr("folder/rest.txt", text[777:])
+    packed = tmp_path / "packed"
+    options = write_splits(tmp_path, text)
+    options[1:2] = [tmp_path / "first.gz", tmp_path / "rest.zip"]
+    assert run("text", *options, "--dest", packed) == 0
+    for name in ("dict.txt", "train.bin", "train.idx"):
+        assert (plain / name).read_bytes() == (packed / name).read_bytes()
+
+
+def test_same_request_is_reused_and_another_is_refused(tmp_path, capsys):
+    options = write_splits(tmp_path)
+    dest = tmp_path / "dest"
+    assert run("text", *options, "--dest", dest) == 0
+    before = contents(dest)
+    stamp = (dest / "train.bin").stat().st_mtime_ns
+    assert run("text", *options, "--dest", dest) == 0
+    assert "already prepared" in capsys.readouterr().out
+    assert (dest / "train.bin").stat().st_mtime_ns == stamp
+    assert "mode 'text', not 'bytes'" in error_of(
+        capsys, "text", *options, "--bytes", "--dest", dest
+    )
+    assert "with corpus 'text', not 'stdlib'" in error_of(capsys, "stdlib", "--dest", dest)
+    more = error_of(capsys, "text", *options, options[1], "--dest", dest)
+    assert "was prepared from 3 files, not 4" in more
+    write_splits(tmp_path, valid="bab\n")
+    changed = error_of(capsys, "text", *options, "--dest", dest)
+    assert re.search(r"valid.txt: SHA-256 .* is not the one recorded in .*--force", changed)
+    assert contents(dest) == before
+    assert run("text", *options, "--dest", dest, "--force") == 0
+    assert read_back(dest, "valid") == "bab\n"
+    assert names(tmp_path) == ["dest", "test.txt", "train.txt", "valid.txt"]
+
+
+def test_damaged_destination_is_found_and_force_mends_it(tmp_path, capsys):
+    options = write_splits(tmp_path)
+    dest = tmp_path / "dest"
+    assert run("text", *options, "--dest", dest) == 0
+    (dest / "test.bin").write_bytes(b"")
+    assert "test.bin: has 0 bytes, expected 6" in error_of(capsys, "text", *options, "--dest", dest)
+    (dest / "test.bin").unlink()
+    assert "test.bin: is missing" in error_of(capsys, "text", *options, "--dest", dest)
+    (dest / "manifest.json").write_text("{")
+    assert "is not JSON" in error_of(capsys, "text", *options, "--dest", dest)
+    (dest / "manifest.json").unlink()
+    assert "holds files but no manifest.json" in error_of(capsys, "text", *options, "--dest", dest)
+    assert run("text", *options, "--dest", dest, "--force") == 0
+    assert read_back(dest, "test") == "cb\n"
+
+
+def test_directories_with_other_files_are_never_replaced(tmp_path, capsys):
+    options = write_splits(tmp_path)
+    before = contents(tmp_path)
+    for force in ([], ["--force"]):
+        message = error_of(capsys, "text", *options, "--dest", tmp_path, *force)
+        assert "holds 'test.txt', which is no file of a prepared corpus" in message
+    assert "is a file" in error_of(capsys, "text", *options, "--dest", tmp_path / "test.txt")
+    assert contents(tmp_path) == before
+    (tmp_path / "empty").mkdir()
+    assert run("text", *options, "--dest", tmp_path / "empty") == 0
+
+
+def test_vocabulary_notices_a_foreign_manifest(tmp_path):
+    dest = tmp_path / "dest"
+    assert run("text", *write_splits(tmp_path), "--dest", dest) == 0
+    with (dest / "dict.txt").open("a") as file:
+        file.write("z 1\n")
+    with pytest.raises(UsageError, match="has 5 symbols, but manifest.json says 4"):
+        CharVocabulary.load(dest)
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, OSError(28, "No space left")])
+def test_an_interrupted_run_leaves_everything_as_it_was(
+    tmp_path, capsys, monkeypatch, existing, error
+):
+    options = write_splits(tmp_path)
+    dest = tmp_path / "dest"
+    if existing:
+        assert run("text", *options, "--dest", dest) == 0
+    before = {path.name: contents(path) for path in tmp_path.iterdir() if path.is_dir()}
+
+    def interrupt(*arguments):
+        raise error
+
+    monkeypatch.setattr(stream.StreamWriter, "_finish", interrupt)
+    arguments = ["text", *options, "--dest", dest, "--force"]
+    capsys.readouterr()
+    if error is KeyboardInterrupt:
+        assert run(*arguments) == 130
+        assert capsys.readouterr().err == "error: interrupted; nothing was prepared\n"
+    elif error is RuntimeError:
+        with pytest.raises(RuntimeError):
+            run(*arguments)
+    else:
+        assert "dest: cannot be written (No space left)" in error_of(capsys, *arguments)
+    assert {path.name: contents(path) for path in tmp_path.iterdir() if path.is_dir()} == before
+
+
+def test_an_interruption_while_replacing_restores_the_old_corpus(tmp_path, monkeypatch):
+    options = write_splits(tmp_path)
+    dest = tmp_path / "dest"
+    assert run("text", *options, "--dest", dest) == 0
+    before = contents(dest)
+    rename = Path.rename
+
+    def interrupted_rename(self, target):
+        if self.suffix == ".tmp":
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted_rename)
+    assert run("text", *options, "--dest", dest, "--force") == 130
+    assert contents(dest) == before
+    assert names(tmp_path) == ["dest", "test.txt", "train.txt", "valid.txt"]
+
+
+def test_a_real_write_failure_is_one_line(tmp_path):
+    options = write_splits(tmp_path, train="ab\n" * 100_000)
+    limited = (
+        "import resource, runpy, sys;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+        "sys.argv = sys.argv[1:];"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", limited, str(SCRIPT), "text", *options]
+    result = subprocess.run(
+        [*command, "--dest", str(tmp_path / "dest")], capture_output=True, text=True
+    )
+    assert result.returncode == 1
+    assert result.stderr == f"error: {tmp_path / 'dest'}: cannot be written (File too large)\n"
+    assert names(tmp_path) == ["test.txt", "train.txt", "valid.txt"]
+
+
+def zip_of(path, **members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+def spoiled_zip(path):
+    """A .zip whose member's bytes do not fit its checksum."""
+    zip_of(path, a="a" * 100)
+    path.write_bytes(path.read_bytes().replace(b"aaaa", b"abab"))
+
+
+BAD_FILES = [
+    (lambda p: None, "no such file"),
+    (lambda p: p.mkdir(), "is a directory, not a file"),
+    (lambda p: os.mkfifo(p), "not a regular file"),
+    (lambda p: p.write_bytes(b""), "is empty"),
+    (lambda p: p.write_bytes(b"abc\0"), "byte 3 is NUL.*--bytes"),
+    (lambda p: p.write_bytes(b"ab\xe9\n"), "byte 2 is not UTF-8.*--bytes"),
+    (lambda p: p.write_bytes(b"a"), r"has fewer than 2 symbols \(1\)"),
+]
+BAD_ARCHIVES = [
+    ("t.gz", lambda p: p.write_bytes(gzip.compress(b"a" * 1000)[:-9]), "cut off or damaged"),
+    ("t.gz", lambda p: p.write_bytes(b"plain"), "cannot be read .Not a gzipped file"),
+    ("t.gz", lambda p: p.write_bytes(gzip.compress(b"")), "is empty"),
+    ("t.zip", lambda p: p.write_bytes(b"PK\3\4 and then nothing"), "cut off or damaged"),
+    ("t.zip", lambda p: zip_of(p, a="a", b="b"), "holds 2 files"),
+    ("t.zip", lambda p: zip_of(p), "holds 0 files"),
+    ("t.zip", lambda p: spoiled_zip(p), "cut off or damaged"),
+    ("t.tgz", lambda p: p.write_bytes(b"a"), "is an archive; unpack it first"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "message"), [("t.txt", *case) for case in BAD_FILES] + BAD_ARCHIVES
+)
+@pytest.mark.parametrize("split", SPLITS)
+def test_bad_input_files(tmp_path, capsys, split, name, make, message):
+    options = write_splits(tmp_path)
+    bad = tmp_path / name
+    make(bad)
+    options[options.index(f"--{split}") + 1] = bad
+    found = error_of(capsys, "text", *options, "--dest", tmp_path / "dest")
+    assert re.search(message, found), found
+    assert str(bad) in found or f"the {split} split" in found
+    assert not (tmp_path / "dest").exists()
+
+
+@pytest.mark.parametrize(
+    "split", ["90/5", "90/5/5/0", "90/5/4", "100/0/0", "110/-5/-5", "a/b/c", "", "nan/5/5", "1/1/1"]
+)
+def test_bad_splits(tmp_path, capsys, split):
+    (tmp_path / "t.txt").write_text("text " * 100)
+    found = error_of(capsys, "text", "--input", tmp_path / "t.txt", "--split", split)
+    assert f"--split {split!r}" in found and "such as 90/5/5" in found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["wikitext"], "invalid choice: 'wikitext' .*stdlib"),
+        ([], "CORPUS"),
+        (["text"], "--train, --valid, --test: missing"),
+        (["text", "--train", "a", "--test", "b"], "--valid: missing"),
+        (["text", "--input", "a"], "either --input with --split"),
+        (["text", "--split", "90/5/5"], "either --input with --split"),
+        (["text", "--input", "a", "--split", "90/5/5", "--train", "b"], "either --input"),
+        (["stdlib", "--size", "0"], "expected a positive number"),
+        (["stdlib", "--size", "many"], "invalid int value: 'many'"),
+        (["stdlib", "--size", "10000000000"], "takes 11,000,000,000 characters, but"),
+        (["stdlib", "--size", "39"], r"the valid split has fewer than 2 symbols \(1\)"),
+        (["ptb", "--variant", "words"], "invalid choice: 'words'"),
+        (["ptb", "--variant", "mikolov-char"], "pass --from-dir DIR"),
+        (["ptb", "--from-dir", "/nowhere"], "/nowhere: no such directory"),
+        (["enwik8", "--from-dir", __file__], "is a file, not a directory"),
+        (["text", "--input", "x" * 300, "--split", "90/5/5"], "no such file"),
+        (["stdlib", "--size", "100", "--dest", "x" * 300], "cannot be .*File name too long"),
+        (["stdlib", "--size", "100", "--dest", __file__ + "/x"], "cannot be .*Not a directory"),
+        (["ptb", "--unknown"], "unrecognized arguments: --unknown"),
+    ],
+)
+def test_bad_command_lines(tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert re.search(message, error_of(capsys, *arguments))
+    assert names(tmp_path) in ([], ["data-bin"])
+    assert not (tmp_path / "data-bin" / "stdlib").exists()
+
+
+def test_unknown_variant_is_refused_by_the_library_too(tmp_path):
+    with pytest.raises(UsageError, match="choose from raw, mikolov-char"):
+        corpora.ptb("words", tmp_path, tmp_path)
+
+
+def test_real_ptb(tmp_path, data_dir, capsys):
+    dest = tmp_path / "ptb"
+    arguments = ["ptb", "--from-dir", data_dir / "ptb", "--dest", dest]
+    assert run(*arguments) == 0
+    sentence = "PTB, word-level Mikolov files as raw characters, 50 symbols"
+    assert capsys.readouterr().out.splitlines()[-1] == sentence
+    vocabulary = CharVocabulary.load(dest)
+    assert vocabulary.corpus == sentence
+    assert len(vocabulary.model_indices()) == 50
+    assert vocabulary.codes()[:3].tolist() == [ord("\n"), ord(" "), ord("e")]
+    counts = manifest_of(dest)["splits"]
+    assert [counts[split]["symbols"] for split in SPLITS] == [5_101_618, 399_782, 449_945]
+    assert [counts[split]["items"] for split in SPLITS] == [42_068, 3_370, 3_761]
+    assert all(counts[split]["unknown"] == 0 for split in SPLITS)
+    for split in SPLITS:
+        with gzip.open(data_dir / "ptb" / f"ptb.{split}.txt.gz") as file:
+            assert read_back(dest, split).encode() == file.read()
+    # fairseq's own reader sees the same lines.
+    dictionary = Dictionary.load(str(dest / "dict.txt"))
+    assert len(dictionary) == len(vocabulary) == 53
+    dataset = data_utils.load_indexed_dataset(str(dest / "valid"), dictionary)
+    with gzip.open(data_dir / "ptb" / "ptb.valid.txt.gz", "rt", encoding="utf-8") as file:
+        lines = file.readlines()
+    assert len(dataset) == len(lines)
+    for item, line in zip(dataset, lines, strict=True):
+        assert vocabulary.decode(item.numpy()) == line
+    assert run(*arguments) == 0
+    assert "already prepared" in capsys.readouterr().out
+
+
+def small_ptb(directory, stem="ptb.", text=" a b <unk> \n"):
+    for split in SPLITS:
+        (directory / f"{stem}{split}.txt").write_text(text)
+
+
+def test_wrong_ptb_needs_no_verify(tmp_path, capsys):
+    small_ptb(tmp_path)
+    arguments = ["ptb", "--from-dir", tmp_path, "--dest", tmp_path / "dest"]
+    found = error_of(capsys, *arguments)
+    assert "ptb.train.txt: expected 5,101,618 bytes unpacked, found 12" in found
+    assert "--no-verify" in found
+    assert run(*arguments, "--no-verify") == 0
+
+
+def test_wrong_checksum_is_reported(tmp_path, capsys):
+    small_ptb(tmp_path)
+    (tmp_path / "ptb.train.txt").write_bytes(b"a" * 5_101_618)
+    found = error_of(capsys, "ptb", "--from-dir", tmp_path, "--dest", tmp_path / "dest")
+    assert "ptb.train.txt: expected MD5 f26c4b92c5fdc7b3f8c7cdcb991d8420 unpacked, found" in found
+
+
+def test_ptb_in_simple_examples_tgz(tmp_path, capsys):
+    with tarfile.open(tmp_path / "simple-examples.tgz", "w:gz") as archive:
+        for split in SPLITS:
+            for stem, text in (("ptb.", b" a b \n"), ("ptb.char.", b"a _ b\n")):
+                entry = tarfile.TarInfo(f"./simple-examples/data/{stem}{split}.txt")
+                entry.size = len(text)
+                archive.addfile(entry, io.BytesIO(text))
+    dest = tmp_path / "dest"
+    arguments = ["ptb", "--from-dir", tmp_path, "--no-verify"]
+    assert run(*arguments, "--dest", dest) == 0
+    assert read_back(dest, "test") == " a b \n"
+    assert run(*arguments, "--variant", "mikolov-char", "--dest", tmp_path / "char") == 0
+    assert read_back(tmp_path / "char", "test") == "a_b\n"
+    assert "ptb.char files (no outer spaces" in CharVocabulary.load(tmp_path / "char").corpus
+    checked = ["ptb", "--from-dir", tmp_path, "--variant", "mikolov-char", "--dest", tmp_path / "c"]
+    assert "train split has 4 symbols, expected about 5,017,482" in error_of(capsys, *checked)
+
+
+def test_an_ambiguous_or_damaged_archive_is_reported(tmp_path, capsys):
+    arguments = ["ptb", "--from-dir", tmp_path, "--dest", tmp_path / "dest"]
+    assert "has no ptb.train.txt, plain, packed" in error_of(capsys, *arguments)
+    (tmp_path / "a.tgz").write_bytes(b"no archive")
+    assert "a.tgz: the archive is cut off or damaged" in error_of(capsys, *arguments)
+    (tmp_path / "a.tgz").unlink()
+    zip_of(tmp_path / "a.zip", **{"x/ptb.train.txt": "a", "y/ptb.train.txt": "b"})
+    assert "has ptb.train.txt more than once" in error_of(capsys, *arguments)
+
+
+@pytest.mark.parametrize("packing", ["enwik8", "enwik8.gz", "enwik8.zip"])
+def test_enwik8_is_bytes_and_cut_90_5_5(tmp_path, capsys, packing):
+    data = np.random.default_rng(0).integers(0, 256, 10_000, dtype=np.uint8).tobytes()
+    path = tmp_path / packing
+    if packing.endswith(".zip"):
+        zip_of(path, enwik8=data)
+    else:
+        path.write_bytes(gzip.compress(data) if packing.endswith(".gz") else data)
+    dest = tmp_path / "dest"
+    arguments = ["enwik8", "--from-dir", tmp_path, "--dest", dest]
+    assert "expected 100,000,000 bytes unpacked, found 10,000" in error_of(capsys, *arguments)
+    assert run(*arguments, "--no-verify") == 0
+    pieces = [read_back(dest, split) for split in SPLITS]
+    assert b"".join(pieces) == data
+    assert [len(piece) for piece in pieces] == [9_000, 500, 500]
+    manifest = manifest_of(dest)
+    assert manifest["variant"] == "enwik8 as bytes, 90/5/5 split, 256 symbols"
+    assert manifest["request"]["inputs"][0]["sha256"] == hashlib.sha256(data).hexdigest()
+    assert "not UTF-8" in error_of(
+        capsys, *arguments[:3], "--dest", tmp_path / "t", "--no-verify", "--no-bytes"
+    )
+
+
+def test_stdlib_is_ascii_source_in_order_and_deterministic(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for dest in (first, second):
+        assert run("stdlib", "--size", "200_000", "--dest", dest) == 0
+    assert contents(first) == contents(second)
+    counts = manifest_of(first)["splits"]
+    assert [counts[split]["symbols"] for split in SPLITS] == [200_000, 10_000, 10_000]
+    text = read_back(first, "train")
+    assert text.isascii()
+    assert text.startswith(Path(tempfile.__file__).with_name("__future__.py").read_text())
+    assert "\ndef " in text
+
+
+def test_stdlib_leaves_out_tests_generated_and_non_ascii_files(tmp_path):
+    kept = {"a.py": "A = 1\n", "b/c.py": "C = 1\n", "untested.py": "U = 1\n"}
+    left_out = ["test/x.py", "b/tests/x.py", "b/test_b.py", "site-packages/x.py", "idlelib/x.py"]
+    left_out += ["lib2to3/x.py", "__pycache__/x.py", "_sysconfigdata_x.py", "encodings/x.py", "x.c"]
+    for name, text in {**kept, **dict.fromkeys(left_out, "X = 1\n"), "e.py": "é\n"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert corpora._library_text(tmp_path, 1000).decode() == "".join(kept.values())
+    assert corpora._library_text(tmp_path, 8).decode() == "A = 1\nC "
+
+
+class RangeHandler(http.server.BaseHTTPRequestHandler):
+    """Serves ``data``; keeps the Range headers it got; may ignore ranges or stop early."""
+
+    data = bytes(range(256)) * 4000
+    ranges: list = []
+    honour_range = True
+    stop_after = None
+
+    def do_GET(self):  # noqa: N802 (the name is http.server's)
+        asked = self.headers.get("Range")
+        self.ranges.append(asked)
+        start = int(re.search(r"\d+", asked)[0]) if asked and self.honour_range else 0
+        if self.path.startswith("/missing"):
+            self.send_error(404)
+            return
+        if start >= len(self.data):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(self.data)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        self.send_response(206 if asked and self.honour_range else 200)
+        if asked and self.honour_range:
+            last = len(self.data) - 1
+            self.send_header("Content-Range", f"bytes {start}-{last}/{len(self.data)}")
+        self.send_header("Content-Length", str(len(self.data) - start))
+        self.end_headers()
+        self.wfile.write(self.data[start : self.stop_after])
+
+    def log_message(self, *arguments):
+        """Keep the test's output clean."""
+
+
+@pytest.fixture
+def server():
+    class Handler(RangeHandler):
+        ranges = []
+
+    http_server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=functools.partial(http_server.serve_forever, 0.01))
+    thread.start()
+    yield Handler, f"http://127.0.0.1:{http_server.server_port}"
+    http_server.shutdown()
+    thread.join()
+    http_server.server_close()
+
+
+def test_download_and_then_no_second_one(tmp_path, server):
+    handler, address = server
+    path = download(f"{address}/file", tmp_path / "new")
+    assert path.read_bytes() == handler.data
+    assert download(f"{address}/file", tmp_path / "new") == path
+    assert handler.ranges == [None]
+
+
+@pytest.mark.parametrize("honour_range", [True, False])
+def test_download_continues_where_it_stopped(tmp_path, server, honour_range):
+    handler, address = server
+    handler.stop_after = 300_000
+    with pytest.raises(UsageError, match="after 300,000 of 1,024,000 bytes; run the command again"):
+        download(f"{address}/file", tmp_path)
+    assert names(tmp_path) == ["file.part"]
+    handler.stop_after = None
+    handler.honour_range = honour_range
+    assert download(f"{address}/file", tmp_path).read_bytes() == handler.data
+    assert handler.ranges == [None, "bytes=300000-"]
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("extra", [0, 5])
+def test_a_whole_or_too_long_part_is_settled(tmp_path, server, extra):
+    handler, address = server
+    (tmp_path / "file.part").write_bytes(handler.data + bytes(extra))
+    assert download(f"{address}/file", tmp_path).read_bytes() == handler.data
+
+
+def test_download_errors_name_the_way_out(tmp_path, server, capsys, monkeypatch):
+    _, address = server
+    with pytest.raises(UsageError, match=r"missing \(Not Found\).*--from-dir"):
+        download(f"{address}/missing", tmp_path)
+    # Port 9 of the local host answers nobody.
+    monkeypatch.setattr(corpora, "_ENWIK8_URL", "http://127.0.0.1:9/enwik8.zip")
+    found = error_of(capsys, "enwik8", "--download-dir", tmp_path, "--dest", tmp_path / "dest")
+    assert re.search(r"cannot download http://127.0.0.1:9/enwik8.zip .*--from-dir DIR", found)
+
+
+def test_downloaded_ptb_is_prepared(tmp_path, server, monkeypatch):
+    handler, address = server
+    handler.data = b" a b \n" * 100
+    monkeypatch.setattr(corpora, "_PTB_URL", address + "/ptb.{split}.txt")
+    arguments = ["--download-dir", tmp_path / "kept", "--dest", tmp_path / "dest", "--no-verify"]
+    assert run("ptb", *arguments) == 0
+    assert read_back(tmp_path / "dest", "valid").encode() == handler.data
+    assert names(tmp_path / "kept") == [f"ptb.{split}.txt" for split in ("test", "train", "valid")]
+
+
+PEAK = """
+import resource, runpy, sys
+script = runpy.run_path(sys.argv[1])
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
+assert script["main"](sys.argv[2:]) == 0
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["lines", "one line", "newlines", "wide"])
+def test_memory_does_not_grow_with_the_text(tmp_path, kind):
+    source = tmp_path / "source"
+    megabyte = {
+        "lines": b"the quick brown fox jumps over the lazy dog 0123456789\n" * 18_000,
+        "one line": b"abcdefghijklmnopqrstuvwxyz " * 37_000,
+        "newlines": b"\n" * 1_000_000,
+        "wide": "😀é中a\n".encode() * 90_000,
+    }[kind]
+    with source.open("wb") as file:
+        for _ in range(30):
+            file.write(megabyte)
+    command = [sys.executable, "-c", PEAK, str(SCRIPT), "text", "--input", str(source)]
+    result = subprocess.run(
+        [*command, "--split", "90/5/5", "--dest", str(tmp_path / "dest")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    kibibytes = int(result.stdout.split()[-1])
+    # 35 to 70 MB measured, at 30 MB of text and at 100 MB alike; with the whole text in memory its
+    # dictionary indices alone would take 240 MB, eight bytes a symbol.
+    assert kibibytes < 120 * 1024
+
+
+def test_help_and_progress_stay_off_standard_output(tmp_path):
+    options = write_splits(tmp_path)
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT), "text", *options, "--dest", str(tmp_path / "dest")],
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert len(result.stdout.splitlines()) == 6
+
+
+def test_preparing_needs_no_fairseq(tmp_path):
+    code = (
+        "import sys, runpy; main = runpy.run_path(sys.argv[1])['main']; main(sys.argv[2:]);"
+        "assert not {'fairseq', 'torch'} & set(sys.modules)"
+    )
+    options = write_splits(tmp_path)
+    result = subprocess.run(
+        [sys.executable, "-c", code, SCRIPT, "text", *options, "--dest", tmp_path / "dest"],
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
