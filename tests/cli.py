@@ -14,15 +14,16 @@ USER_DIR = str(Path(__file__).resolve().parent.parent / "rhhn_fairseq")
 def run_module(module, args, *, workers=None, env=None, timeout=300, check=True, cwd=None):
     """Runs `python -m module args`; with `workers`, that many copies under torchrun on localhost.
 
-    Each process computes with one thread. Returns the CompletedProcess with stdout and stderr as
-    text; with `check`, a status other than 0 is an AssertionError that shows the output.
+    Each process computes with one thread, and shows where it was if it is aborted. Returns the
+    CompletedProcess with stdout and stderr as text; with `check`, a status other than 0 is an
+    AssertionError that shows the output.
     """
     launch = []
     if workers is not None:
         launch = ["torch.distributed.run", "--standalone", "--local-addr", "localhost"]
         launch += ["--nproc-per-node", str(workers), "-m"]
     command = [sys.executable, "-m", *launch, module, *map(str, args)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(env or {})}
     result = subprocess.run(
         command, capture_output=True, text=True, env=environment, timeout=timeout, cwd=cwd
     )
@@ -34,9 +35,7 @@ def run_module(module, args, *, workers=None, env=None, timeout=300, check=True,
 def fairseq_train(args, *, workers=1, user_dir=USER_DIR, **options) -> subprocess.CompletedProcess:
     """fairseq-train; more than one worker run under torchrun. Options as in `run_module`."""
     arguments = [*args, "--user-dir", user_dir] if user_dir else args
-    return run_module(
-        "fairseq_cli.train", arguments, workers=None if workers == 1 else workers, **options
-    )
+    return run_module("fairseq_cli.train", arguments, workers=None if workers == 1 else workers, **options)
 
 
 def json_log(output: str) -> list[dict]:
@@ -45,7 +44,7 @@ def json_log(output: str) -> list[dict]:
     `tag` tells where a record comes from: train_inner, train, or the name of a validation subset.
     """
     records = []
-    for tag, text in re.findall(r"[|\[]\s?([\w.-]+)(?: \||\]\[INFO\] -) (\{\".*\})$", output, re.M):
+    for tag, text in re.findall(r"([\w.-]+)(?: \| |\]\[INFO\] - |:)(\{\".*\})$", output, re.M):
         record = {key: _number(value) for key, value in json.loads(text).items()}
         records.append({"tag": tag, **record})
     return records

@@ -93,9 +93,7 @@ def test_unescape_refuses_what_escape_never_writes(text):
 
 
 symbol_sets = st.sets(
-    st.one_of(
-        st.sampled_from(AWKWARD), st.integers(0, 0x10FFFF).filter(lambda code: code != 10).map(chr)
-    ),
+    st.one_of(st.sampled_from(AWKWARD), st.integers(0, 0x10FFFF).filter(lambda code: code != 10).map(chr)),
     max_size=40,
 )
 

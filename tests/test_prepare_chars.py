@@ -196,9 +196,7 @@ def test_same_request_is_reused_and_another_is_refused(tmp_path, capsys):
     assert run("text", *options, "--dest", dest) == 0
     assert "already prepared" in capsys.readouterr().out
     assert (dest / "train.bin").stat().st_mtime_ns == stamp
-    assert "mode 'text', not 'bytes'" in error_of(
-        capsys, "text", *options, "--bytes", "--dest", dest
-    )
+    assert "mode 'text', not 'bytes'" in error_of(capsys, "text", *options, "--bytes", "--dest", dest)
     assert "with corpus 'text', not 'stdlib'" in error_of(capsys, "stdlib", "--dest", dest)
     more = error_of(capsys, "text", *options, options[1], "--dest", dest)
     assert "was prepared from 3 files, not 4" in more
@@ -250,9 +248,7 @@ def test_vocabulary_notices_a_foreign_manifest(tmp_path):
 
 @pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, OSError(28, "No space left")])
-def test_an_interrupted_run_leaves_everything_as_it_was(
-    tmp_path, capsys, monkeypatch, existing, error
-):
+def test_an_interrupted_run_leaves_everything_as_it_was(tmp_path, capsys, monkeypatch, existing, error):
     options = write_splits(tmp_path)
     dest = tmp_path / "dest"
     if existing:
@@ -303,9 +299,7 @@ def test_a_real_write_failure_is_one_line(tmp_path):
         "runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     command = [sys.executable, "-c", limited, str(SCRIPT), "text", *options]
-    result = subprocess.run(
-        [*command, "--dest", str(tmp_path / "dest")], capture_output=True, text=True
-    )
+    result = subprocess.run([*command, "--dest", str(tmp_path / "dest")], capture_output=True, text=True)
     assert result.returncode == 1
     assert result.stderr == f"error: {tmp_path / 'dest'}: cannot be written (File too large)\n"
     assert names(tmp_path) == ["test.txt", "train.txt", "valid.txt"]
@@ -344,9 +338,7 @@ BAD_ARCHIVES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "make", "message"), [("t.txt", *case) for case in BAD_FILES] + BAD_ARCHIVES
-)
+@pytest.mark.parametrize(("name", "make", "message"), [("t.txt", *case) for case in BAD_FILES] + BAD_ARCHIVES)
 @pytest.mark.parametrize("split", SPLITS)
 def test_bad_input_files(tmp_path, capsys, split, name, make, message):
     options = write_splits(tmp_path)

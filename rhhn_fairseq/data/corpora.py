@@ -99,9 +99,7 @@ def ptb(variant: str, from_dir: Path | None, download_dir: Path) -> Corpus:
         "ptb",
         "PTB, Mikolov's ptb.char files (no outer spaces, _ for the space)",
         "text",
-        tuple(
-            Input(split, find_in_directory(from_dir, f"ptb.char.{split}.txt")) for split in SPLITS
-        ),
+        tuple(Input(split, find_in_directory(from_dir, f"ptb.char.{split}.txt")) for split in SPLITS),
         options={"variant": variant},
         separator=ord(" "),
         expected_symbols=_PTB_CHAR_SYMBOLS,
@@ -116,9 +114,7 @@ _ENWIK8_PUBLISHED = Published(100_000_000, "a1fa5ffddb56f4953e226637dabbb36a")
 def enwik8(as_bytes: bool, from_dir: Path | None, download_dir: Path) -> Corpus:
     """The first 100 million bytes of a Wikipedia dump, cut 90/5/5 million."""
     source = (
-        find_in_directory(from_dir, "enwik8")
-        if from_dir
-        else FileSource(download(_ENWIK8_URL, download_dir))
+        find_in_directory(from_dir, "enwik8") if from_dir else FileSource(download(_ENWIK8_URL, download_dir))
     )
     return Corpus(
         "enwik8",
@@ -135,8 +131,7 @@ def text_files(files: dict[str, Sequence[Path] | None], as_bytes: bool) -> Corpu
     missing = [f"--{split}" for split in SPLITS if not files[split]]
     if missing:
         raise UsageError(
-            f"{', '.join(missing)}: missing; pass --train, --valid and --test, "
-            "or --input and --split"
+            f"{', '.join(missing)}: missing; pass --train, --valid and --test, or --input and --split"
         )
     inputs = tuple(Input(split, user_file(path)) for split in SPLITS for path in files[split])
     names = "; ".join(" + ".join(Path(path).name for path in files[split]) for split in SPLITS)
@@ -166,8 +161,7 @@ def parse_split(split: str) -> Callable[[int], tuple[int, int]]:
         train = valid = test = Fraction(0)
     if min(train, valid, test) <= 0 or train + valid + test != 100:
         raise UsageError(
-            f"--split {split!r}: expected three positive percentages that add up to 100, "
-            "such as 90/5/5"
+            f"--split {split!r}: expected three positive percentages that add up to 100, such as 90/5/5"
         )
     return lambda size: (int(size * train / 100), int(size * (train + valid) / 100))
 

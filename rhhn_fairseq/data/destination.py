@@ -35,8 +35,7 @@ def check_replaceable(dest: Path, force: bool) -> None:
     foreign = sorted(present.difference(DATA_FILES, [MANIFEST_NAME]))
     if foreign:
         raise UsageError(
-            f"{dest}: holds {foreign[0]!r}, which is no file of a prepared corpus; "
-            "choose another --dest"
+            f"{dest}: holds {foreign[0]!r}, which is no file of a prepared corpus; choose another --dest"
         )
     if present and MANIFEST_NAME not in present and not force:
         raise UsageError(f"{dest}: holds files but no {MANIFEST_NAME}; --force replaces them")

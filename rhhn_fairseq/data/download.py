@@ -72,9 +72,7 @@ def _fetch(url: str, part: Path, timeout: float) -> int | None:
         start = _first_byte(response, have)
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else None
-        progress = tqdm(
-            desc=part.stem, total=total, initial=start, unit="B", unit_scale=True, disable=None
-        )
+        progress = tqdm(desc=part.stem, total=total, initial=start, unit="B", unit_scale=True, disable=None)
         with progress, part.open("r+b" if start else "wb") as file:
             file.seek(start)
             while block := response.read(_BLOCK):

@@ -28,9 +28,7 @@ def read_manifest(data_dir: Path) -> dict | None:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
     # Both JSONDecodeError and UnicodeDecodeError are ValueErrors.
     except ValueError as error:
-        raise UsageError(
-            f"{path}: is not JSON ({error}); prepare the corpus again with --force"
-        ) from error
+        raise UsageError(f"{path}: is not JSON ({error}); prepare the corpus again with --force") from error
     problem = _problem(manifest)
     if problem:
         raise UsageError(f"{path}: {problem}; prepare the corpus again with --force")

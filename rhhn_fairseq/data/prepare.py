@@ -32,9 +32,7 @@ from rhhn_fairseq.errors import UsageError
 Stretch = tuple[Source, int, int | None]
 
 
-def prepare(
-    corpus: Corpus, dest: str | Path, force: bool = False, verify: bool = True
-) -> tuple[dict, bool]:
+def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool = True) -> tuple[dict, bool]:
     """Prepare ``corpus`` in the directory ``dest``; its manifest, and whether it was there already.
 
     force: replace what an earlier run left at ``dest``, whatever it holds.
@@ -66,9 +64,7 @@ def report(manifest: dict) -> str:
     """A short table of what was prepared, and the corpus by name."""
     lines = [f"{'split':<6} {'symbols':>13} {'items':>11} {'unknown':>9}"]
     for split, counts in manifest["splits"].items():
-        lines.append(
-            f"{split:<6} {counts['symbols']:>13,} {counts['items']:>11,} {counts['unknown']:>9,}"
-        )
+        lines.append(f"{split:<6} {counts['symbols']:>13,} {counts['items']:>11,} {counts['unknown']:>9,}")
     lines.append(manifest["variant"])
     return "\n".join(lines)
 
@@ -92,13 +88,9 @@ def _inspect(entry: Input, verify: bool) -> dict:
         raise UsageError(f"{name}: is empty")
     advice = "replace the file, or pass --no-verify to accept it"
     if published and size != published.size:
-        raise UsageError(
-            f"{name}: expected {published.size:,} bytes unpacked, found {size:,}; {advice}"
-        )
+        raise UsageError(f"{name}: expected {published.size:,} bytes unpacked, found {size:,}; {advice}")
     if published and md5.hexdigest() != published.md5:
-        raise UsageError(
-            f"{name}: expected MD5 {published.md5} unpacked, found {md5.hexdigest()}; {advice}"
-        )
+        raise UsageError(f"{name}: expected MD5 {published.md5} unpacked, found {md5.hexdigest()}; {advice}")
     return {
         "split": entry.split,
         "name": Path(name).name,
@@ -116,8 +108,7 @@ def _check_same(dest: Path, prepared: dict, request: dict) -> None:
     for key in ("corpus", "mode", "options"):
         if prepared.get(key) != request[key]:
             raise UsageError(
-                f"{dest}: was prepared with {key} {prepared.get(key)!r}, not {request[key]!r}; "
-                + advice
+                f"{dest}: was prepared with {key} {prepared.get(key)!r}, not {request[key]!r}; " + advice
             )
     before, now = prepared.get("inputs", []), request["inputs"]
     if len(before) != len(now):
@@ -137,8 +128,7 @@ def _check_complete(dest: Path, sizes: dict) -> None:
         if found != sizes.get(name):
             problem = "is missing" if found is None else f"has {found:,} bytes"
             raise UsageError(
-                f"{path}: {problem}, expected {sizes.get(name, 0):,} bytes; --force prepares it "
-                "again"
+                f"{path}: {problem}, expected {sizes.get(name, 0):,} bytes; --force prepares it again"
             )
 
 
@@ -154,10 +144,7 @@ def _stretches(corpus: Corpus, inputs: list[dict]) -> dict[str, list[Stretch]]:
     if corpus.mode == "text":
         valid, test = next_character(source, valid), next_character(source, test)
     offsets = ((0, valid), (valid, test), (test, None))
-    return {
-        split: [(source, start, stop)]
-        for split, (start, stop) in zip(SPLITS, offsets, strict=True)
-    }
+    return {split: [(source, start, stop)] for split, (start, stop) in zip(SPLITS, offsets, strict=True)}
 
 
 def _build(
@@ -177,8 +164,7 @@ def _build(
         symbols = splits[split]["symbols"]
         if symbols < 2:
             raise UsageError(
-                f"the {split} split has fewer than 2 symbols ({symbols}), too few to predict one "
-                "from another"
+                f"the {split} split has fewer than 2 symbols ({symbols}), too few to predict one from another"
             )
         if verify and corpus.expected_symbols:
             _check_symbols(split, symbols, corpus.expected_symbols[split])
@@ -234,9 +220,7 @@ def _write_dictionary(path: Path, counts: np.ndarray, mode: str) -> CharVocabula
     symbols = [escape_byte(code) if mode == "bytes" else escape(chr(code)) for code in codes]
     # Without newline="\n" some systems would write "\r\n".
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(
-            f"{symbol} {counts[code]}\n" for symbol, code in zip(symbols, codes, strict=True)
-        )
+        file.writelines(f"{symbol} {counts[code]}\n" for symbol, code in zip(symbols, codes, strict=True))
     return CharVocabulary(symbols, mode, newline_occurs)
 
 

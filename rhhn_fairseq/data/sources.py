@@ -98,9 +98,7 @@ def find_in_directory(directory: Path, name: str) -> FileSource:
     for path in paths:
         if path.is_file() and path.name.endswith((".zip", *TAR_SUFFIXES)):
             found += [
-                FileSource(path, member)
-                for member in _members(path)
-                if member.rpartition("/")[2] == name
+                FileSource(path, member) for member in _members(path) if member.rpartition("/")[2] == name
             ]
     if not found:
         raise UsageError(
@@ -170,9 +168,7 @@ def next_character(source: Source, position: int) -> int:
     return position + len(window)
 
 
-def read_codes(
-    source: Source, mode: str, start: int = 0, stop: int | None = None
-) -> Iterator[np.ndarray]:
+def read_codes(source: Source, mode: str, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
     """The symbols of bytes [start, stop) of a source, chunk by chunk, [T] unsigned integers.
 
     Byte values in bytes mode, else code points, with nothing translated: no newline conversion,

@@ -128,9 +128,7 @@ class CharVocabulary:
         try:
             if manifest is None:
                 return cls(symbols)
-            vocabulary = cls(
-                symbols, manifest["mode"], manifest["newline_occurs"], manifest["variant"]
-            )
+            vocabulary = cls(symbols, manifest["mode"], manifest["newline_occurs"], manifest["variant"])
         except UsageError as error:
             raise UsageError(f"{path}: {error}; prepare the corpus again with --force") from error
         found, expected = len(vocabulary.model_indices()), manifest["symbols"]
@@ -268,8 +266,7 @@ def _read_symbols(path: Path) -> list[str]:
             unescape(symbol)
         except UsageError as error:
             raise UsageError(
-                f"{path}: line {number}: {error}; this is no character dictionary of "
-                "scripts/prepare_chars.py"
+                f"{path}: line {number}: {error}; this is no character dictionary of scripts/prepare_chars.py"
             ) from error
         symbols.append(symbol)
     return symbols

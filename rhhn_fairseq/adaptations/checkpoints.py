@@ -1,0 +1,189 @@
+"""Checkpoints: nothing but data comes out of them, and one line says what is wrong with a file."""
+
+import argparse
+import functools
+import os
+import re
+import types
+
+import torch
+
+from rhhn_fairseq.adaptations import mentions
+from rhhn_fairseq.errors import UsageError
+
+# fairseq's default for --restore-file: the newest checkpoint of --save-dir, if there is one.
+LATEST = "checkpoint_last.pt"
+
+
+def allow_namespace() -> bool:
+    """PyTorch 2.6 and newer read only tensors and plain containers from a file.
+
+    Checkpoints whose model, task, criterion and optimizer are configured by dataclasses hold
+    nothing else. Those of fairseq's older models hold an `argparse.Namespace`, which runs no code
+    when it is read; it is the only class that is allowed in addition.
+    """
+    if argparse.Namespace in torch.serialization.get_safe_globals():
+        return False
+    torch.serialization.add_safe_globals([argparse.Namespace])
+    return True
+
+
+class WeightsOnlyTorch(types.ModuleType):
+    """`torch` as `fairseq.checkpoint_utils` sees it: the same module, but `load` is always safe."""
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+    @staticmethod
+    def load(file, *args, **kwargs):
+        """`torch.load` with `weights_only=True`, whatever the caller and the environment ask for.
+
+        Raises UsageError, with the file's name, if it holds other classes, cannot be read, or is
+        no checkpoint.
+        """
+        name = getattr(file, "name", file)
+        try:
+            state = torch.load(file, *args, **{**kwargs, "weights_only": True})
+        except OSError:
+            raise
+        # Damaged bytes make the unpickler fail in any way: KeyError, EOFError, RuntimeError, ...
+        except Exception as error:
+            raise UsageError(_why_unreadable(name, error)) from error
+        if not (isinstance(state, dict) and "model" in state):
+            raise UsageError(f"{name} is not a fairseq checkpoint: it holds no 'model'")
+        return state
+
+
+def _why_unreadable(name: str, error: Exception) -> str:
+    refused = re.search(r"GLOBAL (\S+)", str(error))
+    if refused:
+        return (
+            f"checkpoint {name} is refused: it would load {refused[1]}, and only tensors, plain "
+            "containers and argparse.Namespace may come out of a checkpoint"
+        )
+    return (
+        f"checkpoint {name} cannot be read: it is damaged, cut short or no checkpoint "
+        f"({type(error).__name__})"
+    )
+
+
+def load_weights_only() -> bool:
+    """fairseq relies on the default of `torch.load`, and a default can be switched off.
+
+    TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 does so, an older PyTorch has the other default, and some
+    versions of fairseq pass `weights_only=False`. A checkpoint is a file from somewhere, so this is
+    not left to the environment: inside `fairseq.checkpoint_utils` the name `torch` means a module
+    whose `load` reads weights only. Other code's `torch.load` is untouched.
+    """
+    from fairseq import checkpoint_utils
+
+    checkpoint_utils.torch = WeightsOnlyTorch("torch")
+    return True
+
+
+def name_missing_file() -> bool:
+    """A checkpoint that is missing or may not be read ends in one line instead of a traceback."""
+    from fairseq import checkpoint_utils
+
+    load_to_cpu = checkpoint_utils.load_checkpoint_to_cpu
+    load_ensemble = checkpoint_utils.load_model_ensemble_and_task
+
+    @functools.wraps(load_to_cpu)
+    def load_checkpoint_to_cpu(path, *args, **kwargs):
+        try:
+            return load_to_cpu(path, *args, **kwargs)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UsageError(f"checkpoint {path} cannot be read: {reason}") from error
+
+    @functools.wraps(load_ensemble)
+    def load_model_ensemble_and_task(*args, **kwargs):
+        try:
+            return load_ensemble(*args, **kwargs)
+        except OSError as error:
+            # The data of the task may be missing as well; that is another error.
+            if str(error).startswith("Model file not found"):
+                raise UsageError(str(error)) from error
+            raise
+
+    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
+    return True
+
+
+def require_named_checkpoint() -> bool:
+    """A mistyped --restore-file would train from scratch: fairseq only logs that nothing was found.
+
+    That is right for the default, the newest checkpoint of --save-dir, and wrong for a file that
+    somebody named; so a named file must exist.
+    """
+    from fairseq import checkpoint_utils
+
+    load = checkpoint_utils.load_checkpoint
+
+    @functools.wraps(load)
+    def load_checkpoint(cfg, trainer, **kwargs):
+        suffix = f"{trainer.checkpoint_suffix}.pt"
+        named = {}
+        if cfg.restore_file != LATEST:
+            named["--restore-file"] = cfg.restore_file.replace(".pt", suffix)
+        elif not os.path.exists(os.path.join(cfg.save_dir, LATEST.replace(".pt", suffix))):
+            # These two apply only while there is no newest checkpoint; the first hides the second.
+            if getattr(cfg, "continue_once", None) is not None:
+                named["--continue-once"] = cfg.continue_once
+            elif cfg.finetune_from_model is not None:
+                named["--finetune-from-model"] = cfg.finetune_from_model
+        for option, path in named.items():
+            if not checkpoint_utils.PathManager.isfile(path):
+                raise UsageError(f"{option} {path}: there is no such checkpoint file")
+        return load(cfg, trainer, **kwargs)
+
+    checkpoint_utils.load_checkpoint = load_checkpoint
+    return True
+
+
+def name_mismatch() -> bool:
+    """A checkpoint of another architecture ends in one line with the first parameter that differs.
+
+    fairseq raises a plain Exception that says no more than that the architectures do not match.
+    """
+    from fairseq.trainer import Trainer
+
+    load = Trainer.load_checkpoint
+
+    @functools.wraps(load)
+    def load_checkpoint(self, filename, *args, **kwargs):
+        try:
+            return load(self, filename, *args, **kwargs)
+        except Exception as error:
+            if not str(error).startswith("Cannot load model parameters"):
+                raise
+            details = str(error.__context__).splitlines()
+            detail = details[min(1, len(details) - 1)].strip() if details else "no details"
+            raise UsageError(f"checkpoint {filename} does not fit the model: {detail}") from error
+
+    Trainer.load_checkpoint = load_checkpoint
+    return True
+
+
+def gather_before_saving() -> bool:
+    """A task whose state lies on all workers has to collect it before it is saved.
+
+    fairseq asks a task for its state (`get_checkpoint_dict`) on rank 0 alone, and only once the others
+    have left. Here every worker first calls the task's `gather_checkpoint_state`, where there is one.
+    """
+    from fairseq import checkpoint_utils
+
+    if mentions(checkpoint_utils.save_checkpoint, "gather_checkpoint_state"):
+        return False
+    save = checkpoint_utils.save_checkpoint
+
+    @functools.wraps(save)
+    def save_checkpoint(cfg, trainer, *args, **kwargs):
+        gather = getattr(trainer.task, "gather_checkpoint_state", None)
+        if gather is not None and not cfg.no_save:
+            gather()
+        return save(cfg, trainer, *args, **kwargs)
+
+    checkpoint_utils.save_checkpoint = save_checkpoint
+    return True

@@ -1,0 +1,67 @@
+"""Strings of a configuration are data: fairseq's own `eval` of them is replaced by a small evaluator."""
+
+import ast
+import operator
+import sys
+
+from rhhn_fairseq.errors import UsageError
+
+OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+
+def evaluate(text: str):
+    """The value of an expression made of literals and + - * /, such as "[(512, 3)] * 15".
+
+    Raises UsageError for everything else: names, calls, attributes, comprehensions; and, like the
+    builtin, TypeError for what is not a string, on which some callers rely.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"an expression must be a string, not {type(text).__name__}")
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        raise UsageError(
+            f"{text!r} in the configuration is not made of numbers, strings, lists, tuples, "
+            "dictionaries and + - * / only"
+        ) from error
+
+
+def _value(node: ast.expr):
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Tuple():
+            return tuple(map(_value, node.elts))
+        case ast.List():
+            return list(map(_value, node.elts))
+        case ast.Set():
+            return set(map(_value, node.elts))
+        case ast.Dict() if None not in node.keys:
+            return dict(zip(map(_value, node.keys), map(_value, node.values), strict=True))
+        case ast.UnaryOp() if type(node.op) in OPERATORS:
+            return OPERATORS[type(node.op)](_value(node.operand))
+        case ast.BinOp() if type(node.op) in OPERATORS:
+            return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    raise ValueError(ast.dump(node))
+
+
+def configuration_is_data() -> bool:
+    """A checkpoint carries its model's configuration, and several of fairseq's models `eval` parts of it.
+
+    A file could so run code although its pickle holds none (`decoder_layers` of `fconv_lm`,
+    `adaptive_softmax_cutoff` of many models through `fairseq.utils.eval_str_list`). A name in a
+    module hides the builtin of that name, so each fairseq module gets an `eval` that knows literals
+    and arithmetic, which is all that fairseq's defaults and documentation use. The command-line
+    programs (`fairseq_cli`) evaluate what the person typed, and are left alone.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fairseq.") and "eval" not in vars(module):
+            module.eval = evaluate
+    return True

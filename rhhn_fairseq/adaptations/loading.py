@@ -1,0 +1,92 @@
+"""Reading data: NumPy's removed names, and threads that are still reading when a program ends."""
+
+import atexit
+import functools
+import importlib
+import queue
+import types
+import weakref
+
+import numpy as np
+
+# fairseq modules that use a name which NumPy 1.24 or 2.0 removed, on a path that reading text takes.
+USE_OLD_NUMPY = (
+    "fairseq.data.data_utils",
+    "fairseq.data.language_pair_dataset",
+    "fairseq.data.token_block_dataset",
+)
+
+
+class NumpyWithOldNames(types.ModuleType):
+    """`numpy` as a fairseq module sees it: the same module, with the removed names in addition."""
+
+    int = int
+    compat = types.SimpleNamespace(long=int)
+
+    def __getattr__(self, name):
+        return getattr(np, name)
+
+
+def restore_numpy_names() -> bool:
+    """`np.compat.long` and `np.int` are gone, and with them --sample-break-mode eos and bucketing.
+
+    The names come back in the three fairseq modules that use them, not in NumPy, where other
+    libraries look for them to find out its version.
+    """
+    if hasattr(np, "compat") and hasattr(np, "int"):
+        return False
+    for name in USE_OLD_NUMPY:
+        importlib.import_module(name).np = NumpyWithOldNames("numpy")
+    return True
+
+
+def stop_reading_at_the_end() -> bool:
+    """A run that stops in mid-epoch (--max-update) leaves threads behind that still fetch batches.
+
+    They are daemon threads, and when the interpreter shuts down while one of them is in PyTorch's
+    C++ code the process can abort ("terminate called without an active exception") with a status
+    other than 0 after all work is done; torchrun then reports a failed job. So they are told to
+    stop, and waited for, when the program's main function is left or, under Hydra, at exit.
+    """
+    from fairseq.data import iterators
+    from fairseq.distributed import utils
+
+    running = weakref.WeakSet()
+
+    class StoppableConsumer(iterators.BackgroundConsumer):
+        def start(self):
+            running.add(self)
+            super().start()
+
+    def stop_all():
+        for consumer in list(running):
+            stop(consumer)
+
+    call_main = utils.call_main
+
+    @functools.wraps(call_main)
+    def call_main_and_stop(cfg, main, **kwargs):
+        try:
+            call_main(cfg, main, **kwargs)
+        finally:
+            stop_all()
+
+    iterators.BackgroundConsumer = StoppableConsumer
+    utils.call_main = call_main_and_stop
+    atexit.register(stop_all)
+    return True
+
+
+def stop(consumer, seconds: float = 10.0) -> None:
+    """Ends a consumer thread after the batch it is fetching, but waits no longer than `seconds`."""
+    consumer._max_len = 0
+    for _ in range(int(seconds / 0.05)):
+        # The thread may be waiting for room in its queue.
+        while not consumer._queue.empty():
+            try:
+                consumer._queue.get_nowait()
+            except queue.Empty:
+                break
+        consumer.join(0.05)
+        if not consumer.is_alive():
+            return

@@ -1,0 +1,45 @@
+"""What fairseq prints: one record it formats wrongly, and warnings about its own age."""
+
+import logging
+import warnings
+
+# (category, beginning of the message, module that warns). All of them are caused by fairseq's code
+# alone, appear in every run on the CPU, and tell its user nothing that could be acted upon.
+KNOWN_WARNINGS = (
+    (FutureWarning, r"`torch\.cuda\.amp\.autocast\(args", r"fairseq\..*"),
+    (FutureWarning, r"`broadcast_buffers` is deprecated", r"(rhhn_)?fairseq\..*"),
+    (UserWarning, r"'pin_memory' argument is set as true but no accelerator", r"torch\.utils\.data\..*"),
+    (UserWarning, r"hydra\.experimental\.\w+\(\) is no longer experimental", r"hydra\.experimental\..*"),
+    (UserWarning, r"\s*The version_base parameter is not specified", r"hydra\.experimental\..*"),
+    (UserWarning, r"In 'config': Usage of deprecated keyword in package header", r"hydra\..*"),
+    (UserWarning, r"\s*'config' is validated against ConfigStore schema with the same name", ""),
+    (UserWarning, r"\s*The strict flag in the compose API is deprecated", r"hydra\..*"),
+)
+
+
+def repair_inf_score_record() -> bool:
+    """fairseq-eval-lm gives `logger.info` a value but no place for it in the message.
+
+    Each sample with an infinite score then prints a "--- Logging error ---" traceback instead of
+    the tokens that are left out. A filter on that logger puts the value behind the message.
+    """
+    logger = logging.getLogger("fairseq_cli.eval_lm")
+    logger.addFilter(_append_stray_arguments)
+    return True
+
+
+def _append_stray_arguments(record: logging.LogRecord) -> bool:
+    if isinstance(record.msg, str) and "%" not in record.msg and isinstance(record.args, tuple):
+        record.msg = " ".join([record.msg, *(" ".join(str(arg).split()) for arg in record.args)])
+        record.args = ()
+    return True
+
+
+def silence_known_warnings() -> bool:
+    """About fifteen lines of deprecation warnings precede the first line of every run.
+
+    Only the warnings in KNOWN_WARNINGS are silenced, by category, text and module.
+    """
+    for category, message, module in KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=message, category=category, module=module)
+    return True

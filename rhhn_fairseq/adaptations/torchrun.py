@@ -1,0 +1,251 @@
+"""Several workers under torchrun, on GPUs and on the CPU."""
+
+import functools
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from rhhn_fairseq.adaptations import mentions
+from rhhn_fairseq.errors import UsageError
+
+# torchrun sets all of these for each worker; cluster scripts that set some of them for other
+# purposes rarely set the local rank.
+ENVIRONMENT = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+
+# Programs that give each worker a share of the data and report on that share alone.
+REPORTS_ITS_SHARE = {"eval_lm.py": "fairseq-eval-lm", "generate.py": "fairseq-generate"}
+
+
+def launched_by_torchrun(training) -> bool:
+    """Whether the workers' environment decides, for a `distributed_training` configuration.
+
+    Not so with an init method given by hand, on a TPU or with pipeline parallelism: fairseq has
+    its own ways for these.
+    """
+    return (
+        all(name in os.environ for name in ENVIRONMENT)
+        and training.distributed_init_method is None
+        and not training.tpu
+        and not training.pipeline_model_parallel
+    )
+
+
+def join(cfg) -> None:
+    """Writes the place of this worker, as torchrun gives it, into the configuration.
+
+    The device is the local rank on GPUs, and there is none on the CPU, where gloo takes the place
+    of nccl. A single worker needs no process group and stays a plain process. Raises UsageError if
+    there are more workers on this node than GPUs.
+    """
+    training = cfg.distributed_training
+    local_rank = int(os.environ["LOCAL_RANK"])
+    on_gpu = torch.cuda.is_available() and not cfg.common.cpu
+    if on_gpu and local_rank >= torch.cuda.device_count():
+        raise UsageError(
+            f"torchrun started worker {local_rank} (counted from 0) on a node with "
+            f"{torch.cuda.device_count()} GPU(s): lower --nproc-per-node, or add --cpu"
+        )
+    training.distributed_world_size = int(os.environ["WORLD_SIZE"])
+    training.distributed_rank = int(os.environ["RANK"])
+    training.device_id = local_rank if on_gpu else 0
+    training.distributed_no_spawn = True
+    if training.distributed_world_size > 1:
+        training.distributed_init_method = "env://"
+        if not on_gpu and training.distributed_backend == "nccl":
+            training.distributed_backend = "gloo"
+
+
+def no_gpu() -> bool:
+    """Takes the place of `torch.cuda.is_available` in a run with --cpu."""
+    return False
+
+
+def leave(utils) -> None:
+    """Closes the process group, which PyTorch otherwise complains about at exit."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        vars(utils.get_global_group).pop("_global_group", None)
+
+
+def honour_environment() -> bool:
+    """fairseq looks at torchrun's environment only if --distributed-world-size is above one.
+
+    The default is the number of GPUs of the node, so with one GPU a node, or on the CPU, N workers
+    trained N separate models and overwrote each other's checkpoints without a word. Where fairseq
+    does look, it divides by the number of GPUs, which is zero on the CPU, and keeps nccl.
+    """
+    from fairseq.distributed import utils
+
+    if mentions(utils._infer_torch_distributed_launch_init, "LOCAL_RANK"):
+        return False
+    inner = utils.call_main
+
+    @functools.wraps(inner)
+    def call_main(cfg, main, **kwargs):
+        joined = launched_by_torchrun(cfg.distributed_training)
+        if joined:
+            join(cfg)
+            refuse_partial_report(main, cfg.distributed_training.distributed_world_size)
+        inner(cfg, main, **kwargs)
+        if joined:
+            leave(utils)
+
+    utils.call_main = call_main
+    return True
+
+
+def keep_off_gpu() -> bool:
+    """fairseq asks whether there is a GPU in places where --cpu should have the last word.
+
+    On a machine with GPUs a run with --cpu opens its process group with an all-reduce on the GPU
+    and puts the gradient norm there, by which gradients on the CPU cannot be scaled. During such a
+    run the answer is no.
+    """
+    from fairseq.distributed import utils
+
+    inner = utils.call_main
+
+    @functools.wraps(inner)
+    def call_main(cfg, main, **kwargs):
+        is_available = torch.cuda.is_available
+        if cfg.common.cpu:
+            torch.cuda.is_available = no_gpu
+        try:
+            inner(cfg, main, **kwargs)
+        finally:
+            torch.cuda.is_available = is_available
+
+    utils.call_main = call_main
+    return True
+
+
+def train_bf16_without_tpu() -> bool:
+    """To fairseq's command line --bf16 means a TPU, and without torch_xla the run then fails.
+
+    GPUs and CPUs compute in bfloat16 as well, so without torch_xla --tpu is taken back.
+    """
+    from fairseq.distributed import utils
+
+    if utils.xm is not None:
+        return False
+    inner = utils.call_main
+
+    @functools.wraps(inner)
+    def call_main(cfg, main, **kwargs):
+        if cfg.common.bf16 and cfg.common.tpu:
+            cfg.common.tpu = False
+        inner(cfg, main, **kwargs)
+
+    utils.call_main = call_main
+    return True
+
+
+def refuse_partial_report(main, workers: int) -> None:
+    """Raises UsageError where rank 0 would print the score of its share as if it were the whole."""
+    code = getattr(main, "__code__", None)
+    program = REPORTS_ITS_SHARE.get(os.path.basename(code.co_filename)) if code else None
+    if program is not None and workers > 1:
+        raise UsageError(
+            f"{program} reports on each worker's share and never adds the {workers} shares up: "
+            "run it without torchrun"
+        )
+
+
+def join_late_under_hydra() -> bool:
+    """fairseq-hydra-train imports the user directory when `call_main` is already under way.
+
+    It has then decided that there is one process. The first thing that happens after the import is
+    a call of `add_defaults` with the whole configuration, so that is where the worker joins.
+    """
+    from fairseq.distributed import utils
+
+    train = sys.modules.get("fairseq_cli.train")
+    if train is None or mentions(utils._infer_torch_distributed_launch_init, "LOCAL_RANK"):
+        return False
+    inner = train.add_defaults
+
+    @functools.wraps(inner)
+    def add_defaults(cfg):
+        inner(cfg)
+        if dist.is_initialized() or not launched_by_torchrun(cfg.distributed_training):
+            return
+        join(cfg)
+        if cfg.common.cpu:
+            # `call_main` was not wrapped when it was called, so this holds until the process ends.
+            torch.cuda.is_available = no_gpu
+        training = cfg.distributed_training
+        if training.distributed_world_size > 1:
+            if torch.cuda.is_available():
+                torch.cuda.set_device(training.device_id)
+            utils.distributed_init(cfg)
+
+    train.add_defaults = add_defaults
+    return True
+
+
+def wrap_cpu_modules() -> bool:
+    """--ddp-backend pytorch_ddp, the default, names a GPU to DistributedDataParallel on the CPU too.
+
+    PyTorch refuses that for a module on the CPU, so there the device arguments are left out.
+    """
+    from fairseq.models import distributed_fairseq_model
+
+    inner = distributed_fairseq_model.DistributedDataParallel
+
+    def wrap(module, device_ids=None, output_device=None, **options):
+        if all(parameter.device.type == "cpu" for parameter in module.parameters()):
+            device_ids = output_device = None
+        return inner(module, device_ids=device_ids, output_device=output_device, **options)
+
+    distributed_fairseq_model.DistributedDataParallel = wrap
+    return True
+
+
+def broadcast_objects() -> bool:
+    """When training resumes, rank 0 sends the checkpoint it has read to the other workers.
+
+    fairseq does so with `torch.save` and `torch.load`, and the configuration, an OmegaConf object,
+    is refused by the latter. PyTorch's own `broadcast_object_list` unpickles it instead: what it
+    reads comes from rank 0 of this very job, which has read the file with `weights_only`.
+    """
+    from fairseq.distributed import utils
+
+    if mentions(utils._broadcast_object_slow, "broadcast_object_list"):
+        return False
+
+    def broadcast(obj, src_rank, group, dist_device):
+        holder = [obj]
+        dist.broadcast_object_list(holder, src=src_rank, group=group, device=dist_device)
+        return holder[0]
+
+    utils._broadcast_object_slow = broadcast
+    return True
+
+
+def gather_objects_on_cpu() -> bool:
+    """fairseq gathers objects (logging outputs that are no plain sums) through CUDA buffers only.
+
+    fairseq-validate always does. Without nccl PyTorch's `all_gather_object` takes over.
+    """
+    from fairseq.distributed import utils
+    from fairseq.utils import move_to_cpu
+
+    if not mentions(utils.all_gather_list, "cuda"):
+        return False
+    inner = utils.all_gather_list
+
+    @functools.wraps(inner)
+    def all_gather_list(data, group=None, max_size=16384):
+        if utils.use_xla():
+            return inner(data, group=group, max_size=max_size)
+        group = utils.get_global_group() if group is None else group
+        if "nccl" in dist.get_backend(group):
+            return inner(data, group=group, max_size=max_size)
+        gathered = [None] * utils.get_world_size(group)
+        dist.all_gather_object(gathered, move_to_cpu(data), group=group)
+        return gathered
+
+    utils.all_gather_list = all_gather_list
+    return True

@@ -1,0 +1,65 @@
+"""Loads the plugin as soon as both this package and fairseq are there, in whichever order they come.
+
+fairseq's `--user-dir` registers things by importing the package, so it registers nothing when the
+package is already imported: it only logs that it is. A notebook or a test that imports
+`rhhn_fairseq.cells` first and fairseq later would then miss every model. Importing fairseq from here
+instead would cost people who want the cells alone two seconds and fairseq's dependencies.
+
+So: if fairseq is loaded, the plugin is imported at once; if not, a finder on `sys.meta_path` waits
+for the import of `fairseq` and imports the plugin when that module has finished executing. Registering
+has to wait for that moment: while fairseq is half imported its registries do not exist yet. For the
+same reason a module inside fairseq that imports this package while fairseq itself is being imported
+gets the plain library only.
+"""
+
+import importlib
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+
+PLUGIN = "rhhn_fairseq.plugin"
+
+
+class FairseqFinder(MetaPathFinder):
+    """Finds `fairseq` exactly as the other finders do and lets the plugin follow it."""
+
+    def find_spec(self, fullname, path=None, target=None) -> ModuleSpec | None:
+        if fullname != "fairseq":
+            return None
+        for finder in sys.meta_path:
+            if isinstance(finder, FairseqFinder) or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if isinstance(spec.loader, SourceFileLoader):
+                    self.follow(spec.loader)
+                return spec
+        return None
+
+    def follow(self, loader: SourceFileLoader) -> None:
+        """Makes this one loader import the plugin after it has executed fairseq.
+
+        The function hides the loader's method only until it is called, so `fairseq.__spec__` and
+        `fairseq.__loader__` are afterwards what they would have been without it.
+        """
+        execute = loader.exec_module
+
+        def exec_module(module):
+            del loader.exec_module
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            importlib.import_module(PLUGIN)
+
+        loader.exec_module = exec_module
+
+
+def load_plugin_with_fairseq() -> None:
+    """Imports the plugin now if fairseq is loaded, else as soon as it is."""
+    if sys.modules.get("fairseq") is not None:
+        # In another thread fairseq may still be on its way; this statement waits for it.
+        fairseq = importlib.import_module("fairseq")
+        if not getattr(fairseq.__spec__, "_initializing", False):
+            importlib.import_module(PLUGIN)
+    elif not any(isinstance(finder, FairseqFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, FairseqFinder())

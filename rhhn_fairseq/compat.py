@@ -1,0 +1,113 @@
+"""fairseq on today's Python and PyTorch: every adaptation, in the order in which it is made.
+
+fairseq is no longer developed, and its installed files are never edited. Instead a few of its
+functions are wrapped when the plugin is loaded. Each adaptation is one function in
+`rhhn_fairseq/adaptations/`: its docstring says what breaks without it, it looks first whether the
+defect is there (some wrappers look at each call, because only then it shows), and a test fails
+without it. What was done is logged once, in one line at debug level, as `rhhn_fairseq.compat`.
+"""
+
+import importlib
+import importlib.metadata
+import logging
+import re
+
+from rhhn_fairseq.adaptations import (
+    checkpoints,
+    loading,
+    logs,
+    mentions,
+    one_line,
+    torchrun,
+    user_dir,
+)
+from rhhn_fairseq.adaptations.expressions import configuration_is_data
+from rhhn_fairseq.errors import UsageError
+
+logger = logging.getLogger("rhhn_fairseq.compat")
+
+FAIRSEQ = "fairseq-fixed==0.12.3.1"
+OLDEST_FAIRSEQ = (0, 12, 3)
+
+ADAPTATIONS = (
+    checkpoints.allow_namespace,
+    checkpoints.load_weights_only,
+    checkpoints.name_missing_file,
+    checkpoints.require_named_checkpoint,
+    checkpoints.name_mismatch,
+    checkpoints.gather_before_saving,
+    configuration_is_data,
+    torchrun.honour_environment,
+    torchrun.keep_off_gpu,
+    torchrun.train_bf16_without_tpu,
+    torchrun.join_late_under_hydra,
+    torchrun.wrap_cpu_modules,
+    torchrun.broadcast_objects,
+    torchrun.gather_objects_on_cpu,
+    loading.restore_numpy_names,
+    loading.stop_reading_at_the_end,
+    user_dir.accept_same_directory,
+    one_line.end_hydra_in_one_line,
+    one_line.end_divergence_in_one_line,
+    logs.repair_inf_score_record,
+    logs.silence_known_warnings,
+)
+
+_applied: set[str] = set()
+
+
+def apply() -> None:
+    """Makes every adaptation that is needed and not yet made. Calling it again changes nothing.
+
+    Raises UsageError if fairseq is missing or too old.
+    """
+    one_line.install_excepthook()
+    require_fairseq()
+    outcomes = []
+    for adapt in ADAPTATIONS:
+        if adapt.__name__ not in _applied:
+            outcomes.append(f"{adapt.__name__} ({'done' if adapt() else 'not needed'})")
+            _applied.add(adapt.__name__)
+    if outcomes:
+        logger.debug("adaptations of fairseq: %s", ", ".join(outcomes))
+
+
+def require_fairseq() -> None:
+    """Raises UsageError, in one line that says what to install, unless a fitting fairseq is there.
+
+    fairseq 0.12.2, the last release under that name, cannot be imported on Python 3.11 (a dataclass
+    with a mutable default, a ValueError) and does not ask a task for state to put into a checkpoint.
+    """
+    try:
+        fairseq = importlib.import_module("fairseq")
+    except ModuleNotFoundError as error:
+        if error.name != "fairseq":
+            raise
+        raise UsageError(f"rhhn_fairseq needs {FAIRSEQ}: pip install {FAIRSEQ}") from error
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise _too_old(_installed_version()) from error
+    version = str(getattr(fairseq, "__version__", "of unknown version"))
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+    if numbers < OLDEST_FAIRSEQ:
+        raise _too_old(version)
+    save_checkpoint = importlib.import_module("fairseq.checkpoint_utils").save_checkpoint
+    if not mentions(save_checkpoint, "get_checkpoint_dict"):
+        raise _too_old(version)
+
+
+def _too_old(version: str) -> UsageError:
+    return UsageError(
+        f"rhhn_fairseq needs {FAIRSEQ} and found fairseq {version}: "
+        f"pip uninstall fairseq, then pip install {FAIRSEQ}"
+    )
+
+
+def _installed_version() -> str:
+    for distribution in ("fairseq", "fairseq-fixed"):
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "of unknown version"

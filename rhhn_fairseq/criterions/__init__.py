@@ -1,0 +1,1 @@
+"""fairseq criterions: losses and the numbers people read."""

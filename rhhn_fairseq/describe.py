@@ -1,0 +1,67 @@
+"""What an architecture is made of: its layers, shapes and parameters, beside the paper's count."""
+
+import difflib
+
+import torch
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from torch import nn
+
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
+
+
+def known_architectures() -> list[str]:
+    """Names of the project's architectures."""
+    own = (name for name, model in MODEL_REGISTRY.items() if hasattr(model, "for_vocabulary"))
+    return sorted(own)
+
+
+def build_empty(arch: str, vocab_size: int | None = None) -> nn.Module:
+    """The model of an architecture without memory for its weights (torch's meta device).
+
+    Args:
+        arch: a name of ``known_architectures``. vocab_size: symbols; None for the paper's corpus.
+
+    Raises:
+        UsageError: no such architecture, or no vocabulary size where the table has none.
+    """
+    known = known_architectures()
+    if arch not in known:
+        close = difflib.get_close_matches(arch, known, n=3)
+        hint = f"did you mean {', '.join(close)}?" if close else f"choose from {', '.join(known)}"
+        raise UsageError(f"--arch {arch} is unknown, {hint}")
+    if vocab_size is None:
+        if arch not in ARCHITECTURES:
+            raise UsageError(f"--arch {arch} stands in no table, give --vocab-size")
+        vocab_size = ARCHITECTURES[arch].vocab_size
+    if vocab_size < 1:
+        raise UsageError(f"--vocab-size {vocab_size} is too small, the smallest is 1")
+    with torch.device("meta"):
+        return MODEL_REGISTRY[arch].for_vocabulary(MODEL_DATACLASS_REGISTRY[arch](), vocab_size)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Trained numbers in a model."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def describe(arch: str, vocab_size: int | None = None) -> str:
+    """A table of an architecture's parameters; see ``build_empty`` for arguments and errors."""
+    model = build_empty(arch, vocab_size)
+    rows = [(key, "x".join(map(str, p.shape)), f"{p.numel():,}") for key, p in model.named_parameters()]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [f"{arch}: {type(model).__bases__[0].__name__}"]
+    lines += [f"  {a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows]
+    total = count_parameters(model)
+    lines.append(f"parameters: {total:,}")
+    row = ARCHITECTURES.get(arch)
+    if row is not None:
+        if vocab_size in (None, row.vocab_size):
+            same = "equal" if total == row.parameters else f"differs by {total - row.parameters:+,}"
+            lines.append(f"expected:   {row.parameters:,} ({same})")
+        scores = [f"{name} {value}" for name, value in (("valid", row.valid), ("test", row.test)) if value]
+        lines.append(
+            f"paper:      {row.printed} with {row.vocab_size} symbols; "
+            f"{' and '.join(scores)} bits per character ({row.source})"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""fairseq models: embedding, stack of recurrent layers, output layer."""

@@ -1,0 +1,275 @@
+"""Model ``char_lm``: one-hot or embedded symbols, a stack of recurrent layers, a softmax over symbols.
+
+The layers hold only the symbols that occur. fairseq's other dictionary entries (``<s>``, ``<pad>``,
+``<unk>``) read as a vector of zeros and score -inf.
+
+Shapes: T time, B batch, V symbols that occur, D entries of the dictionary.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import BaseFairseqModel, register_model
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.base import glorot_, orthogonal_
+from rhhn_fairseq.cells.registry import CELLS, cell_options
+from rhhn_fairseq.cells.rhn import init_bias_
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.regularisation import draw_mask
+from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
+
+OUTPUT_INITS = ("glorot", "orthogonal")
+
+
+@dataclass
+class CharLMBaseConfig(FairseqDataclass):
+    cell: str = field(
+        default="ln_hyperlstm", metadata={"help": f"recurrent cell: {', '.join(sorted(CELLS))}"}
+    )
+    hidden_size: int = field(default=1000, metadata={"help": "width of a recurrent layer"})
+    layers: int = field(default=1, metadata={"help": "recurrent layers"})
+    residual_from: int = field(
+        default=0, metadata={"help": "layer from which on a layer's input is added to its output; 0: none"}
+    )
+    embed_dim: int = field(default=0, metadata={"help": "width of the symbol embeddings; 0: one-hot input"})
+    embedding_dropout: float = field(
+        default=0.0, metadata={"help": "drop whole symbols of the input, the same ones in the whole batch"}
+    )
+    input_dropout: float = field(default=0.0, metadata={"help": "dropout on the first layer's input"})
+    layer_dropout: float = field(default=0.0, metadata={"help": "dropout between layers"})
+    output_dropout: float = field(default=0.0, metadata={"help": "dropout on the last layer's output"})
+    dropout_mask: str = field(
+        default="step", metadata={"help": "these dropouts draw a mask for every 'step' or 'sequence'"}
+    )
+    output_init: str = field(
+        default="glorot",
+        metadata={
+            "help": "output layer and embeddings: 'glorot' with zero bias, or 'orthogonal' with uniform bias"
+        },
+    )
+
+
+def _cell_fields():
+    """A field for every option of every registered cell; None leaves the cell's own default."""
+    found: dict[str, tuple] = {}
+    for name, entry in sorted(CELLS.items()):
+        for spec in dataclasses.fields(entry.config):
+            # Switches are set by the names that stand for them, such as ln_lstm.
+            if spec.name in ("input_size", "hidden_size") or spec.type is bool:
+                continue
+            _, help, names = found.setdefault(spec.name, (spec.type, spec.metadata["help"], []))
+            names.append(name)
+    for option, (kind, help, names) in found.items():
+        scope = "every cell" if len(names) == len(CELLS) else ", ".join(names)
+        yield (
+            option,
+            Optional[kind],
+            field(default=None, metadata={"help": f"{help} ({scope})"}),
+        )
+
+
+CELL_OPTIONS = [name for name, _, _ in _cell_fields()]
+CharLMConfig = dataclasses.make_dataclass(
+    "CharLMConfig", _cell_fields(), bases=(CharLMBaseConfig,), namespace={"__module__": __name__}
+)
+
+
+@register_model("char_lm", dataclass=CharLMConfig)
+class CharLM(BaseFairseqModel):
+    """Character language model; see the module's docstring.
+
+    Args:
+        config: checked sizes and options, a ``CharLMConfig``.
+        indices: the dictionary indices of the V symbols, in the model's order.
+        codes: their code points (byte values in bytes mode), kept in the checkpoint to tell
+            vocabularies apart.
+        entries: D, the size of the dictionary.
+    """
+
+    def __init__(self, config, indices: Tensor, codes: Tensor, entries: int):
+        super().__init__()
+        V = len(indices)
+        self.embedding_dropout = _probability("embedding_dropout", config.embedding_dropout)
+        self.register_buffer("symbol_codes", codes)
+        self.register_buffer("indices", indices, persistent=False)
+        symbol_of = torch.full((entries,), V).index_copy_(0, indices, torch.arange(V))
+        self.register_buffer("symbol_of", symbol_of, persistent=False)
+        self.entries = entries
+        if config.output_init not in OUTPUT_INITS:
+            raise UsageError(
+                f"--output-init {config.output_init} is unknown, choose from {', '.join(OUTPUT_INITS)}"
+            )
+        if config.embed_dim < 0:
+            raise UsageError(f"--embed-dim {config.embed_dim} is too small, the smallest is 0 (one-hot)")
+        self.embedding = None
+        if config.embed_dim:
+            self.embedding = nn.Parameter(torch.empty(V, config.embed_dim))
+            nn.init.orthogonal_(self.embedding) if config.output_init == "orthogonal" else glorot_(
+                self.embedding
+            )
+        self.stack = Stack(_stack_config(config, config.embed_dim or V))
+        self.weight_out = nn.Parameter(torch.empty(self.stack.output_size, V))
+        self.bias_out = nn.Parameter(torch.zeros(V))
+        if config.output_init == "orthogonal":
+            orthogonal_(self.weight_out)
+            init_bias_(self.bias_out, self.stack.output_size)
+        else:
+            glorot_(self.weight_out)
+
+    @classmethod
+    def build_model(cls, cfg, task):
+        """Builds the model for the task's vocabulary; UsageError names an option that cannot work."""
+        config = OmegaConf.to_object(cfg) if OmegaConf.is_config(cfg) else cfg
+        vocabulary = task.vocabulary
+        indices = torch.from_numpy(vocabulary.model_indices())
+        codes = torch.from_numpy(vocabulary.codes())
+        return cls(config, indices, codes, len(task.source_dictionary))
+
+    @classmethod
+    def for_vocabulary(cls, config, vocab_size: int):
+        """A model of ``vocab_size`` symbols without data behind them, for counting its parameters."""
+        indices = torch.arange(4, 4 + vocab_size)
+        return cls(config, indices, torch.arange(vocab_size), 4 + vocab_size)
+
+    def forward(self, src_tokens: Tensor, mask: Optional[Tensor] = None, carry=None):
+        """Scores of the symbol after each position.
+
+        Args:
+            src_tokens: dictionary indices [B, T].
+            mask: bool [B, T], true at real positions; None where all are.
+            carry: a ``Carry`` whose state the pass starts from and leaves its own in; None for zeros.
+
+        Returns:
+            logits [B, T, D], -inf for entries that are no symbol; and an empty dictionary, where
+            fairseq's models have their extras.
+        """
+        mask_TB = None if mask is None else mask.T
+        state = None if carry is None else carry.read()
+        y, after = self.stack(self.embed(src_tokens.T), state, mask_TB)
+        if carry is not None:
+            carry.write(after)
+        return self.output(y).transpose(0, 1), {}
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input vectors of dictionary indices, zeros for entries that are no symbol."""
+        V = len(self.indices)
+        weight = self.weight_out.new_zeros(V + 1, V)
+        weight.fill_diagonal_(1.0)
+        if self.embedding is not None:
+            weight = F.pad(self.embedding, (0, 0, 0, 1))
+        if self.training and self.embedding_dropout:
+            keep = draw_mask((V + 1, 1), 1.0 - self.embedding_dropout, weight.device)
+            weight = weight * keep / (1.0 - self.embedding_dropout)
+        return F.embedding(self.symbol_of[tokens], weight)
+
+    def output(self, y: Tensor) -> Tensor:
+        """Logits over the dictionary [..., D] from the stack's output [..., H]."""
+        logits = F.linear(y, self.weight_out.T, self.bias_out)
+        full = logits.new_full((*logits.shape[:-1], self.entries), float("-inf"))
+        return full.index_copy(-1, self.indices, logits)
+
+    def get_normalized_probs(self, net_output, log_probs, sample=None):
+        """Probabilities or log-probabilities [B, T, D]; a sample with a tally has them counted."""
+        logits = net_output[0].float()
+        scores = logits.log_softmax(dim=-1) if log_probs else logits.softmax(dim=-1)
+        if sample is not None and "tally" in sample:
+            sample["tally"].see(id(self), scores, sample["target"], log_probs)
+        return scores
+
+    def max_positions(self):
+        """Any length of text."""
+        return None
+
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers about the weights worth a line in the log."""
+        return self.stack.diagnostics()
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """Loads a checkpoint's weights.
+
+        Raises:
+            UsageError: it was trained on other symbols, or is a model of another cell or size.
+        """
+        self._check_vocabulary(state_dict.get("symbol_codes"))
+        own = self.state_dict()
+        for key in sorted(own.keys() | state_dict.keys()):
+            found, expected = (tuple(d[key].shape) if key in d else None for d in (state_dict, own))
+            if found != expected:
+                raise UsageError(
+                    f"the checkpoint is of another cell or size: {key} is {found or 'missing'} there and "
+                    f"{expected or 'missing'} in this model; give the --arch and options it was trained with"
+                )
+        return super().load_state_dict(state_dict, strict, model_cfg, args)
+
+    def _check_vocabulary(self, codes: Optional[Tensor]) -> None:
+        if codes is None:
+            raise UsageError("the checkpoint is not of a character language model: no symbol_codes in it")
+        theirs, ours = codes.tolist(), self.symbol_codes.tolist()
+        if theirs == ours:
+            return
+        only_there, only_here = (
+            sorted(map(chr, a)) for a in (set(theirs) - set(ours), set(ours) - set(theirs))
+        )
+        raise UsageError(
+            f"the checkpoint was trained on other symbols ({len(theirs)} there, {len(ours)} in the data; "
+            f"only there {only_there[:8]}, only in the data {only_here[:8]}); "
+            "use the data directory it was trained with"
+        )
+
+
+def _probability(name: str, value: float) -> float:
+    if not 0 <= value < 1:
+        raise UsageError(f"--{name.replace('_', '-')} {value} is not in [0, 1)")
+    return value
+
+
+def _stack_config(config, input_size: int) -> StackConfig:
+    known = cell_options(config.cell)
+    given = {name: getattr(config, name) for name in CELL_OPTIONS}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in given:
+        if name not in known:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is not an option of the cell {config.cell}, it has "
+                + ", ".join(
+                    "--" + option.replace("_", "-") for option in sorted(known) if option in CELL_OPTIONS
+                )
+            )
+    return StackConfig(
+        cell=config.cell,
+        input_size=input_size,
+        hidden_size=config.hidden_size,
+        layers=config.layers,
+        residual_from=config.residual_from,
+        input_dropout=config.input_dropout,
+        layer_dropout=config.layer_dropout,
+        output_dropout=config.output_dropout,
+        dropout_mask=config.dropout_mask,
+        cell_options=given,
+    )
+
+
+def _register(name: str, defaults: dict) -> None:
+    """Registers an architecture as a model of its own, so that --arch and Hydra build the same."""
+    fields = {spec.name: spec for spec in dataclasses.fields(CharLMConfig)}
+    changed = [
+        (key, fields[key].type, field(default=value, metadata=fields[key].metadata))
+        for key, value in defaults.items()
+    ]
+    title = "".join(part.capitalize() for part in name.split("_"))
+    config = dataclasses.make_dataclass(
+        f"{title}Config", changed, bases=(CharLMConfig,), namespace={"__module__": __name__}
+    )
+    model = type(title, (CharLM,), {"__doc__": f"``{name}``: see ``char_lm_table``.", "__module__": __name__})
+    register_model(name, dataclass=config)(model)
+
+
+for _name, _row in ARCHITECTURES.items():
+    _register(_name, _row.options)

@@ -1,0 +1,115 @@
+"""The character language models of the papers' tables, one architecture a row.
+
+Ha = Ha, Dai, Le 2016 (arXiv 1609.09106), tables 1 and 2; Suarez = Suarez 2017 (NIPS), table 1. "exact"
+is the count that the printed sizes give; it equals the paper's figure unless a note says otherwise.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table.
+
+    Attributes:
+        options: what differs from the model's defaults.
+        source: paper and table. vocab_size: symbols of its corpus.
+        parameters: the exact count at that vocabulary. printed: the count as the paper prints it.
+        valid, test: the paper's bits per character, None where it gives none.
+    """
+
+    options: dict
+    source: str
+    vocab_size: int
+    parameters: int
+    printed: str
+    valid: float | None = None
+    test: float | None = None
+
+
+def _dropped(rate: float, layers: int = 1) -> dict:
+    """Ha's dropout: on input, output and recurrent update with one rate, and between layers."""
+    rates = {"input_dropout": rate, "output_dropout": rate, "recurrent_dropout": rate}
+    return rates | ({"layer_dropout": rate} if layers > 1 else {})
+
+
+def _ha(cell: str, hidden: int = 1000, rate: float = 0.1, layers: int = 1, **hyper) -> dict:
+    return {"cell": cell, "hidden_size": hidden, "layers": layers} | hyper | _dropped(rate, layers)
+
+
+def _enwik8(cell: str, hidden: int, rate: float, **hyper) -> dict:
+    return {"cell": cell, "hidden_size": hidden, "recurrent_dropout": rate} | hyper
+
+
+HYPER_PTB = {"hyper_size": 128, "hyper_embed_size": 4}
+LARGE_PTB = {"hyper_size": 128, "hyper_embed_size": 16}
+HYPER_ENWIK8 = {"hyper_size": 256, "hyper_embed_size": 64}
+SUAREZ = {"embed_dim": 27, "output_init": "orthogonal"}
+
+PTB = "Ha table 1, Penn Treebank"
+ENWIK8 = "Ha table 2, enwik8"
+PTB_SUAREZ = "Suarez table 1, Penn Treebank"
+
+ARCHITECTURES = {
+    "lstm_ptb": Row(_ha("lstm"), PTB, 50, 4_254_050, "4.25 M", 1.347, 1.312),
+    "lstm_1250_ptb": Row(_ha("lstm", 1250), PTB, 50, 6_567_550, "6.57 M", 1.340, 1.306),
+    "lstm_2layer_ptb": Row(_ha("lstm", layers=2), PTB, 50, 12_258_050, "12.26 M", 1.312, 1.281),
+    "ln_lstm_ptb": Row(_ha("ln_lstm"), PTB, 50, 4_264_050, "4.26 M", 1.300, 1.267),
+    "hyperlstm_ptb": Row(_ha("hyperlstm", **HYPER_PTB), PTB, 50, 4_911_874, "4.91 M", 1.296, 1.265),
+    "ln_hyperlstm_ptb": Row(_ha("ln_hyperlstm", **HYPER_PTB), PTB, 50, 4_923_154, "4.92 M", 1.281, 1.250),
+    "ln_hyperlstm_large_ptb": Row(
+        _ha("ln_hyperlstm", rate=0.15, **LARGE_PTB), PTB, 50, 5_085_682, "5.06 M", 1.263, 1.233
+    ),
+    "ln_hyperlstm_2layer_ptb": Row(
+        _ha("ln_hyperlstm", rate=0.2, layers=2, **LARGE_PTB), PTB, 50, 14_407_714, "14.41 M", 1.245, 1.219
+    ),
+    "lstm_1125_ptb": Row(
+        {"cell": "lstm", "hidden_size": 1125, "layers": 2, "recurrent_dropout": 0.1} | SUAREZ,
+        PTB_SUAREZ,
+        50,
+        15_375_650,
+        "15.6 M",
+        1.29,
+    ),
+    "rhn_ptb": Row(
+        {"cell": "rhn", "hidden_size": 1000, "rhn_depth": 7, "recurrent_dropout": 0.35} | SUAREZ,
+        PTB_SUAREZ,
+        50,
+        14_121_400,
+        "14.0 M",
+        1.24,
+    ),
+    "hyperrhn_ptb": Row(
+        {
+            "cell": "hyperrhn",
+            "hidden_size": 1000,
+            "rhn_depth": 7,
+            "hyper_size": 128,
+            "recurrent_dropout": 0.35,
+        }
+        | SUAREZ,
+        PTB_SUAREZ,
+        50,
+        15_262_736,
+        "15.5 M (15.2 M in the text)",
+        1.21,
+        1.19,
+    ),
+    "lstm_enwik8": Row(_enwik8("lstm", 1800, 0.0), ENWIK8, 205, 14_812_405, "14.81 M", test=1.470),
+    "lstm_2000_enwik8": Row(_enwik8("lstm", 2000, 0.0), ENWIK8, 205, 18_058_205, "18.06 M", test=1.461),
+    "ln_lstm_enwik8": Row(_enwik8("ln_lstm", 1800, 0.1), ENWIK8, 205, 14_830_405, "14.82 M", test=1.402),
+    "hyperlstm_enwik8": Row(
+        _enwik8("hyperlstm", 1800, 0.1, **HYPER_ENWIK8), ENWIK8, 205, 18_708_213, "18.71 M", test=1.391
+    ),
+    "ln_hyperlstm_enwik8": Row(
+        _enwik8("ln_hyperlstm", 1800, 0.1, **HYPER_ENWIK8), ENWIK8, 205, 18_728_773, "18.78 M", test=1.353
+    ),
+    "ln_hyperlstm_2048_enwik8": Row(
+        _enwik8("ln_hyperlstm", 2048, 0.15, hyper_size=512, hyper_embed_size=64),
+        ENWIK8,
+        205,
+        26_541_773,
+        "26.54 M",
+        test=1.340,
+    ),
+}

@@ -1,0 +1,31 @@
+"""Everything fairseq must see: the adaptations first, then each module that registers something.
+
+A new optimizer, criterion, task or model is a new file in its folder; nothing is listed here.
+"""
+
+import importlib
+import importlib.util
+import pkgutil
+
+from rhhn_fairseq import compat
+
+SUBPACKAGES = ("optim", "criterions", "tasks", "models")
+
+
+def import_modules(package: str) -> list[str]:
+    """Imports the modules of `package` and returns their full names; none if there is no such package.
+
+    Names that begin with an underscore are left to the modules that use them, as fairseq does.
+    """
+    if importlib.util.find_spec(package) is None:
+        return []
+    found = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    names = [f"{package}.{module.name}" for module in found if not module.name.startswith("_")]
+    for name in names:
+        importlib.import_module(name)
+    return names
+
+
+compat.apply()
+for subpackage in SUBPACKAGES:
+    import_modules(f"{__package__}.{subpackage}")

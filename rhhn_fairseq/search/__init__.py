@@ -1,0 +1,1 @@
+"""Drawing outputs from trained models, in plain PyTorch."""

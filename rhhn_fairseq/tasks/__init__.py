@@ -1,0 +1,1 @@
+"""fairseq tasks: dictionaries, datasets, iterators and the state that is carried between batches."""

@@ -1,0 +1,78 @@
+"""The recurrent state that is carried from batch to batch (truncated back-propagation through time)."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+State = tuple[Tensor, ...]
+
+
+class Carry:
+    """The state of one group of lanes between two chunks of its text.
+
+    A task opens it at the chunk of a batch and puts it into the batch's ``net_input``; each model that
+    reads the batch calls ``read`` and then ``write``. The models of an ensemble come in the same order
+    in every batch, and each finds its own state again.
+    """
+
+    def __init__(self, chunk: int = -1, after: State | None = None):
+        self.chunk = chunk
+        self._start: list[State] = []
+        self._after: list[State] = [] if after is None else [after]
+        self._read = 0
+
+    @property
+    def after(self) -> State:
+        """The state after the opened chunk, of the first model."""
+        return self._after[0]
+
+    def open(self, chunk: int) -> "Carry":
+        """Goes to ``chunk``, so that ``read`` gives the state that comes before it.
+
+        The same chunk may be opened again (a batch that is repeated after an overflow), and chunk 0
+        always starts from zeros; otherwise chunks come in order.
+
+        Raises:
+            RuntimeError: a chunk was left out.
+        """
+        if chunk == 0:
+            self._start = []
+        elif chunk == self.chunk + 1:
+            self._start = self._after
+        elif chunk != self.chunk:
+            raise RuntimeError(f"chunk {chunk} came after chunk {self.chunk}, the batch order is broken")
+        self.chunk, self._after, self._read = chunk, [], 0
+        return self
+
+    def read(self) -> State | None:
+        """The state before the opened chunk, of the next model; None for zeros."""
+        self._read += 1
+        return self._start[self._read - 1] if self._start else None
+
+    def write(self, state: State) -> None:
+        """Keeps a model's state after the opened chunk, cut from its graph."""
+        self._after.append(tuple(part.detach() for part in state))
+
+
+def gather_states(carries: list[Carry], world_size: int) -> list[list[Tensor]]:
+    """The states of all groups of all workers, in the order of the groups, on the CPU.
+
+    Every worker must call it. Group u W + r is carry u of worker r.
+    """
+    gathered = []
+    for carry in carries:
+        if world_size == 1:
+            gathered.append([part.cpu() for part in carry.after])
+            continue
+        parts = []
+        for part in carry.after:
+            copies = [torch.empty_like(part) for _ in range(world_size)]
+            torch.distributed.all_gather(copies, part.contiguous())
+            parts.append(copies)
+        gathered.extend([part[rank].cpu() for part in parts] for rank in range(world_size))
+    return gathered
+
+
+def pass_seed(seed: int, update: int, group: int) -> int:
+    """The seed of the random numbers of one forward pass: W workers draw what U = W passes draw."""
+    return int(np.random.SeedSequence([seed, update, group]).generate_state(1, np.uint64)[0] >> 1)

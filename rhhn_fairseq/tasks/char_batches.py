@@ -1,0 +1,78 @@
+"""fairseq's datasets and iterators over the batches of ``data/lanes.py``."""
+
+import numpy as np
+import torch
+from fairseq.data import FairseqDataset, iterators
+
+from rhhn_fairseq.data.lanes import PAD, Batch
+
+UNK = 3
+
+
+class StreamDataset(FairseqDataset):
+    """One split as a stream of dictionary indices; what ``task.dataset(split)`` returns.
+
+    Args:
+        stream: indices [N]. split: the split's name.
+    """
+
+    def __init__(self, stream: np.ndarray, split: str):
+        self.stream, self.split = stream, split
+
+    def __len__(self):
+        return len(self.stream)
+
+    def __getitem__(self, index):
+        return int(self.stream[index])
+
+
+class BatchDataset(FairseqDataset):
+    """The batches of a cutter (``Lanes``, ``Windows``, ``RandomWindows``); one item is one batch."""
+
+    def __init__(self, cutter):
+        self.cutter = cutter
+
+    def __len__(self):
+        return len(self.cutter)
+
+    def __getitem__(self, index) -> Batch:
+        return self.cutter.batch(index)
+
+    def collater(self, samples: list[Batch]) -> dict:
+        """The one batch as fairseq's sample; ``ntokens`` counts the targets that are scored."""
+        if not samples:
+            return {}
+        (batch,) = samples
+        scored = (batch.targets != PAD) & (batch.targets != UNK)
+        mask = None if batch.mask is None else torch.from_numpy(batch.mask)
+        return {
+            "id": torch.arange(len(batch.inputs)),
+            "nsentences": len(batch.inputs),
+            "ntokens": int(scored.sum()),
+            "net_input": {"src_tokens": torch.from_numpy(batch.inputs), "mask": mask},
+            "target": torch.from_numpy(batch.targets),
+            # Where fairseq's scorer begins: it strips padding from the end by itself.
+            "start_indices": (batch.targets == PAD).argmin(axis=1).tolist(),
+            "chunk": batch.chunk,
+            "group": batch.group,
+        }
+
+
+class OrderedBatchIterator(iterators.EpochBatchIterator):
+    """An iterator that never shuffles, and that numbers batches through where epochs differ.
+
+    Args:
+        numbered_by_epoch: batch b of epoch e is item e * len(dataset) + b (``RandomWindows``).
+    """
+
+    def __init__(self, dataset: BatchDataset, numbered_by_epoch: bool = False, **options):
+        self.numbered_by_epoch = numbered_by_epoch
+        batches = [[i] for i in range(len(dataset))]
+        super().__init__(dataset=dataset, collate_fn=dataset.collater, batch_sampler=batches, **options)
+
+    def ordered_batches(self, epoch, fix_batches_to_gpus, shuffle):
+        """This worker's batches in order, whatever ``shuffle`` says: the state is carried along them."""
+        batches = super().ordered_batches(epoch, fix_batches_to_gpus, shuffle=False)
+        if not self.numbered_by_epoch:
+            return batches
+        return [[epoch * len(self.dataset) + i for i in batch] for batch in batches]

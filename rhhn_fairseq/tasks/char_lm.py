@@ -1,0 +1,253 @@
+"""Task ``char_lm``: character language modelling on one long text, with the state carried along it."""
+
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import List
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II, MISSING, OmegaConf
+
+from rhhn_fairseq.data.lanes import Lanes, RandomWindows
+from rhhn_fairseq.data.stream import open_stream
+from rhhn_fairseq.data.vocabulary import CharVocabulary
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
+from rhhn_fairseq.tasks.char_batches import BatchDataset, OrderedBatchIterator, StreamDataset
+from rhhn_fairseq.tasks.evaluation import Protocol, ScoredBatches
+
+logger = logging.getLogger(__name__)
+
+EVALUATION_WINDOWS = 64
+
+
+@dataclass
+class CharLMTaskConfig(FairseqDataclass):
+    data: str = field(default=MISSING, metadata={"help": "directory that scripts/prepare_chars.py made"})
+    tokens_per_sample: int = field(
+        default=100, metadata={"help": "symbols a lane or a training window advances in a batch"}
+    )
+    batching: str = field(
+        default="lanes",
+        metadata={
+            "help": "training text: 'lanes' reads --batch-size contiguous lanes with carried state, "
+            "'windows' draws windows at random and reads each from the zero state"
+        },
+    )
+    protocol: str = field(
+        default="carry", metadata={"help": "of fairseq-eval-lm: carry, carry:LANES or window:LENGTH/CONTEXT"}
+    )
+    valid_protocol: str = field(
+        default="carry:32", metadata={"help": "of validation during training, as --protocol"}
+    )
+    seed: int = II("common.seed")
+    train_subset: str = II("dataset.train_subset")
+    update_freq: List[int] = II("optimization.update_freq")
+
+    def check(self):
+        """Raises UsageError for values that cannot work; fairseq does not call __post_init__."""
+        if self.tokens_per_sample < 1:
+            raise UsageError(f"--tokens-per-sample {self.tokens_per_sample} is too small, the smallest is 1")
+        if self.batching not in ("lanes", "windows"):
+            raise UsageError(f"--batching {self.batching} is unknown, choose from lanes, windows")
+        Protocol.parse(self.protocol)
+        Protocol.parse(self.valid_protocol)
+
+
+@register_task("char_lm", dataclass=CharLMTaskConfig)
+class CharLMTask(FairseqTask):
+    """Character language modelling.
+
+    Training in ``lanes`` carries the state across chunks, batches, workers and checkpoints: there is one
+    ``Carry`` for each group of lanes that this worker trains, one for validation, and
+    ``fairseq-eval-lm`` has its own.
+    """
+
+    def __init__(self, cfg: CharLMTaskConfig, vocabulary: CharVocabulary, dictionary: Dictionary):
+        super().__init__(cfg)
+        self.vocabulary, self.dictionary = vocabulary, dictionary
+        # What an unread text begins after: a line's end, where lines end; else nothing that is known.
+        self.first_input = dictionary.eos() if vocabulary.newline_occurs else dictionary.unk()
+        self.layout: dict | None = None
+        self.carries: list[Carry] = []
+        self.valid_carry = Carry()
+        self._saved_states: list[list[torch.Tensor]] | None = None
+
+    @classmethod
+    def setup_task(cls, cfg, **kwargs):
+        if OmegaConf.is_config(cfg):
+            cfg = _as_dataclass(cfg)
+        cfg.check()
+        vocabulary = CharVocabulary.load(cfg.data)
+        dictionary = Dictionary.load(str(Path(cfg.data) / "dict.txt"))
+        logger.info("%s: %d symbols", cfg.data, len(vocabulary.model_indices()))
+        return cls(cfg, vocabulary, dictionary)
+
+    @property
+    def source_dictionary(self):
+        return self.dictionary
+
+    @property
+    def target_dictionary(self):
+        return self.dictionary
+
+    def load_dataset(self, split, combine=False, **kwargs):
+        """Opens a split; its text is read from disk as it is needed."""
+        stream = open_stream(Path(self.cfg.data) / split, len(self.dictionary))
+        self.datasets[split] = StreamDataset(stream, split)
+
+    def build_model(self, cfg, from_checkpoint=False):
+        model = super().build_model(cfg, from_checkpoint)
+        for key, value in model.diagnostics().items():
+            logger.info("at the start %s %.2f", key, value)
+        return model
+
+    def get_batch_iterator(
+        self,
+        dataset,
+        max_tokens=None,
+        max_sentences=None,
+        num_shards=1,
+        shard_id=0,
+        num_workers=0,
+        epoch=1,
+        data_buffer_size=0,
+        seed=1,
+        **unused,
+    ):
+        """An iterator over a split in its fixed order; options that choose or shuffle sentences do
+        not apply to one long text."""
+        train = dataset.split == self.cfg.train_subset
+        B = max_sentences or max(1, (max_tokens or 0) // self.cfg.tokens_per_sample)
+        cutter = self._cut_training(dataset, B, num_shards, shard_id) if train else None
+        if cutter is None:
+            protocol = Protocol.parse(self.cfg.valid_protocol)
+            cutter = protocol.cut(dataset.stream, self.first_input, self.cfg.tokens_per_sample, B, num_shards)
+        return OrderedBatchIterator(
+            BatchDataset(cutter),
+            numbered_by_epoch=isinstance(cutter, RandomWindows),
+            seed=seed,
+            num_shards=num_shards,
+            shard_id=shard_id,
+            num_workers=num_workers,
+            epoch=epoch,
+            buffer_size=data_buffer_size,
+            reuse_dataloader=True,
+            persistent_workers=True,
+        )
+
+    def _cut_training(self, dataset, B, workers, rank):
+        frequencies, T, N = set(self.cfg.update_freq), self.cfg.tokens_per_sample, len(dataset.stream)
+        if len(frequencies) != 1:
+            raise UsageError(
+                f"--update-freq {','.join(map(str, self.cfg.update_freq))}: the text is cut into lanes once, "
+                "so every epoch needs the same value"
+            )
+        groups = workers * frequencies.pop()
+        where = f"the {dataset.split} split of {self.cfg.data}"
+        if N < B * groups * T:
+            raise UsageError(
+                f"{where} has {N:,} symbols, fewer than one update of {B * groups} lanes or windows of {T} "
+                f"({B * groups * T:,}); lower --batch-size, --update-freq or --tokens-per-sample"
+            )
+        if self.cfg.batching == "windows":
+            return RandomWindows(dataset.stream, self.first_input, T, B, groups, self.cfg.seed)
+        lanes = Lanes(dataset.stream, self.first_input, B * groups, groups, T)
+        layout = {"lanes": B * groups, "groups": groups, "tokens_per_sample": T, "symbols": N}
+        if layout != self.layout:
+            self.layout, self.chunks = layout, lanes.chunks
+            self.carries = [Carry() for _ in range(groups // workers)]
+        self.workers, self.rank = workers, rank
+        return lanes
+
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        torch.manual_seed(pass_seed(self.cfg.seed, update_num, sample["group"]))
+        if self.cfg.batching == "lanes":
+            carry = Carry()
+            # A pass whose gradient is thrown away must not move the text on.
+            if not ignore_grad:
+                carry = self.carries[sample["group"] // self.workers].open(sample["chunk"])
+            sample = _with_carry(sample, carry)
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def valid_step(self, sample, model, criterion):
+        sample = _with_carry(sample, self.valid_carry.open(sample["chunk"]))
+        return super().valid_step(sample, model, criterion)
+
+    def begin_valid_epoch(self, epoch, model):
+        for key, value in model.diagnostics().items():
+            logger.info("epoch %d %s %.2f", epoch, key, value)
+
+    def eval_lm_dataloader(self, dataset, batch_size=None, num_shards=1, num_workers=0, **unused):
+        """What fairseq-eval-lm iterates over; the summary is logged when it is exhausted."""
+        if num_shards > 1:
+            raise UsageError(f"--num-shards {num_shards}: a text is evaluated by one process")
+        protocol = Protocol.parse(self.cfg.protocol)
+        cutter = protocol.cut(
+            dataset.stream,
+            self.first_input,
+            self.cfg.tokens_per_sample,
+            batch_size or EVALUATION_WINDOWS,
+        )
+        batches = OrderedBatchIterator(BatchDataset(cutter), num_workers=num_workers)
+        title = f"{self.vocabulary.corpus}, {dataset.split}, protocol {protocol.text}"
+        return ScoredBatches(batches.next_epoch_itr(), len(dataset.stream), title)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Dictionary indices of a text to go on from, after the beginning of a text.
+
+        Raises:
+            UsageError: a character is not among the symbols.
+        """
+        raw = text.encode("utf-8") if self.vocabulary.mode == "bytes" else text
+        entries = self.vocabulary.encode(raw).tolist()
+        unk = self.dictionary.unk()
+        unknown = sorted({symbol for symbol, entry in zip(raw, entries, strict=True) if entry == unk})
+        if unknown:
+            raise UsageError(f"--prompt has symbols the model does not know: {unknown}")
+        return [self.first_input, *entries]
+
+    def gather_checkpoint_state(self) -> None:
+        """Collects the lanes of all workers; every worker calls it before a checkpoint is saved."""
+        self._saved_states = None
+        # After the last chunk the next epoch begins from zeros, whatever its layout.
+        if self.carries and 0 <= self.carries[0].chunk < self.chunks - 1:
+            self._saved_states = gather_states(self.carries, self.workers)
+
+    def get_checkpoint_dict(self):
+        if self._saved_states is None:
+            return {}
+        state = {"layout": self.layout, "chunk": self.carries[0].chunk, "states": self._saved_states}
+        return {type(self).__name__: state}
+
+    def set_checkpoint_dict(self, state):
+        """Takes the lanes of a checkpoint up again.
+
+        Raises:
+            UsageError: the checkpoint's lanes are not this run's, so its states belong to other text.
+        """
+        different = [key for key in self.layout if state["layout"][key] != self.layout[key]]
+        if different:
+            was = ", ".join(f"{key} {state['layout'][key]}" for key in different)
+            now = ", ".join(f"{key} {self.layout[key]}" for key in different)
+            raise UsageError(
+                f"the checkpoint was saved in mid-epoch with {was}, this run has {now}: its states belong to "
+                "other places of the text; resume with the same --batch-size, --tokens-per-sample and "
+                "workers x --update-freq, or give --reset-dataloader to start the epoch again"
+            )
+        mine = state["states"][self.rank :: self.workers]
+        self.carries = [Carry(state["chunk"], tuple(after)) for after in mine]
+
+
+def _as_dataclass(cfg) -> CharLMTaskConfig:
+    values = OmegaConf.to_container(cfg, resolve=True)
+    known = {spec.name for spec in dataclasses.fields(CharLMTaskConfig)}
+    return CharLMTaskConfig(**{key: value for key, value in values.items() if key in known})
+
+
+def _with_carry(sample, carry):
+    return sample | {"net_input": sample["net_input"] | {"carry": carry}}

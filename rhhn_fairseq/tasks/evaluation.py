@@ -1,0 +1,140 @@
+"""Evaluation protocols of character language models, and the sums that are reported.
+
+``carry``        one lane: the whole split in order, the state carried, every symbol scored.
+``carry:L``      L lanes, each first reading the 1,000 preceding symbols, which are not scored there.
+``window:N/C``   windows of N symbols from the zero state, the first C of which are context only.
+"""
+
+import logging
+import math
+import re
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.data.lanes import PAD, Lanes, Windows
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.tasks.carry import Carry
+
+logger = logging.getLogger(__name__)
+
+CONTEXT = 1000
+UNK = 3
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A parsed protocol: either ``lanes`` or a ``window`` with its ``context`` is set."""
+
+    text: str
+    lanes: int = 0
+    window: int = 0
+    context: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "Protocol":
+        """Reads ``carry``, ``carry:L`` or ``window:N/C``; UsageError for anything else."""
+        if text == "carry":
+            return cls(text, lanes=1)
+        lanes = re.fullmatch(r"carry:(\d+)", text)
+        if lanes and int(lanes[1]) > 0:
+            return cls(text, lanes=int(lanes[1]), context=CONTEXT)
+        window = re.fullmatch(r"window:(\d+)/(\d+)", text)
+        if window and int(window[2]) < int(window[1]):
+            return cls(text, window=int(window[1]), context=int(window[2]))
+        raise UsageError(
+            f"protocol {text!r} is unknown, choose carry, carry:LANES or window:LENGTH/CONTEXT "
+            "with CONTEXT below LENGTH"
+        )
+
+    def cut(self, stream, first_input: int, T: int, B: int, groups: int = 1):
+        """The batches of a split under this protocol.
+
+        Args:
+            stream: indices [N]. T: symbols in a chunk of a lane. B: windows in a batch.
+            groups: workers among which lanes are dealt; there are at least as many lanes.
+        """
+        if self.window:
+            return Windows(stream, first_input, self.window, self.context, B)
+        # A lane shorter than a chunk is not worth its context: short texts get fewer lanes.
+        lanes = min(self.lanes, max(1, len(stream) // T))
+        lanes = -(-lanes // groups) * groups
+        return Lanes(stream, first_input, lanes, groups, T, self.context if lanes > 1 else 0)
+
+
+class Tally:
+    """Sums over a split, in float64: what fairseq-eval-lm's own float32 sum rounds away.
+
+    Models report the scores they give; with several models (an ensemble) their probabilities are
+    averaged, as fairseq's scorer does.
+    """
+
+    def __init__(self):
+        self.nats, self.correct, self.scored, self.unknown = 0.0, 0, 0, 0
+        self._seen: dict[int, list[tuple[Tensor, Tensor, bool]]] = {}
+
+    def see(self, model: int, scores: Tensor, target: Tensor, log_probs: bool) -> None:
+        """Takes one model's log-probabilities or probabilities [..., V] of targets [...]."""
+        flat = scores.detach().reshape(-1, scores.shape[-1]), target.reshape(-1), log_probs
+        self._seen.setdefault(model, []).append(flat)
+
+    def close_batch(self) -> None:
+        """Adds what the models reported for one batch to the sums."""
+        if not self._seen:
+            return
+        pieces = list(self._seen.values())
+        target = torch.cat([piece[1] for piece in pieces[0]])
+        scores = sum(torch.cat([piece[0] for piece in model]) for model in pieces)
+        in_logs = pieces[0][0][2]
+        self._seen = {}
+        here = (target != PAD) & (target != UNK)
+        self.unknown += int((target == UNK).sum())
+        scores, target = scores[here], target[here]
+        chosen = scores.gather(1, target.unsqueeze(1)).double()
+        nats = -chosen if in_logs else math.log(len(pieces)) - chosen.log()
+        self.nats += nats.sum().item()
+        self.correct += int((scores.argmax(dim=1) == target).sum())
+        self.scored += len(target)
+
+    @property
+    def bpc(self) -> float:
+        """Bits per scored character."""
+        return self.nats / math.log(2) / max(self.scored, 1)
+
+    def summary(self, total: int) -> str:
+        """The figures in one line; ``total`` is the number of symbols of the split."""
+        share = 100.0 * self.scored / max(total, 1)
+        accuracy = 100.0 * self.correct / max(self.scored, 1)
+        return (
+            f"{self.bpc:.6f} bits per character, perplexity {2**self.bpc:.4f}, "
+            f"accuracy {accuracy:.2f} %, {self.scored:,} of {total:,} symbols scored ({share:.2f} %), "
+            f"{self.unknown:,} unknown"
+        )
+
+
+class ScoredBatches:
+    """The batches of an evaluation, with carried state and a tally; says the sums when exhausted.
+
+    Args:
+        batches: samples as ``BatchDataset.collater`` makes them.
+        total: symbols of the split. title: what is evaluated, for the log.
+    """
+
+    def __init__(self, batches, total: int, title: str):
+        self.batches, self.total, self.title = batches, total, title
+        self.tally, self.n = Tally(), 0
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        carry, started = Carry(), time.monotonic()
+        for sample in self.batches:
+            net_input = sample["net_input"] | {"carry": carry.open(sample["chunk"])}
+            yield sample | {"net_input": net_input, "tally": self.tally}
+            self.tally.close_batch()
+            self.n += 1
+        seconds = time.monotonic() - started
+        logger.info("%s: %s, %.1f s", self.title, self.tally.summary(self.total), seconds)
