@@ -7,6 +7,9 @@ import pytest
 import torch
 from cli import preprocess
 
+# The tests' tensors are small, and threads that wait for each other cost more than they bring.
+torch.set_num_threads(1)
+
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")

@@ -402,7 +402,8 @@ def test_orthogonal_recurrent_matrices_for_each_gate():
             # Orthogonalised in float32, whose rounding is 1e-7.
             torch.testing.assert_close(block @ block.T, torch.eye(8).double(), rtol=0, atol=1e-5)
     cell = build_cell("rhn", C, 8, rhn_depth=2)
-    for weight in cell.weight_s.detach().double():
+    for weight in cell.weight_s:
+        weight = weight.detach().double()
         torch.testing.assert_close(weight @ weight.T, torch.eye(8).double(), rtol=0, atol=1e-5)
 
 

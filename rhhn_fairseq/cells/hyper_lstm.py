@@ -60,9 +60,9 @@ class HyperLSTMConfig(GatedConfig):
     hyper_init: str = option("broken_symmetry", help="start of the maps to d", choices=HYPER_INITS)
 
     def hyper(self) -> LSTMConfig:
-        """The configuration of the hypernetwork, whose input is [x; h]."""
+        """The configuration of the hypernetwork; its second input, h, has a weight of its own."""
         return LSTMConfig(
-            input_size=self.input_size + self.hidden_size,
+            input_size=self.input_size,
             hidden_size=self.hyper_size,
             forget_bias=self.forget_bias,
             layer_norm=self.layer_norm,
@@ -73,7 +73,8 @@ def naive_hyper_lstm(p, config, x_TC, state, noise):
     """The module's equations in numpy, one gate at a time, for one sequence."""
     h, c, e, k = state
     H = config.hidden_size
-    inner = {name.removeprefix("hyper."): part for name, part in p.items() if "hyper." in name}
+    inner = {name.removeprefix("hyper."): part for name, part in p.items() if name.startswith("hyper.")}
+    inner["weight_x"] = np.concatenate([p["hyper.weight_x"], p["weight_hyper"]])
     outputs = []
     for t, x in enumerate(x_TC):
         seen = drop(h, config.gal_dropout, at(noise, "gal", t))
@@ -121,6 +122,12 @@ class HyperLSTM(GatedCell):
         C, H, N = config.input_size, config.hidden_size, config.hyper_size
         self.state_sizes = (H, H, N, N)
         self.hyper = LSTM(config.hyper())
+        # W of the hypernetwork's input [x; h], as two parameters: the gradient of a slice would fill
+        # the whole with zeros at every step.
+        both = torch.empty(C + H, 4 * N)
+        glorot_(both, gates=4)
+        self.hyper.weight_x.data.copy_(both[:C])
+        self.weight_hyper = nn.Parameter(both[C:].clone())
         self.scaling = ScalingVectors(
             N, config.hyper_embed_size, H, gates=4, start=0.1, init=config.hyper_init
         )
@@ -135,16 +142,12 @@ class HyperLSTM(GatedCell):
             self.c_shift = nn.Parameter(torch.zeros(H))
 
     def project(self, x_TBC, columns=None):
-        hyper_weight = self.hyper.weight_x[: self.config.input_size]
-        return (
-            affine(x_TBC, self.weight_x, None, columns),
-            affine(x_TBC, hyper_weight, self.hyper.bias, columns),
-        )
+        return affine(x_TBC, self.weight_x, None, columns), *self.hyper.project(x_TBC, columns)
 
     def step(self, g_t, state, noise_t):
         (h, c, e, k), (x_main, x_hyper), config = state, g_t, self.config
         seen = self.recurrent_input(h, noise_t)
-        hyper_g = torch.addmm(x_hyper, seen, self.hyper.weight_x[config.input_size :])
+        hyper_g = torch.addmm(x_hyper, seen, self.weight_hyper)
         _, (e_new, k_new) = self.hyper.step((hyper_g,), (e, k), None)
         d_h, d_x, b = self.scaling(e_new if config.hyper_state == "current" else e)
         # Gate-major, [4, B, H], so that each gate is one contiguous block.

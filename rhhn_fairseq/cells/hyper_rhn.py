@@ -68,17 +68,12 @@ class HyperRHNConfig(RHNConfig):
 def naive_hyper_rhn(p, config, x_TC, state, noise):
     """The module's equations in numpy for one sequence; a state of None starts from zeros."""
     H, N, L = config.hidden_size, config.hyper_size, config.rhn_depth
-    inner = {name.removeprefix("hyper."): part for name, part in p.items()}
-    inner_noise = None if noise is None or "hyper_update" not in noise else {"update": noise["hyper_update"]}
+    inner = {name.removeprefix("hyper."): part for name, part in p.items() if name.startswith("hyper.")}
+    inner_noise = noise
+    if noise is not None:
+        inner_noise = {"update": noise["hyper_update"]} if "hyper_update" in noise else {}
     hyper_state = None if state is None else (state[1],)
-    trace, (hyper_s,) = naive_rhn(
-        {k: v for k, v in inner.items() if "hyper." + k in p},
-        config.hyper(),
-        x_TC,
-        hyper_state,
-        inner_noise,
-        all_layers=True,
-    )
+    trace, (hyper_s,) = naive_rhn(inner, config.hyper(), x_TC, hyper_state, inner_noise, all_layers=True)
     skip = state is None and config.first_step == "skip"
     s = np.zeros(H) if state is None else state[0]
     outputs = []
@@ -90,7 +85,7 @@ def naive_hyper_rhn(p, config, x_TC, state, noise):
             seen = drop(s, config.gal_dropout, at(noise, "gal", t))
             a = np.zeros(2 * H)
             if not (skip and t == 0 and layer == 0):
-                a = a + (seen @ p["weight_s"][layer]) * z + p["bias_s"][layer]
+                a = a + (seen @ p[f"weight_s.{layer}"]) * z + p[f"bias_s.{layer}"]
             if layer == 0:
                 a = a + (x @ p["weight_x"]) * z + p["bias_x"]
             keep = None if mask is None else mask[layer * H : (layer + 1) * H]
@@ -133,11 +128,11 @@ class HyperRHN(Cell):
         self.bias_z = nn.Parameter(torch.empty(L, H))
         self.weight_x = nn.Parameter(torch.empty(C, 2 * H))
         self.bias_x = nn.Parameter(torch.empty(2 * H))
-        self.weight_s = nn.Parameter(torch.empty(L, H, 2 * H))
-        self.bias_s = nn.Parameter(torch.empty(L, 2 * H))
+        self.weight_s = nn.ParameterList(torch.empty(H, 2 * H) for _ in range(L))
+        self.bias_s = nn.ParameterList(torch.empty(2 * H) for _ in range(L))
         for weight in (self.weight_x, *self.weight_s, *self.weight_z):
             orthogonal_(weight)
-        for bias, fan_in in ((self.bias_x, C), (self.bias_s, H), (self.bias_z, N)):
+        for bias, fan_in in ((self.bias_x, C), *((b, H) for b in self.bias_s), (self.bias_z, N)):
             init_bias_(bias, fan_in)
 
     def sample_noise(self, T, B, device=None, generator=None):
@@ -176,6 +171,7 @@ class HyperRHN(Cell):
     def step(self, g_t, state, noise_t):
         (old, hyper_s), config = state, self.config
         x, z_LBH, *first = g_t
+        z = z_LBH.unbind(0)
         s, gal = old, noise_at(noise_t, "gal")
         for layer, mask in enumerate(layer_masks(noise_t, "update", config.rhn_depth)):
             seen = detach_by_coin(s, noise_at(noise_t, "h_detach")) if layer == 0 else s
@@ -185,7 +181,7 @@ class HyperRHN(Cell):
                 u = u + x
                 bias = self.bias_x + (bias * ~first[0] if first else bias)
             # The same z scales the halves [h, t].
-            a = u.unflatten(-1, (2, -1)) * z_LBH[layer].unsqueeze(1)
+            a = u.unflatten(-1, (2, -1)) * z[layer].unsqueeze(1)
             s = highway(a.flatten(-2) + bias, s, config.recurrent_dropout, mask)
         s = zoneout(old, s, config.zoneout, noise_at(noise_t, "zoneout"))
         return s, (s, hyper_s)

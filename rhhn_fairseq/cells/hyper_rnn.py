@@ -117,7 +117,8 @@ def naive_hyper_rnn(p, config, x_TC, state, noise):
     for t, x in enumerate(x_TC):
         seen = drop(h, config.gal_dropout, at(noise, "gal", t))
         inputs = np.concatenate([x, seen])
-        e_new = np.tanh(inputs @ p["hyper.weight_x"] + e @ p["hyper.weight_h"] + p["hyper.bias"])
+        weight = np.concatenate([p["hyper.weight_x"], p["weight_hyper"]])
+        e_new = np.tanh(inputs @ weight + e @ p["hyper.weight_h"] + p["hyper.bias"])
         source = e_new if config.hyper_state == "current" else e
         if config.hyper_form == "practical":
             d_h, d_x, b = naive_scaling(p, "scaling.", source, 0, 1)
@@ -126,8 +127,8 @@ def naive_hyper_rnn(p, config, x_TC, state, noise):
             z_h = source @ p["weight_zh"] + p["bias_zh"]
             z_x = source @ p["weight_zx"] + p["bias_zx"]
             z_b = source @ p["weight_zb"]
-            W_h = np.einsum("k,khj->hj", z_h, p["weight_h"])
-            W_x = np.einsum("k,kcj->cj", z_x, p["weight_x"])
+            W_h = np.einsum("k,hkj->hj", z_h, p["weight_h"])
+            W_x = np.einsum("k,ckj->cj", z_x, p["weight_x"])
             a = seen @ W_h + x @ W_x + z_b @ p["weight_b"] + p["bias"]
         h, e = zone(h, np.tanh(a), config.zoneout, at(noise, "zoneout", t)), e_new
         outputs.append(h)
@@ -143,13 +144,18 @@ class HyperRNNBase(Cell):
         super().__init__(config)
         C, H, N = config.input_size, config.hidden_size, config.hyper_size
         self.state_sizes = (H, N)
-        self.hyper = Elman(ElmanConfig(input_size=C + H, hidden_size=N))
+        self.hyper = Elman(ElmanConfig(input_size=C, hidden_size=N))
+        # The weight of the hypernetwork's other input, h; both start as one matrix would.
+        both = torch.empty(C + H, N)
+        glorot_(both)
+        self.hyper.weight_x.data.copy_(both[:C])
+        self.weight_hyper = nn.Parameter(both[C:].clone())
 
     def step(self, g_t, state, noise_t):
         (h, e), (x_main, x_hyper), config = state, g_t, self.config
         seen = detach_by_coin(h, noise_at(noise_t, "h_detach"))
         seen = dropout(seen, config.gal_dropout, noise_at(noise_t, "gal"))
-        hyper_g = torch.addmm(x_hyper, seen, self.hyper.weight_x[config.input_size :])
+        hyper_g = torch.addmm(x_hyper, seen, self.weight_hyper)
         _, (e_new,) = self.hyper.step((hyper_g,), (e,), None)
         a = self._main(x_main, seen, e_new if config.hyper_state == "current" else e)
         new = zoneout(h, torch.tanh(a), config.zoneout, noise_at(noise_t, "zoneout"))
@@ -171,11 +177,7 @@ class PracticalHyperRNN(HyperRNNBase):
         orthogonal_(self.weight_h)
 
     def project(self, x_TBC, columns=None):
-        hyper_weight = self.hyper.weight_x[: self.config.input_size]
-        return (
-            affine(x_TBC, self.weight_x, None, columns),
-            affine(x_TBC, hyper_weight, self.hyper.bias, columns),
-        )
+        return affine(x_TBC, self.weight_x, None, columns), *self.hyper.project(x_TBC, columns)
 
     def _main(self, x_BH, h_BH, e_BN):
         d_h, d_x, b = (part[0] for part in self.scaling(e_BN))
@@ -194,8 +196,8 @@ class FullHyperRNN(HyperRNNBase):
     def __init__(self, config: HyperRNNConfig):
         super().__init__(config)
         C, H, N, Z = config.input_size, config.hidden_size, config.hyper_size, config.hyper_embed_size
-        self.weight_x = nn.Parameter(torch.empty(Z, C, H))
-        self.weight_h = nn.Parameter(torch.empty(Z, H, H))
+        self.weight_x = nn.Parameter(torch.empty(C, Z, H))
+        self.weight_h = nn.Parameter(torch.empty(H, Z, H))
         self.weight_b = nn.Parameter(torch.zeros(Z, H))
         self.bias = nn.Parameter(torch.zeros(H))
         for name in ("zh", "zx", "zb"):
@@ -203,26 +205,20 @@ class FullHyperRNN(HyperRNNBase):
         self.bias_zh = nn.Parameter(torch.ones(Z))
         self.bias_zx = nn.Parameter(torch.ones(Z))
         nn.init.normal_(self.weight_zb, std=0.01)
-        for k in range(Z):
-            glorot_(self.weight_x[k])
-            orthogonal_(self.weight_h[k])
+        glorot_(self.weight_x.data.flatten(1), gates=Z)
+        orthogonal_(self.weight_h.data.flatten(1), gates=Z)
         for weight in (self.weight_x, self.weight_h):
             weight.data /= Z**0.5
 
     def project(self, x_TBC, columns=None):
-        hyper_weight = self.hyper.weight_x[: self.config.input_size]
-        # [C, Z H], so that one GEMM gives every matrix's share.
-        weight_x = self.weight_x.transpose(0, 1).flatten(1)
-        return (
-            affine(x_TBC, weight_x, None, columns),
-            affine(x_TBC, hyper_weight, self.hyper.bias, columns),
-        )
+        # As [C, Z H], one GEMM gives every matrix's share.
+        return affine(x_TBC, self.weight_x.flatten(1), None, columns), *self.hyper.project(x_TBC, columns)
 
     def _main(self, x_BG, h_BH, e_BN):
         Z = self.config.hyper_embed_size
         z_h = torch.addmm(self.bias_zh, e_BN, self.weight_zh)
         z_x = torch.addmm(self.bias_zx, e_BN, self.weight_zx)
-        h_BZH = (h_BH @ self.weight_h.transpose(0, 1).flatten(1)).unflatten(-1, (Z, -1))
+        h_BZH = (h_BH @ self.weight_h.flatten(1)).unflatten(-1, (Z, -1))
         x_BZH = x_BG.unflatten(-1, (Z, -1))
         mixed = torch.einsum("bz,bzh->bh", z_h, h_BZH) + torch.einsum("bz,bzh->bh", z_x, x_BZH)
         return mixed + torch.addmm(self.bias, e_BN @ self.weight_zb, self.weight_b)

@@ -87,7 +87,7 @@ def naive_rhn(p, config, x_TC, state, noise, all_layers=False):
             seen = drop(s, config.gal_dropout, at(noise, "gal", t))
             a = np.zeros(2 * H)
             if not (skip and t == 0 and layer == 0):
-                a = a + seen @ p["weight_s"][layer] + p["bias_s"][layer]
+                a = a + seen @ p[f"weight_s.{layer}"] + p[f"bias_s.{layer}"]
             if layer == 0:
                 a = a + x @ p["weight_x"] + p["bias_x"]
             keep = None if mask is None else mask[layer * H : (layer + 1) * H]
@@ -115,13 +115,15 @@ class RHN(Cell):
         C, H, L = config.input_size, config.hidden_size, config.rhn_depth
         self.weight_x = nn.Parameter(torch.empty(C, 2 * H))
         self.bias_x = nn.Parameter(torch.empty(2 * H))
-        self.weight_s = nn.Parameter(torch.empty(L, H, 2 * H))
-        self.bias_s = nn.Parameter(torch.empty(L, 2 * H))
+        # One tensor a layer: the gradient of a slice would fill all layers with zeros at every use.
+        self.weight_s = nn.ParameterList(torch.empty(H, 2 * H) for _ in range(L))
+        self.bias_s = nn.ParameterList(torch.empty(2 * H) for _ in range(L))
         orthogonal_(self.weight_x)
         for weight in self.weight_s:
             orthogonal_(weight)
         init_bias_(self.bias_x, C)
-        init_bias_(self.bias_s, H)
+        for bias in self.bias_s:
+            init_bias_(bias, H)
 
     def sample_noise(self, T, B, device=None, generator=None):
         noise, config = super().sample_noise(T, B, device, generator), self.config
