@@ -36,6 +36,7 @@ ADAPTATIONS = (
     checkpoints.require_named_checkpoint,
     checkpoints.name_mismatch,
     checkpoints.gather_before_saving,
+    checkpoints.leave_no_empty_directory,
     configuration_is_data,
     torchrun.honour_environment,
     torchrun.keep_off_gpu,

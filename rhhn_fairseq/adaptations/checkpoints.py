@@ -1,6 +1,7 @@
 """Checkpoints: nothing but data comes out of them, and one line says what is wrong with a file."""
 
 import argparse
+import atexit
 import functools
 import os
 import re
@@ -187,3 +188,40 @@ def gather_before_saving() -> bool:
 
     checkpoint_utils.save_checkpoint = save_checkpoint
     return True
+
+
+def leave_no_empty_directory() -> bool:
+    """fairseq makes --save-dir before it has looked at anything else.
+
+    A run that ends at its first line, because of a mistyped option say, would leave it behind, empty.
+    It is removed when the program ends, if it was not there before and nothing is in it.
+    """
+    from fairseq import checkpoint_utils
+
+    verify = checkpoint_utils.verify_checkpoint_directory
+
+    @functools.wraps(verify)
+    def verify_checkpoint_directory(save_dir):
+        made = [path for path in _upwards(save_dir) if not os.path.exists(path)]
+        verify(save_dir)
+        if made:
+            atexit.register(_remove_empty, made)
+
+    checkpoint_utils.verify_checkpoint_directory = verify_checkpoint_directory
+    return True
+
+
+def _upwards(path: str):
+    """The path and all directories above it."""
+    path = os.path.abspath(path)
+    while path != os.path.dirname(path):
+        yield path
+        path = os.path.dirname(path)
+
+
+def _remove_empty(directories: list[str]) -> None:
+    for directory in directories:
+        try:
+            os.rmdir(directory)
+        except OSError:
+            return
