@@ -91,8 +91,8 @@ def matrix_flop(module: nn.Module, T: int, B: int) -> int:
         6 T B sum(in out)
 
     The sum is over the parameters whose name, or whose list's name, begins with "weight", which is how cells
-    and torch.nn call their matrices; with more than two dimensions they are stacks of matrices. Point-wise operations and
-    normalisation are not counted, nor are products of activations with each other.
+    and torch.nn call their matrices; with more than two dimensions they are stacks of matrices. Point-wise
+    operations and normalisation are not counted, nor are products of activations with each other.
     """
     matrices = (
         parameter
