@@ -164,8 +164,9 @@ def largest_error(found: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[f
     return worst
 
 
-# Measured at hidden 1000, length 50: up to 4e-6 in float32 and 0.08 in bfloat16 (LN LSTM).
-TOLERANCES = {"float32": 1e-4, "bfloat16": 0.3}
+# Measured at hidden 1000: in float32 up to 6e-6, but 1e-3 for an IRNN over 300 steps, where rounding decides
+# a few ReLUs the other way; in bfloat16 up to 0.2 (LN HyperLSTM, 50 steps).
+TOLERANCES = {"float32": 5e-3, "bfloat16": 0.5}
 
 
 def check(name: str, module: nn.Module, config: BenchConfig, dtypes: list[str]) -> dict[str, float]:
