@@ -50,6 +50,7 @@ ADAPTATIONS = (
     user_dir.accept_same_directory,
     one_line.end_hydra_in_one_line,
     one_line.end_divergence_in_one_line,
+    logs.restore_root_logger,
     logs.repair_inf_score_record,
     logs.silence_known_warnings,
 )

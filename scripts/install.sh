@@ -30,5 +30,5 @@ constraints=$PWD/constraints.txt
 export PIP_CONSTRAINT=$constraints PIP_BUILD_CONSTRAINT=$constraints PIP_DISABLE_PIP_VERSION_CHECK=1
 echo "installing into $PWD/.venv (fairseq is compiled, about three minutes the first time)"
 .venv/bin/python -m pip install --quiet --upgrade pip
-.venv/bin/python -m pip install --quiet --editable ".${extra:+[$extra]}"
+.venv/bin/python -m pip install --quiet --quiet --editable ".${extra:+[$extra]}"
 printf '%s\n' "$wanted" > "$stamp"

@@ -41,9 +41,9 @@ def corpus(tmp_path_factory):
     return str(folder / "data")
 
 
-def _task(data, **options):
-    values = {"seed": 1, "train_subset": "train", "update_freq": [1]} | options
-    return CharLMTask.setup_task(CharLMTaskConfig(data=data, **values))
+def _task(corpus, **options):
+    values = {"data": corpus, "seed": 1, "train_subset": "train", "update_freq": [1]} | options
+    return CharLMTask.setup_task(CharLMTaskConfig(**values))
 
 
 def _model(task, arch="char_lm", seed=0, **options):
@@ -148,6 +148,7 @@ def test_impossible_models_are_refused(corpus, options, reason):
 @pytest.mark.parametrize(
     "options, reason",
     [
+        ({"data": "???"}, "task.data is not given"),
         ({"tokens_per_sample": 0}, "--tokens-per-sample 0"),
         ({"batching": "shuffled"}, "choose from lanes, windows"),
         ({"protocol": "carry:0"}, "protocol 'carry:0' is unknown"),

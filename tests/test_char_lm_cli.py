@@ -138,6 +138,7 @@ def test_evaluation_prints_its_figures_and_its_protocol(corpus, uninterrupted):
         result = _evaluate(corpus, checkpoint, *options)
         output = result.stdout + result.stderr
         (line,) = [line for line in output.splitlines() if "bits per character" in line]
+        assert "| INFO | rhhn_fairseq" in line and "DEBUG" not in output
         assert "600 of 600 symbols scored (100.00 %), 0 unknown" in line and "accuracy" in line
         protocol = options[1] if options and options[0] == "--protocol" else "carry"
         assert f"protocol {protocol}:" in line and "Logging error" not in output

@@ -1,6 +1,7 @@
 """What fairseq prints: one record it formats wrongly, and warnings about its own age."""
 
 import logging
+import os
 import warnings
 
 # (category, beginning of the message, module that warns). All of them are caused by fairseq's code
@@ -43,3 +44,25 @@ def silence_known_warnings() -> bool:
     for category, message, module in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=message, category=category, module=module)
     return True
+
+
+def restore_root_logger() -> bool:
+    """A model that fairseq imports (wav2vec2_classification) sets the root logger up, at level DEBUG.
+
+    Whoever comes first decides, so fairseq-eval-lm and fairseq-generate, which set their log up after
+    that import, print every library's debug lines, without the time. A root logger that looks exactly
+    so gets the level and the format that fairseq's programs ask for.
+    """
+    root = logging.getLogger()
+    bare = [handler for handler in root.handlers if _format(handler) == logging.BASIC_FORMAT]
+    if root.level != logging.DEBUG or root.handlers != bare or len(bare) != 1:
+        return False
+    root.setLevel(os.environ.get("LOGLEVEL", "INFO").upper())
+    bare[0].setFormatter(
+        logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s", "%Y-%m-%d %H:%M:%S")
+    )
+    return True
+
+
+def _format(handler: logging.Handler) -> str | None:
+    return None if handler.formatter is None else handler.formatter._fmt

@@ -50,6 +50,8 @@ class CharLMTaskConfig(FairseqDataclass):
 
     def check(self):
         """Raises UsageError for values that cannot work; fairseq does not call __post_init__."""
+        if not self.data or self.data == "???":
+            raise UsageError("task.data is not given: name the directory that scripts/prepare_chars.py made")
         if self.tokens_per_sample < 1:
             raise UsageError(f"--tokens-per-sample {self.tokens_per_sample} is too small, the smallest is 1")
         if self.batching not in ("lanes", "windows"):
