@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import warnings
 
 # (category, beginning of the message, module that warns). All of them are caused by fairseq's code
@@ -50,9 +51,11 @@ def restore_root_logger() -> bool:
     """A model that fairseq imports (wav2vec2_classification) sets the root logger up, at level DEBUG.
 
     Whoever comes first decides, so fairseq-eval-lm and fairseq-generate, which set their log up after
-    that import, print every library's debug lines, without the time. A root logger that looks exactly
-    so gets the level and the format that fairseq's programs ask for.
+    that import, print every library's debug lines, without the time. In these programs, a root logger
+    that looks exactly so gets the level and the format they ask for.
     """
+    if "fairseq_cli" not in sys.modules:
+        return False
     root = logging.getLogger()
     bare = [handler for handler in root.handlers if _format(handler) == logging.BASIC_FORMAT]
     if root.level != logging.DEBUG or root.handlers != bare or len(bare) != 1:
