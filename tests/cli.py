@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 USER_DIR = str(Path(__file__).resolve().parent.parent / "rhhn_fairseq")
 
 
@@ -68,3 +70,27 @@ def preprocess(folder: Path, sentences: int = 60) -> Path:
     texts = ["--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt"]
     run_module("fairseq_cli.preprocess", ["--only-source", *texts, "--destdir", binary])
     return binary
+
+
+def lstm(corpus, save_dir, *options):
+    """Arguments of a small fairseq model without dropout."""
+    sizes = ["--decoder-embed-dim", 8, "--decoder-hidden-size", 8, "--decoder-out-embed-dim", 8]
+    data = [corpus, "--task", "language_modeling", "--tokens-per-sample", 12, "--max-tokens", 48]
+    model = ["--arch", "lstm_lm", "--decoder-layers", 1, *sizes, "--dropout", 0]
+    logs = ["--log-format", "json", "--log-interval", 1, "--save-dir", save_dir]
+    return [*data, *model, "--optimizer", "adam", "--lr", 0.01, *logs, *options]
+
+
+def model_of(save_dir, name="checkpoint_last.pt"):
+    return torch.load(save_dir / name, weights_only=True)["model"]
+
+
+def hydra_arguments(corpus, save_dir, *overrides):
+    model = ["model=transformer_lm", "model.decoder_layers=1", "model.decoder_embed_dim=16"]
+    model += ["model.decoder_ffn_embed_dim=16", "model.decoder_attention_heads=2", "model.dropout=0"]
+    task = ["task=language_modeling", f"task.data={corpus}", "task.tokens_per_sample=12"]
+    rest = ["criterion=cross_entropy", "optimizer=adam", "lr_scheduler=fixed"]
+    rest += ["optimization.lr=[0.01]", "dataset.max_tokens=48", f"common.user_dir={USER_DIR}"]
+    rest += [f"checkpoint.save_dir={save_dir}", "common.log_format=json", "common.log_interval=1"]
+    hydra = ["hydra.run.dir=.", "hydra.job.chdir=false", "hydra.output_subdir=null"]
+    return [*model, *task, *rest, *hydra, *overrides]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli import preprocess
+from omegaconf import OmegaConf
 
 # The tests' tensors are small, and threads that wait for each other cost more than they bring.
 torch.set_num_threads(1)
@@ -35,3 +36,26 @@ def data_dir() -> Path:
 def tiny_corpus(tmp_path_factory) -> Path:
     """A few sentences in fairseq's binary format, made by fairseq-preprocess."""
     return preprocess(tmp_path_factory.mktemp("tiny_corpus"))
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    """The environment of worker 3 of 4, the second on its node, and a configuration."""
+    values = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "4", "RANK": "3"}
+    for name, value in {**values, "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    return OmegaConf.create(
+        {
+            "common": {"cpu": False, "bf16": False, "tpu": False},
+            "distributed_training": {
+                "distributed_world_size": 1,
+                "distributed_rank": 0,
+                "distributed_backend": "nccl",
+                "distributed_init_method": None,
+                "distributed_no_spawn": False,
+                "device_id": 0,
+                "pipeline_model_parallel": False,
+                "tpu": "${common.tpu}",
+            },
+        }
+    )
