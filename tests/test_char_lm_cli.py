@@ -1,6 +1,10 @@
 """Character language models through fairseq's own programs, each in a process of its own."""
 
+import os
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -39,10 +43,13 @@ def corpus(tmp_path_factory):
     return folder / "data"
 
 
-def _train(corpus, save_dir, *options, model=MODEL, **settings):
+def _arguments(corpus, save_dir, *options, model=MODEL):
     lanes = ["--batch-size", 4, "--tokens-per-sample", 20]
-    arguments = [corpus, *COMMON, *model, *lanes, *LOG, "--save-dir", save_dir, *options]
-    return fairseq_train(arguments, **settings)
+    return [corpus, *COMMON, *model, *lanes, *LOG, "--save-dir", save_dir, *options]
+
+
+def _train(corpus, save_dir, *options, model=MODEL, **settings):
+    return fairseq_train(_arguments(corpus, save_dir, *options, model=model), **settings)
 
 
 def _losses(*results):
@@ -64,21 +71,42 @@ def uninterrupted(corpus, tmp_path_factory):
     return save_dir, result
 
 
-def test_resuming_in_mid_epoch_is_bit_equal(corpus, uninterrupted, tmp_path):
+def test_a_killed_run_resumes_in_mid_epoch_bit_for_bit(corpus, uninterrupted, tmp_path):
     whole_dir, whole = uninterrupted
     options = ["--max-epoch", 2, "--save-interval-updates", 13]
-    first = _train(corpus, tmp_path, *options, "--max-update", 13)
+    killed = _kill_after_update(16, corpus, tmp_path, *options)
     assert "checkpoint_1_13.pt" in {path.name for path in tmp_path.iterdir()}
     second = _train(corpus, tmp_path, *options)
     assert "Loaded checkpoint" in second.stdout + second.stderr
     losses, valid = _losses(whole)
     assert len(losses) > 40
-    assert _losses(first, second)[0] == losses
+    assert killed[:13] + _losses(second)[0] == losses
     assert _losses(second)[1][-1] == valid[-1]
     resumed, expected = _parameters(tmp_path), _parameters(whole_dir)
     assert resumed.keys() == expected.keys()
     for key in expected:
         assert torch.equal(resumed[key], expected[key]), key
+
+
+def _kill_after_update(last, corpus, save_dir, *options):
+    """Trains until update ``last`` is logged, sends SIGKILL, and returns the losses seen."""
+    command = [sys.executable, "-u", "-m", "fairseq_cli.train", *_arguments(corpus, save_dir, *options)]
+    process = subprocess.Popen(
+        [*map(str, command), "--user-dir", USER_DIR],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    losses = []
+    with process:
+        for line in process.stdout:
+            losses += [record["loss"] for record in json_log(line) if record["tag"] == "train_inner"]
+            if len(losses) == last:
+                process.kill()
+                break
+    assert process.returncode == -signal.SIGKILL
+    return losses
 
 
 def test_two_torchrun_workers_train_the_model_of_one_with_update_freq_2(corpus, tmp_path):
