@@ -16,11 +16,11 @@ import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy
 from rhhn_fairseq.data.corpora import text_files
 from rhhn_fairseq.data.prepare import prepare
+from rhhn_fairseq.data.vocabulary import UNK
 from rhhn_fairseq.describe import build_empty, count_parameters, describe
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
 from rhhn_fairseq.tasks.carry import Carry
-from rhhn_fairseq.tasks.char_batches import UNK
 from rhhn_fairseq.tasks.char_lm import CharLMTask, CharLMTaskConfig
 from rhhn_fairseq.tasks.evaluation import Protocol
 

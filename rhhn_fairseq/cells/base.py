@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.regularisation import draw_mask
+from rhhn_fairseq.layers.regularisation import detach_by_coin, draw_mask, dropout
 
 State = tuple[Tensor, ...]
 Noise = dict[str, Tensor]
@@ -186,6 +186,11 @@ class Cell(nn.Module):
             g = self.begin(g, mask_TB)
         g, state = self.prepare(g, state, mask_TB, noise)
         return scan(self, g, state, mask_TB, noise)
+
+    def recurrent_input(self, h_BH: Tensor, noise_t: Noise | None) -> Tensor:
+        """The state as a matrix sees it: detached by the step's coin (h-detach), dropped out (Gal)."""
+        h_BH = detach_by_coin(h_BH, noise_at(noise_t, "h_detach"))
+        return dropout(h_BH, self.config.gal_dropout, noise_at(noise_t, "gal"))
 
     def zero_state(self, B: int, device=None, dtype=None) -> State:
         """The state of B sequences that have read nothing."""

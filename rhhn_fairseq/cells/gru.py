@@ -20,7 +20,7 @@ from torch import nn
 from rhhn_fairseq.cells.base import Cell, CellConfig, affine, glorot_, noise_at, option, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.layers.regularisation import detach_by_coin, draw_mask, dropout, zoneout
+from rhhn_fairseq.layers.regularisation import draw_mask, dropout, zoneout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +84,7 @@ class GRU(Cell):
     def step(self, g_t, state, noise_t):
         (h,), config = state, self.config
         H = config.hidden_size
-        seen = detach_by_coin(h, noise_at(noise_t, "h_detach"))
-        seen = dropout(seen, config.gal_dropout, noise_at(noise_t, "gal"))
+        seen = self.recurrent_input(h, noise_t)
         x_rz, x_n = g_t[0].split((2 * H, H), dim=-1)
         h_rz, h_n = (seen @ self.weight_h).split((2 * H, H), dim=-1)
         r, z = torch.sigmoid(x_rz + h_rz).chunk(2, dim=-1)

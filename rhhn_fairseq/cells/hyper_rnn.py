@@ -33,7 +33,7 @@ from rhhn_fairseq.cells.base import Cell, CellConfig, affine, glorot_, noise_at,
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.simple import Elman, ElmanConfig
-from rhhn_fairseq.layers.regularisation import detach_by_coin, dropout, zoneout
+from rhhn_fairseq.layers.regularisation import zoneout
 
 HYPER_STATES = ("current", "previous")
 HYPER_INITS = ("broken_symmetry", "paper")
@@ -153,8 +153,7 @@ class HyperRNNBase(Cell):
 
     def step(self, g_t, state, noise_t):
         (h, e), (x_main, x_hyper), config = state, g_t, self.config
-        seen = detach_by_coin(h, noise_at(noise_t, "h_detach"))
-        seen = dropout(seen, config.gal_dropout, noise_at(noise_t, "gal"))
+        seen = self.recurrent_input(h, noise_t)
         hyper_g = torch.addmm(x_hyper, seen, self.weight_hyper)
         _, (e_new,) = self.hyper.step((hyper_g,), (e,), None)
         a = self._main(x_main, seen, e_new if config.hyper_state == "current" else e)

@@ -86,11 +86,6 @@ class GatedCell(Cell):
             noise["c_detach"] = draw_mask((T, 1, 1), config.c_detach, device, generator)
         return noise
 
-    def recurrent_input(self, h_BH, noise_t):
-        """h as the matrices see it: dropped out (Gal) and detached (h-detach)."""
-        h_BH = detach_by_coin(h_BH, noise_at(noise_t, "h_detach"))
-        return dropout(h_BH, self.config.gal_dropout, noise_at(noise_t, "gal"))
-
     def update(self, gates, h_BH, c_BH, noise_t, normalise_c=None):
         """From the four gates' sums i, f, g, o ([B, H] each) to the output and the next state."""
         config = self.config

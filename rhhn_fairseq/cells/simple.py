@@ -17,7 +17,7 @@ from torch import nn
 from rhhn_fairseq.cells.base import Cell, CellConfig, affine, glorot_, noise_at, option, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.layers.regularisation import detach_by_coin, dropout, zoneout
+from rhhn_fairseq.layers.regularisation import zoneout
 
 ACTIVATIONS = {
     "tanh": (torch.tanh, np.tanh),
@@ -71,12 +71,7 @@ def naive_jordan(p, config, x_TC, state, noise):
 
 
 class SimpleCell(Cell):
-    """The recurrent input and the end of a step, the same in all simple networks."""
-
-    def recurrent_input(self, h_BH, noise_t):
-        """The state as W_h sees it: detached (h-detach) and dropped out (Gal)."""
-        h_BH = detach_by_coin(h_BH, noise_at(noise_t, "h_detach"))
-        return dropout(h_BH, self.config.gal_dropout, noise_at(noise_t, "gal"))
+    """The end of a step, the same in all simple networks."""
 
     def finish(self, new, old, noise_t):
         """The output and the next state."""

@@ -5,8 +5,7 @@ import torch
 from fairseq.data import FairseqDataset, iterators
 
 from rhhn_fairseq.data.lanes import PAD, Batch
-
-UNK = 3
+from rhhn_fairseq.data.vocabulary import UNK
 
 
 class StreamDataset(FairseqDataset):

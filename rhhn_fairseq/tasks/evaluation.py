@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from rhhn_fairseq.data.lanes import PAD, Lanes, Windows
+from rhhn_fairseq.data.vocabulary import UNK
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import Carry
 
 logger = logging.getLogger(__name__)
 
 CONTEXT = 1000
-UNK = 3
 
 
 @dataclass(frozen=True)
