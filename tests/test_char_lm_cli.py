@@ -53,10 +53,10 @@ def _train(corpus, save_dir, *options, model=MODEL, **settings):
 
 
 def _losses(*results):
-    """The loss of every update, and of every validation, over one or more runs in turn."""
+    """Bits per character of every update, and of every validation, over one or more runs in turn."""
     records = [record for result in results for record in json_log(result.stdout + result.stderr)]
-    inner = [record["loss"] for record in records if record["tag"] == "train_inner"]
-    return inner, [record["valid_loss"] for record in records if record["tag"] == "valid"]
+    inner = [record["bpc"] for record in records if record["tag"] == "train_inner"]
+    return inner, [record["valid_bpc"] for record in records if record["tag"] == "valid"]
 
 
 def _parameters(save_dir):
@@ -101,7 +101,7 @@ def _kill_after_update(last, corpus, save_dir, *options):
     losses = []
     with process:
         for line in process.stdout:
-            losses += [record["loss"] for record in json_log(line) if record["tag"] == "train_inner"]
+            losses += [record["bpc"] for record in json_log(line) if record["tag"] == "train_inner"]
             if len(losses) == last:
                 process.kill()
                 break
@@ -115,9 +115,9 @@ def test_two_torchrun_workers_train_the_model_of_one_with_update_freq_2(corpus, 
     two = _train(corpus, tmp_path / "two", *options, workers=2)
     losses_one, losses_two = _losses(one)[0], _losses(two)[0]
     assert len(losses_one) == len(losses_two) > 20
-    # The gradients are added in another order, which float32 rounds by about 1e-7 at each update; the
-    # log shows three decimals.
-    assert max(abs(a - b) for a, b in zip(losses_one, losses_two, strict=True)) <= 1.5e-3
+    # No difference was seen. The order in which two gradients are added is the backend's, so a loss may
+    # round to the other side of the last of the four decimals that are logged.
+    assert max(abs(a - b) for a, b in zip(losses_one, losses_two, strict=True)) <= 1.01e-4
     for key, expected in _parameters(tmp_path / "one").items():
         torch.testing.assert_close(_parameters(tmp_path / "two")[key], expected, rtol=0, atol=1e-5)
 
