@@ -7,7 +7,9 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from torch import nn
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
+from rhhn_fairseq.models import char_lm_table, gnmt_table
+
+ARCHITECTURES = char_lm_table.ARCHITECTURES | gnmt_table.ARCHITECTURES
 
 
 def known_architectures() -> list[str]:
@@ -59,9 +61,6 @@ def describe(arch: str, vocab_size: int | None = None) -> str:
         if vocab_size in (None, row.vocab_size):
             same = "equal" if total == row.parameters else f"differs by {total - row.parameters:+,}"
             lines.append(f"expected:   {row.parameters:,} ({same})")
-        scores = [f"{name} {value}" for name, value in (("valid", row.valid), ("test", row.test)) if value]
-        lines.append(
-            f"paper:      {row.printed} with {row.vocab_size} symbols; "
-            f"{' and '.join(scores)} bits per character ({row.source})"
-        )
+        if row.reported():
+            lines.append(f"paper:      {row.reported()}")
     return "\n".join(lines)

@@ -23,7 +23,8 @@ from rhhn_fairseq.cells import cell_options
 from rhhn_fairseq.data.corpora import text_files
 from rhhn_fairseq.data.prepare import prepare
 from rhhn_fairseq.describe import count_parameters
-from rhhn_fairseq.models.char_lm import CELL_OPTIONS, CharLMBaseConfig
+from rhhn_fairseq.models.char_lm import CharLMBaseConfig
+from rhhn_fairseq.models.options import CELL_OPTIONS
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parents[1]

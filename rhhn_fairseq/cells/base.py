@@ -3,7 +3,7 @@
 Shapes: T time, B batch, C input, H hidden, G gates times H. Row vectors: an input [B, C] meets its
 weight as ``x_BC @ W_CG``.
 
-A cell owns its equations (``step``), the part of them that is affine in the input alone (``project``)
+A cell owns its equations (``step``), the part of them that is affine in the input alone (``input_maps``)
 and the part that never reads the main state (``prepare``). The loop over time, masks, carried state,
 beam reordering and the choice of a faster implementation are written once, here and in ``kernels``.
 """
@@ -18,6 +18,7 @@ from rhhn_fairseq.layers.regularisation import detach_by_coin, draw_mask, dropou
 
 State = tuple[Tensor, ...]
 Noise = dict[str, Tensor]
+InputMap = tuple[Tensor, Tensor | None]
 
 
 def option(default=MISSING, *, help, choices=None, low=None, high=None, below=None):
@@ -95,18 +96,25 @@ class Cell(nn.Module):
         self.config = config
         self.state_sizes = (config.hidden_size,)
 
-    def project(self, x_TBC: Tensor, columns: slice | None = None) -> tuple[Tensor, ...]:
-        """All that is affine in the input alone, as one GEMM a weight for the whole sequence.
+    def input_maps(self) -> tuple[InputMap, ...]:
+        """All that is affine in the input alone: a weight [C, ·] and a bias [·] or None for each part."""
+        raise NotImplementedError(f"{type(self).__name__} has no input maps")
 
-        Args:
-            x_TBC: the input [T, B, C], or its ``columns`` only.
-            columns: a slice of the input's columns. The shares of slices that cover the input add up
-                to the whole projection; the bias goes with the slice that starts at column 0.
+    def maps_of(self, columns: slice) -> tuple[InputMap, ...]:
+        """The input maps of a slice of the input's columns; the bias goes with the slice that starts at 0.
 
-        Returns:
-            tensors [T, B, ·], in the order ``step`` takes them.
+        The shares of slices that cover the input add up to the whole projection. A loop takes its slices
+        once, before it: the gradient of a slice fills the whole weight with zeros at every use.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no projection")
+        first = columns.start in (None, 0)
+        return tuple((weight[columns], bias if first else None) for weight, bias in self.input_maps())
+
+    def project(self, x_TBC: Tensor) -> tuple[Tensor, ...]:
+        """The input's part of every equation, [T, B, ·], in the order ``step`` takes them.
+
+        One GEMM a weight for the whole sequence.
+        """
+        return apply_maps(x_TBC, self.input_maps())
 
     def begin(self, g: tuple[Tensor, ...], mask_TB: Tensor | None) -> tuple[Tensor, ...]:
         """Changes the projection of sequences that start without a state; by default, nothing."""
@@ -229,16 +237,16 @@ def reorder_state(state: State, index_B: Tensor) -> State:
     return tuple(part.index_select(0, index_B) for part in state)
 
 
-def affine(x_TBC: Tensor, weight_CG: Tensor, bias_G: Tensor | None, columns: slice | None) -> Tensor:
-    """``x W + b``, or the share of ``columns`` in it: see ``Cell.project``."""
-    if columns is not None:
-        weight_CG = weight_CG[columns]
-        if columns.start not in (None, 0):
-            bias_G = None
+def apply_maps(x: Tensor, maps: tuple[InputMap, ...]) -> tuple[Tensor, ...]:
+    """``x W + b`` for each weight and bias; x is [..., C]."""
+    return tuple(_affine(x, weight, bias) for weight, bias in maps)
+
+
+def _affine(x: Tensor, weight_CG: Tensor, bias_G: Tensor | None) -> Tensor:
     if bias_G is None:
-        return x_TBC @ weight_CG
-    flat = torch.addmm(bias_G, x_TBC.reshape(-1, x_TBC.shape[-1]), weight_CG)
-    return flat.view(*x_TBC.shape[:-1], -1)
+        return x @ weight_CG
+    flat = torch.addmm(bias_G, x.reshape(-1, x.shape[-1]), weight_CG)
+    return flat.view(*x.shape[:-1], -1)
 
 
 def noise_at(noise_t: Noise | None, name: str) -> Tensor | None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import Cell, CellConfig, affine, glorot_, noise_at, option, orthogonal_
+from rhhn_fairseq.cells.base import Cell, CellConfig, glorot_, noise_at, option, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.layers.regularisation import draw_mask, dropout, zoneout
@@ -78,8 +78,8 @@ class GRU(Cell):
             noise["update"] = draw_mask(shape, 1.0 - rate, device, generator)
         return noise
 
-    def project(self, x_TBC, columns=None):
-        return (affine(x_TBC, self.weight_x, self.bias, columns),)
+    def input_maps(self):
+        return ((self.weight_x, self.bias),)
 
     def step(self, g_t, state, noise_t):
         (h,), config = state, self.config

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import affine, glorot_, option, orthogonal_
+from rhhn_fairseq.cells.base import glorot_, option, orthogonal_
 from rhhn_fairseq.cells.hyper_rnn import (
     HYPER_INITS,
     HYPER_STATES,
@@ -141,8 +141,8 @@ class HyperLSTM(GatedCell):
             self.c_gain = nn.Parameter(torch.ones(H))
             self.c_shift = nn.Parameter(torch.zeros(H))
 
-    def project(self, x_TBC, columns=None):
-        return affine(x_TBC, self.weight_x, None, columns), *self.hyper.project(x_TBC, columns)
+    def input_maps(self):
+        return (self.weight_x, None), *self.hyper.input_maps()
 
     def step(self, g_t, state, noise_t):
         (h, c, e, k), (x_main, x_hyper), config = state, g_t, self.config

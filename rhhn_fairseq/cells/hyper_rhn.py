@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import Cell, affine, noise_at, option, orthogonal_
+from rhhn_fairseq.cells.base import Cell, noise_at, option, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.rhn import (
@@ -143,8 +143,8 @@ class HyperRHN(Cell):
                 noise[name] = draw_mask((T, B, config.rhn_depth * width), keep, device, generator)
         return noise
 
-    def project(self, x_TBC, columns=None):
-        return (affine(x_TBC, self.weight_x, None, columns), *self.hyper.project(x_TBC, columns))
+    def input_maps(self):
+        return (self.weight_x, None), *self.hyper.input_maps()
 
     def begin(self, g, mask_TB):
         if self.config.first_step == "full":

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, CellConfig, affine, glorot_, noise_at, option, orthogonal_
+from rhhn_fairseq.cells.base import Cell, CellConfig, glorot_, noise_at, option, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.simple import Elman, ElmanConfig
@@ -175,8 +175,8 @@ class PracticalHyperRNN(HyperRNNBase):
         glorot_(self.weight_x)
         orthogonal_(self.weight_h)
 
-    def project(self, x_TBC, columns=None):
-        return affine(x_TBC, self.weight_x, None, columns), *self.hyper.project(x_TBC, columns)
+    def input_maps(self):
+        return (self.weight_x, None), *self.hyper.input_maps()
 
     def _main(self, x_BH, h_BH, e_BN):
         d_h, d_x, b = (part[0] for part in self.scaling(e_BN))
@@ -209,9 +209,9 @@ class FullHyperRNN(HyperRNNBase):
         for weight in (self.weight_x, self.weight_h):
             weight.data /= Z**0.5
 
-    def project(self, x_TBC, columns=None):
+    def input_maps(self):
         # As [C, Z H], one GEMM gives every matrix's share.
-        return affine(x_TBC, self.weight_x.flatten(1), None, columns), *self.hyper.project(x_TBC, columns)
+        return (self.weight_x.flatten(1), None), *self.hyper.input_maps()
 
     def _main(self, x_BG, h_BH, e_BN):
         Z = self.config.hyper_embed_size

@@ -24,7 +24,6 @@ from torch import nn
 from rhhn_fairseq.cells.base import (
     Cell,
     CellConfig,
-    affine,
     glorot_,
     noise_at,
     option,
@@ -164,8 +163,8 @@ class LSTM(GatedCell):
             self.c_gain = nn.Parameter(torch.ones(H))
             self.c_shift = nn.Parameter(torch.zeros(H))
 
-    def project(self, x_TBC, columns=None):
-        return (affine(x_TBC, self.weight_x, self.bias, columns),)
+    def input_maps(self):
+        return ((self.weight_x, self.bias),)
 
     def step(self, g_t, state, noise_t):
         h, c = state

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import affine, glorot_, option, orthogonal_
+from rhhn_fairseq.cells.base import glorot_, option, orthogonal_
 from rhhn_fairseq.cells.lstm import NOISY, GatedCell, GatedConfig, naive_update
 from rhhn_fairseq.cells.numpy_math import at, drop
 from rhhn_fairseq.cells.registry import register_cell
@@ -89,11 +89,8 @@ class MLSTM(GatedCell):
         glorot_(self.weight_x, gates=4)
         orthogonal_(self.weight_m, gates=4)
 
-    def project(self, x_TBC, columns=None):
-        return (
-            affine(x_TBC, self.weight_x, self.bias, columns),
-            affine(x_TBC, self.weight_mx, None, columns),
-        )
+    def input_maps(self):
+        return (self.weight_x, self.bias), (self.weight_mx, None)
 
     def step(self, g_t, state, noise_t):
         (h, c), (gates, m_x) = state, g_t
@@ -120,8 +117,8 @@ class MILSTM(GatedCell):
         glorot_(self.weight_x, gates=4)
         orthogonal_(self.weight_h, gates=4)
 
-    def project(self, x_TBC, columns=None):
-        return (affine(x_TBC, self.weight_x, None, columns),)
+    def input_maps(self):
+        return ((self.weight_x, None),)
 
     def step(self, g_t, state, noise_t):
         (h, c), (v,) = state, g_t

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, CellConfig, affine, noise_at, option, orthogonal_
+from rhhn_fairseq.cells.base import Cell, CellConfig, noise_at, option, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.layers.regularisation import detach_by_coin, draw_mask, dropout, zoneout
@@ -132,8 +132,8 @@ class RHN(Cell):
             noise["update"] = draw_mask(shape, 1.0 - config.recurrent_dropout, device, generator)
         return noise
 
-    def project(self, x_TBC, columns=None):
-        return (affine(x_TBC, self.weight_x, self.bias_x, columns),)
+    def input_maps(self):
+        return ((self.weight_x, self.bias_x),)
 
     def begin(self, g, mask_TB):
         if self.config.first_step == "full":

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import Cell, CellConfig, affine, glorot_, noise_at, option, orthogonal_
+from rhhn_fairseq.cells.base import Cell, CellConfig, glorot_, noise_at, option, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.layers.regularisation import zoneout
@@ -105,8 +105,8 @@ class Elman(SimpleCell):
             glorot_(self.weight_x)
             orthogonal_(self.weight_h)
 
-    def project(self, x_TBC, columns=None):
-        return (affine(x_TBC, self.weight_x, self.bias, columns),)
+    def input_maps(self):
+        return ((self.weight_x, self.bias),)
 
     def step(self, g_t, state, noise_t):
         (h,) = state
@@ -133,8 +133,8 @@ class Jordan(SimpleCell):
             glorot_(weight)
         orthogonal_(self.weight_h)
 
-    def project(self, x_TBC, columns=None):
-        return (affine(x_TBC, self.weight_x, self.bias, columns),)
+    def input_maps(self):
+        return ((self.weight_x, self.bias),)
 
     def step(self, g_t, state, noise_t):
         (y,) = state

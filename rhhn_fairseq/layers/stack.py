@@ -22,6 +22,7 @@ class StackConfig:
     input_size: int = option(help="width of the input", low=1)
     hidden_size: int = option(help="width of a layer in one direction", low=1)
     layers: int = option(1, help="number of layers", low=1)
+    context_size: int = option(0, help="width of what every layer reads beside the one below", low=0)
     bidirectional_layers: int = option(
         0, help="how many of the first layers read in both directions and give both outputs", low=0
     )
@@ -54,7 +55,7 @@ class StackConfig:
         return 2 if layer < self.bidirectional_layers else 1
 
     def layer_input(self, layer: int) -> int:
-        """Width of what a layer (counted from 0) reads."""
+        """Width of what a layer (counted from 0) reads from below, without the context."""
         return self.input_size if layer == 0 else self.hidden_size * self.directions(layer - 1)
 
 
@@ -79,7 +80,8 @@ class Stack(nn.Module):
                     f"{width} and gives {output}; a residual layer must give what it reads"
                 )
             for cells in (self.cells, self.backward_cells)[: config.directions(layer)]:
-                cells.append(build_cell(config.cell, width, config.hidden_size, **config.cell_options))
+                reads = width + config.context_size
+                cells.append(build_cell(config.cell, reads, config.hidden_size, **config.cell_options))
         self.output_size = output
         self.state_sizes = tuple(size for cell in self.cells for size in cell.state_sizes)
 
@@ -92,11 +94,14 @@ class Stack(nn.Module):
         state: State | None = None,
         mask_TB: Tensor | None = None,
         noise: list[Noise] | None = None,
+        context_TBM: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Runs all layers over a sequence; see ``Cell.forward`` for masks and states.
 
         Args:
             x_TBC: input [T, B, C].
+            context_TBM: what every layer reads beside the one below, [T, B, context_size]; residual
+                connections leave it out.
             state: tensors [B, ·] in ``state_sizes`` order; None for zeros.
             mask_TB: bool [T, B], true at real positions.
             noise: one entry for each forward cell, then one for each backward cell; None lets every
@@ -126,11 +131,12 @@ class Stack(nn.Module):
             count = len(cell.state_sizes)
             start = None if state is None else tuple(state[used : used + count])
             used += count
-            y, final = cell(below, start, mask_TB, None if noise is None else noise[layer])
+            read = below if context_TBM is None else torch.cat([below, context_TBM], dim=-1)
+            y, final = cell(read, start, mask_TB, None if noise is None else noise[layer])
             after.extend(final)
             if layer < config.bidirectional_layers:
                 inner = None if noise is None else noise[config.layers + layer]
-                y = torch.cat([y, self._backward(layer, below, mask_TB, inner)], dim=-1)
+                y = torch.cat([y, self._backward(layer, read, mask_TB, inner)], dim=-1)
             if self._is_residual(layer):
                 y = y + below
                 if mask_TB is not None:

@@ -6,7 +6,6 @@ The layers hold only the symbols that occur. fairseq's other dictionary entries 
 Shapes: T time, B batch, V symbols that occur, D entries of the dictionary.
 """
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -18,12 +17,18 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from rhhn_fairseq.cells.base import glorot_, orthogonal_
-from rhhn_fairseq.cells.registry import CELLS, cell_options
+from rhhn_fairseq.cells.registry import CELLS
 from rhhn_fairseq.cells.rhn import init_bias_
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.regularisation import draw_mask
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
+from rhhn_fairseq.models.options import (
+    check_probability,
+    given_cell_options,
+    register_architecture,
+    with_cell_options,
+)
 
 OUTPUT_INITS = ("glorot", "orthogonal")
 
@@ -56,29 +61,7 @@ class CharLMBaseConfig(FairseqDataclass):
     )
 
 
-def _cell_fields():
-    """A field for every option of every registered cell; None leaves the cell's own default."""
-    found: dict[str, tuple] = {}
-    for name, entry in sorted(CELLS.items()):
-        for spec in dataclasses.fields(entry.config):
-            # Switches are set by the names that stand for them, such as ln_lstm.
-            if spec.name in ("input_size", "hidden_size") or spec.type is bool:
-                continue
-            _, help, names = found.setdefault(spec.name, (spec.type, spec.metadata["help"], []))
-            names.append(name)
-    for option, (kind, help, names) in found.items():
-        scope = "every cell" if len(names) == len(CELLS) else ", ".join(names)
-        yield (
-            option,
-            Optional[kind],
-            field(default=None, metadata={"help": f"{help} ({scope})"}),
-        )
-
-
-CELL_OPTIONS = [name for name, _, _ in _cell_fields()]
-CharLMConfig = dataclasses.make_dataclass(
-    "CharLMConfig", _cell_fields(), bases=(CharLMBaseConfig,), namespace={"__module__": __name__}
-)
+CharLMConfig = with_cell_options("CharLMConfig", CharLMBaseConfig, __name__)
 
 
 @register_model("char_lm", dataclass=CharLMConfig)
@@ -96,7 +79,7 @@ class CharLM(BaseFairseqModel):
     def __init__(self, config, indices: Tensor, codes: Tensor, entries: int):
         super().__init__()
         V = len(indices)
-        self.embedding_dropout = _probability("embedding_dropout", config.embedding_dropout)
+        self.embedding_dropout = check_probability(config, "embedding_dropout")
         self.register_buffer("symbol_codes", codes)
         self.register_buffer("indices", indices, persistent=False)
         symbol_of = torch.full((entries,), V).index_copy_(0, indices, torch.arange(V))
@@ -224,24 +207,7 @@ class CharLM(BaseFairseqModel):
         )
 
 
-def _probability(name: str, value: float) -> float:
-    if not 0 <= value < 1:
-        raise UsageError(f"--{name.replace('_', '-')} {value} is not in [0, 1)")
-    return value
-
-
 def _stack_config(config, input_size: int) -> StackConfig:
-    known = cell_options(config.cell)
-    given = {name: getattr(config, name) for name in CELL_OPTIONS}
-    given = {name: value for name, value in given.items() if value is not None}
-    for name in given:
-        if name not in known:
-            raise UsageError(
-                f"--{name.replace('_', '-')} is not an option of the cell {config.cell}, it has "
-                + ", ".join(
-                    "--" + option.replace("_", "-") for option in sorted(known) if option in CELL_OPTIONS
-                )
-            )
     return StackConfig(
         cell=config.cell,
         input_size=input_size,
@@ -252,24 +218,9 @@ def _stack_config(config, input_size: int) -> StackConfig:
         layer_dropout=config.layer_dropout,
         output_dropout=config.output_dropout,
         dropout_mask=config.dropout_mask,
-        cell_options=given,
+        cell_options=given_cell_options(config),
     )
-
-
-def _register(name: str, defaults: dict) -> None:
-    """Registers an architecture as a model of its own, so that --arch and Hydra build the same."""
-    fields = {spec.name: spec for spec in dataclasses.fields(CharLMConfig)}
-    changed = [
-        (key, fields[key].type, field(default=value, metadata=fields[key].metadata))
-        for key, value in defaults.items()
-    ]
-    title = "".join(part.capitalize() for part in name.split("_"))
-    config = dataclasses.make_dataclass(
-        f"{title}Config", changed, bases=(CharLMConfig,), namespace={"__module__": __name__}
-    )
-    model = type(title, (CharLM,), {"__doc__": f"``{name}``: see ``char_lm_table``.", "__module__": __name__})
-    register_model(name, dataclass=config)(model)
 
 
 for _name, _row in ARCHITECTURES.items():
-    _register(_name, _row.options)
+    register_architecture(_name, _row.options, CharLM, CharLMConfig, f"``{_name}``: see ``char_lm_table``.")

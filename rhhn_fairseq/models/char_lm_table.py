@@ -26,6 +26,14 @@ class Row:
     valid: float | None = None
     test: float | None = None
 
+    def reported(self) -> str:
+        """What the paper says of it, one line."""
+        scores = [f"{name} {value}" for name, value in (("valid", self.valid), ("test", self.test)) if value]
+        return (
+            f"{self.printed} with {self.vocab_size} symbols; {' and '.join(scores)} bits per character "
+            f"({self.source})"
+        )
+
 
 def _dropped(rate: float, layers: int = 1) -> dict:
     """Ha's dropout: on input, output and recurrent update with one rate, and between layers."""

@@ -1,0 +1,203 @@
+"""Additive attention, and the first decoder layer of GNMT, which reads its context at every step.
+
+Shapes: T target time, S source time, B batch, N sentences, M memory, A attention, Q query, C input,
+H hidden.
+
+Sources: Bahdanau et al. 2014 (arXiv 1409.0473); Wu et al. 2016, GNMT (arXiv 1609.08144), section 3;
+normalised: Salimans and Kingma 2016 as tf.contrib.seq2seq and NVIDIA's GNMT v2 use it.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.base import Cell, Noise, State, apply_maps
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.kernels.reference import keep_state, slice_noise
+
+
+class Memory(NamedTuple):
+    """What the decoder attends to: the encoder's outputs, once for every sentence.
+
+    Attributes:
+        values_NSM: the outputs. keys_NSA: their map into the attention's space.
+        mask_NS: bool, true at real positions.
+        beams: consecutive rows of the decoder's batch that read the same sentence, B = N * beams.
+    """
+
+    values_NSM: Tensor
+    keys_NSA: Tensor
+    mask_NS: Tensor
+    beams: int = 1
+
+    def reorder(self, index_B: Tensor) -> "Memory":
+        """The memory of the chosen rows; nothing is copied while rows stay with their sentence.
+
+        Beam search repeats every sentence, then moves rows within a sentence at every step and drops
+        sentences that are done, so a memory for every row would be copied at every step for nothing.
+        """
+        N, count = self.mask_NS.shape[0], index_B.numel()
+        sentence_B = torch.div(index_B, self.beams, rounding_mode="floor")
+        # The first time, k rows for each sentence; later the number of beams stays.
+        beams = count // N if self.beams == 1 and count and count % N == 0 else self.beams
+        if count % beams == 0:
+            by_sentence = sentence_B.view(-1, beams)
+            sentence_N = by_sentence[:, 0]
+            if bool((by_sentence == sentence_N.unsqueeze(1)).all()):
+                return self._choose(sentence_N, beams)
+        return self._choose(sentence_B, 1)
+
+    def _choose(self, sentence_N: Tensor, beams: int) -> "Memory":
+        every = torch.arange(self.mask_NS.shape[0], device=sentence_N.device)
+        if torch.equal(sentence_N, every):
+            return self._replace(beams=beams)
+        return Memory(*(part.index_select(0, sentence_N) for part in self[:3]), beams)
+
+
+class SourceMemory(nn.Module):
+    """Makes a ``Memory`` of the encoder's outputs: the source's half of the attention, once a sentence.
+
+    Keys are ``m W_m + b``. Initialisation: Glorot uniform, b zero.
+    """
+
+    def __init__(self, memory_size: int, attention_size: int):
+        super().__init__()
+        self.weight_m = nn.Parameter(torch.empty(memory_size, attention_size))
+        self.bias = nn.Parameter(torch.zeros(attention_size))
+        nn.init.xavier_uniform_(self.weight_m)
+
+    def forward(self, values_SBM: Tensor, mask_SB: Tensor) -> Memory:
+        """The memory of a batch of encoder outputs; ``mask_SB`` is true at real positions."""
+        values = values_SBM.transpose(0, 1).contiguous()
+        (keys,) = apply_maps(values, ((self.weight_m, self.bias),))
+        return Memory(values, keys, mask_SB.T)
+
+
+class AdditiveAttention(nn.Module):
+    """Attention with one hidden layer: ``energy = v . tanh(q W_q + key)``, softmax over the source.
+
+    ``normalised`` replaces v by ``g v / |v|`` with g starting at ``1 / sqrt(A)``.
+
+    Initialisation: W_q Glorot uniform, v uniform within ``1 / sqrt(A)``.
+    """
+
+    def __init__(self, query_size: int, attention_size: int, normalised: bool = False):
+        super().__init__()
+        self.weight_q = nn.Parameter(torch.empty(query_size, attention_size))
+        self.v = nn.Parameter(torch.empty(attention_size))
+        self.g = nn.Parameter(torch.tensor(attention_size**-0.5)) if normalised else None
+        nn.init.xavier_uniform_(self.weight_q)
+        nn.init.uniform_(self.v, -(attention_size**-0.5), attention_size**-0.5)
+
+    def forward(self, query_TBQ: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+        """Contexts [T, B, M] and attention weights [B, T, S], zero at padding, for whole sequences."""
+        T, B, _ = query_TBQ.shape
+        N, S, M = memory.values_NSM.shape
+        # A query's step and its beam are both rows of one sentence's matrix, R = beams * T.
+        query_BTQ = query_TBQ.transpose(0, 1).reshape(N, -1, query_TBQ.shape[-1])
+        v = self.v if self.g is None else self.g * self.v / self.v.norm()
+        hidden_NRSA = (query_BTQ @ self.weight_q).unsqueeze(2) + memory.keys_NSA.unsqueeze(1)
+        energy_NRS = hidden_NRSA.tanh_() @ v
+        # Half precision is too coarse for a softmax over a long source.
+        energy_NRS = energy_NRS.to(torch.promote_types(energy_NRS.dtype, torch.float32))
+        energy_NRS = energy_NRS.masked_fill(~memory.mask_NS.unsqueeze(1), float("-inf"))
+        weights_NRS = energy_NRS.softmax(dim=-1)
+        context_NRM = torch.bmm(weights_NRS.to(memory.values_NSM.dtype), memory.values_NSM)
+        return context_NRM.view(B, T, M).transpose(0, 1), weights_NRS.view(B, T, S)
+
+
+class FeedbackCell(Cell):
+    """A cell that reads ``[x; context]``, the context queried by its own output of the step before.
+
+    GNMT's bottom decoder layer as printed (Wu et al. 2016, equation 4 and figure 1). Its state is the
+    cell's: the context of a step follows from the state before it. Whatever the cell can do in a pass of
+    its own, such as running a hypernetwork, it does here step by step.
+
+    Args:
+        cell: reads an input of width ``C + M``. attention: queried by the cell's output.
+    """
+
+    def __init__(self, cell: Cell, attention: AdditiveAttention):
+        super().__init__(cell.config)
+        self.cell, self.attention = cell, attention
+        self.state_sizes = cell.state_sizes
+
+    def forward(
+        self,
+        x_TBC: Tensor,
+        memory: Memory,
+        state: State | None = None,
+        mask_TB: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, State]:
+        """Runs over a sequence; ``x_TBC``, ``state``, ``mask_TB`` and ``noise`` as in ``Cell.forward``.
+
+        Returns:
+            outputs [T, B, H], contexts [T, B, M], attention weights [B, T, S] and the state after the
+            last step.
+
+        Raises:
+            UsageError: the input has not the width that the context leaves of the cell's.
+        """
+        T, B, C = x_TBC.shape
+        M = memory.values_NSM.shape[-1]
+        if C + M != self.config.input_size:
+            raise UsageError(
+                f"FeedbackCell: input of width {C} and context of width {M}, the cell reads "
+                f"{self.config.input_size}"
+            )
+        cell = self.cell
+        if mask_TB is not None:
+            x_TBC = x_TBC.masked_fill(~mask_TB.unsqueeze(-1), 0.0)
+        if noise is None and self.training:
+            noise = cell.sample_noise(T, B, x_TBC.device)
+        g = apply_maps(x_TBC, cell.maps_of(slice(0, C)))
+        if state is None:
+            state = cell.zero_state(B, x_TBC.device, x_TBC.dtype)
+            g = cell.begin(g, mask_TB)
+        context_maps = cell.maps_of(slice(C, None))
+        outputs, contexts, weights = [], [], []
+        for t, g_t in enumerate(zip(*(part.unbind(0) for part in g), strict=True)):
+            context, weight = self.attention(state[0].unsqueeze(0), memory)
+            shares = apply_maps(context, context_maps)
+            g_1 = tuple(part.unsqueeze(0) for part in g_t)
+            # What ``begin`` added behind the projections is not affine in the input.
+            g_1 = tuple(map(torch.add, g_1, shares)) + g_1[len(shares) :]
+            here_1B = None if mask_TB is None else mask_TB[t : t + 1]
+            g_1, ready = cell.prepare(g_1, state, here_1B, _one_step(noise, t))
+            y_BH, new = cell.step(tuple(part[0] for part in g_1), ready, slice_noise(noise, t))
+            if mask_TB is not None:
+                here_B1 = mask_TB[t].unsqueeze(-1)
+                y_BH = y_BH.masked_fill(~here_B1, 0.0)
+                new = keep_state(here_B1, new, state)
+            outputs.append(y_BH)
+            contexts.append(context[0])
+            weights.append(weight[:, 0])
+            state = new
+        return torch.stack(outputs), torch.stack(contexts), torch.stack(weights, dim=1), state
+
+
+class QueryingCell(nn.Module):
+    """A cell whose current output is the query, so that cell and attention are whole-sequence calls.
+
+    The bottom decoder layer of NVIDIA's GNMT v2. Arguments and results are ``FeedbackCell``'s, but the
+    cell reads no context.
+    """
+
+    def __init__(self, cell: Cell, attention: AdditiveAttention):
+        super().__init__()
+        self.cell, self.attention = cell, attention
+        self.state_sizes = cell.state_sizes
+
+    def forward(self, x_TBC, memory, state=None, mask_TB=None, noise=None):
+        """See ``FeedbackCell.forward``."""
+        y_TBH, state = self.cell(x_TBC, state, mask_TB, noise)
+        return y_TBH, *self.attention(y_TBH, memory), state
+
+
+def _one_step(noise: Noise | None, t: int) -> Noise | None:
+    """The noise of step ``t`` as that of a pass of one step."""
+    if noise is None:
+        return None
+    return {name: part[t : t + 1] if part.shape[0] > 1 else part for name, part in noise.items()}

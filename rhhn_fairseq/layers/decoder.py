@@ -1,0 +1,124 @@
+"""The decoder of GNMT: a bottom layer and its attention, and layers above that all read the context.
+
+Two forms. ``paper`` (Wu et al. 2016): the bottom layer's output of the step before is the query, and the
+context goes to every layer, the bottom one too, so attention is part of its recurrence. ``v2`` (NVIDIA's
+GNMT v2): the bottom layer's current output is the query and the context goes to the layers above, so that
+attention and every layer are one call for the whole sequence.
+
+Shapes: T target time, S source time, B batch, C input, H hidden, M memory.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.base import State, option
+from rhhn_fairseq.cells.registry import build_cell
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.attention import AdditiveAttention, FeedbackCell, Memory, QueryingCell
+from rhhn_fairseq.layers.regularisation import sequence_dropout
+from rhhn_fairseq.layers.stack import Stack, StackConfig
+
+ATTENTION_FORMS = ("paper", "v2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(StackConfig):
+    """A stack's options, counted with the bottom layer, and those of the attention."""
+
+    attention: str = option("paper", help="where the query and the context are", choices=ATTENTION_FORMS)
+    attention_size: int = option(help="width of the attention's hidden layer", low=1)
+    attention_normalised: bool = option(False, help="normalise the attention's output vector")
+    context_dropout: float = option(0.0, help="dropout on the context", low=0, below=1)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.bidirectional_layers:
+            raise UsageError(f"Decoder: bidirectional_layers={self.bidirectional_layers}, it reads forwards")
+        if self.context_size < 1:
+            raise UsageError(f"Decoder: context_size={self.context_size} is too small, the smallest is 1")
+        if self.attention == "v2" and self.layers < 2:
+            raise UsageError(
+                "Decoder: attention v2 gives the context to the layers above the first, so layers=1 is too "
+                "few; take 2 or more, or the paper's form"
+            )
+        if self.residual_from == 1:
+            raise UsageError("Decoder: residual_from=1, but the bottom layer reads embeddings; 2 or more")
+
+    def upper(self) -> StackConfig:
+        """The layers above the bottom one."""
+        return StackConfig(
+            cell=self.cell,
+            input_size=self.hidden_size,
+            hidden_size=self.hidden_size,
+            layers=self.layers - 1,
+            context_size=self.context_size,
+            residual_from=max(0, self.residual_from - 1),
+            input_dropout=self.layer_dropout,
+            layer_dropout=self.layer_dropout,
+            output_dropout=self.output_dropout,
+            dropout_mask=self.dropout_mask,
+            cell_options=self.cell_options,
+        )
+
+
+class AttentionDecoder(nn.Module):
+    """See the module's docstring.
+
+    Attributes:
+        state_sizes: widths of the state's tensors, layer after layer, each in its cell's order.
+        output_size: width of the output.
+    """
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.config = config
+        feeds = config.attention == "paper"
+        reads = config.input_size + (config.context_size if feeds else 0)
+        cell = build_cell(config.cell, reads, config.hidden_size, **config.cell_options)
+        attention = AdditiveAttention(config.hidden_size, config.attention_size, config.attention_normalised)
+        self.bottom = (FeedbackCell if feeds else QueryingCell)(cell, attention)
+        self.upper = Stack(config.upper()) if config.layers > 1 else None
+        above = self.upper.state_sizes if self.upper else ()
+        self.state_sizes = (*self.bottom.state_sizes, *above)
+        self.output_size = config.hidden_size
+
+    def forward(
+        self,
+        x_TBC: Tensor,
+        memory: Memory,
+        state: State | None = None,
+        mask_TB: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, State]:
+        """Runs over a sequence of embedded target symbols.
+
+        Args:
+            x_TBC: embeddings [T, B, C]. memory: what ``SourceMemory`` made of the encoder's outputs.
+            state: tensors [B, ·] in ``state_sizes`` order; None for zeros.
+            mask_TB: bool [T, B], true at real positions; None where padding is on the right only, which
+                no earlier position can see.
+
+        Returns:
+            outputs [T, B, H], attention weights [B, T, S] and the state after the last step.
+        """
+        config = self.config
+        count = len(self.bottom.state_sizes)
+        low, high = (None, None) if state is None else (state[:count], state[count:])
+        x_TBC = self._drop(x_TBC, config.input_dropout)
+        y, context, weights, low = self.bottom(x_TBC, memory, low, mask_TB)
+        if self.upper is None:
+            return self._drop(y, config.output_dropout), weights, low
+        context = self._drop(context, config.context_dropout)
+        y, high = self.upper(y, high, mask_TB, context_TBM=context)
+        return y, weights, (*low, *high)
+
+    def _drop(self, x: Tensor, rate: float) -> Tensor:
+        return sequence_dropout(x, rate, self.training, self.config.dropout_mask == "sequence")
+
+    def diagnostics(self) -> dict[str, float]:
+        """The cells' diagnostics, by layer counted from 1."""
+        found = {f"layer1_{key}": value for key, value in self.bottom.cell.diagnostics().items()}
+        above = self.upper.cells if self.upper else ()
+        for layer, cell in enumerate(above, start=2):
+            found |= {f"layer{layer}_{key}": value for key, value in cell.diagnostics().items()}
+        return found

@@ -1,0 +1,405 @@
+"""Model ``gnmt``: the encoder-decoder of GNMT with attention, on any registered cell.
+
+Wu et al. 2016 (arXiv 1609.08144), section 3, and Ha, Dai, Le 2016 (arXiv 1609.09106), section 4.4. The first
+encoder layer reads in both directions, residual connections begin at the third layer of either side and
+add the layer's input, every decoder layer reads the context. See ``layers/decoder.py`` for the two forms
+of the attention.
+
+Shapes: S source time, T target time, B batch, V dictionary, H hidden, E embedding.
+"""
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import (
+    FairseqEncoder,
+    FairseqEncoderDecoderModel,
+    FairseqIncrementalDecoder,
+    register_model,
+)
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.base import Cell
+from rhhn_fairseq.cells.registry import CELLS
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.attention import Memory, SourceMemory
+from rhhn_fairseq.layers.decoder import ATTENTION_FORMS, AttentionDecoder, DecoderConfig
+from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.models.gnmt_table import ARCHITECTURES
+from rhhn_fairseq.models.options import (
+    check_probability,
+    flag,
+    given_cell_options,
+    register_architecture,
+    with_cell_options,
+)
+
+SHARED_EMBEDDINGS = ("none", "decoder", "all")
+CELL_INITS = ("uniform", "own")
+FINGERPRINT_BYTES = 32
+
+# A recurrent network has no longest sentence; the task's --max-source-positions limits what is read.
+MAX_POSITIONS = 1_000_000
+
+
+@dataclass
+class GNMTBaseConfig(FairseqDataclass):
+    cell: str = field(default="lstm", metadata={"help": f"recurrent cell: {', '.join(sorted(CELLS))}"})
+    hidden_size: int = field(default=1024, metadata={"help": "width of a recurrent layer in one direction"})
+    embed_dim: int = field(default=1024, metadata={"help": "width of the embeddings"})
+    encoder_layers: int = field(default=8, metadata={"help": "recurrent layers of the encoder"})
+    decoder_layers: int = field(default=8, metadata={"help": "recurrent layers of the decoder"})
+    bidirectional_layers: int = field(
+        default=1, metadata={"help": "how many of the first encoder layers read in both directions"}
+    )
+    residual_from: int = field(
+        default=3, metadata={"help": "layer from which on a layer's input is added to its output; 0: none"}
+    )
+    attention: str = field(
+        default="paper",
+        metadata={
+            "help": "'paper': the bottom decoder layer's last output asks, the context goes to all layers; "
+            "'v2': its current output asks, the context goes to the layers above it"
+        },
+    )
+    attention_size: int = field(
+        default=0, metadata={"help": "width of the attention's hidden layer; 0: --hidden-size"}
+    )
+    attention_normalised: bool = field(
+        default=False, metadata={"help": "normalise the attention's output vector"}
+    )
+    share_embeddings: str = field(
+        default="none",
+        metadata={
+            "help": "'decoder': the output layer's table is the decoder's embeddings; 'all': the encoder's "
+            "too, which needs a joint dictionary; 'none': three tables"
+        },
+    )
+    dropout: float = field(default=0.2, metadata={"help": "dropout on the input of every layer"})
+    output_dropout: Optional[float] = field(
+        default=None, metadata={"help": "dropout on the last decoder layer's output (default: --dropout)"}
+    )
+    context_dropout: float = field(
+        default=0.0, metadata={"help": "dropout on the context that the layers above the first read"}
+    )
+    dropout_mask: str = field(
+        default="step", metadata={"help": "these dropouts draw a mask for every 'step' or 'sequence'"}
+    )
+    init_range: float = field(
+        default=0.04,
+        metadata={"help": "start weights uniform within plus and minus this; 0: Glorot and the like"},
+    )
+    init_cells: str = field(
+        default="uniform",
+        metadata={"help": "the cells' weights start 'uniform' within --init-range, or as the cell's 'own'"},
+    )
+
+
+GNMTConfig = with_cell_options("GNMTConfig", GNMTBaseConfig, __name__)
+
+
+class GNMTEncoder(FairseqEncoder):
+    """Embeddings and a stack of recurrent layers; gives a ``Memory``."""
+
+    def __init__(self, dictionary, padding_idx: int, embedding: nn.Embedding, stack: Stack, memory):
+        super().__init__(dictionary)
+        self.padding_idx = padding_idx
+        self.embed_tokens, self.stack, self.memory = embedding, stack, memory
+
+    def forward(self, src_tokens: Tensor, src_lengths: Optional[Tensor] = None) -> Memory:
+        """The memory of source sentences [B, S], padded on either side; lengths follow from the padding."""
+        mask_SB = src_tokens.T != self.padding_idx
+        # On the CPU a look is cheap and saves the masks; on a GPU it would wait for the device.
+        needed = mask_SB.is_cuda or not bool(mask_SB.all())
+        values, _ = self.stack(self.embed_tokens(src_tokens.T), None, mask_SB if needed else None)
+        return self.memory(values, mask_SB)
+
+    def reorder_encoder_out(self, encoder_out: Memory, new_order: Tensor) -> Memory:
+        """The memory of the chosen rows."""
+        return encoder_out.reorder(new_order)
+
+    def max_positions(self):
+        """Longest source sentence."""
+        return MAX_POSITIONS
+
+
+class GNMTDecoder(FairseqIncrementalDecoder):
+    """Embeddings, recurrent layers with attention, and the output layer.
+
+    Args:
+        masked: whether padding can stand before a sentence and so must not touch the state.
+        output: the output table [V, E or H], shared or not. project: [H, E] before a shared table.
+    """
+
+    def __init__(self, dictionary, padding_idx, embedding, decoder: AttentionDecoder, output, masked=False):
+        super().__init__(dictionary)
+        self.padding_idx, self.masked = padding_idx, masked
+        self.embed_tokens, self.decoder, self.output = embedding, decoder, output
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Optional[Memory] = None,
+        incremental_state=None,
+        features_only: bool = False,
+        **unused,
+    ):
+        """Scores of the piece after each position.
+
+        Args:
+            prev_output_tokens: [B, T]. encoder_out: the encoder's memory.
+            incremental_state: holds the recurrent state between calls; with one in it, only the last
+                column of the tokens is read.
+
+        Returns:
+            logits [B, T, V] (or the last layer's outputs [B, T, H]); and a dictionary whose ``attn`` holds
+            the attention weights [B, T, S].
+        """
+        state = None
+        cached = self.get_incremental_state(incremental_state, "state") if incremental_state else None
+        if cached is not None:
+            state = tuple(cached[str(i)] for i in range(len(cached)))
+            prev_output_tokens = prev_output_tokens[:, -1:]
+        mask_TB = prev_output_tokens.T != self.padding_idx if self.masked else None
+        y, weights, state = self.decoder(self.embed_tokens(prev_output_tokens.T), encoder_out, state, mask_TB)
+        if incremental_state is not None:
+            after = {str(i): part for i, part in enumerate(state)}
+            self.set_incremental_state(incremental_state, "state", after)
+        y = y.transpose(0, 1)
+        return (y if features_only else self.output(y)), {"attn": [weights]}
+
+    def reorder_incremental_state(self, incremental_state, new_order: Tensor):
+        """Moves the state of the rows that beam search keeps."""
+        cached = self.get_incremental_state(incremental_state, "state")
+        if cached is not None:
+            moved = {key: part.index_select(0, new_order) for key, part in cached.items()}
+            self.set_incremental_state(incremental_state, "state", moved)
+
+    def max_positions(self):
+        """Longest target sentence."""
+        return MAX_POSITIONS
+
+
+class OutputLayer(nn.Module):
+    """Logits over the dictionary from the decoder's output.
+
+    A table of its own, or the embeddings' (``shared``, [V, E]), before which an output of another width
+    is mapped to E.
+    """
+
+    def __init__(self, hidden_size: int, vocab_size: int, shared: Optional[nn.Embedding] = None):
+        super().__init__()
+        self.project, self.shared = None, shared
+        if shared is None:
+            self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
+            nn.init.xavier_uniform_(self.weight)
+        elif shared.embedding_dim != hidden_size:
+            self.project = nn.Parameter(torch.empty(hidden_size, shared.embedding_dim))
+            nn.init.xavier_uniform_(self.project)
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+
+    def forward(self, y: Tensor) -> Tensor:
+        """Logits [..., V] from y [..., H]."""
+        if self.project is not None:
+            y = y @ self.project
+        return F.linear(y, self.weight if self.shared is None else self.shared.weight, self.bias)
+
+
+@register_model("gnmt", dataclass=GNMTConfig)
+class GNMT(FairseqEncoderDecoderModel):
+    """See the module's docstring.
+
+    ``pieces_sha256`` holds the bytes of the SHA-256 of the sentencepiece model that the training data was
+    cut with, zeros where it is not known; a checkpoint of other pieces is refused.
+    """
+
+    def __init__(self, encoder, decoder):
+        super().__init__(encoder, decoder)
+        # As int64, so that averaging checkpoints neither rounds nor overflows it.
+        self.register_buffer("pieces_sha256", torch.zeros(FINGERPRINT_BYTES, dtype=torch.long))
+
+    @classmethod
+    def build_model(cls, cfg, task):
+        """Builds the model for the task's dictionaries; UsageError names an option that cannot work."""
+        config = OmegaConf.to_object(cfg) if OmegaConf.is_config(cfg) else cfg
+        masked = bool(getattr(task.cfg, "left_pad_target", False))
+        model = cls._assemble(config, task.source_dictionary, task.target_dictionary, masked)
+        fingerprint = getattr(task, "pieces_sha256", None)
+        if fingerprint is not None:
+            model.pieces_sha256.copy_(torch.tensor(list(bytes.fromhex(fingerprint))))
+        return model
+
+    @classmethod
+    def for_vocabulary(cls, config, vocab_size: int):
+        """A model without data behind it, for counting its parameters."""
+        entries = _Entries(vocab_size)
+        return cls._assemble(config, entries, entries, False)
+
+    @classmethod
+    def _assemble(cls, config, source, target, masked: bool):
+        _check(config, source, target)
+        source_table = _embedding(len(source), config.embed_dim, source.pad())
+        target_table = source_table
+        if config.share_embeddings != "all":
+            target_table = _embedding(len(target), config.embed_dim, target.pad())
+        stack = Stack(
+            StackConfig(
+                cell=config.cell,
+                input_size=config.embed_dim,
+                hidden_size=config.hidden_size,
+                layers=config.encoder_layers,
+                bidirectional_layers=config.bidirectional_layers,
+                residual_from=config.residual_from if config.residual_from <= config.encoder_layers else 0,
+                input_dropout=config.dropout,
+                layer_dropout=config.dropout,
+                dropout_mask=config.dropout_mask,
+                cell_options=given_cell_options(config),
+            )
+        )
+        attention_size = config.attention_size or config.hidden_size
+        decoder = AttentionDecoder(_decoder_config(config, stack.output_size, attention_size))
+        memory = SourceMemory(stack.output_size, attention_size)
+        shared = None if config.share_embeddings == "none" else target_table
+        output = OutputLayer(config.hidden_size, len(target), shared)
+        model = cls(
+            GNMTEncoder(source, source.pad(), source_table, stack, memory),
+            GNMTDecoder(target, target.pad(), target_table, decoder, output, masked),
+        )
+        if config.init_range:
+            _init_uniform(model, config.init_range, cells=config.init_cells == "uniform")
+        return model
+
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers about the weights worth a line in the log."""
+        sides = {"encoder": self.encoder.stack, "decoder": self.decoder.decoder}
+        return {
+            f"{side}_{key}": value
+            for side, part in sides.items()
+            for key, value in part.diagnostics().items()
+        }
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """Loads a checkpoint's weights.
+
+        Raises:
+            UsageError: it was trained on other pieces, or is a model of another cell or size.
+        """
+        self._check_pieces(state_dict.get("pieces_sha256"))
+        own = self.state_dict()
+        for key in sorted(own.keys() | state_dict.keys()):
+            found, expected = (tuple(d[key].shape) if key in d else None for d in (state_dict, own))
+            if found != expected:
+                raise UsageError(
+                    f"the checkpoint is of another cell, size or dictionary: {key} is {found or 'missing'} "
+                    f"there and {expected or 'missing'} in this model; give the data directory, the --arch "
+                    "and the options it was trained with"
+                )
+        return super().load_state_dict(state_dict, strict, model_cfg, args)
+
+    def _check_pieces(self, theirs: Optional[Tensor]) -> None:
+        if theirs is None or not theirs.any() or not self.pieces_sha256.any():
+            return
+        if not torch.equal(theirs.cpu(), self.pieces_sha256.cpu()):
+            names = [bytes(part.tolist()).hex()[:12] for part in (theirs, self.pieces_sha256)]
+            raise UsageError(
+                "the checkpoint was trained on data cut with another sentencepiece model (SHA-256 "
+                f"{names[0]}... there, {names[1]}... in the data directory); use the data directory it was "
+                "trained with"
+            )
+
+
+class _Entries:
+    """Stands for a dictionary of which only the size matters."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def pad(self):
+        return 1
+
+
+def _check(config, source, target) -> None:
+    for name, known in (
+        ("attention", ATTENTION_FORMS),
+        ("share_embeddings", SHARED_EMBEDDINGS),
+        ("init_cells", CELL_INITS),
+    ):
+        if getattr(config, name) not in known:
+            raise UsageError(
+                f"{flag(name)} {getattr(config, name)} is unknown, choose from {', '.join(known)}"
+            )
+    for name in ("hidden_size", "embed_dim", "encoder_layers", "decoder_layers"):
+        if getattr(config, name) < 1:
+            raise UsageError(f"{flag(name)} {getattr(config, name)} is too small, the smallest is 1")
+    for name in ("dropout", "context_dropout"):
+        check_probability(config, name)
+    if config.output_dropout is not None:
+        check_probability(config, "output_dropout")
+    if not config.init_range >= 0 or config.attention_size < 0:
+        name = "init_range" if not config.init_range >= 0 else "attention_size"
+        raise UsageError(f"{flag(name)} {getattr(config, name)} is too small, the smallest is 0")
+    deepest = max(config.encoder_layers, config.decoder_layers)
+    if config.residual_from > deepest:
+        raise UsageError(
+            f"--residual-from {config.residual_from} is past the last of {deepest} layers; 0 for none"
+        )
+    if config.share_embeddings == "all" and getattr(source, "symbols", 0) != getattr(target, "symbols", 0):
+        raise UsageError(
+            f"--share-embeddings all: the dictionaries differ ({len(source)} and {len(target)} entries); "
+            "prepare the data with a joint dictionary"
+        )
+
+
+def _decoder_config(config, context_size: int, attention_size: int) -> DecoderConfig:
+    return DecoderConfig(
+        cell=config.cell,
+        input_size=config.embed_dim,
+        hidden_size=config.hidden_size,
+        layers=config.decoder_layers,
+        residual_from=config.residual_from if config.residual_from <= config.decoder_layers else 0,
+        input_dropout=config.dropout,
+        layer_dropout=config.dropout,
+        output_dropout=config.dropout if config.output_dropout is None else config.output_dropout,
+        dropout_mask=config.dropout_mask,
+        cell_options=given_cell_options(config),
+        context_size=context_size,
+        context_dropout=config.context_dropout,
+        attention=config.attention,
+        attention_size=attention_size,
+        attention_normalised=config.attention_normalised,
+    )
+
+
+def _embedding(entries: int, width: int, padding_idx: int) -> nn.Embedding:
+    table = nn.Embedding(entries, width, padding_idx)
+    nn.init.normal_(table.weight, std=width**-0.5)
+    with torch.no_grad():
+        table.weight[padding_idx].zero_()
+    return table
+
+
+def _init_uniform(model: nn.Module, bound: float, cells: bool) -> None:
+    """Every weight uniform within the bound (Wu et al. 2016, section 8.3); cells keep their own if asked."""
+    kept = set()
+    if not cells:
+        inner = (module for module in model.modules() if isinstance(module, Cell))
+        kept = {id(p) for cell in inner for p in getattr(cell, "cell", cell).parameters()}
+    for name, parameter in model.named_parameters():
+        # The normalised attention's g has a start of its own.
+        if id(parameter) not in kept and not name.endswith("attention.g"):
+            nn.init.uniform_(parameter, -bound, bound)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            with torch.no_grad():
+                module.weight[module.padding_idx].zero_()
+
+
+for _name, _row in ARCHITECTURES.items():
+    register_architecture(_name, _row.options, GNMT, GNMTConfig, f"``{_name}``: see ``gnmt_table``.")

@@ -1,0 +1,111 @@
+"""Translation architectures: GNMT's sizes as the papers use them, and sizes for one machine.
+
+Wu = Wu et al. 2016 (arXiv 1609.08144); Ha = Ha, Dai, Le 2016 (arXiv 1609.09106), section 4.4. Both report
+WMT'14 En-Fr with 32,000 wordpieces on newstest2014 as tokenised BLEU. A row without a source stands in no
+paper.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One architecture.
+
+    Attributes:
+        options: what differs from the model's defaults, which are GNMT's sizes.
+        vocab_size: entries of its joint dictionary, fairseq's own among them.
+        parameters: the exact count at that size. printed: the count as the paper prints it.
+        source: paper and table. scores: what the paper reports.
+    """
+
+    options: dict
+    vocab_size: int
+    parameters: int
+    printed: str | None = None
+    source: str | None = None
+    scores: str | None = None
+
+    def reported(self) -> str | None:
+        """What the paper says of it, one line."""
+        if self.source is None:
+            return None
+        return f"{self.printed} with {self.vocab_size:,} wordpieces; {self.scores} ({self.source})"
+
+
+# The sizes of the paper's hypernetwork are not printed; these come closest to its count.
+HYPER = {"hyper_size": 192, "hyper_embed_size": 32}
+CELLS = {
+    "lstm": {"cell": "lstm"},
+    "hyperlstm": {"cell": "ln_hyperlstm", "init_cells": "own"},
+    "rhn": {"cell": "rhn", "rhn_depth": 2, "init_cells": "own"},
+    "hyperrhn": {"cell": "hyperrhn", "rhn_depth": 2, "init_cells": "own"},
+}
+SIZES = {
+    "gnmt": {"lstm": {}, "hyperlstm": HYPER, "rhn": {}, "hyperrhn": {"hyper_size": 192}},
+    "gnmt_iwslt": {
+        "lstm": {},
+        "hyperlstm": {"hyper_size": 128, "hyper_embed_size": 16},
+        "rhn": {},
+        "hyperrhn": {"hyper_size": 128},
+    },
+    "gnmt_small": {
+        "lstm": {},
+        "hyperlstm": {"hyper_size": 128, "hyper_embed_size": 16},
+        "rhn": {},
+        "hyperrhn": {"hyper_size": 128},
+    },
+}
+SHARED = {
+    "gnmt": {},
+    "gnmt_iwslt": {
+        "hidden_size": 512,
+        "embed_dim": 512,
+        "encoder_layers": 4,
+        "decoder_layers": 4,
+        "init_range": 0.0,
+        "init_cells": "own",
+        "dropout": 0.3,
+    },
+    "gnmt_small": {
+        "hidden_size": 512,
+        "embed_dim": 256,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "residual_from": 0,
+        "init_range": 0.0,
+        "init_cells": "own",
+        "dropout": 0.3,
+    },
+}
+
+PRINTED = {
+    "lstm_gnmt": ("280.7 M", "Ha, WMT'14 En-Fr", "BLEU 38.95, log-perplexity 1.027"),
+    "hyperlstm_gnmt": ("325.5 M", "Ha, WMT'14 En-Fr", "BLEU 40.03, log-perplexity 0.993"),
+}
+COUNTS = {
+    "lstm_gnmt": 280_859_904,
+    "hyperlstm_gnmt": 325_345_408,
+    "rhn_gnmt": 226_368_768,
+    "hyperrhn_gnmt": 245_838_208,
+    "lstm_gnmt_iwslt": 36_956_992,
+    "hyperlstm_gnmt_iwslt": 44_745_408,
+    "rhn_gnmt_iwslt": 29_626_176,
+    "hyperrhn_gnmt_iwslt": 33_246_784,
+    "lstm_gnmt_small": 20_794_176,
+    "hyperlstm_gnmt_small": 24_786_112,
+    "rhn_gnmt_small": 17_391_424,
+    "hyperrhn_gnmt_small": 19_235_392,
+}
+VOCABULARIES = {"gnmt": 32_000, "gnmt_iwslt": 8_000, "gnmt_small": 8_000}
+
+ARCHITECTURES = {
+    f"{cell}_{size}": Row(
+        CELLS[cell] | SHARED[size] | hyper,
+        VOCABULARIES[size],
+        COUNTS[f"{cell}_{size}"],
+        *PRINTED.get(f"{cell}_{size}", ()),
+    )
+    for size, cells in SIZES.items()
+    for cell, hyper in cells.items()
+}

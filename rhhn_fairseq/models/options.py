@@ -1,0 +1,86 @@
+"""What the models share: the cells' options as fields of a configuration, and their registration."""
+
+import dataclasses
+from dataclasses import field
+from typing import Optional
+
+from fairseq.models import register_model
+
+from rhhn_fairseq.cells.registry import CELLS, cell_options
+from rhhn_fairseq.errors import UsageError
+
+
+def _cell_fields():
+    """A field for every option of every registered cell; None leaves the cell's own default."""
+    found: dict[str, tuple] = {}
+    for name, entry in sorted(CELLS.items()):
+        for spec in dataclasses.fields(entry.config):
+            # Switches are set by the names that stand for them, such as ln_lstm.
+            if spec.name in ("input_size", "hidden_size") or spec.type is bool:
+                continue
+            _, help, names = found.setdefault(spec.name, (spec.type, spec.metadata["help"], []))
+            names.append(name)
+    for option, (kind, help, names) in found.items():
+        scope = "every cell" if len(names) == len(CELLS) else ", ".join(names)
+        yield (
+            option,
+            Optional[kind],
+            field(default=None, metadata={"help": f"{help} ({scope})"}),
+        )
+
+
+CELL_OPTIONS = [name for name, _, _ in _cell_fields()]
+
+
+def with_cell_options(name: str, base: type, module: str) -> type:
+    """A configuration class that adds a field for every option of every cell to ``base``."""
+    return dataclasses.make_dataclass(name, _cell_fields(), bases=(base,), namespace={"__module__": module})
+
+
+def given_cell_options(config) -> dict:
+    """The cell's options that the configuration sets.
+
+    Raises:
+        UsageError: the cell is unknown, or one of them is not an option of it.
+    """
+    known = cell_options(config.cell)
+    given = {name: getattr(config, name) for name in CELL_OPTIONS}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in given:
+        if name not in known:
+            raise UsageError(
+                f"{flag(name)} is not an option of the cell {config.cell}, it has "
+                + ", ".join(flag(option) for option in sorted(known) if option in CELL_OPTIONS)
+            )
+    return given
+
+
+def flag(name: str) -> str:
+    """A field's name as it stands on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def check_probability(config, name: str) -> float:
+    """The configuration's value of ``name``; UsageError unless it is in [0, 1)."""
+    value = getattr(config, name)
+    if not 0 <= value < 1:
+        raise UsageError(f"{flag(name)} {value} is not in [0, 1)")
+    return value
+
+
+def register_architecture(name: str, defaults: dict, model: type, config: type, note: str) -> None:
+    """Registers an architecture as a model of its own, so that --arch and Hydra build the same.
+
+    Args:
+        name: what --arch takes. defaults: fields of ``config`` whose defaults it changes.
+        model: the class it is a subclass of. config: that class's configuration. note: its docstring.
+    """
+    specs = {spec.name: spec for spec in dataclasses.fields(config)}
+    changed = [
+        (key, specs[key].type, field(default=value, metadata=specs[key].metadata))
+        for key, value in defaults.items()
+    ]
+    title = "".join(part.capitalize() for part in name.split("_"))
+    place = {"__module__": model.__module__}
+    own = dataclasses.make_dataclass(f"{title}Config", changed, bases=(config,), namespace=place)
+    register_model(name, dataclass=own)(type(title, (model,), {"__doc__": note} | place))
