@@ -13,6 +13,7 @@ import logging
 import re
 
 from rhhn_fairseq.adaptations import (
+    alignments,
     checkpoints,
     loading,
     logs,
@@ -46,7 +47,9 @@ ADAPTATIONS = (
     torchrun.broadcast_objects,
     torchrun.gather_objects_on_cpu,
     loading.restore_numpy_names,
+    loading.keep_the_last_batch,
     loading.stop_reading_at_the_end,
+    alignments.replace_unknown_by_alignment,
     user_dir.accept_same_directory,
     one_line.end_hydra_in_one_line,
     one_line.end_divergence_in_one_line,

@@ -372,6 +372,18 @@ def test_removed_numpy_names():
     assert not hasattr(numpy, "compat") or not hasattr(numpy, "int")
 
 
+@pytest.mark.parametrize("sentences, tokens", [(4, None), (5, None), (None, 40), (12, 1000), (4, 40)])
+@pytest.mark.parametrize("multiple", [1, 3, 8])
+def test_no_sentence_is_left_out_of_the_batches(sentences, tokens, multiple):
+    lengths = numpy.array([3, 4, 5, 5, 6, 6, 7, 8, 9, 10, 20, 30], dtype=numpy.int64)
+    batches = data_utils.batch_by_size(
+        numpy.arange(12), None, lengths, tokens, sentences, required_batch_size_multiple=multiple
+    )
+    assert numpy.concatenate(batches).tolist() == list(range(12))
+    assert all(len(batch) <= (sentences or 12) for batch in batches)
+    assert all(len(batch) * lengths[batch].max() <= (tokens or 1000) for batch in batches)
+
+
 def test_reading_stops_with_the_program(worker, monkeypatch):
     """stop_reading_at_the_end: fairseq leaves this thread running, full queue or not."""
     monkeypatch.delenv("RANK")

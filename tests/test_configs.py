@@ -24,8 +24,8 @@ from rhhn_fairseq.data.corpora import text_files
 from rhhn_fairseq.data.prepare import prepare
 from rhhn_fairseq.describe import count_parameters
 from rhhn_fairseq.models.char_lm import CharLMBaseConfig
-from rhhn_fairseq.models.options import CELL_OPTIONS
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
+from rhhn_fairseq.models.options import CELL_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs" / "char_lm"

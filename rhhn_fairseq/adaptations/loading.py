@@ -1,4 +1,4 @@
-"""Reading data: NumPy's removed names, and threads that are still reading when a program ends."""
+"""Reading data: NumPy's removed names, a lost batch, threads that still read when a program ends."""
 
 import atexit
 import functools
@@ -37,6 +37,30 @@ def restore_numpy_names() -> bool:
         return False
     for name in USE_OLD_NUMPY:
         importlib.import_module(name).np = NumpyWithOldNames("numpy")
+    return True
+
+
+def keep_the_last_batch() -> bool:
+    """`batch_by_size` drops the last batch unless --required-batch-size-multiple (8) divides its size.
+
+    So a test set loses its longest sentences: fairseq-generate gives fewer translations than there
+    are sentences and scores those, and training never sees them. The batch is put back.
+    """
+    from fairseq.data import data_utils
+
+    batch_by_size = data_utils.batch_by_size
+
+    @functools.wraps(batch_by_size)
+    def batch_all_by_size(indices, *args, **kwargs):
+        if not isinstance(indices, np.ndarray):
+            indices = np.fromiter(indices, dtype=np.int64, count=-1)
+        if len(indices) == 0:
+            return []
+        batches = list(batch_by_size(indices, *args, **kwargs))
+        left = indices[sum(map(len, batches)) :]
+        return [*batches, left] if len(left) else batches
+
+    data_utils.batch_by_size = batch_all_by_size
     return True
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, Noise, State, apply_maps
+from rhhn_fairseq.cells.base import Cell, Noise, State, apply_maps, reorder_state
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.kernels.reference import keep_state, slice_noise
 
@@ -24,12 +24,20 @@ class Memory(NamedTuple):
         values_NSM: the outputs. keys_NSA: their map into the attention's space.
         mask_NS: bool, true at real positions.
         beams: consecutive rows of the decoder's batch that read the same sentence, B = N * beams.
+        start: the state that the decoder begins with, tensors [N, ·]; None for zeros.
     """
 
     values_NSM: Tensor
     keys_NSA: Tensor
     mask_NS: Tensor
     beams: int = 1
+    start: State | None = None
+
+    def start_rows(self) -> State | None:
+        """``start`` for every row, tensors [B, ·]."""
+        if self.start is None:
+            return None
+        return tuple(part.repeat_interleave(self.beams, dim=0) for part in self.start)
 
     def reorder(self, index_B: Tensor) -> "Memory":
         """The memory of the chosen rows; nothing is copied while rows stay with their sentence.
@@ -52,7 +60,8 @@ class Memory(NamedTuple):
         every = torch.arange(self.mask_NS.shape[0], device=sentence_N.device)
         if torch.equal(sentence_N, every):
             return self._replace(beams=beams)
-        return Memory(*(part.index_select(0, sentence_N) for part in self[:3]), beams)
+        start = None if self.start is None else reorder_state(self.start, sentence_N)
+        return Memory(*(part.index_select(0, sentence_N) for part in self[:3]), beams, start)
 
 
 class SourceMemory(nn.Module):
@@ -67,11 +76,11 @@ class SourceMemory(nn.Module):
         self.bias = nn.Parameter(torch.zeros(attention_size))
         nn.init.xavier_uniform_(self.weight_m)
 
-    def forward(self, values_SBM: Tensor, mask_SB: Tensor) -> Memory:
+    def forward(self, values_SBM: Tensor, mask_SB: Tensor, start: State | None = None) -> Memory:
         """The memory of a batch of encoder outputs; ``mask_SB`` is true at real positions."""
         values = values_SBM.transpose(0, 1).contiguous()
         (keys,) = apply_maps(values, ((self.weight_m, self.bias),))
-        return Memory(values, keys, mask_SB.T)
+        return Memory(values, keys, mask_SB.T, start=start)
 
 
 class AdditiveAttention(nn.Module):

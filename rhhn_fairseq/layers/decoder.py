@@ -94,7 +94,7 @@ class AttentionDecoder(nn.Module):
 
         Args:
             x_TBC: embeddings [T, B, C]. memory: what ``SourceMemory`` made of the encoder's outputs.
-            state: tensors [B, ·] in ``state_sizes`` order; None for zeros.
+            state: tensors [B, ·] in ``state_sizes`` order; None for the memory's start.
             mask_TB: bool [T, B], true at real positions; None where padding is on the right only, which
                 no earlier position can see.
 
@@ -103,6 +103,7 @@ class AttentionDecoder(nn.Module):
         """
         config = self.config
         count = len(self.bottom.state_sizes)
+        state = memory.start_rows() if state is None else state
         low, high = (None, None) if state is None else (state[:count], state[count:])
         x_TBC = self._drop(x_TBC, config.input_dropout)
         y, context, weights, low = self.bottom(x_TBC, memory, low, mask_TB)

@@ -40,6 +40,7 @@ from rhhn_fairseq.models.options import (
 
 SHARED_EMBEDDINGS = ("none", "decoder", "all")
 CELL_INITS = ("uniform", "own")
+DECODER_STARTS = ("zeros", "encoder")
 FINGERPRINT_BYTES = 32
 
 # A recurrent network has no longest sentence; the task's --max-source-positions limits what is read.
@@ -57,7 +58,10 @@ class GNMTBaseConfig(FairseqDataclass):
         default=1, metadata={"help": "how many of the first encoder layers read in both directions"}
     )
     residual_from: int = field(
-        default=3, metadata={"help": "layer from which on a layer's input is added to its output; 0: none"}
+        default=3,
+        metadata={
+            "help": "layer of either side from which on a layer's input is added to its output; 0: none"
+        },
     )
     attention: str = field(
         default="paper",
@@ -71,6 +75,12 @@ class GNMTBaseConfig(FairseqDataclass):
     )
     attention_normalised: bool = field(
         default=False, metadata={"help": "normalise the attention's output vector"}
+    )
+    decoder_start: str = field(
+        default="zeros",
+        metadata={
+            "help": "the decoder's first state: 'zeros', or the last state of the 'encoder', layer by layer"
+        },
     )
     share_embeddings: str = field(
         default="none",
@@ -103,11 +113,16 @@ GNMTConfig = with_cell_options("GNMTConfig", GNMTBaseConfig, __name__)
 
 
 class GNMTEncoder(FairseqEncoder):
-    """Embeddings and a stack of recurrent layers; gives a ``Memory``."""
+    """Embeddings and a stack of recurrent layers; gives a ``Memory``.
 
-    def __init__(self, dictionary, padding_idx: int, embedding: nn.Embedding, stack: Stack, memory):
+    Args:
+        start_sizes: widths of the decoder's state, to which the forward layers' last states are handed,
+            as many as there are of them; None for a decoder that starts from zeros.
+    """
+
+    def __init__(self, dictionary, padding_idx, embedding: nn.Embedding, stack: Stack, memory, start_sizes):
         super().__init__(dictionary)
-        self.padding_idx = padding_idx
+        self.padding_idx, self.start_sizes = padding_idx, start_sizes
         self.embed_tokens, self.stack, self.memory = embedding, stack, memory
 
     def forward(self, src_tokens: Tensor, src_lengths: Optional[Tensor] = None) -> Memory:
@@ -115,8 +130,13 @@ class GNMTEncoder(FairseqEncoder):
         mask_SB = src_tokens.T != self.padding_idx
         # On the CPU a look is cheap and saves the masks; on a GPU it would wait for the device.
         needed = mask_SB.is_cuda or not bool(mask_SB.all())
-        values, _ = self.stack(self.embed_tokens(src_tokens.T), None, mask_SB if needed else None)
-        return self.memory(values, mask_SB)
+        values, last = self.stack(self.embed_tokens(src_tokens.T), None, mask_SB if needed else None)
+        start = None
+        if self.start_sizes is not None:
+            B = src_tokens.shape[0]
+            more = self.start_sizes[len(last) :]
+            start = (*last[: len(self.start_sizes)], *(values.new_zeros(B, size) for size in more))
+        return self.memory(values, mask_SB, start)
 
     def reorder_encoder_out(self, encoder_out: Memory, new_order: Tensor) -> Memory:
         """The memory of the chosen rows."""
@@ -263,10 +283,11 @@ class GNMT(FairseqEncoderDecoderModel):
         attention_size = config.attention_size or config.hidden_size
         decoder = AttentionDecoder(_decoder_config(config, stack.output_size, attention_size))
         memory = SourceMemory(stack.output_size, attention_size)
+        start_sizes = decoder.state_sizes if config.decoder_start == "encoder" else None
         shared = None if config.share_embeddings == "none" else target_table
         output = OutputLayer(config.hidden_size, len(target), shared)
         model = cls(
-            GNMTEncoder(source, source.pad(), source_table, stack, memory),
+            GNMTEncoder(source, source.pad(), source_table, stack, memory, start_sizes),
             GNMTDecoder(target, target.pad(), target_table, decoder, output, masked),
         )
         if config.init_range:
@@ -330,6 +351,7 @@ def _check(config, source, target) -> None:
         ("attention", ATTENTION_FORMS),
         ("share_embeddings", SHARED_EMBEDDINGS),
         ("init_cells", CELL_INITS),
+        ("decoder_start", DECODER_STARTS),
     ):
         if getattr(config, name) not in known:
             raise UsageError(
@@ -342,14 +364,9 @@ def _check(config, source, target) -> None:
         check_probability(config, name)
     if config.output_dropout is not None:
         check_probability(config, "output_dropout")
-    if not config.init_range >= 0 or config.attention_size < 0:
-        name = "init_range" if not config.init_range >= 0 else "attention_size"
-        raise UsageError(f"{flag(name)} {getattr(config, name)} is too small, the smallest is 0")
-    deepest = max(config.encoder_layers, config.decoder_layers)
-    if config.residual_from > deepest:
-        raise UsageError(
-            f"--residual-from {config.residual_from} is past the last of {deepest} layers; 0 for none"
-        )
+    for name in ("init_range", "attention_size", "residual_from"):
+        if not getattr(config, name) >= 0:
+            raise UsageError(f"{flag(name)} {getattr(config, name)} is too small, the smallest is 0")
     if config.share_embeddings == "all" and getattr(source, "symbols", 0) != getattr(target, "symbols", 0):
         raise UsageError(
             f"--share-embeddings all: the dictionaries differ ({len(source)} and {len(target)} entries); "

@@ -1,0 +1,61 @@
+"""--replace-unk: copying the source's word where a translation has an unknown one."""
+
+import functools
+
+from rhhn_fairseq.errors import UsageError
+
+# What fairseq's parser makes of --replace-unk without a file.
+NO_FILE = "@@ "
+
+
+def replace_unknown_by_alignment() -> bool:
+    """`utils.replace_unk` expects one source position a target word, which no generator gives any more.
+
+    Alignments are pairs (source, target) since fairseq 0.10, and empty without --print-alignment, so
+    the first unknown word ends the program with an IndexError or TypeError. Pairs are read here; no
+    alignments, or pieces that were joined before the replacement, are refused in one line. And the option
+    without a file stands for "@@ ", another option's value, which fairseq then tries to open.
+    """
+    from fairseq import utils
+
+    whole, load = utils.post_process_prediction, utils.load_align_dict
+
+    @functools.wraps(load)
+    def load_align_dict(replace_unk):
+        return {} if replace_unk == NO_FILE else load(replace_unk)
+
+    @functools.wraps(whole)
+    def post_process_prediction(
+        hypo_tokens, src_str, alignment, align_dict, tgt_dict, remove_bpe=None, **rest
+    ):
+        if align_dict is not None and remove_bpe is not None:
+            raise UsageError(
+                f"--replace-unk works on pieces, and --post-process {remove_bpe} joins them first; leave it "
+                "out and join the pieces of the output afterwards"
+            )
+        return whole(hypo_tokens, src_str, alignment, align_dict, tgt_dict, remove_bpe=remove_bpe, **rest)
+
+    utils.load_align_dict = load_align_dict
+    utils.post_process_prediction = post_process_prediction
+    utils.replace_unk = replace_unk
+    return True
+
+
+def replace_unk(hypo_str: str, src_str: str, alignment, align_dict: dict, unk: str) -> str:
+    """The translation with each unknown word replaced by the source word it is aligned with.
+
+    Args:
+        alignment: pairs (source position, target position), a target position at most once.
+        align_dict: translations of source words; a word that is not in it is copied.
+
+    Raises:
+        UsageError: there is an unknown word and no alignment at all.
+    """
+    words, source = hypo_str.split(), src_str.split()
+    if unk in words and len(alignment) == 0:
+        raise UsageError("--replace-unk needs alignments: give --print-alignment as well")
+    position = {target: where for where, target in alignment}
+    for i, word in enumerate(words):
+        if word == unk and position.get(i, len(source)) < len(source):
+            words[i] = align_dict.get(source[position[i]], source[position[i]])
+    return " ".join(words)

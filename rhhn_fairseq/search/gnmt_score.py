@@ -1,0 +1,110 @@
+"""GNMT's score of a translation, and its beam pruning (Wu et al. 2016, arXiv 1609.08144, section 7).
+
+    score(Y, X) = log P(Y | X) / lp(Y) + cp(X, Y)
+    lp(Y) = ((5 + |Y|) / 6) ** alpha
+    cp(X, Y) = beta * sum_i log(min(sum_j p_ij, 1))
+
+|Y| counts the end of sentence, which log P counts too; i runs over the source's real symbols with its end,
+j over all steps of the target; p_ij is the attention.
+
+Shapes: T target, S source, B sentences, K beams, V vocabulary.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.errors import UsageError
+
+LENGTH_PENALTIES = "fairseq, none, gnmt:ALPHA"
+
+
+@dataclass(frozen=True)
+class GNMTScore:
+    """The score of a finished translation.
+
+    Attributes:
+        alpha: exponent of GNMT's length penalty. beta: weight of the coverage penalty.
+        lenpen: where it is not None, log P is divided by ``|Y| ** lenpen`` instead, as fairseq does.
+    """
+
+    alpha: float = 0.0
+    beta: float = 0.0
+    lenpen: float | None = None
+
+    @classmethod
+    def parse(cls, length_penalty: str, beta: float, lenpen: float) -> "GNMTScore":
+        """Reads the command line's values; ``lenpen`` is fairseq's exponent for ``fairseq``.
+
+        Raises:
+            UsageError: a value that means nothing; the message names what would be valid.
+        """
+        if not (beta >= 0 and math.isfinite(beta)):
+            raise UsageError(f"--coverage-penalty {beta} is not 0 or a positive number")
+        name, colon, number = length_penalty.partition(":")
+        if length_penalty == "fairseq":
+            return cls(0.0, beta, lenpen)
+        if length_penalty == "none":
+            return cls(0.0, beta)
+        try:
+            alpha = float(number) if name == "gnmt" and colon else math.nan
+        except ValueError:
+            alpha = math.nan
+        if not (alpha >= 0 and math.isfinite(alpha)):
+            raise UsageError(
+                f"--length-penalty {length_penalty} is unknown, choose from {LENGTH_PENALTIES} with ALPHA 0 "
+                "or positive (0.2 in the paper)"
+            )
+        return cls(alpha, beta)
+
+    def normalise(self, log_p, length: int):
+        """``log P / lp`` of a translation of ``length`` symbols."""
+        if self.lenpen is not None:
+            return log_p / length**self.lenpen
+        return log_p / ((5.0 + length) / 6.0) ** self.alpha
+
+    def finished(self, log_p: Tensor, attention_ST: Tensor, real_S: Tensor) -> Tensor:
+        """The score of one translation.
+
+        Args:
+            log_p: its log-probability. attention_ST: attention weights of every step.
+            real_S: bool, false at the source's padding.
+        """
+        score = self.normalise(log_p, attention_ST.shape[1])
+        if self.beta:
+            covered = attention_ST[real_S].sum(dim=1)
+            # A symbol that no step has looked at costs much, but not everything.
+            covered = covered.clamp(min=torch.finfo(covered.dtype).tiny, max=1.0)
+            score = score + self.beta * covered.log().sum()
+        return score
+
+
+class Pruning:
+    """Drops candidates of a beam search that are far behind (Wu et al. 2016, section 7.2).
+
+    A symbol is dropped if its log-probability is more than ``threshold`` below the best symbol's after the
+    same hypothesis, and a hypothesis if its normalised score is more than that below the best finished
+    one's. The best candidate of a sentence always stays.
+    """
+
+    def __init__(self, threshold: float, score: GNMTScore):
+        if not threshold > 0:
+            raise UsageError(f"--beam-size-threshold {threshold} is not 0 or a positive number")
+        self.threshold, self.score = threshold, score
+
+    def __call__(self, log_probs_BKV: Tensor, so_far_BK: Tensor | None, step: int, best_B: Tensor) -> Tensor:
+        """The log-probabilities with dropped candidates at -inf.
+
+        Args:
+            log_probs_BKV: of the next symbol. so_far_BK: the hypotheses' log-probabilities; None at first.
+            step: symbols that each hypothesis has. best_B: best finished score, -inf where none.
+        """
+        top_BK1 = log_probs_BKV.amax(dim=2, keepdim=True)
+        dropped = log_probs_BKV < top_BK1 - self.threshold
+        total = log_probs_BKV if so_far_BK is None else log_probs_BKV + so_far_BK.unsqueeze(2)
+        normal = self.score.normalise(total, step + 1)
+        dropped |= normal < (best_B - self.threshold).view(-1, 1, 1)
+        dropped &= total < total.flatten(1).amax(dim=1).view(-1, 1, 1)
+        return log_probs_BKV.masked_fill(dropped, float("-inf"))

@@ -1,0 +1,86 @@
+"""GNMT's score and pruning inside fairseq's beam search."""
+
+import torch
+from fairseq import utils
+from fairseq.search import BeamSearch
+from fairseq.sequence_generator import SequenceGenerator
+
+from rhhn_fairseq.search.gnmt_score import GNMTScore, Pruning
+
+ALIGNMENTS = {"hard": utils.extract_hard_alignment, "soft": utils.extract_soft_alignment}
+
+
+class PrunedBeamSearch(BeamSearch):
+    """fairseq's beam search on the candidates that ``Pruning`` leaves.
+
+    Attributes:
+        best: the best score of a finished translation for every sentence of the batch.
+        exhausted: true for sentences in which no candidate but the end is left after a step.
+        rows: the place in the batch of the sentences that are not done.
+    """
+
+    def __init__(self, dictionary, pruning: Pruning):
+        super().__init__(dictionary)
+        self.pruning, self.best, self.exhausted, self.rows = pruning, None, None, None
+
+    def begin(self, sentences: int, device) -> None:
+        """Forgets the batch before."""
+        self.best = torch.full((sentences,), float("-inf"), device=device)
+
+    @torch.jit.unused
+    def step(self, step, lprobs, scores, prev_output_tokens=None, original_batch_idxs=None):
+        self.rows = original_batch_idxs
+        # At first all hypotheses of a sentence are one, and fairseq looks at the first only.
+        so_far = None if step == 0 else scores[:, :, step - 1]
+        lprobs = self.pruning(lprobs, so_far, step, self.best[self.rows])
+        left = lprobs if so_far is None else lprobs + so_far.unsqueeze(2)
+        left = left.amax(dim=1).index_fill(1, torch.tensor([self.eos], device=left.device), float("-inf"))
+        self.exhausted = torch.isneginf(left.amax(dim=1))
+        return super().step(step, lprobs, scores, prev_output_tokens, original_batch_idxs)
+
+
+class GNMTGenerator(SequenceGenerator):
+    """fairseq's generator; finished translations are scored and ordered by a ``GNMTScore``.
+
+    Args:
+        gnmt_score: the score. pruning: what drops candidates of the plain beam search, or None.
+        print_alignment: 'hard' or 'soft', or None for no alignments.
+    """
+
+    def __init__(self, *args, gnmt_score: GNMTScore, pruning: Pruning | None, print_alignment=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.gnmt_score, self.pruned = gnmt_score, None
+        self.align = ALIGNMENTS[print_alignment] if print_alignment else None
+        if pruning is not None:
+            self.search = self.pruned = PrunedBeamSearch(self.tgt_dict, pruning)
+
+    def generate(self, models, sample, **kwargs):
+        """As fairseq's: for every sentence its translations, the best first."""
+        src_tokens = sample["net_input"]["src_tokens"]
+        if self.pruned is not None:
+            self.pruned.begin(len(src_tokens), src_tokens.device)
+            # The search then names sentences by their place in this batch, not by number in the corpus.
+            sample = {key: value for key, value in sample.items() if key != "id"}
+        found = self._generate(sample, **kwargs)
+        return [self._rank(*pair) for pair in zip(found, src_tokens, strict=True)]
+
+    def _rank(self, hypotheses, source):
+        for hypothesis in hypotheses:
+            log_p, attention = hypothesis["positional_scores"].sum(), hypothesis["attention"]
+            hypothesis["score"] = self.gnmt_score.finished(log_p, attention, source != self.pad)
+            if self.align is not None:
+                tokens = hypothesis["tokens"].cpu()
+                weights = attention.cpu().transpose(0, 1)
+                hypothesis["alignment"] = self.align(weights, source.cpu(), tokens, self.pad, self.eos)
+        return sorted(hypotheses, key=lambda hypothesis: -float(hypothesis["score"]))
+
+    def finalize_hypos(self, step, bbsz_idx, eos_scores, *args, **kwargs):
+        if self.pruned is not None:
+            row = torch.div(bbsz_idx, self.beam_size, rounding_mode="floor")
+            scores = self.gnmt_score.normalise(eos_scores.float(), step + 1)
+            self.pruned.best.scatter_reduce_(0, self.pruned.rows[row], scores, "amax")
+        return super().finalize_hypos(step, bbsz_idx, eos_scores, *args, **kwargs)
+
+    def is_finished(self, step, unfin_idx, max_len, finalized_sent_len, beam_size):
+        exhausted = self.pruned is not None and bool(self.pruned.exhausted[unfin_idx])
+        return exhausted or super().is_finished(step, unfin_idx, max_len, finalized_sent_len, beam_size)

@@ -1,0 +1,84 @@
+"""Task ``gnmt_translation``: fairseq's translation with GNMT's beam scores and the pieces' fingerprint."""
+
+import logging
+from dataclasses import dataclass, field
+
+from fairseq import utils
+from fairseq.tasks import register_task
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+from rhhn_fairseq.data.parallel.fingerprint import pieces_sha256
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.search.gnmt_score import LENGTH_PENALTIES, GNMTScore, Pruning
+from rhhn_fairseq.tasks.gnmt_search import GNMTGenerator
+
+logger = logging.getLogger(__name__)
+
+# Other ways to search than the plain beam: pruning does not apply to them.
+OTHER_SEARCHES = ("sampling", "match_source_len", "constraints", "prefix_allowed_tokens_fn")
+DIVERSE_SEARCHES = ("diverse_beam_groups", "diversity_rate")
+
+
+@dataclass
+class GNMTTranslationConfig(TranslationConfig):
+    length_penalty: str = field(
+        default="fairseq",
+        metadata={
+            "help": f"how a translation's log-probability is normalised: {LENGTH_PENALTIES}; 'fairseq' "
+            "divides by the length to the power of --lenpen"
+        },
+    )
+    coverage_penalty: float = field(
+        default=0.0, metadata={"help": "GNMT's beta: weight of source symbols left unread (paper: 0.2)"}
+    )
+    beam_size_threshold: float = field(
+        default=0.0, metadata={"help": "prune candidates whose score is this far behind; 0: keep all"}
+    )
+
+
+@register_task("gnmt_translation", dataclass=GNMTTranslationConfig)
+class GNMTTranslationTask(TranslationTask):
+    """See the module's docstring.
+
+    Attributes:
+        pieces_sha256: SHA-256 of the sentencepiece model that the data was cut with, as hex; None where
+            the data directory does not say.
+    """
+
+    cfg: GNMTTranslationConfig
+
+    def __init__(self, cfg, src_dict, tgt_dict):
+        super().__init__(cfg, src_dict, tgt_dict)
+        self.pieces_sha256 = pieces_sha256(utils.split_paths(cfg.data)[0])
+
+    def build_generator(self, models, args, seq_gen_cls=None, extra_gen_cls_kwargs=None, **kwargs):
+        """A generator that scores as the configuration says; UsageError for values that mean nothing."""
+        cfg = self.cfg
+        lenpen = 0.0 if getattr(args, "unnormalized", False) else getattr(args, "lenpen", 1)
+        score = GNMTScore.parse(cfg.length_penalty, cfg.coverage_penalty, lenpen)
+        pruning = self._pruning(score, args, kwargs) if cfg.beam_size_threshold else None
+        aligned = getattr(args, "print_alignment", None)
+        if aligned is None and getattr(args, "replace_unk", None) is not None:
+            aligned = "hard"
+        plain = score.lenpen is not None and not score.beta and pruning is None and aligned is None
+        if plain or seq_gen_cls is not None or getattr(args, "score_reference", False):
+            return super().build_generator(models, args, seq_gen_cls, extra_gen_cls_kwargs, **kwargs)
+        extra = {"gnmt_score": score, "pruning": pruning, "print_alignment": aligned}
+        return super().build_generator(
+            models, args, GNMTGenerator, extra | (extra_gen_cls_kwargs or {}), **kwargs
+        )
+
+    def _pruning(self, score, args, kwargs):
+        other = [name for name in OTHER_SEARCHES if getattr(args, name, False) or kwargs.get(name)]
+        other += [name for name in DIVERSE_SEARCHES if getattr(args, name, -1) > 0]
+        if other:
+            raise UsageError(
+                "--beam-size-threshold prunes the plain beam search and does not go with "
+                f"--{other[0].replace('_', '-')}; leave one of them out"
+            )
+        return Pruning(self.cfg.beam_size_threshold, score)
+
+    def begin_valid_epoch(self, epoch, model):
+        diagnostics = getattr(model, "diagnostics", dict)
+        for key, value in diagnostics().items():
+            logger.info("epoch %d %s %.2f", epoch, key, value)
