@@ -149,7 +149,9 @@ def test_decoding_step_by_step_with_a_reordered_beam_equals_whole_sequences(cell
     moved = Memory(*(part[order] for part in memory[:3]))
     for t in (2, 3):
         # The rows go on from row 2, 0 and 0 of the first two steps.
-        y, weight, state = decoder(x[t : t + 1, order], moved, state if t > 2 else reorder_state(state, order))
+        y, weight, state = decoder(
+            x[t : t + 1, order], moved, state if t > 2 else reorder_state(state, order)
+        )
         torch.testing.assert_close(y[0], expected[t, order], rtol=0, atol=1e-12)
         torch.testing.assert_close(weight[:, 0], weights[order, t], rtol=0, atol=1e-12)
 

@@ -1,21 +1,16 @@
 """configs/char_lm: each file says what --arch and its own comment say, and trains as it stands."""
 
 import dataclasses
-import functools
 import json
-import shlex
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from cli import USER_DIR, run_module
-from fairseq import options
+from config_files import ROOT, by_command_line, command, comment, composed, effective, resolved
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
-from fairseq.dataclass.initialize import add_defaults, hydra_init
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
@@ -27,7 +22,6 @@ from rhhn_fairseq.models.char_lm import CharLMBaseConfig
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
 from rhhn_fairseq.models.options import CELL_OPTIONS
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs" / "char_lm"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
@@ -48,45 +42,13 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-def comment(name) -> str:
-    """The text of the comment at the top of a file."""
-    lines = (CONFIGS / f"{name}.yaml").read_text().split("\n\n")[0].splitlines()
-    assert all(line == "#" or line.startswith("# ") for line in lines)
-    return "\n".join(line[2:] for line in lines)
-
-
-def command(name, program) -> list[str]:
-    """The arguments of the one command with ``program`` in a file's comment."""
-    joined = comment(name).replace("\\\n", " ")
-    (line,) = [line for line in joined.splitlines() if line.strip().startswith(program + " ")]
-    return shlex.split(line)[1:]
-
-
-@functools.cache
-def composed(name):
-    """The configuration as fairseq-hydra-train sees it, each part filled with its dataclass's defaults."""
-    hydra_init(name)
-    # What fairseq's own hydra.main gets, as it names no version.
-    with initialize_config_dir(str(CONFIGS), version_base="1.1"):
-        cfg = compose(name, command(name, "fairseq-hydra-train")[4:])
-    add_defaults(cfg)
-    return cfg
-
-
-def resolved(cfg) -> dict:
-    """All values; where a model leaves an option to its cell, the cell's own default."""
-    values = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-    return values | {"model": effective(values["model"])}
-
-
-def effective(model: dict) -> dict:
-    defaults = cell_options(model["cell"])
-    return {key: defaults.get(key) if value is None else value for key, value in model.items()}
+def of(name) -> Path:
+    return CONFIGS / f"{name}.yaml"
 
 
 def tiny(name) -> list[str]:
     """Overrides that make the training of a file a matter of milliseconds; none needs a plus sign."""
-    model = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["model"]
+    model = yaml.safe_load(of(name).read_text())["model"]
     sizes = [f"model.{key}={value}" for key, value in TINY.items() if key in model]
     rest = ["task.tokens_per_sample=5", "dataset.batch_size=2", "optimization.max_update=2"]
     return [*sizes, *rest, "dataset.num_workers=0"]
@@ -122,7 +84,7 @@ def test_all_files_have_the_same_form():
     """Only the cell's own options differ, so that a difference between two files means something."""
     sections = {}
     for name in NAMES:
-        config = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+        config = yaml.safe_load(of(name).read_text())
         own = [key for key in cell_options(config["model"]["cell"]) if key in CELL_OPTIONS]
         base = [spec.name for spec in dataclasses.fields(CharLMBaseConfig) if spec.name != "_name"]
         # Hydra overrides what is in a file by its name; what is not there needs a plus sign.
@@ -137,7 +99,7 @@ def test_all_files_have_the_same_form():
 
 @every_config
 def test_model_is_that_of_the_architecture(name):
-    cfg = composed(name)
+    cfg = composed(of(name))
     assert cfg.model._name == name
     config = OmegaConf.to_object(cfg.model)
     default = MODEL_DATACLASS_REGISTRY[name](_name=name)
@@ -150,9 +112,7 @@ def test_model_is_that_of_the_architecture(name):
 @every_config
 def test_command_in_the_comment_is_the_same_training(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    parser = options.get_training_parser()
-    arguments = options.parse_args_and_arch(parser, command(name, "fairseq-train"))
-    by_command, by_file = resolved(convert_namespace_to_omegaconf(arguments)), resolved(composed(name))
+    by_command, by_file = by_command_line(of(name)), resolved(composed(of(name)))
     # The score of translations, which no training looks at; the command line cannot leave it out.
     del by_file["scoring"], by_command["scoring"]
     assert by_file.keys() == by_command.keys()
@@ -162,18 +122,18 @@ def test_command_in_the_comment_is_the_same_training(name, monkeypatch):
 
 @every_config
 def test_comment_tells_the_row_of_the_table(name):
-    row, text = ARCHITECTURES[name], comment(name)
+    row, text = ARCHITECTURES[name], comment(of(name))
     assert f"Parameters: {row.parameters:,}; the paper prints {row.printed}." in text
     digits = 2 if "Suarez" in row.source else 3
     scores = (("valid", row.valid), ("test", row.test))
     expected = " and ".join(f"{split} {bits:.{digits}f}" for split, bits in scores if bits)
     assert f"Expected: {expected} bits per character." in text
     assert f"{row.vocab_size} symbols." in text
-    evaluation = command(name, "fairseq-eval-lm")
+    evaluation = command(of(name), "fairseq-eval-lm")
     assert f"Protocol: {evaluation[evaluation.index('--protocol') + 1]}," in text
-    config = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    config = yaml.safe_load(of(name).read_text())
     assert f"{config['checkpoint']['save_dir']}/checkpoint_best.pt" in evaluation
-    assert command(name, "fairseq-hydra-train")[:4] == (
+    assert command(of(name), "fairseq-hydra-train")[:4] == (
         ["--config-dir", "configs/char_lm", "--config-name", name]
     )
 
@@ -181,7 +141,7 @@ def test_comment_tells_the_row_of_the_table(name):
 def test_recipes_of_the_papers():
     """The settings that the model's table does not hold (Ha et al. 2016, sections 4.1-2; Suarez 2017)."""
     for name, row in ARCHITECTURES.items():
-        cfg = composed(name)
+        cfg = composed(of(name))
         recipe = (cfg.optimizer._name, cfg.optimization.clip_norm, cfg.dataset.batch_size, cfg.task.batching)
         if "Suarez" in row.source:
             assert recipe == ("adam_l1", 10.0, 256, "windows")
@@ -194,13 +154,13 @@ def test_recipes_of_the_papers():
 
 def test_commands_in_the_comment_train_and_evaluate(workplace):
     name = "ln_hyperlstm_ptb"
-    arguments = [*command(name, "fairseq-hydra-train"), *tiny(name)]
+    arguments = [*command(of(name), "fairseq-hydra-train"), *tiny(name)]
     run_module("fairseq_cli.hydra_train", arguments, cwd=workplace)
     checkpoint = workplace / "checkpoints" / name / "checkpoint_best.pt"
     check_trained(checkpoint, name)
     # Neither Hydra's output directory nor its log.
     assert not (workplace / "outputs").exists() and not list(workplace.glob("*.log"))
-    result = run_module("fairseq_cli.eval_lm", command(name, "fairseq-eval-lm"), cwd=workplace)
+    result = run_module("fairseq_cli.eval_lm", command(of(name), "fairseq-eval-lm"), cwd=workplace)
     assert "test, protocol carry: " in result.stderr
     assert "246 of 246 symbols scored (100.00 %), 0 unknown" in result.stderr
 
@@ -210,7 +170,7 @@ def test_every_file_trains(workplace, tmp_path):
     """All of them in one process, which imports fairseq once."""
     runs = []
     for name in NAMES:
-        arguments = [*command(name, "fairseq-hydra-train"), *tiny(name)]
+        arguments = [*command(of(name), "fairseq-hydra-train"), *tiny(name)]
         runs.append([*arguments, f"checkpoint.save_dir={tmp_path / name}"])
     (workplace / "train_several.py").write_text(TRAIN_SEVERAL)
     run_module("train_several", [json.dumps(runs)], cwd=workplace)
