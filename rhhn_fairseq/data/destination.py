@@ -3,7 +3,7 @@
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,11 +16,19 @@ DATA_FILES = (
 )
 
 
-def check_replaceable(dest: Path, force: bool) -> None:
+def is_data_file(name: str) -> bool:
+    """Whether a prepared character corpus has a file of this name besides its manifest."""
+    return name in DATA_FILES
+
+
+def check_replaceable(dest: Path, force: bool, is_own: Callable[[str], bool] = is_data_file) -> None:
     """Raise UsageError if ``dest`` exists and preparing a corpus must not take its place.
 
     Only a directory with nothing but the files of a prepared corpus is ever replaced, and even
     that only with ``force`` if there is no manifest to say what it is.
+
+    is_own: whether a path relative to ``dest`` belongs to a prepared corpus; that of a folder ends
+        with a slash, and what lies in it is asked for as well.
     """
     # os.path answers False, where Path raises, for a path that may not be looked at; making the
     # directory then says why.
@@ -29,16 +37,25 @@ def check_replaceable(dest: Path, force: bool) -> None:
     if not os.path.isdir(dest):
         raise UsageError(f"{dest}: is a file; choose another --dest")
     try:
-        present = {path.name for path in dest.iterdir()}
+        present = list(_contents(dest, is_own))
     except OSError as error:
         raise UsageError(f"{dest}: cannot be read ({error.strerror})") from error
-    foreign = sorted(present.difference(DATA_FILES, [MANIFEST_NAME]))
+    foreign = [name for name in present if name != MANIFEST_NAME and not is_own(name)]
     if foreign:
         raise UsageError(
             f"{dest}: holds {foreign[0]!r}, which is no file of a prepared corpus; choose another --dest"
         )
     if present and MANIFEST_NAME not in present and not force:
         raise UsageError(f"{dest}: holds files but no {MANIFEST_NAME}; --force replaces them")
+
+
+def _contents(dest: Path, is_own: Callable[[str], bool]) -> Iterator[str]:
+    """The names in ``dest`` in order, and those in its folders that belong there."""
+    for path in sorted(dest.iterdir()):
+        name = f"{path.name}/" if path.is_dir() else path.name
+        yield name
+        if path.is_dir() and is_own(name):
+            yield from (name + inner.name for inner in sorted(path.iterdir()))
 
 
 @contextmanager
@@ -53,14 +70,18 @@ def staged(dest: Path) -> Iterator[Path]:
         dest.parent.mkdir(parents=True, exist_ok=True)
         stage.mkdir()
         yield stage
-        _publish(stage, dest)
+        publish(stage, dest)
     except OSError as error:
         raise UsageError(f"{dest}: cannot be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _publish(stage: Path, dest: Path) -> None:
+def publish(stage: Path, dest: Path) -> None:
+    """Rename the directory ``stage`` to ``dest``, in the place of what is there.
+
+    Raises OSError where the file system refuses; then ``dest`` is as it was.
+    """
     if not dest.exists():
         stage.rename(dest)
         return

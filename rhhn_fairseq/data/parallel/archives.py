@@ -1,0 +1,82 @@
+"""Text in the archives of the WMT tasks, unpacked as a stream and never whole."""
+
+import gzip
+import html
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from rhhn_fairseq.errors import UsageError
+
+_CHUNK = 1 << 20
+_SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ArchiveText:
+    """A file in a tar archive, plain or packed.
+
+    member: its name without folders; .gz is unpacked, and of .sgm the text of each <seg> is a line.
+    """
+
+    path: Path
+    member: str
+
+    @property
+    def name(self) -> str:
+        """How messages name it."""
+        return f"{self.path}:{self.member}"
+
+    def chunks(self) -> Iterator[bytes]:
+        """The text in chunks. Raises UsageError if it is not there or cannot be unpacked."""
+        try:
+            # "r|*" reads from front to back, in one pass, and finds out about the packing by itself.
+            with tarfile.open(self.path, "r|*") as archive:
+                for entry in archive:
+                    if entry.isfile() and PurePosixPath(entry.name).name == self.member:
+                        with closing(archive.extractfile(entry)) as file:
+                            yield from _unpack(self.member, file)
+                        return
+        except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.ReadError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UsageError(f"{self.name}: the archive is cut off or damaged ({reason})") from error
+        except OSError as error:
+            raise UsageError(f"{self.name}: cannot be read ({error.strerror or error})") from error
+        raise UsageError(f"{self.path}: the archive has no {self.member}")
+
+
+def _unpack(name: str, file: BinaryIO) -> Iterator[bytes]:
+    if name.endswith(".gz"):
+        file = gzip.GzipFile(fileobj=file)
+    if name.endswith(".sgm"):
+        yield segments(file.read())
+        return
+    while block := file.read(_CHUNK):
+        yield block
+
+
+def segments(document: bytes) -> bytes:
+    """The text of every <seg> of an SGML document, a line each, with entities such as &amp; resolved.
+
+    Bytes that are not UTF-8 stay as they are.
+    """
+    text = document.decode("utf-8", "surrogateescape")
+    found = (" ".join(html.unescape(segment).split()) for segment in _SEGMENT.findall(text))
+    return "".join(f"{segment}\n" for segment in found).encode("utf-8", "surrogateescape")
+
+
+def member_names(path: Path) -> set[str]:
+    """The names, without folders, of all files in a tar archive. Raises UsageError if it is damaged."""
+    try:
+        with tarfile.open(path) as archive:
+            return {PurePosixPath(entry.name).name for entry in archive if entry.isfile()}
+    except (EOFError, zlib.error, tarfile.ReadError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"{path}: the archive is cut off or damaged ({reason})") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from error

@@ -1,0 +1,151 @@
+"""The fourth stage: fairseq-preprocess, run as its users run it, and a check of what it wrote."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from rhhn_fairseq.data.parallel.encoding import DICTIONARY_NAME
+from rhhn_fairseq.data.stream import StreamWriter, read_index, storage_dtype
+from rhhn_fairseq.errors import UsageError
+
+PREPROCESS = "fairseq_cli.preprocess"
+
+SENTENCES_AT_A_TIME = 4_000_000
+"""Training pairs that one process binarises: it keeps two Python integers for each, some 80 bytes."""
+
+# fairseq cuts a file into one part for each of its workers, but begins with the first when all others are
+# done. Small parts keep the processors busy until then; what is left for one of them is a small part too.
+_PARTS_PER_WORKER = 4
+_EOS = 2
+_BLOCK = 1 << 20
+_SECONDS = 0.1
+
+
+def binarise(encoded: Path, subsets: dict[str, dict], vocab_size: int, workers: int, folder: Path) -> dict:
+    """Binarise the encoded texts into ``folder``.
+
+    encoded: the folder with SUBSET.LANG and dict.txt. subsets: for each subset and language the numbers
+    that encoding counted, which the binary files must have as well.
+
+    Raises UsageError if fairseq-preprocess fails; OSError if that was for a reason such as a full disk.
+    """
+    source, target = subsets["train"]
+    parts = workers * _PARTS_PER_WORKER if workers > 1 else 1
+    command = [sys.executable, "-m", PREPROCESS, "--source-lang", source, "--target-lang", target]
+    command += ["--joined-dictionary", "--srcdict", str((encoded / DICTIONARY_NAME).resolve())]
+    command += ["--workers", str(parts)]
+    tests = ",".join(name for name in subsets if name.startswith("test"))
+    evaluation = ["--validpref", "valid", "--testpref", tests]
+    itemsize = storage_dtype(vocab_size).itemsize
+    size = {name: itemsize * sum(entry["tokens"] for entry in subsets[name].values()) for name in subsets}
+    sentences = subsets["train"][source]["sentences"]
+    if sentences <= SENTENCES_AT_A_TIME:
+        _run([*command, "--trainpref", "train", *evaluation], encoded, sum(size.values()), folder)
+    else:
+        _run([*command, *evaluation], encoded, sum(size.values()) - size["train"], folder)
+        languages = source, target
+        _binarise_in_shards(command, encoded, languages, vocab_size, sentences, size["train"], folder)
+    for subset, languages in subsets.items():
+        for language, counts in languages.items():
+            prefix = folder / f"{subset}.{source}-{target}.{language}"
+            index = read_index(prefix)
+            written = prefix.with_name(f"{prefix.name}.bin").stat().st_size
+            found = _amount(index.items, index.symbols, written)
+            expected = _amount(counts["sentences"], counts["tokens"], counts["tokens"] * itemsize)
+            if found != expected:
+                raise UsageError(
+                    f"{prefix.name}: fairseq-preprocess wrote {found}, expected {expected}; "
+                    "run again with --workers 1"
+                )
+    return {}
+
+
+def _amount(sentences: int, tokens: int, size: int) -> str:
+    return f"{sentences:,} sentences of {tokens:,} tokens in {size:,} bytes"
+
+
+def _binarise_in_shards(
+    command: list[str],
+    encoded: Path,
+    languages: tuple[str, str],
+    vocab_size: int,
+    sentences: int,
+    size: int,
+    folder: Path,
+) -> None:
+    """Binarise ``sentences`` training pairs, some at a time, and join the results, ``size`` bytes in all."""
+    shard = folder / "shard"
+    pair = "-".join(languages)
+    with ExitStack() as stack:
+        texts, writers = {}, {}
+        for language in languages:
+            texts[language] = stack.enter_context((encoded / f"train.{language}").open("rb"))
+            writer = StreamWriter(folder / f"train.{pair}.{language}", vocab_size)
+            writers[language] = stack.enter_context(writer)
+        for _ in range(0, sentences, SENTENCES_AT_A_TIME):
+            binary = shard / "binary"
+            binary.mkdir(parents=True)
+            for language, text in texts.items():
+                with (shard / f"train.{language}").open("wb") as file:
+                    file.writelines(islice(text, SENTENCES_AT_A_TIME))
+            _run([*command, "--trainpref", "train"], shard, size * SENTENCES_AT_A_TIME // sentences, binary)
+            for language, writer in writers.items():
+                _append(binary / f"train.{pair}.{language}.bin", storage_dtype(vocab_size), writer)
+            shutil.rmtree(shard)
+
+
+def _append(path: Path, dtype: np.dtype, writer: StreamWriter) -> None:
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK * dtype.itemsize):
+            indices = np.frombuffer(block, dtype=dtype)
+            writer.write(indices, indices == _EOS)
+
+
+def _run(command: list[str], directory: Path, total: int, folder: Path) -> None:
+    """Run fairseq-preprocess in ``directory`` so that it writes ``total`` bytes or so into ``folder``.
+
+    The texts are named without folders, because fairseq cuts --testpref at commas, which folders may have.
+    """
+    command = [*command, "--destdir", str(folder.resolve())]
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, cwd=directory, stdout=output, stderr=subprocess.STDOUT)
+        progress = tqdm(desc="fairseq-preprocess", total=total, unit="B", unit_scale=True, disable=None)
+        try:
+            with progress:
+                while process.poll() is None:
+                    progress.update(min(_bytes_written(folder), total) - progress.n)
+                    time.sleep(_SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode:
+            output.seek(0)
+            raise _failure(output.read().decode("utf-8", "replace"), process.returncode)
+    # fairseq leaves its log there.
+    (folder / "preprocess.log").unlink(missing_ok=True)
+
+
+def _bytes_written(folder: Path) -> int:
+    size = 0
+    for path in folder.glob("*.bin"):
+        # fairseq removes a worker's part when it has copied it.
+        with suppress(FileNotFoundError):
+            size += path.stat().st_size
+    return size
+
+
+def _failure(output: str, status: int) -> Exception:
+    """The exception for what fairseq-preprocess printed before it ended with ``status``."""
+    if match := re.search(r"OSError: \[Errno (\d+)\] (.*)", output):
+        return OSError(int(match[1]), match[2])
+    last = output.strip().rpartition("\n")[2]
+    return UsageError(f"fairseq-preprocess ended with status {status} ({last[:300] or 'no message'})")

@@ -1,0 +1,60 @@
+"""Which pairs of sentences are fit to train on, and why the others are not."""
+
+import re
+from dataclasses import dataclass, field
+
+from rhhn_fairseq.data.parallel.lines import RawPair
+from rhhn_fairseq.errors import UsageError
+
+REASONS = ("encoding", "empty", "length", "ratio", "duplicate")
+"""Why a pair is dropped, in the order in which it is looked for: the first that applies is counted."""
+
+RATIO_MARGIN = 10
+"""Characters added to both lengths before they are compared, so that a word or two more do not decide."""
+
+# Control characters other than white space, U+FFFD where a decoder met something broken, and U+0080 to
+# U+009F, which in running text are the remains of one-byte encodings.
+_DAMAGE = re.compile("[\\x00-\\x08\\x0e-\\x1f\\x7f-\\x9f\\ufffd]")
+
+
+@dataclass(frozen=True)
+class CleaningConfig:
+    """Limits of a training pair, for each of its sides; ``UsageError`` names a value that cannot work."""
+
+    max_words: int = field(default=200, metadata={"help": "drop pairs with more words on a side"})
+    max_chars: int = field(default=1500, metadata={"help": "drop pairs with more characters on a side"})
+    max_ratio: float = field(
+        default=2.5,
+        metadata={"help": f"drop pairs whose lengths in characters, plus {RATIO_MARGIN}, differ by more"},
+    )
+    keep_duplicates: bool = field(default=False, metadata={"help": "keep pairs that occurred before"})
+
+    def __post_init__(self):
+        for name in ("max_words", "max_chars", "max_ratio"):
+            if not getattr(self, name) >= 1:
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 1 or more")
+
+
+def clean(pair: RawPair, config: CleaningConfig) -> tuple[str, str] | str:
+    """The two sentences with single spaces between words, or the reason to drop the pair.
+
+    Whether the pair is a duplicate is not known here.
+    """
+    if None in pair:
+        return "length"
+    try:
+        texts = [line.decode("utf-8") for line in pair]
+    except UnicodeDecodeError:
+        return "encoding"
+    if any(_DAMAGE.search(text) for text in texts):
+        return "encoding"
+    words = [text.split() for text in texts]
+    if not all(words):
+        return "empty"
+    source, target = (" ".join(side) for side in words)
+    lengths = sorted((len(source), len(target)))
+    if lengths[1] > config.max_chars or max(map(len, words)) > config.max_words:
+        return "length"
+    if lengths[1] + RATIO_MARGIN > config.max_ratio * (lengths[0] + RATIO_MARGIN):
+        return "ratio"
+    return source, target

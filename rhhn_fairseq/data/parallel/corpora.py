@@ -1,0 +1,94 @@
+"""The parallel corpora that scripts/prepare_translation.py knows, and how each is prepared by default."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rhhn_fairseq.data.parallel.lines import Pairs, TextPairs
+from rhhn_fairseq.data.sources import find_in_directory, user_file
+from rhhn_fairseq.errors import UsageError
+
+# fairseq reads the languages out of names such as train.en-fr.en.bin.
+_LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What to prepare.
+
+    train: cleaned, one after the other. valid: one after the other. tests: a set each.
+    options: what, besides files, decides the text; recorded in the manifest.
+    known_files: size and SHA-256 of files that were read already, so that they are not read again.
+    """
+
+    name: str
+    source_lang: str
+    target_lang: str
+    train: tuple[Pairs, ...]
+    valid: tuple[Pairs, ...]
+    tests: tuple[Pairs, ...]
+    options: dict = field(default_factory=dict)
+    known_files: dict[Path, dict] = field(default_factory=dict)
+
+    def __post_init__(self):
+        for side, language in zip(("source", "target"), self.languages, strict=True):
+            if not _LANGUAGE.fullmatch(language):
+                raise UsageError(f"--{side}-lang {language!r}: expected letters and digits, such as en")
+        if self.source_lang == self.target_lang:
+            raise UsageError(f"--target-lang {self.target_lang}: is the source language as well")
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Source and target."""
+        return self.source_lang, self.target_lang
+
+    def evaluation_sets(self) -> dict[str, tuple[Pairs, ...]]:
+        """By fairseq's names of the subsets: valid, test, test1, ..."""
+        tests = {f"test{number or ''}": (pairs,) for number, pairs in enumerate(self.tests)}
+        return {"valid": self.valid, **tests}
+
+
+SPLITS = ("train", "valid", "test")
+
+
+def files(paths: dict[str, Sequence[Path] | None], source_lang: str, target_lang: str) -> Corpus:
+    """The user's own files.
+
+    paths: for each of train_src, train_tgt, valid_src, ... its files. The n-th source file and the
+        n-th target file of a split belong together; every pair of test files is a test set.
+    """
+    missing = [
+        f"--{split}-{side}" for split in SPLITS for side in ("src", "tgt") if not paths[f"{split}_{side}"]
+    ]
+    if missing:
+        raise UsageError(f"{', '.join(missing)}: missing; name source and target files of all three splits")
+    pairs = {}
+    for split in SPLITS:
+        sources, targets = paths[f"{split}_src"], paths[f"{split}_tgt"]
+        if len(sources) != len(targets):
+            raise UsageError(
+                f"--{split}-src names {len(sources)} files, but --{split}-tgt {len(targets)}; "
+                "they belong together one by one"
+            )
+        pairs[split] = tuple(
+            TextPairs(Path(source).name, (user_file(source), user_file(target)))
+            for source, target in zip(sources, targets, strict=True)
+        )
+    return Corpus("files", source_lang, target_lang, pairs["train"], pairs["valid"], pairs["test"])
+
+
+def multi30k(from_dir: Path) -> Corpus:
+    """Image captions, English to French, with the Flickr test sets of 2016 and 2017."""
+
+    def pairs(stem: str) -> tuple[Pairs, ...]:
+        texts = tuple(find_in_directory(from_dir, f"{stem}.{language}") for language in ("en", "fr"))
+        return (TextPairs(stem, texts),)
+
+    train, valid = pairs("train"), pairs("val")
+    return Corpus("multi30k", "en", "fr", train, valid, pairs("test_2016_flickr") + pairs("test_2017_flickr"))
+
+
+# Captions are short, clean and few: all characters can be spelled, and only real junk is dropped.
+MULTI30K_CLEANING = {"max_ratio": 4.0}
+MULTI30K_PIECES = {"vocab_size": 8000, "character_coverage": 1.0}

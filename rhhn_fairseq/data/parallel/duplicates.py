@@ -1,0 +1,54 @@
+"""Finds repeated keys in a file of any size with memory that does not grow with it."""
+
+from pathlib import Path
+
+import numpy as np
+
+KEY = np.dtype(">u8")
+"""Eight bytes of a hash. Two of 36 million different pairs share a key with a probability of 1 in 28,000."""
+
+KEYS_IN_MEMORY = 1 << 21
+"""Keys that are compared at a time, on average; each takes about 24 bytes then."""
+
+_BLOCK = 1 << 20
+
+
+def mark_duplicates(keys: Path, marks: Path) -> int:
+    """Write a byte for each key: 1 if the same key came before, else 0; the number of ones.
+
+    The range of the keys is cut into parts, and one pass over the file compares those of one part.
+    """
+    count = keys.stat().st_size // KEY.itemsize
+    parts = 1 + count // KEYS_IN_MEMORY
+    # Written, not only reserved: writing to a mapped file on a full disk would kill the process.
+    with marks.open("wb") as file:
+        for first in range(0, count, _BLOCK):
+            file.write(bytes(min(_BLOCK, count - first)))
+    if not count:
+        return 0
+    found = 0
+    marked = np.memmap(marks, dtype=np.uint8, mode="r+")
+    for part in range(parts):
+        values, positions = _part(keys, part, parts)
+        order = np.argsort(values, kind="stable")
+        values, positions = values[order], positions[order]
+        repeated = positions[1:][values[1:] == values[:-1]]
+        marked[repeated] = 1
+        found += repeated.size
+    marked.flush()
+    return found
+
+
+def _part(keys: Path, part: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
+    """The keys of one part of their range, [K] uint64, and where in the file they stand, [K] int64."""
+    values, positions = [], []
+    start = 0
+    with keys.open("rb") as file:
+        while block := file.read(_BLOCK * KEY.itemsize):
+            read = np.frombuffer(block, dtype=KEY).astype(np.uint64)
+            # The upper half of a key times the number of parts, without its lower 32 bits, is the part.
+            inside = np.flatnonzero((read >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32) == part)
+            values.append(read[inside])
+            positions.append(start + inside)
+            start += read.size
+    return np.concatenate(values), np.concatenate(positions)

@@ -1,0 +1,143 @@
+"""The third stage: every sentence cut into pieces, as fairseq-preprocess reads them, and the dictionary.
+
+In the encoded text a space separates the pieces; what the model cannot spell is ``<unk>``, which is
+fairseq's name for it too. Empty lines stay empty.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import chain
+from multiprocessing import get_context, parent_process
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from signal import SIG_IGN, SIGINT, signal
+
+import numpy as np
+from tqdm import tqdm
+
+from rhhn_fairseq.data.parallel.pieces import load_pieces
+from rhhn_fairseq.errors import UsageError
+
+DICTIONARY_NAME = "dict.txt"
+
+_BLOCK_BYTES = 1 << 20
+# <unk>, <s> and </s> come first in sentencepiece's list; in fairseq's they are known without being listed.
+_SPECIAL = 3
+
+
+def encode_texts(texts: dict[str, dict[str, Path]], pieces: Path, folder: Path, workers: int) -> dict:
+    """Encode all subsets into SUBSET.LANG in ``folder``, and write dict.txt.
+
+    texts: for each subset and language the file with its sentences. pieces: the model's folder.
+    workers: processes that encode at the same time; the result does not depend on it.
+
+    Returns, for each subset and language, the number of lines, tokens (an end of sentence each included)
+    and unknown tokens.
+    """
+    processor = load_pieces(pieces)
+    counts = np.zeros(processor.vocab_size(), dtype=np.int64)
+    result = {}
+    with _pool(pieces, workers) as encode_blocks:
+        for subset, languages in texts.items():
+            result[subset] = {}
+            for language, path in languages.items():
+                found = _encode_file(encode_blocks, path, folder / f"{subset}.{language}", counts.size)
+                if subset == "train":
+                    counts += found["counts"]
+                result[subset][language] = {
+                    "sentences": found["lines"],
+                    "tokens": int(found["counts"].sum()) + found["lines"],
+                    "unknown": int(found["counts"][processor.unk_id()]),
+                }
+    with (folder / DICTIONARY_NAME).open("w", encoding="utf-8", newline="\n") as file:
+        for index in range(_SPECIAL, counts.size):
+            file.write(f"{processor.id_to_piece(index)} {counts[index]}\n")
+    return result
+
+
+def _encode_file(encode_blocks, path: Path, encoded: Path, vocabulary: int) -> dict:
+    counts = np.zeros(vocabulary, dtype=np.int64)
+    lines = 0
+    size = path.stat().st_size
+    progress = tqdm(desc=f"encoding {path.name}", total=size, unit="B", unit_scale=True, disable=None)
+    with progress, path.open("rb") as file, encoded.open("wb") as output:
+        blocks = iter(lambda: file.readlines(_BLOCK_BYTES), [])
+        for text, block_counts, block_lines, block_bytes in encode_blocks(blocks):
+            output.write(text)
+            counts += block_counts
+            lines += block_lines
+            progress.update(block_bytes)
+    return {"counts": counts, "lines": lines}
+
+
+class _Encoder:
+    """The model of a process, and its pieces as bytes."""
+
+    def __init__(self, pieces: Path):
+        self.processor = load_pieces(pieces)
+        self.pieces = [self.processor.id_to_piece(i).encode() for i in range(self.processor.vocab_size())]
+
+    def encode(self, block: list[bytes]) -> tuple[bytes, np.ndarray, int, int]:
+        """The encoded lines, how often each piece occurs [V], and the block's lines and bytes."""
+        sentences = [line.decode("utf-8").removesuffix("\n") for line in block]
+        indices = self.processor.encode(sentences, num_threads=1)
+        text = b"".join([b" ".join([self.pieces[i] for i in sentence]) + b"\n" for sentence in indices])
+        found = np.fromiter(chain.from_iterable(indices), dtype=np.int64)
+        counts = np.bincount(found, minlength=len(self.pieces))
+        return text, counts, len(block), sum(map(len, block))
+
+
+_encoder: _Encoder | None = None
+
+
+def _start_worker(pieces: Path) -> None:
+    global _encoder
+    # Ctrl-C reaches every process of the terminal; the main one tells the workers what to do.
+    signal(SIGINT, SIG_IGN)
+    # An executor's processes wait for work for ever if the one that started them is killed.
+    threading.Thread(target=_leave_with, args=(parent_process(),), daemon=True).start()
+    _encoder = _Encoder(pieces)
+
+
+def _leave_with(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def _encode_in_worker(block: list[bytes]):
+    return _encoder.encode(block)
+
+
+@contextmanager
+def _pool(pieces: Path, workers: int):
+    """A function from an iterator of blocks to an iterator of encoded blocks in the same order."""
+    if workers == 1:
+        encoder = _Encoder(pieces)
+        yield lambda blocks: map(encoder.encode, blocks)
+        return
+    executor = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (pieces,))
+
+    def encode_blocks(blocks) -> Iterator:
+        # A few blocks for each worker are under way, so that none waits and memory stays bounded.
+        pending = deque()
+        for block in blocks:
+            pending.append(executor.submit(_encode_in_worker, block))
+            if len(pending) >= 4 * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+    try:
+        yield encode_blocks
+    except BrokenProcessPool as error:
+        raise UsageError(
+            f"--workers {workers}: a process that encodes was killed, perhaps for want of memory; "
+            "run again to continue, with fewer workers"
+        ) from error
+    finally:
+        executor.shutdown(cancel_futures=True)

@@ -1,0 +1,142 @@
+"""The second stage: a joint sentencepiece model of both languages."""
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sentencepiece
+from tqdm import tqdm
+
+from rhhn_fairseq.data.parallel.lines import LONGEST_LINE
+from rhhn_fairseq.errors import UsageError
+
+MODEL_NAME = "pieces.model"
+VOCABULARY_NAME = "pieces.vocab"
+MODEL_TYPES = ("unigram", "bpe")
+
+# Both lists begin with special symbols; fairseq's has <pad> besides <s>, </s> and <unk>.
+_MORE_IN_FAIRSEQ = 1
+# The result must not depend on the machine, so the number of threads does not either.
+_THREADS = 4
+_TOO_LARGE = re.compile(r"value <= (\d+)")
+_TOO_SMALL = re.compile(r"required_chars. \d+ vs (\d+)")
+
+
+@dataclass(frozen=True)
+class PiecesConfig:
+    """How pieces are learnt; ``UsageError`` names a value that cannot work."""
+
+    vocab_size: int = field(
+        default=32_000,
+        metadata={"help": "entries of the joint dictionary, fairseq's four special ones included"},
+    )
+    model_type: str = field(
+        default="unigram", metadata={"help": "how pieces are learnt", "choices": MODEL_TYPES}
+    )
+    sample_sentences: int = field(
+        default=500_000,
+        metadata={"help": "learn from at most as many sentences, evenly spread over the text"},
+    )
+    character_coverage: float = field(
+        default=0.9999, metadata={"help": "share of the text's characters that the pieces can spell"}
+    )
+    split_digits: bool = field(default=False, metadata={"help": "every digit is a piece of its own"})
+
+    def __post_init__(self):
+        if self.vocab_size < 5:
+            raise UsageError(f"--vocab-size {self.vocab_size}: must be 5 or more")
+        if self.model_type not in MODEL_TYPES:
+            raise UsageError(f"--model-type {self.model_type}: choose from {', '.join(MODEL_TYPES)}")
+        if self.sample_sentences < 2:
+            raise UsageError(f"--sample-sentences {self.sample_sentences}: must be 2 or more")
+        if not 0 < self.character_coverage <= 1:
+            raise UsageError(f"--character-coverage {self.character_coverage}: must be above 0 and at most 1")
+
+
+def train_pieces(texts: list[Path], pairs: int, config: PiecesConfig, folder: Path) -> dict:
+    """Learn the pieces and write pieces.model and pieces.vocab into ``folder``.
+
+    texts: the training text of the two languages, ``pairs`` lines each.
+
+    Returns the number of sentences that were learnt from. Raises UsageError, naming a size that is
+    possible, if the text is too small for ``vocab_size`` or has too many characters.
+    """
+    take = min(pairs, config.sample_sentences // 2)
+
+    def learn(size: int) -> bytes:
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_sample(texts, pairs, take),
+            model_writer=model,
+            vocab_size=size,
+            model_type=config.model_type,
+            character_coverage=config.character_coverage,
+            split_digits=config.split_digits,
+            max_sentence_length=LONGEST_LINE,
+            num_threads=_THREADS,
+            minloglevel=2,
+        )
+        return model.getvalue()
+
+    try:
+        model = learn(config.vocab_size - _MORE_IN_FAIRSEQ)
+    except RuntimeError as error:
+        raise UsageError(_reason(str(error), config, learn)) from error
+    (folder / MODEL_NAME).write_bytes(model)
+    processor = load_pieces(folder)
+    with (folder / VOCABULARY_NAME).open("w", encoding="utf-8", newline="\n") as file:
+        for index in range(processor.vocab_size()):
+            file.write(f"{processor.id_to_piece(index)}\t{processor.get_score(index):g}\n")
+    return {"sentences": 2 * take}
+
+
+def load_pieces(folder: Path) -> sentencepiece.SentencePieceProcessor:
+    """The sentencepiece model in a folder."""
+    return sentencepiece.SentencePieceProcessor(model_proto=(folder / MODEL_NAME).read_bytes())
+
+
+def _sample(texts: list[Path], pairs: int, take: int) -> Iterator[str]:
+    """``take`` of the pairs, at even distances, source and target in turn."""
+    source, target = texts
+    with source.open("rb") as source_file, target.open("rb") as target_file:
+        both = zip(source_file, target_file, strict=True)
+        for number, lines in enumerate(tqdm(both, desc="sampling", total=pairs, unit="pair", disable=None)):
+            if (number + 1) * take // pairs > number * take // pairs:
+                yield from (line.decode("utf-8").removesuffix("\n") for line in lines)
+
+
+def _reason(message: str, config: PiecesConfig, learn: Callable[[int], bytes]) -> str:
+    """What sentencepiece's message means for --vocab-size."""
+    option = f"--vocab-size {config.vocab_size}"
+    if match := _TOO_LARGE.search(message):
+        if size := _possible_size(int(match[1]), learn):
+            largest = size + _MORE_IN_FAIRSEQ
+            return f"{option}: the training text is too small for it; the largest possible size is {largest}"
+        return f"{option}: the training text is too small to learn pieces from"
+    if match := _TOO_SMALL.search(message):
+        smallest = int(match[1]) + _MORE_IN_FAIRSEQ
+        return (
+            f"{option}: too small for the characters of the training text; the smallest possible size is "
+            f"{smallest}, or less with a lower --character-coverage"
+        )
+    return f"{option}, --model-type {config.model_type}: sentencepiece refuses ({message})"
+
+
+def _possible_size(named: int, learn: Callable[[int], bytes]) -> int | None:
+    """The size that sentencepiece names, or if that is not possible either, a smaller one that is.
+
+    It names as many pieces as it was left with, but on its way to a smaller number it may lose more.
+    """
+    while True:
+        try:
+            learn(named)
+        except RuntimeError as error:
+            match = _TOO_LARGE.search(str(error))
+            if match is None:
+                return None
+            # What it names next may be smaller by a few pieces only, so at least a twentieth goes.
+            named = min(int(match[1]), named * 19 // 20)
+        else:
+            return named

@@ -1,0 +1,247 @@
+"""From parallel text to the directory that translation is trained on, stage by stage.
+
+texts: clean the training text; pieces: learn the joint sentencepiece model; encode: cut every sentence
+into pieces; binary: fairseq-preprocess. The stages are in a hidden directory beside the destination, which
+takes their results when all are done, in one step.
+"""
+
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+
+from rhhn_fairseq.data.destination import check_replaceable, publish
+from rhhn_fairseq.data.manifest import MANIFEST_NAME, write_manifest
+from rhhn_fairseq.data.parallel.binarising import binarise
+from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig
+from rhhn_fairseq.data.parallel.corpora import Corpus
+from rhhn_fairseq.data.parallel.encoding import encode_texts
+from rhhn_fairseq.data.parallel.manifest import FORMAT, KIND, is_parallel_file, read_parallel_manifest
+from rhhn_fairseq.data.parallel.pieces import MODEL_NAME, PiecesConfig, train_pieces
+from rhhn_fairseq.data.parallel.stages import Stages, describe_file, stages_in
+from rhhn_fairseq.data.parallel.texts import RAW, write_texts
+from rhhn_fairseq.errors import UsageError
+
+TEXTS, PIECES, ENCODED, BINARY = "texts", "pieces", "encoded", "binary"
+
+_PACKAGES = {"fairseq": "fairseq-fixed", "sentencepiece": "sentencepiece", "rhhn_fairseq": "rhhn-fairseq"}
+
+
+def prepare(
+    corpus: Corpus,
+    cleaning: CleaningConfig,
+    pieces: PiecesConfig,
+    dest: str | Path,
+    workers: int = 1,
+    force: bool = False,
+    say: Callable[[str], None] = print,
+) -> tuple[dict, bool]:
+    """Prepare ``corpus`` in the directory ``dest``; its manifest, and whether it was there already.
+
+    workers: processes that encode and binarise. force: replace what an earlier run left at ``dest``, and
+    begin at the first stage. say: is told about each stage.
+
+    Raises UsageError for input that is unreadable or does not fit together, for a full disk, and for a
+    ``dest`` that holds something else.
+    """
+    if workers < 1:
+        raise UsageError(f"--workers {workers}: must be 1 or more")
+    dest = Path(dest).resolve()
+    check_replaceable(dest, force, is_parallel_file)
+    work = dest.with_name(f".{dest.name}.work")
+    request = {
+        "corpus": corpus.name,
+        "languages": list(corpus.languages),
+        "options": {**corpus.options, **asdict(cleaning), **asdict(pieces)},
+        "inputs": _inputs(corpus),
+    }
+    if not force and (manifest := read_parallel_manifest(dest)) is not None:
+        _check_same(dest, manifest["request"], request)
+        _check_complete(dest, manifest["files"])
+        return manifest, True
+    with stages_in(work, say) as stages:
+        if force:
+            stages.discard()
+        manifest = _build(corpus, cleaning, pieces, workers, request, stages)
+        write_manifest(stages.folder(BINARY), manifest)
+        publish(stages.folder(BINARY), dest)
+        stages.discard()
+    return manifest, False
+
+
+def report(manifest: dict) -> str:
+    """Two tables: what became of the training pairs, and what each subset holds."""
+    columns = ("read", "kept", *REASONS)
+    width = max(13, *(len(counts["name"]) for counts in manifest["cleaning"]))
+    lines = [f"{'training text':<{width}}" + "".join(f"{column:>12}" for column in columns)]
+    for counts in manifest["cleaning"]:
+        lines.append(f"{counts['name']:<{width}}" + "".join(f"{counts[key]:>12,}" for key in columns))
+    lines.append("")
+    lines.append(f"{'subset':<9}{'language':<10}{'sentences':>12}{'tokens':>14}{'unknown':>10}{'empty':>8}")
+    for subset, entry in manifest["splits"].items():
+        for language, counts in entry["languages"].items():
+            lines.append(
+                f"{subset:<9}{language:<10}{counts['sentences']:>12,}{counts['tokens']:>14,}"
+                f"{counts['unknown']:>10,}{counts['empty']:>8,}  {entry['name']}"
+            )
+    lines.append("")
+    lines.append(f"{manifest['vocab_size']:,} dictionary entries, pieces {manifest['pieces_sha256']}")
+    return "\n".join(lines)
+
+
+def _build(
+    corpus: Corpus,
+    cleaning: CleaningConfig,
+    pieces: PiecesConfig,
+    workers: int,
+    request: dict,
+    stages: Stages,
+) -> dict:
+    """Run the stages and put what the destination shall have into the last one's folder; the manifest."""
+    languages = corpus.languages
+    texts = stages.run(
+        TEXTS,
+        {
+            **{key: request[key] for key in ("corpus", "languages", "inputs")},
+            "options": {**corpus.options, **asdict(cleaning)},
+            "versions": versions(),
+        },
+        lambda folder: write_texts(corpus, cleaning, folder),
+    )
+    folder = stages.folder(TEXTS)
+    subsets = {"train": {language: folder / f"train.{language}" for language in languages}}
+    for subset in texts["evaluation"]:
+        subsets[subset] = {language: folder / RAW / f"{subset}.{language}" for language in languages}
+    pairs = sum(counts["kept"] for counts in texts["cleaning"])
+    learnt = stages.run(
+        PIECES,
+        asdict(pieces),
+        lambda folder: train_pieces(list(subsets["train"].values()), pairs, pieces, folder),
+    )
+    counts = stages.run(
+        ENCODED, {}, lambda folder: encode_texts(subsets, stages.folder(PIECES), folder, workers)
+    )
+    stages.run(
+        BINARY,
+        {},
+        lambda folder: binarise(stages.folder(ENCODED), counts, pieces.vocab_size, workers, folder),
+    )
+    return {
+        "format": FORMAT,
+        "kind": KIND,
+        "corpus": corpus.name,
+        "source_lang": corpus.source_lang,
+        "target_lang": corpus.target_lang,
+        "vocab_size": pieces.vocab_size,
+        "pieces_sha256": stages.files(PIECES)[MODEL_NAME]["sha256"],
+        "pieces_learnt_from": learnt["sentences"],
+        "cleaning": texts["cleaning"],
+        "splits": _splits(texts, counts),
+        "request": request,
+        "files": _gather(stages),
+        "versions": versions(),
+    }
+
+
+def _splits(texts: dict, counts: dict) -> dict:
+    """For each subset its name and, by language, its sentences, tokens, unknown tokens and empty lines."""
+    splits = {}
+    for subset, languages in counts.items():
+        evaluation = texts["evaluation"].get(subset)
+        name = evaluation["name"] if evaluation else " + ".join(part["name"] for part in texts["cleaning"])
+        splits[subset] = {
+            "name": name,
+            "languages": {
+                language: {**found, "empty": evaluation["empty"][language] if evaluation else 0}
+                for language, found in languages.items()
+            },
+        }
+    return splits
+
+
+def _gather(stages: Stages) -> dict[str, dict]:
+    """Copy the small files of earlier stages beside the binary ones; size and SHA-256 of all of them."""
+    files = dict(stages.files(BINARY))
+    folder = stages.folder(BINARY)
+    (folder / RAW).mkdir(exist_ok=True)
+    raw = {name: entry for name, entry in stages.files(TEXTS).items() if name.startswith(f"{RAW}/")}
+    for stage, wanted in ((TEXTS, raw), (PIECES, stages.files(PIECES))):
+        for name, entry in wanted.items():
+            shutil.copyfile(stages.folder(stage) / name, folder / name)
+            files[name] = entry
+    return files
+
+
+def _inputs(corpus: Corpus) -> list[dict]:
+    """Name, size and SHA-256 of the files behind each text; an archive with several texts is read once."""
+    checksums = dict(corpus.known_files)
+    inputs = []
+    for split, parts in (("train", corpus.train), *corpus.evaluation_sets().items()):
+        for pairs in parts:
+            for language, text in zip(corpus.languages, pairs.texts, strict=bool(pairs.texts)):
+                if text.path not in checksums:
+                    try:
+                        checksums[text.path] = describe_file(text.path)
+                    except OSError as error:
+                        raise UsageError(f"{text.path}: cannot be read ({error.strerror})") from error
+                inputs.append(
+                    {
+                        "split": split,
+                        "language": language,
+                        "name": Path(text.name).name,
+                        **checksums[text.path],
+                    }
+                )
+    return inputs
+
+
+def _check_same(dest: Path, prepared: dict, request: dict) -> None:
+    """Raise UsageError unless the directory was prepared from the same text with the same options.
+
+    File names do not matter, only what is in the files.
+    """
+    advice = "--force prepares it again; or choose another --dest"
+    for key in ("corpus", "languages"):
+        if prepared[key] != request[key]:
+            raise UsageError(
+                f"{dest}: was prepared with {key} {prepared[key]!r}, not {request[key]!r}; {advice}"
+            )
+    before, now = prepared["options"], request["options"]
+    for key in sorted({*before, *now}):
+        if before.get(key) != now.get(key):
+            raise UsageError(
+                f"{dest}: was prepared with {key} {before.get(key)!r}, not {now.get(key)!r}; {advice}"
+            )
+    before, now = prepared["inputs"], request["inputs"]
+    if len(before) != len(now):
+        raise UsageError(f"{dest}: was prepared from {len(before)} texts, not {len(now)}; {advice}")
+    for old, new in zip(before, now, strict=True):
+        if any(old[key] != new[key] for key in ("split", "language", "sha256")):
+            raise UsageError(
+                f"{new['name']}: SHA-256 {new['sha256'][:16]}… is not the one recorded in "
+                f"{dest / MANIFEST_NAME}; {advice}"
+            )
+
+
+def _check_complete(dest: Path, files: dict) -> None:
+    for name, entry in files.items():
+        path = dest / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != entry["bytes"]:
+            problem = "is missing" if found is None else f"has {found:,} bytes"
+            raise UsageError(
+                f"{path}: {problem}, expected {entry['bytes']:,} bytes; --force prepares it again"
+            )
+
+
+def versions() -> dict[str, str]:
+    """The versions of what decides the result; "none" for a package that is not installed."""
+    found = {"python": platform.python_version()}
+    for name, distribution in _PACKAGES.items():
+        try:
+            found[name] = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            found[name] = "none"
+    return found

@@ -1,0 +1,135 @@
+"""Work in stages, each done once: an interrupted run goes on at the first stage it did not finish.
+
+A stage fills a folder. When it is done, NAME.json beside the folder records what was asked for, the
+SHA-256 of every file, and the result. A later run that asks for the same takes the record's word for it
+after comparing the files; every record holds the checksum of the one before, so whatever changes is done
+again with all that follows from it.
+"""
+
+import fcntl
+import hashlib
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tqdm import tqdm
+
+from rhhn_fairseq.errors import UsageError
+
+_LOCK = "lock"
+
+
+class Stages:
+    """The stages below one directory, run in a fixed order."""
+
+    def __init__(self, directory: Path, say: Callable[[str], None]):
+        self.directory = directory
+        self._say = say
+        self._before = None
+
+    def folder(self, name: str) -> Path:
+        """Where the files of a finished stage are."""
+        return self.directory / name
+
+    def files(self, name: str) -> dict[str, dict]:
+        """Size and SHA-256 of the files of a finished stage, by their paths in its folder."""
+        return json.loads(self._record_path(name).read_text(encoding="utf-8"))["files"]
+
+    def run(self, name: str, request: dict, make: Callable[[Path], dict]) -> dict:
+        """Let ``make`` fill an empty folder, unless that was done before; what it returned.
+
+        request: all that decides the result besides the stages before; ``make``'s result and this must
+            be equal to what JSON makes of them.
+        """
+        request = {**request, "before": self._before}
+        record = self._finished(name, request)
+        if record is None:
+            self._say(f"stage {name}")
+            record = {"request": request, **self._make(name, make)}
+            text = json.dumps(record, indent=1)
+            part = self.directory / f"{name}.json.part"
+            part.write_text(text, encoding="utf-8")
+            part.replace(self._record_path(name))
+        else:
+            self._say(f"stage {name}: finished before")
+        self._before = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+        return record["result"]
+
+    def discard(self) -> None:
+        """Forget all stages that were finished."""
+        for record in self.directory.glob("*.json"):
+            record.unlink()
+
+    def _record_path(self, name: str) -> Path:
+        return self.directory / f"{name}.json"
+
+    def _make(self, name: str, make: Callable[[Path], dict]) -> dict:
+        self._record_path(name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder(name), ignore_errors=True)
+        for left in self.directory.glob(f"{name}.*.tmp"):
+            shutil.rmtree(left, ignore_errors=True)
+        # A process that outlives a killed run may still write where that run told it to.
+        part = self.directory / f"{name}.{uuid.uuid4().hex}.tmp"
+        part.mkdir()
+        try:
+            result = make(part)
+            files = {
+                path.relative_to(part).as_posix(): describe_file(path)
+                for path in sorted(part.rglob("*"))
+                if path.is_file()
+            }
+            part.rename(self.folder(name))
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        return {"files": files, "result": result}
+
+    def _finished(self, name: str, request: dict) -> dict | None:
+        """The record of the stage, if it was done as ``request`` says and its files are as they were."""
+        try:
+            record = json.loads(self._record_path(name).read_text(encoding="utf-8"))
+            same = record["request"] == request and all(
+                describe_file(self.folder(name) / path) == entry for path, entry in record["files"].items()
+            )
+        # A record or file that cannot be read, for whatever reason, is made again.
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return record if same else None
+
+
+def describe_file(path: Path) -> dict:
+    """Size in bytes and SHA-256 of a file as it is stored. Raises OSError if it cannot be read."""
+    sha256 = hashlib.sha256()
+    size = path.stat().st_size
+    progress = tqdm(
+        desc=f"checksum {path.name}", total=size, unit="B", unit_scale=True, disable=None, leave=False
+    )
+    with progress, path.open("rb") as file:
+        while block := file.read(1 << 20):
+            sha256.update(block)
+            progress.update(len(block))
+    return {"bytes": size, "sha256": sha256.hexdigest()}
+
+
+@contextmanager
+def stages_in(directory: Path, say: Callable[[str], None]) -> Iterator[Stages]:
+    """The stages in ``directory``, which is removed at the end unless a finished stage is in it.
+
+    Raises UsageError where the file system refuses, and if another process is at work there.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / _LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UsageError(f"{directory}: another run is preparing this corpus; wait for it") from error
+            try:
+                yield Stages(directory, say)
+            finally:
+                if not list(directory.glob("*.json")):
+                    shutil.rmtree(directory, ignore_errors=True)
+    except OSError as error:
+        raise UsageError(f"{directory}: cannot be written ({error.strerror or error})") from error

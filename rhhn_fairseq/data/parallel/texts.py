@@ -1,0 +1,166 @@
+"""The first stage: training text cleaned, validation and test text as it is.
+
+The folder then holds train.LANG, and valid.LANG, test.LANG, test1.LANG, ... in raw/: UTF-8, one sentence a
+line, every line ended by a newline.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from hashlib import blake2b
+from itertools import chain, compress, islice
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig, clean
+from rhhn_fairseq.data.parallel.corpora import Corpus
+from rhhn_fairseq.data.parallel.duplicates import KEY, mark_duplicates
+from rhhn_fairseq.data.parallel.lines import LONGEST_LINE, Pairs
+from rhhn_fairseq.errors import UsageError
+
+RAW = "raw"
+_BLOCK = 1 << 16
+
+
+def write_texts(corpus: Corpus, config: CleaningConfig, folder: Path) -> dict:
+    """Write the texts of all subsets into ``folder``.
+
+    Returns:
+        cleaning: for each training text its name and, by reason, how many pairs were read, dropped and
+            kept. evaluation: for each other subset its number of sentences and of empty lines.
+
+    Raises:
+        UsageError: the two sides have different numbers of lines, no training pair is left, or
+            validation or test text is empty or not UTF-8.
+    """
+    (folder / RAW).mkdir()
+    evaluation = {
+        name: _copy_evaluation(name, pairs, corpus.languages, folder / RAW)
+        for name, pairs in corpus.evaluation_sets().items()
+    }
+    cleaning = _clean_training(corpus, config, folder)
+    if not any(counts["kept"] for counts in cleaning):
+        dropped = ", ".join(
+            f"{reason} {total:,}"
+            for reason in REASONS
+            if (total := sum(counts[reason] for counts in cleaning))
+        )
+        read = sum(counts["read"] for counts in cleaning)
+        raise UsageError(
+            f"no training pair of {read:,} is fit to train on ({dropped or 'the files are empty'}); "
+            "check the files, or --max-words, --max-chars and --max-ratio"
+        )
+    return {"cleaning": cleaning, "evaluation": evaluation}
+
+
+def _clean_training(corpus: Corpus, config: CleaningConfig, folder: Path) -> list[dict]:
+    final = [folder / f"train.{language}" for language in corpus.languages]
+    if config.keep_duplicates:
+        counters = [_write_clean(pairs, config, final, None) for pairs in corpus.train]
+    else:
+        # Which pairs came before is known when all are read.
+        candidates = [folder / f"candidates.{language}" for language in corpus.languages]
+        keys, marks = folder / "keys", folder / "marks"
+        counters = [_write_clean(pairs, config, candidates, keys) for pairs in corpus.train]
+        mark_duplicates(keys, marks)
+        _count_marked(marks, counters)
+        keys.unlink()
+        for path, kept in zip(candidates, final, strict=True):
+            _copy_unmarked(path, marks, kept)
+            path.unlink()
+        marks.unlink()
+    return [_summary(pairs.name, counter) for pairs, counter in zip(corpus.train, counters, strict=True)]
+
+
+def _write_clean(pairs: Pairs, config: CleaningConfig, texts: list[Path], keys: Path | None) -> Counter:
+    """Append the clean pairs to ``texts`` and a key of each to ``keys``; the counts, by reason."""
+    counter = Counter()
+    with ExitStack() as stack:
+        source_file, target_file = (stack.enter_context(path.open("ab")) for path in texts)
+        key_file = stack.enter_context(keys.open("ab")) if keys else None
+        for raw in tqdm(pairs.read(), desc=f"cleaning {pairs.name}", unit="pair", disable=None):
+            cleaned = clean(raw, config)
+            if isinstance(cleaned, str):
+                counter[cleaned] += 1
+                continue
+            source, target = (text.encode("utf-8") + b"\n" for text in cleaned)
+            source_file.write(source)
+            target_file.write(target)
+            if key_file:
+                key_file.write(blake2b(source + target, digest_size=KEY.itemsize).digest())
+            counter["candidates"] += 1
+    return counter
+
+
+def _count_marked(marks: Path, counters: list[Counter]) -> None:
+    """Add to each training text's counts the duplicates among its candidates."""
+    with marks.open("rb") as file:
+        for counter in counters:
+            remaining = counter["candidates"]
+            while remaining:
+                block = file.read(min(remaining, _BLOCK))
+                counter["duplicate"] += int(np.count_nonzero(np.frombuffer(block, dtype=np.uint8)))
+                remaining -= len(block)
+
+
+def _copy_unmarked(path: Path, marks: Path, final: Path) -> None:
+    progress = tqdm(desc=f"writing {final.name}", total=marks.stat().st_size, unit="line", disable=None)
+    with progress, path.open("rb") as lines, marks.open("rb") as mark_file, final.open("wb") as kept:
+        while block := mark_file.read(_BLOCK):
+            keep = np.frombuffer(block, dtype=np.uint8) == 0
+            kept.writelines(compress(islice(lines, len(block)), keep.tolist()))
+            progress.update(len(block))
+
+
+def _summary(name: str, counter: Counter) -> dict:
+    dropped = {reason: counter[reason] for reason in REASONS}
+    kept = counter["candidates"] - counter["duplicate"]
+    return {"name": name, "read": kept + sum(dropped.values()), "kept": kept, **dropped}
+
+
+def _copy_evaluation(name: str, parts: tuple[Pairs, ...], languages: tuple[str, str], folder: Path) -> dict:
+    """Copy the texts of one subset line by line; nothing is cleaned, so the lines stay those given."""
+    empty = [0, 0]
+    count = 0
+    with ExitStack() as stack:
+        files = [stack.enter_context((folder / f"{name}.{language}").open("wb")) for language in languages]
+        for lines in chain.from_iterable(map(_checked, parts)):
+            count += 1
+            for side, line in enumerate(lines):
+                files[side].write(line + b"\n")
+                empty[side] += not line.decode("utf-8").strip()
+    if not count:
+        names = " and ".join(text.name for part in parts for text in part.texts)
+        raise UsageError(f"{names}: is empty, but the {name} set needs a sentence at least")
+    return {
+        "name": " + ".join(part.name for part in parts),
+        "sentences": count,
+        "empty": dict(zip(languages, empty, strict=True)),
+    }
+
+
+def _checked(pairs: Pairs) -> Iterator[tuple[bytes, bytes]]:
+    """The pairs as they are. Raises UsageError, naming file and line, for one that is no text."""
+    for number, lines in enumerate(pairs.read(), start=1):
+        for side, line in enumerate(lines):
+            if problem := _problem(line):
+                name = pairs.texts[side].name if pairs.texts else pairs.name
+                raise UsageError(
+                    f"{name}: line {number:,} {problem}; validation and test text is taken as it is, "
+                    "so it must be UTF-8 text"
+                )
+        yield lines
+
+
+def _problem(line: bytes | None) -> str | None:
+    if line is None:
+        return f"is longer than {LONGEST_LINE:,} bytes"
+    if b"\0" in line:
+        return "holds a NUL byte"
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"is not UTF-8 (byte {line[error.start]:#04x} at position {error.start} of the line)"
+    return None

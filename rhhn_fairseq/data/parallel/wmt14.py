@@ -1,0 +1,174 @@
+"""WMT 2014, English to French: five public corpora to train on, newstest2012 and 2013, newstest2014."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rhhn_fairseq.data.download import download
+from rhhn_fairseq.data.parallel.archives import ArchiveText, member_names
+from rhhn_fairseq.data.parallel.corpora import Corpus
+from rhhn_fairseq.data.parallel.lines import TextPairs
+from rhhn_fairseq.data.parallel.stages import describe_file
+from rhhn_fairseq.errors import UsageError
+
+SERVER = "http://www.statmt.org/"
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An archive of the shared task.
+
+    path: below ``SERVER``. members: the English and the French file in it. bytes, sha256: as published.
+    """
+
+    path: str
+    members: tuple[str, ...] = ()
+    bytes: int | None = None
+    sha256: str | None = None
+
+    @property
+    def file_name(self) -> str:
+        """The archive's name without folders."""
+        return self.path.rpartition("/")[2]
+
+
+# Sizes and SHA-256 as in tensorflow/datasets, tensorflow_datasets/url_checksums/wmt14_translate.txt
+# (europarl, commoncrawl, news-commentary) and wmt15_translate.txt (un, giga), for the same addresses.
+TRAINING = {
+    "europarl": Archive(
+        "wmt13/training-parallel-europarl-v7.tgz",
+        ("europarl-v7.fr-en.en", "europarl-v7.fr-en.fr"),
+        657_632_379,
+        "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+    ),
+    "commoncrawl": Archive(
+        "wmt13/training-parallel-commoncrawl.tgz",
+        ("commoncrawl.fr-en.en", "commoncrawl.fr-en.fr"),
+        918_311_367,
+        "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+    ),
+    "un": Archive(
+        "wmt13/training-parallel-un.tgz",
+        ("undoc.2000.fr-en.en", "undoc.2000.fr-en.fr"),
+        2_365_634_246,
+        "29141b5c1eba149a94f7a59d3b1a834b2e47fe0f8758d68dcd77a3d3f497ee47",
+    ),
+    "news-commentary": Archive(
+        "wmt14/training-parallel-nc-v9.tgz",
+        ("news-commentary-v9.fr-en.en", "news-commentary-v9.fr-en.fr"),
+        80_418_416,
+        "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
+    ),
+    "giga": Archive(
+        "wmt10/training-giga-fren.tar",
+        ("giga-fren.release2.fixed.en.gz", "giga-fren.release2.fixed.fr.gz"),
+        2_595_102_720,
+        "3ff8319f6919393520559bfbc7ad6a747ec81b3abc7be9993b338d4b017b4d9a",
+    ),
+}
+"""The training archives by the names that ``--parts`` takes."""
+
+_DEV = Archive("wmt14/dev.tgz")
+_TEST = Archive("wmt14/test-full.tgz", ("newstest2014-fren-src.en.sgm", "newstest2014-fren-ref.fr.sgm"))
+# The text is there plain and as SGML; either will do.
+_DEV_MEMBERS = (
+    ("newstest{year}.en", "newstest{year}.fr"),
+    ("newstest{year}-src.en.sgm", "newstest{year}-ref.fr.sgm"),
+)
+
+
+def wmt14(parts: Sequence[str], from_dir: Path | None, download_dir: Path, verify: bool) -> Corpus:
+    """The corpus with the training archives named in ``parts``.
+
+    from_dir: where the archives are; without it they are downloaded to ``download_dir``.
+    verify: compare the archives with published checksums; where none is published, with the checksum
+        that was recorded beside the archive when it was first downloaded.
+
+    Raises UsageError for an unknown or repeated part, and for an archive that is missing, cannot be
+    downloaded or is another than it should be.
+    """
+    if unknown := sorted(set(parts).difference(TRAINING)):
+        raise UsageError(f"--parts {unknown[0]}: choose from {', '.join(TRAINING)}")
+    if len(set(parts)) < len(parts):
+        raise UsageError(f"--parts {' '.join(parts)}: names a part twice")
+    shelf = _Shelf(from_dir, download_dir, verify)
+    valid = []
+    dev = shelf.fetch(_DEV)
+    present = member_names(dev)
+    for year in (2012, 2013):
+        choices = [tuple(name.format(year=year) for name in pair) for pair in _DEV_MEMBERS]
+        # If neither is there, reading the first says so.
+        found = next((pair for pair in choices if present.issuperset(pair)), choices[0])
+        valid.append(_pairs(f"newstest{year}", dev, found))
+    test = _pairs("newstest2014", shelf.fetch(_TEST), _TEST.members)
+    train = [_pairs(part, shelf.fetch(TRAINING[part]), TRAINING[part].members) for part in parts]
+    return Corpus(
+        "wmt14-en-fr",
+        "en",
+        "fr",
+        tuple(train),
+        tuple(valid),
+        (test,),
+        options={"parts": list(parts)},
+        known_files=shelf.files,
+    )
+
+
+def _pairs(name: str, path: Path, members: tuple[str, str]) -> TextPairs:
+    return TextPairs(name, tuple(ArchiveText(path, member) for member in members))
+
+
+class _Shelf:
+    """The archives on this machine. files: size and SHA-256 of those that were fetched."""
+
+    def __init__(self, from_dir: Path | None, download_dir: Path, verify: bool):
+        self.files: dict[Path, dict] = {}
+        self._from_dir = from_dir
+        self._download_dir = download_dir
+        self._verify = verify
+
+    def fetch(self, archive: Archive) -> Path:
+        """The path of an archive, downloaded if need be, and compared with its checksum."""
+        if self._from_dir is None:
+            path = download(SERVER + archive.path, self._download_dir)
+        else:
+            path = Path(self._from_dir) / archive.file_name
+            if not path.is_file():
+                raise UsageError(
+                    f"--from-dir {self._from_dir}: has no {archive.file_name}; "
+                    f"it is at {SERVER}{archive.path}"
+                )
+        try:
+            found = describe_file(path)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+        self.files[path] = found
+        if self._verify:
+            self._check(path, archive, found)
+        return path
+
+    def _check(self, path: Path, archive: Archive, found: dict) -> None:
+        advice = "remove the file and fetch it again, or pass --no-verify to accept it"
+        if archive.sha256:
+            if found["bytes"] != archive.bytes:
+                raise UsageError(
+                    f"{path}: expected {archive.bytes:,} bytes, found {found['bytes']:,}; {advice}"
+                )
+            if found["sha256"] != archive.sha256:
+                raise UsageError(
+                    f"{path}: expected SHA-256 {archive.sha256}, found {found['sha256']}; {advice}"
+                )
+            return
+        record = path.with_name(path.name + ".sha256")
+        try:
+            recorded = record.read_text(encoding="utf-8").split()[:1] if record.is_file() else None
+            if recorded is None and self._from_dir is None:
+                # In the format of sha256sum, which can check it as well.
+                record.write_text(f"{found['sha256']}  {path.name}\n", encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{record}: cannot be read or written ({error})") from error
+        if recorded is not None and recorded != [found["sha256"]]:
+            raise UsageError(
+                f"{path}: SHA-256 {found['sha256']} is not the one in {record.name}, recorded when the file "
+                f"was first downloaded; {advice}"
+            )

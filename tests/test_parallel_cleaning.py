@@ -1,0 +1,159 @@
+"""Which training pairs are dropped, how that is counted, and that what is left is whole."""
+
+import itertools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhhn_fairseq.data.parallel import duplicates, texts
+from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig, clean
+from rhhn_fairseq.data.parallel.corpora import Corpus
+from rhhn_fairseq.data.parallel.duplicates import KEY, mark_duplicates
+from rhhn_fairseq.data.parallel.lines import TextPairs
+from rhhn_fairseq.data.parallel.texts import write_texts
+from rhhn_fairseq.data.sources import MemorySource
+from rhhn_fairseq.errors import UsageError
+
+LIMITS = CleaningConfig(max_words=5, max_chars=40, max_ratio=2.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("a b", "c d", ("a b", "c d")),
+        (" a \t b\xa0\u2028c ", "d\x0ce\r", ("a b c", "d e")),
+        ("", "a", "empty"),
+        ("a", " \u3000\t", "empty"),
+        (b"caf\xe9", "a", "encoding"),
+        ("a", b"\xff\xfea\x00", "encoding"),
+        ("a\0b", "a", "encoding"),
+        ("a", "l\x92homme", "encoding"),
+        ("a", "caf\ufffd", "encoding"),
+        (None, "a", "length"),
+        ("a b c d e f", "a b c", "length"),
+        ("a b c", "a b c d e f", "length"),
+        ("a b c d e", "a b c d e", ("a b c d e", "a b c d e")),
+        ("x" * 40, "y" * 40, ("x" * 40, "y" * 40)),
+        ("x" * 41, "y" * 40, "length"),
+        ("x", "y" * 12, ("x", "y" * 12)),
+        ("x", "y" * 13, "ratio"),
+        ("x" * 13, "y", "ratio"),
+        # Encoding is looked for first, then emptiness, then length.
+        (b"\xff", "", "encoding"),
+        ("", "x" * 100, "empty"),
+        ("x", "y" * 100, "length"),
+    ],
+)
+def test_what_is_cleaned_and_what_is_dropped(source, target, expected):
+    pair = tuple(text.encode() if isinstance(text, str) else text for text in (source, target))
+    assert clean(pair, LIMITS) == expected
+
+
+@pytest.mark.parametrize("name", ["max_words", "max_chars", "max_ratio"])
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_limits_below_one_are_refused(name, value):
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} {value}: must be 1 or more"):
+        CleaningConfig(**{name: value})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 40)), st.integers(1, 60))
+def test_duplicates_are_all_but_the_first(numbers, in_memory):
+    spread = [number * (2**64 // 41) for number in numbers]
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(duplicates, "KEYS_IN_MEMORY", in_memory)
+        patch.setattr(duplicates, "_BLOCK", 7)
+        keys, marks = Path(folder, "keys"), Path(folder, "marks")
+        keys.write_bytes(np.array(spread, dtype=KEY).tobytes())
+        expected = [number in numbers[:position] for position, number in enumerate(numbers)]
+        assert mark_duplicates(keys, marks) == sum(expected)
+        assert list(marks.read_bytes()) == expected
+
+
+def text_pairs(name: str, pairs) -> TextPairs:
+    sides = list(zip(*pairs, strict=True)) or [(), ()]
+    data = (b"".join(line.encode() + b"\n" for line in side) for side in sides)
+    return TextPairs(
+        name, tuple(MemorySource(f"{name}.{side}", text) for side, text in zip("st", data, strict=True))
+    )
+
+
+def corpus(*parts, valid=(("v", "w"),), test=(("t", "u"),)) -> Corpus:
+    train = tuple(text_pairs(f"part{number}", pairs) for number, pairs in enumerate(parts))
+    return Corpus("files", "en", "fr", train, (text_pairs("valid", valid),), (text_pairs("test", test),))
+
+
+FIRST = [("a", "1"), ("", "1"), ("a", "1"), ("b", "2"), ("x" * 50, "3")]
+SECOND = [("b", "2"), ("c", "3"), ("c", "y" * 20), ("c", "4"), ("a\x07", "5")]
+
+
+@pytest.mark.parametrize("block", [1, 3, 1000])
+def test_every_pair_is_counted_once_and_the_kept_ones_stay_in_order(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(texts, "_BLOCK", block)
+    result = write_texts(corpus(FIRST, SECOND), LIMITS, tmp_path)
+    assert result["cleaning"] == [
+        {
+            "name": "part0",
+            "read": 5,
+            "kept": 2,
+            "encoding": 0,
+            "empty": 1,
+            "length": 1,
+            "ratio": 0,
+            "duplicate": 1,
+        },
+        {
+            "name": "part1",
+            "read": 5,
+            "kept": 2,
+            "encoding": 1,
+            "empty": 0,
+            "length": 0,
+            "ratio": 1,
+            "duplicate": 1,
+        },
+    ]
+    for counts in result["cleaning"]:
+        assert counts["read"] == counts["kept"] + sum(counts[reason] for reason in REASONS)
+    assert (tmp_path / "train.en").read_bytes() == b"a\nb\nc\nc\n"
+    assert (tmp_path / "train.fr").read_bytes() == b"1\n2\n3\n4\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["raw", "train.en", "train.fr"]
+
+
+def test_duplicates_can_be_kept(tmp_path):
+    config = CleaningConfig(max_words=5, max_chars=40, max_ratio=2.0, keep_duplicates=True)
+    result = write_texts(corpus(FIRST, SECOND), config, tmp_path)
+    assert [counts["kept"] for counts in result["cleaning"]] == [3, 3]
+    assert (tmp_path / "train.en").read_bytes() == b"a\na\nb\nb\nc\nc\n"
+
+
+def test_pairs_that_share_one_side_are_no_duplicates(tmp_path):
+    pairs = list(itertools.product("abc", "123"))
+    assert write_texts(corpus(pairs), CleaningConfig(), tmp_path)["cleaning"][0]["kept"] == 9
+
+
+def test_validation_and_test_text_is_taken_as_it_is(tmp_path):
+    awkward = [
+        ("", "x" * 100),
+        ("  two  spaces ", ""),
+        ("same", "same"),
+        ("same", "same"),
+        ("\u3000\u2028", "\t"),
+    ]
+    result = write_texts(corpus(FIRST, valid=awkward), LIMITS, tmp_path)
+    assert result["evaluation"]["valid"] == {"name": "valid", "sentences": 5, "empty": {"en": 2, "fr": 2}}
+    for side, language in enumerate(("en", "fr")):
+        expected = "".join(pair[side] + "\n" for pair in awkward)
+        assert (tmp_path / "raw" / f"valid.{language}").read_bytes() == expected.encode()
+
+
+def test_nothing_left_to_train_on_is_an_error_with_the_counts(tmp_path):
+    with pytest.raises(UsageError, match=r"no training pair of 3 is fit to train on \(empty 1, ratio 2\)"):
+        write_texts(corpus([("", "a"), ("x", "y" * 30)], [("y" * 30, "x")]), LIMITS, tmp_path)
+    (tmp_path / "again").mkdir()
+    with pytest.raises(UsageError, match="the files are empty"):
+        write_texts(corpus([]), LIMITS, tmp_path / "again")

@@ -1,0 +1,206 @@
+"""The synthetic corpus: nothing lost between the languages, nothing twice, the same for the same seed."""
+
+import re
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhhn_fairseq.data.parallel import synthetic as module
+from rhhn_fairseq.data.parallel.synthetic import CAPACITY, EVALUATION_PAIRS, KINDS, Kind, synthetic
+from rhhn_fairseq.errors import UsageError
+
+BY_NAME = {kind.write.__name__: kind for kind in KINDS}
+
+
+def read(part) -> list[tuple[str, str]]:
+    return [tuple(line.decode() for line in pair) for pair in part.read()]
+
+
+def subsets(pairs, seed):
+    corpus = synthetic(pairs, seed)
+    return [read(part) for part in (*corpus.train, *corpus.valid, *corpus.tests)]
+
+
+def test_subsets_are_disjoint_and_no_sentence_comes_twice():
+    train, valid, test = subsets(3000, 1)
+    assert [len(part) for part in (train, valid, test)] == [3000, EVALUATION_PAIRS, EVALUATION_PAIRS]
+    for side in (0, 1):
+        assert len({pair[side] for pair in train + valid + test}) == 4000
+
+
+def test_a_seed_gives_the_same_pairs_and_another_gives_others():
+    first, second, other = (subsets(200, seed) for seed in (7, 7, 8))
+    assert first == second
+    assert not set(first[0]) & set(other[0])
+    longer = subsets(300, 7)
+    assert longer[0][:200] == first[0] and longer[1:] == first[1:]
+
+
+def test_kinds_take_turns_from_the_first_pair_on():
+    order = [kind for kind, _ in islice(module._turns(), 2 * len(KINDS))]
+    assert order == [*KINDS, *KINDS]
+
+
+def test_a_kind_that_is_used_up_leaves_its_turns_to_the_others(monkeypatch):
+    small = tuple(
+        Kind(lambda number, stem=stem: (f"{stem}{number}", ""), (size,))
+        for stem, size in (("a", 2), ("b", 5), ("c", 3))
+    )
+    monkeypatch.setattr(module, "KINDS", small)
+    pairs = list(module.SyntheticPairs("all", 1, 0, 100).read())
+    texts = [english.decode() for english, _ in pairs]
+    assert "".join(text[0] for text in texts) == "abcabcbcbb"
+    assert sorted(texts) == ["a0", "a1", "b0", "b1", "b2", "b3", "b4", "c0", "c1", "c2"]
+
+
+@pytest.mark.parametrize("pairs", [0, -5, CAPACITY - 2 * EVALUATION_PAIRS + 1])
+def test_more_pairs_than_there_are_is_an_error(pairs):
+    with pytest.raises(UsageError, match=rf"--pairs {pairs}: expected a number from 1 to 43,775,624"):
+        synthetic(pairs, 1)
+
+
+def test_all_there_are_can_be_asked_for():
+    part = synthetic(CAPACITY - 2 * EVALUATION_PAIRS, 1).train[0]
+    assert part.stop == CAPACITY == sum(kind.size for kind in KINDS)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_of_a_kind_is_a_permutation(name, seed):
+    kind = Kind(BY_NAME[name].write, (7, 11, 30))
+    order = module._permutation(kind, seed)
+    assert sorted(map(order, range(kind.size))) == list(range(kind.size))
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_slots_cover_every_combination(name):
+    kind = Kind(lambda *values: values, (3, 4, 5))
+    assert {kind.sentences(number) for number in range(60)} == {
+        (a, b, c) for a in range(3) for b in range(4) for c in range(5)
+    }
+    # The last sentence uses the last value of every slot.
+    english, french = BY_NAME[name].sentences(BY_NAME[name].size - 1)
+    assert english.endswith(".") and french.endswith(".")
+
+
+EXAMPLES = [
+    ("count_in_words", (0, 0, 0), "There are two books in the museum.", "Il y a deux livres dans le musée."),
+    (
+        "count_in_words",
+        (8_069, 1, 2),
+        "There are eight thousand and seventy-one trees in the school.",
+        "Il y a huit mille soixante et onze arbres dans l'école.",
+    ),
+    (
+        "distance",
+        (0, 0, 0),
+        "Between Paris and London there are 2.0 kilometres.",
+        "Entre Paris et Londres, il y a 2,0 kilomètres.",
+    ),
+    (
+        "distance",
+        (99_979, 11, 10),
+        "Between Montreal and Berlin there are 9,999.9 kilometres.",
+        "Entre Montréal et Berlin, il y a 9 999,9 kilomètres.",
+    ),
+    (
+        "date",
+        (0, 0, 0, 0),
+        "The concert in Paris is on Monday, January 1, 1900.",
+        "Le concert à Paris a lieu le lundi 1 janvier 1900.",
+    ),
+    (
+        "date",
+        (73_048, 1, 1, 1),
+        "The meeting in London is on December 31, 2099.",
+        "La réunion à Londres a lieu le 31 décembre 2099.",
+    ),
+    (
+        "departure",
+        (0, 0, 0, 0),
+        "The train to Paris leaves on Monday at 12:00 AM.",
+        "Le train pour Paris part le lundi à 00:00.",
+    ),
+    (
+        "departure",
+        (12 * 60 + 5, 6, 3, 5),
+        "The plane to Lisbon leaves on Sunday at 12:05 PM.",
+        "L'avion pour Lisbonne part le dimanche à 12:05.",
+    ),
+    ("price", (0, 0, 0), "The book costs €1.00.", "Le livre coûte 1,00 €."),
+    ("price", (99_899, 3, 7), "The camera costs CA$999.99.", "L'appareil photo coûte 999,99 $CA."),
+    (
+        "payment",
+        (0, 0, 0, 0),
+        "Anna paid two euro, zero cents for the book.",
+        "Anna a payé deux euros et zéro centimes pour le livre.",
+    ),
+    (
+        "payment",
+        (9_799, 1, 1, 1),
+        "Paul paid ninety-nine dollars, ninety-nine cents for the lamp.",
+        "Paul a payé quatre-vingt-dix-neuf dollars et quatre-vingt-dix-neuf cents pour la lampe.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "slots", "english", "french"), EXAMPLES)
+def test_sentences(name, slots, english, french):
+    assert BY_NAME[name].write(*slots) == (english, french)
+
+
+def sentences_of(name):
+    kind = BY_NAME[name]
+    return st.integers(0, kind.size - 1).map(kind.sentences)
+
+
+def figures(text: str) -> str:
+    return re.sub(r"\D", "", text)
+
+
+@given(st.one_of(sentences_of("price"), sentences_of("distance")))
+def test_figures_are_the_same_in_both_languages(pair):
+    assert figures(pair[0]) == figures(pair[1]) != ""
+
+
+MONTHS = dict(
+    zip(
+        "January February March April May June July August September October November December".split(),
+        "janvier février mars avril mai juin juillet août septembre octobre novembre décembre".split(),
+        strict=True,
+    )
+)
+DAYS = dict(
+    zip(
+        "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split(),
+        "lundi mardi mercredi jeudi vendredi samedi dimanche".split(),
+        strict=True,
+    )
+)
+
+
+def clock(hour: str, minute: str, half: str) -> str:
+    return f"{int(hour) % 12 + 12 * (half == 'PM'):02}:{minute}"
+
+
+@given(sentences_of("departure"))
+def test_times_are_the_same_in_both_languages(pair):
+    weekday, *time = re.search(r"on (\w+) at (\d+):(\d\d) ([AP]M)\.$", pair[0]).groups()
+    assert pair[1].endswith(f" le {DAYS[weekday]} à {clock(*time)}.")
+
+
+@given(sentences_of("date"))
+def test_dates_are_the_same_in_both_languages(pair):
+    weekday, month, day, year = re.search(r"is on (?:(\w+), )?(\w+) (\d+), (\d{4})\.$", pair[0]).groups()
+    expected = f"{day} {MONTHS[month]} {year}"
+    assert pair[1].endswith(f" a lieu le {f'{DAYS[weekday]} ' if weekday else ''}{expected}.")
+
+
+@settings(deadline=None)
+@given(st.one_of(*map(sentences_of, BY_NAME)))
+def test_only_plain_spaces_and_one_line(pair):
+    for text in pair:
+        assert text == " ".join(text.split())
+        assert text.isprintable()
