@@ -202,8 +202,8 @@ def test_other_pieces_are_refused(corpus, trained, tmp_path):
 
 
 def test_two_workers_train_what_update_freq_two_trains(corpus, tmp_path):
-    """Losses of 12 updates, with the batches that fairseq deals to two workers or two steps."""
-    options = ["--max-update", 12, "--disable-validation"]
+    """Losses and weights after 12 updates, with dropout."""
+    options = ["--max-update", 12, "--disable-validation", "--dropout", 0.3]
     one = _train(corpus, tmp_path / "one", *options, "--update-freq", 2)
     two = _train(corpus, tmp_path / "two", *options, workers=2)
     losses = [

@@ -3,13 +3,16 @@
 import logging
 from dataclasses import dataclass, field
 
+import torch
 from fairseq import utils
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from omegaconf import II
 
 from rhhn_fairseq.data.parallel.fingerprint import pieces_sha256
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.search.gnmt_score import LENGTH_PENALTIES, GNMTScore, Pruning
+from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.gnmt_search import GNMTGenerator
 
 logger = logging.getLogger(__name__)
@@ -31,6 +34,7 @@ class GNMTTranslationConfig(TranslationConfig):
     coverage_penalty: float = field(
         default=0.0, metadata={"help": "GNMT's beta: weight of source symbols left unread (paper: 0.2)"}
     )
+    seed: int = II("common.seed")
     beam_size_threshold: float = field(
         default=0.0, metadata={"help": "prune candidates whose score is this far behind; 0: keep all"}
     )
@@ -77,6 +81,13 @@ class GNMTTranslationTask(TranslationTask):
                 f"--{other[0].replace('_', '-')}; leave one of them out"
             )
         return Pruning(self.cfg.beam_size_threshold, score)
+
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        # Dropout depends on the batch, not on the worker that has it, so that W workers train what one
+        # worker does with --update-freq W. The numbers are on the host, the sentences' ids need not be.
+        key = (sample["ntokens"] << 16) + sample["nsentences"] if sample else 0
+        torch.manual_seed(pass_seed(self.cfg.seed, update_num, key))
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def begin_valid_epoch(self, epoch, model):
         diagnostics = getattr(model, "diagnostics", dict)
