@@ -19,6 +19,7 @@ from rhhn_fairseq.adaptations import (
     logs,
     mentions,
     one_line,
+    restarts,
     torchrun,
     user_dir,
 )
@@ -38,6 +39,8 @@ ADAPTATIONS = (
     checkpoints.name_mismatch,
     checkpoints.gather_before_saving,
     checkpoints.leave_no_empty_directory,
+    restarts.copy_whole,
+    restarts.batch_alike_in_every_start,
     configuration_is_data,
     torchrun.honour_environment,
     torchrun.keep_off_gpu,

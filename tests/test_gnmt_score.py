@@ -48,15 +48,22 @@ def test_score_equals_the_slow_one(length, source, padding, alpha, beta, seed):
     attention = torch.randn(source, length, generator=draw, dtype=torch.float64).mul(3).softmax(0)
     padded = torch.cat([torch.zeros(padding, length, dtype=torch.float64), attention])
     real = torch.arange(padding + source) >= padding
-    found = GNMTScore(alpha, beta).finished(log_probs.sum(), padded, real)
+    found = GNMTScore(alpha, beta).finished(log_probs.sum(), length, padded, real)
     expected = slow_score(log_probs.tolist(), attention.T.tolist(), alpha, beta)
     assert found.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 def test_a_symbol_never_looked_at_costs_a_finite_sum():
     attention = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
-    score = GNMTScore(0.0, 0.2).finished(torch.tensor(-1.0), attention, torch.tensor([True, True]))
+    score = GNMTScore(0.0, 0.2).finished(torch.tensor(-1.0), 2, attention, torch.tensor([True, True]))
     assert -1 - 0.2 * 90 < score < -1 - 0.2 * 80
+
+
+def test_without_attention_only_the_coverage_is_impossible():
+    nothing, real = torch.empty(0), torch.tensor([True])
+    assert GNMTScore(1.0).finished(torch.tensor(-4.0), 7, nothing, real).item() == -2
+    with pytest.raises(UsageError, match="--coverage-penalty 0.2 needs attention"):
+        GNMTScore(1.0, 0.2).finished(torch.tensor(-4.0), 7, nothing, real)
 
 
 @pytest.mark.parametrize(

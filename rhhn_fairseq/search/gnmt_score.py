@@ -65,15 +65,23 @@ class GNMTScore:
             return log_p / length**self.lenpen
         return log_p / ((5.0 + length) / 6.0) ** self.alpha
 
-    def finished(self, log_p: Tensor, attention_ST: Tensor, real_S: Tensor) -> Tensor:
+    def finished(self, log_p: Tensor, length: int, attention_ST: Tensor, real_S: Tensor) -> Tensor:
         """The score of one translation.
 
         Args:
-            log_p: its log-probability. attention_ST: attention weights of every step.
+            log_p: its log-probability. length: its symbols, with the end of the sentence.
+            attention_ST: attention weights of every step; empty from a model that gives none.
             real_S: bool, false at the source's padding.
+
+        Raises:
+            UsageError: a coverage penalty without attention.
         """
-        score = self.normalise(log_p, attention_ST.shape[1])
+        score = self.normalise(log_p, length)
         if self.beta:
+            if not attention_ST.numel():
+                raise UsageError(
+                    f"--coverage-penalty {self.beta} needs attention, which this model does not give"
+                )
             covered = attention_ST[real_S].sum(dim=1)
             # A symbol that no step has looked at costs much, but not everything.
             covered = covered.clamp(min=torch.finfo(covered.dtype).tiny, max=1.0)

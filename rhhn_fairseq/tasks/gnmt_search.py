@@ -5,6 +5,7 @@ from fairseq import utils
 from fairseq.search import BeamSearch
 from fairseq.sequence_generator import SequenceGenerator
 
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.search.gnmt_score import GNMTScore, Pruning
 
 ALIGNMENTS = {"hard": utils.extract_hard_alignment, "soft": utils.extract_soft_alignment}
@@ -67,8 +68,11 @@ class GNMTGenerator(SequenceGenerator):
     def _rank(self, hypotheses, source):
         for hypothesis in hypotheses:
             log_p, attention = hypothesis["positional_scores"].sum(), hypothesis["attention"]
-            hypothesis["score"] = self.gnmt_score.finished(log_p, attention, source != self.pad)
+            length, real = len(hypothesis["tokens"]), source != self.pad
+            hypothesis["score"] = self.gnmt_score.finished(log_p, length, attention, real)
             if self.align is not None:
+                if not attention.numel():
+                    raise UsageError("alignments need attention, which this model does not give")
                 tokens = hypothesis["tokens"].cpu()
                 weights = attention.cpu().transpose(0, 1)
                 hypothesis["alignment"] = self.align(weights, source.cpu(), tokens, self.pad, self.eos)

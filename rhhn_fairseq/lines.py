@@ -1,0 +1,110 @@
+r"""Text files as translation reads and writes them: one sentence a line, and never a line more or less.
+
+Lines end at ``\n`` and nowhere else. Python's own reading of text also ends them at ``\r``, and
+``str.splitlines`` at U+2028, U+0085 and others, which do occur inside sentences; a hypothesis would then
+be compared with another sentence's reference.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from rhhn_fairseq.data.parallel.lines import LONGEST_LINE, lines
+from rhhn_fairseq.errors import UsageError
+
+CHUNK = 1 << 16
+
+
+def decode_lines(file: BinaryIO, name: str, errors: str = "strict") -> Iterator[str]:
+    r"""The lines of a binary file as text, without their ends (``\n`` or ``\r\n``) and a byte order mark.
+
+    A line is there as soon as its end has been read, and nothing before it is kept, so the file may be a
+    terminal or a pipe without end.
+
+    Args:
+        name: what messages call it. errors: strict, or replace, which puts U+FFFD in the place of what is
+            not UTF-8.
+
+    Raises:
+        UsageError: a line is not UTF-8 and ``errors`` is strict, or is too long to be one, or the file
+            cannot be read.
+    """
+    try:
+        for number, line in enumerate(lines(iter(lambda: file.read1(CHUNK), b"")), start=1):
+            if line is None:
+                raise UsageError(
+                    f"{name}: line {number} has more than {LONGEST_LINE:,} bytes, no sentence has"
+                )
+            yield _decode(line, errors, f"{name}: line {number}")
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read ({error.strerror or error})") from error
+
+
+def _decode(line: bytes, errors: str, name: str) -> str:
+    try:
+        return line.decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        byte = f"byte {error.start + 1} of the line, 0x{line[error.start]:02x}"
+        raise UsageError(f"{name} is not UTF-8 ({byte})") from error
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[BinaryIO]:
+    """A file open for reading bytes. Raises UsageError if it cannot be opened."""
+    try:
+        file = open(path, "rb")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+    with file:
+        yield file
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """All lines of a text file. Raises UsageError if it cannot be read, is empty or is not UTF-8."""
+    with opened(path) as file:
+        found = list(decode_lines(file, str(path)))
+    if not found:
+        raise UsageError(f"{path}: is empty")
+    return found
+
+
+def count_lines(path: str | Path) -> int:
+    """The number of lines of a file, the last of which may lack its end."""
+    with opened(path) as file:
+        return sum(1 for _ in lines(iter(lambda: file.read1(CHUNK), b"")))
+
+
+def one_line(text: str) -> str:
+    """The text with a space for whatever any program might take for the end of a line."""
+    return " ".join(text.splitlines())
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of ``path`` when the context ends well, and not before.
+
+    It is filled beside ``path`` and renamed. What is no regular file, such as /dev/null or a pipe, has no
+    place to take and is written directly.
+
+    Raises:
+        UsageError: the file system refuses, for instance because the disk is full.
+    """
+    # A link stays a link: what it leads to is replaced.
+    place = Path(os.path.realpath(path))
+    direct = place.exists() and not place.is_file()
+    stage = place if direct else place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    try:
+        with open(stage, "wb") as file:
+            yield file
+        if not direct:
+            stage.replace(place)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        if not direct:
+            with suppress(OSError):
+                stage.unlink()

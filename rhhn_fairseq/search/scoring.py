@@ -1,0 +1,231 @@
+"""Scores of translations: sacreBLEU and chrF with signatures, and tokenised BLEU as the papers print it.
+
+sacreBLEU's figures are of detokenised text; their signatures say how they were made, and figures with the
+same signature may be compared. The papers tokenised hypotheses and references with the scripts of Moses and
+counted with its multi-bleu.perl; that figure depends on the tokeniser and is on another scale, so it always
+carries a label that says so.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest
+from sacremoses import MosesTokenizer
+from sacremoses.corpus import NonbreakingPrefixes
+
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.lines import read_lines
+
+TOKENISED_NOTE = "tokenised BLEU, comparable with the papers' figures, not with sacreBLEU's"
+
+# What fairseq-generate prints: S source, T reference, H and D hypothesis before and after detokenisation,
+# each with its score, P the scores of the pieces.
+GENERATED = re.compile(r"([STHDP])-(\d+)\t(.*)", re.DOTALL)
+WORD_BEGINS = "\u2581"
+
+
+@dataclass(frozen=True)
+class Translations:
+    """The output of one system.
+
+    Attributes:
+        name: the file it comes from.
+        hypotheses: one a sentence, in the order of the source.
+        references: what fairseq-generate printed beside them, or None.
+        generated: whether the file is fairseq-generate's output, not text.
+    """
+
+    name: str
+    hypotheses: list[str]
+    references: list[str] | None = None
+    generated: bool = False
+
+
+def read_translations(path: str) -> Translations:
+    """Reads one hypothesis a line, or the output of fairseq-generate, which is recognised by its lines.
+
+    Raises:
+        UsageError: the file is empty, not UTF-8, or lacks or repeats a sentence.
+    """
+    lines = read_lines(path)
+    if any((match := GENERATED.fullmatch(line)) and match[1] in "HD" for line in lines):
+        return parse_generated(lines, path)
+    return Translations(path, lines)
+
+
+def parse_generated(lines: Sequence[str], name: str) -> Translations:
+    """The best hypothesis of every sentence, and the references, out of fairseq-generate's output.
+
+    The sentences come by length there; here they are in the order of their numbers. Of several hypotheses
+    for one sentence the first is taken, which is the best. Sentencepiece's pieces are joined.
+
+    Raises:
+        UsageError: numbers are missing, or one comes a second time.
+    """
+    found: dict[str, dict[int, str]] = {letter: {} for letter in "STHDP"}
+    previous: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not (match := GENERATED.fullmatch(line)):
+            continue
+        letter, sentence, text = match[1], int(match[2]), match[3]
+        if sentence in found[letter]:
+            # The other hypotheses of an n-best list follow the best one immediately.
+            if letter in "ST" or previous[letter] != sentence:
+                raise UsageError(f"{name}: line {number} is {letter}-{sentence} for the second time")
+        else:
+            found[letter][sentence] = text.partition("\t")[2] if letter in "HD" else text
+        previous[letter] = sentence
+    hypotheses = _in_order(found["D"] or found["H"], name, "D" if found["D"] else "H")
+    references = _in_order(found["T"], name, "T") if found["T"] else None
+    if references is not None and len(references) != len(hypotheses):
+        raise UsageError(
+            f"{name}: has {len(hypotheses)} hypotheses and {len(references)} references (lines T-)"
+        )
+    return Translations(name, hypotheses, references, generated=True)
+
+
+def _in_order(texts: dict[int, str], name: str, letter: str) -> list[str]:
+    missing = next((number for number in range(len(texts)) if number not in texts), None)
+    if missing is not None:
+        raise UsageError(
+            f"{name}: no line {letter}-{missing}, although there is {letter}-{max(texts)}; the numbers have "
+            "to run from 0 without a gap (did fairseq-generate skip sentences for their length?)"
+        )
+    ordered = [texts[number] for number in range(len(texts))]
+    return [join_pieces(text) for text in ordered] if any(WORD_BEGINS in t for t in ordered) else ordered
+
+
+def join_pieces(text: str) -> str:
+    """Text out of sentencepiece's pieces with spaces between them."""
+    return text.replace(" ", "").replace(WORD_BEGINS, " ").strip()
+
+
+def check_counts(system: Translations, references: Sequence[str], name: str) -> None:
+    """Raises UsageError, with the first line that has no counterpart, unless there are equally many."""
+    ours, theirs = len(system.hypotheses), len(references)
+    if ours != theirs:
+        longer = name if theirs > ours else system.name
+        unit = "sentence" if longer == system.name and system.generated else "line"
+        raise UsageError(
+            f"{system.name} has {ours} sentences and {name} has {theirs}: "
+            f"{unit} {min(ours, theirs) + 1} of {longer} has no counterpart"
+        )
+
+
+def score(hypotheses: Sequence[str], references: Sequence[str], language: str = "fr") -> dict:
+    """All figures of one system as plain data, scores in percent.
+
+    Args:
+        hypotheses, references: detokenised sentences, equally many.
+        language: whose Moses rules tokenise for the tokenised BLEU.
+    """
+    bleu, chrf = BLEU(), CHRF()
+    result = bleu.corpus_score(hypotheses, [references])
+    chrf_score = chrf.corpus_score(hypotheses, [references]).score
+    return {
+        "sentences": len(hypotheses),
+        "sacrebleu": {"score": result.score, "signature": bleu.get_signature().format()},
+        "chrf": {"score": chrf_score, "signature": chrf.get_signature().format()},
+        "length_ratio": result.sys_len / result.ref_len if result.ref_len else 0.0,
+        "hypothesis_tokens": result.sys_len,
+        "reference_tokens": result.ref_len,
+        "tokenised_bleu": {
+            "score": tokenised_bleu(hypotheses, references, language),
+            "tokenizer": f"sacremoses {version('sacremoses')}, language {language}",
+            "note": TOKENISED_NOTE,
+        },
+    }
+
+
+def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str], language: str = "fr") -> float:
+    """BLEU in percent as multi-bleu.perl counts it, cased and unsmoothed, of text tokenised as Moses does.
+
+    Raises:
+        UsageError: Moses has no rules for the language; sacremoses would silently take those for English.
+    """
+    known = sorted(set(NonbreakingPrefixes().available_langs.values()))
+    if language not in known:
+        raise UsageError(f"no rules to tokenise language {language!r}, choose from {', '.join(known)}")
+    tokenizer = MosesTokenizer(lang=language)
+
+    def tokenise(texts):
+        return [tokenizer.tokenize(text, escape=False, return_str=True) for text in texts]
+
+    # Without force, sacreBLEU warns that the text looks tokenised, which it is meant to be here.
+    metric = BLEU(tokenize="none", smooth_method="none", force=True)
+    return metric.corpus_score(tokenise(hypotheses), [tokenise(references)]).score
+
+
+def paired_bootstrap(
+    system: Translations,
+    baseline: Translations,
+    references: Sequence[str],
+    samples: int = 1000,
+    seed: int = 12345,
+) -> dict:
+    """sacreBLEU's paired bootstrap test of a system against a baseline, as plain data.
+
+    The p-value is the share of resamplings of the test set in which the size of the difference between the
+    two systems exceeds its mean by more than the difference that was found; below 0.05 is called significant.
+    A ``seed`` of 0 would mean none to sacreBLEU.
+    """
+    with _sacrebleu_seed(seed):
+        test = PairedTest(
+            [("baseline", baseline.hypotheses), ("system", system.hypotheses)],
+            {"BLEU": BLEU(), "chrF": CHRF()},
+            [references],
+            test_type="bs",
+            n_samples=samples,
+        )
+        signatures, scores = test()
+    report = {"baseline": baseline.name, "samples": samples, "seed": seed}
+    for key, metric in zip(("sacrebleu", "chrf"), signatures, strict=True):
+        of_baseline, of_system = scores[metric]
+        report[key] = {
+            "baseline_score": float(of_baseline.score),
+            "score": float(of_system.score),
+            "p_value": float(of_system.p_value),
+            "signature": signatures[metric].format(),
+        }
+    return report
+
+
+@contextmanager
+def _sacrebleu_seed(seed: int) -> Iterator[None]:
+    """sacreBLEU takes the seed of its resampling from the environment alone."""
+    before = os.environ.get("SACREBLEU_SEED")
+    os.environ["SACREBLEU_SEED"] = str(seed)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SACREBLEU_SEED"]
+        else:
+            os.environ["SACREBLEU_SEED"] = before
+
+
+def render(report: dict) -> str:
+    """The report of scripts/score_bleu.py as lines to read."""
+    bleu, chrf, tokenised = report["sacrebleu"], report["chrf"], report["tokenised_bleu"]
+    lines = [
+        f"hypotheses    {report['hypotheses']}",
+        f"reference     {report['reference']}",
+        f"sentences     {report['sentences']}",
+        f"sacreBLEU     {bleu['score']:.2f}  {bleu['signature']}",
+        f"chrF          {chrf['score']:.2f}  {chrf['signature']}",
+        f"length ratio  {report['length_ratio']:.3f}  "
+        f"({report['hypothesis_tokens']} / {report['reference_tokens']} tokens)",
+        f"tokenised     {tokenised['score']:.2f}  {tokenised['note']} ({tokenised['tokenizer']})",
+    ]
+    if test := report.get("paired_bootstrap"):
+        how = f"{test['samples']} resamplings, seed {test['seed']}"
+        lines.append(f"paired bootstrap against {test['baseline']} ({how})")
+        for key, name in (("sacrebleu", "sacreBLEU"), ("chrf", "chrF")):
+            ours, theirs, p = (test[key][figure] for figure in ("score", "baseline_score", "p_value"))
+            lines.append(f"  {name:11} {ours:.2f} against {theirs:.2f}: p = {p:.4f}")
+    return "\n".join(lines)

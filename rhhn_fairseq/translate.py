@@ -1,0 +1,201 @@
+"""Translates raw text with trained models: sentencepiece, batches, beam search, and sentencepiece back.
+
+Works with every checkpoint of fairseq's translation task and of tasks derived from it. The search is the
+task's own, so one that scores in another way does so here as well.
+"""
+
+import argparse
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from fairseq import utils
+from fairseq.dataclass.configs import GenerationConfig
+
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.lines import one_line
+from rhhn_fairseq.models.translation_loading import TranslationModels
+
+logger = logging.getLogger(__name__)
+
+# Beyond this many pieces no sentence is a sentence, and the search takes minutes for it.
+DEFAULT_SOURCE_PIECES = 1024
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How translations are searched for; ``UsageError`` names the value that cannot work.
+
+    Attributes:
+        beam: hypotheses that are followed at a time.
+        nbest: translations given for each line, at most ``beam``.
+        max_len_a, max_len_b: a translation has at most a times the source's pieces plus b pieces.
+        lenpen: a hypothesis's log-probability is divided by its length to this power.
+        max_tokens: source pieces in a batch, padding included.
+        max_source_pieces: longer lines are cut; None for what the model takes, but at most 1024.
+    """
+
+    beam: int = 5
+    nbest: int = 1
+    max_len_a: float = 1.0
+    max_len_b: int = 200
+    lenpen: float = 1.0
+    max_tokens: int = 4000
+    max_source_pieces: int | None = None
+
+    def __post_init__(self):
+        least = {"beam": 1, "nbest": 1, "max_len_a": 0, "max_len_b": 1, "max_tokens": 1}
+        if self.max_source_pieces is not None:
+            least["max_source_pieces"] = 1
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if not smallest <= value < float("inf"):
+                option = "--" + name.replace("_", "-")
+                raise UsageError(f"{option} {value} is not possible, the smallest is {smallest}")
+        if self.nbest > self.beam:
+            raise UsageError(f"--nbest {self.nbest} is more than --beam {self.beam} hypotheses")
+
+    def for_fairseq(self) -> GenerationConfig:
+        """The same in fairseq's terms."""
+        names = ("beam", "nbest", "max_len_a", "max_len_b", "lenpen")
+        return GenerationConfig(**{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One translation of a line.
+
+    Attributes:
+        text: without line breaks of any kind. score: what the search ranks by, for fairseq's own search the
+        natural log-probability divided by length to the power ``lenpen``. pieces: its length, the end of
+        the sentence not counted.
+    """
+
+    text: str
+    score: float
+    pieces: int
+
+
+# What a line without anything to translate becomes.
+EMPTY = Translation("", 0.0, 0)
+
+
+class Translator:
+    """Trained models and a search.
+
+    Args:
+        loaded: the models; see ``load_translation_models``. They are moved to ``device``, and can no
+            longer be trained.
+        config: how to search. device: where to compute.
+
+    Attributes:
+        cut: lines that were longer than ``max_source_pieces`` so far.
+    """
+
+    def __init__(self, loaded: TranslationModels, config: SearchConfig, device: torch.device | str = "cpu"):
+        self.models, self.task, self.pieces = loaded.models, loaded.task, loaded.pieces
+        self.config, self.device = config, torch.device(device)
+        self.cut = 0
+        self.max_pieces = max_source_pieces(self.models, self.task, config)
+        generation = config.for_fairseq()
+        for model in self.models:
+            model.to(self.device)
+            model.prepare_for_inference_(argparse.Namespace(generation=generation))
+        self.generator = self.task.build_generator(self.models, generation)
+
+    def translate(
+        self,
+        lines: Sequence[str],
+        first_line: int = 1,
+        on_batch: Callable[[int], object] | None = None,
+    ) -> list[list[Translation]]:
+        """Translates lines, each by itself; as many results as lines, in their order, the best first.
+
+        A line of white space, or of characters that sentencepiece drops, is translated as the empty text.
+        A line of too many pieces is cut, and the first such line is named in a warning.
+
+        Args:
+            lines: any text. first_line: the number of the first line, for that warning.
+            on_batch: called with the number of lines of each batch that is done.
+        """
+        results = [[EMPTY] for _ in lines]
+        sources, places = [], []
+        for place, (line, pieces) in enumerate(
+            zip(lines, self.pieces.encode(list(lines), out_type=str), strict=True)
+        ):
+            if pieces and not line.isspace():
+                places.append(place)
+                sources.append(self._source(pieces, first_line + place))
+        if on_batch is not None:
+            on_batch(len(lines) - len(sources))
+        lengths = [len(source) for source in sources]
+        dataset = self.task.build_dataset_for_inference(sources, lengths)
+        dataset.left_pad_source = self.task.cfg.left_pad_source
+        for batch in batches(lengths, self.config.max_tokens):
+            sample = dataset.collater([dataset[index] for index in batch])
+            if self.device.type == "cuda":
+                sample = utils.move_to_cuda(sample, self.device)
+            found = self.task.inference_step(self.generator, self.models, sample)
+            for index, hypotheses in zip(sample["id"].tolist(), found, strict=True):
+                best = hypotheses[: self.config.nbest]
+                results[places[index]] = [self._translation(hypothesis) for hypothesis in best]
+            if on_batch is not None:
+                on_batch(len(batch))
+        return results
+
+    def _source(self, pieces: list[str], line: int) -> torch.Tensor:
+        """The dictionary's entries [S] for pieces, with the end of the sentence."""
+        if len(pieces) > self.max_pieces:
+            self.cut += 1
+            if self.cut == 1:
+                logger.warning(
+                    "line %d has %d pieces and is cut to the first %d (see --max-source-pieces)",
+                    line,
+                    len(pieces),
+                    self.max_pieces,
+                )
+            pieces = pieces[: self.max_pieces]
+        dictionary = self.task.source_dictionary
+        found = map(dictionary.index, pieces)
+        # What sentencepiece cannot spell it leaves as it is, and that may read like a special symbol.
+        entries = [entry if entry >= dictionary.nspecial else dictionary.unk() for entry in found]
+        return torch.tensor([*entries, dictionary.eos()])
+
+    def _translation(self, hypothesis: dict) -> Translation:
+        dictionary = self.task.target_dictionary
+        silent = (dictionary.bos(), dictionary.eos(), dictionary.pad())
+        entries = [entry for entry in hypothesis["tokens"].tolist() if entry not in silent]
+        # Sentencepiece writes its own sign for an unknown symbol, and joins bytes to characters.
+        text = self.pieces.decode([dictionary[entry] for entry in entries])
+        return Translation(one_line(text).strip(), float(hypothesis["score"]), len(entries))
+
+
+def batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Groups the indices of sentences, the longest first, by ``max_tokens`` a batch with its padding.
+
+    A sentence that is longer by itself is a batch of its own.
+    """
+    grouped: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if grouped and (len(grouped[-1]) + 1) * lengths[grouped[-1][0]] <= max_tokens:
+            grouped[-1].append(index)
+        else:
+            grouped.append([index])
+    return grouped
+
+
+def max_source_pieces(models, task, config: SearchConfig) -> int:
+    """How many pieces of a line are read, the end of the sentence not counted.
+
+    Raises:
+        UsageError: more are asked for than the models take.
+    """
+    possible = int(min(model.max_positions()[0] for model in models)) - 1
+    if config.max_source_pieces is None:
+        return min(possible, task.max_positions()[0] - 1, DEFAULT_SOURCE_PIECES)
+    if config.max_source_pieces > possible:
+        raise UsageError(
+            f"--max-source-pieces {config.max_source_pieces} is more than the model takes, {possible}"
+        )
+    return config.max_source_pieces
