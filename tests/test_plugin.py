@@ -1,5 +1,6 @@
 """Loading: in every order of imports the plugin is registered once, and the cells need no fairseq."""
 
+import os
 import subprocess
 import sys
 
@@ -126,3 +127,16 @@ def test_old_fairseq_is_one_line(tmp_path, init, utils, version):
     beginning = f"error: rhhn_fairseq needs fairseq-fixed==0.12.3.1 and found fairseq {version}"
     assert result.stderr.startswith(beginning)
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("value, expected", [("", "highest"), ("medium", "medium"), ("high", "high")])
+def test_matmul_precision_of_the_environment(value, expected):
+    code = "import torch, rhhn_fairseq.plugin; assert torch.get_float32_matmul_precision() == {!r}"
+    run(code.format(expected), env={**os.environ, "RHHN_MATMUL_PRECISION": value})
+
+
+def test_unknown_matmul_precision_is_one_line():
+    result = python("import rhhn_fairseq.plugin", env={**os.environ, "RHHN_MATMUL_PRECISION": "bf16"})
+    assert result.returncode == 1
+    error = "error: RHHN_MATMUL_PRECISION=bf16 is unknown, choose from highest, high, medium"
+    assert result.stderr.splitlines()[-1] == error
