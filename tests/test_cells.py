@@ -66,24 +66,26 @@ def _run_naive(name, cell, x, state, noise, b):
 
 @every_cell
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
-def test_step_equals_naive(name, options, training):
+def test_step_and_every_backend_equal_naive(name, options, training, monkeypatch):
     cell = _build(name, options)
     T, B = 6, 3
     x, state = _inputs(cell, T, B)
     noise = _noise(cell, T, B) if training else None
     cell.train(training)
-    with torch.no_grad():
-        y, final = cell(x, state, noise=noise)
-    for b in range(B):
-        y_naive, final_naive = _run_naive(name, cell, x, state, noise, b)
-        # Sums of fewer than 20 terms of order one: 1e-12 is thousands of roundings.
-        np.testing.assert_allclose(y[:, b].numpy(), y_naive, rtol=0, atol=1e-12)
-        for part, part_naive in zip(final, final_naive, strict=True):
-            np.testing.assert_allclose(part[b].numpy(), part_naive, rtol=0, atol=1e-12)
+    for backend in backends(cell, dtype=torch.float64):
+        monkeypatch.setenv("RHHN_KERNEL", backend)
+        with torch.no_grad():
+            y, final = cell(x, state, noise=noise)
+        for b in range(B):
+            y_naive, final_naive = _run_naive(name, cell, x, state, noise, b)
+            # Sums of fewer than 20 terms of order one: 1e-12 is thousands of roundings.
+            np.testing.assert_allclose(y[:, b].numpy(), y_naive, rtol=0, atol=1e-12)
+            for part, part_naive in zip(final, final_naive, strict=True):
+                np.testing.assert_allclose(part[b].numpy(), part_naive, rtol=0, atol=1e-12)
 
 
 @every_cell
-def test_gradients_equal_finite_differences(name, options):
+def test_gradients_equal_finite_differences(name, options, monkeypatch):
     # The detached gradient is by design not the derivative; test_detach_* compare it with its definition.
     options = {key: value for key, value in options.items() if key not in ("h_detach", "c_detach")}
     cell = _build(name, options)
@@ -99,7 +101,9 @@ def test_gradients_equal_finite_differences(name, options):
         return y, *final
 
     inputs = [tensor.requires_grad_() for tensor in (x, *values, *state)]
-    assert torch.autograd.gradcheck(run, inputs, eps=1e-6, atol=1e-7, rtol=1e-5)
+    for backend in backends(cell, dtype=torch.float64):
+        monkeypatch.setenv("RHHN_KERNEL", backend)
+        assert torch.autograd.gradcheck(run, inputs, eps=1e-6, atol=1e-7, rtol=1e-5)
 
 
 @every_cell
@@ -127,8 +131,9 @@ def test_every_backend_equals_float64_reference(name, options, T, monkeypatch):
         for one, other, truth in zip(found, plain, exact, strict=True):
             scale = truth.abs().max().item() + 1e-12
             own = (other.double() - truth).abs().max().item()
-            # Another order of summation may err as the reference does, not by another magnitude.
-            assert (one.double() - truth).abs().max().item() <= 4 * own + 1e-6 * scale
+            # Another order of summation may err as the reference does, not by another magnitude. Measured
+            # over 12 seeds: 1.5 times its error on average, up to 7 times in the worst element of one.
+            assert (one.double() - truth).abs().max().item() <= 12 * own + 1e-6 * scale
             assert own <= 1e-3 * scale
 
 
@@ -475,5 +480,5 @@ def test_other_refusals_name_what_would_be_valid(monkeypatch):
     with pytest.raises(UsageError, match="expected torch.bool of shape"):
         cell(torch.zeros(4, 2, C), mask_TB=torch.ones(4, 2))
     monkeypatch.setenv("RHHN_KERNEL", "warp")
-    with pytest.raises(UsageError, match="RHHN_KERNEL=warp: LSTM runs on reference"):
+    with pytest.raises(UsageError, match="RHHN_KERNEL=warp: LSTM runs on .*reference"):
         cell(torch.zeros(4, 2, C))

@@ -7,21 +7,32 @@ cell class, device and dtype.
 
 import logging
 import os
+from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from rhhn_fairseq.cells.base import Cell, Noise, State
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import reference
+from rhhn_fairseq.kernels import pointwise, reference
 
 logger = logging.getLogger(__name__)
 
 _told: set[tuple] = set()
 
 
-def backends(cell: Cell) -> tuple[str, ...]:
-    """Names of the backends that can run ``cell``, the preferred first."""
-    return ("reference",)
+def fused(cell: Cell) -> Callable | None:
+    """The whole-sequence program of a cell; None where there is only the loop over ``step``."""
+    from rhhn_fairseq.kernels.programs import PROGRAMS
+
+    return PROGRAMS.get(type(cell))
+
+
+def backends(cell: Cell, device=None, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
+    """Names of the backends that can run ``cell`` on a device in a type, the preferred first."""
+    if fused(cell) is None:
+        return ("reference",)
+    return (*pointwise.available(torch.device(device or "cpu"), dtype), "reference")
 
 
 def scan(
@@ -34,7 +45,7 @@ def scan(
     Raises:
         UsageError: ``RHHN_KERNEL`` names a backend that cannot run this cell.
     """
-    available = backends(cell)
+    available = backends(cell, g[0].device, g[0].dtype)
     name = os.environ.get("RHHN_KERNEL") or available[0]
     if name not in available:
         raise UsageError(f"RHHN_KERNEL={name}: {type(cell).__name__} runs on {', '.join(available)} only")
@@ -42,4 +53,10 @@ def scan(
     if key not in _told:
         _told.add(key)
         logger.info("%s runs on the %s backend (%s, %s)", type(cell).__name__, name, *key[1:3])
-    return reference.scan(cell, g, state, mask_TB, noise)
+    if name == "reference":
+        return reference.scan(cell, g, state, mask_TB, noise)
+    # Programs give addresses away, so that whatever may be a view is laid out in rows first.
+    g, state = (tuple(part.contiguous() for part in parts) for parts in (g, state))
+    mask_TB = None if mask_TB is None else mask_TB.contiguous()
+    noise = None if noise is None else {key: part.contiguous() for key, part in noise.items()}
+    return fused(cell)(cell, g, state, mask_TB, noise, name)

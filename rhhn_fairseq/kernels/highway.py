@@ -1,0 +1,240 @@
+"""Whole sequences of recurrent highway networks as one differentiable operation, ``rhhn::highway``.
+
+It serves RHN, the hypernetwork of a HyperRHN, whose output is the states after all its layers, and the main
+network of a HyperRHN, whose hypervectors z are there for the whole sequence before it starts. A layer of a
+time step is one matrix product and one call of the point-wise work. Forward keeps the products u and the
+states; the gradient of a weight is one product over all steps, after the loop.
+
+Shapes: T time, B batch, H hidden, L layers of a time step; halves h, t in every weight's columns.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.cells.base import Noise, State, noise_at
+from rhhn_fairseq.cells.hyper_rhn import HyperRHN
+from rhhn_fairseq.cells.rhn import RHN, RHNTrace
+from rhhn_fairseq.kernels import pointwise
+from rhhn_fairseq.kernels.buffers import Highway, state_dtype
+from rhhn_fairseq.kernels.products import (
+    gal_mask,
+    gradient_share,
+    or_zeros,
+    seen,
+    through_recurrence,
+    transposed,
+    weight_gradient,
+)
+
+
+@torch.library.custom_op("rhhn::highway", mutates_args=())
+def highway(
+    gx: Tensor,
+    s0: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor,
+    bias_x: Tensor | None,
+    z: Tensor | None,
+    first: Tensor | None,
+    mask: Tensor | None,
+    gal: Tensor | None,
+    keep: Tensor | None,
+    zone: Tensor | None,
+    s_share: Tensor | None,
+    keep_scale: float,
+    zone_rate: float,
+    trace: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """A recurrent highway network over a sequence.
+
+    Args:
+        gx: x U, with its bias unless ``bias_x`` is given, [T, B, 2 H]. s0: [B, H], state type.
+        weights: W_l [H, 2 H] for each layer. bias: [L, 2 H], state type. bias_x: [2 H], state type.
+        z: hypervectors [L, T, B, H]. first: [T, B], where layer 0 leaves its bias out. mask: [T, B].
+        gal: scaled mask on the state, [B, H]. keep: [T, B, L H]. zone: [T, B, H]. s_share: [T], what the
+            gradient of s through W_0 is multiplied by.
+        trace: give the states after all layers.
+        backend: name of the point-wise implementation.
+
+    Returns:
+        outputs [T, B, H], or [T, B, L H] with ``trace``; the last state; and for the backward u, the states
+        after all layers and, if operands are of another type, those as operands.
+    """
+    (T, B, width), L = gx.shape, len(weights)
+    H = width // 2
+    u, s = gx.new_empty(L, T, B, width), s0.new_empty(L, T, B, H)
+    buffers = _buffers(u, gx, s0, s, bias, bias_x, z, first, mask, keep, zone, keep_scale, zone_rate, trace)
+    buffers.y = gx.new_empty(T, B, L * H if trace else H)
+    buffers.o = None if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
+    step = pointwise.highway(backend, buffers, "forward")
+    products, states = [part.unbind(0) for part in u.unbind(0)], [part.unbind(0) for part in buffers.operands]
+    read = s0.to(gx.dtype)
+    for t in range(T):
+        for layer, weight in enumerate(weights):
+            torch.mm(read if gal is None else read * gal, weight, out=products[layer][t])
+            step(t * L + layer)
+            read = states[layer][t]
+    return buffers.y, s[-1, -1].clone(), u, s, (gx.new_empty(0) if buffers.o is None else buffers.o)
+
+
+def _buffers(u, gx, s0, s, bias, bias_x, z, first, mask, keep, zone, keep_scale, zone_rate, trace) -> Highway:
+    return Highway(
+        u=u,
+        gx=gx,
+        s0=s0,
+        s=s,
+        bias=bias,
+        bias_x=bias_x,
+        z=z,
+        first=first,
+        mask=mask,
+        keep=keep,
+        zone=zone,
+        keep_scale=keep_scale,
+        zone_rate=zone_rate,
+        trace=trace,
+    )
+
+
+@highway.register_fake
+def _(gx, s0, weights, bias, bias_x, z, first, mask, gal, keep, zone, share, scale, rate, trace, backend):
+    (T, B, width), L = gx.shape, len(weights)
+    H = width // 2
+    s = s0.new_empty(L, T, B, H)
+    o = gx.new_empty(0) if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
+    y = gx.new_empty(T, B, L * H if trace else H)
+    return y, torch.empty_like(s0), gx.new_empty(L, T, B, width), s, o
+
+
+@torch.library.custom_op("rhhn::highway_backward", mutates_args=())
+def highway_backward(
+    dy: Tensor | None,
+    ds_last: Tensor | None,
+    u: Tensor,
+    s: Tensor,
+    o: Tensor,
+    gx: Tensor,
+    s0: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor,
+    bias_x: Tensor | None,
+    z: Tensor | None,
+    first: Tensor | None,
+    mask: Tensor | None,
+    gal: Tensor | None,
+    keep: Tensor | None,
+    zone: Tensor | None,
+    s_share: Tensor | None,
+    keep_scale: float,
+    zone_rate: float,
+    trace: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of gx, s0, the weights [L, H, 2 H], z (empty without), and [bias, bias_x] [(L + 1) 2 H]."""
+    L, T, _, H = s.shape
+    buffers = _buffers(u, gx, s0, s, bias, bias_x, z, first, mask, keep, zone, keep_scale, zone_rate, trace)
+    buffers.o = o if o.numel() else None
+    buffers.dy = None if dy is None else dy.contiguous()
+    buffers.ds = gx.new_zeros(s0.shape)
+    buffers.ds_direct, buffers.past = or_zeros(ds_last, s0), torch.zeros_like(s0)
+    buffers.du, buffers.dgx = torch.empty_like(u), torch.empty_like(gx)
+    buffers.dz = None if z is None else torch.empty_like(z)
+    buffers.sums = pointwise.sums_of(backend, [(L + 1) * 2 * H], s0)
+    step = pointwise.highway(backend, buffers, "backward")
+    transposes = [transposed(weight, T) for weight in weights]
+    du = [part.unbind(0) for part in buffers.du.unbind(0)]
+    for t in reversed(range(T)):
+        for layer in reversed(range(L)):
+            step(t * L + layer)
+            torch.mm(du[layer][t], transposes[layer], out=buffers.ds)
+            through_recurrence(buffers.ds, gal, None if layer else s_share, t)
+    start, states = s0.to(gx.dtype), buffers.operands
+    dweights = gx.new_empty(L, H, 2 * H)
+    dweights[0] = weight_gradient(seen(start, states[-1], gal), buffers.du[0])
+    for layer in range(1, L):
+        rows = states[layer - 1] if gal is None else states[layer - 1] * gal
+        torch.mm(rows.flatten(0, 1).t(), buffers.du[layer].flatten(0, 1), out=dweights[layer])
+    dz = gx.new_empty(0) if z is None else buffers.dz
+    return buffers.dgx, buffers.ds_direct + buffers.ds, dweights, dz, buffers.sums.sum(0)
+
+
+@highway_backward.register_fake
+def _(dy, ds_last, u, s, o, gx, s0, weights, bias, bias_x, z, *_):
+    L, H = len(s), s.shape[-1]
+    dz = gx.new_empty(0) if z is None else torch.empty_like(z)
+    sums = s0.new_empty((L + 1) * 2 * H)
+    return torch.empty_like(gx), torch.empty_like(s0), gx.new_empty(L, H, 2 * H), dz, sums
+
+
+def _context(ctx, inputs, output):
+    gx, s0, weights, *others = inputs
+    _, _, u, s, o = output
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(u, s, o)
+    ctx.save_for_backward(u, s, o, gx, s0, *others[:9], *weights)
+    ctx.rest = others[9:]
+
+
+def _gradients(ctx, dy, ds_last, *_):
+    u, s, o, gx, s0, *others = ctx.saved_tensors
+    tensors, weights = others[:9], others[9:]
+    bias, bias_x, z = tensors[:3]
+    dgx, ds0, dweights, dz, sums = highway_backward(
+        dy, ds_last, u, s, o, gx, s0, list(weights), *tensors, *ctx.rest
+    )
+    dbias, dbias_x = sums.split((bias.numel(), gx.shape[-1]))
+    return (
+        dgx,
+        ds0,
+        list(dweights.unbind(0)),
+        dbias.view_as(bias),
+        None if bias_x is None else dbias_x,
+        None if z is None else dz,
+        *(None,) * 6,
+        *(None,) * 4,
+    )
+
+
+highway.register_autograd(_gradients, setup_context=_context)
+
+
+def scan_rhn(
+    cell: RHN | HyperRHN,
+    g: tuple[Tensor, ...],
+    state: State,
+    mask_TB: Tensor | None,
+    noise: Noise | None,
+    backend: str,
+) -> tuple[Tensor, State]:
+    """``Cell.forward`` after projection and preparation, by ``rhhn::highway``."""
+    config, (gx, *scaling), (s0, *others) = cell.config, g, state
+    dtype = gx.dtype
+    wide = state_dtype(dtype)
+    z = first = bias_x = None
+    if scaling:
+        z_TLBH, *first_TB1 = scaling
+        z = z_TLBH.transpose(0, 1).contiguous()
+        first = first_TB1[0].squeeze(-1).contiguous() if first_TB1 else None
+        bias_x = cell.bias_x.to(wide)
+    y, s, *_ = highway(
+        gx,
+        s0.to(wide),
+        [weight.to(dtype) for weight in cell.weight_s],
+        torch.stack(list(cell.bias_s)).to(wide),
+        bias_x,
+        z,
+        first,
+        mask_TB,
+        gal_mask(noise, config.gal_dropout, dtype),
+        noise_at(noise, "update"),
+        None if isinstance(cell, RHNTrace) else noise_at(noise, "zoneout"),
+        gradient_share(noise, "h_detach", wide),
+        1.0 / (1.0 - config.recurrent_dropout),
+        config.zoneout,
+        isinstance(cell, RHNTrace),
+        backend,
+    )
+    return y, (s.to(s0.dtype), *others)

@@ -1,0 +1,129 @@
+"""The point-wise part of a time step as compiled C++, for the CPU: loading it and calling it.
+
+The library is built with the package, three times for x86 (for AVX-512, for AVX2 and for any processor), and
+the one this processor can run is loaded. It knows nothing of torch: it gets the addresses of buffers that
+a sequence program holds, once a sequence, and then the number of the step.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.kernels.buffers import Gated, Highway
+
+LEVELS = {"AVX512": ("avx512", "avx2", "any"), "AVX2": ("avx2", "any")}
+"""The builds that a processor can run, best first, by torch's name of what it can do."""
+
+DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
+"""The types of operands there are functions for."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled functions; None where they were not built."""
+    for level in LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("any",)):
+        for suffix in EXTENSION_SUFFIXES:
+            path = Path(__file__).with_name(f"_{level}{suffix}")
+            if path.is_file():
+                return ctypes.CDLL(str(path))
+    return None
+
+
+def _fields(spec: str, kind) -> list[tuple]:
+    return [(name, kind) for name in spec.split()]
+
+
+class _Gated(ctypes.Structure):
+    """``struct Gated`` of gated.cpp."""
+
+    _fields_ = [
+        *_fields("T B H Z ld_u ld_du keep_t keep_b", ctypes.c_int64),
+        *_fields("forget_bias epsilon keep_scale zone_h_rate zone_c_rate", ctypes.c_double),
+        *_fields("threads", ctypes.c_int64),
+        *_fields("u gx z weight_d bias gate_gain gate_shift c_gain c_shift", ctypes.c_void_p),
+        *_fields("mask keep zone_h zone_c c_scale h0 c0 h c y", ctypes.c_void_p),
+        *_fields("dy dh dh_direct dc du dgx dz dweight_d sums", ctypes.c_void_p),
+    ]
+
+
+class _Highway(ctypes.Structure):
+    """``struct Highway`` of highway.cpp."""
+
+    _fields_ = [
+        *_fields("T B H L ld_y", ctypes.c_int64),
+        *_fields("keep_scale zone_rate", ctypes.c_double),
+        *_fields("threads", ctypes.c_int64),
+        *_fields("u gx z bias bias_x first mask keep zone s0 s o y", ctypes.c_void_p),
+        *_fields("dy ds ds_direct past du dgx dz sums", ctypes.c_void_p),
+    ]
+
+
+def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
+    """The function that runs one step of ``buffers``.
+
+    Args:
+        direction: forward or backward.
+    """
+    T, B, H = buffers.c.shape
+    keep = buffers.keep
+    sizes = dict(
+        T=T,
+        B=B,
+        H=H,
+        Z=0 if buffers.weight_d is None else buffers.weight_d.shape[1],
+        ld_u=buffers.u.stride(1),
+        ld_du=0 if buffers.du is None else buffers.du.stride(1),
+        keep_t=0 if keep is None or keep.shape[0] == 1 else keep.stride(0),
+        keep_b=0 if keep is None or keep.shape[1] == 1 else keep.stride(1),
+        threads=_threads(buffers),
+    )
+    name = "lstm" if buffers.weight_d is None else "hyper_lstm"
+    return _bind(f"{name}_{direction}", _Gated, buffers, sizes)
+
+
+def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
+    """The function that runs one layer of a time step, number ``t L + l``."""
+    L, T, B, H = buffers.s.shape
+    sizes = dict(T=T, B=B, H=H, L=L, ld_y=L * H if buffers.trace else H, threads=_threads(buffers))
+    return _bind(f"highway_{direction}", _Highway, buffers, sizes)
+
+
+def _threads(buffers: Gated | Highway) -> int:
+    """How many threads may share the rows: no more than there are slots for their sums."""
+    return torch.get_num_threads() if buffers.sums is None else len(buffers.sums)
+
+
+def _bind(function: str, structure: type, buffers, sizes: dict) -> Callable[[int], None]:
+    """A call of ``function`` with the addresses of ``buffers``, which it keeps alive."""
+    values = vars(buffers)
+    arguments = structure(**sizes)
+    for name, kind in structure._fields_:
+        if name in sizes:
+            continue
+        value = values[name]
+        if kind is ctypes.c_void_p:
+            value = None if value is None else _address(name, value)
+        setattr(arguments, name, value)
+    call = getattr(library(), f"{function}_{DTYPES[buffers.u.dtype]}")
+    call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_int64), None
+    bound = functools.partial(call, ctypes.addressof(arguments))
+    # An address keeps nothing alive; what it points into has to live as long as the call.
+    bound.holds = (arguments, buffers)
+    return bound
+
+
+def _address(name: str, tensor: Tensor) -> int:
+    """Where a tensor's elements lie; an LSTM's rows of u and du may lie apart, all else is contiguous."""
+    if name in ("u", "du") and tensor.dim() == 3:
+        T, B, ld = tensor.shape[0], tensor.shape[1], tensor.stride(1)
+        regular = tensor.stride(2) == 1 and (T == 1 or tensor.stride(0) == B * ld)
+    else:
+        regular = tensor.is_contiguous()
+    if not regular or tensor.device.type != "cpu":
+        raise ValueError(f"{name} of strides {tensor.stride()} on {tensor.device} cannot be given to C++")
+    return tensor.data_ptr()

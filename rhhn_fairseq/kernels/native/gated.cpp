@@ -1,0 +1,510 @@
+// The point-wise part of one time step of LSTM, LN LSTM, HyperLSTM and LN HyperLSTM, forward and backward.
+//
+// Gates lie in the order i, f, g, o. One row is one sequence of the batch; rows are independent, so they are
+// what threads share. See the equations in cells/lstm.py and cells/hyper_lstm.py, and kernels/gated.py for
+// what each buffer is.
+
+#include <algorithm>
+
+#include "math.h"
+#include "rows.h"
+
+namespace rhhn {
+
+// Mirrored, field by field, by kernels/native/__init__.py. A missing tensor is a null pointer.
+struct Gated {
+    int64_t T, B, H, Z;      // Z is zero without a hypernetwork
+    int64_t ld_u, ld_du;     // elements between rows of u and of du
+    int64_t keep_t, keep_b;  // elements between steps and rows of keep; 0 where it is the same for all
+    double forget_bias, epsilon;
+    double keep_scale;              // what a kept unit of the update is multiplied by
+    double zone_h_rate, zone_c_rate;  // the expectation where there is no mask
+    int64_t threads;                // slots of sums
+    // Forward. Operands unless said otherwise.
+    const void* u;           // [T, B, ld_u]: all of the sums, or with a hypernetwork h W_h
+    const void* gx;          // [T, B, 4 H]: x W_x. This and the next three with a hypernetwork only
+    const void* z;           // [T, B, 12 Z]: embeddings of d_h, d_x, b, each for four gates
+    const void* weight_d;    // [12, Z, H] state type: from z to d_h, d_x and b
+    const void* bias;        // [4, H] state type: added to b
+    const void* gate_gain;   // [4 H] state type; null without layer normalisation
+    const void* gate_shift;  // [4 H] state type
+    const void* c_gain;      // [H] state type
+    const void* c_shift;     // [H] state type
+    const uint8_t* mask;     // [T, B]
+    const uint8_t* keep;     // [T or 1, B or 1, H]
+    const uint8_t* zone_h;   // [T, B, H]
+    const uint8_t* zone_c;   // [T, B, H]
+    const void* c_scale;     // [T] state type: the gradient's share through c
+    const void* h0;          // [B, H]
+    const void* c0;          // [B, H] state type
+    void* h;                 // [T, B, H] state after each step
+    void* c;                 // [T, B, H] state type
+    void* y;                 // [T, B, H] outputs; null where they are h
+    // Backward.
+    const void* dy;     // [T, B, H] or null
+    const void* dh;     // [B, H]: gradient that came through the matrices from step t + 1
+    void* dh_direct;    // [B, H] state type: the rest of it, in and out; null where it is always zero
+    void* dc;           // [B, H] state type, in and out
+    void* du;           // [T, B, ld_u]
+    void* dgx;          // [T, B, 4 H]
+    void* dz;           // [T, B, 12 Z]
+    void* dweight_d;    // [threads, 12, Z, H] state type, summed over rows and steps
+    void* sums;         // [threads, 14 H] state type: gradients of gate_gain, gate_shift, bias (4 H each),
+                        // c_gain and c_shift (H each), summed over rows and steps
+};
+
+template <typename S>
+struct Moments {
+    S mean, rstd;
+};
+
+template <typename S>
+static Moments<S> moments(const S* x, int64_t H, S epsilon) {
+    S sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < H; ++j) sum += x[j];
+    const S mean = sum / S(H);
+    S square = 0;
+#pragma omp simd reduction(+ : square)
+    for (int64_t j = 0; j < H; ++j) square += (x[j] - mean) * (x[j] - mean);
+    return {mean, S(1) / std::sqrt(square / S(H) + epsilon)};
+}
+
+// dx from the gradient of gain * normal(x) + shift, given normal(x); adds to the gradients of gain and shift.
+template <typename S>
+static void normalise_backward(const S* __restrict normal, S* __restrict grad, const S* __restrict gain,
+                               S* __restrict dgain, S* __restrict dshift, S rstd, int64_t H) {
+    S sum = 0, product = 0;
+#pragma omp simd reduction(+ : sum, product)
+    for (int64_t j = 0; j < H; ++j) {
+        dgain[j] += grad[j] * normal[j];
+        dshift[j] += grad[j];
+        grad[j] *= gain[j];
+        sum += grad[j];
+        product += grad[j] * normal[j];
+    }
+    sum /= S(H);
+    product /= S(H);
+#pragma omp simd
+    for (int64_t j = 0; j < H; ++j) grad[j] = rstd * (grad[j] - sum - normal[j] * product);
+}
+
+template <typename T, bool HYPER>
+class GatedStep {
+    using S = typename Arithmetic<T>::type;
+
+   public:
+    using State = S;
+
+    GatedStep(const Gated& p, int64_t t) : p(p), t(t), H(p.H) {}
+
+    void forward(int64_t first, int64_t last, S* scratch) const {
+        if constexpr (HYPER) {
+            S* d = scratch + row_scratch(H);
+            for (int64_t start = first; start < last; start += BLOCK) {
+                const int64_t rows = std::min(BLOCK, last - start);
+                scale(start, rows, d);
+                for (int64_t r = 0; r < rows; ++r) forward_row(start + r, scratch, d + r * H);
+            }
+        } else {
+            for (int64_t b = first; b < last; ++b) forward_row(b, scratch, nullptr);
+        }
+    }
+
+    void backward(int64_t first, int64_t last, S* scratch, int64_t slot) const {
+        S* total = static_cast<S*>(p.sums) + slot * 14 * H;
+        if constexpr (HYPER) {
+            S* d = scratch + row_scratch(H);
+            for (int64_t start = first; start < last; start += BLOCK) {
+                const int64_t rows = std::min(BLOCK, last - start);
+                scale(start, rows, d);
+                for (int64_t r = 0; r < rows; ++r) backward_row(start + r, scratch, total, d + r * H);
+                // By now every d has given way to its gradient.
+                scale_backward(start, rows, d, static_cast<S*>(p.dweight_d) + slot * 12 * p.Z * H);
+            }
+        } else {
+            for (int64_t b = first; b < last; ++b) backward_row(b, scratch, total, nullptr);
+        }
+    }
+
+    static int64_t scratch_size(const Gated& p) {
+        return row_scratch(p.H) + (HYPER ? 12 * BLOCK * p.H : 0);
+    }
+
+   private:
+    // Rows whose scaling vectors are made together, so that weight_d is read once for all of them.
+    static constexpr int64_t BLOCK = 8;
+    static int64_t row_scratch(int64_t H) { return 16 * H + 16; }
+
+    // Numbers that are worked on at once, and how many such groups of columns; embeddings in one go.
+    static constexpr int64_t LANES = 64 / sizeof(S), WIDE = 2 * LANES, MAX_Z = 64;
+    typedef S Vector __attribute__((vector_size(64)));
+    static Vector get(const S* from) {
+        Vector to;
+        std::memcpy(&to, from, sizeof to);
+        return to;
+    }
+    static void put(S* to, Vector from) { std::memcpy(to, &from, sizeof from); }
+
+    // d: the scaling vectors of the row, BLOCK rows apart from kind to kind.
+    void forward_row(int64_t b, S* scratch, const S* d) const {
+        const int64_t row = (t * p.B + b) * H, before = row - p.B * H;
+        const T* h_old = t ? at<T>(p.h) + before : at<T>(p.h0) + b * H;
+        const S* c_old = t ? at<S>(p.c) + before : at<S>(p.c0) + b * H;
+        T* h = at<T>(p.h) + row;
+        S* c = at<S>(p.c) + row;
+        T* y = p.y ? at<T>(p.y) + row : nullptr;
+        if (p.mask && !p.mask[t * p.B + b]) {
+            std::copy(h_old, h_old + H, h);
+            std::copy(c_old, c_old + H, c);
+            if (y) std::fill(y, y + H, T{});
+            return;
+        }
+        S *a = scratch, *inner = scratch + 4 * H;
+        sums(b, a, d);
+        if (p.gate_gain) {
+            for (int64_t k = 0; k < 4; ++k) {
+                S* __restrict gate = a + k * H;
+                const S* __restrict gain = at<S>(p.gate_gain) + k * H;
+                const S* __restrict shift = at<S>(p.gate_shift) + k * H;
+                const Moments<S> m = moments(gate, H, S(p.epsilon));
+#pragma omp simd
+                for (int64_t j = 0; j < H; ++j) gate[j] = (gate[j] - m.mean) * m.rstd * gain[j] + shift[j];
+            }
+        }
+        const uint8_t* keep = keep_row(b);
+        for (int64_t j = 0; j < H; ++j) inner[j] = kept(hyperbolic_tangent(a[2 * H + j]), keep, j);
+        {
+            const S forget_bias = S(p.forget_bias);
+            const S *__restrict i = a, *__restrict f = a + H;
+            S* __restrict to = inner;
+#pragma omp simd
+            for (int64_t j = 0; j < H; ++j)
+                to[j] = sigmoid(f[j] + forget_bias) * c_old[j] + sigmoid(i[j]) * to[j];
+        }
+        zone(c, inner, c_old, p.zone_c ? p.zone_c + row : nullptr, S(p.zone_c_rate));
+        if (p.c_gain) {
+            const S *__restrict gain = at<S>(p.c_gain), *__restrict shift = at<S>(p.c_shift);
+            const Moments<S> m = moments(inner, H, S(p.epsilon));
+            for (int64_t j = 0; j < H; ++j) inner[j] = (inner[j] - m.mean) * m.rstd * gain[j] + shift[j];
+        }
+        {
+            const S* __restrict o = a + 3 * H;
+            S* __restrict to = inner;
+#pragma omp simd
+            for (int64_t j = 0; j < H; ++j) to[j] = sigmoid(o[j]) * hyperbolic_tangent(to[j]);
+        }
+        zone(h, inner, h_old, p.zone_h ? p.zone_h + row : nullptr, S(p.zone_h_rate));
+        if (y) std::copy(h, h + H, y);
+    }
+
+    // Leaves in d the gradients of the scaling vectors.
+    void backward_row(int64_t b, S* scratch, S* total, S* d) const {
+        const int64_t row = (t * p.B + b) * H, before = row - p.B * H;
+        const S* __restrict c_old = t ? at<S>(p.c) + before : at<S>(p.c0) + b * H;
+        const T* __restrict dh_mm = at<T>(p.dh) + b * H;
+        S* __restrict dh_direct = p.dh_direct ? at<S>(p.dh_direct) + b * H : nullptr;
+        S* __restrict dc = at<S>(p.dc) + b * H;
+        if (p.mask && !p.mask[t * p.B + b]) {
+            for (int64_t j = 0; j < H; ++j) dh_direct[j] += load(dh_mm[j]);
+            clear(b, d);
+            return;
+        }
+        S *a = scratch, *inner = scratch + 4 * H, *update = scratch + 5 * H, *dh = scratch + 6 * H;
+        S *da = scratch + 7 * H, *gate_rstd = scratch + 11 * H;
+        S *normal = scratch + 11 * H + 4, *c_normal = scratch + 15 * H + 4;
+        sums(b, a, d);
+        if (p.gate_gain) {
+            for (int64_t k = 0; k < 4; ++k) {
+                S *__restrict gate = a + k * H, *__restrict out = normal + k * H;
+                const S* __restrict gain = at<S>(p.gate_gain) + k * H;
+                const S* __restrict shift = at<S>(p.gate_shift) + k * H;
+                const Moments<S> m = moments(gate, H, S(p.epsilon));
+                gate_rstd[k] = m.rstd;
+#pragma omp simd
+                for (int64_t j = 0; j < H; ++j) {
+                    out[j] = (gate[j] - m.mean) * m.rstd;
+                    gate[j] = out[j] * gain[j] + shift[j];
+                }
+            }
+        }
+        {
+            S *__restrict i = a, *__restrict f = a + H, *__restrict g = a + 2 * H, *__restrict o = a + 3 * H;
+            S *__restrict to = inner, *__restrict new_update = update;
+            const S forget_bias = S(p.forget_bias);
+            const uint8_t* keep = keep_row(b);
+#pragma omp simd
+            for (int64_t j = 0; j < H; ++j) {
+                i[j] = sigmoid(i[j]);
+                f[j] = sigmoid(f[j] + forget_bias);
+                g[j] = hyperbolic_tangent(g[j]);
+                o[j] = sigmoid(o[j]);
+            }
+            for (int64_t j = 0; j < H; ++j) new_update[j] = kept(g[j], keep, j);
+#pragma omp simd
+            for (int64_t j = 0; j < H; ++j) to[j] = f[j] * c_old[j] + i[j] * new_update[j];
+        }
+        // inner: what the output's tanh sees, and then that tanh.
+        S c_rstd = 0;
+        if (p.c_gain) {
+            const S *__restrict gain = at<S>(p.c_gain), *__restrict shift = at<S>(p.c_shift);
+            const Moments<S> m = moments(inner, H, S(p.epsilon));
+            c_rstd = m.rstd;
+#pragma omp simd
+            for (int64_t j = 0; j < H; ++j) {
+                c_normal[j] = (inner[j] - m.mean) * m.rstd;
+                inner[j] = hyperbolic_tangent(c_normal[j] * gain[j] + shift[j]);
+            }
+        } else {
+#pragma omp simd
+            for (int64_t j = 0; j < H; ++j) inner[j] = hyperbolic_tangent(inner[j]);
+        }
+        arriving(row, dh_mm, dh_direct, dh);
+        S* __restrict dc_new = da;  // until the gates' gradients take its place
+        {
+            const S* __restrict o = a + 3 * H;
+            S* __restrict d_o = da + 3 * H;
+#pragma omp simd
+            for (int64_t j = 0; j < H; ++j) {
+                d_o[j] = dh[j] * inner[j] * o[j] * (S(1) - o[j]);
+                dc_new[j] = dh[j] * o[j] * (S(1) - inner[j] * inner[j]);
+            }
+        }
+        if (p.c_gain)
+            normalise_backward(c_normal, dc_new, at<S>(p.c_gain), total + 12 * H, total + 13 * H, c_rstd, H);
+        {
+            const S *__restrict i = a, *__restrict f = a + H, *__restrict g = a + 2 * H;
+            S *__restrict d_f = da + H, *__restrict d_g = da + 2 * H;
+            const uint8_t* zone_c = p.zone_c ? p.zone_c + row : nullptr;
+            const S rate = S(p.zone_c_rate), through = p.c_scale ? at<S>(p.c_scale)[t] : S(1);
+            const uint8_t* keep = keep_row(b);
+            for (int64_t j = 0; j < H; ++j) {
+                const S stays = zone_c ? S(zone_c[j]) : rate;
+                const S d = dc_new[j] + dc[j] * (S(1) - stays);
+                dc[j] = dc[j] * stays + d * f[j] * through;
+                d_f[j] = d * c_old[j] * f[j] * (S(1) - f[j]);
+                d_g[j] = kept(d * i[j], keep, j) * (S(1) - g[j] * g[j]);
+                dc_new[j] = d * update[j] * i[j] * (S(1) - i[j]);
+            }
+        }
+        if (p.gate_gain) {
+            for (int64_t k = 0; k < 4; ++k)
+                normalise_backward(normal + k * H, da + k * H, at<S>(p.gate_gain) + k * H, total + k * H,
+                                   total + (4 + k) * H, gate_rstd[k], H);
+        }
+        spread(b, da, total + 8 * H, d);
+    }
+
+    template <typename X>
+    static X* at(void* pointer) {
+        return static_cast<X*>(pointer);
+    }
+    template <typename X>
+    static const X* at(const void* pointer) {
+        return static_cast<const X*>(pointer);
+    }
+
+    const uint8_t* keep_row(int64_t b) const {
+        return p.keep ? p.keep + t * p.keep_t + b * p.keep_b : nullptr;
+    }
+
+    S kept(S x, const uint8_t* keep, int64_t j) const { return keep ? (keep[j] ? x * S(p.keep_scale) : S(0)) : x; }
+
+    // The sums of the four gates of a row, before any normalisation.
+    void sums(int64_t b, S* __restrict a, const S* d) const {
+        const T* __restrict u = at<T>(p.u) + (t * p.B + b) * p.ld_u;
+        if constexpr (!HYPER) {
+#pragma omp simd
+            for (int64_t j = 0; j < 4 * H; ++j) a[j] = load(u[j]);
+        } else {
+            const T* __restrict gx = at<T>(p.gx) + (t * p.B + b) * 4 * H;
+            for (int64_t k = 0; k < 4; ++k) {
+                const S *__restrict d_h = kind(d, k), *__restrict d_x = kind(d, 4 + k);
+                const S *__restrict shift = kind(d, 8 + k), *__restrict bias = at<S>(p.bias) + k * H;
+#pragma omp simd
+                for (int64_t j = 0; j < H; ++j)
+                    a[k * H + j] =
+                        d_h[j] * load(u[k * H + j]) + (d_x[j] * load(gx[k * H + j]) + (shift[j] + bias[j]));
+            }
+        }
+    }
+
+    // Where the scaling vectors of a kind are, given those of the first.
+    template <typename X>
+    X* kind(X* d, int64_t k) const {
+        return d + k * BLOCK * H;
+    }
+
+    const T* embeddings(int64_t b) const { return at<T>(p.z) + (t * p.B + b) * 12 * p.Z; }
+
+    // The scaling vectors of some rows: d[kind][row] = z[row, kind] weight_d[kind].
+    void scale(int64_t start, int64_t rows, S* d) const {
+        const int64_t Z = p.Z;
+        for (int64_t k = 0; k < 12; ++k) {
+            const S* weight = at<S>(p.weight_d) + k * Z * H;
+            S z[BLOCK][MAX_Z];
+            for (int64_t from = 0; from < Z; from += MAX_Z) {
+                const int64_t some = std::min(MAX_Z, Z - from);
+                for (int64_t r = 0; r < BLOCK; ++r)
+                    for (int64_t i = 0; i < some; ++i)
+                        z[r][i] = r < rows ? S(load(embeddings(start + r)[k * Z + from + i])) : S(0);
+                for (int64_t j = 0; j < H; j += WIDE)
+                    combine(z, some, weight + from * H + j, kind(d, k) + j, std::min(WIDE, H - j), from > 0);
+            }
+        }
+    }
+
+    // to[row] (+)= sum over i of z[row][i] weight[i], for up to WIDE columns.
+    void combine(const S z[][MAX_Z], int64_t some, const S* weight, S* to, int64_t columns, bool add) const {
+        if (columns == WIDE) {
+            Vector sum[BLOCK][WIDE / LANES];
+            for (int64_t r = 0; r < BLOCK; ++r)
+                for (int64_t v = 0; v < WIDE / LANES; ++v)
+                    sum[r][v] = add ? get(to + r * H + v * LANES) : Vector{};
+            for (int64_t i = 0; i < some; ++i)
+                for (int64_t v = 0; v < WIDE / LANES; ++v) {
+                    const Vector w = get(weight + i * H + v * LANES);
+                    for (int64_t r = 0; r < BLOCK; ++r) sum[r][v] += z[r][i] * w;
+                }
+            for (int64_t r = 0; r < BLOCK; ++r)
+                for (int64_t v = 0; v < WIDE / LANES; ++v) put(to + r * H + v * LANES, sum[r][v]);
+            return;
+        }
+        for (int64_t r = 0; r < BLOCK; ++r)
+            for (int64_t j = 0; j < columns; ++j) {
+                S sum = add ? to[r * H + j] : S(0);
+                for (int64_t i = 0; i < some; ++i) sum += z[r][i] * weight[i * H + j];
+                to[r * H + j] = sum;
+            }
+    }
+
+    // From the gradients of the scaling vectors to those of z and weight_d.
+    void scale_backward(int64_t start, int64_t rows, const S* dd, S* dweight) const {
+        const int64_t Z = p.Z;
+        T* dz = at<T>(p.dz) + (t * p.B + start) * 12 * Z;
+        for (int64_t k = 0; k < 12; ++k) {
+            const S* from = kind(dd, k);
+            for (int64_t i = 0; i < Z; ++i) {
+                const S* __restrict weight = at<S>(p.weight_d) + (k * Z + i) * H;
+                S* __restrict to = dweight + (k * Z + i) * H;
+                S z[BLOCK], product[BLOCK];
+                for (int64_t r = 0; r < BLOCK; ++r)
+                    z[r] = r < rows ? S(load(embeddings(start + r)[k * Z + i])) : S(0);
+                Vector sum[BLOCK] = {};
+                int64_t j = 0;
+                for (; j + LANES <= H; j += LANES) {
+                    const Vector w = get(weight + j);
+                    Vector change = get(to + j);
+                    for (int64_t r = 0; r < BLOCK; ++r) {
+                        const Vector g = get(from + r * H + j);
+                        sum[r] += g * w;
+                        change += z[r] * g;
+                    }
+                    put(to + j, change);
+                }
+                for (int64_t r = 0; r < BLOCK; ++r) {
+                    product[r] = 0;
+                    for (int64_t lane = 0; lane < LANES; ++lane) product[r] += sum[r][lane];
+                    for (int64_t rest = j; rest < H; ++rest) {
+                        product[r] += from[r * H + rest] * weight[rest];
+                        to[rest] += z[r] * from[r * H + rest];
+                    }
+                }
+                for (int64_t r = 0; r < rows; ++r) store(dz[(r * 12 + k) * Z + i], product[r]);
+            }
+        }
+    }
+
+    // From the gradient of the sums to those of their parts.
+    void spread(int64_t b, const S* __restrict da, S* __restrict dbias, S* d) const {
+        T* __restrict du = at<T>(p.du) + (t * p.B + b) * p.ld_du;
+        if constexpr (!HYPER) {
+#pragma omp simd
+            for (int64_t j = 0; j < 4 * H; ++j) store(du[j], da[j]);
+        } else {
+            const T* __restrict u = at<T>(p.u) + (t * p.B + b) * p.ld_u;
+            const T* __restrict gx = at<T>(p.gx) + (t * p.B + b) * 4 * H;
+            T* __restrict dgx = at<T>(p.dgx) + (t * p.B + b) * 4 * H;
+            for (int64_t k = 0; k < 4; ++k) {
+                S *__restrict d_h = kind(d, k), *__restrict d_x = kind(d, 4 + k), *__restrict d_b = kind(d, 8 + k);
+#pragma omp simd
+                for (int64_t j = 0; j < H; ++j) {
+                    const S g = da[k * H + j];
+                    store(du[k * H + j], g * d_h[j]);
+                    store(dgx[k * H + j], g * d_x[j]);
+                    d_h[j] = g * load(u[k * H + j]);
+                    d_x[j] = g * load(gx[k * H + j]);
+                    d_b[j] = g;
+                    dbias[k * H + j] += g;
+                }
+            }
+        }
+    }
+
+    // Padding: no gradient reaches the sums.
+    void clear(int64_t b, S* d) const {
+        T* du = at<T>(p.du) + (t * p.B + b) * p.ld_du;
+        std::fill(du, du + 4 * H, T{});
+        if constexpr (HYPER) {
+            T* dgx = at<T>(p.dgx) + (t * p.B + b) * 4 * H;
+            std::fill(dgx, dgx + 4 * H, T{});
+            for (int64_t k = 0; k < 12; ++k) std::fill(kind(d, k), kind(d, k) + H, S(0));
+        }
+    }
+
+    // The gradient that reaches the new h, and the share of it that goes past the step to the old one.
+    void arriving(int64_t row, const T* __restrict dh_mm, S* __restrict dh_direct,
+                  S* __restrict dh) const {
+        if (p.dy) {
+            const T* __restrict dy = at<T>(p.dy) + row;
+#pragma omp simd
+            for (int64_t j = 0; j < H; ++j) dh[j] = load(dh_mm[j]) + load(dy[j]);
+        } else {
+#pragma omp simd
+            for (int64_t j = 0; j < H; ++j) dh[j] = load(dh_mm[j]);
+        }
+        if (!dh_direct) return;
+        const uint8_t* zone_h = p.zone_h ? p.zone_h + row : nullptr;
+        const S rate = S(p.zone_h_rate);
+        for (int64_t j = 0; j < H; ++j) {
+            const S all = dh[j] + dh_direct[j], stays = zone_h ? S(zone_h[j]) : rate;
+            dh_direct[j] = all * stays;
+            dh[j] = all * (S(1) - stays);
+        }
+    }
+
+    template <typename X>
+    void zone(X* __restrict to, const S* __restrict fresh, const X* __restrict old, const uint8_t* mask,
+              S rate) const {
+        if (mask) {
+            for (int64_t j = 0; j < H; ++j)
+                if (mask[j]) to[j] = old[j];
+                else store(to[j], fresh[j]);
+        } else if (rate != S(0)) {
+            for (int64_t j = 0; j < H; ++j) store(to[j], fresh[j] + rate * (load(old[j]) - fresh[j]));
+        } else {
+#pragma omp simd
+            for (int64_t j = 0; j < H; ++j) store(to[j], fresh[j]);
+        }
+    }
+
+    const Gated& p;
+    const int64_t t, H;
+};
+
+}  // namespace rhhn
+
+#define RHHN_EXPORT_DIRECTION(NAME, TYPE, HYPER, BACKWARD)                                     \
+    extern "C" void NAME(const rhhn::Gated* p, int64_t t) {                                    \
+        const rhhn::GatedStep<TYPE, HYPER> step(*p, t);                                        \
+        rhhn::over_rows<rhhn::GatedStep<TYPE, HYPER>, BACKWARD>(step, *p);                     \
+    }
+#define RHHN_EXPORT(NAME, TYPE)                                        \
+    RHHN_EXPORT_DIRECTION(lstm_forward_##NAME, TYPE, false, false)       \
+    RHHN_EXPORT_DIRECTION(lstm_backward_##NAME, TYPE, false, true)       \
+    RHHN_EXPORT_DIRECTION(hyper_lstm_forward_##NAME, TYPE, true, false)  \
+    RHHN_EXPORT_DIRECTION(hyper_lstm_backward_##NAME, TYPE, true, true)
+
+RHHN_EXPORT(float32, float)
+RHHN_EXPORT(float64, double)
+RHHN_EXPORT(bfloat16, rhhn::bfloat16)

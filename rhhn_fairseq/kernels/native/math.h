@@ -1,0 +1,94 @@
+// Number types and point-wise functions that a compiler turns into vector instructions.
+//
+// Operands (activations and weights as matrix products see them) are float, double or bfloat16; all
+// arithmetic and every state is float, or double for double operands. The functions of floats are branchless,
+// keep NaN, and are exact to about two units in the last place.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace rhhn {
+
+struct bfloat16 {
+    uint16_t bits;
+};
+
+template <typename T>
+struct Arithmetic {
+    using type = float;
+};
+template <>
+struct Arithmetic<double> {
+    using type = double;
+};
+
+inline uint32_t bits_of(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+inline float float_of(uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+inline float load(float x) { return x; }
+inline double load(double x) { return x; }
+inline float load(bfloat16 x) { return float_of(uint32_t(x.bits) << 16); }
+
+inline void store(float& to, float x) { to = x; }
+inline void store(double& to, double x) { to = x; }
+inline void store(bfloat16& to, float x) {
+    // Round to nearest, ties to even; a NaN keeps its quiet bit.
+    const uint32_t bits = bits_of(x);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    to.bits = uint16_t(x == x ? rounded : (bits >> 16) | 0x40u);
+}
+
+// exp by 2^n times a polynomial of the remainder in [-ln 2 / 2, ln 2 / 2] (coefficients: Taylor's, whose
+// error there is below a unit in the last place at degree 7).
+inline float exponential(float x) {
+    x = x > 88.0f ? 88.0f : x;
+    x = x < -87.0f ? -87.0f : x;
+    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+    const float n = (x * 1.44269504088896341f + shift) - shift;
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.0f / 5040.0f;
+    p = p * r + 1.0f / 720.0f;
+    p = p * r + 1.0f / 120.0f;
+    p = p * r + 1.0f / 24.0f;
+    p = p * r + 1.0f / 6.0f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    // A NaN makes a nonsense power of two here and stays NaN in the product.
+    const float whole = n == n ? n : 0.0f;
+    return p * float_of(uint32_t(int32_t(whole) + 127) << 23);
+}
+inline double exponential(double x) { return std::exp(x); }
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+inline double sigmoid(double x) { return 1.0 / (1.0 + exponential(-x)); }
+
+// Near zero an odd polynomial, elsewhere from exp(2 |x|); where they meet, both are exact to a unit.
+inline float hyperbolic_tangent(float x) {
+    const float size = std::fabs(x);
+    const float square = x * x;
+    // Coefficients: Cephes' tanhf, a minimax fit on [0, 0.625].
+    float p = -5.70498872745e-3f;
+    p = p * square + 2.06390887954e-2f;
+    p = p * square - 5.37397155531e-2f;
+    p = p * square + 1.33314422036e-1f;
+    p = p * square - 3.33332819422e-1f;
+    const float near = x + x * square * p;
+    const float far = 1.0f - 2.0f / (exponential(2.0f * size) + 1.0f);
+    return size < 0.625f ? near : std::copysign(far, x);
+}
+inline double hyperbolic_tangent(double x) { return std::tanh(x); }
+
+}  // namespace rhhn

@@ -1,0 +1,61 @@
+"""What sequence programs share: matrix products around a loop over time, and arguments from cells.
+
+Shapes: T time, B batch, H hidden, G columns of a weight.
+"""
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.cells.base import Noise, noise_at
+
+
+def before(first: Tensor, rest_TBH: Tensor) -> list[Tensor]:
+    """What each step finds: the initial state, and the state after each step but the last; views."""
+    return [first, *rest_TBH[:-1].unbind(0)]
+
+
+def seen(first: Tensor, rest_TBH: Tensor, gal_BH: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The states as a matrix saw them at step 0, [B, H], and at the others, [T - 1, B, H]."""
+    others = rest_TBH[:-1]
+    return (first, others) if gal_BH is None else (first * gal_BH, others * gal_BH)
+
+
+def weight_gradient(rows: tuple[Tensor, Tensor], du_TBG: Tensor) -> Tensor:
+    """The gradient [H, G] of a weight from what it saw (as ``seen``) and the gradients of the products."""
+    first, others = rows
+    gradient = first.t() @ du_TBG[0]
+    if len(others):
+        gradient.addmm_(others.flatten(0, 1).t(), du_TBG[1:].flatten(0, 1))
+    return gradient
+
+
+def transposed(weight: Tensor, steps: int) -> Tensor:
+    """The transpose; copied when enough products follow, because a product reads rows faster."""
+    return weight.t().contiguous() if steps >= 4 else weight.t()
+
+
+def gradient_share(noise: Noise | None, name: str, dtype: torch.dtype) -> Tensor | None:
+    """What each step multiplies a gradient by, [T], from the coins of h-detach or c-detach."""
+    coin = noise_at(noise, name)
+    return None if coin is None else 1.0 - coin.reshape(-1).to(dtype)
+
+
+def gal_mask(noise: Noise | None, rate: float, dtype: torch.dtype) -> Tensor | None:
+    """Gal dropout's mask of a sequence, scaled, [B, H]."""
+    mask = noise_at(noise, "gal")
+    return None if mask is None else mask[0].to(dtype) * (1.0 / (1.0 - rate))
+
+
+def through_recurrence(dh: Tensor, gal_BH: Tensor | None, share_T: Tensor | None, t: int) -> None:
+    """Turns, in place, the gradient of what a matrix saw at step t into that of the state."""
+    if gal_BH is not None:
+        dh.mul_(gal_BH)
+    if share_T is not None:
+        dh.mul_(share_T[t])
+
+
+def or_zeros(gradient: Tensor | None, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A gradient that may be missing, as a fresh tensor."""
+    if gradient is None:
+        return torch.zeros_like(like, dtype=dtype)
+    return gradient.to(dtype or gradient.dtype, copy=True, memory_format=torch.contiguous_format)
