@@ -4,10 +4,12 @@ The hypernetwork is a plain RHN of width N and the same depth. It reads x and it
 the main network's, so its whole sequence runs before the main one (``prepare``). Its layer l gives the
 hypervector of the main layer l::
 
-    z_l = s^h_l M_l + m_l,   z = [z_l, z_l]
+    z_l = s^h_l M_l + m_l + hyper_bias,   z = [z_l, z_l]
     [h, t] = 1[l = 0] ((x U) * z + b_U) + (s W_l) * z + b_l
 
-and then as in the RHN. The biases are not scaled, as in the paper's repository. ``first_step="skip"``
+and then as in the RHN. ``hyper_bias`` is a constant, zero in the paper. With 1 the cell starts near a plain
+RHN; with 0 every product is first scaled by a small z, and through a deep stack hardly any signal passes
+until training has made z grow. The biases are not scaled, as in the paper's repository. ``first_step="skip"``
 leaves the first step's b_0 out in both networks, as the RHN describes it.
 
 h-detach cuts the gradient where the main state of the previous step enters W_0; Gal dropout and zoneout
@@ -44,6 +46,7 @@ class HyperRHNConfig(RHNConfig):
     """Options of the HyperRHN."""
 
     hyper_size: int = option(128, help="width of the hypernetwork", low=1)
+    hyper_bias: float = option(0.0, help="constant added to the hypervectors z")
     hyper_rank: int = option(1, help="rank of the scaling of a weight matrix", low=1, high=1)
 
     def __post_init__(self):
@@ -81,6 +84,7 @@ def naive_hyper_rhn(p, config, x_TC, state, noise):
         mask, start = at(noise, "update", t), s
         for layer in range(L):
             z = trace[t, layer * N : (layer + 1) * N] @ p["weight_z"][layer] + p["bias_z"][layer]
+            z = z + config.hyper_bias
             z = np.concatenate([z, z])
             seen = drop(s, config.gal_dropout, at(noise, "gal", t))
             a = np.zeros(2 * H)
@@ -108,7 +112,7 @@ def naive_hyper_rhn(p, config, x_TC, state, noise):
             zoneout=0.1,
             h_detach=0.5,
         ),
-        dict(hyper_size=2, rhn_depth=1, first_step="skip"),
+        dict(hyper_size=2, rhn_depth=1, first_step="skip", hyper_bias=1.0),
     ),
 )
 class HyperRHN(Cell):
@@ -164,7 +168,8 @@ class HyperRHN(Cell):
             inner = {"update": noise["hyper_update"]} if "hyper_update" in noise else {}
         trace, (hyper_s,) = scan(self.hyper, (hyper_g,), (state[1],), mask_TB, inner)
         by_layer = trace.view(T * B, self.config.rhn_depth, -1).transpose(0, 1)
-        z = torch.baddbmm(self.bias_z.unsqueeze(1), by_layer, self.weight_z)
+        bias_z = self.bias_z + self.config.hyper_bias
+        z = torch.baddbmm(bias_z.unsqueeze(1), by_layer, self.weight_z)
         z_TLBH = z.unflatten(1, (T, B)).transpose(0, 1)
         return (x_TBG, z_TLBH, *first), (state[0], hyper_s)
 

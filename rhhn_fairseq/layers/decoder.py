@@ -5,14 +5,18 @@ context goes to every layer, the bottom one too, so attention is part of its rec
 GNMT v2): the bottom layer's current output is the query and the context goes to the layers above, so that
 attention and every layer are one call for the whole sequence.
 
+In either form ``context_to_output`` gives the context a way to the output layer that passes no recurrent
+layer, as Luong et al. 2015 (arXiv 1508.04025, equation 5) have it: ``tanh([y, context] W_o)``.
+
 Shapes: T target time, S source time, B batch, C input, H hidden, M memory.
 """
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import State, option
+from rhhn_fairseq.cells.base import State, glorot_, option
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.attention import AdditiveAttention, FeedbackCell, Memory, QueryingCell
@@ -30,6 +34,9 @@ class DecoderConfig(StackConfig):
     attention_size: int = option(help="width of the attention's hidden layer", low=1)
     attention_normalised: bool = option(False, help="normalise the attention's output vector")
     context_dropout: float = option(0.0, help="dropout on the context", low=0, below=1)
+    context_to_output: bool = option(
+        False, help="combine the last layer's output with the context (Luong et al. 2015, equation 5)"
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -56,7 +63,6 @@ class DecoderConfig(StackConfig):
             residual_from=max(0, self.residual_from - 1),
             input_dropout=self.layer_dropout,
             layer_dropout=self.layer_dropout,
-            output_dropout=self.output_dropout,
             dropout_mask=self.dropout_mask,
             cell_options=self.cell_options,
         )
@@ -79,6 +85,12 @@ class AttentionDecoder(nn.Module):
         attention = AdditiveAttention(config.hidden_size, config.attention_size, config.attention_normalised)
         self.bottom = (FeedbackCell if feeds else QueryingCell)(cell, attention)
         self.upper = Stack(config.upper()) if config.layers > 1 else None
+        self.weight_o = None
+        if config.context_to_output:
+            self.weight_o = nn.Parameter(
+                torch.empty(config.hidden_size + config.context_size, config.hidden_size)
+            )
+            glorot_(self.weight_o)
         above = self.upper.state_sizes if self.upper else ()
         self.state_sizes = (*self.bottom.state_sizes, *above)
         self.output_size = config.hidden_size
@@ -107,11 +119,15 @@ class AttentionDecoder(nn.Module):
         low, high = (None, None) if state is None else (state[:count], state[count:])
         x_TBC = self._drop(x_TBC, config.input_dropout)
         y, context, weights, low = self.bottom(x_TBC, memory, low, mask_TB)
-        if self.upper is None:
-            return self._drop(y, config.output_dropout), weights, low
         context = self._drop(context, config.context_dropout)
-        y, high = self.upper(y, high, mask_TB, context_TBM=context)
-        return y, weights, (*low, *high)
+        state = low
+        if self.upper is not None:
+            y, high = self.upper(y, high, mask_TB, context_TBM=context)
+            state = (*low, *high)
+        if self.weight_o is not None:
+            y = self._drop(y, config.layer_dropout)
+            y = torch.tanh(torch.cat([y, context], dim=-1) @ self.weight_o)
+        return self._drop(y, config.output_dropout), weights, state
 
     def _drop(self, x: Tensor, rate: float) -> Tensor:
         return sequence_dropout(x, rate, self.training, self.config.dropout_mask == "sequence")

@@ -96,6 +96,10 @@ class GNMTBaseConfig(FairseqDataclass):
     context_dropout: float = field(
         default=0.0, metadata={"help": "dropout on the context that the layers above the first read"}
     )
+    context_to_output: bool = field(
+        default=False,
+        metadata={"help": "combine the last layer's output with the context, as Luong et al. 2015 do"},
+    )
     dropout_mask: str = field(
         default="step", metadata={"help": "these dropouts draw a mask for every 'step' or 'sequence'"}
     )
@@ -388,6 +392,7 @@ def _decoder_config(config, context_size: int, attention_size: int) -> DecoderCo
         cell_options=given_cell_options(config),
         context_size=context_size,
         context_dropout=config.context_dropout,
+        context_to_output=config.context_to_output,
         attention=config.attention,
         attention_size=attention_size,
         attention_normalised=config.attention_normalised,

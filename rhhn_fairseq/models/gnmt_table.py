@@ -35,11 +35,14 @@ class Row:
 
 # The sizes of the paper's hypernetwork are not printed; these come closest to its count.
 HYPER = {"hyper_size": 192, "hyper_embed_size": 32}
+# A start must let the source's signal through to the output and its gradient back to the attention. Where
+# that gradient is far below Adam's epsilon of 1e-8, as with the cells' own start and small embeddings or with
+# hypervectors near zero, the attention does not learn for thousands of updates (docs/translation.md).
 CELLS = {
     "lstm": {"cell": "lstm"},
     "hyperlstm": {"cell": "ln_hyperlstm", "init_cells": "own"},
-    "rhn": {"cell": "rhn", "rhn_depth": 2, "init_cells": "own"},
-    "hyperrhn": {"cell": "hyperrhn", "rhn_depth": 2, "init_cells": "own"},
+    "rhn": {"cell": "rhn", "rhn_depth": 2},
+    "hyperrhn": {"cell": "hyperrhn", "rhn_depth": 2, "hyper_bias": 1.0},
 }
 SIZES = {
     "gnmt": {"lstm": {}, "hyperlstm": HYPER, "rhn": {}, "hyperrhn": {"hyper_size": 192}},
@@ -65,8 +68,7 @@ SHARED = {
         "decoder_layers": 4,
         "attention": "v2",
         "decoder_start": "encoder",
-        "init_range": 0.0,
-        "init_cells": "own",
+        "init_range": 0.1,
         "dropout": 0.3,
     },
     "gnmt_small": {
@@ -76,8 +78,7 @@ SHARED = {
         "decoder_layers": 2,
         "attention": "v2",
         "decoder_start": "encoder",
-        "init_range": 0.0,
-        "init_cells": "own",
+        "init_range": 0.1,
         "dropout": 0.3,
     },
 }
