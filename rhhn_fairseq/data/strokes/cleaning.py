@@ -1,0 +1,100 @@
+"""Which lines of handwriting are fit to train on, and what is corrected in them."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rhhn_fairseq.data.strokes.points import Line
+from rhhn_fairseq.errors import UsageError
+
+OUTLIERS = ("none", "drop", "clip")
+SCALES = ("none", "step", "height")
+REASONS = ("short", "long", "flat")
+"""Why a line is dropped, in the order in which it is looked for."""
+
+
+@dataclass(frozen=True)
+class CleaningConfig:
+    """What is done to every line before it is stored; ``UsageError`` names a value that cannot work."""
+
+    min_points: int = field(default=2, metadata={"help": "drop lines with fewer points"})
+    max_points: int = field(default=0, metadata={"help": "drop lines with more points; 0: keep all"})
+    outliers: str = field(
+        default="none",
+        metadata={
+            "help": "steps longer than --max-step: 'drop' leaves them out, so that the rest of the line "
+            "moves up, 'clip' shortens them, 'none' keeps them",
+            "choices": OUTLIERS,
+        },
+    )
+    max_step: float = field(
+        default=60.0, metadata={"help": "longest step that is no outlier, in median steps of its line"}
+    )
+    scale: str = field(
+        default="none",
+        metadata={
+            "help": "divide every line by its median 'step', or by its 'height' (10th to 90th percentile "
+            "of y)",
+            "choices": SCALES,
+        },
+    )
+
+    def __post_init__(self):
+        if self.min_points < 2:
+            raise UsageError(
+                f"--min-points {self.min_points} is too small, the smallest is 2: "
+                "one point has no next one to predict"
+            )
+        if self.max_points and self.max_points < self.min_points:
+            raise UsageError(f"--max-points {self.max_points} is below --min-points {self.min_points}")
+        if not 1 <= self.max_step < float("inf"):
+            raise UsageError(f"--max-step {self.max_step}: must be a number of 1 or more")
+        for name, known in (("outliers", OUTLIERS), ("scale", SCALES)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"--{name} {getattr(self, name)}: choose from {', '.join(known)}")
+
+
+def clean(line: Line, config: CleaningConfig) -> tuple[np.ndarray | str, int]:
+    """The points to store, or the reason to drop the line; and how many steps were outliers."""
+    points, outliers = line.points, 0
+    if config.outliers != "none":
+        points, outliers = _limit_steps(points, config)
+    if len(points) < config.min_points:
+        return "short", outliers
+    if config.max_points and len(points) > config.max_points:
+        return "long", outliers
+    if config.scale != "none":
+        size = _median_step(points) if config.scale == "step" else _height(points)
+        if not size > 0:
+            return "flat", outliers
+        points = points / (size, size, 1)
+    return points, outliers
+
+
+def _limit_steps(points: np.ndarray, config: CleaningConfig) -> tuple[np.ndarray, int]:
+    lengths = np.hypot(points[:, 0], points[:, 1])
+    limit = config.max_step * _median_step(points)
+    long = lengths > limit
+    if not limit or not long.any():
+        return points, 0
+    points = points.copy()
+    if config.outliers == "clip":
+        points[long, :2] *= (limit / lengths[long])[:, None]
+        return points, int(long.sum())
+    # A stroke that ended in a point that goes now ends in the last one that stays.
+    kept = np.flatnonzero(~long)
+    last_kept = np.searchsorted(kept, np.flatnonzero(long & (points[:, 2] > 0))) - 1
+    points[kept[last_kept], 2] = 1
+    return points[kept], int(long.sum())
+
+
+def _median_step(points: np.ndarray) -> float:
+    """The median length of the steps that are not zero; 0 where there is none."""
+    lengths = np.hypot(points[1:, 0], points[1:, 1])
+    lengths = lengths[lengths > 0]
+    return float(np.median(lengths)) if lengths.size else 0.0
+
+
+def _height(points: np.ndarray) -> float:
+    low, high = np.percentile(np.cumsum(points[:, 1]), (10, 90))
+    return float(high - low)

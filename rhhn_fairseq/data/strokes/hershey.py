@@ -1,0 +1,191 @@
+"""Made-up handwriting: words in the Hershey stroke fonts, slanted, sized and jittered by a seed.
+
+Nothing is downloaded: the fonts (A. V. Hershey, US National Bureau of Standards, 1967) come with the package
+Hershey-Fonts. A line is one or a few words in one font. Its strokes are sheared, turned, scaled and stretched
+by numbers drawn once a line; then points are set along them at a pen's uneven distances, and a smooth random
+displacement moves them. Glyphs that touch, as in the script fonts, are written without lifting the pen.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from rhhn_fairseq.data.manifest import SPLITS
+from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
+from rhhn_fairseq.data.strokes.points import Line, from_strokes
+from rhhn_fairseq.data.strokes.words import WORDS
+from rhhn_fairseq.errors import UsageError
+
+DISTRIBUTION = "Hershey-Fonts"
+FONTS = "futural,cursive,scripts"
+
+# The units of one font height, from descender to ascender; a drawing of this size has steps of a few units.
+HEIGHT = 100.0
+
+# Points over which a displacement of the pen fades, about a quarter of a letter.
+SMOOTHING = 4
+
+
+@dataclass(frozen=True)
+class HersheyConfig:
+    """What lines look like; ``UsageError`` names a value that cannot work."""
+
+    lines: int = field(
+        default=2000, metadata={"help": "lines to train on; valid and test have a twentieth each"}
+    )
+    max_words: int = field(default=2, metadata={"help": "a line has from one to so many words"})
+    fonts: str = field(
+        default=FONTS,
+        metadata={"help": "Hershey fonts, with commas between; the default ones are single-stroke"},
+    )
+    slant: float = field(default=8.0, metadata={"help": "standard deviation of a line's slant, in degrees"})
+    size: float = field(
+        default=0.12, metadata={"help": "standard deviation of the logarithm of a line's size"}
+    )
+    jitter: float = field(
+        default=0.008, metadata={"help": "standard deviation of a point's displacement, in font heights"}
+    )
+    step: float = field(default=0.08, metadata={"help": "mean distance between points, in font heights"})
+    seed: int = field(default=1, metadata={"help": "another gives other lines"})
+
+    def __post_init__(self):
+        for name, low in (("lines", 1), ("max_words", 1), ("seed", 0)):
+            if getattr(self, name) < low:
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be {low} or more")
+        for name, high in (("slant", 45), ("size", 1), ("jitter", 0.5)):
+            if not 0 <= getattr(self, name) <= high:
+                raise UsageError(f"--{name} {getattr(self, name)}: must lie between 0 and {high}")
+        if not 0.01 <= self.step <= 1:
+            raise UsageError(f"--step {self.step}: must lie between 0.01 and 1")
+
+
+def hershey(config: HersheyConfig, words_file: Path | None = None) -> StrokeCorpus:
+    """Words of ``words_file``, or frequent English ones, in Hershey fonts.
+
+    Raises:
+        UsageError: the fonts' package is missing, a font is unknown, or the words cannot be read.
+    """
+    fonts = _load_fonts(config.fonts)
+    words, inputs = WORDS, []
+    if words_file is not None:
+        words, inputs = _read_words(Path(words_file))
+    options = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    return StrokeCorpus(
+        "hershey",
+        f"words in the Hershey fonts {config.fonts} (seed {config.seed})",
+        options | {"package": f"{DISTRIBUTION} {metadata.version(DISTRIBUTION)}"},
+        lambda: Loaded(
+            {
+                split: [_line(config, fonts, words, split, number) for number in range(count)]
+                for split, count in zip(SPLITS, _counts(config.lines), strict=True)
+            },
+            inputs,
+        ),
+    )
+
+
+def _counts(lines: int) -> tuple[int, int, int]:
+    held_out = max(1, lines // 20)
+    return lines, held_out, held_out
+
+
+def _load_fonts(names: str) -> dict:
+    try:
+        from HersheyFonts import HersheyFonts
+    except ModuleNotFoundError as error:
+        if error.name != "HersheyFonts":
+            raise
+        raise UsageError(
+            f"the Hershey fonts need the package {DISTRIBUTION}: pip install {DISTRIBUTION}"
+        ) from error
+    fonts = {}
+    for name in names.split(","):
+        font = HersheyFonts()
+        if name not in font.default_font_names:
+            raise UsageError(
+                f"--fonts {names}: {name!r} is unknown, choose from {', '.join(font.default_font_names)}"
+            )
+        font.load_default_font(name)
+        font.normalize_rendering(1.0)
+        fonts[name] = font
+    return fonts
+
+
+def _read_words(path: Path) -> tuple[list[str], list[dict]]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from error
+    words = content.decode("utf-8", "replace").split()
+    if not words:
+        raise UsageError(f"{path}: has no words")
+    for word in words:
+        if not word.isascii() or not word.isprintable():
+            raise UsageError(
+                f"{path}: {word!r} has characters that no Hershey font has; they are printable ASCII"
+            )
+    return words, [{"name": path.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}]
+
+
+def _line(config: HersheyConfig, fonts: dict, words: list[str], split: str, number: int) -> Line:
+    rng = np.random.default_rng([config.seed, SPLITS.index(split), number])
+    text = " ".join(rng.choice(words, size=rng.integers(1, config.max_words + 1)))
+    if rng.random() < 0.25:
+        text = text[0].upper() + text[1:]
+    if rng.random() < 0.15:
+        text += rng.choice(list(",.?!"))
+    name = f"{split}-{number}"
+    font = fonts[str(rng.choice(list(fonts)))]
+    strokes = _joined([np.array(list(stroke), dtype=np.float64) for stroke in font.strokes_for_text(text)])
+    if not strokes:
+        raise UsageError(f"{name}: the font has no strokes for {text!r}")
+    form = _form(config, rng)
+    return Line(name, from_strokes([_pen(config, stroke @ form, rng) for stroke in strokes], name), text)
+
+
+def _joined(strokes: list[np.ndarray]) -> list[np.ndarray]:
+    """The strokes, with those made one that begin where the one before ends; without empty ones."""
+    joined: list[np.ndarray] = []
+    for stroke in strokes:
+        if not len(stroke):
+            continue
+        if joined and np.allclose(joined[-1][-1], stroke[0], atol=1e-6):
+            joined[-1] = np.concatenate([joined[-1], stroke[1:]])
+        else:
+            joined.append(stroke)
+    return joined
+
+
+def _form(config: HersheyConfig, rng: np.random.Generator) -> np.ndarray:
+    """The matrix [2, 2] from a font's coordinates (y upwards) to the line's (y downwards)."""
+    slant = np.tan(np.radians(np.clip(rng.normal(0, config.slant), -60, 60)))
+    # A line is rarely level, and its letters are wider or narrower than the font's.
+    turn = np.radians(rng.normal(0, config.slant / 8))
+    size = HEIGHT * np.exp(rng.normal(0, config.size))
+    stretch = np.exp(rng.normal(0, config.size / 2))
+    shear = np.array([[stretch, 0.0], [slant, 1.0]])
+    rotation = np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
+    return size * shear @ np.diag([1.0, -1.0]) @ rotation
+
+
+def _pen(config: HersheyConfig, stroke: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Points [n, 2] at uneven distances along a stroke, moved by smooth noise."""
+    along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(stroke, axis=0).T))])
+    count = max(1, round(along[-1] / (config.step * HEIGHT)))
+    # The pen's speed changes smoothly by a quarter of it.
+    speed = np.exp(0.25 * _smooth(rng, count))
+    places = along[-1] * np.concatenate([[0.0], np.cumsum(speed)]) / speed.sum()
+    # A dot is one point.
+    places = places if along[-1] > 0 else places[:1]
+    points = np.stack([np.interp(places, along, stroke[:, axis]) for axis in range(2)], axis=1)
+    noise = np.stack([_smooth(rng, len(points)) for _ in range(2)], axis=1)
+    return points + config.jitter * HEIGHT * noise
+
+
+def _smooth(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Random numbers [count] of variance 1 that change smoothly."""
+    kernel = np.ones(SMOOTHING) / SMOOTHING**0.5
+    return np.convolve(rng.normal(size=count + SMOOTHING - 1), kernel, mode="valid")

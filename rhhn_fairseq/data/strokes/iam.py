@@ -1,0 +1,232 @@
+"""IAM-OnDB: lines of English on a whiteboard by 221 writers (Liwicki and Bunke 2005), as its archives hold
+them.
+
+Read are, in a folder and the folders below it, plain or in the archives ``*.tar.gz``, ``*.tgz``, ``*.tar``
+and ``*.zip`` there:
+
+- ``lineStrokes/a01/a01-000/a01-000u-01.xml``: the strokes of a line, ``<Point x= y= time=>`` in ``<Stroke>``;
+- ``ascii/a01/a01-000/a01-000u.txt``: after ``CSR:``, the text of each line of a form;
+- ``trainset.txt``, ``testset_v.txt``, ``testset_t.txt``, ``testset_f.txt`` of the benchmark task: which forms
+  are in which set. No writer is in two of them.
+
+Archives with ``original`` or ``lineImages`` in their name are left alone.
+"""
+
+import hashlib
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from xml.etree import ElementTree
+
+import numpy as np
+from tqdm import tqdm
+
+from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
+from rhhn_fairseq.data.strokes.points import Line, from_strokes
+from rhhn_fairseq.errors import UsageError
+
+PROTOCOLS = {
+    "task1": {"train": ["trainset"], "valid": ["testset_v"], "valid1": ["testset_t"], "test": ["testset_f"]},
+    "graves": {"train": ["trainset", "testset_t", "testset_f"], "valid": ["testset_v"]},
+}
+"""Which of the benchmark's sets make up each split.
+
+``task1`` keeps them apart, ``valid1`` being the second validation set. ``graves`` trains on all but the
+smaller validation set (Graves 2013, section 4.2), so it has no test split.
+"""
+
+SETS = ("trainset", "testset_v", "testset_t", "testset_f")
+
+# A line's strokes, a form's text, and the sets.
+_WANTED = re.compile(rf"\w+-\w+-\d+\.xml|\w+-\w+\.txt|({'|'.join(SETS)})\.txt")
+_ARCHIVE = re.compile(r".*\.(tar\.gz|tgz|tar|zip)")
+_LEFT_ALONE = re.compile("original|lineimages", re.IGNORECASE)
+
+
+def iam(from_dir: Path, protocol: str = "task1") -> StrokeCorpus:
+    """The lines of IAM-OnDB in the splits that ``protocol`` names.
+
+    Raises:
+        UsageError: no such protocol.
+    """
+    if protocol not in PROTOCOLS:
+        raise UsageError(f"--protocol {protocol}: choose from {', '.join(PROTOCOLS)}")
+    return StrokeCorpus(
+        "iam",
+        f"IAM-OnDB, line strokes, {protocol} split",
+        {"protocol": protocol},
+        lambda: _load(Path(from_dir), PROTOCOLS[protocol]),
+    )
+
+
+def _load(from_dir: Path, protocol: dict[str, list[str]]) -> Loaded:
+    strokes: dict[str, np.ndarray] = {}
+    texts: dict[str, list[str]] = {}
+    sets: dict[str, list[str]] = {}
+    digests = {kind: _Digest() for kind in ("lineStrokes", "ascii", *SETS)}
+    for place, content in tqdm(_files(from_dir), desc=f"reading {from_dir}", unit="file", disable=None):
+        file = PurePosixPath(place).name
+        name, _, kind = file.partition(".")
+        if name in SETS:
+            sets.setdefault(name, digests[name].see(file, content).decode("latin-1").split())
+        elif kind == "txt":
+            texts.setdefault(name, _transcripts(digests["ascii"].see(file, content)))
+        else:
+            strokes.setdefault(name, _points(digests["lineStrokes"].see(file, content), place))
+    _check_found(from_dir, strokes, sets)
+    splits, notes = _assign(strokes, texts, sets, protocol)
+    inputs = [digest.summary(kind) for kind, digest in digests.items() if digest.parts]
+    return Loaded(splits, inputs, notes)
+
+
+def _check_found(from_dir: Path, strokes: dict, sets: dict) -> None:
+    if not strokes:
+        raise UsageError(
+            f"--from-dir {from_dir}: has no lineStrokes, neither the folder nor lineStrokes-all.tar.gz"
+        )
+    missing = [f"{name}.txt" for name in SETS if name not in sets]
+    if missing:
+        raise UsageError(
+            f"--from-dir {from_dir}: has no {', '.join(missing)}, which say what is in which set "
+            "(the benchmark task of IAM-OnDB, task1.tar.gz)"
+        )
+
+
+def _assign(strokes, texts, sets, protocol) -> tuple[dict[str, list[Line]], dict[str, int]]:
+    """The lines of each split, in the order of their names."""
+    by_form: dict[str, list[str]] = {}
+    for name in sorted(strokes):
+        by_form.setdefault(name.rpartition("-")[0], []).append(name)
+    splits: dict[str, list[Line]] = {}
+    used, without_text, without_lines = set(), 0, 0
+    for split, parts in protocol.items():
+        # A set may name whole forms or single lines.
+        chosen: set[str] = set()
+        for entry in (entry for part in parts for entry in sets[part]):
+            found = by_form.get(entry, [entry] if entry in strokes else [])
+            without_lines += not found
+            chosen.update(found)
+        doubled = sorted(chosen & used)
+        if doubled:
+            raise UsageError(f"{doubled[0]}: is in two of the benchmark's sets, which have no line in common")
+        used |= chosen
+        splits[split] = []
+        for name in sorted(chosen):
+            form, _, number = name.rpartition("-")
+            lines = texts.get(form, [])
+            text = lines[int(number) - 1] if 0 < int(number) <= len(lines) else None
+            without_text += text is None
+            splits[split].append(Line(name, strokes[name], text))
+    notes = {
+        "lines in no set": len(strokes) - len(used),
+        "entries of sets without a line": without_lines,
+        "lines without a text": without_text,
+    }
+    return splits, notes
+
+
+def _points(content: bytes, place: str) -> np.ndarray:
+    """The points of a line's XML, y downwards as on the whiteboard."""
+    try:
+        root = ElementTree.fromstring(content)
+    except ElementTree.ParseError as error:
+        raise UsageError(f"{place}: is no well-formed XML ({error})") from error
+    found = root.find("StrokeSet")
+    if found is None:
+        raise UsageError(f"{place}: has no StrokeSet, so it is no line of IAM-OnDB")
+    strokes = []
+    for stroke in found.iter("Stroke"):
+        try:
+            places = [(float(point.get("x")), float(point.get("y"))) for point in stroke.iter("Point")]
+        except (TypeError, ValueError) as error:
+            number = len(strokes) + 1
+            raise UsageError(f"{place}: a point of stroke {number} has no number for x or y") from error
+        strokes.append(np.array(places, dtype=np.float64).reshape(-1, 2))
+    return from_strokes(strokes, place)
+
+
+def _transcripts(content: bytes) -> list[str]:
+    """The texts of a form's lines, after the heading CSR: (corrected by hand, as OCR: is not)."""
+    text = content.decode("latin-1").replace("\r", "\n")
+    # In some files a row of percent signs stands where a line ends.
+    lines = [line.strip() for line in re.sub("%{5,}", "\n", text).split("\n")]
+    if "CSR:" not in lines:
+        return []
+    return [line for line in lines[lines.index("CSR:") + 1 :] if line]
+
+
+class _Digest:
+    """Size and SHA-256 of a set of files, whatever their order and whether they are packed."""
+
+    def __init__(self):
+        self.parts: dict[str, str] = {}
+        self.bytes = 0
+
+    def see(self, name: str, content: bytes) -> bytes:
+        self.parts[name] = hashlib.sha256(content).hexdigest()
+        self.bytes += len(content)
+        return content
+
+    def summary(self, kind: str) -> dict:
+        listing = "".join(f"{self.parts[name]}  {name}\n" for name in sorted(self.parts))
+        digest = hashlib.sha256(listing.encode()).hexdigest()
+        return {"name": kind, "files": len(self.parts), "bytes": self.bytes, "sha256": digest}
+
+
+def _files(from_dir: Path) -> Iterator[tuple[str, bytes]]:
+    """Place and content of every file that is wanted, below a folder and then in its archives.
+
+    A file that comes twice, because an archive was unpacked beside itself, comes once.
+    """
+    if not from_dir.is_dir():
+        kind = "is a file, not a directory" if from_dir.exists() else "no such directory"
+        raise UsageError(f"--from-dir {from_dir}: {kind}")
+    with _readable(str(from_dir)):
+        paths = sorted(path for path in from_dir.rglob("*") if path.is_file())
+    seen: set[str] = set()
+
+    def wanted(name: str) -> bool:
+        new = bool(_WANTED.fullmatch(name)) and name not in seen
+        seen.add(name)
+        return new
+
+    for path in paths:
+        if wanted(path.name):
+            with _readable(str(path)):
+                yield path.as_posix(), path.read_bytes()
+    for path in paths:
+        if _ARCHIVE.fullmatch(path.name) and not _LEFT_ALONE.search(path.name):
+            with _readable(str(path)):
+                yield from _members(path, wanted)
+
+
+def _members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    if path.name.endswith(".zip"):
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if wanted(PurePosixPath(name).name):
+                    yield f"{path.as_posix()}:{name}", archive.read(name)
+        return
+    # From front to back, because every step backwards would unpack it from its start.
+    with tarfile.open(path, "r|*") as archive:
+        for entry in archive:
+            if entry.isfile() and wanted(PurePosixPath(entry.name).name):
+                yield f"{path.as_posix()}:{entry.name}", archive.extractfile(entry).read()
+
+
+@contextmanager
+def _readable(name: str):
+    """Turns what goes wrong while files are read into one line that names where."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (EOFError, zlib.error, tarfile.ReadError, zipfile.BadZipFile) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"{name}: the archive is cut off or damaged ({reason})") from error
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read ({error.strerror or error})") from error

@@ -1,0 +1,103 @@
+"""``manifest.json`` of prepared handwriting, and which files such a directory has."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rhhn_fairseq.data.manifest import MANIFEST_NAME
+from rhhn_fairseq.data.strokes.normalisation import Normalisation
+from rhhn_fairseq.errors import UsageError
+
+KIND = "strokes"
+
+# Counts up when a change makes directories prepared earlier unreadable or different.
+FORMAT = 1
+
+_OWN = re.compile(r"(train|valid1?|test)\.(points\.npy|starts\.npy|jsonl)")
+
+
+def is_stroke_file(name: str) -> bool:
+    """Whether prepared handwriting may have a file of this name besides its manifest."""
+    return bool(_OWN.fullmatch(name))
+
+
+@dataclass(frozen=True)
+class StrokeManifest:
+    """What models need to know of prepared handwriting.
+
+    Attributes:
+        variant: the corpus in words. splits: the names of its splits.
+        normalisation: of the training lines' offsets.
+        symbols: the characters of the training lines' texts in order, "" where none has a text.
+        points_per_symbol: training points for each character of their texts, 0 where none has a text.
+    """
+
+    variant: str
+    splits: tuple[str, ...]
+    normalisation: Normalisation
+    symbols: str
+    points_per_symbol: float
+
+    @classmethod
+    def load(cls, data_dir: str | Path) -> "StrokeManifest":
+        """The manifest of a prepared directory; UsageError where there is none or it cannot be read."""
+        found = read_stroke_manifest(Path(data_dir))
+        if found is None:
+            raise UsageError(
+                f"{data_dir}: has no {MANIFEST_NAME}; name a directory that scripts/prepare_strokes.py made"
+            )
+        return cls(
+            found["variant"],
+            tuple(found["splits"]),
+            normalisation_of(found),
+            found["symbols"],
+            found["points_per_symbol"],
+        )
+
+
+def normalisation_of(manifest: dict) -> Normalisation:
+    """The normalisation that a manifest holds."""
+    statistics = manifest["statistics"]
+    return Normalisation(tuple(statistics["mean"]), tuple(statistics["std"]))
+
+
+def read_stroke_manifest(data_dir: Path) -> dict | None:
+    """The manifest of prepared handwriting, or None where there is none.
+
+    Raises UsageError where the file cannot be read or is not such a manifest.
+    """
+    path = Path(data_dir) / MANIFEST_NAME
+    advice = "prepare the corpus again with --force"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+    # Both JSONDecodeError and UnicodeDecodeError are ValueErrors.
+    except ValueError as error:
+        raise UsageError(f"{path}: is not JSON ({error}); {advice}") from error
+    if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
+        raise UsageError(f"{path}: is not the manifest of handwriting; scripts/prepare_strokes.py makes one")
+    if manifest.get("format") != FORMAT:
+        raise UsageError(
+            f"{path}: has format {manifest.get('format')!r}, this version reads format {FORMAT}; {advice}"
+        )
+    kinds = {
+        "request": dict,
+        "files": dict,
+        "splits": dict,
+        "statistics": dict,
+        "symbols": str,
+        "variant": str,
+    }
+    for key, kind in kinds.items():
+        if not isinstance(manifest.get(key), kind):
+            raise UsageError(f"{path}: {key} is missing; {advice}")
+    try:
+        normalisation_of(manifest)
+        float(manifest["points_per_symbol"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path}: its statistics cannot be read ({error}); {advice}") from error
+    return manifest

@@ -1,0 +1,84 @@
+"""Offsets with mean 0 and standard deviation 1: what the networks read and predict.
+
+A loss in nats depends on it: a density per normalised unit is std_x std_y times the density per unit of the
+corpus, so figures compare only where the normalisation is the same, and it is stored with data and models.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhhn_fairseq.errors import UsageError
+
+KINDS = ("standard", "isotropic", "none")
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """``(offset - mean) / std`` of dx and dy.
+
+    Attributes:
+        mean, std: pairs for (dx, dy), in the corpus's units. They are float32 numbers, so that a model's
+            file can hold them exactly.
+    """
+
+    mean: tuple[float, float]
+    std: tuple[float, float]
+
+    def __post_init__(self):
+        if not np.isfinite([*self.mean, *self.std]).all() or min(self.std) <= 0:
+            raise UsageError(f"normalisation by mean {self.mean} and std {self.std}: std must be above 0")
+
+    @classmethod
+    def measure(cls, offsets: np.ndarray, kind: str) -> "Normalisation":
+        """The statistics of offsets [N, 2].
+
+        Args:
+            kind: ``standard`` takes mean and standard deviation of dx and dy each (Graves 2013),
+                ``isotropic`` one standard deviation for both and no mean, so that shapes keep their
+                proportions, ``none`` changes nothing.
+
+        Raises:
+            UsageError: the kind is unknown, or all offsets are the same.
+        """
+        if kind not in KINDS:
+            raise UsageError(f"--normalise {kind}: choose from {', '.join(KINDS)}")
+        mean, std = np.zeros(2), np.ones(2)
+        if kind == "standard":
+            mean, std = offsets.mean(axis=0), offsets.std(axis=0)
+        elif kind == "isotropic":
+            std = np.full(2, np.sqrt(np.square(offsets).mean()))
+        # Relative to the offsets' size, what rounding leaves of a deviation of zero.
+        if std.min() <= 1e-9 * np.abs(offsets).max(initial=0):
+            axis = "dx" if std[0] <= std[1] else "dy"
+            raise UsageError(
+                f"--normalise {kind}: {axis} is the same in every step of the training lines; "
+                "--normalise isotropic or none takes such data"
+            )
+        return cls(*(tuple(map(float, part.astype(np.float32))) for part in (mean, std)))
+
+    def apply(self, points: np.ndarray) -> np.ndarray:
+        """Points [N, 3] with normalised offsets, float64; the first row's offset stays zero."""
+        points = np.array(points, dtype=np.float64)
+        points[1:, :2] = (points[1:, :2] - self.mean) / self.std
+        return points
+
+    def invert(self, points: np.ndarray) -> np.ndarray:
+        """Points [N, 3] with offsets in the corpus's units, float64; the first row's offset is zero."""
+        points = np.array(points, dtype=np.float64)
+        points[1:, :2] = points[1:, :2] * self.std + self.mean
+        return points
+
+    def to_bits(self) -> np.ndarray:
+        """The four numbers (mean, std) as int64 [4] of their float32 bits.
+
+        Half precision would round the numbers themselves, and averaging checkpoints leaves equal integers
+        of this size as they are.
+        """
+        return np.array([*self.mean, *self.std], dtype=np.float32).view(np.int32).astype(np.int64)
+
+    @classmethod
+    def from_bits(cls, bits: np.ndarray) -> "Normalisation":
+        """What ``to_bits`` was made of."""
+        numbers = np.asarray(bits).astype(np.int32).view(np.float32).tolist()
+        return cls(tuple(numbers[:2]), tuple(numbers[2:]))

@@ -1,0 +1,203 @@
+"""From a corpus of handwriting to a prepared directory: cleaned, measured, and written whole or not at
+all."""
+
+import dataclasses
+import hashlib
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from rhhn_fairseq.data.destination import check_replaceable, staged
+from rhhn_fairseq.data.manifest import MANIFEST_NAME, write_manifest
+from rhhn_fairseq.data.strokes.cleaning import REASONS, CleaningConfig, clean
+from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
+from rhhn_fairseq.data.strokes.manifest import (
+    FORMAT,
+    KIND,
+    StrokeManifest,
+    is_stroke_file,
+    read_stroke_manifest,
+)
+from rhhn_fairseq.data.strokes.normalisation import Normalisation
+from rhhn_fairseq.data.strokes.points import Line
+from rhhn_fairseq.data.strokes.store import write_split
+from rhhn_fairseq.errors import UsageError
+
+
+def prepare(
+    corpus: StrokeCorpus,
+    dest: str | Path,
+    cleaning: CleaningConfig,
+    normalise: str = "standard",
+    statistics_of: str | Path | None = None,
+    force: bool = False,
+) -> tuple[dict, bool]:
+    """Prepares ``corpus`` in the directory ``dest``; its manifest, and whether it was there already.
+
+    Args:
+        cleaning: what is corrected and dropped.
+        normalise: how offsets are normalised, see ``Normalisation.measure``; measured on the training lines.
+        statistics_of: a prepared directory whose statistics are taken instead, so that models and figures of
+            the two can be compared.
+        force: replace what an earlier run left at ``dest``.
+
+    Raises:
+        UsageError: input that is unreadable, damaged, or leaves a split without lines; a ``dest`` that holds
+            something else.
+    """
+    dest = Path(dest).resolve()
+    check_replaceable(dest, force, is_stroke_file)
+    # Before the corpus is read, which may take minutes.
+    given = None if statistics_of is None else StrokeManifest.load(statistics_of).normalisation
+    prepared = None if force else read_stroke_manifest(dest)
+    loaded = corpus.load()
+    request = {
+        "corpus": corpus.name,
+        "options": corpus.options,
+        "cleaning": dataclasses.asdict(cleaning),
+        "normalise": normalise,
+        "statistics": None if given is None else dataclasses.asdict(given),
+        "inputs": loaded.inputs,
+    }
+    if prepared is not None:
+        _check_same(dest, prepared["request"], request)
+        _check_complete(dest, prepared["files"])
+        return prepared, True
+    with staged(dest) as stage:
+        manifest = _build(corpus, loaded, request, cleaning, given, stage)
+    return manifest, False
+
+
+def report(manifest: dict) -> str:
+    """A short table of what was prepared, what was dropped, and the corpus by name."""
+    lines = [f"{'split':<6} {'lines':>8} {'points':>11} {'with text':>9} {'dropped':>8} {'outliers':>8}"]
+    for split, counts in manifest["splits"].items():
+        dropped = sum(counts["dropped"].values())
+        lines.append(
+            f"{split:<6} {counts['lines']:>8,} {counts['points']:>11,} {counts['with_text']:>9,} "
+            f"{dropped:>8,} {counts['outliers']:>8,}"
+        )
+    for split, counts in manifest["splits"].items():
+        reasons = [f"{number:,} {reason}" for reason, number in counts["dropped"].items() if number]
+        if reasons:
+            lines.append(f"dropped from {split}: {', '.join(reasons)}")
+    lines += [f"{words}: {number:,}" for words, number in manifest["notes"].items() if number]
+    mean, std = manifest["statistics"]["mean"], manifest["statistics"]["std"]
+    lines.append(
+        f"offsets: mean ({mean[0]:.4g}, {mean[1]:.4g}), standard deviation ({std[0]:.4g}, {std[1]:.4g})"
+    )
+    lines.append(manifest["variant"])
+    return "\n".join(lines)
+
+
+def _build(corpus, loaded: Loaded, request, cleaning, given, stage: Path) -> dict:
+    splits, counts = {}, {}
+    for split, lines in loaded.splits.items():
+        splits[split], counts[split] = _clean(lines, cleaning)
+    for split in ("train", "valid", *splits):
+        if not splits.get(split):
+            raise UsageError(_empty(split, counts.get(split), cleaning))
+    train = splits["train"]
+    offsets = np.concatenate([line.points[1:, :2] for line in train])
+    measured = Normalisation.measure(offsets, request["normalise"])
+    normalisation = measured if given is None else given
+    for split, lines in splits.items():
+        write_split(stage, split, lines)
+    symbols = "".join(sorted({symbol for line in train for symbol in line.text or ""}))
+    written = [line for line in train if line.text]
+    letters = sum(len(line.text) for line in written)
+    paths = sorted(stage.iterdir())
+    manifest = {
+        "kind": KIND,
+        "format": FORMAT,
+        "variant": corpus.variant,
+        "symbols": symbols,
+        "points_per_symbol": sum(len(line.points) for line in written) / letters if letters else 0.0,
+        "statistics": {"mean": list(normalisation.mean), "std": list(normalisation.std)},
+        "splits": counts,
+        "notes": loaded.notes,
+        "request": request,
+        "files": {path.name: path.stat().st_size for path in paths},
+        "sha256": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths},
+        "versions": {"python": platform.python_version(), "rhhn_fairseq": _version("rhhn-fairseq")},
+    }
+    write_manifest(stage, manifest)
+    return manifest
+
+
+def _clean(lines: list[Line], config: CleaningConfig) -> tuple[list[Line], dict]:
+    kept, outliers, dropped = [], 0, dict.fromkeys(REASONS, 0)
+    for line in lines:
+        points, found = clean(line, config)
+        outliers += found
+        if isinstance(points, str):
+            dropped[points] += 1
+            continue
+        # They are stored in float32, which is narrower than what was read.
+        with np.errstate(over="ignore"):
+            stored = points.astype(np.float32)
+        if not np.isfinite(stored).all():
+            raise UsageError(f"{line.name}: has offsets of more than 3e38, too large to be stored")
+        kept.append(dataclasses.replace(line, points=points))
+    counts = {
+        "lines": len(kept),
+        "points": sum(len(line.points) for line in kept),
+        "with_text": sum(bool(line.text) for line in kept),
+        "outliers": outliers,
+        "dropped": dropped,
+    }
+    return kept, counts
+
+
+def _empty(split: str, counts: dict | None, cleaning: CleaningConfig) -> str:
+    if counts is None:
+        return f"the corpus has no {split} split"
+    dropped = counts["dropped"]
+    if not any(dropped.values()):
+        return f"the {split} split has no lines"
+    why = {
+        "short": f"fewer than {cleaning.min_points} points (--min-points)",
+        "long": f"more than {cleaning.max_points} points (--max-points)",
+        "flat": f"no extent to scale by (--scale {cleaning.scale})",
+    }
+    reasons = ", ".join(f"{number} with {why[reason]}" for reason, number in dropped.items() if number)
+    return f"the {split} split has no lines left, dropped were {reasons}"
+
+
+def _check_same(dest: Path, prepared: dict, request: dict) -> None:
+    """Raises UsageError unless the directory was prepared from the same input with the same options."""
+    advice = "--force prepares it again; or choose another --dest"
+    for key, now in request.items():
+        before = prepared.get(key)
+        if key != "inputs" and before != now:
+            if isinstance(before, dict) and isinstance(now, dict):
+                key = next(name for name in (*before, *now) if before.get(name) != now.get(name))
+                before, now = before.get(key), now.get(key)
+            raise UsageError(f"{dest}: was prepared with {key} {before!r}, not {now!r}; {advice}")
+    before, now = ([entry["sha256"] for entry in one["inputs"]] for one in (prepared, request))
+    if len(before) != len(now):
+        raise UsageError(f"{dest}: was prepared from {len(before)} files, not {len(now)}; {advice}")
+    for old, new, entry in zip(before, now, request["inputs"], strict=True):
+        if old != new:
+            raise UsageError(
+                f"{entry['name']}: SHA-256 {new[:16]}… is not the one recorded in "
+                f"{dest / MANIFEST_NAME}; {advice}"
+            )
+
+
+def _check_complete(dest: Path, sizes: dict) -> None:
+    for name, expected in sizes.items():
+        path = dest / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != expected:
+            problem = "is missing" if found is None else f"has {found:,} bytes"
+            raise UsageError(f"{path}: {problem}, expected {expected:,} bytes; --force prepares it again")
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "none"

@@ -1,0 +1,79 @@
+"""A split of prepared handwriting on disk, and reading it without loading it all.
+
+``SPLIT.points.npy`` holds the points of all lines one after the other, float32 [sum of N, 3], in the corpus's
+units; ``SPLIT.starts.npy`` where each begins, and the end, int64 [lines + 1]; ``SPLIT.jsonl`` a JSON object a
+line with its ``name`` and, where it is known, its ``text``.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rhhn_fairseq.data.strokes.points import Line
+from rhhn_fairseq.errors import UsageError
+
+
+def write_split(directory: Path, split: str, lines: Sequence[Line]) -> None:
+    """Writes the three files of a split; at least one line."""
+    points = np.concatenate([line.points for line in lines]).astype(np.float32)
+    starts = np.concatenate([[0], np.cumsum([len(line.points) for line in lines])]).astype(np.int64)
+    np.save(directory / f"{split}.points.npy", points)
+    np.save(directory / f"{split}.starts.npy", starts)
+    with (directory / f"{split}.jsonl").open("w", encoding="ascii", newline="\n") as file:
+        for line in lines:
+            entry = {"name": line.name} | ({} if line.text is None else {"text": line.text})
+            file.write(json.dumps(entry) + "\n")
+
+
+class StrokeSplit:
+    """The lines of a prepared split; their points stay on disk until they are asked for.
+
+    Attributes:
+        sizes: number of points of each line, int64 [lines].
+        names, texts: of each line; a text that is not known is "".
+    """
+
+    def __init__(self, directory: str | Path, split: str):
+        """Opens a split.
+
+        Raises:
+            UsageError: it is not there, or its files do not fit together.
+        """
+        paths = {kind: Path(directory) / f"{split}.{kind}" for kind in ("points.npy", "starts.npy", "jsonl")}
+        try:
+            self._points = np.load(paths["points.npy"], mmap_mode="r", allow_pickle=False)
+            self._starts = np.load(paths["starts.npy"], allow_pickle=False)
+            entries = [json.loads(line) for line in paths["jsonl"].read_text(encoding="ascii").splitlines()]
+            self.names = [entry["name"] for entry in entries]
+            self.texts = [entry.get("text", "") for entry in entries]
+        except FileNotFoundError as error:
+            raise UsageError(
+                f"{error.filename}: is missing; the directory has no {split} split of handwriting"
+            ) from error
+        except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UsageError(
+                f"{directory}: its {split} split cannot be read ({error}); prepare it again with --force"
+            ) from error
+        starts = self._starts
+        fits = (
+            (self._points.dtype, starts.dtype) == (np.float32, np.int64)
+            and self._points.shape == (starts[-1] if starts.ndim == 1 and len(starts) else -1, 3)
+            and len(starts) == len(entries) + 1
+            and starts[0] == 0
+            and (np.diff(starts) >= 2).all()
+        )
+        if not fits:
+            raise UsageError(
+                f"{directory}: the files of its {split} split do not fit together; prepare it again with "
+                "--force"
+            )
+        self.sizes = np.diff(starts)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def points(self, index: int) -> np.ndarray:
+        """The points of a line, float32 [N, 3]."""
+        return np.array(self._points[self._starts[index] : self._starts[index + 1]])

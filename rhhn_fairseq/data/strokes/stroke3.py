@@ -1,0 +1,159 @@
+"""Handwriting and drawings as arrays in the stroke-3 format of sketch-rnn: (dx, dy, pen bit) a row.
+
+Read are
+
+- ``.npz`` files with arrays ``train``, ``valid`` and perhaps ``test``, each a list of arrays [n, 3] (Ha and
+  Eck 2017, arXiv 1704.03477);
+- ``.npy`` files with a list of such arrays, or with one such array;
+- folders of ``.npy`` files with one array each. The text of ``NAME-strokes.npy`` stands in
+  ``NAME-chars.npy``, that of another ``NAME.npy`` in ``NAME.txt``, where there is one.
+
+What has no splits is cut at random, by percentages.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rhhn_fairseq.data.corpora import parse_split
+from rhhn_fairseq.data.manifest import SPLITS
+from rhhn_fairseq.data.strokes.arrays import read_arrays
+from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
+from rhhn_fairseq.data.strokes.points import FIRST_ROWS, Line, from_offsets
+from rhhn_fairseq.errors import UsageError
+
+STROKES_SUFFIX = "-strokes.npy"
+CHARS_SUFFIX = "-chars.npy"
+
+
+def stroke3(
+    paths: Sequence[Path], split: str = "90/5/5", first_row: str = "drawn", y_up: bool = False, seed: int = 1
+) -> StrokeCorpus:
+    """Files or folders of arrays; see the module's docstring.
+
+    Args:
+        split: percentages for what has no splits. seed: of the order in which it is cut.
+        first_row, y_up: see ``from_offsets``.
+
+    Raises:
+        UsageError: an option is out of its range.
+    """
+    if first_row not in FIRST_ROWS:
+        raise UsageError(f"--first-row {first_row}: choose from {', '.join(FIRST_ROWS)}")
+    paths = [Path(path) for path in paths]
+    parse_split(split)
+    return StrokeCorpus(
+        "stroke3",
+        f"stroke-3 arrays ({' + '.join(path.name for path in paths)})",
+        {"split": split, "first_row": first_row, "y_up": y_up, "seed": seed},
+        lambda: _load(paths, split, first_row, y_up, seed),
+    )
+
+
+def _load(paths, split, first_row, y_up, seed) -> Loaded:
+    found = Loaded({})
+    unsplit: list[Line] = []
+    for path in paths:
+        for file in _files(path):
+            content = _content(file)
+            found.inputs.append(
+                {"name": file.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            )
+            arrays = read_arrays(file)
+            if "" in arrays:
+                lines = _lines(arrays[""], file.stem, first_row, y_up, _text(file))
+                unsplit += lines
+                continue
+            known = [name for name in SPLITS if name in arrays]
+            if not known:
+                raise UsageError(
+                    f"{file}: has arrays {', '.join(sorted(arrays)) or '(none)'}, expected train, valid "
+                    "and test"
+                )
+            for name in known:
+                lines = _lines(arrays[name], f"{file.name}:{name}", first_row, y_up)
+                found.splits.setdefault(name, []).extend(lines)
+    if unsplit:
+        _cut(unsplit, split, seed, found.splits)
+    return found
+
+
+def read_line(path: Path, first_row: str = "drawn", y_up: bool = False) -> Line:
+    """The one line of a .npy file, with its text where a file beside it has it.
+
+    Raises:
+        UsageError: the file cannot be read, or holds no line or several.
+    """
+    array = read_arrays(path).get("")
+    lines = [] if array is None else _lines(array, path.stem, first_row, y_up, _text(path))
+    if len(lines) != 1:
+        raise UsageError(f"{path}: expected one line of handwriting, an array of shape (points, 3)")
+    return lines[0]
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.glob("*.npy") if not file.name.endswith(CHARS_SUFFIX))
+    if not files:
+        raise UsageError(f"{path}: has no .npy files")
+    return files
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _lines(array: np.ndarray, name: str, first_row: str, y_up: bool, text: str | None = None) -> list[Line]:
+    """The lines of one array: one [n, 3], a list of such, or a block [lines, n, 3]."""
+    if array.dtype != object and array.ndim == 2:
+        return [Line(name, from_offsets(array, name, first_row, y_up), text)]
+    if array.ndim not in (1, 3) or (array.ndim == 1 and array.dtype != object):
+        raise UsageError(
+            f"{name}: is an array of {array.dtype} of shape {array.shape}, expected shape (points, 3) or a "
+            "list of such arrays"
+        )
+    names = (f"{name}[{number}]" for number in range(len(array)))
+    return [
+        Line(one, from_offsets(rows, one, first_row, y_up)) for one, rows in zip(names, array, strict=True)
+    ]
+
+
+def _text(file: Path) -> str | None:
+    """What is written in the line of a file, where a file beside it says so."""
+    if file.name.endswith(STROKES_SUFFIX):
+        chars = file.with_name(file.name.removesuffix(STROKES_SUFFIX) + CHARS_SUFFIX)
+        if not chars.exists():
+            return None
+        found = read_arrays(chars).get("")
+        if found is None or found.ndim or found.dtype.kind not in "SU":
+            raise UsageError(f"{chars}: expected one text, as numpy.save stores it")
+        text = found.item()
+        return text if isinstance(text, str) else _decoded(text, chars)
+    file = file.with_suffix(".txt")
+    return _decoded(_content(file), file).strip() if file.exists() else None
+
+
+def _decoded(content: bytes, path: Path) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: is not UTF-8 (byte {error.start})") from error
+
+
+def _cut(lines: list[Line], split: str, seed: int, splits: dict[str, list[Line]]) -> None:
+    """Deals the lines out to the splits by the percentages; no split but train gets more than its share."""
+    order = np.random.default_rng(seed).permutation(len(lines))
+    first, second = parse_split(split)(len(lines))
+    # A percentage of a few lines would leave valid and test empty.
+    if len(lines) >= 3:
+        second = min(second, len(lines) - 1)
+        first = min(first, second - 1)
+    for name, chosen in zip(SPLITS, np.split(order, [first, second]), strict=True):
+        if len(chosen):
+            splits.setdefault(name, []).extend(lines[index] for index in sorted(chosen))

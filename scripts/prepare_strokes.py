@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Prepare handwriting for the task handwriting: offsets of a pen, with their normalisation and their texts.
+
+Examples:
+  python scripts/prepare_strokes.py                                   # made-up words, nothing to download
+  python scripts/prepare_strokes.py hershey --lines 5000 --seed 2 --dest data-bin/words
+  python scripts/prepare_strokes.py iam --from-dir ~/iamondb --dest data-bin/iam
+  python scripts/prepare_strokes.py stroke3 --input short_kanji.npz --dest data-bin/kanji
+  python scripts/prepare_strokes.py stroke3 --input folder/ --split 80/10/10 --y-up --dest data-bin/mine
+"""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+from rhhn_fairseq.data.strokes.cleaning import CleaningConfig
+from rhhn_fairseq.data.strokes.hershey import HersheyConfig, hershey
+from rhhn_fairseq.data.strokes.iam import PROTOCOLS, iam
+from rhhn_fairseq.data.strokes.normalisation import KINDS
+from rhhn_fairseq.data.strokes.points import FIRST_ROWS
+from rhhn_fairseq.data.strokes.prepare import prepare, report
+from rhhn_fairseq.data.strokes.stroke3 import stroke3
+from rhhn_fairseq.errors import UsageError
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a bad command line as every other bad input is reported: one line, status 1."""
+
+    def error(self, message):
+        raise UsageError(message)
+
+
+def parse_arguments(argv):
+    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    common = _Parser(add_help=False)
+    common.add_argument("--dest", type=Path, metavar="DIR", help="where to write (default: data-bin/CORPUS)")
+    common.add_argument("--force", action="store_true", help="replace a corpus prepared there before")
+    common.add_argument(
+        "--normalise",
+        choices=KINDS,
+        default="standard",
+        help="offsets by mean and deviation of dx and dy each, by one deviation for both, or not at all",
+    )
+    common.add_argument(
+        "--statistics-of", type=Path, metavar="DIR", help="take the normalisation of this prepared directory"
+    )
+    subparsers = parser.add_subparsers(
+        dest="corpus", metavar="CORPUS", required=True, help="default: hershey"
+    )
+
+    made = subparsers.add_parser("hershey", parents=[common], help="words in the Hershey stroke fonts")
+    made.add_argument(
+        "--words", type=Path, metavar="FILE", help="words to write (default: frequent English ones)"
+    )
+    add_options(made, HersheyConfig(), CleaningConfig())
+
+    recorded = subparsers.add_parser("iam", parents=[common], help="IAM-OnDB")
+    recorded.add_argument(
+        "--from-dir", type=Path, required=True, metavar="DIR", help="holds its archives, or what was in them"
+    )
+    recorded.add_argument(
+        "--protocol",
+        choices=PROTOCOLS,
+        default="task1",
+        help="the benchmark's four sets, or Graves's: all but one validation set to train on",
+    )
+    # Ha et al. drop shorter lines, Graves removes steps that are errors of the recording.
+    add_options(recorded, CleaningConfig(min_points=300, outliers="drop"))
+
+    arrays = subparsers.add_parser("stroke3", parents=[common], help="arrays of (dx, dy, pen bit)")
+    arrays.add_argument(
+        "--input", type=Path, nargs="+", required=True, metavar="PATH", help=".npz, .npy, or a folder of .npy"
+    )
+    arrays.add_argument(
+        "--split", metavar="P/P/P", default="90/5/5", help="for what has no splits (%(default)s)"
+    )
+    arrays.add_argument("--seed", type=int, default=1, help="of that split (default: %(default)s)")
+    arrays.add_argument(
+        "--first-row",
+        choices=FIRST_ROWS,
+        default="drawn",
+        help="what a first offset that is not zero does: draw from the origin, or move to the first point",
+    )
+    arrays.add_argument("--y-up", action="store_true", help="y grows upwards in the input")
+    add_options(arrays, CleaningConfig())
+    return parser.parse_args(with_corpus(argv))
+
+
+def with_corpus(argv):
+    """The arguments, with the corpus hershey put first where they name none."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
+        return ["hershey", *argv]
+    return argv
+
+
+def add_options(parser, *defaults):
+    """An option for every field of the configurations, with these values as defaults."""
+    for config in defaults:
+        for spec in dataclasses.fields(config):
+            parser.add_argument(
+                f"--{spec.name.replace('_', '-')}",
+                type=spec.type,
+                default=getattr(config, spec.name),
+                choices=spec.metadata.get("choices"),
+                help=f"{spec.metadata['help']} (default: %(default)s)",
+            )
+
+
+def given(kind, arguments):
+    """The configuration of this kind that the arguments describe."""
+    return kind(**{spec.name: getattr(arguments, spec.name) for spec in dataclasses.fields(kind)})
+
+
+def choose_corpus(arguments):
+    if arguments.corpus == "hershey":
+        return hershey(given(HersheyConfig, arguments), arguments.words)
+    if arguments.corpus == "iam":
+        return iam(arguments.from_dir, arguments.protocol)
+    return stroke3(arguments.input, arguments.split, arguments.first_row, arguments.y_up, arguments.seed)
+
+
+def main(argv=None) -> int:
+    """Run the program; its exit status: 0, 1 for bad input, 130 when interrupted."""
+    try:
+        arguments = parse_arguments(argv)
+        dest = arguments.dest or Path("data-bin") / arguments.corpus
+        manifest, reused = prepare(
+            choose_corpus(arguments),
+            dest,
+            given(CleaningConfig, arguments),
+            arguments.normalise,
+            arguments.statistics_of,
+            arguments.force,
+        )
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing was prepared", file=sys.stderr)
+        return 130
+    print(f"{'already prepared' if reused else 'prepared'}: {dest}")
+    print(report(manifest))
+    return 0
+
+
+if __name__ == "__main__":
+    # A file name that is not valid Unicode must not end a good run in a traceback.
+    sys.stdout.reconfigure(errors="backslashreplace")
+    sys.exit(main())
