@@ -1,0 +1,91 @@
+"""Criterion ``mixture_density``: the negative log-density of pen points, in nats."""
+
+from dataclasses import dataclass, field
+
+import torch
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.mixture import Mixture
+
+AVERAGES = ("point", "sequence")
+
+
+@dataclass
+class MixtureDensityConfig(FairseqDataclass):
+    average: str = field(
+        default="point",
+        metadata={
+            "help": "what the gradient is a mean over: every 'point', or every 'sequence' (a sum over its "
+            "points, some hundred times as long, which matters to --clip-norm)"
+        },
+    )
+
+
+@register_criterion("mixture_density", dataclass=MixtureDensityConfig)
+class MixtureDensity(FairseqCriterion):
+    """Sum of the negative log-densities of the points, in nats; Graves 2013, equation 26.
+
+    Densities are those of normalised offsets. Logged are ``nats_seq``, the mean over sequences, which is the
+    papers' figure; ``nats_point``, the mean over points, and of it ``pen_nats``, the pen bits' share;
+    ``loss`` is the one of the two that is averaged; ``pen_errors`` in percent of the points.
+    """
+
+    def __init__(self, task, average):
+        super().__init__(task)
+        if average not in AVERAGES:
+            raise UsageError(f"--average {average} is unknown, choose from {', '.join(AVERAGES)}")
+        self.average = average
+
+    def forward(self, model, sample, reduce=True):
+        """The loss, what it is divided by, and the logged sums. Without ``reduce`` the loss of each point."""
+        raw, _ = model(**sample["net_input"])
+        target, mask = sample["target"], sample["net_input"]["mask"]
+        # Half precision is too coarse for the sums, and for the data.
+        raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
+        target = target.to(raw.dtype)
+        if mask is not None:
+            # A NaN at padding would reach the gradient through a product with zero.
+            padding = ~mask.unsqueeze(-1)
+            raw, target = raw.masked_fill(padding, 0.0), target.masked_fill(padding, 0.0)
+        mixture, pen = Mixture.of(raw), target[..., 2]
+        pen_nats = -mixture.pen_log_prob(pen)
+        nats = pen_nats - mixture.log_density(target[..., :2])
+        wrong = (mixture.pen_logit > 0) != (pen > 0.5)
+        if mask is not None:
+            nats, pen_nats = (part.masked_fill(~mask, 0.0) for part in (nats, pen_nats))
+            wrong = wrong & mask
+        loss = nats.sum() if reduce else nats
+        sample_size = sample["ntokens"] if self.average == "point" else sample["nsentences"]
+        logged = {
+            "loss": loss.detach(),
+            "pen_loss": pen_nats.detach().sum(),
+            "pen_wrong": wrong.sum(),
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["nsentences"],
+            "sample_size": sample_size,
+        }
+        return loss, sample_size, logged
+
+    @staticmethod
+    def reduce_metrics(logging_outputs):
+        def total(key):
+            # With several workers every sum comes back as a tensor.
+            number = sum(log.get(key, 0) for log in logging_outputs)
+            return number.item() if torch.is_tensor(number) else number
+
+        points, sequences, weight = total("ntokens"), total("nsentences"), total("sample_size")
+        if not points:
+            return
+        loss = total("loss")
+        metrics.log_scalar("loss", loss / weight, weight, round=4)
+        metrics.log_scalar("nats_seq", loss / sequences, sequences, round=2)
+        metrics.log_scalar("nats_point", loss / points, points, round=4)
+        metrics.log_scalar("pen_nats", total("pen_loss") / points, points, round=4)
+        metrics.log_scalar("pen_errors", 100.0 * total("pen_wrong") / points, points, round=2)
+
+    @staticmethod
+    def logging_outputs_can_be_summed():
+        return True
