@@ -7,9 +7,9 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from torch import nn
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.models import char_lm_table, gnmt_table
+from rhhn_fairseq.models import char_lm_table, gnmt_table, handwriting_table
 
-ARCHITECTURES = char_lm_table.ARCHITECTURES | gnmt_table.ARCHITECTURES
+ARCHITECTURES = char_lm_table.ARCHITECTURES | gnmt_table.ARCHITECTURES | handwriting_table.ARCHITECTURES
 
 
 def known_architectures() -> list[str]:

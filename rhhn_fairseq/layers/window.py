@@ -1,0 +1,240 @@
+"""Graves's window: a soft position in a text that only moves forward, fed back into the first layer.
+
+Graves 2013 (arXiv 1308.0850), section 5.1, equations 46 to 51. From the output h of the first layer at step
+t, with K Gaussians along the positions u = 1, 2, ... of a text of one-hot rows c_u::
+
+    (a, b, k) = exp(h W + bias)
+    kappa_t = kappa_{t-1} + k
+    phi(t, u) = sum_K a exp(-b (kappa_t - u)^2)
+    w_t = sum_u phi(t, u) c_u
+
+The first layer reads [x_t; w_{t-1}], every layer above it [the one below; w_t]. Departures from the paper: no
+skip connections from the input to all layers and from all layers to the output, so that a model without a
+window is the same as one with it but for the window. The bias of k starts where the text is read at the speed
+of the data, not at one character a step; a, b and k are cut at exp(10).
+
+Shapes: T time, B batch, C input, H hidden, U positions of the text, V symbols, K Gaussians.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.base import Cell, Noise, State, apply_maps, option
+from rhhn_fairseq.cells.registry import build_cell
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.kernels.reference import keep_state, slice_noise
+from rhhn_fairseq.layers.regularisation import sequence_dropout
+from rhhn_fairseq.layers.stack import Stack, StackConfig
+
+LOG_LIMIT = 10.0
+
+UNKNOWN = -1
+"""Index of padding and of a character that is not known; both read as a vector of zeros."""
+
+
+def one_hot(text_BU: Tensor, symbols: int, dtype: torch.dtype) -> Tensor:
+    """One-hot rows [B, U, V] of indices below ``symbols``, zeros for ``UNKNOWN``."""
+    symbol = torch.arange(symbols, device=text_BU.device)
+    return (text_BU.unsqueeze(-1) == symbol).to(dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowConfig(StackConfig):
+    """A stack's options, counted with the first layer, and those of its window."""
+
+    symbols: int = option(help="number of characters a text may have, the width of the window", low=1)
+    window: int = option(10, help="Gaussians of the window", low=1)
+    points_per_symbol: float = option(25.0, help="steps a character takes at the start of training", low=0.1)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.bidirectional_layers or self.context_size:
+            raise UsageError("WindowStack: it reads forwards and has no context besides the window")
+        if self.residual_from == 1:
+            raise UsageError("WindowStack: residual_from=1, but the first layer reads points; 2 or more")
+
+    def upper(self) -> StackConfig:
+        """The layers above the first one."""
+        return StackConfig(
+            cell=self.cell,
+            input_size=self.hidden_size,
+            hidden_size=self.hidden_size,
+            layers=self.layers - 1,
+            context_size=self.symbols,
+            residual_from=max(0, self.residual_from - 1),
+            input_dropout=self.layer_dropout,
+            layer_dropout=self.layer_dropout,
+            output_dropout=self.output_dropout,
+            dropout_mask=self.dropout_mask,
+            cell_options=self.cell_options,
+        )
+
+
+class Window(nn.Module):
+    """The window's parameters and its step; see the module's docstring."""
+
+    def __init__(self, config: WindowConfig):
+        super().__init__()
+        K = config.window
+        self.weight = nn.Parameter(torch.empty(config.hidden_size, 3 * K))
+        self.bias = nn.Parameter(torch.zeros(3 * K))
+        nn.init.xavier_uniform_(self.weight)
+        with torch.no_grad():
+            # Small at the start, so that the speed is that of the data whatever h is.
+            self.weight[:, 2 * K :] *= 0.1
+            self.bias[2 * K :] = -math.log(config.points_per_symbol)
+
+    def forward(self, y_BH: Tensor, kappa_BK: Tensor, text_BUV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From the first layer's output: w [B, V], the next kappa [B, K] and phi [B, U + 1].
+
+        The last column of phi is the position after the padded text's end, which writing looks at.
+        """
+        raw = torch.addmm(self.bias, y_BH, self.weight).to(kappa_BK.dtype)
+        a, b, k = raw.clamp(max=LOG_LIMIT).exp().chunk(3, dim=-1)
+        kappa_BK = kappa_BK + k
+        U = text_BUV.shape[1]
+        u = torch.arange(1, U + 2, device=y_BH.device, dtype=kappa_BK.dtype)
+        far_BKU = (kappa_BK.unsqueeze(-1) - u).square() * b.unsqueeze(-1)
+        phi_BU = (a.unsqueeze(-1) * torch.exp(-far_BKU)).sum(dim=1)
+        w_BV = torch.bmm(phi_BU[:, None, :U].to(text_BUV.dtype), text_BUV).squeeze(1)
+        return w_BV, kappa_BK, phi_BU
+
+
+class WindowTrace(NamedTuple):
+    """What a ``WindowCell`` gives beside its outputs and state: w [T, B, V] and phi [T, B, U + 1]."""
+
+    window_TBV: Tensor
+    phi_TBU: Tensor
+
+
+class WindowCell(Cell):
+    """A cell that reads ``[x; w]``, the window of its own output of the step before.
+
+    Its state is the cell's, then w [B, V] and kappa [B, K]. The input's columns are projected outside the
+    loop over time, the window's and what the cell can do in a pass of its own, such as running a
+    hypernetwork, inside.
+
+    Args:
+        cell: reads an input of width ``C + V``. window: has the same sizes.
+    """
+
+    def __init__(self, cell: Cell, window: Window, config: WindowConfig):
+        super().__init__(cell.config)
+        self.cell, self.window = cell, window
+        self.state_sizes = (*cell.state_sizes, config.symbols, config.window)
+
+    def zero_state(self, B: int, device=None, dtype=None) -> State:
+        """See ``Cell.zero_state``; the position is float32 at least, for half precision loses its steps."""
+        *rest, kappa = super().zero_state(B, device, dtype)
+        return (*rest, kappa.to(torch.promote_types(kappa.dtype, torch.float32)))
+
+    def forward(
+        self,
+        x_TBC: Tensor,
+        text_BUV: Tensor,
+        state: State | None = None,
+        mask_TB: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> tuple[Tensor, WindowTrace, State]:
+        """Runs over a sequence; ``x_TBC``, ``state``, ``mask_TB`` and ``noise`` as in ``Cell.forward``.
+
+        Args:
+            text_BUV: one-hot rows; zeros at padding and for characters that are not known.
+
+        Returns:
+            outputs [T, B, H], the window's trace and the state after the last step.
+        """
+        T, B, C = x_TBC.shape
+        cell = self.cell
+        if mask_TB is not None:
+            x_TBC = x_TBC.masked_fill(~mask_TB.unsqueeze(-1), 0.0)
+        if noise is None and self.training:
+            noise = cell.sample_noise(T, B, x_TBC.device)
+        g = apply_maps(x_TBC, cell.maps_of(slice(0, C)))
+        if state is None:
+            state = self.zero_state(B, x_TBC.device, x_TBC.dtype)
+            g = cell.begin(g, mask_TB)
+        window_maps = cell.maps_of(slice(C, None))
+        outputs, windows, phis = [], [], []
+        for t, g_t in enumerate(zip(*(part.unbind(0) for part in g), strict=True)):
+            *inner, w, kappa = state
+            shares = apply_maps(w, window_maps)
+            # What ``begin`` added behind the projections is not affine in the input.
+            g_t = (*map(torch.add, g_t, shares), *g_t[len(shares) :])
+            y_BH, new = self._step(g_t, tuple(inner), mask_TB, noise, t)
+            w, kappa, phi = self.window(y_BH, kappa, text_BUV)
+            new = (*new, w, kappa)
+            if mask_TB is not None:
+                here_B1 = mask_TB[t].unsqueeze(-1)
+                y_BH = y_BH.masked_fill(~here_B1, 0.0)
+                new = keep_state(here_B1, new, state)
+            outputs.append(y_BH)
+            windows.append(new[-2])
+            phis.append(phi)
+            state = new
+        return torch.stack(outputs), WindowTrace(torch.stack(windows), torch.stack(phis)), state
+
+    def _step(self, g_t, inner: State, mask_TB, noise, t: int) -> tuple[Tensor, State]:
+        """The wrapped cell's step, after what it does in a pass of its own, as a pass of one step."""
+        g_1 = tuple(part.unsqueeze(0) for part in g_t)
+        here_1B = None if mask_TB is None else mask_TB[t : t + 1]
+        noise_1 = noise
+        if noise is not None:
+            noise_1 = {name: part[t : t + 1] if part.shape[0] > 1 else part for name, part in noise.items()}
+        g_1, ready = self.cell.prepare(g_1, inner, here_1B, noise_1)
+        return self.cell.step(tuple(part[0] for part in g_1), ready, slice_noise(noise, t))
+
+    def diagnostics(self) -> dict[str, float]:
+        return self.cell.diagnostics()
+
+
+class WindowStack(nn.Module):
+    """Layers of one cell, the first of which moves a window along a text that all layers read.
+
+    Attributes:
+        output_size: width of the output.
+        state_sizes: widths of the state's tensors, layer after layer.
+    """
+
+    def __init__(self, config: WindowConfig):
+        super().__init__()
+        self.config = config
+        reads = config.input_size + config.symbols
+        cell = build_cell(config.cell, reads, config.hidden_size, **config.cell_options)
+        self.first = WindowCell(cell, Window(config), config)
+        self.upper = Stack(config.upper()) if config.layers > 1 else None
+        self.state_sizes = (*self.first.state_sizes, *(self.upper.state_sizes if self.upper else ()))
+        self.output_size = config.hidden_size
+
+    def forward(
+        self,
+        x_TBC: Tensor,
+        text_BUV: Tensor,
+        state: State | None = None,
+        mask_TB: Tensor | None = None,
+    ) -> tuple[Tensor, State, Tensor]:
+        """Outputs [T, B, H], the next state and phi [T, B, U + 1]; arguments as in ``WindowCell.forward``."""
+        count = len(self.first.state_sizes)
+        low, high = (None, None) if state is None else (tuple(state[:count]), tuple(state[count:]))
+        x_TBC = self._drop(x_TBC, self.config.input_dropout)
+        y, trace, low = self.first(x_TBC, text_BUV, low, mask_TB)
+        if self.upper is None:
+            return self._drop(y, self.config.output_dropout), low, trace.phi_TBU
+        y, high = self.upper(y, high, mask_TB, context_TBM=trace.window_TBV)
+        return y, (*low, *high), trace.phi_TBU
+
+    def _drop(self, x: Tensor, rate: float) -> Tensor:
+        return sequence_dropout(x, rate, self.training, self.config.dropout_mask == "sequence")
+
+    def diagnostics(self) -> dict[str, float]:
+        """The cells' diagnostics, by layer counted from 1."""
+        cells = [self.first, *(self.upper.cells if self.upper else ())]
+        return {
+            f"layer{layer}_{key}": value
+            for layer, cell in enumerate(cells, start=1)
+            for key, value in cell.diagnostics().items()
+        }

@@ -1,0 +1,212 @@
+"""Model ``handwriting``: a stack of recurrent layers on pen offsets, and a mixture of Gaussians for the next.
+
+Graves 2013 (arXiv 1308.0850), sections 4 and 5, and Ha, Dai, Le 2016 (arXiv 1609.09106), section 4.3. With
+``--window K`` the model also reads a text, through Graves's window; see ``layers/window.py``. Its outputs are
+what ``layers/mixture.py`` takes.
+
+Shapes: T time, B batch, M components, U positions of the text, V symbols.
+"""
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import BaseFairseqModel, register_model
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.base import glorot_
+from rhhn_fairseq.cells.registry import CELLS
+from rhhn_fairseq.data.strokes.normalisation import Normalisation
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.mixture import output_size
+from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.layers.window import WindowConfig, WindowStack, one_hot
+from rhhn_fairseq.models.handwriting_table import ARCHITECTURES
+from rhhn_fairseq.models.options import given_cell_options, register_architecture, with_cell_options
+
+POINT_SIZE = 3
+
+# Steps a character takes in IAM-OnDB, where the data do not say.
+POINTS_PER_SYMBOL = 25.0
+
+
+@dataclass
+class HandwritingBaseConfig(FairseqDataclass):
+    cell: str = field(default="lstm", metadata={"help": f"recurrent cell: {', '.join(sorted(CELLS))}"})
+    hidden_size: int = field(default=900, metadata={"help": "width of a recurrent layer"})
+    layers: int = field(default=1, metadata={"help": "recurrent layers"})
+    residual_from: int = field(
+        default=0, metadata={"help": "layer from which on a layer's input is added to its output; 0: none"}
+    )
+    mixtures: int = field(default=20, metadata={"help": "Gaussians in the mixture"})
+    window: int = field(
+        default=0, metadata={"help": "Gaussians of the window on the text to write; 0: no text is read"}
+    )
+    input_dropout: float = field(default=0.0, metadata={"help": "dropout on the first layer's input"})
+    layer_dropout: float = field(default=0.0, metadata={"help": "dropout between layers"})
+    output_dropout: float = field(default=0.0, metadata={"help": "dropout on the last layer's output"})
+    dropout_mask: str = field(
+        default="step", metadata={"help": "these dropouts draw a mask for every 'step' or 'sequence'"}
+    )
+
+
+HandwritingConfig = with_cell_options("HandwritingConfig", HandwritingBaseConfig, __name__)
+
+
+@register_model("handwriting", dataclass=HandwritingConfig)
+class Handwriting(BaseFairseqModel):
+    """See the module's docstring.
+
+    The buffer ``statistics`` holds the normalisation of the offsets it was trained on, ``symbol_codes`` the
+    code points of the characters it reads, none without a window; a checkpoint is refused where the data's
+    differ.
+
+    Args:
+        config: checked sizes and options, a ``HandwritingConfig``.
+        normalisation: of the offsets. symbols: the characters of the text, in the model's order.
+        points_per_symbol: points for each character in the training lines, 0 where they have no text.
+    """
+
+    def __init__(self, config, normalisation: Normalisation, symbols: str, points_per_symbol: float):
+        super().__init__()
+        if config.mixtures < 1:
+            raise UsageError(f"--mixtures {config.mixtures} is too small, the smallest is 1")
+        if config.window < 0:
+            raise UsageError(f"--window {config.window} is too small, the smallest is 0 (no text)")
+        symbols = symbols if config.window else ""
+        codes = torch.tensor([ord(symbol) for symbol in symbols], dtype=torch.long)
+        self.register_buffer("symbol_codes", codes)
+        self.register_buffer("statistics", torch.from_numpy(normalisation.to_bits()))
+        self.window = config.window
+        stack = {
+            "cell": config.cell,
+            "input_size": POINT_SIZE,
+            "hidden_size": config.hidden_size,
+            "layers": config.layers,
+            "residual_from": config.residual_from,
+            "input_dropout": config.input_dropout,
+            "layer_dropout": config.layer_dropout,
+            "output_dropout": config.output_dropout,
+            "dropout_mask": config.dropout_mask,
+            "cell_options": given_cell_options(config),
+        }
+        if config.window:
+            if not symbols:
+                raise UsageError(
+                    f"--window {config.window} reads the text of each line, and the training lines have "
+                    "none; prepare a corpus with texts, or leave --window out"
+                )
+            speed = points_per_symbol or POINTS_PER_SYMBOL
+            reading = {"symbols": len(symbols), "window": config.window, "points_per_symbol": speed}
+            self.stack = WindowStack(WindowConfig(**stack, **reading))
+        else:
+            self.stack = Stack(StackConfig(**stack))
+        self.weight_out = nn.Parameter(torch.empty(self.stack.output_size, output_size(config.mixtures)))
+        self.bias_out = nn.Parameter(torch.zeros(output_size(config.mixtures)))
+        glorot_(self.weight_out)
+
+    @classmethod
+    def build_model(cls, cfg, task):
+        """Builds the model for the task's data; UsageError names an option that cannot work."""
+        config = OmegaConf.to_object(cfg) if OmegaConf.is_config(cfg) else cfg
+        manifest = task.manifest
+        return cls(config, manifest.normalisation, manifest.symbols, manifest.points_per_symbol)
+
+    @classmethod
+    def for_vocabulary(cls, config, vocab_size: int):
+        """A model without data behind it, for counting its parameters; its window has so many symbols."""
+        symbols = "".join(map(chr, range(32, 32 + vocab_size)))
+        return cls(config, Normalisation((0.0, 0.0), (1.0, 1.0)), symbols, POINTS_PER_SYMBOL)
+
+    def forward(
+        self, points: Tensor, mask: Optional[Tensor] = None, text: Optional[Tensor] = None, state=None
+    ):
+        """The distribution of the point after each position.
+
+        Args:
+            points: normalised (dx, dy, pen bit) [B, T, 3].
+            mask: bool [B, T], true at real positions; None where all are.
+            text: indices into the symbols [B, U], -1 at padding and for unknown ones; required with a window,
+                ignored without one.
+            state: the state to start from, [B, ·] in the stack's order; None for zeros.
+
+        Returns:
+            a mixture's numbers [B, T, 6 M + 1], see ``Mixture.of``; and a dictionary with the ``state`` after
+            the last position and, with a window, ``phi`` [B, T, U + 1], where on the text it was.
+        """
+        x_TBC = points.transpose(0, 1).to(self.weight_out.dtype)
+        mask_TB = None if mask is None else mask.T
+        extra = {}
+        if self.window:
+            if text is None:
+                raise UsageError("the model has a window and needs the text of every line")
+            y, extra["state"], phi = self.stack(
+                x_TBC, one_hot(text, len(self.symbol_codes), x_TBC.dtype), state, mask_TB
+            )
+            extra["phi"] = phi.transpose(0, 1)
+        else:
+            y, extra["state"] = self.stack(x_TBC, state, mask_TB)
+        return F.linear(y, self.weight_out.T, self.bias_out).transpose(0, 1), extra
+
+    @property
+    def symbols(self) -> str:
+        """The characters that the model reads, in its order; "" without a window."""
+        return "".join(map(chr, self.symbol_codes.tolist()))
+
+    @property
+    def normalisation(self) -> Normalisation:
+        """Of the offsets that the model reads and gives."""
+        return Normalisation.from_bits(self.statistics.cpu().numpy())
+
+    def max_positions(self):
+        """Any length of line."""
+        return None
+
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers about the weights worth a line in the log."""
+        return self.stack.diagnostics()
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """Loads a checkpoint's weights.
+
+        Raises:
+            UsageError: it was trained on other characters or with another normalisation, or is a model of
+                another cell or size.
+        """
+        self._check_data(state_dict)
+        own = self.state_dict()
+        for key in sorted(own.keys() | state_dict.keys()):
+            found, expected = (tuple(d[key].shape) if key in d else None for d in (state_dict, own))
+            if found != expected:
+                raise UsageError(
+                    f"the checkpoint is of another cell or size: {key} is {found or 'missing'} there and "
+                    f"{expected or 'missing'} in this model; give the --arch and options it was trained with"
+                )
+        return super().load_state_dict(state_dict, strict, model_cfg, args)
+
+    def _check_data(self, state_dict) -> None:
+        if "statistics" not in state_dict or "symbol_codes" not in state_dict:
+            raise UsageError("the checkpoint is not of a handwriting model: no statistics in it")
+        theirs = "".join(map(chr, state_dict["symbol_codes"].tolist()))
+        if theirs != self.symbols:
+            raise UsageError(
+                f"the checkpoint reads other characters ({len(theirs)} there, {len(self.symbols)} in this "
+                "model); use the data directory and the --window it was trained with"
+            )
+        if not torch.equal(state_dict["statistics"].cpu(), self.statistics.cpu()):
+            there = Normalisation.from_bits(state_dict["statistics"].cpu().numpy())
+            here = self.normalisation
+            raise UsageError(
+                f"the checkpoint was trained on offsets of mean {there.mean} and deviation {there.std}, the "
+                f"data have {here.mean} and {here.std}; prepare them with --statistics-of the directory of "
+                "its training"
+            )
+
+
+for _name, _row in ARCHITECTURES.items():
+    register_architecture(
+        _name, _row.options, Handwriting, HandwritingConfig, f"``{_name}``: see ``handwriting_table``."
+    )

@@ -1,0 +1,50 @@
+"""The handwriting models of the paper's table, one architecture a row.
+
+Ha = Ha, Dai, Le 2016 (arXiv 1609.09106), section 4.3: a mixture of 20 Gaussians, no window. "exact" is the
+count that the printed sizes give; it equals the paper's figure.
+"""
+
+from dataclasses import dataclass
+
+SOURCE = "Ha section 4.3, IAM-OnDB"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table.
+
+    Attributes:
+        options: what differs from the model's defaults.
+        parameters: the exact count. loss: the paper's validation loss in nats a sequence.
+        vocab_size: symbols of the text that the model reads; without a window it reads none, and any number
+            gives the same model.
+    """
+
+    options: dict
+    parameters: int
+    loss: int
+    vocab_size: int = 1
+
+    def reported(self) -> str:
+        """What the paper says of it, one line."""
+        return f"{self.parameters / 1e6:.2f} M; loss {self.loss:,} nats a sequence ({SOURCE})"
+
+
+def _ha(cell: str, hidden: int = 900, layers: int = 1, **hyper) -> dict:
+    """Ha's sizes and dropout: keep 0.95 on the recurrent update and on the output, and between layers."""
+    rates = {"output_dropout": 0.05, "recurrent_dropout": 0.05}
+    rates |= {"layer_dropout": 0.05} if layers > 1 else {}
+    return {"cell": cell, "hidden_size": hidden, "layers": layers} | hyper | rates
+
+
+HYPER = {"hyper_size": 128, "hyper_embed_size": 4}
+
+ARCHITECTURES = {
+    "lstm_900_iam": Row(_ha("lstm"), 3_363_421, -1055),
+    "lstm_1000_iam": Row(_ha("lstm", 1000), 4_137_121, -1048),
+    "lstm_3x400_iam": Row(_ha("lstm", 400, 3), 3_258_121, -1068),
+    "lstm_2x650_iam": Row(_ha("lstm", 650, 2), 5_161_771, -1135),
+    "ln_lstm_900_iam": Row(_ha("ln_lstm"), 3_372_421, -1096),
+    "hyperlstm_900_iam": Row(_ha("hyperlstm", **HYPER), 3_941_181, -1162),
+    "ln_hyperlstm_900_iam": Row(_ha("ln_hyperlstm", **HYPER), 3_951_461, -1067),
+}

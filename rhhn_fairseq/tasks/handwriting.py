@@ -1,0 +1,152 @@
+"""Task ``handwriting``: predicting the next point of a pen, with a text to write or without."""
+
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II, MISSING, OmegaConf
+
+from rhhn_fairseq.data.strokes.manifest import StrokeManifest
+from rhhn_fairseq.data.strokes.store import StrokeSplit
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.tasks.carry import pass_seed
+from rhhn_fairseq.tasks.stroke_batches import StrokeDataset
+
+logger = logging.getLogger(__name__)
+
+SCALE_AXES = ("each", "both")
+
+
+@dataclass
+class HandwritingTaskConfig(FairseqDataclass):
+    data: str = field(default=MISSING, metadata={"help": "directory that scripts/prepare_strokes.py made"})
+    scale_augment: float = field(
+        default=0.1,
+        metadata={"help": "training lines are scaled by a random factor of 1 plus and minus this; 0: not"},
+    )
+    scale_axes: str = field(
+        default="each", metadata={"help": "dx and dy of a line have 'each' a factor, or 'both' the same"}
+    )
+    max_points: int = field(
+        default=0, metadata={"help": "of longer lines only so many first points are read; 0: all"}
+    )
+    seed: int = II("common.seed")
+    train_subset: str = II("dataset.train_subset")
+
+    def check(self):
+        """Raises UsageError for values that cannot work; fairseq does not call __post_init__."""
+        if not self.data or self.data == "???":
+            raise UsageError(
+                "task.data is not given: name the directory that scripts/prepare_strokes.py made"
+            )
+        if not 0 <= self.scale_augment < 1:
+            raise UsageError(f"--scale-augment {self.scale_augment} is not in [0, 1)")
+        if self.scale_axes not in SCALE_AXES:
+            raise UsageError(
+                f"--scale-axes {self.scale_axes} is unknown, choose from {', '.join(SCALE_AXES)}"
+            )
+        if self.max_points < 0 or self.max_points == 1:
+            raise UsageError(f"--max-points {self.max_points}: must be 2 or more, or 0 for all")
+
+
+@register_task("handwriting", dataclass=HandwritingTaskConfig)
+class HandwritingTask(FairseqTask):
+    """See the module's docstring.
+
+    Attributes:
+        manifest: what the data directory says of itself.
+        reads_text: whether the model that was built last reads the text of a line; lines without one are then
+            left out.
+    """
+
+    def __init__(self, cfg: HandwritingTaskConfig, manifest: StrokeManifest):
+        super().__init__(cfg)
+        self.manifest = manifest
+        self.reads_text = False
+
+    @classmethod
+    def setup_task(cls, cfg, **kwargs):
+        if OmegaConf.is_config(cfg):
+            cfg = _as_dataclass(cfg)
+        cfg.check()
+        manifest = StrokeManifest.load(cfg.data)
+        logger.info("%s: %s, %d characters", cfg.data, manifest.variant, len(manifest.symbols))
+        return cls(cfg, manifest)
+
+    def build_model(self, cfg, from_checkpoint=False):
+        model = super().build_model(cfg, from_checkpoint)
+        self.reads_text = bool(model.window)
+        return model
+
+    def load_dataset(self, split, combine=False, **kwargs):
+        """Opens a split; its points are read from disk as they are needed.
+
+        Raises:
+            UsageError: there is no such split, or it has no line with a text and the model reads texts.
+        """
+        lines = StrokeSplit(Path(self.cfg.data), split)
+        keep = [index for index, text in enumerate(lines.texts) if text or not self.reads_text]
+        if not keep:
+            raise UsageError(
+                f"the {split} split of {self.cfg.data} has no line with a text, which --window reads"
+            )
+        if len(keep) < len(lines):
+            logger.info("%s: %d lines without a text are left out", split, len(lines) - len(keep))
+        self.datasets[split] = StrokeDataset(
+            lines,
+            self.manifest.normalisation,
+            self.manifest.symbols or None,
+            longest=self.cfg.max_points,
+            shuffle=split == self.cfg.train_subset,
+            keep=keep,
+        )
+
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        # Scaling and dropout depend on the batch, not on the worker that has it, so that W workers train what
+        # one worker does with --update-freq W.
+        key = (sample["ntokens"] << 16) + sample["nsentences"] if sample else 0
+        torch.manual_seed(pass_seed(self.cfg.seed, update_num, key))
+        if sample and self.cfg.scale_augment:
+            sample = self.rescaled(sample)
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def rescaled(self, sample: dict) -> dict:
+        """A batch in which every line has another size, drawn from the global random numbers.
+
+        A factor f times a raw offset x is, normalised, ``f (x - m) / s + (f - 1) m / s``.
+        """
+        points, target = sample["net_input"]["points"], sample["target"]
+        axes = 2 if self.cfg.scale_axes == "each" else 1
+        draw = torch.rand(len(target), 1, axes, dtype=torch.float64)
+        factor = (1 + self.cfg.scale_augment * (2 * draw - 1)).to(target)
+        normalisation = self.manifest.normalisation
+        mean, std = (target.new_tensor(part) for part in (normalisation.mean, normalisation.std))
+        offsets = target[..., :2] * factor + (factor - 1) * (mean / std)
+        target = torch.cat([offsets, target[..., 2:]], dim=-1)
+        # The first input is where the pen touches, before any offset.
+        points = torch.cat([points[:, :1], target[:, :-1]], dim=1)
+        return sample | {"net_input": sample["net_input"] | {"points": points}, "target": target}
+
+    def begin_valid_epoch(self, epoch, model):
+        for key, value in model.diagnostics().items():
+            logger.info("epoch %d %s %.2f", epoch, key, value)
+
+    @property
+    def source_dictionary(self):
+        """None: a pen has no dictionary."""
+        return None
+
+    @property
+    def target_dictionary(self):
+        """None: a pen has no dictionary."""
+        return None
+
+
+def _as_dataclass(cfg) -> HandwritingTaskConfig:
+    values = OmegaConf.to_container(cfg, resolve=True)
+    known = {spec.name for spec in dataclasses.fields(HandwritingTaskConfig)}
+    return HandwritingTaskConfig(**{key: value for key, value in values.items() if key in known})
