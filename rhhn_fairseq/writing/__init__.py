@@ -1,0 +1,2 @@
+"""Handwriting from a trained model: drawing points, how its weights change meanwhile, and the picture of
+both."""

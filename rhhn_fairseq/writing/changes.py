@@ -1,0 +1,105 @@
+"""How much the weights that a hypernetwork generates change from one step to the next.
+
+Ha, Dai, Le 2016 (arXiv 1609.09106), figure 4: the L2 norm of the change of each generated recurrent matrix. A
+matrix W scaled by d_t changes by ``norm(W * (d_t - d_{t-1}))``, the square of which is the sum over its
+columns of their squared norms times the squared change of their factors; so no matrix is ever made.
+
+Shapes: B lines, N matrices of a layer, M of all layers, F factors of a matrix, Z embedding.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.base import Cell, State
+from rhhn_fairseq.cells.hyper_lstm import HyperLSTM
+from rhhn_fairseq.cells.hyper_rhn import HyperRHN
+from rhhn_fairseq.cells.hyper_rnn import FullHyperRNN, PracticalHyperRNN
+from rhhn_fairseq.layers.window import WindowStack
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The recurrent matrices that a cell's hypernetwork scales.
+
+    Attributes:
+        names: of the N matrices, in the papers' letters.
+        sizes: norms [N, F] of what each factor scales.
+        factors: from the cell's state the factors [N, B, F], but for what never changes.
+        late: whether a step takes its factors from the state before it, not from the one after.
+    """
+
+    names: tuple[str, ...]
+    sizes: Tensor
+    factors: Callable[[State], Tensor]
+    late: bool = False
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A layer whose weights change: its matrices, and which tensors of the stack's state are its own."""
+
+    names: tuple[str, ...]
+    matrices: Generated
+    part: slice
+
+    def factors(self, before: State, after: State) -> Tensor:
+        """What scaled the matrices in the step between two states of the stack, [N, B, F]."""
+        return self.matrices.factors((before if self.matrices.late else after)[self.part])
+
+
+def watch(stack: nn.Module) -> list[Watched]:
+    """The layers of a ``Stack`` or ``WindowStack`` whose weights change; of an RHN its last depth."""
+    if isinstance(stack, WindowStack):
+        layers = [stack.first, *(stack.upper.cells if stack.upper else ())]
+        cells = [stack.first.cell, *layers[1:]]
+    else:
+        layers = cells = list(stack.cells)
+    found, start = [], 0
+    for number, (layer, cell) in enumerate(zip(layers, cells, strict=True), start=1):
+        matrices = _generated(cell)
+        if matrices is not None:
+            prefix = f"{number} " if len(cells) > 1 else ""
+            names = tuple(prefix + name for name in matrices.names)
+            found.append(Watched(names, matrices, slice(start, start + len(cell.state_sizes))))
+        start += len(layer.state_sizes)
+    return found
+
+
+def _generated(cell: Cell) -> Generated | None:
+    """The matrices of a cell that change; None where none does."""
+    if isinstance(cell, HyperRHN):
+        # One hypervector scales the halves h and t of a matrix.
+        sizes = cell.weight_s[-1].detach().norm(dim=0).view(2, -1)
+        return Generated(("h", "t"), sizes, lambda state: (state[1] @ cell.weight_z[-1]).expand(2, -1, -1))
+    late = getattr(cell.config, "hyper_state", None) == "previous"
+    if isinstance(cell, HyperLSTM):
+        sizes = cell.weight_h.detach().norm(dim=0).view(4, -1)
+        return Generated(("i", "f", "g", "o"), sizes, lambda state: cell.scaling(state[2])[0], late)
+    if isinstance(cell, PracticalHyperRNN):
+        sizes = cell.weight_h.detach().norm(dim=0)[None]
+        return Generated(("W",), sizes, lambda state: cell.scaling(state[1])[0], late)
+    if isinstance(cell, FullHyperRNN):
+        mixing = _mixing(cell.weight_h.detach())
+        sizes = torch.ones(1, len(mixing), dtype=mixing.dtype)
+        return Generated(("W",), sizes, lambda state: (state[1] @ cell.weight_zh @ mixing)[None], late)
+    return None
+
+
+def _mixing(weight_HZH: Tensor) -> Tensor:
+    """A matrix [Z, Z] that takes z to a vector whose length is the norm of the sum of z_k W_k."""
+    flat = weight_HZH.transpose(0, 1).flatten(1).double()
+    values, vectors = torch.linalg.eigh(flat @ flat.T)
+    return (vectors * values.clamp(min=0).sqrt()).to(weight_HZH.dtype)
+
+
+def step_changes(watched: Sequence[Watched], now: Sequence[Tensor], before: Sequence[Tensor]) -> np.ndarray:
+    """Norms [M] of the changes of one line's matrices, from the factors of the last step to this one's."""
+    parts = [
+        ((new - old)[:, 0] * layer.matrices.sizes).norm(dim=-1)
+        for layer, new, old in zip(watched, now, before, strict=True)
+    ]
+    return torch.cat(parts).double().numpy() if parts else np.zeros(0)

@@ -1,0 +1,188 @@
+"""Drawing handwriting from a model, point by point.
+
+Graves 2013 (arXiv 1308.0850), sections 4.3 and 5.4 to 5.5: a point is drawn from the mixture and becomes the
+next input; a bias or a temperature makes the writing tidier; priming lets the model read a line first and go
+on in its style, and with a window the text of that line comes before the text to write.
+
+Shapes: U positions of the text, M matrices that a hypernetwork generates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rhhn_fairseq.data.strokes.points import Line
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.mixture import Mixture, check_sharpness
+from rhhn_fairseq.writing.changes import step_changes, watch
+
+POINTS = 400
+# Points a character may take before a line is given up: about three times what IAM-OnDB's writers take.
+POINTS_PER_CHARACTER = 80
+
+
+@dataclass(frozen=True)
+class WritingConfig:
+    """How lines are written; ``UsageError`` names the value that cannot work.
+
+    Attributes:
+        lines: how many, of each text where there are texts.
+        points: drawn for each line; with a text the most, None for a number by the text's length.
+        bias, temperature: see ``Mixture.sharpened``.
+        seed: of the draws. Line n of a seed is the same however many others are written with it.
+    """
+
+    lines: int = 3
+    points: int | None = None
+    bias: float = 0.0
+    temperature: float = 1.0
+    seed: int = 1
+
+    def __post_init__(self):
+        for name, low in (("lines", 1), ("points", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise UsageError(f"--{name} {value} is too small, the smallest is {low}")
+        check_sharpness(self.bias, self.temperature)
+
+    def most_points(self, text: str | None) -> int:
+        """How many points are drawn at most for a line of this text."""
+        if self.points is not None:
+            return self.points
+        return POINTS if text is None else POINTS_PER_CHARACTER * len(text)
+
+
+@dataclass
+class Written:
+    """One written line.
+
+    Attributes:
+        points: [N, 3] in the corpus's units, the primed ones first.
+        primed: how many of them were read. text: what was to be written, None without a window.
+        finished: whether the window passed the text's end; true without a window.
+        changes: norms [N, M] of how each generated matrix changed in the step that gave the point; the first
+            step has none. names: of the M matrices.
+    """
+
+    points: np.ndarray
+    primed: int
+    text: str | None
+    finished: bool
+    changes: np.ndarray
+    names: tuple[str, ...]
+
+
+class Hand:
+    """A model that writes a line step by step: its state, and the weights it generated last.
+
+    Args:
+        heard: indices [1, U] of the text, None without a window.
+    """
+
+    def __init__(self, model: nn.Module, heard: Tensor | None):
+        self.model, self.heard = model, heard
+        dtype = model.weight_out.dtype
+        self.state = tuple(torch.zeros(1, size, dtype=dtype) for size in model.stack.state_sizes)
+        self.watched = watch(model.stack)
+        self.names = tuple(name for layer in self.watched for name in layer.names)
+        self._factors: list[Tensor] | None = None
+
+    def step(self, point: Tensor) -> tuple[Mixture, np.ndarray, Tensor | None]:
+        """Reads a point [3].
+
+        Returns:
+            the distribution of the next one; how much each generated matrix changed [M], zero in the first
+            step; and where the window is, phi [U + 1].
+        """
+        raw, extra = self.model(point.view(1, 1, 3), text=self.heard, state=self.state)
+        factors = [layer.factors(self.state, extra["state"]) for layer in self.watched]
+        changes = step_changes(self.watched, factors, self._factors or factors)
+        self.state, self._factors = extra["state"], factors
+        phi = extra["phi"][0, 0] if self.model.window else None
+        return Mixture.of(raw[0, 0].double()), changes, phi
+
+
+@torch.no_grad()
+def write(
+    model: nn.Module, config: WritingConfig, texts: Sequence[str] = (), prime: Line | None = None
+) -> list[Written]:
+    """Writes lines, each by itself, so that a line does not depend on what else is written.
+
+    Args:
+        model: a ``Handwriting`` model on the CPU; it is put into evaluation.
+        texts: what to write, ``config.lines`` times each; needs a window.
+        prime: a line to read first, in the corpus's units, with its text if the model has a window.
+
+    Raises:
+        UsageError: a text for a model without a window or none for one with it, an unknown character, or a
+            primed line without a text.
+    """
+    model.eval()
+    jobs: list[tuple[str | None, Tensor | None]] = [(None, None)]
+    if model.window:
+        before = "" if prime is None else _prime_text(prime)
+        jobs = [(text, _indices(model.symbols, before + text)) for text in _checked(texts)]
+    elif texts:
+        raise UsageError("--text: the model was trained without --window, so it writes no given text")
+    # Without a line to read first, there is still the place where the pen touches.
+    read = np.zeros((1, 3)) if prime is None else model.normalisation.apply(prime.points)
+    primed = 0 if prime is None else len(read)
+    return [
+        _write_line(model, config, text, heard, read, primed, number)
+        for text, heard in jobs
+        for number in range(config.lines)
+    ]
+
+
+def _write_line(
+    model, config: WritingConfig, text, heard, read: np.ndarray, primed: int, line: int
+) -> Written:
+    hand = Hand(model, heard)
+    most = config.most_points(text)
+    noise = torch.from_numpy(_noise(config.seed, line, most))
+    points, changes, finished = [*torch.from_numpy(read)], [np.zeros(len(hand.names))], heard is None
+    for point in points[:-1]:
+        changes.append(hand.step(point)[1])
+    for random in noise:
+        mixture, change, phi = hand.step(points[-1])
+        changes.append(change)
+        points.append(mixture.sharpened(config.bias, config.temperature).draw(random))
+        # The window looks rather behind the text than at any of its characters (Graves, section 5.3).
+        if phi is not None and bool(phi[-1] > phi[:-1].max()):
+            finished = True
+            break
+    whole = model.normalisation.invert(torch.stack(points).numpy())
+    whole[-1, 2] = 1
+    return Written(whole, primed, text, finished, np.stack(changes), hand.names)
+
+
+def _checked(texts: Sequence[str]) -> Sequence[str]:
+    if not texts:
+        raise UsageError("--text is missing: the model was trained with --window and writes what it is given")
+    if not all(texts):
+        raise UsageError("--text is empty")
+    return texts
+
+
+def _prime_text(prime: Line) -> str:
+    if not prime.text:
+        raise UsageError(f"{prime.name}: has no text, which a model with a window reads with a primed line")
+    return prime.text + " "
+
+
+def _indices(symbols: str, text: str) -> Tensor:
+    """Indices [1, U] into the model's symbols; UsageError names those that it does not know."""
+    unknown = sorted(set(text) - set(symbols))
+    if unknown:
+        raise UsageError(f"--text: the model has not read {''.join(unknown)!r}, only {symbols!r}")
+    return torch.tensor([[symbols.index(symbol) for symbol in text]])
+
+
+def _noise(seed: int, line: int, steps: int) -> np.ndarray:
+    """Random numbers of a line as ``Mixture.draw`` takes them, [steps, 4]; more begin with those of fewer."""
+    uniform = np.random.default_rng([seed, line, 0]).random((steps, 2))
+    normal = np.random.default_rng([seed, line, 1]).normal(size=(steps, 2))
+    return np.concatenate([uniform[:, :1], normal, uniform[:, 1:]], axis=1)
