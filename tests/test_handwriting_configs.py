@@ -1,0 +1,118 @@
+"""configs/handwriting: each file says what --arch and its own comment say, and trains as it stands."""
+
+import dataclasses
+
+import pytest
+import torch
+import yaml
+from cli import USER_DIR, run_module
+from config_files import ROOT, by_command_line, command, comment, composed, effective, resolved
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from omegaconf import OmegaConf
+from tiny_handwriting import prepare_words
+
+from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
+from rhhn_fairseq.cells import cell_options
+from rhhn_fairseq.describe import count_parameters
+from rhhn_fairseq.models.handwriting import HandwritingBaseConfig
+from rhhn_fairseq.models.handwriting_table import ARCHITECTURES
+from rhhn_fairseq.models.options import CELL_OPTIONS
+
+CONFIGS = sorted((ROOT / "configs" / "handwriting").glob("*.yaml"))
+
+# Hydra deprecates what fairseq's own configuration and start-up rest on.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+every_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+
+TINY = {"hidden_size": 8, "hyper_size": 4, "hyper_embed_size": 2, "mixtures": 2}
+
+
+def _read(path):
+    return yaml.safe_load(path.read_text())
+
+
+def test_a_file_for_each_architecture():
+    assert {path.stem for path in CONFIGS} == set(ARCHITECTURES)
+
+
+@every_config
+def test_model_is_that_of_the_architecture(path):
+    cfg = composed(path)
+    config = OmegaConf.to_object(cfg.model)
+    assert cfg.model._name == path.stem
+    default = MODEL_DATACLASS_REGISTRY[path.stem](_name=path.stem)
+    assert effective(dataclasses.asdict(config)) == effective(dataclasses.asdict(default))
+    with torch.device("meta"):
+        model = MODEL_REGISTRY[path.stem].for_vocabulary(config, 1)
+    assert count_parameters(model) == ARCHITECTURES[path.stem].parameters
+
+
+@every_config
+def test_every_option_of_the_model_is_in_the_file(path):
+    model = _read(path)["model"]
+    own = [key for key in cell_options(model["cell"]) if key in CELL_OPTIONS]
+    base = [spec.name for spec in dataclasses.fields(HandwritingBaseConfig) if spec.name != "_name"]
+    # Hydra overrides what is in a file by its name; what is not there needs a plus sign.
+    assert list(model) == ["_name", *base, *own]
+    assert None not in model.values()
+
+
+@every_config
+def test_command_in_the_comment_is_the_same_training(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    by_command, by_file = by_command_line(path), resolved(composed(path))
+    # The score of translations, which no training looks at; the command line cannot leave it out.
+    del by_file["scoring"], by_command["scoring"]
+    assert by_file.keys() == by_command.keys()
+    for section, values in by_file.items():
+        assert values == by_command[section], section
+
+
+@every_config
+def test_comment_tells_the_row_of_the_table(path):
+    row, text = ARCHITECTURES[path.stem], comment(path)
+    assert f"Parameters: {row.parameters:,}; the paper prints {row.parameters / 1e6:.2f} M." in text
+    assert f"Expected: {row.loss:,} nats a sequence" in text
+    assert f"checkpoints/{path.stem}/checkpoint_best.pt" in command(path, "fairseq-validate")
+    assert command(path, "fairseq-hydra-train")[:4] == (
+        ["--config-dir", "configs/handwriting", "--config-name", path.stem]
+    )
+
+
+@every_config
+def test_recipe_of_the_paper(path):
+    cfg = composed(path)
+    recipe = (cfg.optimizer._name, cfg.optimization.lr, cfg.optimization.clip_norm, cfg.dataset.batch_size)
+    assert recipe == ("adam", [1e-4], 5.0, 32)
+    rates = (cfg.model.recurrent_dropout, cfg.model.output_dropout, cfg.task.scale_augment)
+    assert rates == (0.05, 0.05, 0.1) and cfg.model.mixtures == 20
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A directory that looks like the repository's root to the commands in the comments."""
+    root = tmp_path_factory.mktemp("root")
+    (root / "configs").symlink_to(ROOT / "configs")
+    (root / "rhhn_fairseq").symlink_to(USER_DIR)
+    prepare_words(root / "data-bin" / "iam")
+    return root
+
+
+def _train(path, workplace):
+    sizes = [f"model.{key}={value}" for key, value in TINY.items() if key in _read(path)["model"]]
+    stop = ["optimization.max_update=2", "dataset.num_workers=0"]
+    arguments = [*command(path, "fairseq-hydra-train"), *sizes, *stop]
+    run_module("fairseq_cli.hydra_train", arguments, cwd=workplace)
+    state = load_checkpoint_to_cpu(str(workplace / "checkpoints" / path.stem / "checkpoint_last.pt"))
+    assert state["optimizer_history"][-1]["num_updates"] == 2
+    assert state["cfg"]["model"]["_name"] == path.stem
+
+
+@pytest.mark.slow
+@every_config
+def test_commands_in_the_comment_train_and_validate(path, workplace):
+    _train(path, workplace)
+    result = run_module("fairseq_cli.validate", command(path, "fairseq-validate"), cwd=workplace)
+    assert result.stderr.count("nats_seq") + result.stdout.count("nats_seq") >= 2
