@@ -21,11 +21,11 @@ def default_download_dir() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "rhhn_fairseq"
 
 
-def download(url: str, directory: Path, timeout: float = TIMEOUT_SECONDS) -> Path:
+def download(url: str, directory: Path, timeout: float = TIMEOUT_SECONDS, option: str = "--from-dir") -> Path:
     """Download ``url`` into ``directory`` unless it is there already; its path.
 
     The bytes go to NAME.part, which is renamed when all have come; a NAME.part from an earlier
-    attempt is continued with an HTTP Range request. Raises UsageError, naming --from-dir as the
+    attempt is continued with an HTTP Range request. Raises UsageError, naming ``option`` as the
     other way, if the server cannot be reached, refuses, or stops early.
     """
     path = Path(directory) / url.rpartition("/")[2]
@@ -38,14 +38,14 @@ def download(url: str, directory: Path, timeout: float = TIMEOUT_SECONDS) -> Pat
         if total is not None and part.stat().st_size != total:
             raise UsageError(
                 f"{url}: the connection ended after {part.stat().st_size:,} of {total:,} bytes; "
-                "run the command again to continue, or pass --from-dir DIR with the files"
+                f"run the command again to continue, or pass {option} DIR with the files"
             )
         part.replace(path)
     # URLError, time-outs and refused connections are OSErrors.
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise UsageError(
-            f"cannot download {url} ({reason}); get the files another way and pass --from-dir DIR"
+            f"cannot download {url} ({reason}); get the files another way and pass {option} DIR"
         ) from error
     return path
 

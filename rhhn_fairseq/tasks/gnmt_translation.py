@@ -13,6 +13,7 @@ from rhhn_fairseq.data.parallel.fingerprint import pieces_sha256
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.search.gnmt_score import LENGTH_PENALTIES, GNMTScore, Pruning
 from rhhn_fairseq.tasks.carry import pass_seed
+from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
 from rhhn_fairseq.tasks.gnmt_search import GNMTGenerator
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ DIVERSE_SEARCHES = ("diverse_beam_groups", "diversity_rate")
 
 
 @dataclass
-class GNMTTranslationConfig(TranslationConfig):
+class GNMTTranslationConfig(TranslationConfig, DetachTaskConfig):
     length_penalty: str = field(
         default="fairseq",
         metadata={
@@ -41,7 +42,7 @@ class GNMTTranslationConfig(TranslationConfig):
 
 
 @register_task("gnmt_translation", dataclass=GNMTTranslationConfig)
-class GNMTTranslationTask(TranslationTask):
+class GNMTTranslationTask(DetachingTask, TranslationTask):
     """See the module's docstring.
 
     Attributes:

@@ -1,0 +1,59 @@
+"""What a problem is: sequences of numbers to read, and what is to be answered.
+
+Shapes: N examples, T steps, C numbers a step.
+"""
+
+import numpy as np
+
+Codes = tuple[np.ndarray, ...]
+"""Examples in the smallest form that holds them, arrays [N, ...] of equal N."""
+
+SPLITS = ("train", "valid", "test")
+
+
+class Problem:
+    """A supervised problem on sequences of one length; subclasses set the attributes.
+
+    Attributes:
+        name: what it is called in messages.
+        steps: T, how many steps an example has.
+        input_size: C, how many numbers are read at a step.
+        classes: how many answers there are to choose from; 0 where the answer is a number.
+        per_step: whether there is an answer at every step, or one after the last.
+        counted: bool [T], true at the steps whose answers count for the accuracy; None for all. The loss is
+            over all steps.
+    """
+
+    name: str
+    steps: int
+    input_size: int
+    classes: int
+    per_step: bool
+    counted: np.ndarray | None = None
+
+    @property
+    def output_size(self) -> int:
+        """Width of a network's answer: a score for each class, or one number."""
+        return self.classes or 1
+
+    def render(self, codes: Codes) -> tuple[np.ndarray, np.ndarray]:
+        """Examples as a network reads them.
+
+        Returns:
+            inputs, float32 [N, T, C]; and targets: classes, int64 [N, T] or [N], or numbers, float32 [N].
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no render")
+
+
+class GeneratedProblem(Problem):
+    """A problem whose examples are drawn at random, as many as one likes."""
+
+    def draw(self, rng: np.random.Generator, N: int) -> Codes:
+        """N examples."""
+        raise NotImplementedError(f"{type(self).__name__} has no draw")
+
+
+class StoredProblem(Problem):
+    """A problem with a fixed number of examples; ``splits`` holds those of each split."""
+
+    splits: dict[str, Codes]

@@ -1,0 +1,93 @@
+"""Images read pixel by pixel: a network says what it has seen after the last one.
+
+Shapes: N images, T pixels.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from rhhn_fairseq.data.problems.base import SPLITS, Codes, StoredProblem
+from rhhn_fairseq.data.problems.mnist import CLASSES, MnistSplit, load_mnist
+from rhhn_fairseq.errors import UsageError
+
+# Eight, one and one tenth of the 1,797 images of digits, dealt in an order drawn once for all.
+DIGITS_SIZES = (1437, 180, 180)
+DIGITS_ORDER_SEED = 1797
+DIGITS_BRIGHTEST = 16
+MNIST_BRIGHTEST = 255
+
+
+class PixelSequences(StoredProblem):
+    """Images as sequences of grey values in [0, 1], row by row, and one of ten classes for each.
+
+    Args:
+        name: what it is called. splits: for each split pixels uint8 [N, rows, columns] and classes uint8 [N].
+        brightest: the pixels' value that becomes 1.
+        permutation_seed: the pixels are read in an order drawn from it, the same for all images; None for
+            row by row.
+
+    Raises:
+        UsageError: the seed is below 0.
+    """
+
+    classes = CLASSES
+    per_step = False
+    input_size = 1
+
+    def __init__(self, name: str, splits, brightest: int, permutation_seed: int | None = None):
+        self.name, self.brightest = name, brightest
+        self.splits = {
+            key: (images.reshape(len(images), -1), labels) for key, (images, labels) in splits.items()
+        }
+        self.steps = self.splits["train"][0].shape[1]
+        self.order = np.arange(self.steps)
+        if permutation_seed is not None:
+            if permutation_seed < 0:
+                raise UsageError(f"--permutation-seed {permutation_seed} is too small, the smallest is 0")
+            self.order = np.random.default_rng(permutation_seed).permutation(self.steps)
+
+    def render(self, codes: Codes) -> tuple[np.ndarray, np.ndarray]:
+        """See ``Problem.render``; targets [N]."""
+        pixels, labels = codes
+        inputs = pixels[:, self.order].astype(np.float32) / self.brightest
+        return inputs[..., None], labels.astype(np.int64)
+
+
+def digits(name: str, permutation_seed: int | None = None) -> PixelSequences:
+    """The 8 x 8 digits that come with scikit-learn: no file and no network is needed.
+
+    UCI's test set of handwritten digits, 1,797 images (Alpaydin and Kaynak 1998), 64 pixels of 0 to 16.
+
+    Raises:
+        UsageError: scikit-learn is not installed.
+    """
+    try:
+        # Takes a second, so only those who read the digits wait for it.
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise UsageError(f"--problem {name} needs scikit-learn: pip install scikit-learn") from error
+    found = load_digits()
+    images, labels = found.images.astype(np.uint8), found.target.astype(np.uint8)
+    order = np.random.default_rng(DIGITS_ORDER_SEED).permutation(len(images))
+    parts = np.split(order, np.cumsum(DIGITS_SIZES)[:-1])
+    splits = {split: (images[part], labels[part]) for split, part in zip(SPLITS, parts, strict=True)}
+    return PixelSequences(name, splits, DIGITS_BRIGHTEST, permutation_seed)
+
+
+def mnist(
+    name: str,
+    directory: str | Path | None,
+    download_dir: Path,
+    split: str,
+    permutation_seed: int | None = None,
+) -> PixelSequences:
+    """MNIST, 784 pixels (Le et al. 2015, arXiv 1504.00941, who also permuted them).
+
+    Args: see ``load_mnist`` and ``MnistSplit.parse``.
+
+    Raises:
+        UsageError: a file is missing, damaged or too short, or the split means nothing.
+    """
+    splits = load_mnist(directory, download_dir, MnistSplit.parse(split))
+    return PixelSequences(name, splits, MNIST_BRIGHTEST, permutation_seed)

@@ -1,0 +1,78 @@
+"""The problems by name, and which options each of them has."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rhhn_fairseq.data.download import default_download_dir
+from rhhn_fairseq.data.problems.base import Problem
+from rhhn_fairseq.data.problems.generated import Adding, Copying, TemporalXor
+from rhhn_fairseq.data.problems.images import digits, mnist
+from rhhn_fairseq.data.problems.mnist import STANDARD_SPLIT
+from rhhn_fairseq.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How a problem is built.
+
+    Attributes:
+        build: makes it from its name and the values of its options. options: their defaults.
+    """
+
+    build: Callable[..., Problem]
+    options: dict
+
+
+PERMUTATION = {"permutation_seed": 0}
+MNIST = {"mnist_dir": None, "mnist_split": STANDARD_SPLIT}
+
+
+def _copying(name, length, copying_input):
+    return Copying(length, copying_input)
+
+
+def _mnist(name, mnist_dir, mnist_split, permutation_seed=None):
+    return mnist(name, mnist_dir, _download_dir(), mnist_split, permutation_seed)
+
+
+def _download_dir() -> Path:
+    return default_download_dir() / "mnist"
+
+
+PROBLEMS = {
+    "copying": Entry(_copying, {"length": 100, "copying_input": "scalar"}),
+    "adding": Entry(lambda name, length: Adding(length), {"length": 100}),
+    "xor": Entry(lambda name, length: TemporalXor(length), {"length": 30}),
+    "digits": Entry(digits, {}),
+    "pdigits": Entry(digits, PERMUTATION),
+    "mnist": Entry(_mnist, MNIST),
+    "pmnist": Entry(_mnist, MNIST | PERMUTATION),
+}
+
+OPTIONS = sorted({option for entry in PROBLEMS.values() for option in entry.options})
+"""All options that some problem has."""
+
+
+def build_problem(name: str, given: dict) -> Problem:
+    """Builds a problem.
+
+    Args:
+        name: one of ``PROBLEMS``. given: values of ``OPTIONS``, None for those that were not given.
+
+    Raises:
+        UsageError: no problem has that name, an option is not one of its own, or a value cannot work.
+    """
+    if name not in PROBLEMS:
+        raise UsageError(f"--problem {name} is unknown, choose from {', '.join(PROBLEMS)}")
+    entry = PROBLEMS[name]
+    given = {option: value for option, value in given.items() if value is not None}
+    for option, value in given.items():
+        if option not in entry.options:
+            has = ", ".join(map(_flag, entry.options)) or "none"
+            raise UsageError(f"{_flag(option)} {value} is not an option of --problem {name}, it has {has}")
+    return entry.build(name, **entry.options | given)
+
+
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")

@@ -1,0 +1,118 @@
+"""Probabilities of h-detach and c-detach that change while a network is trained.
+
+Every cell draws a coin a step with the probability of its configuration (``h_detach``, ``c_detach``). Here
+this probability follows from the number of updates done: it moves linearly from where it starts to a final
+value, and nothing is kept between updates, so a run that goes on from a checkpoint has the same one.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+from torch import nn
+
+from rhhn_fairseq.cells.base import Cell
+from rhhn_fairseq.errors import UsageError
+
+KINDS = ("h_detach", "c_detach")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetachSchedule:
+    """How the probabilities change; ``UsageError`` names the field that cannot work.
+
+    Attributes:
+        h_detach_final: of h-detach, reached after ``anneal_updates``; None where it stays.
+        c_detach_final: of c-detach, likewise.
+        anneal_updates: updates the change takes; None where there is none.
+        until: update from which on nothing is detached; None for never.
+    """
+
+    h_detach_final: float | None = None
+    c_detach_final: float | None = None
+    anneal_updates: int | None = None
+    until: int | None = None
+
+    def __post_init__(self):
+        finals = {kind: self.final(kind) for kind in KINDS if self.final(kind) is not None}
+        for kind, value in finals.items():
+            if not 0 <= value <= 1:
+                raise UsageError(f"{_flag(kind)}-final {value} is not in [0, 1]")
+        if finals and self.anneal_updates is None:
+            raise UsageError(f"{_flag(next(iter(finals)))}-final needs --detach-anneal-updates N")
+        if self.anneal_updates is not None and not finals:
+            raise UsageError("--detach-anneal-updates needs --h-detach-final P or --c-detach-final P")
+        for option, value in (
+            ("--detach-anneal-updates", self.anneal_updates),
+            ("--detach-until", self.until),
+        ):
+            if value is not None and value < 1:
+                raise UsageError(f"{option} {value} is too small, the smallest is 1")
+
+    def __bool__(self):
+        """Whether anything changes at all."""
+        return self.anneal_updates is not None or self.until is not None
+
+    def final(self, kind: str) -> float | None:
+        """The final probability of ``h_detach`` or ``c_detach``."""
+        return getattr(self, f"{kind}_final")
+
+    def probability(self, kind: str, start: float, update: int) -> float:
+        """The probability in the pass after ``update`` updates, of a kind that began with ``start``."""
+        if self.until is not None and update >= self.until:
+            return 0.0
+        final = self.final(kind)
+        if final is None:
+            return start
+        # Rounding must not leave the end a hair beside the value that was asked for.
+        if update >= self.anneal_updates:
+            return final
+        return start + (final - start) * update / self.anneal_updates
+
+
+class DetachAnnealing:
+    """Applies a schedule to the cells of a model: stacked, bidirectional, and those with attention.
+
+    A kind whose probability a cell starts with at 0 stays off there, as in the inner networks of hypernetwork
+    cells, which are never detached.
+
+    Args:
+        model: holds the cells. schedule: how their probabilities change.
+
+    Raises:
+        UsageError: no cell of the model has a probability to start from.
+    """
+
+    def __init__(self, model: nn.Module, schedule: DetachSchedule):
+        self.schedule = schedule
+        self._cells = [(cell, cell.config) for cell in model.modules() if isinstance(cell, Cell)]
+        self._starts = {}
+        for kind in KINDS:
+            starts = [getattr(config, kind, 0.0) for _, config in self._cells]
+            self._starts[kind] = max(starts, default=0.0)
+            if schedule.final(kind) is not None and not self._starts[kind]:
+                raise UsageError(f"{_flag(kind)}-final {schedule.final(kind)} needs {_flag(kind)} P")
+        if schedule.until is not None and not any(self._starts.values()):
+            raise UsageError(f"--detach-until {schedule.until} needs --h-detach P or --c-detach P")
+
+    def probabilities(self, update: int) -> dict[str, float]:
+        """The probabilities after ``update`` updates, of the kinds that the model started with."""
+        return {
+            kind: self.schedule.probability(kind, start, update)
+            for kind, start in self._starts.items()
+            if start
+        }
+
+    def set_update(self, update: int) -> None:
+        """Gives every cell its probabilities for the pass after ``update`` updates."""
+        for cell, start in self._cells:
+            changed = {
+                kind: self.schedule.probability(kind, getattr(start, kind), update)
+                for kind in KINDS
+                if getattr(start, kind, 0.0)
+            }
+            if any(getattr(cell.config, kind) != value for kind, value in changed.items()):
+                cell.config = dataclasses.replace(cell.config, **changed)
+
+
+def _flag(kind: str) -> str:
+    return "--" + kind.replace("_", "-")

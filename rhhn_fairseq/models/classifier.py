@@ -1,0 +1,139 @@
+"""Model ``classifier``: recurrent layers that read numbers, and an answer at every step or after the last.
+
+What is read and answered is the problem's of ``--task synthetic``. After the last step, a layer that reads in
+both directions gives the forward cell's output of the last step and the backward cell's of the first, each of
+which has read everything.
+
+Shapes: T time, B batch, C numbers a step, H width of the layers' output, K width of an answer.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import BaseFairseqModel, register_model
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.base import glorot_
+from rhhn_fairseq.cells.registry import CELLS
+from rhhn_fairseq.data.problems.base import Problem
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.models.classifier_table import ARCHITECTURES
+from rhhn_fairseq.models.options import given_cell_options, register_architecture, with_cell_options
+
+
+@dataclass
+class ClassifierBaseConfig(FairseqDataclass):
+    cell: str = field(default="lstm", metadata={"help": f"recurrent cell: {', '.join(sorted(CELLS))}"})
+    hidden_size: int = field(default=128, metadata={"help": "width of a recurrent layer in one direction"})
+    layers: int = field(default=1, metadata={"help": "recurrent layers"})
+    bidirectional_layers: int = field(
+        default=0, metadata={"help": "how many of the first layers read in both directions"}
+    )
+    residual_from: int = field(
+        default=0, metadata={"help": "layer from which on a layer's input is added to its output; 0: none"}
+    )
+    input_dropout: float = field(default=0.0, metadata={"help": "dropout on the first layer's input"})
+    layer_dropout: float = field(default=0.0, metadata={"help": "dropout between layers"})
+    output_dropout: float = field(default=0.0, metadata={"help": "dropout on the last layer's output"})
+    dropout_mask: str = field(
+        default="step", metadata={"help": "these dropouts draw a mask for every 'step' or 'sequence'"}
+    )
+
+
+ClassifierConfig = with_cell_options("ClassifierConfig", ClassifierBaseConfig, __name__)
+
+
+@register_model("classifier", dataclass=ClassifierConfig)
+class Classifier(BaseFairseqModel):
+    """See the module's docstring. The output layer starts as Glorot uniform with zero bias.
+
+    Args:
+        config: sizes and options, a ``ClassifierConfig``. problem: what is read and answered.
+    """
+
+    def __init__(self, config, problem: Problem):
+        super().__init__()
+        self.per_step, self.problem_name = problem.per_step, problem.name
+        self.stack = Stack(_stack_config(config, problem.input_size))
+        self.both_ways = config.bidirectional_layers == config.layers
+        self.weight_out = nn.Parameter(torch.empty(self.stack.output_size, problem.output_size))
+        self.bias_out = nn.Parameter(torch.zeros(problem.output_size))
+        glorot_(self.weight_out)
+
+    @classmethod
+    def build_model(cls, cfg, task):
+        """Builds the model for the task's problem.
+
+        Raises:
+            UsageError: the task has no problem, or an option cannot work.
+        """
+        if not hasattr(task, "problem"):
+            raise UsageError(
+                f"--arch {cfg._name} answers the problems of --task synthetic, not of other tasks"
+            )
+        config = OmegaConf.to_object(cfg) if OmegaConf.is_config(cfg) else cfg
+        return cls(config, task.problem)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Answers [B, T, K] of a problem with one at every step, else [B, K]; inputs are [B, T, C]."""
+        y_TBH, _ = self.stack(inputs.transpose(0, 1))
+        y = y_TBH.transpose(0, 1) if self.per_step else self._last(y_TBH)
+        return F.linear(y, self.weight_out.T, self.bias_out)
+
+    def _last(self, y_TBH: Tensor) -> Tensor:
+        """What the last layer gives once it has read everything, [B, H]."""
+        if not self.both_ways:
+            return y_TBH[-1]
+        forwards, backwards = y_TBH.chunk(2, dim=-1)
+        return torch.cat([forwards[-1], backwards[0]], dim=-1)
+
+    def max_positions(self):
+        """Any length of sequence."""
+        return None
+
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers about the weights worth a line in the log."""
+        return self.stack.diagnostics()
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """Loads a checkpoint's weights.
+
+        Raises:
+            UsageError: it is a model of another cell or size, or of a problem with other inputs or answers.
+        """
+        own = self.state_dict()
+        for key in sorted(own.keys() | state_dict.keys()):
+            found, expected = (tuple(d[key].shape) if key in d else None for d in (state_dict, own))
+            if found != expected:
+                raise UsageError(
+                    f"the checkpoint is of another cell, size or problem: {key} is {found or 'missing'} "
+                    f"there and {expected or 'missing'} in this model for {self.problem_name}; give the "
+                    "--problem, the --arch and the options it was trained with"
+                )
+        return super().load_state_dict(state_dict, strict, model_cfg, args)
+
+
+def _stack_config(config, input_size: int) -> StackConfig:
+    return StackConfig(
+        cell=config.cell,
+        input_size=input_size,
+        hidden_size=config.hidden_size,
+        layers=config.layers,
+        bidirectional_layers=config.bidirectional_layers,
+        residual_from=config.residual_from,
+        input_dropout=config.input_dropout,
+        layer_dropout=config.layer_dropout,
+        output_dropout=config.output_dropout,
+        dropout_mask=config.dropout_mask,
+        cell_options=given_cell_options(config),
+    )
+
+
+for _name, _row in ARCHITECTURES.items():
+    register_architecture(
+        _name, _row.options, Classifier, ClassifierConfig, f"``{_name}``: see ``classifier_table``."
+    )

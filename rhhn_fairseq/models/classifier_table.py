@@ -1,0 +1,56 @@
+"""Architectures for the problems of ``--task synthetic``, one a cell and problem.
+
+Ka = Kanuparthi et al. 2019 (arXiv 1810.03023) and their code: one LSTM of 128 units for copying and of 100
+for MNIST. Le = Le et al. 2015 (arXiv 1504.00941): 100 units for adding. The other cells stand in no paper:
+they have the LSTM's width, and a highway network of depth 2 nearly its count as well. The LSTM of Ka has two
+biases a gate, of which only the sum matters; here it has one.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One architecture.
+
+    Attributes:
+        options: what differs from the model's defaults.
+        problem: what it is for, its ``--problem``; the ones for MNIST serve pmnist, digits and pdigits too.
+        parameters: the exact count for that problem, of copying with scalar inputs.
+        source: where the size is from; None for sizes that stand in no paper.
+    """
+
+    options: dict
+    problem: str
+    parameters: int
+    source: str | None = None
+
+
+HYPER = {"hyper_size": 32, "hyper_embed_size": 4}
+CELLS = {
+    "lstm": {"cell": "lstm"},
+    "hyperlstm": {"cell": "hyperlstm"} | HYPER,
+    "rhn": {"cell": "rhn", "rhn_depth": 2},
+    "hyperrhn": {"cell": "hyperrhn", "rhn_depth": 2, "hyper_size": 32},
+}
+
+
+def _row(cell: str, hidden: int, problem: str, parameters: int, source: str | None = None) -> Row:
+    return Row(CELLS[cell] | {"hidden_size": hidden}, problem, parameters, source)
+
+
+ARCHITECTURES = {
+    "lstm_copying": _row("lstm", 128, "copying", 67_721, "Ka, copying"),
+    "hyperlstm_copying": _row("hyperlstm", 128, "copying", 96_169),
+    "rhn_copying": _row("rhn", 128, "copying", 67_721),
+    "hyperrhn_copying": _row("hyperrhn", 128, "copying", 80_521),
+    "lstm_adding": _row("lstm", 100, "adding", 41_301, "Le, adding"),
+    "hyperlstm_adding": _row("hyperlstm", 100, "adding", 64_949),
+    "rhn_adding": _row("rhn", 100, "adding", 41_101),
+    "hyperrhn_adding": _row("hyperrhn", 100, "adding", 52_117),
+    "lstm_mnist": _row("lstm", 100, "mnist", 41_810, "Ka, sequential and permuted MNIST"),
+    "hyperlstm_mnist": _row("hyperlstm", 100, "mnist", 65_330),
+    "rhn_mnist": _row("rhn", 100, "mnist", 41_810),
+    "hyperrhn_mnist": _row("hyperrhn", 100, "mnist", 52_762),
+    "elman_xor": Row({"cell": "elman", "hidden_size": 16}, "xor", 322),
+}

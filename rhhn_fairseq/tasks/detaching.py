@@ -1,0 +1,60 @@
+"""What tasks share whose models are trained with changing probabilities of h-detach and c-detach."""
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+
+from rhhn_fairseq.layers.detach import DetachAnnealing, DetachSchedule
+
+
+@dataclass
+class DetachTaskConfig(FairseqDataclass):
+    """Options of a task; --h-detach and --c-detach, the probabilities to start from, are the cell's."""
+
+    h_detach_final: Optional[float] = field(
+        default=None,
+        metadata={"help": "h-detach's probability moves linearly to this one (see --detach-anneal-updates)"},
+    )
+    c_detach_final: Optional[float] = field(
+        default=None, metadata={"help": "likewise c-detach's (cells that have it)"}
+    )
+    detach_anneal_updates: Optional[int] = field(
+        default=None, metadata={"help": "in how many updates these are reached"}
+    )
+    detach_until: Optional[int] = field(
+        default=None, metadata={"help": "update from which on nothing is detached"}
+    )
+
+
+class DetachingTask:
+    """A task, before ``FairseqTask`` among the bases, that changes the probabilities as its options say.
+
+    They are logged with every update as ``h_detach`` and ``c_detach``.
+    """
+
+    annealing: Optional[DetachAnnealing] = None
+
+    def build_model(self, cfg, from_checkpoint=False):
+        """Builds the model; UsageError for probabilities that cannot change as asked."""
+        model = super().build_model(cfg, from_checkpoint)
+        schedule = self.detach_schedule()
+        self.annealing = DetachAnnealing(model, schedule) if schedule else None
+        return model
+
+    def detach_schedule(self) -> DetachSchedule:
+        """The schedule of the task's options; UsageError if it means nothing."""
+        return DetachSchedule(
+            h_detach_final=self.cfg.h_detach_final,
+            c_detach_final=self.cfg.c_detach_final,
+            anneal_updates=self.cfg.detach_anneal_updates,
+            until=self.cfg.detach_until,
+        )
+
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        if self.annealing is not None:
+            self.annealing.set_update(update_num)
+            for kind, probability in self.annealing.probabilities(update_num).items():
+                metrics.log_scalar(kind, probability, weight=0, round=4)
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)

@@ -1,0 +1,205 @@
+"""Task ``synthetic``: problems that need a long memory (copying, adding, images read pixel by pixel)."""
+
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+from typing import List, Optional
+
+import torch
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II, OmegaConf
+
+from rhhn_fairseq.data.problems.base import SPLITS, GeneratedProblem, Problem
+from rhhn_fairseq.data.problems.batches import FreshBatches, StoredBatches, evaluation_set, training_set
+from rhhn_fairseq.data.problems.generated import COPYING_INPUTS
+from rhhn_fairseq.data.problems.mnist import STANDARD_SPLIT, T10K_SPLIT
+from rhhn_fairseq.data.problems.registry import OPTIONS, PROBLEMS, build_problem
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.tasks.carry import pass_seed
+from rhhn_fairseq.tasks.char_batches import OrderedBatchIterator
+from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
+from rhhn_fairseq.tasks.problem_batches import ProblemBatchDataset, SplitDataset
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class SyntheticTaskConfig(DetachTaskConfig):
+    problem: str = field(default="digits", metadata={"help": f"one of {', '.join(PROBLEMS)}"})
+    length: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "copying: the delay T, so that T + 20 steps are read (default: 100); adding: steps "
+            "(100); xor: bits (30)"
+        },
+    )
+    copying_input: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": f"copying: how a symbol is read, {' or '.join(COPYING_INPUTS)} (default: scalar, the "
+            "symbol's number)"
+        },
+    )
+    mnist_dir: Optional[str] = field(
+        default=None,
+        metadata={"help": "mnist, pmnist: directory with the IDX files, plain or .gz (default: download)"},
+    )
+    mnist_split: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": f"mnist, pmnist: images in train/valid/test (default: {STANDARD_SPLIT}); {T10K_SPLIT} "
+            "takes all of them from the file of 10,000 test images"
+        },
+    )
+    permutation_seed: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "pmnist, pdigits: seed of the order of the pixels, whatever --seed is (default: 0)"
+        },
+    )
+    train_examples: int = field(
+        default=0,
+        metadata={
+            "help": "generated problems: 0 draws fresh training examples for every update; N trains on a "
+            "fixed set of N"
+        },
+    )
+    valid_examples: int = field(
+        default=1000, metadata={"help": "generated problems: examples in valid and in test"}
+    )
+    epoch_updates: int = field(
+        default=1000, metadata={"help": "updates in an epoch of fresh training examples"}
+    )
+    seed: int = II("common.seed")
+    train_subset: str = II("dataset.train_subset")
+    update_freq: List[int] = II("optimization.update_freq")
+
+    def check(self):
+        """Raises UsageError for values that cannot work; fairseq does not call __post_init__."""
+        for name, smallest in (
+            ("train_examples", 0),
+            ("valid_examples", 1),
+            ("epoch_updates", 1),
+            ("seed", 0),
+        ):
+            value = getattr(self, name)
+            if value < smallest:
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(f"{flag} {value} is too small, the smallest is {smallest}")
+
+
+@register_task("synthetic", dataclass=SyntheticTaskConfig)
+class SyntheticTask(DetachingTask, FairseqTask):
+    """Problems that need a long memory; no data directory is needed.
+
+    Training examples follow from the seed, the epoch and the number of the batch in it, random numbers of a
+    pass from the seed, the update and that number: nothing needs to be kept for a run to go on where it
+    stopped, and W workers train what one worker trains with --update-freq W. Validation and test examples
+    are the same in every run.
+
+    Attributes:
+        problem: what is to be answered; models and criterions ask it.
+    """
+
+    cfg: SyntheticTaskConfig
+
+    def __init__(self, cfg: SyntheticTaskConfig, problem: Problem):
+        super().__init__(cfg)
+        self.problem = problem
+
+    @classmethod
+    def setup_task(cls, cfg, **kwargs):
+        if OmegaConf.is_config(cfg):
+            cfg = _as_dataclass(cfg)
+        cfg.check()
+        problem = build_problem(cfg.problem, {option: getattr(cfg, option) for option in OPTIONS})
+        logger.info("%s: %d steps of %d numbers", cfg.problem, problem.steps, problem.input_size)
+        task = cls(cfg, problem)
+        # What cannot work is said before a model is built.
+        task.detach_schedule()
+        return task
+
+    def load_dataset(self, split, combine=False, **kwargs):
+        """Draws or takes the examples of a split.
+
+        Raises:
+            UsageError: there is no such split.
+        """
+        if split not in SPLITS:
+            raise UsageError(f"there is no split {split!r} of a problem, choose from {', '.join(SPLITS)}")
+        self.datasets[split] = SplitDataset(split, self._codes(split))
+
+    def _codes(self, split):
+        if not isinstance(self.problem, GeneratedProblem):
+            return self.problem.splits[split]
+        if split != "train":
+            return evaluation_set(self.problem, split, self.cfg.valid_examples)
+        N = self.cfg.train_examples
+        return training_set(self.problem, N, self.cfg.seed) if N else None
+
+    def build_model(self, cfg, from_checkpoint=False):
+        model = super().build_model(cfg, from_checkpoint)
+        for key, value in model.diagnostics().items():
+            logger.info("at the start %s %.2f", key, value)
+        return model
+
+    def get_batch_iterator(
+        self,
+        dataset,
+        max_tokens=None,
+        max_sentences=None,
+        num_shards=1,
+        shard_id=0,
+        num_workers=0,
+        epoch=1,
+        data_buffer_size=0,
+        seed=1,
+        **unused,
+    ):
+        """An iterator over a split; options that choose or group sentences by length do not apply."""
+        train = dataset.split == self.cfg.train_subset
+        B = max_sentences or max(1, (max_tokens or 0) // self.problem.steps)
+        # One iterator serves all epochs: ending the processes of one that is given up takes seconds.
+        key = (dataset, B, num_shards, shard_id)
+        if key not in self.dataset_to_epoch_iter:
+            self.dataset_to_epoch_iter[key] = OrderedBatchIterator(
+                ProblemBatchDataset(self._batches(dataset, B, num_shards, train)),
+                numbered_by_epoch=train,
+                seed=seed,
+                num_shards=num_shards,
+                shard_id=shard_id,
+                num_workers=num_workers,
+                epoch=epoch,
+                buffer_size=data_buffer_size,
+                reuse_dataloader=True,
+                persistent_workers=True,
+            )
+        return self.dataset_to_epoch_iter[key]
+
+    def _batches(self, dataset, B, workers, train):
+        if dataset.codes is None:
+            return FreshBatches(self.problem, B, self._epoch_batches(workers), self.cfg.seed)
+        return StoredBatches(self.problem, dataset.codes, B, self.cfg.seed if train else None)
+
+    def _epoch_batches(self, workers: int) -> int:
+        frequencies = set(self.cfg.update_freq)
+        if len(frequencies) != 1:
+            raise UsageError(
+                f"--update-freq {','.join(map(str, self.cfg.update_freq))}: batches of fresh examples are "
+                "numbered through all epochs, so every epoch needs the same value"
+            )
+        return self.cfg.epoch_updates * workers * frequencies.pop()
+
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        torch.manual_seed(pass_seed(self.cfg.seed, update_num, sample["number"]))
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def begin_valid_epoch(self, epoch, model):
+        for key, value in model.diagnostics().items():
+            logger.info("epoch %d %s %.2f", epoch, key, value)
+
+
+def _as_dataclass(cfg) -> SyntheticTaskConfig:
+    values = OmegaConf.to_container(cfg, resolve=True)
+    known = {spec.name for spec in dataclasses.fields(SyntheticTaskConfig)}
+    return SyntheticTaskConfig(**{key: value for key, value in values.items() if key in known})

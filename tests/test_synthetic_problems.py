@@ -1,0 +1,226 @@
+"""Problems that need a long memory: what their examples are, and how they become batches."""
+
+import builtins
+
+import numpy as np
+import pytest
+
+from rhhn_fairseq.data.problems.base import SPLITS
+from rhhn_fairseq.data.problems.batches import (
+    FreshBatches,
+    StoredBatches,
+    evaluation_set,
+    training_set,
+)
+from rhhn_fairseq.data.problems.generated import Adding, Copying, TemporalXor
+from rhhn_fairseq.data.problems.images import digits
+from rhhn_fairseq.data.problems.registry import PROBLEMS, build_problem
+from rhhn_fairseq.errors import UsageError
+
+GENERATED = [Copying(7), Copying(7, "one_hot"), Adding(9), TemporalXor(11)]
+every_generated = pytest.mark.parametrize("problem", GENERATED, ids=lambda p: f"{p.name}{p.input_size}")
+
+
+def _rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+@every_generated
+def test_examples_have_the_shapes_the_problem_says(problem):
+    inputs, targets = problem.render(problem.draw(_rng(), 5))
+    assert inputs.shape == (5, problem.steps, problem.input_size) and inputs.dtype == np.float32
+    assert targets.shape == ((5, problem.steps) if problem.per_step else (5,))
+    if problem.classes:
+        assert targets.dtype == np.int64 and 0 <= targets.min() and targets.max() < problem.classes
+    else:
+        assert targets.dtype == np.float32
+    assert problem.counted is None or problem.counted.shape == (problem.steps,)
+    assert problem.output_size == max(problem.classes, 1)
+
+
+@pytest.mark.parametrize("delay", [1, 2, 30])
+def test_copying_is_symbols_blanks_delimiter_blanks(delay):
+    problem = Copying(delay)
+    inputs, targets = problem.render(problem.draw(_rng(), 400))
+    read = inputs[..., 0]
+    assert problem.steps == delay + 20
+    symbols = read[:, :10]
+    assert set(np.unique(symbols)) == set(range(1, 9)), "each of the eight symbols occurs"
+    assert (read[:, 10 : 9 + delay] == 0).all(), "delay - 1 blanks"
+    assert (read[:, 9 + delay] == 9).all(), "the delimiter"
+    assert read[:, 10 + delay :].shape[1] == 10 and (read[:, 10 + delay :] == 0).all()
+    assert (targets[:, : delay + 10] == 0).all() and (targets[:, delay + 10 :] == symbols).all()
+    assert problem.counted.sum() == 10 and problem.counted[-10:].all()
+
+
+def test_one_hot_copying_reads_the_same_symbols():
+    codes = Copying(5).draw(_rng(), 6)
+    scalar, targets = Copying(5).render(codes)
+    one_hot, same = Copying(5, "one_hot").render(codes)
+    assert (one_hot.sum(axis=-1) == 1).all() and (one_hot.argmax(axis=-1) == scalar[..., 0]).all()
+    assert (targets == same).all()
+
+
+@pytest.mark.parametrize("steps", [2, 3, 50])
+def test_adding_is_the_sum_of_one_number_of_each_half(steps):
+    inputs, targets = Adding(steps).render(Adding(steps).draw(_rng(), 300))
+    numbers, marks = inputs[..., 0], inputs[..., 1]
+    half = steps // 2
+    assert (marks[:, :half].sum(axis=1) == 1).all() and (marks[:, half:].sum(axis=1) == 1).all()
+    assert 0 <= numbers.min() and numbers.max() < 1
+    np.testing.assert_allclose(targets, (numbers * marks).sum(axis=1), rtol=0, atol=1e-6)
+    assert marks[:, :half].any(axis=0).all() and marks[:, half:].any(axis=0).all(), (
+        "every step is marked once"
+    )
+
+
+def test_always_answering_one_misses_a_sum_by_a_sixth():
+    _, targets = Adding(10).render(Adding(10).draw(_rng(), 100_000))
+    # The square of the error has a standard deviation of about 0.2, its mean of 100,000 one of 6e-4.
+    assert abs(np.square(targets - 1).mean() - 1 / 6) < 3e-3
+
+
+def test_every_third_bit_is_the_exclusive_or_of_the_two_before_it():
+    problem = TemporalXor(20)
+    (bits,) = problem.draw(_rng(), 200)
+    for k in range(2, 20, 3):
+        assert (bits[:, k] == bits[:, k - 1] ^ bits[:, k - 2]).all()
+    free = bits[:, [k for k in range(20) if k % 3 != 2]]
+    assert abs(free.mean() - 0.5) < 0.05
+    inputs, targets = problem.render((bits,))
+    assert (inputs[:, 1:, 0] == targets[:, :-1]).all(), "the answer is the next bit"
+    known = np.arange(1, 20)[problem.counted]
+    assert known.tolist() == [2, 5, 8, 11, 14, 17]
+
+
+@pytest.mark.parametrize(
+    "build, reason",
+    [
+        (lambda: Copying(0), "--length 0 is too small for copying, the smallest is 1"),
+        (lambda: Copying(5, "words"), "--copying-input words is unknown, choose from scalar, one_hot"),
+        (lambda: Adding(1), "--length 1 is too small for adding, the smallest is 2"),
+        (lambda: TemporalXor(2), "--length 2 is too small for xor, the smallest is 3"),
+        (lambda: digits("pdigits", -1), "--permutation-seed -1 is too small, the smallest is 0"),
+        (lambda: build_problem("copy", {}), "--problem copy is unknown, choose from copying, adding, xor"),
+        (
+            lambda: build_problem("digits", {"length": 64}),
+            "--length 64 is not an option of --problem digits, it has none",
+        ),
+        (
+            lambda: build_problem("adding", {"copying_input": "scalar", "length": None}),
+            "--copying-input scalar is not an option of --problem adding, it has --length",
+        ),
+        (
+            lambda: build_problem("mnist", {"permutation_seed": 0}),
+            "--permutation-seed 0 is not an option of --problem mnist, it has --mnist-dir, --mnist-split",
+        ),
+        (lambda: build_problem("mnist", {"mnist_split": "8/1"}), "--mnist-split 8/1 is not TRAIN/VALID/TEST"),
+        (lambda: build_problem("mnist", {"mnist_split": "8/0/1"}), "--mnist-split 8/0/1 is not"),
+    ],
+)
+def test_what_cannot_work_is_refused(build, reason):
+    with pytest.raises(UsageError, match=reason):
+        build()
+
+
+def test_problems_have_their_defaults():
+    assert build_problem("copying", {"length": None}).steps == 120
+    assert build_problem("copying", {"length": 3, "copying_input": "one_hot"}).input_size == 10
+    assert build_problem("adding", {}).steps == 100
+    assert build_problem("xor", {}).steps == 29
+    assert set(PROBLEMS) == {"copying", "adding", "xor", "digits", "pdigits", "mnist", "pmnist"}
+
+
+@pytest.fixture(scope="module")
+def digit_images():
+    return digits("digits")
+
+
+def test_digits_are_split_once_and_for_all(digit_images):
+    sizes = [len(digit_images.splits[split][0]) for split in SPLITS]
+    assert sizes == [1437, 180, 180] and digit_images.steps == 64 and digit_images.classes == 10
+    rows = np.concatenate([digit_images.splits[split][0] for split in SPLITS])
+    again = np.concatenate([digits("digits").splits[split][0] for split in SPLITS])
+    assert (rows == again).all()
+    from sklearn.datasets import load_digits
+
+    ours, theirs = (sorted(map(bytes, pixels.astype(np.uint8))) for pixels in (rows, load_digits().data))
+    assert ours == theirs, "every image is in one split"
+    for split in SPLITS:
+        assert set(digit_images.splits[split][1]) == set(range(10))
+    inputs, targets = digit_images.render(tuple(part[:7] for part in digit_images.splits["valid"]))
+    assert (
+        inputs.shape == (7, 64, 1) and inputs.min() == 0 and inputs.max() == 1 and targets.dtype == np.int64
+    )
+
+
+def test_permutation_has_a_seed_of_its_own(digit_images):
+    permuted, same, other = digits("pdigits", 0), digits("pdigits", 0), digits("pdigits", 1)
+    assert sorted(permuted.order) == list(range(64)) and not (permuted.order == np.arange(64)).all()
+    assert (permuted.order == same.order).all() and not (permuted.order == other.order).all()
+    codes = tuple(part[:5] for part in digit_images.splits["train"])
+    plain, _ = digit_images.render(codes)
+    mixed, _ = permuted.render(codes)
+    assert (mixed == plain[:, permuted.order]).all()
+
+
+def test_missing_scikit_learn_is_one_line(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("sklearn"):
+            raise ImportError("No module named 'sklearn'")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UsageError, match="--problem digits needs scikit-learn: pip install scikit-learn"):
+        digits("digits")
+
+
+def _same(one, other):
+    return (one.inputs == other.inputs).all() and (one.targets == other.targets).all()
+
+
+@every_generated
+def test_fresh_batches_follow_from_seed_epoch_and_number(problem):
+    batches = FreshBatches(problem, B=4, count=3, seed=5)
+    assert len(batches) == 3 and batches.batch(7).number == 1
+    assert _same(batches.batch(7), FreshBatches(problem, 4, 3, 5).batch(7))
+    found = [batches.batch(i) for i in range(9)] + [
+        FreshBatches(problem, 4, 3, seed).batch(0) for seed in (6, 7)
+    ]
+    different = {(one.inputs.tobytes(), one.targets.tobytes()) for one in found}
+    assert len(different) == len(found), "no two epochs, batches or seeds have the same examples"
+
+
+@every_generated
+def test_evaluation_sets_are_the_same_in_every_run_and_no_training_examples(problem):
+    def inputs(codes):
+        return problem.render(codes)[0]
+
+    valid, test = evaluation_set(problem, "valid", 6), evaluation_set(problem, "test", 6)
+    assert (inputs(valid) == inputs(evaluation_set(problem, "valid", 6))).all()
+    assert not (inputs(valid) == inputs(test)).all()
+    for seed in range(3):
+        assert not (inputs(training_set(problem, 6, seed)) == inputs(valid)).all()
+        assert not (FreshBatches(problem, 6, 1, seed).batch(0).inputs == inputs(valid)).all()
+    assert not (inputs(training_set(problem, 6, 0)) == inputs(training_set(problem, 6, 1))).all()
+
+
+def test_stored_batches_hold_every_example_once_an_epoch():
+    problem = Adding(4)
+    codes = problem.draw(_rng(), 10)
+    whole, _ = problem.render(codes)
+    in_order = StoredBatches(problem, codes, B=4)
+    assert [len(in_order.batch(b).inputs) for b in range(len(in_order))] == [4, 4, 2]
+    assert (np.concatenate([in_order.batch(b).inputs for b in range(3)]) == whole).all()
+    assert _same(in_order.batch(1), in_order.batch(4)), "its own order does not change with the epoch"
+    drawn = StoredBatches(problem, codes, B=4, seed=1)
+    orders = []
+    for epoch in (1, 2):
+        rows = np.concatenate([drawn.batch(3 * epoch + b).inputs for b in range(3)])
+        assert sorted(map(bytes, rows)) == sorted(map(bytes, whole))
+        orders.append(rows.tobytes())
+    assert orders[0] != orders[1]
+    assert _same(drawn.batch(4), StoredBatches(problem, codes, 4, seed=1).batch(4))
+    assert not _same(drawn.batch(4), StoredBatches(problem, codes, 4, seed=2).batch(4))
