@@ -1,0 +1,1 @@
+"""What trainings and trained networks did, as tables and pictures. Nothing here needs fairseq."""

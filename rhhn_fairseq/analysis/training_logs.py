@@ -1,0 +1,101 @@
+"""Reads the figures of a training from fairseq's log: a file, whichever --log-format it was written with.
+
+A line may begin with fairseq's or with Hydra's time, level and logger, or with nothing, as in the files of
+--log-file. What follows is one of::
+
+    {"epoch": 1, "valid_loss": "0.4", "valid_num_updates": "250"}             json
+    epoch 001 | valid on 'valid' subset | loss 0.4 | num_updates 250          simple, tqdm: after an epoch
+    epoch 001:    100 / 250 loss=0.6, num_updates=100                         simple: within an epoch
+
+Lines of training within an epoch belong to the subset ``train_inner``, those after one to ``train``.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.lines import opened
+
+UPDATES = "num_updates"
+# Where in the epochs a line of JSON is; other formats say it in words.
+PLACES = ("epoch", "update")
+TRAIN, TRAIN_INNER = "train", "train_inner"
+
+_JSON = re.compile(r"(\{\".*\})\s*$")
+_AFTER_EPOCH = re.compile(
+    r"epoch \d+ \| (?:.* on '(?P<subset>[^']*)' subset \| )?(?P<figures>\S+ \S+ \| .*)$"
+)
+_WITHIN_EPOCH = re.compile(r"epoch \d+:\s+\d+ / \d+ (?P<figures>\S+=.*)$")
+
+
+@dataclass(frozen=True)
+class Record:
+    """The figures of one line.
+
+    Attributes:
+        subset: ``train_inner``, ``train``, or the name of a validation subset. update: updates done.
+        figures: the numbers by name.
+    """
+
+    subset: str
+    update: int
+    figures: dict[str, float]
+
+
+def read_log(path: str | Path) -> list[Record]:
+    """The records of a log in its order.
+
+    Raises:
+        UsageError: the file cannot be read, or there is no line of a training in it.
+    """
+    with opened(path) as file:
+        lines = (line.decode("utf-8", "replace") for line in file)
+        records = [record for line in lines if (record := parse_line(line)) is not None]
+    if not records:
+        raise UsageError(f"{path}: has no line with figures of a training, as fairseq-train logs them")
+    return records
+
+
+def parse_line(line: str) -> Record | None:
+    """The record of one line; None for all other lines."""
+    line = line.rstrip()
+    if match := _JSON.search(line):
+        return _from_json(match[1])
+    if match := _AFTER_EPOCH.search(line):
+        pairs = (part.split(" ", 1) for part in match["figures"].split(" | "))
+        return _record(match["subset"] or TRAIN, pairs)
+    if match := _WITHIN_EPOCH.search(line):
+        return _record(TRAIN_INNER, (part.split("=", 1) for part in match["figures"].split(", ")))
+    return None
+
+
+def _from_json(text: str) -> Record | None:
+    try:
+        found = json.loads(text)
+    # A line that was cut off, or that merely looks like one.
+    except ValueError:
+        return None
+    if UPDATES in found:
+        return _record(TRAIN_INNER, found.items())
+    for key in found:
+        if key.endswith(f"_{UPDATES}"):
+            prefix = key.removesuffix(UPDATES)
+            pairs = ((name.removeprefix(prefix), value) for name, value in found.items())
+            return _record(prefix.removesuffix("_"), pairs)
+    return None
+
+
+def _record(subset: str, pairs) -> Record | None:
+    figures = {}
+    for pair in pairs:
+        try:
+            name, value = pair
+            if name not in PLACES:
+                figures[name] = float(value)
+        # Something that is no number, such as null.
+        except (TypeError, ValueError):
+            continue
+    update = figures.pop(UPDATES, None)
+    return None if update is None else Record(subset, int(update), figures)
