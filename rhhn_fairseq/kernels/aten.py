@@ -18,24 +18,31 @@ def gated(p: Gated, direction: str) -> Callable[[int], None]:
 
 
 class _GatedStep:
-    """One step of ``buffers.Gated``; see there for the names, and cells/lstm.py for the equations."""
+    """One step of ``buffers.Gated``; see there for the names, and cells/lstm.py for the equations.
+
+    Gradients of parameters are added up unreduced, [.., B, H], and summed over rows after the last step.
+    """
 
     def __init__(self, p: Gated):
         self.p = p
         self.dtype = p.c.dtype
-        self._made: tuple = (None, None)
+        (_, B, H), new = p.c.shape, p.c.new_empty
+        self.gates, self.da, self.inner = new(4, B, H), new(4, B, H), new(B, H)
+        self.d, self.dd = (new(12, B, H), new(12, B, H)) if p.weight_d is not None else (None, None)
+        self.gain = None if p.gate_gain is None else p.gate_gain.view(4, 1, H)
+        self.shift = None if p.gate_gain is None else p.gate_shift.view(4, 1, H)
+        self.totals: dict[str, Tensor] = {}
 
     def forward(self, t: int) -> None:
         p = self.p
         h_old, c_old = self._before(t)
-        gates, _ = self._normal_gates(t)
-        i, f, g, o = gates
-        f.add_(p.forget_bias).sigmoid_()
-        i.sigmoid_()
-        update = self._keep(g.tanh_(), t)
-        c = torch.mul(f, c_old).addcmul_(i, update)
-        inner = c if p.c_gain is None else torch.addcmul(p.c_shift, normalise(c, p.epsilon)[0], p.c_gain)
-        h = o.sigmoid_().mul_(torch.tanh(inner))
+        self._gates(t)
+        i, f, g, o = self.gates
+        c = torch.mul(f, c_old).addcmul_(i, self._keep(g, t))
+        inner = c
+        if p.c_gain is not None:
+            inner = torch.addcmul(p.c_shift, _normalise(c, p.epsilon)[0], p.c_gain)
+        h = o.mul_(torch.tanh(inner))
         h = zone(h_old.to(self.dtype), h, p.zone_h, t, p.zone_h_rate)
         c = zone(c_old, c, p.zone_c, t, p.zone_c_rate)
         if p.mask is None:
@@ -48,48 +55,49 @@ class _GatedStep:
         torch.mul(p.h[t], here, out=p.y[t])
 
     def backward(self, t: int) -> None:
-        p = self.p
-        H = p.c.shape[-1]
+        p, da = self.p, self.da
         _, c_old = self._before(t)
-        gates, normal = self._normal_gates(t)
-        i, f, g, o = gates
-        f.add_(p.forget_bias).sigmoid_()
-        i.sigmoid_()
-        o.sigmoid_()
-        g.tanh_()
+        norm = self._gates(t)
+        i, f, g, o = self.gates
+        d_i, d_f, d_g, d_o = da
         update = self._keep(g, t)
-        inner = torch.mul(f, c_old).addcmul_(i, update)
+        inner = torch.mul(f, c_old, out=self.inner).addcmul_(i, update)
         if p.c_gain is not None:
-            c_normal, c_rstd = normalise(inner, p.epsilon)
-            inner = torch.addcmul(p.c_shift, c_normal, p.c_gain)
-        inner = torch.tanh(inner)
+            c_norm = _normalise(inner, p.epsilon)
+            inner = torch.addcmul(p.c_shift, c_norm[0], p.c_gain)
+        inner = inner.tanh_()
 
-        dh, dc = self._arriving(t)
-        dc_here, here = dc, None
+        dh, dc = self._arriving(t), p.dc
+        here = None
         if p.mask is not None:
             # With nothing arriving at padding, all that follows is zero there.
             here = p.mask[t].bool().unsqueeze(-1)
-            dh, dc_here = dh.masked_fill(~here, 0.0), dc.masked_fill(~here, 0.0)
-        stays_c = share(p.zone_c, t, p.zone_c_rate, self.dtype)
-        da = torch.empty_like(gates)
-        d_i, d_f, d_g, d_o = da
-        torch.mul(dh * inner, o, out=d_o).mul_(1 - o)
-        dc_new = (dh * o).mul_(1 - inner * inner)
+            dh, dc = dh.masked_fill(~here, 0.0), dc.masked_fill(~here, 0.0)
+        stays = share(p.zone_c, t, p.zone_c_rate, self.dtype)
+        sigmoid_backward(torch.mul(dh, inner, out=d_o), o)
+        dc_new = tanh_backward(torch.mul(dh, o), inner)
         if p.c_gain is not None:
-            dc_new = self._normalise_backward(dc_new, c_normal, c_rstd, p.c_gain, 12 * H, 13 * H)
-        dc_new = dc_new.add_(dc_here * (1 - stays_c))
-        through = dc_new * f
+            self._add("c_gain", dc_new, c_norm[0])
+            self._add("c_shift", dc_new)
+            dc_new = _normalise_backward(dc_new.mul_(p.c_gain), self.inner, c_norm)
+        dc_new.add_(dc if p.zone_c is None and not p.zone_c_rate else dc * (1 - stays))
+        sigmoid_backward(torch.mul(dc_new, c_old, out=d_f), f)
+        sigmoid_backward(torch.mul(dc_new, update, out=d_i), i)
+        d_g.copy_(self._keep(torch.mul(dc_new, i), t))
+        tanh_backward(d_g, g)
+        through = dc_new.mul_(f)
         if p.c_scale is not None:
             through.mul_(p.c_scale[t])
-        through = through.add_(dc_here * stays_c)
-        p.dc.copy_(through if here is None else torch.where(here, through, dc))
-        torch.mul(dc_new * c_old, f, out=d_f).mul_(1 - f)
-        torch.mul(self._keep(dc_new * i, t), 1 - g * g, out=d_g)
-        torch.mul(dc_new * update, i, out=d_i).mul_(1 - i)
-        if p.gate_gain is not None:
-            gain = p.gate_gain.view(4, 1, H)
-            da = self._normalise_backward(da, *normal, gain, 0, 4 * H)
+        if p.zone_c is not None or p.zone_c_rate:
+            through.add_(dc * stays)
+        p.dc.copy_(through if here is None else torch.where(here, through, p.dc))
+        if norm is not None:
+            self._add("gain", da, norm[0])
+            self._add("shift", da)
+            da = _normalise_backward(da.mul_(self.gain), norm[3], norm)
         self._spread(t, da)
+        if t == 0:
+            self._finish()
 
     def _before(self, t: int) -> tuple[Tensor, Tensor]:
         """h and c before step t."""
@@ -99,33 +107,31 @@ class _GatedStep:
         """[4, B, H] of [B, 4 H], a view."""
         return rows.unflatten(-1, (4, -1)).transpose(0, 1)
 
-    def _normal_gates(self, t: int) -> tuple[Tensor, tuple | None]:
-        """The gates' sums [4, B, H] after normalisation, and what its backward needs."""
-        p = self.p
-        u = self._gate_major(p.u[t]).to(self.dtype)
-        if p.weight_d is None:
-            a = u.clone(memory_format=torch.contiguous_format)
-        else:
-            d_h, d_x, b = self._scaling(t)
-            a = torch.addcmul(b + p.bias.unsqueeze(1), d_x, self._gate_major(p.gx[t]).to(self.dtype))
-            a.addcmul_(d_h, u)
-        if p.gate_gain is None:
-            return a, None
-        H = a.shape[-1]
-        normal, rstd = normalise(a, p.epsilon)
-        a = torch.addcmul(p.gate_shift.view(4, 1, H), normal, p.gate_gain.view(4, 1, H))
-        return a, (normal, rstd)
-
     def _embeddings(self, z: Tensor) -> Tensor:
         """z by kind, [12, B, Z], a view of [B, 12 Z]."""
         return z.unflatten(-1, (12, -1)).transpose(0, 1)
 
-    def _scaling(self, t: int) -> tuple[Tensor, ...]:
-        """d_h, d_x and b of all gates, [4, B, H] each; kept for the backward's second use."""
-        if self._made[0] != t:
-            d = torch.bmm(self._embeddings(self.p.z[t]).to(self.dtype), self.p.weight_d)
-            self._made = t, d.chunk(3)
-        return self._made[1]
+    def _gates(self, t: int) -> tuple | None:
+        """Leaves i, f, g, o in ``gates``; returns what the backward of their normalisation needs."""
+        p, a, norm = self.p, self.gates, None
+        u = self._gate_major(p.u[t])
+        if p.weight_d is None:
+            a.copy_(u)
+        else:
+            torch.bmm(self._embeddings(p.z[t]).to(self.dtype), p.weight_d, out=self.d)
+            d_h, d_x, b = self.d.chunk(3)
+            torch.add(b, p.bias.unsqueeze(1), out=a)
+            a.addcmul_(d_x, self._gate_major(p.gx[t]).to(self.dtype)).addcmul_(d_h, u.to(self.dtype))
+        if self.gain is not None:
+            # The sums themselves are needed again, and the gates are about to take their place.
+            sums = a.clone()
+            norm = (*_normalise(sums, p.epsilon), sums)
+            torch.addcmul(self.shift, norm[0], self.gain, out=a)
+        a[1].add_(p.forget_bias)
+        a[:2].sigmoid_()
+        a[2].tanh_()
+        a[3].sigmoid_()
+        return norm
 
     def _keep(self, update: Tensor, t: int) -> Tensor:
         keep = self.p.keep
@@ -133,13 +139,13 @@ class _GatedStep:
             return update
         return update * keep[t if len(keep) > 1 else 0] * self.p.keep_scale
 
-    def _arriving(self, t: int) -> tuple[Tensor, Tensor]:
-        """The gradients that reach the new h and c; leaves in dh_direct what goes past the step."""
+    def _arriving(self, t: int) -> Tensor:
+        """The gradient that reaches the new h; leaves in dh_direct what goes past the step."""
         p = self.p
         through = p.dh.to(self.dtype)
         dh = through if p.dy is None else through + p.dy[t]
         if p.dh_direct is None:
-            return dh, p.dc
+            return dh
         stays = share(p.zone_h, t, p.zone_h_rate, self.dtype)
         everything = dh + p.dh_direct
         past = everything * stays
@@ -147,14 +153,25 @@ class _GatedStep:
             # Padding has no output, so that dy ends there.
             past = torch.where(p.mask[t].bool().unsqueeze(-1), past, through + p.dh_direct)
         p.dh_direct.copy_(past)
-        return everything * (1 - stays), p.dc
+        return everything * (1 - stays)
 
-    def _normalise_backward(self, grad, normal, rstd, gain, gain_at: int, shift_at: int) -> Tensor:
-        """The gradient of what was normalised; adds to the sums at two places."""
-        sums, size = self.p.sums[0], gain.numel()
-        sums[gain_at : gain_at + size] += (grad * normal).sum(-2).reshape(-1)
-        sums[shift_at : shift_at + size] += grad.sum(-2).reshape(-1)
-        return normalise_backward(grad * gain, normal, rstd)
+    def _add(self, name: str, gradient: Tensor, factor: Tensor | None = None) -> None:
+        """Adds a gradient, times a factor, to a parameter's total."""
+        total = self.totals.get(name)
+        if total is None:
+            self.totals[name] = gradient.clone() if factor is None else gradient * factor
+        elif factor is None:
+            total.add_(gradient)
+        else:
+            total.addcmul_(gradient, factor)
+
+    def _finish(self) -> None:
+        """Sums the totals over rows, in the order of ``buffers.Gated.sums``."""
+        H = self.p.c.shape[-1]
+        places = {"gain": 0, "shift": 4 * H, "bias": 8 * H, "c_gain": 12 * H, "c_shift": 13 * H}
+        for name, total in self.totals.items():
+            summed = total.sum(-2).view(-1)
+            self.p.sums[0, places[name] : places[name] + len(summed)] = summed
 
     def _spread(self, t: int, da: Tensor) -> None:
         """From the gradient of the gates' sums to those of their parts."""
@@ -163,15 +180,17 @@ class _GatedStep:
         if p.weight_d is None:
             du.copy_(da)
             return
-        H = da.shape[-1]
-        d_h, d_x, _ = self._scaling(t)
-        du.copy_(da * d_h)
-        self._gate_major(p.dgx[t]).copy_(da * d_x)
-        p.sums[0, 8 * H : 12 * H] += da.sum(1).view(-1)
-        dd = torch.cat([da * self._gate_major(p.u[t]), da * self._gate_major(p.gx[t]), da])
+        d_h, d_x, _ = self.d.chunk(3)
+        dd_h, dd_x, dd_b = self.dd.chunk(3)
+        du.copy_(torch.mul(da, d_h, out=dd_h))
+        self._gate_major(p.dgx[t]).copy_(torch.mul(da, d_x, out=dd_x))
+        self._add("bias", da)
+        torch.mul(da, self._gate_major(p.u[t]).to(self.dtype), out=dd_h)
+        torch.mul(da, self._gate_major(p.gx[t]).to(self.dtype), out=dd_x)
+        dd_b.copy_(da)
         z = self._embeddings(p.z[t]).to(self.dtype)
-        p.dweight_d[0].baddbmm_(z.transpose(1, 2), dd)
-        self._embeddings(p.dz[t]).copy_(torch.bmm(dd, p.weight_d.transpose(1, 2)))
+        p.dweight_d[0].baddbmm_(z.transpose(1, 2), self.dd)
+        self._embeddings(p.dz[t]).copy_(torch.bmm(self.dd, p.weight_d.transpose(1, 2)))
 
 
 def highway(p: Highway, direction: str) -> Callable[[int], None]:
@@ -293,18 +312,26 @@ class _HighwayStep:
             p.dgx[t].copy_(du)
 
 
-def normalise(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Mean zero and variance one in the last dimension; the result and one over the deviation."""
-    mean = x.mean(-1, keepdim=True)
-    centred = x - mean
-    rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + epsilon)
-    return centred.mul_(rstd), rstd
+def _normalise(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """x with mean zero and variance one in the last dimension, the means and one over the deviations."""
+    return torch.native_layer_norm(x, x.shape[-1:], None, None, epsilon)
 
 
-def normalise_backward(grad: Tensor, normal: Tensor, rstd: Tensor) -> Tensor:
-    """The gradient of x from that of ``normalise(x)``."""
-    inner = grad - grad.mean(-1, keepdim=True)
-    return inner.addcmul_(normal, (grad * normal).mean(-1, keepdim=True), value=-1).mul_(rstd)
+def _normalise_backward(grad: Tensor, x: Tensor, normalised: tuple) -> Tensor:
+    """The gradient of x from that of ``_normalise(x)``."""
+    _, mean, rstd, *_ = normalised
+    wanted = [True, False, False]
+    return torch.ops.aten.native_layer_norm_backward(grad, x, x.shape[-1:], mean, rstd, None, None, wanted)[0]
+
+
+def sigmoid_backward(grad: Tensor, value: Tensor) -> Tensor:
+    """The gradient through a sigmoid from its value, in place of ``grad``."""
+    return torch.ops.aten.sigmoid_backward.grad_input(grad, value, grad_input=grad)
+
+
+def tanh_backward(grad: Tensor, value: Tensor) -> Tensor:
+    """The gradient through a tanh from its value, in place of ``grad``."""
+    return torch.ops.aten.tanh_backward.grad_input(grad, value, grad_input=grad)
 
 
 def share(mask: Tensor | None, t: int, rate: float, dtype) -> Tensor | float:

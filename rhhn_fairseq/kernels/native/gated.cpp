@@ -100,11 +100,11 @@ class GatedStep {
 
     void forward(int64_t first, int64_t last, S* scratch) const {
         if constexpr (HYPER) {
-            S* d = scratch + row_scratch(H);
+            S* d = aligned(scratch + row_scratch(H));
             for (int64_t start = first; start < last; start += BLOCK) {
                 const int64_t rows = std::min(BLOCK, last - start);
                 scale(start, rows, d);
-                for (int64_t r = 0; r < rows; ++r) forward_row(start + r, scratch, d + r * H);
+                for (int64_t r = 0; r < rows; ++r) forward_row(start + r, scratch, d + r * stride());
             }
         } else {
             for (int64_t b = first; b < last; ++b) forward_row(b, scratch, nullptr);
@@ -114,11 +114,11 @@ class GatedStep {
     void backward(int64_t first, int64_t last, S* scratch, int64_t slot) const {
         S* total = static_cast<S*>(p.sums) + slot * 14 * H;
         if constexpr (HYPER) {
-            S* d = scratch + row_scratch(H);
+            S* d = aligned(scratch + row_scratch(H));
             for (int64_t start = first; start < last; start += BLOCK) {
                 const int64_t rows = std::min(BLOCK, last - start);
                 scale(start, rows, d);
-                for (int64_t r = 0; r < rows; ++r) backward_row(start + r, scratch, total, d + r * H);
+                for (int64_t r = 0; r < rows; ++r) backward_row(start + r, scratch, total, d + r * stride());
                 // By now every d has given way to its gradient.
                 scale_backward(start, rows, d, static_cast<S*>(p.dweight_d) + slot * 12 * p.Z * H);
             }
@@ -128,7 +128,7 @@ class GatedStep {
     }
 
     static int64_t scratch_size(const Gated& p) {
-        return row_scratch(p.H) + (HYPER ? 12 * BLOCK * p.H : 0);
+        return row_scratch(p.H) + (HYPER ? 12 * BLOCK * (p.H + LANES) + LANES : 0);
     }
 
    private:
@@ -173,11 +173,14 @@ class GatedStep {
             }
         }
         const uint8_t* keep = keep_row(b);
-        for (int64_t j = 0; j < H; ++j) inner[j] = kept(hyperbolic_tangent(a[2 * H + j]), keep, j);
         {
             const S forget_bias = S(p.forget_bias);
-            const S *__restrict i = a, *__restrict f = a + H;
+            const S *__restrict i = a, *__restrict f = a + H, *__restrict g = a + 2 * H;
             S* __restrict to = inner;
+#pragma omp simd
+            for (int64_t j = 0; j < H; ++j) to[j] = hyperbolic_tangent(g[j]);
+            if (keep)
+                for (int64_t j = 0; j < H; ++j) to[j] = kept(to[j], keep, j);
 #pragma omp simd
             for (int64_t j = 0; j < H; ++j)
                 to[j] = sigmoid(f[j] + forget_bias) * c_old[j] + sigmoid(i[j]) * to[j];
@@ -332,7 +335,15 @@ class GatedStep {
     // Where the scaling vectors of a kind are, given those of the first.
     template <typename X>
     X* kind(X* d, int64_t k) const {
-        return d + k * BLOCK * H;
+        return d + k * BLOCK * stride();
+    }
+
+    // Elements between rows of d: as many as let every row start where a vector may.
+    int64_t stride() const { return (H + LANES - 1) / LANES * LANES; }
+
+    static S* aligned(S* pointer) {
+        const uintptr_t size = LANES * sizeof(S);
+        return reinterpret_cast<S*>((reinterpret_cast<uintptr_t>(pointer) + size - 1) / size * size);
     }
 
     const T* embeddings(int64_t b) const { return at<T>(p.z) + (t * p.B + b) * 12 * p.Z; }
@@ -356,63 +367,73 @@ class GatedStep {
 
     // to[row] (+)= sum over i of z[row][i] weight[i], for up to WIDE columns.
     void combine(const S z[][MAX_Z], int64_t some, const S* weight, S* to, int64_t columns, bool add) const {
+        const int64_t ld = stride();
         if (columns == WIDE) {
             Vector sum[BLOCK][WIDE / LANES];
             for (int64_t r = 0; r < BLOCK; ++r)
                 for (int64_t v = 0; v < WIDE / LANES; ++v)
-                    sum[r][v] = add ? get(to + r * H + v * LANES) : Vector{};
+                    sum[r][v] = add ? get(to + r * ld + v * LANES) : Vector{};
             for (int64_t i = 0; i < some; ++i)
                 for (int64_t v = 0; v < WIDE / LANES; ++v) {
                     const Vector w = get(weight + i * H + v * LANES);
                     for (int64_t r = 0; r < BLOCK; ++r) sum[r][v] += z[r][i] * w;
                 }
             for (int64_t r = 0; r < BLOCK; ++r)
-                for (int64_t v = 0; v < WIDE / LANES; ++v) put(to + r * H + v * LANES, sum[r][v]);
+                for (int64_t v = 0; v < WIDE / LANES; ++v) put(to + r * ld + v * LANES, sum[r][v]);
             return;
         }
         for (int64_t r = 0; r < BLOCK; ++r)
             for (int64_t j = 0; j < columns; ++j) {
-                S sum = add ? to[r * H + j] : S(0);
+                S sum = add ? to[r * ld + j] : S(0);
                 for (int64_t i = 0; i < some; ++i) sum += z[r][i] * weight[i * H + j];
-                to[r * H + j] = sum;
+                to[r * ld + j] = sum;
             }
     }
 
     // From the gradients of the scaling vectors to those of z and weight_d.
     void scale_backward(int64_t start, int64_t rows, const S* dd, S* dweight) const {
-        const int64_t Z = p.Z;
-        T* dz = at<T>(p.dz) + (t * p.B + start) * 12 * Z;
         for (int64_t k = 0; k < 12; ++k) {
-            const S* from = kind(dd, k);
-            for (int64_t i = 0; i < Z; ++i) {
-                const S* __restrict weight = at<S>(p.weight_d) + (k * Z + i) * H;
-                S* __restrict to = dweight + (k * Z + i) * H;
-                S z[BLOCK], product[BLOCK];
-                for (int64_t r = 0; r < BLOCK; ++r)
-                    z[r] = r < rows ? S(load(embeddings(start + r)[k * Z + i])) : S(0);
-                Vector sum[BLOCK] = {};
-                int64_t j = 0;
-                for (; j + LANES <= H; j += LANES) {
-                    const Vector w = get(weight + j);
-                    Vector change = get(to + j);
-                    for (int64_t r = 0; r < BLOCK; ++r) {
-                        const Vector g = get(from + r * H + j);
-                        sum[r] += g * w;
-                        change += z[r] * g;
-                    }
-                    put(to + j, change);
-                }
-                for (int64_t r = 0; r < BLOCK; ++r) {
-                    product[r] = 0;
-                    for (int64_t lane = 0; lane < LANES; ++lane) product[r] += sum[r][lane];
-                    for (int64_t rest = j; rest < H; ++rest) {
-                        product[r] += from[r * H + rest] * weight[rest];
-                        to[rest] += z[r] * from[r * H + rest];
-                    }
-                }
-                for (int64_t r = 0; r < rows; ++r) store(dz[(r * 12 + k) * Z + i], product[r]);
-            }
+            // Two embeddings at a time: what is loaded of dd serves both.
+            int64_t i = 0;
+            for (; i + 2 <= p.Z; i += 2) embed_backward<2>(start, rows, kind(dd, k), dweight, k * p.Z + i);
+            if (i < p.Z) embed_backward<1>(start, rows, kind(dd, k), dweight, k * p.Z + i);
         }
+    }
+
+    // The same for SOME embeddings from number ``at`` of all 12 Z on, given the gradients of their kind.
+    template <int64_t SOME>
+    void embed_backward(int64_t start, int64_t rows, const S* dd, S* dweight, int64_t at_z) const {
+        const int64_t ld = stride();
+        const S* weight = at<S>(p.weight_d) + at_z * H;
+        S* to = dweight + at_z * H;
+        S z[BLOCK][SOME] = {};
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t i = 0; i < SOME; ++i) z[r][i] = S(load(embeddings(start + r)[at_z + i]));
+        Vector sum[BLOCK][SOME] = {};
+        int64_t j = 0;
+        for (; j + LANES <= H; j += LANES) {
+            Vector w[SOME], change[SOME];
+            for (int64_t i = 0; i < SOME; ++i) w[i] = get(weight + i * H + j);
+            for (int64_t i = 0; i < SOME; ++i) change[i] = get(to + i * H + j);
+            for (int64_t r = 0; r < BLOCK; ++r) {
+                const Vector g = get(dd + r * ld + j);
+                for (int64_t i = 0; i < SOME; ++i) {
+                    sum[r][i] += g * w[i];
+                    change[i] += z[r][i] * g;
+                }
+            }
+            for (int64_t i = 0; i < SOME; ++i) put(to + i * H + j, change[i]);
+        }
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t i = 0; i < SOME; ++i) {
+                S product = 0;
+                for (int64_t lane = 0; lane < LANES; ++lane) product += sum[r][i][lane];
+                for (int64_t rest = j; rest < H; ++rest) {
+                    product += dd[r * ld + rest] * weight[i * H + rest];
+                    to[i * H + rest] += z[r][i] * dd[r * ld + rest];
+                }
+                store(at<T>(p.dz)[(t * p.B + start + r) * 12 * p.Z + at_z + i], product);
+            }
     }
 
     // From the gradient of the sums to those of their parts.

@@ -56,7 +56,8 @@ inline float exponential(float x) {
     x = x > 88.0f ? 88.0f : x;
     x = x < -87.0f ? -87.0f : x;
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-    const float n = (x * 1.44269504088896341f + shift) - shift;
+    const float shifted = x * 1.44269504088896341f + shift;
+    const float n = shifted - shift;
     const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     float p = 1.0f / 5040.0f;
     p = p * r + 1.0f / 720.0f;
@@ -66,9 +67,8 @@ inline float exponential(float x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    // A NaN makes a nonsense power of two here and stays NaN in the product.
-    const float whole = n == n ? n : 0.0f;
-    return p * float_of(uint32_t(int32_t(whole) + 127) << 23);
+    // The last bits of the shifted number are n, which moves into the exponent; a NaN stays one in p.
+    return p * float_of((bits_of(shifted) << 23) + 0x3f800000u);
 }
 inline double exponential(double x) { return std::exp(x); }
 

@@ -1,0 +1,258 @@
+"""One step of LSTM, LN LSTM, HyperLSTM and LN HyperLSTM as a Triton kernel, forward and backward.
+
+Arguments have the names and shapes of ``buffers.Gated``; a missing tensor is None. Beside them:
+
+    d, dd               the step's scaling vectors [12, B, H] in the state type, and their gradients
+    h_before, c_before  h0 and c0 at the first step, later h and c; t_before is the step of them to read
+    t_keep              the step of ``keep`` to read
+    LD_U                elements between rows of u and du
+
+See the equations in cells/lstm.py and cells/hyper_lstm.py. Gates lie in the order i, f, g, o. Operands are
+read as zero at padding, so that whatever stands there goes nowhere.
+"""
+
+import triton
+import triton.language as tl
+
+from rhhn_fairseq.kernels.triton.functions import (
+    add_up,
+    get,
+    kept,
+    normalise,
+    normalise_backward,
+    real,
+    sigmoid,
+    staying,
+    tanh,
+    tile,
+    zoned,
+)
+
+STEPS = ["t", "t_before", "t_keep", "B"]
+"""Arguments whose value must not lead to another compilation, as 1 and multiples of 16 otherwise do."""
+
+
+@triton.jit
+def gate(k: tl.constexpr, parts, norm, at, where, B, H: tl.constexpr, LD_U: tl.constexpr, S: tl.constexpr):
+    """The sum of gate k; and that before gain and shift, with one over the deviation, for the backward."""
+    (u, gx, d, bias), (gain, shift, EPSILON) = parts, norm
+    row, column, inside, live = where
+    a = get(u, at * LD_U + k * H + column, live, S)
+    if d is not None:
+        d_h = get(d, (k * B + row) * H + column, live, S)
+        d_x = get(d, ((4 + k) * B + row) * H + column, live, S)
+        b = get(d, ((8 + k) * B + row) * H + column, live, S)
+        b += get(bias, k * H + column, column < H, S)
+        a = d_h * a + (d_x * get(gx, at * 4 * H + k * H + column, live, S) + b)
+    normal, rstd = a, a
+    if gain is not None:
+        normal, rstd = normalise(a, inside, H, EPSILON)
+        a = normal * get(gain, k * H + column, column < H, S) + get(shift, k * H + column, column < H, S)
+    return a, normal, rstd
+
+
+@triton.jit(do_not_specialize=STEPS)
+def forward(
+    u,
+    gx,
+    d,
+    bias,
+    gate_gain,
+    gate_shift,
+    c_gain,
+    c_shift,
+    mask,
+    keep,
+    zone_h,
+    zone_c,
+    h_before,
+    c_before,
+    h,
+    c,
+    y,
+    t,
+    t_before,
+    t_keep,
+    B,
+    H: tl.constexpr,
+    LD_U: tl.constexpr,
+    FORGET_BIAS: tl.constexpr,
+    EPSILON: tl.constexpr,
+    KEEP_SCALE: tl.constexpr,
+    ZONE_H_RATE: tl.constexpr,
+    ZONE_C_RATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """Writes h, c and y of step t."""
+    S: tl.constexpr = c.dtype.element_ty
+    row, column, inside = tile(B, H, ROWS, COLS)
+    at = t * B + row
+    live = real(inside, mask, at, row < B)
+    place = at * H + column
+    before = (t_before * B + row) * H + column
+    h_old, c_old = get(h_before, before, inside, S), get(c_before, before, inside, S)
+
+    parts, norm, where = (u, gx, d, bias), (gate_gain, gate_shift, EPSILON), (row, column, inside, live)
+    i, _, _ = gate(0, parts, norm, at, where, B, H, LD_U, S)
+    f, _, _ = gate(1, parts, norm, at, where, B, H, LD_U, S)
+    g, _, _ = gate(2, parts, norm, at, where, B, H, LD_U, S)
+    o, _, _ = gate(3, parts, norm, at, where, B, H, LD_U, S)
+    update = kept(tanh(g), keep, (t_keep * B + row) * H + column, live, KEEP_SCALE)
+    c_new = sigmoid(f + FORGET_BIAS) * c_old + sigmoid(i) * update
+    inner = c_new
+    if c_gain is not None:
+        normal, _ = normalise(c_new, inside, H, EPSILON)
+        inner = normal * get(c_gain, column, column < H, S) + get(c_shift, column, column < H, S)
+    h_new = zoned(h_old, sigmoid(o) * tanh(inner), zone_h, place, live, ZONE_H_RATE)
+    c_new = zoned(c_old, c_new, zone_c, place, live, ZONE_C_RATE)
+    tl.store(h + place, tl.where(live, h_new, h_old), mask=inside)
+    tl.store(c + place, tl.where(live, c_new, c_old), mask=inside)
+    if y is not None:
+        tl.store(y + place, tl.where(live, h_new, 0.0), mask=inside)
+
+
+@triton.jit
+def arriving(dy, dh, dh_direct, zone_h, at, where, B, H: tl.constexpr, RATE: tl.constexpr, S: tl.constexpr):
+    """The gradient that reaches the new h; leaves in dh_direct what goes past the step to the old one."""
+    row, column, inside, live = where
+    own, place = row * H + column, at * H + column
+    through = get(dh, own, inside, S)
+    new = through
+    if dy is not None:
+        new += get(dy, place, live, S)
+    if dh_direct is not None:
+        direct, stays = get(dh_direct, own, inside, S), staying(zone_h, place, live, RATE, S)
+        new += direct
+        # Padding has no output, so that dy ends there.
+        tl.store(dh_direct + own, tl.where(live, new * stays, through + direct), mask=inside)
+        new *= 1.0 - stays
+    return tl.where(live, new, 0.0)
+
+
+@triton.jit
+def spread(
+    k: tl.constexpr,
+    da,
+    norms,
+    parts,
+    gradients,
+    slot,
+    at,
+    where,
+    B,
+    H: tl.constexpr,
+    LD_U: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """From the gradient of gate k's sum to those of its parts."""
+    S: tl.constexpr = slot.dtype.element_ty
+    (u, gx, d), (du, dgx, dd), (gain, normal, rstd) = parts, gradients, norms
+    row, column, inside, live = where
+    if gain is not None:
+        add_up(slot + k * H, da * normal, H, COLS)
+        add_up(slot + (4 + k) * H, da, H, COLS)
+        da = normalise_backward(da * get(gain, k * H + column, column < H, S), normal, rstd, inside, H)
+    u_place = at * LD_U + k * H + column
+    if d is None:
+        tl.store(du + u_place, da, mask=inside)
+    else:
+        x_place = at * 4 * H + k * H + column
+        of_h = (k * B + row) * H + column
+        of_x, of_b = of_h + 4 * B * H, of_h + 8 * B * H
+        tl.store(du + u_place, da * get(d, of_h, live, S), mask=inside)
+        tl.store(dgx + x_place, da * get(d, of_x, live, S), mask=inside)
+        tl.store(dd + of_h, da * get(u, u_place, live, S), mask=inside)
+        tl.store(dd + of_x, da * get(gx, x_place, live, S), mask=inside)
+        tl.store(dd + of_b, da, mask=inside)
+        add_up(slot + (8 + k) * H, da, H, COLS)
+
+
+@triton.jit(do_not_specialize=STEPS)
+def backward(
+    u,
+    gx,
+    d,
+    bias,
+    gate_gain,
+    gate_shift,
+    c_gain,
+    c_shift,
+    mask,
+    keep,
+    zone_h,
+    zone_c,
+    c_scale,
+    c_before,
+    dy,
+    dh,
+    dh_direct,
+    dc,
+    du,
+    dgx,
+    dd,
+    sums,
+    t,
+    t_before,
+    t_keep,
+    B,
+    H: tl.constexpr,
+    LD_U: tl.constexpr,
+    FORGET_BIAS: tl.constexpr,
+    EPSILON: tl.constexpr,
+    KEEP_SCALE: tl.constexpr,
+    ZONE_H_RATE: tl.constexpr,
+    ZONE_C_RATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """Writes du, dgx and dd of step t, turns dh_direct and dc into those of the step before, adds to sums."""
+    S: tl.constexpr = dc.dtype.element_ty
+    row, column, inside = tile(B, H, ROWS, COLS)
+    at = t * B + row
+    live = real(inside, mask, at, row < B)
+    where = (row, column, inside, live)
+    place, own = at * H + column, row * H + column
+    keep_place = (t_keep * B + row) * H + column
+    slot = sums + tl.program_id(0) * 14 * H
+    c_old = get(c_before, (t_before * B + row) * H + column, live, S)
+
+    parts, norm = (u, gx, d, bias), (gate_gain, gate_shift, EPSILON)
+    i, i_normal, i_rstd = gate(0, parts, norm, at, where, B, H, LD_U, S)
+    f, f_normal, f_rstd = gate(1, parts, norm, at, where, B, H, LD_U, S)
+    g, g_normal, g_rstd = gate(2, parts, norm, at, where, B, H, LD_U, S)
+    o, o_normal, o_rstd = gate(3, parts, norm, at, where, B, H, LD_U, S)
+    i, f, g, o = sigmoid(i), sigmoid(f + FORGET_BIAS), tanh(g), sigmoid(o)
+    update = kept(g, keep, keep_place, live, KEEP_SCALE)
+    inner = f * c_old + i * update
+    c_normal, c_rstd = inner, inner
+    if c_gain is not None:
+        c_normal, c_rstd = normalise(inner, inside, H, EPSILON)
+        inner = c_normal * get(c_gain, column, column < H, S) + get(c_shift, column, column < H, S)
+    inner = tanh(inner)
+
+    dh_new = arriving(dy, dh, dh_direct, zone_h, at, where, B, H, ZONE_H_RATE, S)
+    d_o = dh_new * inner * o * (1.0 - o)
+    dc_new = dh_new * o * (1.0 - inner * inner)
+    if c_gain is not None:
+        add_up(slot + 12 * H, dc_new * c_normal, H, COLS)
+        add_up(slot + 13 * H, dc_new, H, COLS)
+        dc_new = normalise_backward(
+            dc_new * get(c_gain, column, column < H, S), c_normal, c_rstd, inside, H
+        )
+    dc_after, stays = get(dc, own, inside, S), staying(zone_c, place, live, ZONE_C_RATE, S)
+    dc_here = tl.where(live, dc_after, 0.0)
+    dc_new += dc_here * (1.0 - stays)
+    dc_old = dc_new * f
+    if c_scale is not None:
+        dc_old *= tl.load(c_scale + t)
+    tl.store(dc + own, tl.where(live, dc_old + dc_here * stays, dc_after), mask=inside)
+
+    d_i = dc_new * update * i * (1.0 - i)
+    d_f = dc_new * c_old * f * (1.0 - f)
+    d_g = kept(dc_new * i, keep, keep_place, live, KEEP_SCALE) * (1.0 - g * g)
+    read, write = (u, gx, d), (du, dgx, dd)
+    spread(0, d_i, (gate_gain, i_normal, i_rstd), read, write, slot, at, where, B, H, LD_U, COLS)
+    spread(1, d_f, (gate_gain, f_normal, f_rstd), read, write, slot, at, where, B, H, LD_U, COLS)
+    spread(2, d_g, (gate_gain, g_normal, g_rstd), read, write, slot, at, where, B, H, LD_U, COLS)
+    spread(3, d_o, (gate_gain, o_normal, o_rstd), read, write, slot, at, where, B, H, LD_U, COLS)
