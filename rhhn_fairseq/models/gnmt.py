@@ -111,6 +111,10 @@ class GNMTBaseConfig(FairseqDataclass):
         default="uniform",
         metadata={"help": "the cells' weights start 'uniform' within --init-range, or as the cell's 'own'"},
     )
+    init_attention: float = field(
+        default=0.0,
+        metadata={"help": "the same for the attention's maps of query and source; 0: as the other weights"},
+    )
 
 
 GNMTConfig = with_cell_options("GNMTConfig", GNMTBaseConfig, __name__)
@@ -296,6 +300,9 @@ class GNMT(FairseqEncoderDecoderModel):
         )
         if config.init_range:
             _init_uniform(model, config.init_range, cells=config.init_cells == "uniform")
+        if config.init_attention:
+            for weight in (memory.weight_m, decoder.bottom.attention.weight_q):
+                nn.init.uniform_(weight, -config.init_attention, config.init_attention)
         return model
 
     def diagnostics(self) -> dict[str, float]:
@@ -368,7 +375,7 @@ def _check(config, source, target) -> None:
         check_probability(config, name)
     if config.output_dropout is not None:
         check_probability(config, "output_dropout")
-    for name in ("init_range", "attention_size", "residual_from"):
+    for name in ("init_range", "init_attention", "attention_size", "residual_from"):
         if not getattr(config, name) >= 0:
             raise UsageError(f"{flag(name)} {getattr(config, name)} is too small, the smallest is 0")
     if config.share_embeddings == "all" and getattr(source, "symbols", 0) != getattr(target, "symbols", 0):

@@ -37,7 +37,9 @@ class Row:
 HYPER = {"hyper_size": 192, "hyper_embed_size": 32}
 # A start must let the source's signal through to the output and its gradient back to the attention. Where
 # that gradient is far below Adam's epsilon of 1e-8, as with the cells' own start and small embeddings or with
-# hypervectors near zero, the attention does not learn for thousands of updates (docs/translation.md).
+# hypervectors near zero, the attention does not learn for thousands of updates. And where its hidden layer
+# stays in the linear part of tanh, the query adds the same to every energy and cancels in the softmax, so its
+# maps start larger than other weights (docs/translation.md).
 CELLS = {
     "lstm": {"cell": "lstm"},
     "hyperlstm": {"cell": "ln_hyperlstm", "init_cells": "own"},
@@ -69,6 +71,7 @@ SHARED = {
         "attention": "v2",
         "decoder_start": "encoder",
         "init_range": 0.1,
+        "init_attention": 0.5,
         "dropout": 0.3,
     },
     "gnmt_small": {
@@ -79,6 +82,7 @@ SHARED = {
         "attention": "v2",
         "decoder_start": "encoder",
         "init_range": 0.1,
+        "init_attention": 0.5,
         "dropout": 0.3,
     },
 }
