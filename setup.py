@@ -25,7 +25,7 @@ setup(
     ext_modules=[
         Extension(
             f"rhhn_fairseq.kernels.native._{level}",
-            sources=[str(HERE / "gated.cpp"), str(HERE / "highway.cpp")],
+            sources=[str(HERE / name) for name in ("energy.cpp", "gated.cpp", "highway.cpp")],
             depends=[str(HERE / "math.h"), str(HERE / "rows.h")],
             extra_compile_args=[*FLAGS, *OPENMP, *flags],
             extra_link_args=OPENMP,

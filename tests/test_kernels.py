@@ -15,7 +15,7 @@ from rhhn_fairseq import kernels
 from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.cells.base import reorder_state
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import backends, gated, highway, hyper_gated, native, pointwise
+from rhhn_fairseq.kernels import backends, energy, gated, highway, hyper_gated, native, pointwise
 
 GATED_NOISE = dict(
     recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2, h_detach=0.5, c_detach=0.5
@@ -271,6 +271,51 @@ def test_operations_keep_torchs_rules(name, monkeypatch):
         torch.library.opcheck(operation, args, test_utils=rules)
 
 
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+@pytest.mark.parametrize("forget_bias", [0.0, 1.5])
+def test_torch_nn_equals_the_loop(name, forget_bias, monkeypatch):
+    options = {"forget_bias": forget_bias} if name == "lstm" else {}
+    torch.manual_seed(0)
+    cell = build_cell(name, 4, 5, **options).double()
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    x = torch.randn(6, 3, 4, dtype=torch.float64)
+    state = tuple(torch.randn(3, size, dtype=torch.float64) for size in cell.state_sizes)
+    for start in (None, state):
+        exact = _pass(cell, x, start, None, None, "reference", monkeypatch)
+        _assert_equal(_pass(cell, x, start, None, None, "torch_nn", monkeypatch), exact, 1e-13)
+
+
+@pytest.mark.parametrize(
+    "name, options, padded, why",
+    [
+        ("ln_lstm", {}, False, "no layer normalisation"),
+        ("rhn", {}, False, "has LSTM and GRU only"),
+        ("lstm", {"recurrent_dropout": 0.1}, False, "no update"),
+        ("lstm", {"zoneout": 0.1}, False, "no zoneout"),
+        ("gru", {}, True, "no padding masks"),
+    ],
+)
+def test_torch_nn_says_what_it_cannot_do(name, options, padded, why, monkeypatch):
+    monkeypatch.setenv("RHHN_KERNEL", "torch_nn")
+    cell = build_cell(name, 4, 5, **options)
+    mask = torch.tensor([[True, False], [True, True]]) if padded else None
+    with pytest.raises(UsageError, match=f"RHHN_KERNEL=torch_nn: .* cannot run there, .*{why}"):
+        cell(torch.randn(2, 2, 4), mask_TB=mask)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_plain_cells_go_to_cudnn_on_a_gpu(name, monkeypatch, caplog):
+    monkeypatch.delenv("RHHN_KERNEL", raising=False)
+    monkeypatch.setattr(kernels, "_told", set())
+    cell = build_cell(name, 4, 5).cuda()
+    with caplog.at_level(logging.INFO, logger="rhhn_fairseq.kernels"):
+        cell(torch.randn(2, 2, 4, device="cuda"))
+    assert "torch_nn backend" in caplog.text
+
+
 def test_the_compiled_kernels_are_built():
     # Installation leaves them out where it must; then everything else runs on, but here it should not be so.
     assert native.library() is not None, "install a C++ compiler and run scripts/install.sh again"
@@ -324,3 +369,52 @@ def test_cells_know_nothing_of_fairseq_with_their_kernels():
         "sys.exit('fairseq' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def _energies(q, k, v, mask):
+    hidden = torch.tanh(q.unsqueeze(2) + k.unsqueeze(1))
+    return (hidden @ v).masked_fill(~mask.unsqueeze(1), float("-inf"))
+
+
+@pytest.mark.parametrize("N, R, S, A", [(1, 1, 1, 1), (3, 7, 5, 17), (2, 1, 9, 64), (5, 3, 4, 129)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_energies_equal_torchs_operations(N, R, S, A, dtype, monkeypatch):
+    if native.library() is None:
+        pytest.skip("the compiled point-wise kernels are not built")
+    torch.manual_seed(0)
+    parts = [torch.randn(N, R, A), 2 * torch.randn(N, S, A), torch.randn(A)]
+    parts = [part.to(dtype).requires_grad_() for part in parts]
+    exact_parts = [part.detach().double().requires_grad_() for part in parts]
+    mask = torch.rand(N, S) > 0.3
+    mask[:, 0] = True
+    weights = torch.randn(N, R, S, dtype=torch.float64)
+
+    def run(function, q, k, v):
+        # Through a softmax, as padding has to leave no trace in the gradients either.
+        chances = function(q, k, v, mask).softmax(dim=-1)
+        loss = (chances * weights.to(chances.dtype)).sum()
+        return [chances, *torch.autograd.grad(loss, [q, k, v])]
+
+    exact = run(_energies, *exact_parts)
+    found = run(energy.energies, *parts)
+    assert found[0].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    # Measured: 1e-15, 4e-7 and, for gradients stored in bfloat16, 4e-3.
+    tolerance = {torch.float64: 1e-13, torch.float32: 3e-6, torch.bfloat16: 1e-2}[dtype]
+    _assert_equal([part.double() for part in found], exact, tolerance)
+    monkeypatch.setattr(native, "library", lambda: None)
+    if dtype != torch.bfloat16:
+        _assert_equal([part.double() for part in run(energy.energies, *parts)], exact, tolerance)
+
+
+def test_energy_operations_keep_torchs_rules():
+    if native.library() is None:
+        pytest.skip("the compiled point-wise kernels are not built")
+    q, k, v = (
+        torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 5), (2, 4, 5), (5,))
+    )
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    rules = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(energy.energy, (q, k, v, mask), test_utils=rules)
+    de = torch.randn(2, 3, 4, dtype=torch.float64)
+    torch.library.opcheck(energy.energy_backward, (de, q, k, v, mask), test_utils=rules)
+    assert torch.autograd.gradcheck(lambda *parts: energy.energies(*parts, mask), (q, k, v))

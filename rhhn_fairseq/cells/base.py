@@ -179,7 +179,7 @@ class Cell(nn.Module):
         Raises:
             UsageError: the input, state or mask does not have the shape the cell was built for.
         """
-        from rhhn_fairseq.kernels import scan
+        from rhhn_fairseq.kernels import scan, whole
 
         self._check_shapes(x_TBC, state, mask_TB)
         T, B, _ = x_TBC.shape
@@ -188,12 +188,15 @@ class Cell(nn.Module):
             x_TBC = x_TBC.masked_fill(~mask_TB.unsqueeze(-1), 0.0)
         if noise is None and self.training:
             noise = self.sample_noise(T, B, x_TBC.device)
+        start = self.zero_state(B, x_TBC.device, x_TBC.dtype) if state is None else state
+        done = whole(self, x_TBC, start, mask_TB, noise)
+        if done is not None:
+            return done
         g = self.project(x_TBC)
         if state is None:
-            state = self.zero_state(B, x_TBC.device, x_TBC.dtype)
             g = self.begin(g, mask_TB)
-        g, state = self.prepare(g, state, mask_TB, noise)
-        return scan(self, g, state, mask_TB, noise)
+        g, start = self.prepare(g, start, mask_TB, noise)
+        return scan(self, g, start, mask_TB, noise)
 
     def recurrent_input(self, h_BH: Tensor, noise_t: Noise | None) -> Tensor:
         """The state as a matrix sees it: detached by the step's coin (h-detach), dropped out (Gal)."""

@@ -35,6 +35,38 @@ def backends(cell: Cell, device=None, dtype: torch.dtype = torch.float32) -> tup
     return (*pointwise.available(torch.device(device or "cpu"), dtype), "reference")
 
 
+def whole(
+    cell: Cell, x_TBC: Tensor, state: State, mask_TB: Tensor | None, noise: Noise | None
+) -> tuple[Tensor, State] | None:
+    """The pass by torch.nn, before any projection, where that is the choice; else None.
+
+    It is on a GPU, for passes that ask for nothing but what cuDNN does, and wherever ``RHHN_KERNEL`` says so.
+
+    Raises:
+        UsageError: ``RHHN_KERNEL`` says so and torch.nn cannot make this pass.
+    """
+    from rhhn_fairseq.kernels import torch_nn
+
+    forced = os.environ.get("RHHN_KERNEL")
+    if forced != torch_nn.NAME and (forced or not x_TBC.is_cuda):
+        return None
+    why = torch_nn.obstacle(cell, mask_TB, noise)
+    if why is None:
+        _tell(cell, x_TBC, torch_nn.NAME)
+        return torch_nn.run(cell, x_TBC, state)
+    if forced:
+        raise UsageError(f"RHHN_KERNEL={forced}: {type(cell).__name__} cannot run there, {why}")
+    return None
+
+
+def _tell(cell: Cell, x: Tensor, name: str) -> None:
+    """Says once which backend runs a class of cells on a device in a type."""
+    key = (type(cell), x.device.type, x.dtype, name)
+    if key not in _told:
+        _told.add(key)
+        logger.info("%s runs on the %s backend (%s, %s)", type(cell).__name__, name, *key[1:3])
+
+
 def scan(
     cell: Cell, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None, noise: Noise | None
 ) -> tuple[Tensor, State]:
@@ -48,11 +80,12 @@ def scan(
     available = backends(cell, g[0].device, g[0].dtype)
     name = os.environ.get("RHHN_KERNEL") or available[0]
     if name not in available:
-        raise UsageError(f"RHHN_KERNEL={name}: {type(cell).__name__} runs on {', '.join(available)} only")
-    key = (type(cell), g[0].device.type, g[0].dtype, name)
-    if key not in _told:
-        _told.add(key)
-        logger.info("%s runs on the %s backend (%s, %s)", type(cell).__name__, name, *key[1:3])
+        why = fused(cell) and pointwise.obstacle(name, g[0].device)
+        raise UsageError(
+            f"RHHN_KERNEL={name}: {type(cell).__name__} runs on {', '.join(available)} only"
+            + (f"; {why}" if why else "")
+        )
+    _tell(cell, g[0], name)
     if name == "reference":
         return reference.scan(cell, g, state, mask_TB, noise)
     # Programs give addresses away, so that whatever may be a view is laid out in rows first.

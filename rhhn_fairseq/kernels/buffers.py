@@ -132,3 +132,24 @@ class Highway:
     def operands(self) -> Tensor:
         """The states after each layer as matrices see them, [L, T, B, H]."""
         return self.s if self.o is None else self.o
+
+
+@dataclass(kw_only=True)
+class Energy:
+    """Additive attention between the queries and the source positions of N sentences.
+
+    Attributes:
+        q: [N, R, A]. k: [N, S, A]. v: [A], state type. mask: [N, S], true at real positions.
+        e: energies [N, R, S], state type, and de: their gradients.
+        dq, dk: gradients of q and k. dv: [threads, A], state type, zeros to add to.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor
+    e: Tensor | None = None
+    de: Tensor | None = None
+    dq: Tensor | None = None
+    dk: Tensor | None = None
+    dv: Tensor | None = None

@@ -4,32 +4,52 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from rhhn_fairseq.kernels import aten, native
+from rhhn_fairseq.kernels import aten, native, triton
 from rhhn_fairseq.kernels.buffers import Gated, Highway
 
 IMPLEMENTATIONS = {"native": native, "aten": aten}
+"""Those for the CPU and, of them, aten for any device."""
+
+ACCELERATED = {"triton": triton}
+"""Those that need more than torch and this package."""
 
 
 def available(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
     """Names of the implementations for operands of a type on a device, the preferred first."""
     if dtype not in native.DTYPES:
         return ()
+    names = ("aten",)
     if device.type == "cpu" and native.library() is not None:
-        return ("native", "aten")
-    return ("aten",)
+        names = ("native", *names)
+    # Last, because no GPU has run it yet: it is there for those who ask for it.
+    return names if triton.obstacle(device) else (*names, "triton")
+
+
+def obstacle(name: str, device: torch.device) -> str | None:
+    """Why an implementation cannot run on a device, where there is more to say than that."""
+    return triton.obstacle(device) if name == "triton" else None
 
 
 def gated(name: str, buffers: Gated, direction: str) -> Callable[[int], None]:
     """The function of implementation ``name`` that runs one step of ``buffers``, forward or backward."""
-    return IMPLEMENTATIONS[name].gated(buffers, direction)
+    return _implementation(name).gated(buffers, direction)
 
 
 def highway(name: str, buffers: Highway, direction: str) -> Callable[[int], None]:
     """The function of implementation ``name`` that runs one layer of a time step, number ``t L + l``."""
-    return IMPLEMENTATIONS[name].highway(buffers, direction)
+    return _implementation(name).highway(buffers, direction)
 
 
 def sums_of(name: str, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """Zeros [slots, *shape] in which an implementation adds up gradients, a slot for each of its threads."""
-    slots = torch.get_num_threads() if name == "native" else 1
+    """Zeros [slots, *shape] for the gradient of a parameter, a slot for each thread or program that adds to it.
+
+    Args:
+        shape: the parameter's.
+        like: a state, [B, H].
+    """
+    slots = {"native": torch.get_num_threads(), "aten": 1}.get(name) or triton.slots(shape, like)
     return like.new_zeros(slots, *shape)
+
+
+def _implementation(name: str):
+    return (IMPLEMENTATIONS | ACCELERATED)[name]

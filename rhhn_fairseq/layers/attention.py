@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rhhn_fairseq.cells.base import Cell, Noise, State, apply_maps, reorder_state
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.kernels.energy import energies
 from rhhn_fairseq.kernels.reference import keep_state, slice_noise
 
 
@@ -106,11 +107,7 @@ class AdditiveAttention(nn.Module):
         # A query's step and its beam are both rows of one sentence's matrix, R = beams * T.
         query_BTQ = query_TBQ.transpose(0, 1).reshape(N, -1, query_TBQ.shape[-1])
         v = self.v if self.g is None else self.g * self.v / self.v.norm()
-        hidden_NRSA = (query_BTQ @ self.weight_q).unsqueeze(2) + memory.keys_NSA.unsqueeze(1)
-        energy_NRS = hidden_NRSA.tanh_() @ v
-        # Half precision is too coarse for a softmax over a long source.
-        energy_NRS = energy_NRS.to(torch.promote_types(energy_NRS.dtype, torch.float32))
-        energy_NRS = energy_NRS.masked_fill(~memory.mask_NS.unsqueeze(1), float("-inf"))
+        energy_NRS = energies(query_BTQ @ self.weight_q, memory.keys_NSA, v, memory.mask_NS)
         weights_NRS = energy_NRS.softmax(dim=-1)
         context_NRM = torch.bmm(weights_NRS.to(memory.values_NSM.dtype), memory.values_NSM)
         return context_NRM.view(B, T, M).transpose(0, 1), weights_NRS.view(B, T, S)

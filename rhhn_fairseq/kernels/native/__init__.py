@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.kernels.buffers import Gated, Highway
+from rhhn_fairseq.kernels.buffers import Energy, Gated, Highway
 
 LEVELS = {"AVX512": ("avx512", "avx2", "any"), "AVX2": ("avx2", "any")}
 """The builds that a processor can run, best first, by torch's name of what it can do."""
@@ -63,6 +63,15 @@ class _Highway(ctypes.Structure):
     ]
 
 
+class _Energy(ctypes.Structure):
+    """``struct Energy`` of energy.cpp."""
+
+    _fields_ = [
+        *_fields("B R S A H threads", ctypes.c_int64),
+        *_fields("q k v mask e de dq dk dv", ctypes.c_void_p),
+    ]
+
+
 def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
     """The function that runs one step of ``buffers``.
 
@@ -83,14 +92,22 @@ def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
         threads=_threads(buffers),
     )
     name = "lstm" if buffers.weight_d is None else "hyper_lstm"
-    return _bind(f"{name}_{direction}", _Gated, buffers, sizes)
+    return _bind(f"{name}_{direction}", _Gated, buffers, sizes, buffers.u.dtype)
 
 
 def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
     """The function that runs one layer of a time step, number ``t L + l``."""
     L, T, B, H = buffers.s.shape
     sizes = dict(T=T, B=B, H=H, L=L, ld_y=L * H if buffers.trace else H, threads=_threads(buffers))
-    return _bind(f"highway_{direction}", _Highway, buffers, sizes)
+    return _bind(f"highway_{direction}", _Highway, buffers, sizes, buffers.u.dtype)
+
+
+def energy(buffers: Energy, direction: str) -> Callable[[int], None]:
+    """The function that does all of ``buffers``; its argument means nothing."""
+    (N, R, A), S = buffers.q.shape, buffers.k.shape[1]
+    threads = torch.get_num_threads() if buffers.dv is None else len(buffers.dv)
+    sizes = dict(B=N, R=R, S=S, A=A, H=R * S * A, threads=threads)
+    return _bind(f"energy_{direction}", _Energy, buffers, sizes, buffers.q.dtype)
 
 
 def _threads(buffers: Gated | Highway) -> int:
@@ -98,7 +115,7 @@ def _threads(buffers: Gated | Highway) -> int:
     return torch.get_num_threads() if buffers.sums is None else len(buffers.sums)
 
 
-def _bind(function: str, structure: type, buffers, sizes: dict) -> Callable[[int], None]:
+def _bind(function: str, structure: type, buffers, sizes: dict, dtype: torch.dtype) -> Callable[[int], None]:
     """A call of ``function`` with the addresses of ``buffers``, which it keeps alive."""
     values = vars(buffers)
     arguments = structure(**sizes)
@@ -109,7 +126,7 @@ def _bind(function: str, structure: type, buffers, sizes: dict) -> Callable[[int
         if kind is ctypes.c_void_p:
             value = None if value is None else _address(name, value)
         setattr(arguments, name, value)
-    call = getattr(library(), f"{function}_{DTYPES[buffers.u.dtype]}")
+    call = getattr(library(), f"{function}_{DTYPES[dtype]}")
     call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_int64), None
     bound = functools.partial(call, ctypes.addressof(arguments))
     # An address keeps nothing alive; what it points into has to live as long as the call.

@@ -43,18 +43,18 @@ def whole(half: tl.constexpr, a, z, biases, column, layer, biased, H: tl.constex
     bias, bias_x = biases
     if z is not None:
         a *= z
-    a += get(bias, layer * 2 * H + half * H + column, biased & (column < H), S)
+    a += tl.where(biased, get(bias, layer * 2 * H + half * H + column, column < H, S), 0.0)
     if bias_x is not None:
         a += get(bias_x, half * H + column, column < H, S)
     return a
 
 
 @triton.jit
-def takes_bias(live, first, at):
-    """Those live elements that take the recurrent bias; at a sequence's first position layer 0 may not."""
+def takes_bias(live, first, at, exists):
+    """The live elements that take the recurrent bias; at a sequence's first position layer 0 may not."""
     biased = live
     if first is not None:
-        biased = live & (tl.load(first + at, mask=live, other=0) == 0)
+        biased = live & (tl.load(first + at, mask=exists, other=0) == 0)
     return biased
 
 
@@ -94,7 +94,7 @@ def forward(
     row, column, inside = tile(B, H, ROWS, COLS)
     at, place = t * B + row, (layer * T + t) * B + row
     live = real(inside, mask, at, row < B)
-    biased = takes_bias(live, first, at)
+    biased = takes_bias(live, first, at, row < B)
     old = get(s_before, (before + row) * H + column, inside, S)
     scaling = None
     if z is not None:
@@ -157,7 +157,7 @@ def backward(
     row, column, inside = tile(B, H, ROWS, COLS)
     at, place, own = t * B + row, (layer * T + t) * B + row, row * H + column
     live = real(inside, mask, at, row < B)
-    biased = takes_bias(live, first, at)
+    biased = takes_bias(live, first, at, row < B)
     grad = get(ds_direct, own, inside, S) + get(ds, own, inside, S)
     passing = grad
     if dy is not None:

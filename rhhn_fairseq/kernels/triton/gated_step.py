@@ -5,7 +5,7 @@ Arguments have the names and shapes of ``buffers.Gated``; a missing tensor is No
     d, dd               the step's scaling vectors [12, B, H] in the state type, and their gradients
     h_before, c_before  h0 and c0 at the first step, later h and c; t_before is the step of them to read
     t_keep              the step of ``keep`` to read
-    LD_U                elements between rows of u and du
+    LD_U, LD_DU         elements between rows of u and of du
 
 See the equations in cells/lstm.py and cells/hyper_lstm.py. Gates lie in the order i, f, g, o. Operands are
 read as zero at padding, so that whatever stands there goes nowhere.
@@ -35,7 +35,8 @@ STEPS = ["t", "t_before", "t_keep", "B"]
 @triton.jit
 def gate(k: tl.constexpr, parts, norm, at, where, B, H: tl.constexpr, LD_U: tl.constexpr, S: tl.constexpr):
     """The sum of gate k; and that before gain and shift, with one over the deviation, for the backward."""
-    (u, gx, d, bias), (gain, shift, EPSILON) = parts, norm
+    u, gx, d, bias = parts
+    gain, shift, EPSILON = norm
     row, column, inside, live = where
     a = get(u, at * LD_U + k * H + column, live, S)
     if d is not None:
@@ -143,24 +144,27 @@ def spread(
     B,
     H: tl.constexpr,
     LD_U: tl.constexpr,
+    LD_DU: tl.constexpr,
     COLS: tl.constexpr,
 ):
     """From the gradient of gate k's sum to those of its parts."""
     S: tl.constexpr = slot.dtype.element_ty
-    (u, gx, d), (du, dgx, dd), (gain, normal, rstd) = parts, gradients, norms
+    u, gx, d = parts
+    du, dgx, dd = gradients
+    gain, normal, rstd = norms
     row, column, inside, live = where
     if gain is not None:
         add_up(slot + k * H, da * normal, H, COLS)
         add_up(slot + (4 + k) * H, da, H, COLS)
         da = normalise_backward(da * get(gain, k * H + column, column < H, S), normal, rstd, inside, H)
-    u_place = at * LD_U + k * H + column
+    u_place, du_place = at * LD_U + k * H + column, at * LD_DU + k * H + column
     if d is None:
-        tl.store(du + u_place, da, mask=inside)
+        tl.store(du + du_place, da, mask=inside)
     else:
         x_place = at * 4 * H + k * H + column
         of_h = (k * B + row) * H + column
         of_x, of_b = of_h + 4 * B * H, of_h + 8 * B * H
-        tl.store(du + u_place, da * get(d, of_h, live, S), mask=inside)
+        tl.store(du + du_place, da * get(d, of_h, live, S), mask=inside)
         tl.store(dgx + x_place, da * get(d, of_x, live, S), mask=inside)
         tl.store(dd + of_h, da * get(u, u_place, live, S), mask=inside)
         tl.store(dd + of_x, da * get(gx, x_place, live, S), mask=inside)
@@ -198,6 +202,7 @@ def backward(
     B,
     H: tl.constexpr,
     LD_U: tl.constexpr,
+    LD_DU: tl.constexpr,
     FORGET_BIAS: tl.constexpr,
     EPSILON: tl.constexpr,
     KEEP_SCALE: tl.constexpr,
@@ -252,7 +257,7 @@ def backward(
     d_f = dc_new * c_old * f * (1.0 - f)
     d_g = kept(dc_new * i, keep, keep_place, live, KEEP_SCALE) * (1.0 - g * g)
     read, write = (u, gx, d), (du, dgx, dd)
-    spread(0, d_i, (gate_gain, i_normal, i_rstd), read, write, slot, at, where, B, H, LD_U, COLS)
-    spread(1, d_f, (gate_gain, f_normal, f_rstd), read, write, slot, at, where, B, H, LD_U, COLS)
-    spread(2, d_g, (gate_gain, g_normal, g_rstd), read, write, slot, at, where, B, H, LD_U, COLS)
-    spread(3, d_o, (gate_gain, o_normal, o_rstd), read, write, slot, at, where, B, H, LD_U, COLS)
+    spread(0, d_i, (gate_gain, i_normal, i_rstd), read, write, slot, at, where, B, H, LD_U, LD_DU, COLS)
+    spread(1, d_f, (gate_gain, f_normal, f_rstd), read, write, slot, at, where, B, H, LD_U, LD_DU, COLS)
+    spread(2, d_g, (gate_gain, g_normal, g_rstd), read, write, slot, at, where, B, H, LD_U, LD_DU, COLS)
+    spread(3, d_o, (gate_gain, o_normal, o_rstd), read, write, slot, at, where, B, H, LD_U, LD_DU, COLS)

@@ -1,0 +1,54 @@
+"""The point-wise part of a time step as Triton kernels, for CUDA devices; the C++ one's counterpart.
+
+One kernel a step for LSTM and highway networks, each program with whole rows of the batch, so that layer
+normalisation needs no other program. A HyperLSTM's scaling vectors d, and the gradients that belong to them,
+are products of torch.bmm around the kernel: weight_d is then read once a step and not once a row, and its
+gradient needs no sum over programs. Gradients that are sums over rows are added up in a slot for each program,
+in the order of the steps, so that they come out the same in every run.
+
+The package triton is imported by the first sequence that runs here. On the CPU its interpreter takes the
+place of the compiler, if TRITON_INTERPRET=1 was in the environment before.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.kernels.buffers import Gated, Highway
+from rhhn_fairseq.kernels.triton.tiles import Tile
+
+
+def obstacle(device: torch.device) -> str | None:
+    """Why the kernels cannot run on a device; None where they can."""
+    if device.type != "cuda" and not (device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
+        return "triton runs on CUDA devices (and with TRITON_INTERPRET=1, slowly, on the CPU)"
+    if importlib.util.find_spec("triton") is None:
+        return "triton needs the package of that name: pip install triton"
+    return None
+
+
+def slots(shape: Sequence[int], like: Tensor) -> int:
+    """How many slots the gradients of a parameter are added up in.
+
+    Args:
+        shape: the parameter's. Vectors are summed by the programs, matrices by a product of their own.
+        like: a state, [B, H].
+    """
+    return Tile.of(*like.shape).blocks if len(shape) == 1 else 1
+
+
+def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
+    """The function that runs one step of ``buffers``, forward or backward."""
+    from rhhn_fairseq.kernels.triton.steps import GatedStep
+
+    return getattr(GatedStep(buffers, direction), direction)
+
+
+def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
+    """The function that runs one layer of a time step, number ``t L + l``."""
+    from rhhn_fairseq.kernels.triton.steps import HighwayStep
+
+    return getattr(HighwayStep(buffers, direction), direction)

@@ -1,0 +1,35 @@
+"""How the rows of a batch are shared between the programs of a Triton kernel."""
+
+from dataclasses import dataclass
+
+ELEMENTS = 1024
+"""What a program works on at least, if there is that much: enough for four warps' reads to be in flight."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """ROWS whole rows of COLS elements for each of ``blocks`` programs of ``warps`` warps."""
+
+    rows: int
+    cols: int
+    warps: int
+    blocks: int
+
+    @staticmethod
+    def of(B: int, H: int) -> "Tile":
+        """The tiles of [B, H]: normalisation needs whole rows, and H of every size gets a power of two."""
+        cols = power_of_two(H)
+        rows = min(max(1, ELEMENTS // cols), power_of_two(B))
+        # Four elements a thread: the backward pass keeps about twenty numbers for each in registers.
+        warps = min(max(1, rows * cols // 128), 16)
+        return Tile(rows, cols, warps, -(-B // rows))
+
+    @property
+    def arguments(self) -> dict[str, int]:
+        """As kernels take them."""
+        return dict(ROWS=self.rows, COLS=self.cols, num_warps=self.warps)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n >= 1."""
+    return 1 << (n - 1).bit_length()
