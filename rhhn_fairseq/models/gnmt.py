@@ -230,11 +230,15 @@ class OutputLayer(nn.Module):
             nn.init.xavier_uniform_(self.project)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def forward(self, y: Tensor) -> Tensor:
-        """Logits [..., V] from y [..., H]."""
+    def parts(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the logits are a linear function of, [..., E or H], and that function's weight and bias."""
         if self.project is not None:
             y = y @ self.project
-        return F.linear(y, self.weight if self.shared is None else self.shared.weight, self.bias)
+        return y, self.weight if self.shared is None else self.shared.weight, self.bias
+
+    def forward(self, y: Tensor) -> Tensor:
+        """Logits [..., V] from y [..., H]."""
+        return F.linear(*self.parts(y))
 
 
 @register_model("gnmt", dataclass=GNMTConfig)
@@ -304,6 +308,11 @@ class GNMT(FairseqEncoderDecoderModel):
             for weight in (memory.weight_m, decoder.bottom.attention.weight_q):
                 nn.init.uniform_(weight, -config.init_attention, config.init_attention)
         return model
+
+    def forward(self, src_tokens, src_lengths, prev_output_tokens, features_only: bool = False):
+        """The decoder's result over whole sentences; see ``GNMTDecoder.forward``."""
+        memory = self.encoder(src_tokens, src_lengths)
+        return self.decoder(prev_output_tokens, memory, features_only=features_only)
 
     def diagnostics(self) -> dict[str, float]:
         """Numbers about the weights worth a line in the log."""

@@ -1,0 +1,115 @@
+"""The loss straight from the output layer's input, against fairseq's criterion on the logits."""
+
+import pytest
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from omegaconf import OmegaConf
+
+from rhhn_fairseq.criterions.chunked_cross_entropy import ChunkedCrossEntropy
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.output_loss import linear_cross_entropy
+from rhhn_fairseq.models.gnmt import GNMT, GNMTConfig, OutputLayer
+
+P, H, V, PAD = 13, 5, 7, 1
+
+
+def _parts(dtype=torch.float64):
+    torch.manual_seed(0)
+    y, weight, bias = (
+        torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in ((P, H), (V, H), (V,))
+    )
+    target = torch.randint(2, V, (P,))
+    target[[3, 7]] = PAD
+    return y, weight, bias, target
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("chunk", [1, 4, 13, 100])
+def test_loss_and_gradients_are_fairseqs(smoothing, chunk):
+    y, weight, bias, target = _parts()
+    logits = y @ weight.t() + bias
+    exact = label_smoothed_nll_loss(logits.log_softmax(-1), target, smoothing, ignore_index=PAD)
+    found = linear_cross_entropy(y, weight, bias, target, target != PAD, smoothing, chunk)
+    for one, other in zip(found[:2], exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=0)
+    assert found[2] == ((logits.argmax(-1) == target) & (target != PAD)).sum()
+    # Scaled, as a loss scaler or several workers would.
+    gradients = torch.autograd.grad(3 * found[0], (y, weight, bias))
+    for one, other in zip(gradients, torch.autograd.grad(3 * exact[0], (y, weight, bias)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-13)
+
+
+def test_bfloat16_sums_in_float32():
+    y, weight, bias, target = _parts()
+    exact = linear_cross_entropy(y, weight, bias, target, target != PAD, 0.1)
+    half = [part.detach().bfloat16().requires_grad_() for part in (y, weight, bias)]
+    found = linear_cross_entropy(*half, target, target != PAD, 0.1, 4)
+    assert found[0].dtype == torch.float32
+    # Eight bits of mantissa in what is summed.
+    torch.testing.assert_close(found[0].double(), exact[0], rtol=1e-2, atol=0)
+    found[0].backward()
+    exact[0].backward()
+    for one, other in zip(half, (y, weight, bias), strict=True):
+        assert one.grad.dtype == torch.bfloat16
+        assert (one.grad.double() - other.grad).norm() <= 0.03 * other.grad.norm()
+
+
+def test_without_gradients_none_are_made():
+    y, weight, bias, target = _parts()
+    with torch.no_grad():
+        loss, _, _ = linear_cross_entropy(y, weight, bias, target, target != PAD)
+    assert not loss.requires_grad
+
+
+class _Task:
+    """What a criterion reads of a task."""
+
+    class target_dictionary:
+        @staticmethod
+        def pad():
+            return PAD
+
+
+@pytest.mark.parametrize("share", ["none", "decoder"])
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_criterion_is_fairseqs(share, prefix):
+    from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=6, embed_dim=4, encoder_layers=2, decoder_layers=2, residual_from=0, dropout=0.0)
+    config = OmegaConf.structured(GNMTConfig(cell="lstm", share_embeddings=share, init_range=0.5, **sizes))
+    model = GNMT.for_vocabulary(OmegaConf.to_object(config), V).double()
+    target = torch.tensor([[3, 4, 2], [5, 2, PAD]])
+    before = torch.tensor([[2, 3, 4], [2, 5, PAD]])
+    source = torch.tensor([[4, 5, 2], [6, 4, 2]])
+    inputs = {"src_tokens": source, "src_lengths": torch.tensor([3, 3]), "prev_output_tokens": before}
+    sample = {"net_input": inputs, "target": target, "ntokens": 5}
+    options = dict(ignore_prefix_size=prefix, report_accuracy=True)
+    ours = ChunkedCrossEntropy(_Task, False, 0.1, output_chunk=2, **options)
+    theirs = LabelSmoothedCrossEntropyCriterion(_Task, False, 0.1, **options)
+    results = []
+    for criterion in (ours, theirs):
+        model.zero_grad()
+        loss, size, logged = criterion(model, sample)
+        loss.backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        results.append((loss.detach(), size, {key: float(value) for key, value in logged.items()}, gradients))
+    assert results[0][1] == results[1][1]
+    # fairseq's takes the logarithm of the softmax in float32 whatever the model's type.
+    torch.testing.assert_close(results[0][2], results[1][2], rtol=1e-6, atol=0)
+    for one, other in zip(results[0][3], results[1][3], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_refusals():
+    with pytest.raises(UsageError, match="--output-chunk 0 is too small"):
+        ChunkedCrossEntropy(_Task, False, 0.1, output_chunk=0)
+    with pytest.raises(UsageError, match="Linear gives it no output layer"):
+        ChunkedCrossEntropy(_Task, False, 0.1)(torch.nn.Linear(2, 2), {})
+
+
+def test_output_layer_is_its_parts():
+    layer = OutputLayer(H, V)
+    y = torch.randn(2, 3, H)
+    features, weight, bias = layer.parts(y)
+    torch.testing.assert_close(layer(y), features @ weight.t() + bias)
