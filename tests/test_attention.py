@@ -9,7 +9,13 @@ import torch
 
 from rhhn_fairseq.cells import CELLS, build_cell, cell_options, reorder_state
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.attention import AdditiveAttention, FeedbackCell, Memory, SourceMemory
+from rhhn_fairseq.layers.attention import (
+    AdditiveAttention,
+    FeedbackCell,
+    GeneralAttention,
+    Memory,
+    SourceMemory,
+)
 from rhhn_fairseq.layers.decoder import ATTENTION_FORMS, AttentionDecoder, DecoderConfig
 
 T, S, B, M, A, C, H = 4, 6, 3, 5, 7, 3, 6
@@ -67,6 +73,44 @@ def test_attention_equals_the_equations(normalised, side):
             np.testing.assert_allclose(context[t, b].detach(), expected, rtol=0, atol=1e-12)
             np.testing.assert_allclose(weights[b, t, real].detach(), by_position, rtol=0, atol=1e-12)
             assert (weights[b, t, ~real] == 0).all()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_general_attention_equals_the_equations(side):
+    torch.manual_seed(0)
+    attention, source = GeneralAttention(H, M).double(), SourceMemory(M, None).double()
+    (values, mask), query = _source(side), _random(T, B, H)
+    memory = source(values, mask)
+    context, weights = attention(query, memory)
+    W = attention.weight_q.detach().numpy()
+    for t in range(T):
+        for b in range(B):
+            real = mask[:, b]
+            keys = values[real, b].numpy()
+            chances = np.exp([query[t, b].numpy() @ W @ m for m in keys])
+            chances /= chances.sum()
+            np.testing.assert_allclose(context[t, b].detach(), chances @ keys, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(weights[b, t, real].detach(), chances, rtol=0, atol=1e-12)
+            assert (weights[b, t, ~real] == 0).all()
+    inputs = [_random(2, B, H).requires_grad_(), values.requires_grad_(), attention.weight_q]
+    assert torch.autograd.gradcheck(lambda query, values, _: attention(query, source(values, mask)), inputs)
+
+
+@pytest.mark.parametrize("form", ["paper", "v2"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_context_to_output_is_luongs_equation(form, layers):
+    if form == "v2" and layers == 1:
+        pytest.skip("v2 has two layers or more")
+    residual = {"layers": layers, "residual_from": 3 if layers > 2 else 0}
+    decoder, source = _decoder("lstm", form, context_to_output=True, **residual)
+    memory, x = source(*_source()), _random(T, B, C)
+    found, weights, _ = decoder(x, memory)
+    inner = decoder.weight_o
+    decoder.weight_o = None
+    y, _, _ = decoder(x, memory)
+    context = torch.einsum("bts,bsm->tbm", weights, memory.values_NSM)
+    expected = torch.tanh(y @ inner[:H] + context @ inner[H:])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def test_attention_has_right_gradients():

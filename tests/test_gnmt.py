@@ -94,9 +94,14 @@ def test_incremental_decoding_equals_the_forced_pass(cell, start, form):
         torch.testing.assert_close(more["attn"][0][:, 0], extra["attn"][0][order, t], rtol=0, atol=3e-6)
 
 
+LUONG = {"attention_score": "general", "context_to_output": True}
+"""The attention of Luong et al. 2015 on GNMT's layers."""
+
+
 @both_forms
-def test_the_side_of_the_source_padding_does_not_matter(form):
-    model = _model("ln_hyperlstm", attention=form, decoder_start="encoder")
+@pytest.mark.parametrize("options", [{}, LUONG], ids=["additive", "general"])
+def test_the_side_of_the_source_padding_does_not_matter(form, options):
+    model = _model("ln_hyperlstm", attention=form, decoder_start="encoder", **options)
     dictionary = model.decoder.dictionary
     target = _batch(dictionary, (4, 4, 4), seed=2)
     by_side = [model(_batch(dictionary, left=left), None, target)[0] for left in (True, False)]
@@ -123,9 +128,10 @@ def _same_weights(model):
 
 @both_forms
 @pytest.mark.parametrize("beam", [1, 3])
-def test_beam_search_scores_are_those_of_the_forced_pass(form, beam):
+@pytest.mark.parametrize("options", [{}, LUONG], ids=["additive", "general"])
+def test_beam_search_scores_are_those_of_the_forced_pass(form, beam, options):
     """fairseq's generator, with sentences that finish at different steps, against log-probabilities."""
-    model = _model("rhn", attention=form, rhn_depth=2)
+    model = _model("rhn", attention=form, rhn_depth=2, **options)
     dictionary = model.decoder.dictionary
     source = _batch(dictionary, (5, 1, 3, 4))
     generator = SequenceGenerator(

@@ -1,10 +1,11 @@
-"""Additive attention, and the first decoder layer of GNMT, which reads its context at every step.
+"""Attention, and the first decoder layer of GNMT, which reads its context at every step.
 
 Shapes: T target time, S source time, B batch, N sentences, M memory, A attention, Q query, C input,
 H hidden.
 
 Sources: Bahdanau et al. 2014 (arXiv 1409.0473); Wu et al. 2016, GNMT (arXiv 1609.08144), section 3;
-normalised: Salimans and Kingma 2016 as tf.contrib.seq2seq and NVIDIA's GNMT v2 use it.
+normalised: Salimans and Kingma 2016 as tf.contrib.seq2seq and NVIDIA's GNMT v2 use it; general: Luong et
+al. 2015 (arXiv 1508.04025), equation 8.
 """
 
 from typing import NamedTuple
@@ -68,23 +69,44 @@ class Memory(NamedTuple):
 class SourceMemory(nn.Module):
     """Makes a ``Memory`` of the encoder's outputs: the source's half of the attention, once a sentence.
 
-    Keys are ``m W_m + b``. Initialisation: Glorot uniform, b zero.
+    Keys are ``m W_m + b``, or m itself without an attention size. Initialisation: Glorot uniform, b zero.
     """
 
-    def __init__(self, memory_size: int, attention_size: int):
+    def __init__(self, memory_size: int, attention_size: int | None):
         super().__init__()
-        self.weight_m = nn.Parameter(torch.empty(memory_size, attention_size))
-        self.bias = nn.Parameter(torch.zeros(attention_size))
-        nn.init.xavier_uniform_(self.weight_m)
+        self.weight_m = self.bias = None
+        if attention_size is not None:
+            self.weight_m = nn.Parameter(torch.empty(memory_size, attention_size))
+            self.bias = nn.Parameter(torch.zeros(attention_size))
+            nn.init.xavier_uniform_(self.weight_m)
 
     def forward(self, values_SBM: Tensor, mask_SB: Tensor, start: State | None = None) -> Memory:
         """The memory of a batch of encoder outputs; ``mask_SB`` is true at real positions."""
-        values = values_SBM.transpose(0, 1).contiguous()
-        (keys,) = apply_maps(values, ((self.weight_m, self.bias),))
+        values = keys = values_SBM.transpose(0, 1).contiguous()
+        if self.weight_m is not None:
+            (keys,) = apply_maps(values, ((self.weight_m, self.bias),))
         return Memory(values, keys, mask_SB.T, start=start)
 
 
-class AdditiveAttention(nn.Module):
+class Attention(nn.Module):
+    """Contexts from energies of queries and source positions; subclasses have ``energies``."""
+
+    def energies(self, query_NRQ: Tensor, memory: Memory) -> Tensor:
+        """Energies [N, R, S], in float32 at least, minus infinity at padding."""
+        raise NotImplementedError(f"{type(self).__name__} has no energies")
+
+    def forward(self, query_TBQ: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+        """Contexts [T, B, M] and attention weights [B, T, S], zero at padding, for whole sequences."""
+        T, B, _ = query_TBQ.shape
+        N, S, M = memory.values_NSM.shape
+        # A query's step and its beam are both rows of one sentence's matrix, R = beams * T.
+        query_NRQ = query_TBQ.transpose(0, 1).reshape(N, -1, query_TBQ.shape[-1])
+        weights_NRS = self.energies(query_NRQ, memory).softmax(dim=-1)
+        context_NRM = torch.bmm(weights_NRS.to(memory.values_NSM.dtype), memory.values_NSM)
+        return context_NRM.view(B, T, M).transpose(0, 1), weights_NRS.view(B, T, S)
+
+
+class AdditiveAttention(Attention):
     """Attention with one hidden layer: ``energy = v . tanh(q W_q + key)``, softmax over the source.
 
     ``normalised`` replaces v by ``g v / |v|`` with g starting at ``1 / sqrt(A)``.
@@ -100,17 +122,27 @@ class AdditiveAttention(nn.Module):
         nn.init.xavier_uniform_(self.weight_q)
         nn.init.uniform_(self.v, -(attention_size**-0.5), attention_size**-0.5)
 
-    def forward(self, query_TBQ: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-        """Contexts [T, B, M] and attention weights [B, T, S], zero at padding, for whole sequences."""
-        T, B, _ = query_TBQ.shape
-        N, S, M = memory.values_NSM.shape
-        # A query's step and its beam are both rows of one sentence's matrix, R = beams * T.
-        query_BTQ = query_TBQ.transpose(0, 1).reshape(N, -1, query_TBQ.shape[-1])
+    def energies(self, query_NRQ, memory):
         v = self.v if self.g is None else self.g * self.v / self.v.norm()
-        energy_NRS = energies(query_BTQ @ self.weight_q, memory.keys_NSA, v, memory.mask_NS)
-        weights_NRS = energy_NRS.softmax(dim=-1)
-        context_NRM = torch.bmm(weights_NRS.to(memory.values_NSM.dtype), memory.values_NSM)
-        return context_NRM.view(B, T, M).transpose(0, 1), weights_NRS.view(B, T, S)
+        return energies(query_NRQ @ self.weight_q, memory.keys_NSA, v, memory.mask_NS)
+
+
+class GeneralAttention(Attention):
+    """Luong's general attention: ``energy = (q W_q) . key``, with the encoder's outputs as keys.
+
+    Initialisation: W_q Glorot uniform.
+    """
+
+    def __init__(self, query_size: int, memory_size: int):
+        super().__init__()
+        self.weight_q = nn.Parameter(torch.empty(query_size, memory_size))
+        nn.init.xavier_uniform_(self.weight_q)
+
+    def energies(self, query_NRQ, memory):
+        energy_NRS = torch.bmm(query_NRQ @ self.weight_q, memory.keys_NSA.transpose(1, 2))
+        # Half precision is too coarse for a softmax over a long source.
+        energy_NRS = energy_NRS.to(torch.promote_types(energy_NRS.dtype, torch.float32))
+        return energy_NRS.masked_fill(~memory.mask_NS.unsqueeze(1), float("-inf"))
 
 
 class FeedbackCell(Cell):
@@ -124,7 +156,7 @@ class FeedbackCell(Cell):
         cell: reads an input of width ``C + M``. attention: queried by the cell's output.
     """
 
-    def __init__(self, cell: Cell, attention: AdditiveAttention):
+    def __init__(self, cell: Cell, attention: Attention):
         super().__init__(cell.config)
         self.cell, self.attention = cell, attention
         self.state_sizes = cell.state_sizes
@@ -191,7 +223,7 @@ class QueryingCell(nn.Module):
     cell reads no context.
     """
 
-    def __init__(self, cell: Cell, attention: AdditiveAttention):
+    def __init__(self, cell: Cell, attention: Attention):
         super().__init__()
         self.cell, self.attention = cell, attention
         self.state_sizes = cell.state_sizes

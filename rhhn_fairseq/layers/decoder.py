@@ -19,11 +19,20 @@ from torch import Tensor, nn
 from rhhn_fairseq.cells.base import State, glorot_, option
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.attention import AdditiveAttention, FeedbackCell, Memory, QueryingCell
+from rhhn_fairseq.layers.attention import (
+    AdditiveAttention,
+    Attention,
+    FeedbackCell,
+    GeneralAttention,
+    Memory,
+    QueryingCell,
+    SourceMemory,
+)
 from rhhn_fairseq.layers.regularisation import sequence_dropout
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 
 ATTENTION_FORMS = ("paper", "v2")
+ATTENTION_SCORES = ("additive", "general")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +40,10 @@ class DecoderConfig(StackConfig):
     """A stack's options, counted with the bottom layer, and those of the attention."""
 
     attention: str = option("paper", help="where the query and the context are", choices=ATTENTION_FORMS)
-    attention_size: int = option(help="width of the attention's hidden layer", low=1)
+    attention_score: str = option(
+        "additive", help="a hidden layer, or Luong's product of query and source", choices=ATTENTION_SCORES
+    )
+    attention_size: int = option(help="width of the additive attention's hidden layer", low=1)
     attention_normalised: bool = option(False, help="normalise the attention's output vector")
     context_dropout: float = option(0.0, help="dropout on the context", low=0, below=1)
     context_to_output: bool = option(
@@ -51,6 +63,18 @@ class DecoderConfig(StackConfig):
             )
         if self.residual_from == 1:
             raise UsageError("Decoder: residual_from=1, but the bottom layer reads embeddings; 2 or more")
+
+    def build_attention(self) -> Attention:
+        """The attention's half on the decoder's side."""
+        if self.attention_score == "general":
+            return GeneralAttention(self.hidden_size, self.context_size)
+        return AdditiveAttention(self.hidden_size, self.attention_size, self.attention_normalised)
+
+    def build_memory(self) -> SourceMemory:
+        """Its half on the encoder's side."""
+        return SourceMemory(
+            self.context_size, None if self.attention_score == "general" else self.attention_size
+        )
 
     def upper(self) -> StackConfig:
         """The layers above the bottom one."""
@@ -82,7 +106,7 @@ class AttentionDecoder(nn.Module):
         feeds = config.attention == "paper"
         reads = config.input_size + (config.context_size if feeds else 0)
         cell = build_cell(config.cell, reads, config.hidden_size, **config.cell_options)
-        attention = AdditiveAttention(config.hidden_size, config.attention_size, config.attention_normalised)
+        attention = config.build_attention()
         self.bottom = (FeedbackCell if feeds else QueryingCell)(cell, attention)
         self.upper = Stack(config.upper()) if config.layers > 1 else None
         self.weight_o = None

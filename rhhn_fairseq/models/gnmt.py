@@ -26,8 +26,13 @@ from torch import Tensor, nn
 from rhhn_fairseq.cells.base import Cell
 from rhhn_fairseq.cells.registry import CELLS
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.attention import Memory, SourceMemory
-from rhhn_fairseq.layers.decoder import ATTENTION_FORMS, AttentionDecoder, DecoderConfig
+from rhhn_fairseq.layers.attention import Memory
+from rhhn_fairseq.layers.decoder import (
+    ATTENTION_FORMS,
+    ATTENTION_SCORES,
+    AttentionDecoder,
+    DecoderConfig,
+)
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.gnmt_table import ARCHITECTURES
 from rhhn_fairseq.models.options import (
@@ -70,8 +75,12 @@ class GNMTBaseConfig(FairseqDataclass):
             "'v2': its current output asks, the context goes to the layers above it"
         },
     )
+    attention_score: str = field(
+        default="additive",
+        metadata={"help": "'additive': one hidden layer; 'general': Luong's product of query and source"},
+    )
     attention_size: int = field(
-        default=0, metadata={"help": "width of the attention's hidden layer; 0: --hidden-size"}
+        default=0, metadata={"help": "width of the additive attention's hidden layer; 0: --hidden-size"}
     )
     attention_normalised: bool = field(
         default=False, metadata={"help": "normalise the attention's output vector"}
@@ -292,9 +301,10 @@ class GNMT(FairseqEncoderDecoderModel):
                 cell_options=given_cell_options(config),
             )
         )
-        attention_size = config.attention_size or config.hidden_size
-        decoder = AttentionDecoder(_decoder_config(config, stack.output_size, attention_size))
-        memory = SourceMemory(stack.output_size, attention_size)
+        decoder_config = _decoder_config(
+            config, stack.output_size, config.attention_size or config.hidden_size
+        )
+        decoder, memory = AttentionDecoder(decoder_config), decoder_config.build_memory()
         start_sizes = decoder.state_sizes if config.decoder_start == "encoder" else None
         shared = None if config.share_embeddings == "none" else target_table
         output = OutputLayer(config.hidden_size, len(target), shared)
@@ -305,7 +315,8 @@ class GNMT(FairseqEncoderDecoderModel):
         if config.init_range:
             _init_uniform(model, config.init_range, cells=config.init_cells == "uniform")
         if config.init_attention:
-            for weight in (memory.weight_m, decoder.bottom.attention.weight_q):
+            weights = (memory.weight_m, decoder.bottom.attention.weight_q)
+            for weight in filter(torch.is_tensor, weights):
                 nn.init.uniform_(weight, -config.init_attention, config.init_attention)
         return model
 
@@ -369,6 +380,7 @@ class _Entries:
 def _check(config, source, target) -> None:
     for name, known in (
         ("attention", ATTENTION_FORMS),
+        ("attention_score", ATTENTION_SCORES),
         ("share_embeddings", SHARED_EMBEDDINGS),
         ("init_cells", CELL_INITS),
         ("decoder_start", DECODER_STARTS),
@@ -410,6 +422,7 @@ def _decoder_config(config, context_size: int, attention_size: int) -> DecoderCo
         context_dropout=config.context_dropout,
         context_to_output=config.context_to_output,
         attention=config.attention,
+        attention_score=config.attention_score,
         attention_size=attention_size,
         attention_normalised=config.attention_normalised,
     )
