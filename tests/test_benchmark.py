@@ -1,4 +1,4 @@
-"""The benchmark of the cells: what is counted, in which order, what is reported and what is refused."""
+"""The benchmarks of single layers: what is counted, in which order, what is reported and what is refused."""
 
 import importlib.util
 import json
@@ -13,21 +13,31 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from rhhn_fairseq import benchmark, cli
-from rhhn_fairseq.benchmark import BASELINE, SMOKE, BenchConfig, build_contenders, interleave, matrix_flop
+from rhhn_fairseq import cli
+from rhhn_fairseq.bench import cells, parity, report
+from rhhn_fairseq.bench.cells import SMOKE, Config
+from rhhn_fairseq.bench.contenders import BASELINE, batch_for, build_layer, check_contenders, contenders_of
+from rhhn_fairseq.bench.external import EXTERNALS, External, find_externals
+from rhhn_fairseq.bench.floors import Product, SequentialFloor, matrix_flop, products_of
+from rhhn_fairseq.bench.machine import forced, lstm_algorithm, name_algorithm
+from rhhn_fairseq.bench.timing import interleave
 from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.cells.lstm import LSTM
 from rhhn_fairseq.errors import UsageError
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "bench_cells.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "bench.py"
 
-spec = importlib.util.spec_from_file_location("bench_cells", SCRIPT)
-bench_cells = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(bench_cells)
+spec = importlib.util.spec_from_file_location("bench", SCRIPT)
+bench = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(bench)
 
 
-def smoke(**changes) -> BenchConfig:
-    return BenchConfig(**SMOKE | {"threads": 1} | changes)
+def smoke(**changes) -> Config:
+    return Config(**SMOKE | {"threads": 1} | changes)
+
+
+def rows_of(found: dict) -> list[tuple[str, str, str]]:
+    return [(row["cell"], row["backend"], row["dtype"]) for row in found["rows"]]
 
 
 def test_flop_of_an_lstm_by_hand():
@@ -61,7 +71,7 @@ def test_flop_at_the_papers_size():
 def test_flop_is_what_torch_counts(name):
     """In the plain loop; a kernel may merge products and so multiply zeros too, which is no work done."""
     config = smoke()
-    module = build_contenders(config)[name]
+    module = build_layer(name, config)
     x = torch.randn(config.length, config.batch, config.input)
     if name == BASELINE:
         # torch counts nothing inside its own LSTM on the CPU, so one is put together from linear maps.
@@ -73,9 +83,34 @@ def test_flop_is_what_torch_counts(name):
             return linear[0](x), linear[1](torch.zeros(config.length, config.batch, config.hidden))
     else:
         module_forward = module
-    with benchmark.reference_backend(), FlopCounterMode(display=False) as counter:
+    with forced("reference"), FlopCounterMode(display=False) as counter:
         module_forward(x)
     assert 3 * counter.get_total_flops() == matrix_flop(module, config.length, config.batch)
+
+
+def test_products_of_an_lstm_by_hand():
+    with torch.device("meta"):
+        cell = build_cell("lstm", 5, 8)
+    assert products_of(cell, B=3) == [
+        Product(1, rows=3, inner=5, columns=32, hoisted=True),
+        Product(1, rows=3, inner=8, columns=32, hoisted=False),
+    ]
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_the_products_that_are_timed_are_those_that_are_counted(name):
+    """The sequential floor's products have the operations of the formula, and torch counts as many in it."""
+    config = smoke()
+    with torch.device("meta"):
+        cell = build_layer(name, config)
+    products = products_of(cell, config.batch)
+    flop = matrix_flop(cell, config.length, config.batch)
+    assert sum(product.flop(config.length) for product in products) == flop
+    floor = SequentialFloor(products, config.length, "cpu", torch.float32)
+    with FlopCounterMode(display=False) as counter:
+        forward, backward = floor.time()
+    assert counter.get_total_flops() == flop
+    assert forward > 0 and backward > 0
 
 
 def test_contenders_take_turns_and_the_first_round_does_not_count():
@@ -93,74 +128,161 @@ def test_contenders_take_turns_and_the_first_round_does_not_count():
 
 def test_figures_of_the_report(monkeypatch):
     """Medians of the rounds; ratios are taken within a round before their median is."""
-    seconds = {BASELINE: [[1, 1], [2, 2], [3, 5]], "lstm": [[2, 4], [3, 1], [1, 9]]}
-    seconds = {name: np.array(rounds, dtype=float) for name, rounds in seconds.items()}
-    monkeypatch.setattr(benchmark, "interleave", lambda names, repeats, measure: seconds)
-    report = benchmark.run(smoke(cells=("lstm",)))
-    base, lstm = report["timings"]
+    seconds = {
+        (BASELINE, "oneDNN", "float32"): [[1, 1], [2, 2], [3, 5]],
+        ("lstm", "aten", "float32"): [[2, 4], [3, 1], [1, 9]],
+        ("lstm", "reference", "float32"): [[2, 1], [2, 2], [4, 16]],
+        # A ceiling of 2 * 64**3 operations in 0.5 s.
+        ("GEMM", "float32"): [[0.5, 0]] * 3,
+        ("lstm", "float32"): [[1, 2], [1, 1], [1, 4]],
+    }
+    seconds = {key: np.array(rounds, dtype=float) for key, rounds in seconds.items()}
+    monkeypatch.setattr(cells, "interleave", lambda keys, repeats, measure: seconds)
+    monkeypatch.setattr("rhhn_fairseq.bench.contenders.lstm_algorithm", lambda module, x: "oneDNN")
+    base, lstm, reference = cells.run(smoke(cells=("lstm",), backends=("aten", "reference")))["rows"]
     assert (base["cell"], base["ratio"], base["ratio_min"], base["ratio_max"]) == (BASELINE, 1.0, 1.0, 1.0)
     assert (lstm["forward_ms"], lstm["backward_ms"], lstm["total_ms"]) == (2000, 4000, 6000)
     assert (lstm["ratio_min"], lstm["ratio"], lstm["ratio_max"]) == (1.0, 1.25, 3.0)
+    # Of 2, 1 and 0.5.
+    assert lstm["reference_ratio"] == 1.0
+    assert reference["reference_ratio"] is base["reference_ratio"] is lstm["dtype_ratio"] is None
     assert lstm["gflop"] == 29_952 / 1e9
     assert lstm["gflop_per_s"] == pytest.approx(29_952 / 1e9 / 6)
+    # Of the seconds 6, 4 and 10; the sequential floor takes 3, 2 and 5.
+    assert lstm["gemm_percent"] == pytest.approx(100 * 0.5 * 29_952 / (2 * 64**3) / 6)
+    assert lstm["sequential_percent"] == 50.0
     # W_x, W_h and b; torch's LSTM has two biases.
     assert lstm["parameters"] == 5 * 32 + 8 * 32 + 32 == base["parameters"] - 32
     assert lstm["seconds"] == [[2, 4], [3, 1], [1, 9]]
 
 
-def test_every_cell_is_checked_and_timed():
-    report = benchmark.run(smoke())
-    assert [timing["cell"] for timing in report["timings"]] == [BASELINE, *CELLS]
-    for timing in report["timings"]:
-        assert 0 < timing["errors"]["float32"] < 1e-5
-        assert np.shape(timing["seconds"]) == (SMOKE["repeats"], 2)
-        assert np.min(timing["seconds"]) > 0
-    assert report["machine"]["threads"] == 1
-    assert report["machine"]["torch"] == torch.__version__
-    assert report["settings"] == json.loads(json.dumps(vars(smoke()))) | {"cells": tuple(CELLS)}
+def test_every_cell_is_checked_and_timed_on_every_backend():
+    found = cells.run(smoke())
+    names = list(dict.fromkeys(row["cell"] for row in found["rows"]))
+    assert names == [BASELINE, *CELLS]
+    for row in found["rows"]:
+        assert 0 < row["errors"]["float32"] == row["error"] < 1e-5
+        assert np.shape(row["seconds"]) == (SMOKE["repeats"], 2)
+        assert np.min(row["seconds"]) > 0
+        assert row["gemm_percent"] > 0 and row["sequential_percent"] > 0
+    for name in CELLS:
+        own = [row["backend"] for row in found["rows"] if row["cell"] == name]
+        assert own[-1] == "reference" and len(set(own)) == len(own)
+    for backend in ("torch_nn", "aten", "reference"):
+        assert ("lstm", backend, "float32") in rows_of(found)
+    assert found["machine"]["threads"] == 1
+    assert found["machine"]["torch"] == torch.__version__
+    assert found["settings"] == vars(smoke())
+    assert found["notes"][-1].startswith("GEMM of 64 in float32: ")
 
 
-def test_bfloat16_is_checked_in_both_types():
-    report = benchmark.run(smoke(cells=("lstm", "hyperrnn_full"), dtype="bfloat16"))
-    assert [timing["cell"] for timing in report["timings"]] == [BASELINE, "lstm", "hyperrnn_full"]
-    for timing in report["timings"]:
-        assert timing["errors"]["float32"] < 1e-5 < timing["errors"]["bfloat16"]
+def test_types_stand_beside_each_other():
+    names, dtypes = ("lstm", "hyperrnn_full"), ("float32", "bfloat16")
+    found = cells.run(smoke(cells=names, dtype=dtypes, backends=("reference",)))
+    layers = {(row["cell"], row["dtype"]): row for row in found["rows"]}
+    assert list(layers) == [(name, dtype) for name in (BASELINE, *names) for dtype in dtypes]
+    for (_, dtype), row in layers.items():
+        assert row["errors"]["float32"] < 1e-5
+        assert row["error"] == row["errors"][dtype]
+        assert (row["dtype_ratio"] is None) == (dtype == "float32")
+    assert layers["lstm", "bfloat16"]["error"] > 1e-5
 
 
-def test_program_prints_a_table_and_writes_json(tmp_path, capsys):
-    path = tmp_path / "report.json"
-    bench_cells.main(["--smoke", "--threads", "1", "--cells", "gru,ln_hyperlstm", "--json", str(path)])
-    machine, sizes, header, *rows = capsys.readouterr().out.splitlines()
-    report = json.loads(path.read_text())
-    # No half-written file is left beside it.
-    assert list(tmp_path.iterdir()) == [path]
-    assert f"torch {torch.__version__}, date {report['machine']['date']}" in machine
-    assert "threads 1" in machine and report["machine"]["cpu"] in machine
-    assert sizes.startswith("hidden 8, input 5, batch 3, length 4,")
-    assert header.split()[:3] == ["cell", "backend", "parameters"]
-    assert len({len(line) for line in (header, *rows)}) == 1
-    for row, timing in zip(rows, report["timings"], strict=True):
-        texts = row.split()
-        assert texts[0] == timing["cell"]
-        assert texts[1] == ("torch" if timing["cell"] == BASELINE else timing["backend"])
-        assert int(texts[2].replace(",", "")) == timing["parameters"]
-        assert texts[6] == f"{timing['ratio']:.2f}"
-        assert texts[7] == f"{timing['ratio_min']:.2f}..{timing['ratio_max']:.2f}"
-        assert float(texts[10]) == pytest.approx(timing["errors"]["float32"], rel=0.1)
-    assert [row.split()[0] for row in rows] == [BASELINE, "gru", "ln_hyperlstm"]
+def test_one_type_alone_is_checked_in_float32_too():
+    found = contenders_of("ln_lstm", smoke(dtype=("bfloat16",)))
+    for errors in check_contenders(found, smoke(dtype=("bfloat16",))).values():
+        assert errors["float32"] < 1e-5 < errors["bfloat16"]
+
+
+class Double(nn.Module):
+    """Somebody else's LSTM: in float64 as it should be, otherwise as wrong as it is told to be."""
+
+    def __init__(self, config, factor):
+        super().__init__()
+        self.lstm, self.factor = nn.LSTM(config.input, config.hidden), factor
+
+    def forward(self, x):
+        y, state = self.lstm(x)
+        return (y if x.dtype == torch.float64 else self.factor * y), state
+
+
+def test_other_packages_take_part_where_they_work(tmp_path, monkeypatch):
+    (tmp_path / "somebodys").mkdir()
+    (tmp_path / "somebodys" / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setitem(EXTERNALS, "good", External("somebodys", "lstm", lambda c: Double(c, 1)))
+    monkeypatch.setitem(EXTERNALS, "wrong", External("somebodys", "lstm", lambda c: Double(c, 2)))
+    monkeypatch.setitem(EXTERNALS, "broken", External("somebodys", "lstm", lambda c: 1 / 0))
+    monkeypatch.setitem(EXTERNALS, "gpu", External("somebodys", "lstm", None, devices=("cuda",)))
+    assert "good" not in find_externals("cpu")
+    found = cells.run(smoke(cells=("elman",), external_path=str(tmp_path)))
+    names = [row["cell"] for row in found["rows"]]
+    assert "good" in names and not {"wrong", "broken", "gpu"} & set(names)
+    good, base = (found["rows"][names.index(name)] for name in ("good", BASELINE))
+    assert good["gflop"] == base["gflop"] and good["sequential_percent"] > 0
+    left_out = [note for note in found["notes"] if "was left out" in note]
+    assert left_out[0].startswith("wrong was left out: wrong is wrong and will not be timed")
+    assert left_out[1] == "broken was left out: division by zero"
+
+
+def test_the_algorithm_of_torchs_lstm_is_named():
+    assert lstm_algorithm(nn.LSTM(5, 8).double(), torch.randn(4, 3, 5).double()) == "ATen"
+    assert name_algorithm({"lstm", "mkldnn_rnn_layer"}) == "oneDNN"
+    assert name_algorithm({"_cudnn_rnn", "ampere_sgemm_128x64_nn"}) == "cuDNN standard"
+    assert name_algorithm({"_cudnn_rnn", "RNN_blockPersist_fp_LSTM"}) == "cuDNN persistent"
+
+
+def test_program_prints_a_table_and_writes_json_and_a_picture(tmp_path, capsys):
+    path, picture = tmp_path / "report.json", tmp_path / "report.png"
+    options = ["--threads", "1", "--cells", "gru,ln_hyperlstm", "--backends", "reference"]
+    bench.main(["cells", "--smoke", *options, "--json", str(path), "--png", str(picture)])
+    machine, settings, _, header, line, *rows, _, note = capsys.readouterr().out.splitlines()
+    found = json.loads(path.read_text())
+    # No half-written file is left beside them.
+    assert sorted(tmp_path.iterdir()) == [path, picture]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert f"torch {torch.__version__}," in machine and f"date {found['machine']['date']}" in machine
+    assert "threads 1" in machine and found["machine"]["cpu"] in machine
+    assert "hidden 8, input 5, batch 3, length 4," in settings and "cells gru,ln_hyperlstm" in settings
+    # A single type is beside no other.
+    assert "/ nn.LSTM" in header and "/ first type" not in header
+    assert len({len(text) for text in (header, line, *rows)}) == 1
+    titles = [text.strip() for text in header.split("|")[1:-1]]
+    for text, row in zip(rows, found["rows"], strict=True):
+        shown = dict(zip(titles, (cell.strip() for cell in text.split("|")[1:-1]), strict=True))
+        assert (shown["cell"], shown["backend"]) == (row["cell"], row["backend"])
+        assert int(shown["parameters"].replace(",", "")) == row["parameters"]
+        assert shown["/ nn.LSTM"] == f"{row['ratio']:.2f}"
+        assert shown["min..max"] == f"{row['ratio_min']:.2f}..{row['ratio_max']:.2f}"
+        assert float(shown["error"]) == pytest.approx(row["error"], rel=0.1)
+    assert [row["cell"] for row in found["rows"]] == [BASELINE, "gru", "ln_hyperlstm"]
+    assert note == found["notes"][0]
 
 
 def test_smoke_leaves_given_sizes_alone(capsys):
-    bench_cells.main(["--smoke", "--threads", "1", "--cells", "elman", "--batch", "2", "--repeats", "1"])
+    bench.main(["cells", "--smoke", "--threads", "1", "--cells", "elman", "--batch", "2", "--repeats", "1"])
     assert "hidden 8, input 5, batch 2, length 4," in capsys.readouterr().out
 
 
 def test_program_as_its_users_start_it():
-    command = [sys.executable, SCRIPT, "--smoke"]
+    command = [sys.executable, SCRIPT, "cells", "--smoke", "--cells", "irnn,rhn", "--backends", "reference"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert (result.returncode, result.stderr) == (0, "")
-    assert [line.split()[0] for line in result.stdout.splitlines()[3:]] == [BASELINE, *CELLS]
+    rows = [text.split("|")[1].strip() for text in result.stdout.splitlines() if text.startswith("| ")]
+    assert rows == ["cell", BASELINE, "irnn", "rhn"]
+
+
+def test_commands_are_listed(capsys):
+    with pytest.raises(SystemExit) as stop:
+        bench.main(["--help"])
+    assert stop.value.code == 0
+    listed = capsys.readouterr().out
+    for name in ("cells", "lm", "gnmt-train", "gnmt-decode", "memory", "scaling"):
+        assert f"    {name}" in listed
+    with pytest.raises(SystemExit):
+        bench.main(["cells", "--help"])
+    assert "--ceiling CEILING" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -171,19 +293,26 @@ def test_program_as_its_users_start_it():
         (["--threads", "-1"], "threads=-1 is too small, the smallest is 0"),
         (["--hyper-size", "9"], "hyper_size=9 is larger than hidden_size=8"),
         (["--length", "1000000000000"], "not enough memory"),
-        (["--cells", "lstm,lstmm"], "unknown cell 'lstmm', choose from elman, gru, "),
-        (["--cells", ""], "unknown cell ''"),
-        (["--cells", "gru,gru"], "cells=gru,gru names a cell twice"),
+        (["--cells", "lstm,lstmm"], "cells='lstmm' is unknown, choose from elman, gru, "),
+        (["--cells", ""], "cells='' is unknown"),
+        (["--cells", "gru,gru"], "cells=gru,gru names one twice"),
         (["--dtype", "float16"], "dtype='float16' is unknown, choose from float32, bfloat16"),
+        (["--backends", "aten"], "backends=aten: gru in float32 runs on torch_nn, reference only"),
+        (["--compile", "all"], "compile='all' is unknown, choose from none, step, sequence"),
+        (["--external-path", "/nowhere"], "--external-path /nowhere: is no directory"),
+        (
+            ["--external-path", "/dev"],
+            "--external-path /dev: holds none of flashrnn, haste_pytorch, labml_nn",
+        ),
         (["--device", "tpu"], "device='tpu' is unknown, choose from cpu, cuda"),
         (["--device", "meta"], "device='meta' is unknown, choose from cpu, cuda"),
         (["--device", "cuda:99"], "device='cuda:99', but torch finds"),
         (["--json", "/nowhere/report.json"], "--json /nowhere/report.json: there is no directory /nowhere"),
-        (["--json", "/"], "--json / is a directory"),
+        (["--png", "/"], "--png / is a directory"),
     ],
 )
 def test_what_cannot_work_is_one_line(arguments, message, capsys):
-    assert cli.run(lambda: bench_cells.main(["--smoke", *arguments])) == 1
+    assert cli.run(lambda: bench.main(["cells", "--smoke", *arguments])) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
@@ -196,7 +325,7 @@ def test_unwritable_json_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(UsageError, match="cannot be written .No space left on device"):
-        benchmark.write_json({}, tmp_path / "report.json")
+        report.write_json({}, tmp_path / "report.json")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -239,27 +368,28 @@ def test_a_wrong_cell_is_not_timed(dtype, spoil, monkeypatch):
         raise AssertionError("a wrong cell was timed")
 
     monkeypatch.setattr(LSTM, "forward", wrong)
-    monkeypatch.setattr(benchmark, "time_once", never)
+    monkeypatch.setattr(cells, "time_pass", never)
     name = str(dtype).removeprefix("torch.")
     with pytest.raises(UsageError, match=f"^lstm is wrong and will not be timed: in {name} the "):
-        benchmark.run(smoke(cells=("gru", "lstm"), dtype="bfloat16"))
+        cells.run(smoke(cells=("gru", "lstm"), dtype=("bfloat16",), backends=("reference",)))
 
 
 def test_a_missing_gradient_is_an_infinite_error():
     exact = {"output": torch.ones(2), "gradient of weight": torch.ones(2)}
-    error = benchmark.largest_error({"output": torch.ones(2)}, exact)
+    error = parity.largest_error({"output": torch.ones(2)}, exact)
     assert error == (float("inf"), "gradient of weight")
     # What is zero on both sides is right, as the gradient of a recurrent matrix over a single step.
     zero = {"output": torch.zeros(2)}
-    assert benchmark.largest_error(zero, zero) == (0.0, "output")
+    assert parity.largest_error(zero, zero) == (0.0, "output")
 
 
 def test_the_check_reaches_every_parameter():
     """Also those behind maps that start at zero: each gradient of each contender is different from zero."""
-    config = smoke(cells=(*CELLS, "hyperrnn_full"))
-    x, gradient = benchmark.draw_batch(config, torch.float32)
-    for name, module in build_contenders(config).items():
-        found = benchmark.results(module, x, gradient, rows=2)
+    config = smoke()
+    x, gradient = batch_for(config, "float32")
+    for name in (BASELINE, *CELLS, "hyperrnn_full"):
+        module = build_layer(name, config)
+        found = parity.pass_results(module, x, gradient, rows=2)
         assert len(found) == 2 + len(list(module.parameters()))
         assert all(part.any() for part in found.values()), name
 
@@ -267,11 +397,11 @@ def test_the_check_reaches_every_parameter():
 def test_nothing_is_left_changed(monkeypatch):
     monkeypatch.setenv("RHHN_KERNEL", "reference")
     before = torch.get_num_threads(), torch.get_rng_state(), torch.backends.cudnn.allow_tf32
-    benchmark.run(smoke(cells=("elman",)))
+    cells.run(smoke(cells=("elman",)))
     assert torch.get_num_threads() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
     assert torch.backends.cudnn.allow_tf32 == before[2]
     assert os.environ["RHHN_KERNEL"] == "reference"
     monkeypatch.delenv("RHHN_KERNEL")
-    benchmark.run(smoke(cells=("elman",)))
+    cells.run(smoke(cells=("elman",)))
     assert "RHHN_KERNEL" not in os.environ

@@ -1,0 +1,31 @@
+"""Measurements of speed and memory, one file a command of ``scripts/bench.py``.
+
+The module of a command has ``Config`` (what is measured, a dataclass), ``SMOKE`` (sizes that try everything
+out within seconds), ``run(config)``, which gives a report of plain values, ``COLUMNS`` (its table) and
+``draw(report)`` (its picture). What they share:
+
+- ``machine``: device, threads, forced backends, what the figures depend on;
+- ``contenders``: the modules that are compared, and ``external``, those of other packages;
+- ``parity``: their results against float64, before anything is timed;
+- ``timing``: rounds in which every contender runs once, and medians over them;
+- ``floors``: operations in the matrix products, and the time that these take at least;
+- ``report``: tables, JSON, pictures.
+"""
+
+import importlib
+from types import ModuleType
+
+COMMANDS = {
+    "cells": "forward and backward of every cell on every backend, beside torch.nn.LSTM",
+    "lm": "training steps of character language models, beside the same with torch.nn.LSTM",
+    "gnmt-train": "training passes of translation models, beside fairseq's lstm",
+    "gnmt-decode": "beam search of translation models, beside fairseq's lstm",
+    "memory": "peak memory of a cell's forward and backward by backend",
+    "scaling": "time per token as length, width and batch double",
+}
+"""What each command measures, by its name."""
+
+
+def command(name: str) -> ModuleType:
+    """The module of a command."""
+    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")

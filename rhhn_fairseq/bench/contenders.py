@@ -1,0 +1,232 @@
+"""The layers that are compared: torch.nn.LSTM, cells on their backends, compiled loops, other packages.
+
+Shapes: T time, B batch, C input, H hidden.
+"""
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from rhhn_fairseq.bench.external import EXTERNALS
+from rhhn_fairseq.bench.machine import DTYPES, BenchConfig, forced, lstm_algorithm
+from rhhn_fairseq.bench.parity import ORACLE_ROWS, checked, draw_batch, pass_results
+from rhhn_fairseq.cells.base import Cell, option
+from rhhn_fairseq.cells.registry import build_cell, cell_options
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.kernels import backends, reference, torch_nn
+
+BASELINE = "nn.LSTM"
+
+ON_REQUEST = {"hyperrnn_full": ("hyperrnn", {"hyper_form": "full"})}
+"""Contenders that run only when they are named: the full HyperRNN has hyper_embed_size times the weights."""
+
+COMPILE = ("none", "step", "sequence")
+
+RECOMPILATIONS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizesConfig(BenchConfig):
+    """Sizes of single layers, and the backends and types they run on."""
+
+    hidden: int = option(1000, help="width of the cells", low=1)
+    input: int = option(50, help="width of the input", low=1)
+    batch: int = option(128, help="sequences in a batch", low=1)
+    length: int = option(50, help="steps of a sequence", low=1)
+    hyper_size: int = option(128, help="width of the hypernetworks", low=1)
+    hyper_embed_size: int = option(16, help="width of the embeddings z", low=1)
+    rhn_depth: int = option(7, help="layers in one step of the highway networks", low=1)
+    dtype: tuple = option(("float32",), help="types of weights and input, separated by commas")
+    backends: tuple = option((), help="names of backends, separated by commas; empty for all there are")
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_names("dtype", self.dtype, DTYPES)
+
+
+def check_names(option: str, names: tuple[str, ...], known) -> None:
+    """Raises UsageError for a name that is not among the known ones or is given twice."""
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{option}={name!r} is unknown, choose from {', '.join(known)}")
+    if not names:
+        raise UsageError(f"{option} is empty, choose from {', '.join(known)}")
+    if len(set(names)) < len(names):
+        raise UsageError(f"{option}={','.join(names)} names one twice")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A layer on a backend in a type.
+
+    Attributes:
+        name: of the cell, or what else it is. module: on the device, in the type.
+        master: the same weights in float32 on the CPU.
+        forces: the backend that cells are made to run on; None where there is no choice.
+        like: the cell whose matrix products it has. compiling: see ``compiled``.
+    """
+
+    name: str
+    backend: str
+    dtype: str
+    module: nn.Module
+    master: nn.Module
+    like: str
+    forces: str | None = None
+    compiling: str = "none"
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells it from the others of a run."""
+        return self.name, self.backend, self.dtype
+
+    @contextlib.contextmanager
+    def running(self, dtype: str | None = None) -> Iterator[nn.Module]:
+        """Its module, or a copy in another type, for as long as its backend is forced."""
+        module = self.module
+        if dtype not in (None, self.dtype):
+            device = next(module.parameters()).device
+            module = compiled(copy.deepcopy(self.master).to(device, DTYPES[dtype]), self.compiling)
+        with forced(self.forces):
+            yield module
+
+
+def build_layer(name: str, config: SizesConfig) -> nn.Module:
+    """A layer by the name of a cell, of the baseline or of another package's, in float32 on the CPU."""
+    if name == BASELINE:
+        module = nn.LSTM(config.input, config.hidden)
+    elif name in EXTERNALS:
+        module = EXTERNALS[name].build(config)
+    else:
+        cell, options = ON_REQUEST.get(name, (name, {}))
+        known = cell_options(cell)
+        sizes = {key: getattr(config, key) for key in ("hyper_size", "hyper_embed_size", "rhn_depth")}
+        sizes = {key: value for key, value in sizes.items() if key in known}
+        module = build_cell(cell, config.input, config.hidden, **sizes, **options)
+    with torch.no_grad():
+        # Some maps start at zero, which would hide everything that lies behind them from the check.
+        for parameter in module.parameters():
+            parameter += torch.randn_like(parameter) * (0.02 / config.hidden**0.5)
+    return module
+
+
+def like(name: str) -> str:
+    """The cell that has the matrix products of a layer."""
+    if name in EXTERNALS:
+        return EXTERNALS[name].like
+    return "lstm" if name == BASELINE else name
+
+
+def contenders_of(name: str, config: SizesConfig, compiling: str = "none") -> list[Contender]:
+    """A layer on every backend asked for in every type.
+
+    Args:
+        name: as ``build_layer`` takes it. compiling: adds a cell's reference under torch.compile, see
+            ``compiled``.
+
+    Raises:
+        UsageError: a cell has none of the backends asked for.
+    """
+    master, found = build_layer(name, config), []
+    for dtype in config.dtype:
+        if name in EXTERNALS and dtype not in EXTERNALS[name].dtypes:
+            continue
+        module = copy.deepcopy(master).to(config.device, DTYPES[dtype])
+        common = dict(name=name, dtype=dtype, master=master, like=like(name))
+        if isinstance(module, Cell):
+            for backend in chosen_backends(name, module, config, dtype):
+                found.append(Contender(**common, backend=backend, module=module, forces=backend))
+            if compiling != "none":
+                common["module"] = compiled(copy.deepcopy(module), compiling)
+                title = f"compiled {compiling}"
+                found.append(Contender(**common, backend=title, forces="reference", compiling=compiling))
+        else:
+            backend = "its own"
+            if name == BASELINE:
+                backend = lstm_algorithm(module, batch_for(config, dtype)[0])
+            found.append(Contender(**common, backend=backend, module=module))
+    return found
+
+
+def chosen_backends(name: str, cell: Cell, config: SizesConfig, dtype: str) -> list[str]:
+    """The backends asked for that can run a cell in training, all it has if none are asked for.
+
+    Raises:
+        UsageError: it has none of those.
+    """
+    available = backends(cell, config.device, DTYPES[dtype])
+    if torch_nn.obstacle(cell, None, cell.sample_noise(1, 1)) is None:
+        available = (torch_nn.NAME, *available)
+    chosen = [backend for backend in available if backend in (config.backends or available)]
+    if not chosen:
+        raise UsageError(
+            f"backends={','.join(config.backends)}: {name} in {dtype} runs on {', '.join(available)} only"
+        )
+    return chosen
+
+
+def compiled(cell: Cell, what: str) -> Cell:
+    """A cell whose reference runs under torch.compile; the cell itself is changed.
+
+    Args:
+        what: ``step`` compiles one step, called from Python's loop; ``sequence`` the whole unrolled loop,
+            which takes torch many times as long; ``none`` changes nothing.
+    """
+    if what != "none":
+        # Past its limit torch goes on uncompiled; all cells of a class count together.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
+    if what == "sequence":
+
+        def loop(x_TBC):
+            state = cell.zero_state(x_TBC.shape[1], x_TBC.device, x_TBC.dtype)
+            g, state = cell.prepare(cell.begin(cell.project(x_TBC), None), state, None, None)
+            return reference.scan(cell, g, state, None, None)
+
+        # Without the choice of a backend in between, which cannot be traced.
+        cell.forward = torch.compile(loop, dynamic=False)
+    elif what == "step":
+        for part in cell.modules():
+            if isinstance(part, Cell):
+                part.step = torch.compile(part.step, dynamic=False)
+    return cell
+
+
+def batch_for(config: SizesConfig, dtype: str):
+    """Random input [T, B, C] and gradient [T, B, H] on the device in a type."""
+    shape = (config.length, config.batch, config.input, config.hidden)
+    x, gradient = (part.to(config.device, DTYPES[dtype]) for part in draw_batch(shape, config.dtype))
+    return x, gradient
+
+
+def check_contenders(contenders: list[Contender], config: SizesConfig) -> dict[tuple, dict[str, float]]:
+    """The errors of contenders that share their weights, by type, against one float64 run.
+
+    What is timed in another type is checked in float32 as well, which is the sharp check.
+
+    Raises:
+        UsageError: an error is too large to be rounding.
+    """
+    shape = (config.length, config.batch, config.input, config.hidden)
+    x, gradient = (part.to(config.device) for part in draw_batch(shape, config.dtype))
+    exact_module = copy.deepcopy(contenders[0].master).to(config.device).double()
+    with forced("reference"):
+        exact = pass_results(exact_module, x, gradient, ORACLE_ROWS)
+    del exact_module
+    errors: dict[tuple, dict[str, float]] = {}
+    for contender in contenders:
+        errors[contender.key] = {}
+        for dtype in dict.fromkeys(["float32", contender.dtype]):
+            known = errors.get((contender.name, contender.backend, dtype), {})
+            if dtype in known:
+                errors[contender.key][dtype] = known[dtype]
+                continue
+            kind = DTYPES[dtype]
+            with contender.running(dtype) as module:
+                found = pass_results(module, x.to(kind), gradient.to(kind), config.batch)
+            errors[contender.key][dtype] = checked(contender.name, found, exact, dtype)
+        contender.module.zero_grad(set_to_none=True)
+    return errors

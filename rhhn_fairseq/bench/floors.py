@@ -1,0 +1,180 @@
+"""How many operations a cell's matrix products are, and how long these take if nothing else is done.
+
+Two floors. The GEMM floor is the operations at the speed of one large product, the most this machine gives.
+The sequential floor runs the cell's products at their real shapes one after another, as a sequence forces
+it to: no implementation that goes from step to step can be faster, unless it keeps matrices closer to the
+arithmetic than a matrix product does.
+
+Shapes: T time, B batch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rhhn_fairseq.bench.machine import forced, now
+from rhhn_fairseq.cells.base import Cell
+
+
+def matrix_flop(module: nn.Module, T: int, B: int) -> int:
+    """Floating-point operations in the matrix products of one forward and backward pass.
+
+    A row times an [in, out] matrix takes 2 in out operations. Each of the T B rows meets every matrix once,
+    and the backward pass makes two products of the same size, one for the gradient to the row and one for
+    the gradient to the matrix::
+
+        6 T B sum(in out)
+
+    The sum is over the parameters whose name, or whose list's name, begins with "weight", which is how cells
+    and torch.nn call their matrices; with more than two dimensions they are stacks of matrices. Point-wise
+    operations and normalisation are not counted, nor are products of activations with each other.
+    """
+    matrices = (
+        parameter
+        for name, parameter in module.named_parameters()
+        if any(part.startswith("weight") for part in name.split("."))
+    )
+    return 6 * T * B * sum(matrix.numel() for matrix in matrices)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product of a cell: ``stack`` products of [rows, inner] with [inner, columns].
+
+    Attributes:
+        hoisted: whether it is one product for the whole sequence, its rows T times as many.
+    """
+
+    stack: int
+    rows: int
+    inner: int
+    columns: int
+    hoisted: bool
+
+    def flop(self, T: int) -> int:
+        """Operations over T steps, forward and backward."""
+        return 6 * T * self.stack * self.rows * self.inner * self.columns
+
+
+class _Record(TorchDispatchMode):
+    """Notes the shapes of the operands of every matrix product."""
+
+    # Position of the first of the two factors among the arguments.
+    PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        first = self.PRODUCTS.get(function.overloadpacket.__name__)
+        if first is not None:
+            self.shapes.append((tuple(args[first].shape), tuple(args[first + 1].shape)))
+        return function(*args, **(kwargs or {}))
+
+
+def products_of(cell: Cell, B: int) -> list[Product]:
+    """The matrix products of one step of a cell on torch's meta device, in their order.
+
+    They are read off runs of the equations over one step and over two: a product that is there once with
+    2 B rows in the second is made for the whole sequence at once.
+    """
+    one, two = _shapes(cell, 1, B), _shapes(cell, 2, B)
+    whole = [(stack, rows // 2, *rest) for stack, rows, *rest in two if rows == 2 * B]
+    products = []
+    for shape in one:
+        hoisted = shape in whole
+        if hoisted:
+            whole.remove(shape)
+        products.append(Product(*shape, hoisted=hoisted))
+    return products
+
+
+def _shapes(cell: Cell, T: int, B: int) -> list[tuple[int, int, int, int]]:
+    """The sizes of all products of a pass: how many of a kind, rows, inner width, columns."""
+    with forced("reference"), torch.no_grad(), _Record() as record:
+        cell(torch.empty(T, B, cell.config.input_size, device="meta"))
+    return [(1 if len(left) == 2 else left[0], *left[-2:], right[-1]) for left, right in record.shapes]
+
+
+class SequentialFloor:
+    """The products of a cell over T steps, forward and backward, and nothing between them.
+
+    Forward: the hoisted products, then the others T times. Backward: the gradients to the rows, T times,
+    then for every matrix its gradient as one product over all steps, as a kernel that saves what it needs
+    makes it.
+    """
+
+    def __init__(self, products: list[Product], T: int, device, dtype: torch.dtype):
+        self.T, self.device = T, device
+        self.hoisted = [_Factors(p, p.rows * T, device, dtype) for p in products if p.hoisted]
+        self.steps = [_Factors(p, p.rows, device, dtype) for p in products if not p.hoisted]
+        self.whole = [_Factors(p, p.rows * T, device, dtype) for p in products if not p.hoisted]
+
+    def time(self) -> tuple[float, float]:
+        """Seconds forward and backward."""
+        start = now(self.device)
+        for factors in self.hoisted:
+            factors.forward()
+        for _ in range(self.T):
+            for factors in self.steps:
+                factors.forward()
+        middle = now(self.device)
+        for _ in range(self.T):
+            for factors in reversed(self.steps):
+                factors.to_rows()
+        for factors in self.hoisted:
+            factors.to_rows()
+        for factors in self.whole + self.hoisted:
+            factors.to_matrix()
+        return middle - start, now(self.device) - middle
+
+
+class _Factors:
+    """Random operands of a product and of its gradients, with buffers for what each of them gives.
+
+    Results have buffers of their own: operands that are overwritten grow to infinity within a few rounds.
+    """
+
+    def __init__(self, product: Product, rows: int, device, dtype: torch.dtype):
+        def draw(*shape) -> Tensor:
+            return torch.randn(product.stack, *shape, device=device).to(dtype)
+
+        self.x, self.weight = draw(rows, product.inner), draw(product.inner, product.columns)
+        self.dy = draw(rows, product.columns)
+        self.results: dict[str, Tensor] = {}
+
+    def forward(self) -> None:
+        self._multiply(self.x, self.weight, "y")
+
+    def to_rows(self) -> None:
+        self._multiply(self.dy, self.weight.transpose(1, 2), "dx")
+
+    def to_matrix(self) -> None:
+        self._multiply(self.x.transpose(1, 2), self.dy, "dweight")
+
+    def _multiply(self, left: Tensor, right: Tensor, name: str) -> None:
+        if name not in self.results:
+            self.results[name] = left.new_empty(len(left), left.shape[1], right.shape[2])
+        result = self.results[name]
+        # A stack of one goes the way of plain matrices.
+        if len(left) == 1:
+            torch.mm(left[0], right[0], out=result[0])
+        else:
+            torch.bmm(left, right, out=result)
+
+
+class Ceiling:
+    """One large square product: the speed of matrix products that this machine gives at most."""
+
+    def __init__(self, size: int, device, dtype: torch.dtype):
+        self.factors = _Factors(Product(1, size, size, size, hoisted=False), size, device, dtype)
+        self.flop, self.device = 2 * size**3, device
+
+    def time(self) -> tuple[float, float]:
+        """Seconds of the product, and nothing backward."""
+        start = now(self.device)
+        self.factors.forward()
+        return now(self.device) - start, 0.0

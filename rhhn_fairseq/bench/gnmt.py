@@ -1,0 +1,186 @@
+"""What ``gnmt-train`` and ``gnmt-decode`` share: translation models beside fairseq's own ``lstm``.
+
+Weights are random and lengths fixed, so that every model does the same number of steps: in training whole
+batches of sentences of one length, in generation beams that may not end before the maximum length.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, lstm
+from torch import Tensor, nn
+
+import rhhn_fairseq.plugin  # noqa: F401
+from rhhn_fairseq.bench.machine import BenchConfig, forced
+from rhhn_fairseq.bench.parity import check_models, with_gradients
+from rhhn_fairseq.bench.report import Column
+from rhhn_fairseq.bench.timing import interleave, ratio
+from rhhn_fairseq.cells.base import Cell, option
+from rhhn_fairseq.describe import count_parameters, known_architectures
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.kernels import backends
+
+FAIRSEQ = "fairseq lstm"
+
+CHECKED = 8
+"""Sentences that results are compared on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationConfig(BenchConfig):
+    """What is measured; ``UsageError`` names the field that cannot be."""
+
+    archs: tuple = option(
+        ("lstm_gnmt_small", "hyperlstm_gnmt_small"), help="architectures of this project, separated by commas"
+    )
+    vocab_size: int = option(8000, help="entries of the dictionary", low=10)
+    length: int = option(16, help="symbols of every sentence, source and target", low=1)
+    seed: int = option(1, help="of weights and sentences")
+
+    def __post_init__(self):
+        super().__post_init__()
+        known = known_architectures()
+        for arch in self.archs:
+            if arch not in known or "gnmt" not in arch:
+                names = ", ".join(name for name in known if "gnmt" in name)
+                raise UsageError(f"--archs {arch} is no translation architecture, choose from {names}")
+
+
+SMOKE = dict(archs=("lstm_gnmt_small",), vocab_size=20, length=3, repeats=1)
+
+COLUMNS = (
+    Column("model", "model"),
+    Column("backend", "backend"),
+    Column("parameters", "parameters", ",d"),
+    Column("sentences", "sentences", "d"),
+    Column("ms", "total_ms", ".1f"),
+    Column("tokens/s", "tokens_per_second", ",.0f"),
+    Column("speed / fairseq", "speed_ratio", ".2f"),
+    Column("min..max", "speed_ratio_min speed_ratio_max", ".2f"),
+    Column("speed / reference", "reference_ratio", ".2f"),
+    Column("error", "error", ".1e"),
+)
+
+# Of a model and the backend that its cells are made to run on; None for the one that each prefers.
+BACKENDS = {"preferred": None, "reference": "reference"}
+
+
+def build_fairseq(dictionary: Dictionary) -> nn.Module:
+    """fairseq's ``lstm``: 2 + 2 layers, bidirectional encoder 2 x 256, decoder 512, embeddings 256."""
+    encoder = lstm.LSTMEncoder(
+        dictionary, embed_dim=256, hidden_size=256, num_layers=2, bidirectional=True,
+        dropout_in=0.3, dropout_out=0.3,
+    )  # fmt: skip
+    decoder = lstm.LSTMDecoder(
+        dictionary, embed_dim=256, hidden_size=512, out_embed_dim=512, num_layers=2,
+        encoder_output_units=512, dropout_in=0.3, dropout_out=0.3,
+    )  # fmt: skip
+    return lstm.LSTMModel(encoder, decoder)
+
+
+def build_models(config: TranslationConfig) -> tuple[dict[str, nn.Module], Dictionary]:
+    """All models by name, fairseq's first, and their dictionary."""
+    dictionary = Dictionary()
+    for n in range(config.vocab_size - dictionary.nspecial):
+        dictionary.add_symbol(f"w{n}")
+    task = _Dictionaries(dictionary)
+    models = {}
+    for name in (FAIRSEQ, *config.archs):
+        torch.manual_seed(config.seed)
+        if name == FAIRSEQ:
+            models[name] = build_fairseq(dictionary)
+        else:
+            models[name] = MODEL_REGISTRY[name].build_model(MODEL_DATACLASS_REGISTRY[name](), task)
+        models[name].to(config.device)
+    return models, dictionary
+
+
+class _Dictionaries:
+    """What a model asks of a task."""
+
+    def __init__(self, dictionary):
+        self.source_dictionary = self.target_dictionary = dictionary
+        self.cfg = None
+
+
+def backends_of(model: nn.Module, device: str) -> list[str]:
+    """The names in ``BACKENDS`` that make a difference to a model; fairseq's runs on ``torch``."""
+    cells = [module for module in model.modules() if isinstance(module, Cell)]
+    if not cells:
+        return ["torch"]
+    return list(BACKENDS) if any(len(backends(cell, device)) > 1 for cell in cells) else ["reference"]
+
+
+def draw_sentences(config: TranslationConfig, dictionary: Dictionary, count: int) -> Tensor:
+    """Random sentences [count, length], the last symbol of each its end."""
+    draw = torch.Generator().manual_seed(config.seed)
+    rows = torch.randint(dictionary.nspecial, len(dictionary), (count, config.length), generator=draw)
+    rows[:, -1] = dictionary.eos()
+    return rows.to(config.device)
+
+
+def loss_of(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cross entropy and logits [B, T, V]; the source is also the target."""
+    lengths = torch.full((len(tokens),), tokens.shape[1], device=tokens.device)
+    logits = model(tokens, lengths, tokens.roll(1, dims=1))[0]
+    return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()), logits
+
+
+def results(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
+    """Logits and gradients of a pass."""
+    model.zero_grad(set_to_none=True)
+    loss, logits = loss_of(model, tokens)
+    loss.backward()
+    return with_gradients({"logits": logits.detach()}, model)
+
+
+def compare(config: TranslationConfig, counts: tuple[int, ...], measure: Callable) -> list[dict]:
+    """The rows of a report: every model on its backends, for batches of several sizes.
+
+    Args:
+        counts: sentences in a batch. measure: from a model, sentences and the dictionary to seconds.
+
+    Raises:
+        UsageError: a model gives wrong results.
+    """
+    models, dictionary = build_models(config)
+    pairs = [(name, kind) for name in models for kind in backends_of(models[name], config.device)]
+    few = draw_sentences(config, dictionary, CHECKED)
+    named = {pair: (models[pair[0]], BACKENDS.get(pair[1])) for pair in pairs}
+    errors = check_models({" ".join(pair): value for pair, value in named.items()}, lambda m: results(m, few))
+    rows = []
+    for count in counts:
+        tokens = draw_sentences(config, dictionary, count)
+
+        def timed(pair, tokens=tokens):
+            model, backend = named[pair]
+            with forced(backend):
+                return measure(model, tokens, dictionary)
+
+        seconds = interleave(pairs, config.repeats, timed)
+        for pair in pairs:
+            row = {"parameters": count_parameters(models[pair[0]]), "error": errors[" ".join(pair)]}
+            rows.append(_row(pair, seconds, tokens) | row)
+    return rows
+
+
+def _row(pair: tuple[str, str], seconds: dict, tokens: Tensor) -> dict:
+    """The report's entry of one model on one backend from the seconds of all."""
+    own, (name, kind) = seconds[pair], pair
+    # fairseq's seconds over its own are its own speed over fairseq's.
+    speeds = {f"speed_{key}": value for key, value in ratio(seconds[FAIRSEQ, "torch"], own).items()}
+    reference = seconds.get((name, "reference"))
+    beside = None if reference is None or kind == "reference" else float(np.median(reference / own))
+    return {
+        "model": name,
+        "backend": kind,
+        "sentences": len(tokens),
+        "total_ms": 1e3 * float(np.median(own)),
+        "tokens_per_second": tokens.numel() / float(np.median(own)),
+        **speeds,
+        "reference_ratio": beside,
+        "seconds": own.tolist(),
+    }

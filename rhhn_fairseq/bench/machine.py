@@ -1,0 +1,160 @@
+"""The machine a benchmark runs on: device, threads, forced backends, and what the figures depend on."""
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rhhn_fairseq.cells.base import check_fields, option
+from rhhn_fairseq.errors import UsageError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """What every benchmark has; ``UsageError`` names a value that cannot work."""
+
+    repeats: int = option(7, help="rounds that count, after one that does not", low=1)
+    threads: int = option(0, help="threads of the CPU, 0 for torch's own choice", low=0)
+    device: str = option("cpu", help="cpu or cuda")
+
+    def __post_init__(self):
+        check_fields(self)
+        check_device(self.device)
+
+
+def check_device(text: str) -> None:
+    """Raises UsageError unless torch can run on the device called ``text``."""
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UsageError(f"Bench: device={text!r} is unknown, choose from cpu, cuda, cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"Bench: device={text!r}, but torch finds {torch.cuda.device_count()} CUDA devices")
+
+
+def now(device) -> float:
+    """Seconds on a clock, when the device has done all it was given."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+@contextlib.contextmanager
+def forced(backend: str | None) -> Iterator[None]:
+    """Runs cells on the backend of a name whatever the environment says; None on the one they prefer."""
+    before = os.environ.pop("RHHN_KERNEL", None)
+    if backend is not None:
+        os.environ["RHHN_KERNEL"] = backend
+    try:
+        yield
+    finally:
+        os.environ.pop("RHHN_KERNEL", None)
+        if before is not None:
+            os.environ["RHHN_KERNEL"] = before
+
+
+@contextlib.contextmanager
+def measuring(config: BenchConfig) -> Iterator[None]:
+    """The threads, precision and seed of a run, and memory that does not suffice as a UsageError.
+
+    Afterwards all settings are as before.
+    """
+    threads, cudnn = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
+    torch.set_num_threads(config.threads or threads)
+    # cuDNN's LSTM rounds float32 to TF32 where torch's own matrix products, which the cells use, do not.
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
+    try:
+        with torch.random.fork_rng(devices=[]), _enough_memory():
+            torch.manual_seed(0)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.backends.cudnn.allow_tf32 = cudnn
+
+
+@contextlib.contextmanager
+def _enough_memory() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        # On a GPU it is a class of its own, on the CPU a RuntimeError with one of two messages.
+        signs = ("can't allocate memory", "not enough memory")
+        if not isinstance(error, torch.OutOfMemoryError) and not any(sign in str(error) for sign in signs):
+            raise
+        raise UsageError(
+            "Bench: not enough memory for these sizes, lower batch, length or hidden, or name fewer cells"
+        ) from error
+
+
+def describe_machine(device: str) -> dict[str, str | int]:
+    """What the milliseconds depend on, beside the code."""
+    found = {
+        "cpu": _cpu_model(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "float32 products": torch.get_float32_matmul_precision(),
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+    if torch.device(device).type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+        found["cudnn"] = torch.backends.cudnn.version()
+    return found
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+class _Names(TorchDispatchMode):
+    """Notes the names of torch's operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.found.add(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def lstm_algorithm(module: nn.Module, x_TBC: Tensor) -> str:
+    """What torch runs an ``nn.LSTM`` with, as one pass with gradients shows it; see ``name_algorithm``."""
+    with _Names() as names:
+        module(x_TBC)
+    kernels = names.found
+    if "_cudnn_rnn" in kernels:
+        # Which of cuDNN's algorithms it was, only the kernels on the GPU tell.
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            module(x_TBC)
+            now(x_TBC.device)
+        kernels = kernels | {event.key for event in profile.key_averages()}
+    return name_algorithm(kernels)
+
+
+def name_algorithm(kernels: set[str]) -> str:
+    """The implementation of an LSTM by the names of its operations and kernels.
+
+    cuDNN has a standard algorithm, a kernel or two a step, and persistent ones, whose kernels for the whole
+    sequence are named so and keep the recurrent matrix on the chip.
+    """
+    if "_cudnn_rnn" in kernels:
+        persistent = any("persist" in name.lower() for name in kernels)
+        return "cuDNN persistent" if persistent else "cuDNN standard"
+    return "oneDNN" if "mkldnn_rnn_layer" in kernels else "ATen"

@@ -1,0 +1,117 @@
+"""Whether contenders compute what they should: their outputs and gradients against float64.
+
+Shapes: T time, B batch, C input, H hidden.
+"""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from rhhn_fairseq.bench.machine import DTYPES, forced
+from rhhn_fairseq.errors import UsageError
+
+ORACLE_ROWS = 32
+"""Sequences the float64 run reads at a time: the whole batch would take twice the memory of what is timed."""
+
+# Measured at hidden 1000: in float32 up to 6e-6, but 1e-3 for an IRNN over 300 steps, where rounding decides
+# a few ReLUs the other way; in bfloat16 up to 0.2 (LN HyperLSTM, 50 steps).
+TOLERANCES = {"float32": 5e-3, "bfloat16": 0.5}
+
+
+def draw_batch(shape: tuple[int, int, int, int], dtypes: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+    """Random input [T, B, C] and gradient to the output [T, B, H] in float64, the same at every call.
+
+    They are rounded to the types that are timed, so that their own rounding is no error.
+
+    Args:
+        shape: T, B, C and H.
+    """
+    T, B, C, H = shape
+    generator = torch.Generator().manual_seed(1)
+    drawn = [torch.randn((T, B, width), generator=generator) for width in (C, H)]
+    for dtype in dtypes:
+        drawn = [part.to(DTYPES[dtype]) for part in drawn]
+    x_TBC, gradient_TBH = (part.double() for part in drawn)
+    return x_TBC, gradient_TBH
+
+
+def pass_results(module: nn.Module, x_TBC: Tensor, gradient_TBH: Tensor, rows: int) -> dict[str, Tensor]:
+    """The output and all gradients of a pass, by name, reading ``rows`` sequences at a time."""
+    module.zero_grad(set_to_none=True)
+    x_TBC = x_TBC.detach().requires_grad_()
+    outputs = []
+    for x, gradient in zip(x_TBC.split(rows, dim=1), gradient_TBH.split(rows, dim=1), strict=True):
+        y, _ = module(x)
+        y.backward(gradient)
+        outputs.append(y.detach())
+    found = {"output": torch.cat(outputs, dim=1), "gradient of input": x_TBC.grad}
+    return with_gradients(found, module)
+
+
+def with_gradients(found: dict[str, Tensor | None], module: nn.Module) -> dict[str, Tensor]:
+    """Tensors by name with the gradients of a module's parameters beside them; what is None is left out."""
+    found = found | {f"gradient of {name}": p.grad for name, p in module.named_parameters()}
+    return {name: part for name, part in found.items() if part is not None}
+
+
+def largest_error(found: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[float, str]:
+    """The largest relative error among tensors, in the Euclidean norm, and the name of that tensor.
+
+    The norm looks past single elements, because a ReLU whose sum is nearly zero may go either way by
+    rounding. The error is infinite where a tensor is missing or not finite.
+    """
+    worst = (0.0, "output")
+    for name in found.keys() | exact.keys():
+        error = float("inf")
+        if name in found and name in exact:
+            difference = (found[name].double() - exact[name]).norm()
+            if difference == 0:
+                continue
+            error = (difference / exact[name].norm()).nan_to_num(nan=float("inf")).item()
+        worst = max(worst, (error, name))
+    return worst
+
+
+def checked(name: str, found: dict[str, Tensor], exact: dict[str, Tensor], dtype: str) -> float:
+    """The error of a contender.
+
+    Raises:
+        UsageError: it is too large to be rounding.
+    """
+    error, where = largest_error(found, exact)
+    # Products whose operands are rounded are no closer than the type that they are rounded to.
+    exactly = torch.get_float32_matmul_precision() == "highest"
+    tolerance = TOLERANCES[dtype if exactly else "bfloat16"]
+    if error > tolerance:
+        raise UsageError(
+            f"{name} is wrong and will not be timed: in {dtype} the {where} differs from float64 by "
+            f"{error:.1e} of its norm, more than {tolerance:g}"
+        )
+    return error
+
+
+def check_models(models: dict[str, tuple[nn.Module, str | None]], collect: Callable) -> dict[str, float]:
+    """The float32 errors of whole models, each against its own float64 run on the reference backend.
+
+    Models are in evaluation, since dropout draws other masks in other types, and run without cuDNN, which
+    has no backward pass in evaluation.
+
+    Args:
+        models: by name, with the backend that is forced. collect: from a model to tensors by name.
+
+    Raises:
+        UsageError: an error is too large to be rounding.
+    """
+    errors, exact = {}, (None, {})
+    with torch.backends.cudnn.flags(enabled=False):
+        for name, (model, backend) in models.items():
+            model.eval()
+            # Models that differ in the backend alone share their oracle.
+            if exact[0] is not model:
+                with forced("reference"):
+                    exact = model, collect(copy.deepcopy(model).double())
+            with forced(backend):
+                errors[name] = checked(name, collect(model), exact[1], "float32")
+    return errors

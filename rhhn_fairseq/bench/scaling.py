@@ -1,0 +1,179 @@
+"""``scaling``: the time of a token as the length, the width and the batch double.
+
+A token is one position of one sequence, so that a pass of T steps over B sequences has T B of them. One
+size doubles at a time, from the same start.
+
+Shapes: T time, B batch, H hidden.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhhn_fairseq.bench.contenders import (
+    BASELINE,
+    SizesConfig,
+    batch_for,
+    check_contenders,
+    check_names,
+    contenders_of,
+)
+from rhhn_fairseq.bench.machine import measuring
+from rhhn_fairseq.bench.report import Column, make_report, new_figure
+from rhhn_fairseq.bench.timing import interleave, time_pass
+from rhhn_fairseq.cells.base import option
+from rhhn_fairseq.cells.registry import CELLS
+
+SIZES = {"T": "length", "H": "hidden", "B": "batch"}
+"""The sizes that double, and their fields."""
+
+# Time per pass may grow as T to the power of this; the rest is what a run of a few rounds is off by.
+LINEAR = 1.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(SizesConfig):
+    """What is timed; ``UsageError`` names a value that cannot work."""
+
+    hidden: int = option(128, help="width of the cells at the start", low=1)
+    batch: int = option(16, help="sequences in a batch at the start", low=1)
+    length: int = option(50, help="steps of a sequence at the start", low=1)
+    hyper_size: int = option(64, help="width of the hypernetworks, which does not double", low=1)
+    cells: tuple = option(("ln_hyperlstm",), help="names of cells, separated by commas")
+    doublings: int = option(3, help="how often each size doubles", low=1)
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_names("cells", self.cells, sorted(CELLS))
+
+    def points(self) -> dict[tuple[str, int], "Config"]:
+        """The sizes of every measurement, by the name of what doubles and how often it did."""
+        return {
+            (size, n): dataclasses.replace(self, **{field: getattr(self, field) * 2**n})
+            for size, field in SIZES.items()
+            for n in range(self.doublings + 1)
+        }
+
+
+SMOKE = dict(
+    hidden=8,
+    input=5,
+    batch=2,
+    length=4,
+    hyper_size=4,
+    hyper_embed_size=2,
+    rhn_depth=2,
+    repeats=1,
+    doublings=1,
+)
+
+COLUMNS = (
+    Column("cell", "cell"),
+    Column("backend", "backend"),
+    Column("type", "dtype"),
+    Column("doubles", "size"),
+    Column("T", "T", "d"),
+    Column("H", "H", "d"),
+    Column("B", "B", "d"),
+    Column("total ms", "total_ms", ".2f"),
+    Column("us a token", "token_us", ".3f"),
+    Column("/ half the size", "growth", ".2f"),
+    Column("time of a pass ~ size^", "exponent", ".2f"),
+    Column("error", "error", ".1e"),
+)
+
+
+def run(config: Config) -> dict:
+    """Checks and times every contender at every size.
+
+    The notes say for each contender how its time grows with each size, and whether that is linear in T.
+
+    Raises:
+        UsageError: a cell gives wrong results, or memory does not suffice.
+    """
+    with measuring(config):
+        contenders, errors, batches = {}, {}, {}
+        for point, sizes in config.points().items():
+            for name in (BASELINE, *config.cells):
+                # The start is the same for all sizes and timed for each, so that growth has one reason.
+                found = contenders_of(name, sizes)
+                checked = check_contenders(found, sizes)
+                for contender in found:
+                    # By backend and not by key: what torch's LSTM runs on may change with its size.
+                    which = (name, contender.forces, contender.dtype)
+                    contenders[which, point] = contender
+                    errors[which, point] = checked[contender.key][contender.dtype]
+            batches[point] = {dtype: batch_for(sizes, dtype) for dtype in config.dtype}
+
+        def measure(key):
+            with contenders[key].running() as module:
+                return time_pass(module, *batches[key[1]][contenders[key].dtype])
+
+        seconds = interleave(list(contenders), config.repeats, measure)
+        rows, notes = [], []
+        for which in dict.fromkeys(which for which, _ in contenders):
+            exponents = {}
+            for size in SIZES:
+                times = [seconds[which, (size, n)].sum(axis=1) for n in range(config.doublings + 1)]
+                exponents[size] = growth_exponent(times)
+                for n, time in enumerate(times):
+                    contender, sizes = contenders[which, (size, n)], config.points()[size, n]
+                    rows.append(_row(contender, sizes, size, time) | {"error": errors[which, (size, n)]})
+                    if n:
+                        rows[-1]["growth"] = float(np.median(time / times[n - 1]))
+                rows[-1]["exponent"] = exponents[size]
+            notes.append(describe_growth(" ".join(filter(None, which)), exponents))
+        return make_report("scaling", config, rows, notes)
+
+
+def growth_exponent(times: list[np.ndarray]) -> float:
+    """p where time grows as size^p: the slope of a line through the logarithms, median over the rounds.
+
+    Args:
+        times: seconds [repeats] for each size, from which each next is the double.
+    """
+    doublings = np.arange(len(times))
+    slopes = np.polyfit(doublings, np.log2(np.stack(times)), deg=1)[0]
+    return float(np.median(slopes))
+
+
+def describe_growth(title: str, exponents: dict[str, float]) -> str:
+    """A sentence about a contender's growth, which has to be linear in T."""
+    powers = ", ".join(f"{size}^{exponent:.2f}" for size, exponent in exponents.items())
+    verdict = "linear in T" if exponents["T"] <= LINEAR else f"NOT linear in T (more than T^{LINEAR})"
+    return f"{title}: the time of a pass grows as {powers}; {verdict}"
+
+
+def _row(contender, sizes: Config, size: str, seconds: np.ndarray) -> dict:
+    """The report's entry of one contender at one point."""
+    values = {letter: getattr(sizes, field) for letter, field in SIZES.items()}
+    return {
+        "cell": contender.name,
+        "backend": contender.backend,
+        "dtype": contender.dtype,
+        "size": size,
+        **values,
+        "total_ms": 1e3 * float(np.median(seconds)),
+        "token_us": 1e6 * float(np.median(seconds)) / (values["T"] * values["B"]),
+        "seconds": seconds.tolist(),
+    }
+
+
+def draw(report: dict):
+    """Time per token over each size, a line for each contender."""
+    figure, panels = new_figure(12, 4, columns=len(SIZES))
+    for size, axes in zip(SIZES, panels, strict=True):
+        lines = {}
+        for row in report["rows"]:
+            if row["size"] == size:
+                name = f"{row['cell']} {row['backend']} {row['dtype']}"
+                lines.setdefault(name, []).append((row[size], row["token_us"]))
+        for name, points in lines.items():
+            axes.plot(*zip(*points, strict=True), marker="o", label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xlabel(size)
+        axes.set_ylabel("microseconds a token")
+    panels[0].legend(fontsize="small")
+    return figure

@@ -1,0 +1,57 @@
+"""Rounds in which every contender runs once, and what is taken from them.
+
+All contenders run in one process in turn, round after round, so that what else the machine does slows all
+of them: their ratios can be trusted where their milliseconds cannot.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from rhhn_fairseq.bench.machine import now
+
+
+def interleave(keys: Sequence[Hashable], repeats: int, measure: Callable) -> dict[Hashable, np.ndarray]:
+    """Measures every key once a round, for ``repeats`` rounds after one that is thrown away.
+
+    Args:
+        measure: from a key to seconds, or to a tuple of seconds.
+
+    Returns:
+        seconds [repeats] or [repeats, ·] by key.
+    """
+    rounds = []
+    with tqdm(total=(repeats + 1) * len(keys), disable=None, leave=False, unit="pass") as progress:
+        for _ in range(repeats + 1):
+            rounds.append([])
+            for key in keys:
+                progress.set_postfix_str(str(key))
+                rounds[-1].append(measure(key))
+                progress.update()
+    return dict(zip(keys, np.array(rounds[1:]).swapaxes(0, 1), strict=True))
+
+
+def ratio(seconds: np.ndarray, base: np.ndarray) -> dict[str, float]:
+    """Median, smallest and largest ratio of two contenders' seconds [repeats].
+
+    They are taken within a round, so that a slow moment of the machine divides out.
+    """
+    found = seconds / base
+    return {
+        "ratio": float(np.median(found)),
+        "ratio_min": float(found.min()),
+        "ratio_max": float(found.max()),
+    }
+
+
+def time_pass(module: nn.Module, x_TBC: Tensor, gradient_TBH: Tensor) -> tuple[float, float]:
+    """Seconds of one forward and one backward pass, to the input and all parameters, from no gradients."""
+    module.zero_grad(set_to_none=True)
+    x_TBC = x_TBC.detach().requires_grad_()
+    start = now(x_TBC.device)
+    y, _ = module(x_TBC)
+    middle = now(x_TBC.device)
+    y.backward(gradient_TBH)
+    return middle - start, now(x_TBC.device) - middle
