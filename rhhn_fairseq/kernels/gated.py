@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rhhn_fairseq.cells.base import Noise, State, noise_at
 from rhhn_fairseq.cells.lstm import LSTM, GatedConfig
-from rhhn_fairseq.kernels import pointwise
+from rhhn_fairseq.kernels import graphs, pointwise
 from rhhn_fairseq.kernels.buffers import Gated, state_dtype
 from rhhn_fairseq.kernels.products import (
     before,
@@ -88,6 +88,7 @@ def norm_fields(norm: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 @torch.library.custom_op("rhhn::lstm", mutates_args=())
+@graphs.captured
 def lstm(
     g: Tensor,
     h0: Tensor,
@@ -157,6 +158,7 @@ def _(g, h0, c0, weight, norm, mask, gal, keep, zone_h, zone_c, h_share, c_share
 
 
 @torch.library.custom_op("rhhn::lstm_backward", mutates_args=())
+@graphs.captured
 def lstm_backward(
     dy: Tensor | None,
     dh_last: Tensor | None,

@@ -16,7 +16,7 @@ from torch import Tensor
 from rhhn_fairseq.cells.base import Noise, State, noise_at
 from rhhn_fairseq.cells.hyper_rhn import HyperRHN
 from rhhn_fairseq.cells.rhn import RHN, RHNTrace
-from rhhn_fairseq.kernels import pointwise
+from rhhn_fairseq.kernels import graphs, pointwise
 from rhhn_fairseq.kernels.buffers import Highway, state_dtype
 from rhhn_fairseq.kernels.products import (
     gal_mask,
@@ -30,6 +30,7 @@ from rhhn_fairseq.kernels.products import (
 
 
 @torch.library.custom_op("rhhn::highway", mutates_args=())
+@graphs.captured
 def highway(
     gx: Tensor,
     s0: Tensor,
@@ -110,6 +111,7 @@ def _(gx, s0, weights, bias, bias_x, z, first, mask, gal, keep, zone, share, sca
 
 
 @torch.library.custom_op("rhhn::highway_backward", mutates_args=())
+@graphs.captured
 def highway_backward(
     dy: Tensor | None,
     ds_last: Tensor | None,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rhhn_fairseq.cells.base import Noise, State
 from rhhn_fairseq.cells.hyper_lstm import HyperLSTM
-from rhhn_fairseq.kernels import pointwise
+from rhhn_fairseq.kernels import graphs, pointwise
 from rhhn_fairseq.kernels.buffers import Gated, state_dtype
 from rhhn_fairseq.kernels.gated import (
     SUMS,
@@ -39,6 +39,7 @@ from rhhn_fairseq.kernels.products import (
 
 
 @torch.library.custom_op("rhhn::hyper_lstm", mutates_args=())
+@graphs.captured
 def hyper_lstm(
     gx: Tensor,
     g_hyper: Tensor,
@@ -153,6 +154,7 @@ def _(gx, g_hyper, h0, c0, e0, k0, weight, weight_hyper, weight_e, weight_z, *re
 
 
 @torch.library.custom_op("rhhn::hyper_lstm_backward", mutates_args=())
+@graphs.captured
 def hyper_lstm_backward(
     dy: Tensor | None,
     dh_last: Tensor | None,

@@ -41,7 +41,7 @@ def highway(name: str, buffers: Highway, direction: str) -> Callable[[int], None
 
 
 def sums_of(name: str, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """Zeros [slots, *shape] for the gradient of a parameter, a slot for each thread or program that adds to it.
+    """Zeros [slots, *shape] for a parameter's gradient, a slot for each thread or program that adds to it.
 
     Args:
         shape: the parameter's.

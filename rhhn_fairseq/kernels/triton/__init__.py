@@ -3,8 +3,8 @@
 One kernel a step for LSTM and highway networks, each program with whole rows of the batch, so that layer
 normalisation needs no other program. A HyperLSTM's scaling vectors d, and the gradients that belong to them,
 are products of torch.bmm around the kernel: weight_d is then read once a step and not once a row, and its
-gradient needs no sum over programs. Gradients that are sums over rows are added up in a slot for each program,
-in the order of the steps, so that they come out the same in every run.
+gradient needs no sum over programs. Gradients that are sums over rows are added up in a slot for each
+program, in the order of the steps, so that they come out the same in every run.
 
 The package triton is imported by the first sequence that runs here. On the CPU its interpreter takes the
 place of the compiler, if TRITON_INTERPRET=1 was in the environment before.

@@ -20,7 +20,7 @@ def tile(B, H: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @triton.jit
 def real(inside, mask, at, exists):
-    """The elements at real positions by the mask [T, B], of which the tile reads rows ``at``, if they exist."""
+    """The elements at real positions: the mask [T, B] at ``at``, for those rows that exist."""
     live = inside
     if mask is not None:
         live = inside & (tl.load(mask + at, mask=exists, other=0) != 0)

@@ -242,9 +242,7 @@ def backward(
     if c_gain is not None:
         add_up(slot + 12 * H, dc_new * c_normal, H, COLS)
         add_up(slot + 13 * H, dc_new, H, COLS)
-        dc_new = normalise_backward(
-            dc_new * get(c_gain, column, column < H, S), c_normal, c_rstd, inside, H
-        )
+        dc_new = normalise_backward(dc_new * get(c_gain, column, column < H, S), c_normal, c_rstd, inside, H)
     dc_after, stays = get(dc, own, inside, S), staying(zone_c, place, live, ZONE_C_RATE, S)
     dc_here = tl.where(live, dc_after, 0.0)
     dc_new += dc_here * (1.0 - stays)

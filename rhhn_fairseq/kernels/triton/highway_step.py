@@ -6,7 +6,8 @@ Arguments have the names and shapes of ``buffers.Highway``; a missing tensor is 
     s_start   the state that the time step started from: s0 or s, from row ``start`` on
 
 y and dy are None for a layer without an output. See the equations in cells/rhn.py and cells/hyper_rhn.py.
-Halves lie in the order h, t. Operands are read as zero at padding, so that whatever stands there goes nowhere.
+Halves lie in the order h, t. Operands are read as zero at padding, so that whatever stands there goes
+nowhere.
 """
 
 import triton

@@ -25,6 +25,7 @@ class GatedStep:
         B, H = p.c0.shape
         tile = Tile.of(B, H)
         self.d, self.dd = None, None
+        # The embeddings by kind, [T, 12, B, Z].
         self.z = None if p.z is None else p.z.unflatten(-1, (12, -1)).transpose(1, 2)
         if p.weight_d is not None:
             self.d = p.c0.new_empty(12, B, H)
@@ -169,7 +170,8 @@ def _of(p: Gated | Highway, names: str) -> dict[str, Tensor | None]:
 def _row_stride(name: str, tensor: Tensor) -> int:
     """Elements between the rows of u or du [T, B, 4 H], which are evenly spaced over all steps."""
     T, B, _ = tensor.shape
-    ld = tensor.stride(1)
+    # A single row may have any stride.
+    ld = tensor.stride(1 if B > 1 else 0)
     if tensor.stride(2) != 1 or (T > 1 and tensor.stride(0) != B * ld):
         raise ValueError(f"{name} of strides {tensor.stride()} cannot be given to a Triton kernel")
     return ld

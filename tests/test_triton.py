@@ -1,0 +1,169 @@
+"""The Triton point-wise kernels: results in the interpreter, code for GPUs, and where they are offered.
+
+What they compute is checked by triton_cases.py. It runs in a process of its own, because TRITON_INTERPRET=1
+counts only if it is set before anything imports triton, and would then hold for every other test.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rhhn_fairseq.cells import build_cell
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.kernels import backends, pointwise
+from rhhn_fairseq.kernels import triton as implementation
+
+CASES = Path(__file__).with_name("triton_cases.py")
+INSTALLED = importlib.util.find_spec("triton") is not None
+installed = pytest.mark.skipif(not INSTALLED, reason="the package triton is not installed")
+
+
+def run_cases(environment, *options):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES), *options]
+    kept = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    run = subprocess.run(command, env=kept | environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout
+
+
+@installed
+def test_everything_at_once_in_the_interpreter():
+    run_cases({"TRITON_INTERPRET": "1"}, "-k", "noisy-padded")
+
+
+@installed
+@pytest.mark.slow
+def test_every_case_in_the_interpreter():
+    run_cases({"TRITON_INTERPRET": "1"})
+
+
+@installed
+@pytest.mark.gpu
+def test_every_case_on_the_gpu():
+    run_cases({})
+
+
+class Recorder:
+    """Stands for a kernel and keeps the arguments of its calls instead of launching it."""
+
+    def __init__(self, kernel, calls):
+        self.kernel, self.calls = kernel, calls
+
+    def __getitem__(self, grid):
+        return lambda **arguments: self.calls.append((self.kernel, arguments))
+
+
+def _launches(name, dtype, monkeypatch):
+    """What a cell's passes, plain, and noisy and padded, would launch."""
+    from rhhn_fairseq.kernels.triton import gated_step, highway_step
+
+    calls = []
+    for module in (gated_step, highway_step):
+        for direction in ("forward", "backward"):
+            monkeypatch.setattr(module, direction, Recorder(getattr(module, direction), calls))
+    monkeypatch.setattr(pointwise, "available", lambda device, dtype: ("triton",))
+    monkeypatch.setenv("RHHN_KERNEL", "triton")
+    noise = dict(recurrent_dropout=0.3, zoneout=0.1)
+    sizes = dict(rhn_depth=2) if "rhn" in name else dict(zoneout_c=0.2, c_detach=0.5)
+    for options in ({}, noise | sizes):
+        cell = build_cell(name, 4, 17, **(dict(hyper_size=3) if "hyper" in name else {}), **options).to(dtype)
+        x = torch.randn(2, 3, 4, dtype=dtype, requires_grad=True)
+        mask = torch.ones(2, 3, dtype=torch.bool) if options else None
+        y, _ = cell(x, None, mask, cell.sample_noise(2, 3) if options else None)
+        y.sum().backward()
+    return calls
+
+
+@installed
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="triton interprets in this process")
+@pytest.mark.parametrize(
+    "name, dtype, capability",
+    [
+        pytest.param("lstm", torch.float32, 90, id="lstm"),
+        pytest.param("lstm", torch.float64, 80, id="lstm_float64", marks=pytest.mark.slow),
+        pytest.param("ln_hyperlstm", torch.bfloat16, 80, id="ln_hyperlstm_bfloat16", marks=pytest.mark.slow),
+        pytest.param("ln_hyperlstm", torch.float64, 90, id="ln_hyperlstm_float64", marks=pytest.mark.slow),
+        pytest.param("hyperrhn", torch.bfloat16, 90, id="hyperrhn_bfloat16", marks=pytest.mark.slow),
+        pytest.param("hyperrhn", torch.float64, 80, id="hyperrhn_float64", marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_compile_to_machine_code(name, dtype, capability, tmp_path, monkeypatch):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.runtime.jit import mangle_type
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compiled = {}
+    for kernel, arguments in _launches(name, dtype, monkeypatch):
+        values = {parameter: arguments[parameter.name] for parameter in kernel.params}
+        constants = {p.name: v for p, v in values.items() if p.is_constexpr or v is None}
+        signature = {
+            p.name: "constexpr" if p.name in constants else mangle_type(v) for p, v in values.items()
+        }
+        key = (kernel, *signature.items(), *constants.items())
+        if key not in compiled:
+            source = ASTSource(kernel, signature, constants)
+            options = {"num_warps": arguments["num_warps"]}
+            compiled[key] = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    # Plain and noisy, forward and backward, at least.
+    assert len(compiled) >= 4
+    assert all(code.asm["cubin"] for code in compiled.values())
+
+
+def test_on_the_cpu_it_is_offered_to_the_interpreter_only(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("RHHN_KERNEL", "triton")
+    cell = build_cell("lstm", 4, 5)
+    assert "triton" not in backends(cell)
+    with pytest.raises(UsageError, match="RHHN_KERNEL=triton: LSTM runs on .*reference only; .*CUDA devices"):
+        cell(torch.randn(2, 2, 4))
+
+
+@installed
+def test_on_a_gpu_it_comes_after_aten():
+    cell = build_cell("lstm", 4, 5)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        assert backends(cell, "cuda", dtype) == ("aten", "triton", "reference")
+
+
+def test_without_the_package_that_is_said(monkeypatch):
+    monkeypatch.setattr(implementation.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("RHHN_KERNEL", "triton")
+    cell = build_cell("lstm", 4, 5)
+    assert backends(cell, "cuda") == ("aten", "reference")
+    with pytest.raises(UsageError, match="RHHN_KERNEL=triton: .*pip install triton"):
+        cell(torch.randn(2, 2, 4))
+
+
+@pytest.mark.parametrize(
+    "B, H, rows, cols", [(1, 1, 1, 1), (3, 5, 4, 8), (128, 1000, 1, 1024), (9, 129, 4, 256)]
+)
+def test_every_row_belongs_to_one_program(B, H, rows, cols):
+    tile = implementation.Tile.of(B, H)
+    assert (tile.rows, tile.cols) == (rows, cols)
+    assert tile.rows * (tile.blocks - 1) < B <= tile.rows * tile.blocks
+
+
+def test_sums_have_a_slot_for_every_program():
+    state = torch.zeros(9, 129)
+    assert pointwise.sums_of("triton", [14 * 129], state).shape == (3, 14 * 129)
+    assert pointwise.sums_of("triton", [12, 2, 129], state).shape == (1, 12, 2, 129)
+
+
+def test_buffers_that_are_not_rows_are_refused():
+    if not INSTALLED:
+        pytest.skip("the package triton is not installed")
+    from rhhn_fairseq.kernels.gated import Numbers, Randomness, lstm_buffers
+
+    h, c = torch.zeros(3, 2, 5), torch.zeros(3, 5, 2).transpose(1, 2)
+    u = torch.zeros(3, 2, 20)
+    buffers = lstm_buffers(u, h[0], c[0], h, c, [], None, Randomness(), Numbers(1.0, 1.0, 0.0, 0.0))
+    with pytest.raises(ValueError, match="c of strides"):
+        implementation.gated(buffers, "forward")
