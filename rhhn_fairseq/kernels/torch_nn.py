@@ -1,7 +1,7 @@
 """Plain LSTM and GRU as torch.nn has them, which on a GPU means cuDNN.
 
-It serves a pass that asks for nothing more: no layer normalisation, noise, mask or expectation of zoneout. The
-weights stay the cell's; the second bias that torch.nn adds is made of zeros for the call.
+It serves a pass that asks for nothing more: no layer normalisation, noise, mask or expectation of zoneout.
+The weights stay the cell's; the second bias that torch.nn adds is made of zeros for the call.
 
 Shapes: T time, B batch, C input, H hidden; gates i, f, g, o or r, z, n as in the cells.
 """

@@ -35,8 +35,8 @@ class Row:
 
 # The sizes of the paper's hypernetwork are not printed; these come closest to its count.
 HYPER = {"hyper_size": 192, "hyper_embed_size": 32}
-# On one machine's corpora a model has a few thousand updates, and how it starts and where attention is decides
-# what they come to; docs/translation.md has the measurements behind these choices.
+# On one machine's corpora a model has a few thousand updates, and how it starts and where attention is
+# decides what they come to; docs/translation.md has the measurements behind these choices.
 CELLS = {
     "lstm": {"cell": "lstm"},
     "hyperlstm": {"cell": "ln_hyperlstm", "init_cells": "own"},
