@@ -199,6 +199,18 @@ def test_uniform_start_of_the_paper():
     assert (model.encoder.embed_tokens.weight[1] == 0).all()
 
 
+@pytest.mark.parametrize("hidden, bound", [(32, 0.08), (8, 0.16)])
+def test_start_of_other_widths_and_of_the_attention(hidden, bound):
+    sizes = dict(hidden_size=hidden, embed_dim=32, init_range=0.04, init_width=128, init_attention=0.5)
+    model = GNMT.build_model(GNMTConfig(**sizes), _Task())
+    maps = ("encoder.memory.weight_m", "decoder.decoder.bottom.attention.weight_q")
+    parameters = dict(model.named_parameters())
+    attention = torch.cat([parameters.pop(name).flatten() for name in maps])
+    assert 0.45 < attention.abs().max() <= 0.5
+    whole = torch.cat([parameter.flatten() for parameter in parameters.values()])
+    assert 0.99 * bound < whole.abs().max() <= bound
+
+
 def test_own_start_of_the_cells_beside_a_uniform_rest():
     model = _model("ln_hyperlstm", init_range=0.01, decoder_layers=2)
     for cell in (*model.encoder.stack.cells, model.decoder.decoder.bottom.cell):
@@ -226,6 +238,8 @@ def test_architectures_have_their_own_sizes():
         ({"dropout": 1.0}, r"--dropout 1.0 is not in \[0, 1\)"),
         ({"output_dropout": -0.1}, r"--output-dropout -0.1 is not in"),
         ({"init_range": -1.0}, "--init-range -1.0 is too small"),
+        ({"init_width": -1}, "--init-width -1 is too small"),
+        ({"attention_score": "dot"}, "--attention-score dot is unknown, choose from additive, general"),
         ({"residual_from": -1}, "--residual-from -1 is too small"),
         ({"rhn_depth": 2}, "--rhn-depth is not an option of the cell lstm"),
         ({"cell": "lstmm"}, "unknown cell 'lstmm'"),

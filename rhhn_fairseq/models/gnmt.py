@@ -116,6 +116,13 @@ class GNMTBaseConfig(FairseqDataclass):
         default=0.04,
         metadata={"help": "start weights uniform within plus and minus this; 0: Glorot and the like"},
     )
+    init_width: int = field(
+        default=0,
+        metadata={
+            "help": "the --hidden-size that --init-range is meant for; other widths start within the range "
+            "times sqrt(this / width), so that signals pass them alike; 0: the same range for all"
+        },
+    )
     init_cells: str = field(
         default="uniform",
         metadata={"help": "the cells' weights start 'uniform' within --init-range, or as the cell's 'own'"},
@@ -313,7 +320,10 @@ class GNMT(FairseqEncoderDecoderModel):
             GNMTDecoder(target, target.pad(), target_table, decoder, output, masked),
         )
         if config.init_range:
-            _init_uniform(model, config.init_range, cells=config.init_cells == "uniform")
+            bound = config.init_range
+            if config.init_width:
+                bound *= (config.init_width / config.hidden_size) ** 0.5
+            _init_uniform(model, bound, cells=config.init_cells == "uniform")
         if config.init_attention:
             weights = (memory.weight_m, decoder.bottom.attention.weight_q)
             for weight in filter(torch.is_tensor, weights):
@@ -396,7 +406,7 @@ def _check(config, source, target) -> None:
         check_probability(config, name)
     if config.output_dropout is not None:
         check_probability(config, "output_dropout")
-    for name in ("init_range", "init_attention", "attention_size", "residual_from"):
+    for name in ("init_range", "init_width", "init_attention", "attention_size", "residual_from"):
         if not getattr(config, name) >= 0:
             raise UsageError(f"{flag(name)} {getattr(config, name)} is too small, the smallest is 0")
     if config.share_embeddings == "all" and getattr(source, "symbols", 0) != getattr(target, "symbols", 0):

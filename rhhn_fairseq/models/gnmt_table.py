@@ -70,6 +70,7 @@ SHARED = {
         "attention_score": "general",
         "context_to_output": True,
         "init_range": 0.1,
+        "init_width": 512,
         "dropout": 0.3,
     },
     "gnmt_small": {
@@ -82,6 +83,7 @@ SHARED = {
         "attention_score": "general",
         "context_to_output": True,
         "init_range": 0.1,
+        "init_width": 512,
         "dropout": 0.3,
     },
 }
