@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from rhhn_fairseq.cells.base import Cell, Noise, State, apply_maps, reorder_state
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.kernels.energy import energies
-from rhhn_fairseq.kernels.reference import keep_state, slice_noise
+from rhhn_fairseq.kernels.reference import keep_state
+from rhhn_fairseq.layers.feedback import fed_back_step
 
 
 class Memory(NamedTuple):
@@ -198,13 +199,7 @@ class FeedbackCell(Cell):
         outputs, contexts, weights = [], [], []
         for t, g_t in enumerate(zip(*(part.unbind(0) for part in g), strict=True)):
             context, weight = self.attention(state[0].unsqueeze(0), memory)
-            shares = apply_maps(context, context_maps)
-            g_1 = tuple(part.unsqueeze(0) for part in g_t)
-            # What ``begin`` added behind the projections is not affine in the input.
-            g_1 = tuple(map(torch.add, g_1, shares)) + g_1[len(shares) :]
-            here_1B = None if mask_TB is None else mask_TB[t : t + 1]
-            g_1, ready = cell.prepare(g_1, state, here_1B, _one_step(noise, t))
-            y_BH, new = cell.step(tuple(part[0] for part in g_1), ready, slice_noise(noise, t))
+            y_BH, new = fed_back_step(cell, g_t, context[0], context_maps, state, mask_TB, noise, t)
             if mask_TB is not None:
                 here_B1 = mask_TB[t].unsqueeze(-1)
                 y_BH = y_BH.masked_fill(~here_B1, 0.0)
@@ -232,10 +227,3 @@ class QueryingCell(nn.Module):
         """See ``FeedbackCell.forward``."""
         y_TBH, state = self.cell(x_TBC, state, mask_TB, noise)
         return y_TBH, *self.attention(y_TBH, memory), state
-
-
-def _one_step(noise: Noise | None, t: int) -> Noise | None:
-    """The noise of step ``t`` as that of a pass of one step."""
-    if noise is None:
-        return None
-    return {name: part[t : t + 1] if part.shape[0] > 1 else part for name, part in noise.items()}

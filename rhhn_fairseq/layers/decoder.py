@@ -77,19 +77,8 @@ class DecoderConfig(StackConfig):
         )
 
     def upper(self) -> StackConfig:
-        """The layers above the bottom one."""
-        return StackConfig(
-            cell=self.cell,
-            input_size=self.hidden_size,
-            hidden_size=self.hidden_size,
-            layers=self.layers - 1,
-            context_size=self.context_size,
-            residual_from=max(0, self.residual_from - 1),
-            input_dropout=self.layer_dropout,
-            layer_dropout=self.layer_dropout,
-            dropout_mask=self.dropout_mask,
-            cell_options=self.cell_options,
-        )
+        """The layers above the bottom one; the output's dropout comes after them."""
+        return StackConfig(**self.above_first(self.context_size))
 
 
 class AttentionDecoder(nn.Module):

@@ -50,6 +50,21 @@ class StackConfig:
                 f"Stack: residual_from={self.residual_from} is past the last of {self.layers} layers"
             )
 
+    def above_first(self, context_size: int) -> dict:
+        """Fields of the stack of the layers above the first, which reads that one's outputs and a context."""
+        return dict(
+            cell=self.cell,
+            input_size=self.hidden_size,
+            hidden_size=self.hidden_size,
+            layers=self.layers - 1,
+            context_size=context_size,
+            residual_from=max(0, self.residual_from - 1),
+            input_dropout=self.layer_dropout,
+            layer_dropout=self.layer_dropout,
+            dropout_mask=self.dropout_mask,
+            cell_options=self.cell_options,
+        )
+
     def directions(self, layer: int) -> int:
         """Two for a layer (counted from 0) that reads in both directions, else one."""
         return 2 if layer < self.bidirectional_layers else 1

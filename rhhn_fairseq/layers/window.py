@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from rhhn_fairseq.cells.base import Cell, Noise, State, apply_maps, option
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels.reference import keep_state, slice_noise
+from rhhn_fairseq.kernels.reference import keep_state
+from rhhn_fairseq.layers.feedback import fed_back_step
 from rhhn_fairseq.layers.regularisation import sequence_dropout
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 
@@ -59,19 +60,7 @@ class WindowConfig(StackConfig):
 
     def upper(self) -> StackConfig:
         """The layers above the first one."""
-        return StackConfig(
-            cell=self.cell,
-            input_size=self.hidden_size,
-            hidden_size=self.hidden_size,
-            layers=self.layers - 1,
-            context_size=self.symbols,
-            residual_from=max(0, self.residual_from - 1),
-            input_dropout=self.layer_dropout,
-            layer_dropout=self.layer_dropout,
-            output_dropout=self.output_dropout,
-            dropout_mask=self.dropout_mask,
-            cell_options=self.cell_options,
-        )
+        return StackConfig(**self.above_first(self.symbols), output_dropout=self.output_dropout)
 
 
 class Window(nn.Module):
@@ -162,10 +151,7 @@ class WindowCell(Cell):
         outputs, windows, phis = [], [], []
         for t, g_t in enumerate(zip(*(part.unbind(0) for part in g), strict=True)):
             *inner, w, kappa = state
-            shares = apply_maps(w, window_maps)
-            # What ``begin`` added behind the projections is not affine in the input.
-            g_t = (*map(torch.add, g_t, shares), *g_t[len(shares) :])
-            y_BH, new = self._step(g_t, tuple(inner), mask_TB, noise, t)
+            y_BH, new = fed_back_step(cell, g_t, w, window_maps, tuple(inner), mask_TB, noise, t)
             w, kappa, phi = self.window(y_BH, kappa, text_BUV)
             new = (*new, w, kappa)
             if mask_TB is not None:
@@ -177,16 +163,6 @@ class WindowCell(Cell):
             phis.append(phi)
             state = new
         return torch.stack(outputs), WindowTrace(torch.stack(windows), torch.stack(phis)), state
-
-    def _step(self, g_t, inner: State, mask_TB, noise, t: int) -> tuple[Tensor, State]:
-        """The wrapped cell's step, after what it does in a pass of its own, as a pass of one step."""
-        g_1 = tuple(part.unsqueeze(0) for part in g_t)
-        here_1B = None if mask_TB is None else mask_TB[t : t + 1]
-        noise_1 = noise
-        if noise is not None:
-            noise_1 = {name: part[t : t + 1] if part.shape[0] > 1 else part for name, part in noise.items()}
-        g_1, ready = self.cell.prepare(g_1, inner, here_1B, noise_1)
-        return self.cell.step(tuple(part[0] for part in g_1), ready, slice_noise(noise, t))
 
     def diagnostics(self) -> dict[str, float]:
         return self.cell.diagnostics()

@@ -25,8 +25,9 @@ from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
 from rhhn_fairseq.models.options import (
     check_probability,
-    given_cell_options,
+    check_shapes,
     register_architecture,
+    stack_options,
     with_cell_options,
 )
 
@@ -97,7 +98,7 @@ class CharLM(BaseFairseqModel):
             nn.init.orthogonal_(self.embedding) if config.output_init == "orthogonal" else glorot_(
                 self.embedding
             )
-        self.stack = Stack(_stack_config(config, config.embed_dim or V))
+        self.stack = Stack(StackConfig(input_size=config.embed_dim or V, **stack_options(config)))
         self.weight_out = nn.Parameter(torch.empty(self.stack.output_size, V))
         self.bias_out = nn.Parameter(torch.zeros(V))
         if config.output_init == "orthogonal":
@@ -181,14 +182,8 @@ class CharLM(BaseFairseqModel):
             UsageError: it was trained on other symbols, or is a model of another cell or size.
         """
         self._check_vocabulary(state_dict.get("symbol_codes"))
-        own = self.state_dict()
-        for key in sorted(own.keys() | state_dict.keys()):
-            found, expected = (tuple(d[key].shape) if key in d else None for d in (state_dict, own))
-            if found != expected:
-                raise UsageError(
-                    f"the checkpoint is of another cell or size: {key} is {found or 'missing'} there and "
-                    f"{expected or 'missing'} in this model; give the --arch and options it was trained with"
-                )
+        advice = "the --arch and options it was trained with"
+        check_shapes(self, state_dict, "cell or size", "this model", advice)
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 
     def _check_vocabulary(self, codes: Optional[Tensor]) -> None:
@@ -205,21 +200,6 @@ class CharLM(BaseFairseqModel):
             f"only there {only_there[:8]}, only in the data {only_here[:8]}); "
             "use the data directory it was trained with"
         )
-
-
-def _stack_config(config, input_size: int) -> StackConfig:
-    return StackConfig(
-        cell=config.cell,
-        input_size=input_size,
-        hidden_size=config.hidden_size,
-        layers=config.layers,
-        residual_from=config.residual_from,
-        input_dropout=config.input_dropout,
-        layer_dropout=config.layer_dropout,
-        output_dropout=config.output_dropout,
-        dropout_mask=config.dropout_mask,
-        cell_options=given_cell_options(config),
-    )
 
 
 for _name, _row in ARCHITECTURES.items():

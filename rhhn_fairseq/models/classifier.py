@@ -22,7 +22,12 @@ from rhhn_fairseq.data.problems.base import Problem
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.classifier_table import ARCHITECTURES
-from rhhn_fairseq.models.options import given_cell_options, register_architecture, with_cell_options
+from rhhn_fairseq.models.options import (
+    check_shapes,
+    register_architecture,
+    stack_options,
+    with_cell_options,
+)
 
 
 @dataclass
@@ -58,7 +63,8 @@ class Classifier(BaseFairseqModel):
     def __init__(self, config, problem: Problem):
         super().__init__()
         self.per_step, self.problem_name = problem.per_step, problem.name
-        self.stack = Stack(_stack_config(config, problem.input_size))
+        options = stack_options(config) | {"bidirectional_layers": config.bidirectional_layers}
+        self.stack = Stack(StackConfig(input_size=problem.input_size, **options))
         self.both_ways = config.bidirectional_layers == config.layers
         self.weight_out = nn.Parameter(torch.empty(self.stack.output_size, problem.output_size))
         self.bias_out = nn.Parameter(torch.zeros(problem.output_size))
@@ -105,32 +111,10 @@ class Classifier(BaseFairseqModel):
         Raises:
             UsageError: it is a model of another cell or size, or of a problem with other inputs or answers.
         """
-        own = self.state_dict()
-        for key in sorted(own.keys() | state_dict.keys()):
-            found, expected = (tuple(d[key].shape) if key in d else None for d in (state_dict, own))
-            if found != expected:
-                raise UsageError(
-                    f"the checkpoint is of another cell, size or problem: {key} is {found or 'missing'} "
-                    f"there and {expected or 'missing'} in this model for {self.problem_name}; give the "
-                    "--problem, the --arch and the options it was trained with"
-                )
+        place = f"this model for {self.problem_name}"
+        advice = "the --problem, the --arch and the options it was trained with"
+        check_shapes(self, state_dict, "cell, size or problem", place, advice)
         return super().load_state_dict(state_dict, strict, model_cfg, args)
-
-
-def _stack_config(config, input_size: int) -> StackConfig:
-    return StackConfig(
-        cell=config.cell,
-        input_size=input_size,
-        hidden_size=config.hidden_size,
-        layers=config.layers,
-        bidirectional_layers=config.bidirectional_layers,
-        residual_from=config.residual_from,
-        input_dropout=config.input_dropout,
-        layer_dropout=config.layer_dropout,
-        output_dropout=config.output_dropout,
-        dropout_mask=config.dropout_mask,
-        cell_options=given_cell_options(config),
-    )
 
 
 for _name, _row in ARCHITECTURES.items():

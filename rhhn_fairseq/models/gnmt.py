@@ -37,6 +37,7 @@ from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.gnmt_table import ARCHITECTURES
 from rhhn_fairseq.models.options import (
     check_probability,
+    check_shapes,
     flag,
     given_cell_options,
     register_architecture,
@@ -351,15 +352,8 @@ class GNMT(FairseqEncoderDecoderModel):
             UsageError: it was trained on other pieces, or is a model of another cell or size.
         """
         self._check_pieces(state_dict.get("pieces_sha256"))
-        own = self.state_dict()
-        for key in sorted(own.keys() | state_dict.keys()):
-            found, expected = (tuple(d[key].shape) if key in d else None for d in (state_dict, own))
-            if found != expected:
-                raise UsageError(
-                    f"the checkpoint is of another cell, size or dictionary: {key} is {found or 'missing'} "
-                    f"there and {expected or 'missing'} in this model; give the data directory, the --arch "
-                    "and the options it was trained with"
-                )
+        advice = "the data directory, the --arch and the options it was trained with"
+        check_shapes(self, state_dict, "cell, size or dictionary", "this model", advice)
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 
     def _check_pieces(self, theirs: Optional[Tensor]) -> None:

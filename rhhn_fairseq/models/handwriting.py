@@ -25,7 +25,12 @@ from rhhn_fairseq.layers.mixture import output_size
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.layers.window import WindowConfig, WindowStack, one_hot
 from rhhn_fairseq.models.handwriting_table import ARCHITECTURES
-from rhhn_fairseq.models.options import given_cell_options, register_architecture, with_cell_options
+from rhhn_fairseq.models.options import (
+    check_shapes,
+    register_architecture,
+    stack_options,
+    with_cell_options,
+)
 
 POINT_SIZE = 3
 
@@ -81,18 +86,7 @@ class Handwriting(BaseFairseqModel):
         self.register_buffer("symbol_codes", codes)
         self.register_buffer("statistics", torch.from_numpy(normalisation.to_bits()))
         self.window = config.window
-        stack = {
-            "cell": config.cell,
-            "input_size": POINT_SIZE,
-            "hidden_size": config.hidden_size,
-            "layers": config.layers,
-            "residual_from": config.residual_from,
-            "input_dropout": config.input_dropout,
-            "layer_dropout": config.layer_dropout,
-            "output_dropout": config.output_dropout,
-            "dropout_mask": config.dropout_mask,
-            "cell_options": given_cell_options(config),
-        }
+        stack = stack_options(config) | {"input_size": POINT_SIZE}
         if config.window:
             if not symbols:
                 raise UsageError(
@@ -177,14 +171,8 @@ class Handwriting(BaseFairseqModel):
                 another cell or size.
         """
         self._check_data(state_dict)
-        own = self.state_dict()
-        for key in sorted(own.keys() | state_dict.keys()):
-            found, expected = (tuple(d[key].shape) if key in d else None for d in (state_dict, own))
-            if found != expected:
-                raise UsageError(
-                    f"the checkpoint is of another cell or size: {key} is {found or 'missing'} there and "
-                    f"{expected or 'missing'} in this model; give the --arch and options it was trained with"
-                )
+        advice = "the --arch and options it was trained with"
+        check_shapes(self, state_dict, "cell or size", "this model", advice)
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 
     def _check_data(self, state_dict) -> None:

@@ -55,6 +55,38 @@ def given_cell_options(config) -> dict:
     return given
 
 
+def stack_options(config) -> dict:
+    """The fields that a model's configuration and ``layers.stack.StackConfig`` have in common.
+
+    Raises:
+        UsageError: see ``given_cell_options``.
+    """
+    names = ("cell", "hidden_size", "layers", "residual_from", "dropout_mask")
+    dropouts = ("input_dropout", "layer_dropout", "output_dropout")
+    return {name: getattr(config, name) for name in names + dropouts} | {
+        "cell_options": given_cell_options(config)
+    }
+
+
+def check_shapes(model, state_dict: dict, kind: str, place: str, advice: str) -> None:
+    """Refuses a checkpoint whose weights are not the model's in name and shape.
+
+    Args:
+        kind: what it may differ in. place: the model, after "in". advice: what to give instead.
+
+    Raises:
+        UsageError: naming the first weight that differs.
+    """
+    own = model.state_dict()
+    for key in sorted(own.keys() | state_dict.keys()):
+        found, expected = (tuple(d[key].shape) if key in d else None for d in (state_dict, own))
+        if found != expected:
+            raise UsageError(
+                f"the checkpoint is of another {kind}: {key} is {found or 'missing'} there and "
+                f"{expected or 'missing'} in {place}; give {advice}"
+            )
+
+
 def flag(name: str) -> str:
     """A field's name as it stands on the command line."""
     return "--" + name.replace("_", "-")
