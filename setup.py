@@ -26,7 +26,7 @@ setup(
         Extension(
             f"rhhn_fairseq.kernels.native._{level}",
             sources=[str(HERE / name) for name in ("energy.cpp", "gated.cpp", "highway.cpp")],
-            depends=[str(HERE / "math.h"), str(HERE / "rows.h")],
+            depends=[str(HERE / name) for name in ("math.h", "normal.h", "rows.h")],
             extra_compile_args=[*FLAGS, *OPENMP, *flags],
             extra_link_args=OPENMP,
             language="c++",

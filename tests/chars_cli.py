@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import zipfile
 from pathlib import Path
 
 from rhhn_fairseq.data.stream import open_stream
@@ -55,3 +56,9 @@ def error_of(capsys, *arguments) -> str:
     assert captured.err.startswith("error: ")
     assert captured.err.count("\n") == 1
     return captured.err
+
+
+def zip_of(path, **members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)

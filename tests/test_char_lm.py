@@ -1,6 +1,5 @@
-"""Task, model, criterion and evaluation of character language models, within one process."""
+"""Task, model and criterion of character language models, within one process."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -9,48 +8,22 @@ import torch
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.logging import metrics
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
-from fairseq.sequence_scorer import SequenceScorer
 from omegaconf import OmegaConf
+from tiny_char_lm import TRAIN, VALID, build_model, build_task, direct_bpc, iterator, write_corpus
 
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy
 from rhhn_fairseq.data.corpora import text_files
 from rhhn_fairseq.data.prepare import prepare
-from rhhn_fairseq.data.vocabulary import UNK
 from rhhn_fairseq.describe import build_empty, count_parameters, describe
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
 from rhhn_fairseq.tasks.carry import Carry
-from rhhn_fairseq.tasks.char_lm import CharLMTask, CharLMTaskConfig
-from rhhn_fairseq.tasks.evaluation import Protocol
-
-TRAIN = "the cat sat on the mat\nand the dog sat on the log\n" * 12
-# The valid split has a symbol that training lacks.
-VALID = "the cow sat on the cat\n" * 8 + "so it was!\n"
-TEST = "a dog and a cat sat on the log and on the mat\n" * 9
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    files = {}
-    for split, text in (("train", TRAIN), ("valid", VALID), ("test", TEST)):
-        files[split] = [folder / f"{split}.txt"]
-        files[split][0].write_text(text)
-    prepare(text_files(files, as_bytes=False), folder / "data")
-    return str(folder / "data")
-
-
-def _task(corpus, **options):
-    values = {"data": corpus, "seed": 1, "train_subset": "train", "update_freq": [1]} | options
-    return CharLMTask.setup_task(CharLMTaskConfig(**values))
-
-
-def _model(task, arch="char_lm", seed=0, **options):
-    torch.manual_seed(seed)
-    small = {"hidden_size": 12, "cell": "ln_hyperlstm", "hyper_size": 5, "hyper_embed_size": 2}
-    config = dataclasses.replace(MODEL_DATACLASS_REGISTRY[arch](), **small | options)
-    return MODEL_REGISTRY[arch].build_model(config, task)
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -80,10 +53,10 @@ def test_architectures_are_models_of_their_own():
 
 
 def test_only_symbols_that_occur_have_weights_and_scores(corpus):
-    task = _task(corpus)
+    task = build_task(corpus)
     V, D = len(set(TRAIN)), len(task.dictionary)
     assert D == 4 + V - 1
-    model = _model(task).eval()
+    model = build_model(task).eval()
     assert model.weight_out.shape == (12, V) and model.stack.cells[0].weight_x.shape[0] == V
     tokens = torch.tensor([[task.first_input, 4, 5]])
     logits, _ = model(tokens)
@@ -98,8 +71,8 @@ def test_only_symbols_that_occur_have_weights_and_scores(corpus):
 
 @pytest.mark.parametrize("embed_dim", [0, 7])
 def test_input_vectors(corpus, embed_dim):
-    task = _task(corpus)
-    model = _model(task, embed_dim=embed_dim, output_init="orthogonal").eval()
+    task = build_task(corpus)
+    model = build_model(task, embed_dim=embed_dim, output_init="orthogonal").eval()
     indices = torch.from_numpy(task.vocabulary.model_indices())
     vectors = model.embed(indices)
     if embed_dim:
@@ -111,9 +84,9 @@ def test_input_vectors(corpus, embed_dim):
 
 
 def test_embedding_dropout_drops_whole_symbols_in_training(corpus):
-    model = _model(_task(corpus), embedding_dropout=0.5).train()
+    model = build_model(build_task(corpus), embedding_dropout=0.5).train()
     torch.manual_seed(0)
-    tokens = torch.from_numpy(_task(corpus).vocabulary.model_indices()).repeat(3, 1)
+    tokens = torch.from_numpy(build_task(corpus).vocabulary.model_indices()).repeat(3, 1)
     vectors = model.embed(tokens)
     assert torch.equal(vectors[0], vectors[1])
     assert set(vectors.unique().tolist()) == {0.0, 2.0}
@@ -141,7 +114,7 @@ def test_embedding_dropout_drops_whole_symbols_in_training(corpus):
 )
 def test_impossible_models_are_refused(corpus, options, reason):
     with pytest.raises(UsageError, match=reason):
-        _model(_task(corpus), **options)
+        build_model(build_task(corpus), **options)
 
 
 @pytest.mark.parametrize(
@@ -157,31 +130,24 @@ def test_impossible_models_are_refused(corpus, options, reason):
 )
 def test_impossible_tasks_are_refused(corpus, options, reason):
     with pytest.raises(UsageError, match=reason):
-        _task(corpus, **options)
+        build_task(corpus, **options)
 
 
 def test_missing_data_is_named(tmp_path, corpus):
     with pytest.raises(UsageError, match="nowhere"):
-        _task(str(tmp_path / "nowhere"))
+        build_task(str(tmp_path / "nowhere"))
     with pytest.raises(UsageError, match="lost"):
-        _task(corpus).load_dataset("lost")
-
-
-def _iterator(task, split="train", B=3, workers=1, rank=0, epoch=1):
-    task.load_dataset(split)
-    return task.get_batch_iterator(
-        task.dataset(split), max_sentences=B, num_shards=workers, shard_id=rank, epoch=epoch
-    )
+        build_task(corpus).load_dataset("lost")
 
 
 @pytest.mark.parametrize("workers, frequency", [(1, 1), (2, 1), (1, 2), (3, 2)])
 def test_every_target_is_scored_exactly_once_in_an_epoch(corpus, workers, frequency):
-    text = np.concatenate([_task(corpus).vocabulary.encode(TRAIN)])
+    text = np.concatenate([build_task(corpus).vocabulary.encode(TRAIN)])
     lanes = {}
     for rank in range(workers):
-        task = _task(corpus, tokens_per_sample=7, update_freq=[frequency])
-        iterator = _iterator(task, workers=workers, rank=rank)
-        batches = list(iterator.next_epoch_itr(shuffle=True))
+        task = build_task(corpus, tokens_per_sample=7, update_freq=[frequency])
+        epoch = iterator(task, workers=workers, rank=rank)
+        batches = list(epoch.next_epoch_itr(shuffle=True))
         assert sum(sample["ntokens"] for sample in batches) > 0
         for sample in batches:
             for row, target in enumerate(sample["target"].numpy()):
@@ -195,8 +161,8 @@ def test_every_target_is_scored_exactly_once_in_an_epoch(corpus, workers, freque
 
 
 def test_workers_see_what_one_worker_sees_with_that_update_frequency(corpus):
-    one = list(_iterator(_task(corpus, update_freq=[2])).next_epoch_itr())
-    two = [list(_iterator(_task(corpus), workers=2, rank=rank).next_epoch_itr()) for rank in range(2)]
+    one = list(iterator(build_task(corpus, update_freq=[2])).next_epoch_itr())
+    two = [list(iterator(build_task(corpus), workers=2, rank=rank).next_epoch_itr()) for rank in range(2)]
     interleaved = [sample for pair in zip(*two, strict=True) for sample in pair]
     assert len(one) == len(interleaved)
     for ours, theirs in zip(one, interleaved, strict=True):
@@ -205,11 +171,11 @@ def test_workers_see_what_one_worker_sees_with_that_update_frequency(corpus):
 
 
 def test_random_windows_change_with_the_epoch_and_start_from_zeros(corpus):
-    task = _task(corpus, batching="windows", tokens_per_sample=5)
-    iterator = _iterator(task)
-    epochs = [torch.cat([s["target"] for s in iterator.next_epoch_itr()]) for _ in range(2)]
+    task = build_task(corpus, batching="windows", tokens_per_sample=5)
+    epoch = iterator(task)
+    epochs = [torch.cat([s["target"] for s in epoch.next_epoch_itr()]) for _ in range(2)]
     assert epochs[0].shape == epochs[1].shape and not torch.equal(*epochs)
-    assert torch.equal(epochs[0], torch.cat([s["target"] for s in _iterator(task).next_epoch_itr()]))
+    assert torch.equal(epochs[0], torch.cat([s["target"] for s in iterator(task).next_epoch_itr()]))
     assert task.carries == []
 
 
@@ -217,140 +183,23 @@ def test_too_short_a_text_is_refused(corpus):
     with pytest.raises(
         UsageError, match="fewer than one update of 50 lanes or windows of 100 .* lower --batch-size"
     ):
-        _iterator(_task(corpus), B=50)
+        iterator(build_task(corpus), B=50)
     with pytest.raises(UsageError, match="--update-freq 1,2: .* every epoch needs the same value"):
-        _iterator(_task(corpus, update_freq=[1, 2]))
-
-
-def _evaluate(task, models, split="test", **options):
-    """The batches of fairseq-eval-lm through fairseq's scorer; the tally and its float32 sum."""
-    task.load_dataset(split)
-    scorer = SequenceScorer(task.target_dictionary, options.pop("softmax_batch", None))
-    batches = task.eval_lm_dataloader(task.dataset(split), **options)
-    total, count = 0.0, 0
-    for sample in batches:
-        for (hypothesis,) in scorer.generate(models, sample):
-            scores = hypothesis["positional_scores"]
-            total -= scores[torch.isfinite(scores)].double().sum().item()
-            count += int(torch.isfinite(scores).sum())
-    return batches.tally, total / math.log(2) / count
-
-
-def _direct_bpc(task, model, text):
-    """One pass over the whole text in float64, without any of the batching."""
-    entries = torch.from_numpy(task.vocabulary.encode(text))
-    inputs = torch.cat([torch.tensor([task.first_input]), entries[:-1]])
-    model = model.double().eval()
-    with torch.no_grad():
-        logs = model(inputs.unsqueeze(0))[0][0].log_softmax(-1)
-    known = entries != UNK
-    return -logs[known, entries[known]].mean().item() / math.log(2)
-
-
-def test_carry_scores_the_same_in_any_chunks(corpus):
-    found = []
-    for T in (1, 7, 100):
-        task = _task(corpus, tokens_per_sample=T)
-        tally, fairseq_bpc = _evaluate(task, [_model(task)])
-        assert tally.scored == len(TEST) and tally.unknown == 0
-        assert abs(tally.bpc - fairseq_bpc) < 1e-6
-        found.append(tally.bpc)
-    task = _task(corpus)
-    direct = _direct_bpc(task, _model(task), TEST)
-    # Each of the scores has float32's rounding, 1e-7 of a few bits; chunks differ in their GEMMs.
-    assert max(abs(bpc - direct) for bpc in found) < 1e-6
-
-
-@pytest.mark.parametrize("protocol", ["carry:3", "window:20/15", "window:50/0"])
-@pytest.mark.parametrize("split, text", [("test", TEST), ("valid", VALID)])
-def test_every_protocol_scores_every_known_symbol(corpus, protocol, split, text):
-    task = _task(corpus, protocol=protocol, tokens_per_sample=16)
-    tally, fairseq_bpc = _evaluate(task, [_model(task)], split, batch_size=4)
-    unknown = sum(symbol not in TRAIN for symbol in text)
-    assert tally.unknown == unknown and tally.scored == len(text) - unknown
-    assert abs(tally.bpc - fairseq_bpc) < 1e-5
-    assert f"{tally.scored:,} of {len(text):,} symbols scored" in tally.summary(len(text))
-
-
-def test_lanes_with_context_come_near_one_lane(corpus):
-    """With 1,000 symbols read before each lane the state is what one lane has: here, exactly."""
-    task = _task(corpus, protocol="carry:3")
-    tally, _ = _evaluate(task, [_model(task)])
-    direct = _direct_bpc(task, _model(task), TEST)
-    assert abs(tally.bpc - direct) < 1e-6
-
-
-def test_window_is_the_definition(corpus):
-    task = _task(corpus, protocol="window:12/8")
-    model = _model(task).eval()
-    tally, _ = _evaluate(task, [model], batch_size=5)
-    entries = torch.from_numpy(task.vocabulary.encode(TEST))
-    inputs = torch.cat([torch.tensor([task.first_input]), entries[:-1]])
-    nats = 0.0
-    for start in range(0, len(entries) - 8, 4):
-        part = slice(start, start + 12)
-        with torch.no_grad():
-            logs = model(inputs[part].unsqueeze(0))[0][0].log_softmax(-1)
-        scores = logs.gather(1, entries[part].unsqueeze(1)).flatten().double()
-        nats -= (scores if start == 0 else scores[8:]).sum().item()
-    assert abs(tally.nats - nats) < 1e-4
-
-
-def test_ensembles_average_probabilities(corpus):
-    task = _task(corpus)
-    models = [_model(task, seed=seed).eval() for seed in (0, 1)]
-    tally, fairseq_bpc = _evaluate(task, models)
-    assert abs(tally.bpc - fairseq_bpc) < 1e-5
-    alone = [_evaluate(task, [model])[0].bpc for model in models]
-    assert tally.bpc < sum(alone) / 2, "averaging probabilities is better than averaging their logs"
-    entries = torch.from_numpy(task.vocabulary.encode(TEST))
-    inputs = torch.cat([torch.tensor([task.first_input]), entries[:-1]]).unsqueeze(0)
-    with torch.no_grad():
-        mean = sum(model(inputs)[0][0].softmax(-1) for model in models) / 2
-    direct = -mean.gather(1, entries.unsqueeze(1)).double().log2().mean().item()
-    assert abs(tally.bpc - direct) < 1e-6
-    assert tally.correct == int((mean.argmax(-1) == entries).sum())
-
-
-def test_softmax_in_batches_changes_nothing(corpus):
-    task = _task(corpus)
-    whole, _ = _evaluate(task, [_model(task)])
-    parts, _ = _evaluate(task, [_model(task)], softmax_batch=9)
-    assert parts.scored == whole.scored and abs(parts.nats - whole.nats) < 1e-4
-
-
-def test_evaluation_says_its_figures_when_it_is_exhausted(corpus, caplog):
-    caplog.set_level("INFO")
-    task = _task(corpus, protocol="carry")
-    tally, _ = _evaluate(task, [_model(task)])
-    (line,) = [
-        record.getMessage() for record in caplog.records if "bits per character" in record.getMessage()
-    ]
-    assert f"{tally.bpc:.6f} bits per character" in line and "protocol carry" in line
-    assert task.vocabulary.corpus in line and "accuracy" in line and "perplexity" in line
-
-
-def test_protocols_are_read():
-    assert Protocol.parse("carry") == Protocol("carry", lanes=1)
-    assert Protocol.parse("carry:8") == Protocol("carry:8", lanes=8, context=1000)
-    assert Protocol.parse("window:100/95") == Protocol("window:100/95", window=100, context=95)
-    for text in ("carry:", "carry:x", "window:5", "window:0/0", "", "window:5/6"):
-        with pytest.raises(UsageError):
-            Protocol.parse(text)
+        iterator(build_task(corpus, update_freq=[1, 2]))
 
 
 def _sample(task, split="valid", **options):
-    return next(iter(_iterator(task, split, **options).next_epoch_itr()))
+    return next(iter(iterator(task, split, **options).next_epoch_itr()))
 
 
 def test_criterion_is_the_definition_and_counts_unknown_symbols(corpus):
-    task = _task(corpus, valid_protocol="carry:1", tokens_per_sample=len(VALID))
-    model, criterion = _model(task).eval(), CharCrossEntropy(task)
+    task = build_task(corpus, valid_protocol="carry:1", tokens_per_sample=len(VALID))
+    model, criterion = build_model(task).eval(), CharCrossEntropy(task)
     sample = _sample(task)
     loss, size, logged = criterion(model, sample)
     unknown = sum(symbol not in TRAIN for symbol in VALID)
     assert unknown > 0 and logged["unknown"] == unknown and size == len(VALID) - unknown
-    direct = _direct_bpc(task, model, VALID)
+    direct = direct_bpc(task, model, VALID)
     assert abs(loss.item() / size / math.log(2) - direct) < 1e-5
     with metrics.aggregate() as seen:
         CharCrossEntropy.reduce_metrics([logged, logged])
@@ -368,12 +217,12 @@ class _Optimizer:
 
 def test_training_carries_the_state_and_starts_each_epoch_from_zeros(corpus):
     """Losses of an epoch of batches equal those of one pass over each lane by itself."""
-    task = _task(corpus, tokens_per_sample=9, update_freq=[2])
-    model, criterion = _model(task).double(), CharCrossEntropy(task)
-    iterator = _iterator(task, B=2)
+    task = build_task(corpus, tokens_per_sample=9, update_freq=[2])
+    model, criterion = build_model(task).double(), CharCrossEntropy(task)
+    epoch = iterator(task, B=2)
     for _ in range(2):
         by_group = {0: 0.0, 1: 0.0}
-        for update, sample in enumerate(iterator.next_epoch_itr()):
+        for update, sample in enumerate(epoch.next_epoch_itr()):
             loss, _, _ = task.train_step(sample, model, criterion, _Optimizer(), update)
             by_group[sample["group"]] += loss.item()
         N = len(TRAIN)
@@ -390,9 +239,9 @@ def test_training_carries_the_state_and_starts_each_epoch_from_zeros(corpus):
 
 
 def test_a_batch_whose_gradient_is_ignored_moves_nothing(corpus):
-    task = _task(corpus, tokens_per_sample=9)
-    model, criterion = _model(task), CharCrossEntropy(task)
-    batches = list(_iterator(task, B=2).next_epoch_itr())
+    task = build_task(corpus, tokens_per_sample=9)
+    model, criterion = build_model(task), CharCrossEntropy(task)
+    batches = list(iterator(task, B=2).next_epoch_itr())
     task.train_step(batches[0], model, criterion, _Optimizer(), 0)
     before = task.carries[0].after
     task.train_step(batches[0], model, criterion, _Optimizer(), 0, ignore_grad=True)
@@ -400,9 +249,9 @@ def test_a_batch_whose_gradient_is_ignored_moves_nothing(corpus):
 
 
 def test_dropout_depends_on_seed_update_and_group_alone(corpus):
-    task = _task(corpus, tokens_per_sample=9)
-    model, criterion = _model(task, input_dropout=0.5), CharCrossEntropy(task)
-    batch = next(iter(_iterator(task, B=2).next_epoch_itr()))
+    task = build_task(corpus, tokens_per_sample=9)
+    model, criterion = build_model(task, input_dropout=0.5), CharCrossEntropy(task)
+    batch = next(iter(iterator(task, B=2).next_epoch_itr()))
 
     def loss(update, group=0, seed=1):
         task.cfg.seed = seed
@@ -437,8 +286,8 @@ def test_carry_keeps_the_models_of_an_ensemble_apart():
 
 
 def _trained(task, steps):
-    model, criterion = _model(task), CharCrossEntropy(task)
-    batches = list(_iterator(task, B=2).next_epoch_itr())
+    model, criterion = build_model(task), CharCrossEntropy(task)
+    batches = list(iterator(task, B=2).next_epoch_itr())
     for update, sample in enumerate(batches[:steps]):
         task.train_step(sample, model, criterion, _Optimizer(), update)
     task.gather_checkpoint_state()
@@ -446,21 +295,21 @@ def _trained(task, steps):
 
 
 def test_checkpoints_hold_the_lanes_in_mid_epoch_only(corpus):
-    saved, count = _trained(_task(corpus, tokens_per_sample=20), steps=4)
+    saved, count = _trained(build_task(corpus, tokens_per_sample=20), steps=4)
     state = saved["CharLMTask"]
     assert state["chunk"] == 3 and len(state["states"]) == 1
-    resumed = _task(corpus, tokens_per_sample=20)
-    _iterator(resumed, B=2)
+    resumed = build_task(corpus, tokens_per_sample=20)
+    iterator(resumed, B=2)
     resumed.set_checkpoint_dict(state)
     assert resumed.carries[0].chunk == 3
     for one, other in zip(resumed.carries[0].open(4).read(), state["states"][0], strict=True):
         assert torch.equal(one, other)
-    assert _trained(_task(corpus, tokens_per_sample=20), steps=count)[0] == {}
-    assert _task(corpus).get_checkpoint_dict() == {}
+    assert _trained(build_task(corpus, tokens_per_sample=20), steps=count)[0] == {}
+    assert build_task(corpus).get_checkpoint_dict() == {}
 
 
 def test_resuming_with_other_lanes_is_refused_with_the_reason(corpus):
-    state = _trained(_task(corpus, tokens_per_sample=20), steps=4)[0]["CharLMTask"]
+    state = _trained(build_task(corpus, tokens_per_sample=20), steps=4)[0]["CharLMTask"]
     for options, B, reason in (
         (
             {"tokens_per_sample": 20, "update_freq": [2]},
@@ -470,33 +319,33 @@ def test_resuming_with_other_lanes_is_refused_with_the_reason(corpus):
         ({"tokens_per_sample": 20}, 4, "lanes 2, this run has lanes 4"),
         ({"tokens_per_sample": 10}, 2, "tokens_per_sample 20, this run has tokens_per_sample 10"),
     ):
-        task = _task(corpus, **options)
-        _iterator(task, B=B)
+        task = build_task(corpus, **options)
+        iterator(task, B=B)
         with pytest.raises(UsageError, match=reason):
             task.set_checkpoint_dict(state)
 
 
 def test_checkpoints_of_other_symbols_or_cells_are_refused(corpus, tmp_path):
-    task = _task(corpus)
-    state = _model(task).state_dict()
-    _model(task, seed=3).load_state_dict(state)
+    task = build_task(corpus)
+    state = build_model(task).state_dict()
+    build_model(task, seed=3).load_state_dict(state)
     with pytest.raises(UsageError, match="another cell or size: stack.cells.0.*missing"):
-        _model(task, cell="lstm", hyper_size=None, hyper_embed_size=None).load_state_dict(state)
+        build_model(task, cell="lstm", hyper_size=None, hyper_embed_size=None).load_state_dict(state)
     with pytest.raises(UsageError, match=r"c_gain is \(12,\) there and \(14,\) in this model"):
-        _model(task, hidden_size=14).load_state_dict(state)
+        build_model(task, hidden_size=14).load_state_dict(state)
     with pytest.raises(UsageError, match="not of a character language model"):
-        _model(task).load_state_dict({})
+        build_model(task).load_state_dict({})
     (tmp_path / "other.txt").write_text(TRAIN.replace("c", "k"))
     other = tmp_path / "other"
     prepare(
         text_files(dict.fromkeys(("train", "valid", "test"), [tmp_path / "other.txt"]), as_bytes=False), other
     )
     with pytest.raises(UsageError, match=r"other symbols .*only there \['c'\], only in the data \['k'\]"):
-        _model(_task(str(other))).load_state_dict(state)
+        build_model(build_task(str(other))).load_state_dict(state)
 
 
 def test_prompts(corpus):
-    task = _task(corpus)
+    task = build_task(corpus)
     assert task.encode_prompt("") == [task.first_input]
     assert task.encode_prompt("a\n")[-1] == task.dictionary.eos()
     with pytest.raises(UsageError, match=r"--prompt has symbols the model does not know: \['Q', 'é'\]"):

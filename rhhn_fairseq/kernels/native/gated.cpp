@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "math.h"
+#include "normal.h"
 #include "rows.h"
 
 namespace rhhn {
@@ -52,42 +53,6 @@ struct Gated {
     void* sums;         // [threads, 14 H] state type: gradients of gate_gain, gate_shift, bias (4 H each),
                         // c_gain and c_shift (H each), summed over rows and steps
 };
-
-template <typename S>
-struct Moments {
-    S mean, rstd;
-};
-
-template <typename S>
-static Moments<S> moments(const S* x, int64_t H, S epsilon) {
-    S sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < H; ++j) sum += x[j];
-    const S mean = sum / S(H);
-    S square = 0;
-#pragma omp simd reduction(+ : square)
-    for (int64_t j = 0; j < H; ++j) square += (x[j] - mean) * (x[j] - mean);
-    return {mean, S(1) / std::sqrt(square / S(H) + epsilon)};
-}
-
-// dx from the gradient of gain * normal(x) + shift, given normal(x); adds to the gradients of gain and shift.
-template <typename S>
-static void normalise_backward(const S* __restrict normal, S* __restrict grad, const S* __restrict gain,
-                               S* __restrict dgain, S* __restrict dshift, S rstd, int64_t H) {
-    S sum = 0, product = 0;
-#pragma omp simd reduction(+ : sum, product)
-    for (int64_t j = 0; j < H; ++j) {
-        dgain[j] += grad[j] * normal[j];
-        dshift[j] += grad[j];
-        grad[j] *= gain[j];
-        sum += grad[j];
-        product += grad[j] * normal[j];
-    }
-    sum /= S(H);
-    product /= S(H);
-#pragma omp simd
-    for (int64_t j = 0; j < H; ++j) grad[j] = rstd * (grad[j] - sum - normal[j] * product);
-}
 
 template <typename T, bool HYPER>
 class GatedStep {
