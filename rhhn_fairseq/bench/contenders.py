@@ -6,7 +6,7 @@ Shapes: T time, B batch, C input, H hidden.
 import contextlib
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -42,6 +42,12 @@ class SizesConfig(BenchConfig):
     rhn_depth: int = option(7, help="layers in one step of the highway networks", low=1)
     dtype: tuple = option(("float32",), help="types of weights and input, separated by commas")
     backends: tuple = option((), help="names of backends, separated by commas; empty for all there are")
+    recompute_steps: int = option(
+        0,
+        help="adds each cell on its first backend in parts of so many steps that are computed again in the "
+        "backward pass, see the cells' option of that name",
+        low=0,
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -138,8 +144,13 @@ def contenders_of(name: str, config: SizesConfig, compiling: str = "none") -> li
         module = copy.deepcopy(master).to(config.device, DTYPES[dtype])
         common = dict(name=name, dtype=dtype, master=master, like=like(name))
         if isinstance(module, Cell):
-            for backend in chosen_backends(name, module, config, dtype):
+            chosen = chosen_backends(name, module, config, dtype)
+            for backend in chosen:
                 found.append(Contender(**common, backend=backend, module=module, forces=backend))
+            if config.recompute_steps:
+                title = f"{chosen[0]}, parts of {config.recompute_steps}"
+                parts = common | dict(module=in_parts(module, config), master=in_parts(master, config))
+                found.append(Contender(**parts, backend=title, forces=chosen[0]))
             if compiling != "none":
                 common["module"] = compiled(copy.deepcopy(module), compiling)
                 title = f"compiled {compiling}"
@@ -150,6 +161,13 @@ def contenders_of(name: str, config: SizesConfig, compiling: str = "none") -> li
                 backend = lstm_algorithm(module, batch_for(config, dtype)[0])
             found.append(Contender(**common, backend=backend, module=module))
     return found
+
+
+def in_parts(cell: Cell, config: SizesConfig) -> Cell:
+    """A copy of a cell that computes parts of a sequence again in the backward pass."""
+    cell = copy.deepcopy(cell)
+    cell.config = replace(cell.config, recompute_steps=config.recompute_steps)
+    return cell
 
 
 def chosen_backends(name: str, cell: Cell, config: SizesConfig, dtype: str) -> list[str]:
@@ -183,7 +201,7 @@ def compiled(cell: Cell, what: str) -> Cell:
 
         def loop(x_TBC):
             state = cell.zero_state(x_TBC.shape[1], x_TBC.device, x_TBC.dtype)
-            g, state = cell.prepare(cell.begin(cell.project(x_TBC), None), state, None, None)
+            g, state = cell.prepare(cell.project(x_TBC), state, None, None)
             return reference.scan(cell, g, state, None, None)
 
         # Without the choice of a backend in between, which cannot be traced.

@@ -49,6 +49,12 @@ class CellConfig:
     h_detach: float = option(
         0.0, help="probability a step that no gradient flows through the recurrent input", low=0, high=1
     )
+    recompute_steps: int = option(
+        0,
+        help="to save memory, keep only the states between parts of so many steps and compute each part "
+        "again in the backward pass; 0 keeps everything",
+        low=0,
+    )
 
     def __post_init__(self):
         check_fields(self)
@@ -86,10 +92,12 @@ class Cell(nn.Module):
     Attributes:
         config: the checked configuration.
         state_sizes: widths of the state's tensors, the first of which is the output.
+        begins: whether the first step of a sequence that has no state is another one, see ``begin``.
     """
 
     state_sizes: tuple[int, ...]
     config: CellConfig
+    begins: bool = False
 
     def __init__(self, config: CellConfig):
         super().__init__()
@@ -116,9 +124,24 @@ class Cell(nn.Module):
         """
         return apply_maps(x_TBC, self.input_maps())
 
-    def begin(self, g: tuple[Tensor, ...], mask_TB: Tensor | None) -> tuple[Tensor, ...]:
-        """Changes the projection of sequences that start without a state; by default, nothing."""
+    def begin(self, g: tuple[Tensor, ...], first_TB1: Tensor | None) -> tuple[Tensor, ...]:
+        """Changes the projection of sequences that start without a state; by default, nothing.
+
+        Args:
+            first_TB1: what ``first_positions`` returns.
+        """
         return g
+
+    def first_positions(self, T: int, B: int, mask_TB: Tensor | None, device=None) -> Tensor | None:
+        """Where sequences without a state have their first step, bool [T, B, 1].
+
+        None unless ``begin`` asks for it.
+        """
+        if not self.begins:
+            return None
+        if mask_TB is None:
+            mask_TB = torch.ones(T, B, dtype=torch.bool, device=device)
+        return (mask_TB & (mask_TB.cumsum(0) == 1)).unsqueeze(-1)
 
     def prepare(
         self, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None, noise: Noise | None
@@ -179,7 +202,7 @@ class Cell(nn.Module):
         Raises:
             UsageError: the input, state or mask does not have the shape the cell was built for.
         """
-        from rhhn_fairseq.kernels import scan, whole
+        from rhhn_fairseq.kernels.recompute import in_parts
 
         self._check_shapes(x_TBC, state, mask_TB)
         T, B, _ = x_TBC.shape
@@ -188,15 +211,33 @@ class Cell(nn.Module):
             x_TBC = x_TBC.masked_fill(~mask_TB.unsqueeze(-1), 0.0)
         if noise is None and self.training:
             noise = self.sample_noise(T, B, x_TBC.device)
-        start = self.zero_state(B, x_TBC.device, x_TBC.dtype) if state is None else state
-        done = whole(self, x_TBC, start, mask_TB, noise)
+        first = None
+        if state is None:
+            state = self.zero_state(B, x_TBC.device, x_TBC.dtype)
+            first = self.first_positions(T, B, mask_TB, x_TBC.device)
+        if 0 < self.config.recompute_steps < T and torch.is_grad_enabled():
+            return in_parts(self, self.config.recompute_steps, x_TBC, state, first, mask_TB, noise)
+        return self.run(x_TBC, state, first, mask_TB, noise)
+
+    def run(
+        self,
+        x_TBC: Tensor,
+        state: State,
+        first_TB1: Tensor | None,
+        mask_TB: Tensor | None,
+        noise: Noise | None,
+    ) -> tuple[Tensor, State]:
+        """``forward`` when its arguments have been looked at: projection and the loop, on some backend."""
+        from rhhn_fairseq.kernels import scan, whole
+
+        done = whole(self, x_TBC, state, mask_TB, noise)
         if done is not None:
             return done
         g = self.project(x_TBC)
-        if state is None:
-            g = self.begin(g, mask_TB)
-        g, start = self.prepare(g, start, mask_TB, noise)
-        return scan(self, g, start, mask_TB, noise)
+        if first_TB1 is not None:
+            g = self.begin(g, first_TB1)
+        g, state = self.prepare(g, state, mask_TB, noise)
+        return scan(self, g, state, mask_TB, noise)
 
     def recurrent_input(self, h_BH: Tensor, noise_t: Noise | None) -> Tensor:
         """The state as a matrix sees it: detached by the step's coin (h-detach), dropped out (Gal)."""

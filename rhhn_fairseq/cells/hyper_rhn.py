@@ -30,7 +30,6 @@ from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.rhn import (
     RHNConfig,
     RHNTrace,
-    first_positions,
     highway,
     init_bias_,
     layer_masks,
@@ -127,6 +126,7 @@ class HyperRHN(Cell):
         super().__init__(config)
         C, H, N, L = config.input_size, config.hidden_size, config.hyper_size, config.rhn_depth
         self.state_sizes = (H, N)
+        self.begins = config.first_step == "skip"
         self.hyper = RHNTrace(config.hyper())
         self.weight_z = nn.Parameter(torch.empty(L, N, H))
         self.bias_z = nn.Parameter(torch.empty(L, H))
@@ -150,12 +150,8 @@ class HyperRHN(Cell):
     def input_maps(self):
         return (self.weight_x, None), *self.hyper.input_maps()
 
-    def begin(self, g, mask_TB):
-        if self.config.first_step == "full":
-            return g
-        T, B, _ = g[0].shape
-        first = first_positions(T, B, mask_TB, g[0].device)
-        return (g[0], *self.hyper.begin(g[1:], mask_TB), first)
+    def begin(self, g, first_TB1):
+        return (g[0], *self.hyper.begin(g[1:], first_TB1), first_TB1)
 
     def prepare(self, g, state, mask_TB, noise):
         """Runs the hypernetwork: g becomes (x U [T, B, 2 H], z [T, L, B, H], first step or nothing)."""

@@ -57,13 +57,6 @@ def layer_masks(noise_t, name: str, depth: int):
     return (None,) * depth if mask is None else mask.chunk(depth, dim=-1)
 
 
-def first_positions(T: int, B: int, mask_TB: Tensor | None, device) -> Tensor:
-    """Bool [T, B, 1], true where a sequence has its first real position."""
-    if mask_TB is None:
-        mask_TB = torch.ones(T, B, dtype=torch.bool, device=device)
-    return (mask_TB & (mask_TB.cumsum(0) == 1)).unsqueeze(-1)
-
-
 def init_bias_(bias: Tensor, fan_in: int) -> None:
     """Uniform within one over the square root of the fan-in, as torch.nn.Linear does (Suarez)."""
     nn.init.uniform_(bias, -(fan_in**-0.5), fan_in**-0.5)
@@ -113,6 +106,7 @@ class RHN(Cell):
     def __init__(self, config: RHNConfig):
         super().__init__(config)
         C, H, L = config.input_size, config.hidden_size, config.rhn_depth
+        self.begins = config.first_step == "skip"
         self.weight_x = nn.Parameter(torch.empty(C, 2 * H))
         self.bias_x = nn.Parameter(torch.empty(2 * H))
         # One tensor a layer: the gradient of a slice would fill all layers with zeros at every use.
@@ -135,13 +129,9 @@ class RHN(Cell):
     def input_maps(self):
         return ((self.weight_x, self.bias_x),)
 
-    def begin(self, g, mask_TB):
-        if self.config.first_step == "full":
-            return g
-        T, B, _ = g[0].shape
+    def begin(self, g, first_TB1):
         # The state is zero here, so leaving out the recurrent map leaves out its bias only.
-        first = first_positions(T, B, mask_TB, g[0].device)
-        return (g[0] - first * self.bias_s[0],)
+        return (g[0] - first_TB1 * self.bias_s[0],)
 
     def layers(self, g_t, s_BH, noise_t) -> list[Tensor]:
         """The states after each layer of one time step."""

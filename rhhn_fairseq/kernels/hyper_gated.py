@@ -288,7 +288,8 @@ def _context(ctx, inputs, output):
 
 
 def _gradients(ctx, dy, dh, dc, de, dk, *_):
-    tensors, others = ctx.saved_tensors[:18], ctx.saved_tensors[18:]
+    kept = ctx.saved_tensors
+    tensors, others = kept[:18], kept[18:]
     mask, noise, norms = others[0], others[1:7], others[7:]
     norm, hyper_norm = norms[: len(norms) // 2], norms[len(norms) // 2 :]
     *gradients, dmerged, dweight_e, dweight_z, dbias_z, dweight_d, sums, hyper_sums = hyper_lstm_backward(

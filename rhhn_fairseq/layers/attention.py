@@ -194,7 +194,8 @@ class FeedbackCell(Cell):
         g = apply_maps(x_TBC, cell.maps_of(slice(0, C)))
         if state is None:
             state = cell.zero_state(B, x_TBC.device, x_TBC.dtype)
-            g = cell.begin(g, mask_TB)
+            if cell.begins:
+                g = cell.begin(g, cell.first_positions(T, B, mask_TB, x_TBC.device))
         context_maps = cell.maps_of(slice(C, None))
         outputs, contexts, weights = [], [], []
         for t, g_t in enumerate(zip(*(part.unbind(0) for part in g), strict=True)):

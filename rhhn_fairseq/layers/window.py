@@ -146,7 +146,8 @@ class WindowCell(Cell):
         g = apply_maps(x_TBC, cell.maps_of(slice(0, C)))
         if state is None:
             state = self.zero_state(B, x_TBC.device, x_TBC.dtype)
-            g = cell.begin(g, mask_TB)
+            if cell.begins:
+                g = cell.begin(g, cell.first_positions(T, B, mask_TB, x_TBC.device))
         window_maps = cell.maps_of(slice(C, None))
         outputs, windows, phis = [], [], []
         for t, g_t in enumerate(zip(*(part.unbind(0) for part in g), strict=True)):
