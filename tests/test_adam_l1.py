@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from cli import fairseq_train, json_log
+from cli import fairseq_train, json_log, tiny_lstm
 from fairseq import optim
 from omegaconf import OmegaConf
 
@@ -68,7 +68,8 @@ def test_equals_torch_adam_after_a_clip_by_hand():
         optimizer.step()
         reference.step()
     for mine, other in zip(ours, theirs, strict=True):
-        assert torch.equal(mine, other)
+        # Ours is torch's fused kernel; 1.2e-7 was measured.
+        torch.testing.assert_close(mine, other, rtol=0, atol=5e-7)
 
 
 def test_small_gradients_and_no_clip_are_left_alone():
@@ -150,17 +151,10 @@ def test_memory_efficient_wrapper_is_refused():
         )
 
 
-def lstm(corpus, save_dir):
-    sizes = ["--decoder-embed-dim", 8, "--decoder-hidden-size", 8, "--decoder-out-embed-dim", 8]
-    data = [corpus, "--task", "language_modeling", "--tokens-per-sample", 12, "--max-tokens", 48]
-    logs = ["--log-format", "json", "--log-interval", 1, "--save-dir", save_dir]
-    return [*data, "--arch", "lstm_lm", "--decoder-layers", 1, *sizes, "--optimizer", "adam_l1", *logs]
-
-
 def test_command_line(tiny_corpus, tmp_path):
     """--optimizer adam_l1 trains with --bf16 as well; gnorm is the L1 norm, several times the L2 norm."""
     options = ["--lr", 0.01, "--clip-norm", 0.1, "--adam-betas", "(0.8, 0.99)", "--max-update", 3]
-    result = fairseq_train([*lstm(tiny_corpus, tmp_path), *options, "--bf16"])
+    result = fairseq_train([*tiny_lstm(tiny_corpus, tmp_path, "adam_l1"), *options, "--bf16"])
     steps = [record for record in json_log(result.stdout) if record["tag"] == "train_inner"]
     assert [step["num_updates"] for step in steps] == [1, 2, 3]
     assert all(step["gnorm"] > 0.5 and step["clip"] == 100 for step in steps)
@@ -170,6 +164,6 @@ def test_command_line(tiny_corpus, tmp_path):
 
 
 def test_command_line_refuses_in_one_line(tiny_corpus, tmp_path):
-    result = fairseq_train([*lstm(tiny_corpus, tmp_path), "--lr", -1], check=False)
+    result = fairseq_train([*tiny_lstm(tiny_corpus, tmp_path, "adam_l1"), "--lr", -1], check=False)
     assert result.returncode == 1
     assert result.stderr == "error: --lr -1.0 must be 0 or more\n"

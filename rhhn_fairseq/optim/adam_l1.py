@@ -6,37 +6,24 @@ norm_type=1)`). fairseq's other optimizers know the L2 norm only. An L1 norm add
 larger by about the square root of the number of parameters: the same number clips far harder.
 """
 
-import ast
-import math
-from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, List
 
 import torch
-from fairseq.dataclass import FairseqDataclass
-from fairseq.optim import FairseqOptimizer, register_optimizer
-from omegaconf import II
+from fairseq.optim import register_optimizer
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.optim.adam_options import AdamOptions, TorchAdam
 
 
 @dataclass
-class AdamL1Config(FairseqDataclass):
-    adam_betas: Any = field(
-        default=(0.9, 0.999),
-        metadata={"help": "decay of the running mean and of the running square, each in [0, 1)"},
-    )
-    adam_eps: float = field(
-        default=1e-8, metadata={"help": "added to the root of the running square, above 0"}
-    )
+class AdamL1Config(AdamOptions):
     weight_decay: float = field(
         default=0.0, metadata={"help": "L2 penalty, added to the gradient as in torch.optim.Adam"}
     )
-    lr: List[float] = II("optimization.lr")
 
 
 @register_optimizer("adam_l1", dataclass=AdamL1Config)
-class AdamL1(FairseqOptimizer):
+class AdamL1(TorchAdam):
     """torch.optim.Adam with `clip_grad_norm` by the L1 norm over all parameters together.
 
     Weight decay is Adam's L2 penalty, unlike that of fairseq's `adam`, which is AdamW's. With
@@ -44,39 +31,11 @@ class AdamL1(FairseqOptimizer):
     optimizer for it. Raises UsageError for values outside their range.
     """
 
+    name = "adam_l1"
+
     def __init__(self, cfg: AdamL1Config, params):
         super().__init__(cfg)
-        self._optimizer = torch.optim.Adam(params, **self.optimizer_config)
-
-    @property
-    def optimizer_config(self) -> dict:
-        """The arguments of torch.optim.Adam, checked; fairseq asks for them again when it resumes."""
-        rates = self.cfg.lr if isinstance(self.cfg.lr, Collection) else [self.cfg.lr]
-        for rate in rates:
-            _check("--lr", rate, 0 <= rate < math.inf, "0 or more")
-        betas = _two_numbers(self.cfg.adam_betas)
-        for beta in betas:
-            _check("--adam-betas", self.cfg.adam_betas, 0 <= beta < 1, "two numbers in [0, 1)")
-        eps, decay = self.cfg.adam_eps, self.cfg.weight_decay
-        _check("--adam-eps", eps, 0 < eps < math.inf, "above 0")
-        _check("--weight-decay", decay, 0 <= decay < math.inf, "0 or more")
-        return {"lr": rates[0], "betas": betas, "eps": eps, "weight_decay": decay}
-
-    @property
-    def supports_flat_params(self) -> bool:
-        """Adam is point-wise and an L1 norm a plain sum, so --fp16 may flatten the parameters."""
-        return True
-
-    @property
-    def supports_memory_efficient_fp16(self) -> bool:
-        """fairseq asks this only to run with --memory-efficient-fp16 or --memory-efficient-bf16.
-
-        These keep no float32 weights, which torch.optim.Adam needs: raises UsageError.
-        """
-        raise UsageError(
-            "--optimizer adam_l1 updates float32 weights: replace --memory-efficient-fp16 or "
-            "--memory-efficient-bf16 by --fp16 or --bf16"
-        )
+        self._optimizer = torch.optim.Adam(params, fused=True, **self.optimizer_config)
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn=None) -> torch.Tensor:
         """Scales all gradients so that their L1 norm is at most `max_norm`; 0 leaves them alone.
@@ -95,19 +54,3 @@ class AdamL1(FairseqOptimizer):
         if max_norm > 0:
             torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm)
         return norm
-
-
-def _two_numbers(betas) -> tuple:
-    """`betas` from a command line's text or from a sequence, as a tuple of two numbers."""
-    try:
-        first, second = ast.literal_eval(betas) if isinstance(betas, str) else betas
-        return float(first), float(second)
-    except (ValueError, TypeError, SyntaxError) as error:
-        raise UsageError(
-            f"--adam-betas {betas} must be two numbers in [0, 1), for example (0.9, 0.999)"
-        ) from error
-
-
-def _check(option: str, value, valid: bool, what: str) -> None:
-    if not valid:
-        raise UsageError(f"{option} {value} must be {what}")

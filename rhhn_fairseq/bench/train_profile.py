@@ -1,0 +1,193 @@
+"""Where the time of an update goes: ``fairseq-train`` with a clock at the border of every part.
+
+Times are exclusive: a part within another counts for itself only. On a GPU the clock waits at every border
+until the device has done all it was given, so that work counts where it was asked for; nothing overlaps then.
+"""
+
+import contextlib
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from fairseq.data.iterators import GroupedIterator
+from fairseq.logging.progress_bar import BaseProgressBar
+from fairseq.trainer import Trainer
+from fairseq_cli import train
+from tqdm import tqdm
+
+from rhhn_fairseq.bench.machine import describe_machine
+from rhhn_fairseq.bench.report import Column
+from rhhn_fairseq.cells.base import check_fields, option
+from rhhn_fairseq.errors import UsageError
+
+FORWARD, BACKWARD, OTHER = "forward and loss", "backward", "everything else"
+MODEL = (FORWARD, BACKWARD)
+OF_TRAINER = {
+    "_prepare_sample": "batch to the device",
+    "zero_grad": "clearing gradients",
+    "_aggregate_logging_outputs": "statistics",
+    "_reduce_and_log_stats": "statistics",
+    "_check_grad_norms": "gradients between workers",
+}
+OF_OPTIMIZER = {
+    "backward": BACKWARD,
+    "all_reduce_grads": "gradients between workers",
+    "multiply_grads": "scaling and clipping gradients",
+    "clip_grad_norm": "scaling and clipping gradients",
+    "step": "optimizer",
+}
+
+COLUMNS = (Column("part", "part"), Column("ms an update", "ms", ".2f"), Column("share %", "share", ".1f"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What is measured; ``UsageError`` names a value that cannot work."""
+
+    updates: int = option(20, help="updates that count", low=1)
+    warm_up: int = option(5, help="updates before them", low=1)
+
+    def __post_init__(self):
+        check_fields(self)
+
+
+class _Done(BaseException):
+    """Ends the training; no handler of ordinary errors takes it for one."""
+
+
+class Clock:
+    """Seconds by part, of which the innermost open one counts.
+
+    Args:
+        cuda: whether to wait for the GPU before every look at the time.
+    """
+
+    def __init__(self, cuda: bool = False):
+        self._cuda, self._open = cuda, [OTHER]
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets what was counted; open parts stay open."""
+        self.seconds: dict[str, float] = {}
+        self._since = self._now()
+
+    def _now(self) -> float:
+        if self._cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def look(self) -> None:
+        """Counts the time until now."""
+        now = self._now()
+        part = self._open[-1]
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._since
+        self._since = now
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        self.look()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self.look()
+            self._open.pop()
+
+    def timed(self, name: str, function: Callable) -> Callable:
+        """The function, as a part."""
+
+        @functools.wraps(function)
+        def run(*args, **kwargs):
+            with self.part(name):
+                return function(*args, **kwargs)
+
+        return run
+
+
+def run(config: Config, arguments: list[str]) -> dict:
+    """Trains as ``fairseq-train`` with these arguments would, without saving or validating, and stops.
+
+    Returns:
+        a report for ``bench.report``.
+
+    Raises:
+        UsageError: the training ended before that many updates were done.
+    """
+    clock = Clock()
+    more = ["--no-save", "--disable-validation"]
+    argv = ["fairseq-train", *arguments, *(flag for flag in more if flag not in arguments)]
+    total = config.warm_up + config.updates
+    with (
+        contextlib.ExitStack() as changed,
+        tqdm(total=total, disable=None, leave=False, unit="update") as bar,
+    ):
+        replace = lambda owner, name, value: changed.enter_context(mock.patch.object(owner, name, value))  # noqa: E731
+        for method, part in OF_TRAINER.items():
+            replace(Trainer, method, clock.timed(part, getattr(Trainer, method)))
+        replace(GroupedIterator, "__next__", clock.timed("reading batches", GroupedIterator.__next__))
+        replace(Trainer, "train_step", _counted(clock, config, bar, Trainer.train_step))
+        replace(train, "get_training_stats", clock.timed("log lines", train.get_training_stats))
+        for log in _subclasses(BaseProgressBar):
+            replace(log, "log", clock.timed("log lines", log.log))
+        replace(sys, "argv", argv)
+        try:
+            train.cli_main()
+        except _Done:
+            return _report(clock, config, arguments)
+    raise UsageError(
+        f"the training ended before {config.warm_up} + {config.updates} updates were done, see --max-update "
+        "and --max-epoch"
+    )
+
+
+def _subclasses(base: type) -> list[type]:
+    return [base, *(deeper for child in base.__subclasses__() for deeper in _subclasses(child))]
+
+
+def _counted(clock: Clock, config: Config, bar: tqdm, train_step: Callable) -> Callable:
+    """``Trainer.train_step`` that puts the clock into what a trainer holds, and ends the training."""
+    done = 0
+
+    def step(trainer, *args, **kwargs):
+        nonlocal done
+        if done == 0:
+            clock._cuda = trainer.cuda
+            for method, part in OF_OPTIMIZER.items():
+                setattr(trainer.optimizer, method, clock.timed(part, getattr(trainer.optimizer, method)))
+            criterion = trainer.get_criterion()
+            criterion.forward = clock.timed(FORWARD, criterion.forward)
+        result = train_step(trainer, *args, **kwargs)
+        done += 1
+        bar.update()
+        clock.look()
+        if done == config.warm_up:
+            clock.restart()
+        if done == config.warm_up + config.updates:
+            raise _Done
+        return result
+
+    return step
+
+
+def _report(clock: Clock, config: Config, arguments: list[str]) -> dict:
+    total = sum(clock.seconds.values())
+    rows = [
+        {"part": part, "ms": 1e3 * seconds / config.updates, "share": 100 * seconds / total}
+        for part, seconds in sorted(clock.seconds.items(), key=lambda pair: -pair[1])
+    ]
+    model = sum(clock.seconds.get(part, 0.0) for part in MODEL)
+    device = "cuda" if clock._cuda else "cpu"
+    return {
+        "command": "train-profile",
+        "machine": describe_machine(device),
+        "settings": {"updates": config.updates, "warm_up": config.warm_up, "arguments": " ".join(arguments)},
+        "rows": rows,
+        "notes": [
+            f"The model ({' and '.join(MODEL)}) takes {100 * model / total:.1f} % of "
+            f"{1e3 * total / config.updates:.1f} ms an update."
+        ],
+    }

@@ -1,0 +1,57 @@
+"""fairseq's ``adam`` in one pass over the weights, ``--optimizer fused_adam``.
+
+fairseq fuses it by apex only; without that package it makes some ten passes over weights, gradients and
+running means in every update. torch has a kernel for CPU and GPU that makes one.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from fairseq.optim import register_optimizer
+
+from rhhn_fairseq.optim.adam_options import AdamOptions, TorchAdam
+
+
+@dataclass
+class FusedAdamConfig(AdamOptions):
+    weight_decay: float = field(
+        default=0.0, metadata={"help": "share of a weight, times the learning rate, taken off a step (AdamW)"}
+    )
+
+
+@register_optimizer("fused_adam", dataclass=FusedAdamConfig)
+class FusedAdam(TorchAdam):
+    """The updates of fairseq's ``adam`` by torch's fused kernel; they differ by rounding only.
+
+    Raises UsageError for values outside their range.
+    """
+
+    name = "fused_adam"
+
+    def __init__(self, cfg: FusedAdamConfig, params):
+        super().__init__(cfg)
+        self._optimizer = _AdamW(params, fused=True, **self.optimizer_config)
+
+
+class _AdamW(torch.optim.AdamW):
+    """AdamW that adds epsilon where fairseq does, to the root of the running square as it is.
+
+    torch divides that root by the square root of 1 - beta_2^t before, so epsilon is divided by it as well. t,
+    the updates of the group, is counted here: the tensor with which torch counts is on the device.
+    """
+
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+        for group in self.param_groups:
+            group["updates"] = 0
+
+    def step(self, closure=None):
+        given = [group["eps"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["updates"] += 1
+            group["eps"] /= (1.0 - group["betas"][1] ** group["updates"]) ** 0.5
+        try:
+            return super().step(closure)
+        finally:
+            for group, eps in zip(self.param_groups, given, strict=True):
+                group["eps"] = eps
