@@ -20,7 +20,7 @@ def gated(p: Gated, direction: str) -> Callable[[int], None]:
 class _GatedStep:
     """One step of ``buffers.Gated``; see there for the names, and cells/lstm.py for the equations.
 
-    Gradients of parameters are added up unreduced, [.., B, H], and summed over rows after the last step.
+    Gradients of gains are added up unreduced, [.., B, H], and summed over rows after the last step.
     """
 
     def __init__(self, p: Gated):
@@ -28,7 +28,9 @@ class _GatedStep:
         self.dtype = p.c.dtype
         (_, B, H), new = p.c.shape, p.c.new_empty
         self.gates, self.da, self.inner = new(4, B, H), new(4, B, H), new(B, H)
-        self.d, self.dd = (new(12, B, H), new(12, B, H)) if p.weight_d is not None else (None, None)
+        # Normalised gates leave their sums, which the backward pass reads, in a place of their own.
+        self.a = self.gates if p.gate_gain is None else new(4, B, H)
+        self.d, self.dd = (new(8, B, H), new(12, B, H)) if p.weight_d is not None else (None, None)
         self.gain = None if p.gate_gain is None else p.gate_gain.view(4, 1, H)
         self.shift = None if p.gate_gain is None else p.gate_shift.view(4, 1, H)
         self.totals: dict[str, Tensor] = {}
@@ -94,7 +96,7 @@ class _GatedStep:
         if norm is not None:
             self._add("gain", da, norm[0])
             self._add("shift", da)
-            da = _normalise_backward(da.mul_(self.gain), norm[3], norm)
+            da = _normalise_backward(da.mul_(self.gain), self.a, norm)
         self._spread(t, da)
         if t == 0:
             self._finish()
@@ -113,24 +115,23 @@ class _GatedStep:
 
     def _gates(self, t: int) -> tuple | None:
         """Leaves i, f, g, o in ``gates``; returns what the backward of their normalisation needs."""
-        p, a, norm = self.p, self.gates, None
+        p, a, gates, norm = self.p, self.a, self.gates, None
         u = self._gate_major(p.u[t])
         if p.weight_d is None:
             a.copy_(u)
         else:
-            torch.bmm(self._embeddings(p.z[t]).to(self.dtype), p.weight_d, out=self.d)
-            d_h, d_x, b = self.d.chunk(3)
-            torch.add(b, p.bias.unsqueeze(1), out=a)
+            z = self._embeddings(p.z[t]).to(self.dtype)
+            torch.bmm(z[:8], p.weight_d[:8], out=self.d)
+            torch.baddbmm(p.bias.unsqueeze(1), z[8:], p.weight_d[8:], out=a)
+            d_h, d_x = self.d.chunk(2)
             a.addcmul_(d_x, self._gate_major(p.gx[t]).to(self.dtype)).addcmul_(d_h, u.to(self.dtype))
         if self.gain is not None:
-            # The sums themselves are needed again, and the gates are about to take their place.
-            sums = a.clone()
-            norm = (*_normalise(sums, p.epsilon), sums)
-            torch.addcmul(self.shift, norm[0], self.gain, out=a)
-        a[1].add_(p.forget_bias)
-        a[:2].sigmoid_()
-        a[2].tanh_()
-        a[3].sigmoid_()
+            norm = _normalise(a, p.epsilon)
+            torch.addcmul(self.shift, norm[0], self.gain, out=gates)
+        gates[1].add_(p.forget_bias)
+        gates[:2].sigmoid_()
+        gates[2].tanh_()
+        gates[3].sigmoid_()
         return norm
 
     def _keep(self, update: Tensor, t: int) -> Tensor:
@@ -158,10 +159,12 @@ class _GatedStep:
     def _add(self, name: str, gradient: Tensor, factor: Tensor | None = None) -> None:
         """Adds a gradient, times a factor, to a parameter's total."""
         total = self.totals.get(name)
-        if total is None:
-            self.totals[name] = gradient.clone() if factor is None else gradient * factor
-        elif factor is None:
-            total.add_(gradient)
+        if factor is None:
+            # Sums over rows write next to nothing, where a product would have to be written first.
+            summed = gradient.sum(-2, keepdim=True)
+            self.totals[name] = summed if total is None else total.add_(summed)
+        elif total is None:
+            self.totals[name] = gradient * factor
         else:
             total.addcmul_(gradient, factor)
 
@@ -180,10 +183,10 @@ class _GatedStep:
         if p.weight_d is None:
             du.copy_(da)
             return
-        d_h, d_x, _ = self.d.chunk(3)
+        d_h, d_x = self.d.chunk(2)
         dd_h, dd_x, dd_b = self.dd.chunk(3)
-        du.copy_(torch.mul(da, d_h, out=dd_h))
-        self._gate_major(p.dgx[t]).copy_(torch.mul(da, d_x, out=dd_x))
+        torch.mul(da, d_h, out=du)
+        torch.mul(da, d_x, out=self._gate_major(p.dgx[t]))
         self._add("bias", da)
         torch.mul(da, self._gate_major(p.u[t]).to(self.dtype), out=dd_h)
         torch.mul(da, self._gate_major(p.gx[t]).to(self.dtype), out=dd_x)
