@@ -194,6 +194,14 @@ def test_one_type_alone_is_checked_in_float32_too():
         assert errors["float32"] < 1e-5 < errors["bfloat16"]
 
 
+def test_detached_cells_are_checked_with_the_same_coins():
+    config = smoke(h_detach=0.5, length=9)
+    found = contenders_of("ln_lstm", config)
+    assert [contender.module.config.h_detach for contender in found] == [0.5] * len(found)
+    for errors in check_contenders(found, config).values():
+        assert errors["float32"] < 1e-5
+
+
 class Double(nn.Module):
     """Somebody else's LSTM: in float64 as it should be, otherwise as wrong as it is told to be."""
 

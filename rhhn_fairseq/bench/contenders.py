@@ -28,6 +28,9 @@ COMPILE = ("none", "step", "sequence")
 
 RECOMPILATIONS = 256
 
+OF_CELLS = ("hyper_size", "hyper_embed_size", "rhn_depth", "h_detach")
+"""Fields of a configuration that are options of the cells that have them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SizesConfig(BenchConfig):
@@ -40,6 +43,7 @@ class SizesConfig(BenchConfig):
     hyper_size: int = option(128, help="width of the hypernetworks", low=1)
     hyper_embed_size: int = option(16, help="width of the embeddings z", low=1)
     rhn_depth: int = option(7, help="layers in one step of the highway networks", low=1)
+    h_detach: float = option(0.0, help="the cells' probability of h-detach", low=0, high=1)
     dtype: tuple = option(("float32",), help="types of weights and input, separated by commas")
     backends: tuple = option((), help="names of backends, separated by commas; empty for all there are")
     recompute_steps: int = option(
@@ -110,7 +114,7 @@ def build_layer(name: str, config: SizesConfig) -> nn.Module:
     else:
         cell, options = ON_REQUEST.get(name, (name, {}))
         known = cell_options(cell)
-        sizes = {key: getattr(config, key) for key in ("hyper_size", "hyper_embed_size", "rhn_depth")}
+        sizes = {key: getattr(config, key) for key in OF_CELLS}
         sizes = {key: value for key, value in sizes.items() if key in known}
         module = build_cell(cell, config.input, config.hidden, **sizes, **options)
     with torch.no_grad():

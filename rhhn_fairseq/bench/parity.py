@@ -43,6 +43,8 @@ def pass_results(module: nn.Module, x_TBC: Tensor, gradient_TBH: Tensor, rows: i
     x_TBC = x_TBC.detach().requires_grad_()
     outputs = []
     for x, gradient in zip(x_TBC.split(rows, dim=1), gradient_TBH.split(rows, dim=1), strict=True):
+        # Coins of h-detach are drawn in the pass, one a step for all rows: the same in every run.
+        torch.manual_seed(0)
         y, _ = module(x)
         y.backward(gradient)
         outputs.append(y.detach())
