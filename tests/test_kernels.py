@@ -336,6 +336,29 @@ def test_the_preferred_backend_is_the_compiled_one_and_is_named_once(monkeypatch
     assert backends(cell) == ("aten", "reference")
 
 
+@pytest.mark.parametrize(
+    "T, B, graph, forced, loop",
+    [
+        (1, kernels.FEW_ROWS, False, None, True),
+        (1, kernels.FEW_ROWS + 1, False, None, False),
+        (2, 1, False, None, False),
+        (1, 1, True, None, False),
+        (1, 1, False, "native", False),
+    ],
+)
+def test_single_steps_of_few_rows_run_as_the_loop(T, B, graph, forced, loop, monkeypatch):
+    monkeypatch.setattr(kernels, "_told", set())
+    monkeypatch.delenv("RHHN_KERNEL", raising=False)
+    if forced:
+        monkeypatch.setenv("RHHN_KERNEL", forced)
+    cell = _cell("lstm", ()).eval()
+    runs = []
+    monkeypatch.setattr(kernels.reference, "scan", lambda *args: runs.append(args) or (None, None))
+    with torch.set_grad_enabled(graph):
+        cell(torch.randn(T, B, 4, dtype=torch.float64))
+    assert bool(runs) == loop
+
+
 def test_float16_runs_as_the_loop():
     assert backends(_cell("lstm"), dtype=torch.float16) == ("reference",)
 
