@@ -21,6 +21,7 @@ from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.criterions.chunked_cross_entropy import ChunkedCrossEntropy
 from rhhn_fairseq.criterions.mixture_density import MixtureDensity
 from rhhn_fairseq.criterions.problem_loss import ProblemLoss
+from rhhn_fairseq.kernels.programs import PROGRAMS
 from rhhn_fairseq.models.classifier import Classifier, ClassifierConfig
 from rhhn_fairseq.models.gnmt import GNMT, GNMTConfig
 from rhhn_fairseq.tasks.synthetic import SyntheticTask, SyntheticTaskConfig
@@ -76,11 +77,12 @@ def test_a_look_at_a_value_is_noticed(ask):
     assert waits.lines == ["elsewhere"]
 
 
-@pytest.mark.parametrize("backend", ["reference", "aten"])
-@pytest.mark.parametrize("cell", CELLS)
+LOOPS = [(name, "reference") for name in CELLS]
+WHOLE = [(name, "aten") for name, entry in CELLS.items() if entry.cell in PROGRAMS]
+
+
+@pytest.mark.parametrize("cell, backend", LOOPS + WHOLE)
 def test_char_lm(cell, backend, char_task, monkeypatch):
-    if backend == "aten" and cell in ("gru", "elman", "jordan", "irnn", "hyperrnn", "mlstm", "mi_lstm"):
-        pytest.skip(f"{cell} has no whole-sequence program")
     monkeypatch.setenv("RHHN_KERNEL", backend)
     config = MODEL_DATACLASS_REGISTRY["char_lm"](cell=cell, hidden_size=8, **options_of(cell))
     model = tiny_char_lm.MODEL_REGISTRY["char_lm"].build_model(config, char_task)

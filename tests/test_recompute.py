@@ -73,6 +73,15 @@ def test_noise_is_drawn_once():
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
+def test_weights_changed_before_the_backward_pass_are_an_error():
+    cell = _cell("lstm", noise=False, recompute_steps=2)
+    y, _ = cell(torch.randn(T, B, C, dtype=torch.float64))
+    with torch.no_grad():
+        cell.weight_h.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 def _bytes_kept(cell, x):
     kept = {}
 

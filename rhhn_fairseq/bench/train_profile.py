@@ -62,12 +62,13 @@ class _Done(BaseException):
 class Clock:
     """Seconds by part, of which the innermost open one counts.
 
-    Args:
+    Attributes:
         cuda: whether to wait for the GPU before every look at the time.
+        seconds: what was counted.
     """
 
     def __init__(self, cuda: bool = False):
-        self._cuda, self._open = cuda, [OTHER]
+        self.cuda, self._open = cuda, [OTHER]
         self.restart()
 
     def restart(self) -> None:
@@ -76,7 +77,7 @@ class Clock:
         self._since = self._now()
 
     def _now(self) -> float:
-        if self._cuda:
+        if self.cuda:
             torch.cuda.synchronize()
         return time.perf_counter()
 
@@ -125,15 +126,9 @@ def run(config: Config, arguments: list[str]) -> dict:
         contextlib.ExitStack() as changed,
         tqdm(total=total, disable=None, leave=False, unit="update") as bar,
     ):
-        replace = lambda owner, name, value: changed.enter_context(mock.patch.object(owner, name, value))  # noqa: E731
-        for method, part in OF_TRAINER.items():
-            replace(Trainer, method, clock.timed(part, getattr(Trainer, method)))
-        replace(GroupedIterator, "__next__", clock.timed("reading batches", GroupedIterator.__next__))
-        replace(Trainer, "train_step", _counted(clock, config, bar, Trainer.train_step))
-        replace(train, "get_training_stats", clock.timed("log lines", train.get_training_stats))
-        for log in _subclasses(BaseProgressBar):
-            replace(log, "log", clock.timed("log lines", log.log))
-        replace(sys, "argv", argv)
+        for owner, name, value in _replacements(clock, config, bar):
+            changed.enter_context(mock.patch.object(owner, name, value))
+        changed.enter_context(mock.patch.object(sys, "argv", argv))
         try:
             train.cli_main()
         except _Done:
@@ -142,6 +137,19 @@ def run(config: Config, arguments: list[str]) -> dict:
         f"the training ended before {config.warm_up} + {config.updates} updates were done, see --max-update "
         "and --max-epoch"
     )
+
+
+def _replacements(clock: Clock, config: Config, bar: tqdm) -> Iterator[tuple]:
+    """What fairseq's training calls, with its part of the clock: owner, name and function."""
+    for name, part in OF_TRAINER.items():
+        yield Trainer, name, clock.timed(part, getattr(Trainer, name))
+    yield Trainer, "train_step", _counted(clock, config, bar, Trainer.train_step)
+    yield GroupedIterator, "__next__", clock.timed("reading batches", GroupedIterator.__next__)
+    yield train, "get_training_stats", clock.timed("log lines", train.get_training_stats)
+    # Those that only inherit their method must not be timed twice.
+    for kind in _subclasses(BaseProgressBar):
+        if "log" in vars(kind):
+            yield kind, "log", clock.timed("log lines", kind.log)
 
 
 def _subclasses(base: type) -> list[type]:
@@ -155,7 +163,7 @@ def _counted(clock: Clock, config: Config, bar: tqdm, train_step: Callable) -> C
     def step(trainer, *args, **kwargs):
         nonlocal done
         if done == 0:
-            clock._cuda = trainer.cuda
+            clock.cuda = trainer.cuda
             for method, part in OF_OPTIMIZER.items():
                 setattr(trainer.optimizer, method, clock.timed(part, getattr(trainer.optimizer, method)))
             criterion = trainer.get_criterion()
@@ -180,7 +188,7 @@ def _report(clock: Clock, config: Config, arguments: list[str]) -> dict:
         for part, seconds in sorted(clock.seconds.items(), key=lambda pair: -pair[1])
     ]
     model = sum(clock.seconds.get(part, 0.0) for part in MODEL)
-    device = "cuda" if clock._cuda else "cpu"
+    device = "cuda" if clock.cuda else "cpu"
     return {
         "command": "train-profile",
         "machine": describe_machine(device),

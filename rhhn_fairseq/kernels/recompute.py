@@ -82,20 +82,22 @@ class _InParts(torch.autograd.Function):
                 outputs = y.new_empty(len(x_TBC), *y.shape[1:])
             outputs[here] = y
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x_TBC, *states)
+        # With the parameters, so that a change of theirs before the backward pass is an error, as elsewhere.
+        ctx.save_for_backward(x_TBC, *states, *parts.parameters)
         ctx.parts = parts
         return outputs, *state
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy, *dstate):
-        parts, (x_TBC, *states) = ctx.parts, ctx.saved_tensors
+        parts, (x_TBC, *kept) = ctx.parts, ctx.saved_tensors
+        states = kept[: len(dstate)]
         needs_x = ctx.needs_input_grad[1]
         dx = torch.zeros_like(x_TBC) if needs_x else None
         total = [torch.zeros_like(parameter) for parameter in parts.parameters]
         for number, here in reversed(list(enumerate(parts.slices))):
             x = x_TBC[here].detach().requires_grad_(needs_x)
-            state = [kept[number].detach().requires_grad_() for kept in states]
+            state = [starts[number].detach().requires_grad_() for starts in states]
             with torch.enable_grad():
                 outputs = parts(here, x, tuple(state))
             dx_part, dstate, found = _gradients(
