@@ -55,6 +55,13 @@ def test_package_after_fairseq():
     run("import fairseq, rhhn_fairseq\n" + REGISTERED)
 
 
+@pytest.mark.parametrize(
+    "module", ["models.handwriting", "tasks.detaching", "optim.adam_options", "criterions.problem_loss"]
+)
+def test_any_module_may_be_the_first_import(module):
+    run(f"import rhhn_fairseq.{module}\n" + REGISTERED)
+
+
 def test_plugin_alone():
     run("import rhhn_fairseq.plugin, fairseq\n" + REGISTERED + SAME_AS_WITHOUT_HOOK)
 

@@ -1,1 +1,4 @@
 """fairseq criterions: losses and the numbers people read."""
+
+# First, as it brings the plugin with it, which imports the modules here in an order of its own.
+import fairseq  # noqa: F401

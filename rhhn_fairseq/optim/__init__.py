@@ -1,1 +1,4 @@
 """Optimizers that fairseq knows by name."""
+
+# First, as it brings the plugin with it, which imports the modules here in an order of its own.
+import fairseq  # noqa: F401
