@@ -25,7 +25,7 @@ setup(
     ext_modules=[
         Extension(
             f"rhhn_fairseq.kernels.native._{level}",
-            sources=[str(HERE / name) for name in ("energy.cpp", "gated.cpp", "highway.cpp")],
+            sources=[str(HERE / name) for name in ("energy.cpp", "gated.cpp", "highway.cpp", "product.cpp")],
             depends=[str(HERE / name) for name in ("math.h", "normal.h", "rows.h")],
             extra_compile_args=[*FLAGS, *OPENMP, *flags],
             extra_link_args=OPENMP,

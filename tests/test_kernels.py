@@ -351,7 +351,7 @@ def test_single_steps_of_few_rows_run_as_the_loop(T, B, graph, forced, loop, mon
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
     if forced:
         monkeypatch.setenv("RHHN_KERNEL", forced)
-    cell = _cell("lstm", ()).eval()
+    cell = _cell("ln_lstm", ()).eval()
     runs = []
     monkeypatch.setattr(kernels.reference, "scan", lambda *args: runs.append(args) or (None, None))
     with torch.set_grad_enabled(graph):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.product import affine
 from rhhn_fairseq.layers.regularisation import detach_by_coin, draw_mask, dropout
 
 State = tuple[Tensor, ...]
@@ -283,14 +284,7 @@ def reorder_state(state: State, index_B: Tensor) -> State:
 
 def apply_maps(x: Tensor, maps: tuple[InputMap, ...]) -> tuple[Tensor, ...]:
     """``x W + b`` for each weight and bias; x is [..., C]."""
-    return tuple(_affine(x, weight, bias) for weight, bias in maps)
-
-
-def _affine(x: Tensor, weight_CG: Tensor, bias_G: Tensor | None) -> Tensor:
-    if bias_G is None:
-        return x @ weight_CG
-    flat = torch.addmm(bias_G, x.reshape(-1, x.shape[-1]), weight_CG)
-    return flat.view(*x.shape[:-1], -1)
+    return tuple(affine(x, weight, bias) for weight, bias in maps)
 
 
 def noise_at(noise_t: Noise | None, name: str) -> Tensor | None:

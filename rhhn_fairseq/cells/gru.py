@@ -20,6 +20,7 @@ from torch import nn
 from rhhn_fairseq.cells.base import Cell, CellConfig, glorot_, noise_at, option, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.layers.product import affine
 from rhhn_fairseq.layers.regularisation import draw_mask, dropout, zoneout
 
 
@@ -86,7 +87,7 @@ class GRU(Cell):
         H = config.hidden_size
         seen = self.recurrent_input(h, noise_t)
         x_rz, x_n = g_t[0].split((2 * H, H), dim=-1)
-        h_rz, h_n = (seen @ self.weight_h).split((2 * H, H), dim=-1)
+        h_rz, h_n = affine(seen, self.weight_h).split((2 * H, H), dim=-1)
         r, z = torch.sigmoid(x_rz + h_rz).chunk(2, dim=-1)
         n = torch.tanh(x_n + r * (h_n + self.bias_n))
         n = dropout(n, config.recurrent_dropout, noise_at(noise_t, "update"))

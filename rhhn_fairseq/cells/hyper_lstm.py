@@ -46,6 +46,7 @@ from rhhn_fairseq.cells.lstm import (
 from rhhn_fairseq.cells.numpy_math import at, drop
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.layers.product import affine
 from rhhn_fairseq.layers.regularisation import LAYER_NORM_EPS, layer_norm
 
 
@@ -147,11 +148,11 @@ class HyperLSTM(GatedCell):
     def step(self, g_t, state, noise_t):
         (h, c, e, k), (x_main, x_hyper), config = state, g_t, self.config
         seen = self.recurrent_input(h, noise_t)
-        hyper_g = torch.addmm(x_hyper, seen, self.weight_hyper)
+        hyper_g = affine(seen, self.weight_hyper, x_hyper)
         _, (e_new, k_new) = self.hyper.step((hyper_g,), (e, k), None)
         d_h, d_x, b = self.scaling(e_new if config.hyper_state == "current" else e)
         # Gate-major, [4, B, H], so that each gate is one contiguous block.
-        h_4BH = (seen @ self.weight_h).unflatten(-1, (4, -1)).transpose(0, 1)
+        h_4BH = affine(seen, self.weight_h).unflatten(-1, (4, -1)).transpose(0, 1)
         x_4BH = x_main.unflatten(-1, (4, -1)).transpose(0, 1)
         a = torch.addcmul(torch.addcmul(b, d_x, x_4BH), d_h, h_4BH)
         normalise_c = None

@@ -37,6 +37,7 @@ from rhhn_fairseq.cells.rhn import (
     naive_rhn,
 )
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.product import affine
 from rhhn_fairseq.layers.regularisation import detach_by_coin, draw_mask, dropout, zoneout
 
 
@@ -176,7 +177,7 @@ class HyperRHN(Cell):
         s, gal = old, noise_at(noise_t, "gal")
         for layer, mask in enumerate(layer_masks(noise_t, "update", config.rhn_depth)):
             seen = detach_by_coin(s, noise_at(noise_t, "h_detach")) if layer == 0 else s
-            u = dropout(seen, config.gal_dropout, gal) @ self.weight_s[layer]
+            u = affine(dropout(seen, config.gal_dropout, gal), self.weight_s[layer])
             bias = self.bias_s[layer]
             if layer == 0:
                 u = u + x

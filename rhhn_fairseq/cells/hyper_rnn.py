@@ -33,6 +33,7 @@ from rhhn_fairseq.cells.base import Cell, CellConfig, glorot_, noise_at, option,
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.simple import Elman, ElmanConfig
+from rhhn_fairseq.layers.product import affine
 from rhhn_fairseq.layers.regularisation import zoneout
 
 HYPER_STATES = ("current", "previous")
@@ -154,7 +155,7 @@ class HyperRNNBase(Cell):
     def step(self, g_t, state, noise_t):
         (h, e), (x_main, x_hyper), config = state, g_t, self.config
         seen = self.recurrent_input(h, noise_t)
-        hyper_g = torch.addmm(x_hyper, seen, self.weight_hyper)
+        hyper_g = affine(seen, self.weight_hyper, x_hyper)
         _, (e_new,) = self.hyper.step((hyper_g,), (e,), None)
         a = self._main(x_main, seen, e_new if config.hyper_state == "current" else e)
         new = zoneout(h, torch.tanh(a), config.zoneout, noise_at(noise_t, "zoneout"))
@@ -180,7 +181,7 @@ class PracticalHyperRNN(HyperRNNBase):
 
     def _main(self, x_BH, h_BH, e_BN):
         d_h, d_x, b = (part[0] for part in self.scaling(e_BN))
-        return torch.addcmul(torch.addcmul(b, d_x, x_BH), d_h, h_BH @ self.weight_h)
+        return torch.addcmul(torch.addcmul(b, d_x, x_BH), d_h, affine(h_BH, self.weight_h))
 
     def diagnostics(self):
         return {"scaling_rank": scaling_rank(self.scaling.weight_d)}

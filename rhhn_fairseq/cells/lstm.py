@@ -32,6 +32,7 @@ from rhhn_fairseq.cells.base import (
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.layers.product import affine
 from rhhn_fairseq.layers.regularisation import (
     detach_by_coin,
     draw_mask,
@@ -168,7 +169,7 @@ class LSTM(GatedCell):
 
     def step(self, g_t, state, noise_t):
         h, c = state
-        a = torch.addmm(g_t[0], self.recurrent_input(h, noise_t), self.weight_h)
+        a = affine(self.recurrent_input(h, noise_t), self.weight_h, g_t[0])
         if not self.config.layer_norm:
             return self.update(a.chunk(4, dim=-1), h, c, noise_t)
         a = layer_norm(a, self.gate_gain, self.gate_shift, gates=4)

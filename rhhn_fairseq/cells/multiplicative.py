@@ -22,6 +22,7 @@ from rhhn_fairseq.cells.base import glorot_, option, orthogonal_
 from rhhn_fairseq.cells.lstm import NOISY, GatedCell, GatedConfig, naive_update
 from rhhn_fairseq.cells.numpy_math import at, drop
 from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.layers.product import affine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +95,8 @@ class MLSTM(GatedCell):
 
     def step(self, g_t, state, noise_t):
         (h, c), (gates, m_x) = state, g_t
-        m = m_x * (self.recurrent_input(h, noise_t) @ self.weight_mh)
-        a = torch.addmm(gates, m, self.weight_m)
+        m = m_x * affine(self.recurrent_input(h, noise_t), self.weight_mh)
+        a = affine(m, self.weight_m, gates)
         return self.update(a.chunk(4, dim=-1), h, c, noise_t)
 
 
@@ -122,6 +123,6 @@ class MILSTM(GatedCell):
 
     def step(self, g_t, state, noise_t):
         (h, c), (v,) = state, g_t
-        u = self.recurrent_input(h, noise_t) @ self.weight_h
+        u = affine(self.recurrent_input(h, noise_t), self.weight_h)
         a = u * torch.addcmul(self.beta_1, self.alpha, v) + torch.addcmul(self.bias, self.beta_2, v)
         return self.update(a.chunk(4, dim=-1), h, c, noise_t)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from rhhn_fairseq.cells.base import Cell, CellConfig, noise_at, option, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.layers.product import affine
 from rhhn_fairseq.layers.regularisation import detach_by_coin, draw_mask, dropout, zoneout
 
 
@@ -139,7 +140,7 @@ class RHN(Cell):
         s, gal = s_BH, noise_at(noise_t, "gal")
         for layer, mask in enumerate(layer_masks(noise_t, "update", config.rhn_depth)):
             seen = detach_by_coin(s, noise_at(noise_t, "h_detach")) if layer == 0 else s
-            a = torch.addmm(self.bias_s[layer], dropout(seen, config.gal_dropout, gal), self.weight_s[layer])
+            a = affine(dropout(seen, config.gal_dropout, gal), self.weight_s[layer], self.bias_s[layer])
             if layer == 0:
                 a = a + g_t[0]
             s = highway(a, s, config.recurrent_dropout, mask)

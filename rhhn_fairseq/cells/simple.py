@@ -17,6 +17,7 @@ from torch import nn
 from rhhn_fairseq.cells.base import Cell, CellConfig, glorot_, noise_at, option, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.layers.product import affine
 from rhhn_fairseq.layers.regularisation import zoneout
 
 ACTIVATIONS = {
@@ -110,7 +111,7 @@ class Elman(SimpleCell):
 
     def step(self, g_t, state, noise_t):
         (h,) = state
-        a = torch.addmm(g_t[0], self.recurrent_input(h, noise_t), self.weight_h)
+        a = affine(self.recurrent_input(h, noise_t), self.weight_h, g_t[0])
         return self.finish(ACTIVATIONS[self.config.activation][0](a), h, noise_t)
 
 
@@ -138,6 +139,6 @@ class Jordan(SimpleCell):
 
     def step(self, g_t, state, noise_t):
         (y,) = state
-        u = torch.tanh(torch.addmm(g_t[0], self.recurrent_input(y, noise_t), self.weight_h))
-        new = torch.addmm(self.bias_y, u, self.weight_y)
+        u = torch.tanh(affine(self.recurrent_input(y, noise_t), self.weight_h, g_t[0]))
+        new = affine(u, self.weight_y, self.bias_y)
         return self.finish(ACTIVATIONS[self.config.activation][0](new), y, noise_t)

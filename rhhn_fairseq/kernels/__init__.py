@@ -19,7 +19,7 @@ from rhhn_fairseq.kernels import pointwise, reference
 logger = logging.getLogger(__name__)
 
 FEW_ROWS = 32
-"""Rows up to which a single step on the CPU is done sooner by the loop: calling a program costs more there.
+"""Rows up to which a single step on the CPU is done sooner without a program: calling one costs more there.
 
 Measured at 512 units with two threads: 0.7 to 1.0 times a program's time with 1 to 20 rows, 0.9 to 1.2 with
 80 rows.
@@ -45,22 +45,27 @@ def backends(cell: Cell, device=None, dtype: torch.dtype = torch.float32) -> tup
 def whole(
     cell: Cell, x_TBC: Tensor, state: State, mask_TB: Tensor | None, noise: Noise | None
 ) -> tuple[Tensor, State] | None:
-    """The pass by torch.nn, before any projection, where that is the choice; else None.
+    """The pass of a plain LSTM or GRU by torch.nn or ``few_rows``, input projection and all; else None.
 
-    It is on a GPU, for passes that ask for nothing but what cuDNN does, and wherever ``RHHN_KERNEL`` says so.
+    They are for passes that ask for nothing more, on a GPU and for single steps of few rows, and torch.nn
+    wherever ``RHHN_KERNEL`` says so.
 
     Raises:
         UsageError: ``RHHN_KERNEL`` says so and torch.nn cannot make this pass.
     """
-    from rhhn_fairseq.kernels import torch_nn
+    from rhhn_fairseq.kernels import few_rows, torch_nn
 
     forced = os.environ.get("RHHN_KERNEL")
-    if forced != torch_nn.NAME and (forced or not x_TBC.is_cuda):
+    small = not forced and _is_small(x_TBC)
+    if forced != torch_nn.NAME and (forced or not (small or x_TBC.is_cuda)):
         return None
     why = torch_nn.obstacle(cell, mask_TB, noise)
     if why is None:
-        _tell(cell, x_TBC, torch_nn.NAME)
-        return torch_nn.run(cell, x_TBC, state)
+        if small and few_rows.steps(cell, state):
+            _tell(cell, x_TBC, "native, for single steps of few rows")
+            return few_rows.lstm_step(cell, x_TBC, state)
+        _tell(cell, x_TBC, f"{torch_nn.NAME}, for single steps of few rows" if small else torch_nn.NAME)
+        return (torch_nn.step if small else torch_nn.run)(cell, x_TBC, state)
     if forced:
         raise UsageError(f"RHHN_KERNEL={forced}: {type(cell).__name__} cannot run there, {why}")
     return None
@@ -75,7 +80,7 @@ def _tell(cell: Cell, x: Tensor, name: str) -> None:
 
 
 def _is_small(g: Tensor) -> bool:
-    """Whether a pass is a step of decoding for few rows on the CPU; g is [T, B, ...]."""
+    """Whether a pass is a step of decoding for few rows on the CPU; g is [T, B, ·]."""
     T, B = g.shape[:2]
     return T == 1 and B <= FEW_ROWS and g.device.type == "cpu" and not torch.is_grad_enabled()
 

@@ -1,7 +1,8 @@
 """Plain LSTM and GRU as torch.nn has them, which on a GPU means cuDNN.
 
 It serves a pass that asks for nothing more: no layer normalisation, noise, mask or expectation of zoneout.
-The weights stay the cell's; the second bias that torch.nn adds is made of zeros for the call.
+The weights stay the cell's; the second bias that torch.nn adds, the LSTM's forget bias or the GRU's own, is
+made for the call.
 
 Shapes: T time, B batch, C input, H hidden; gates i, f, g, o or r, z, n as in the cells.
 """
@@ -40,23 +41,39 @@ def run(cell: Cell, x_TBC: Tensor, state: State) -> tuple[Tensor, State]:
     return y_TBH, tuple(new.squeeze(0).to(old.dtype) for new, old in zip(after, state, strict=True))
 
 
+def step(cell: Cell, x_1BC: Tensor, state: State) -> tuple[Tensor, State]:
+    """The same for one step by torch's cells, which read the weights where they lie; without a gradient."""
+    dtype = x_1BC.dtype
+    state = tuple(part.to(dtype) for part in state)
+    weights = [None if part is None else part.to(dtype) for part in _weights(cell)]
+    if isinstance(cell, LSTM):
+        after = torch.lstm_cell(x_1BC[0], state, *weights)
+    else:
+        after = (torch.gru_cell(x_1BC[0], *state, *weights),)
+    return after[0].unsqueeze(0), after
+
+
 def _lstm(cell: LSTM, x_TBC: Tensor, states: list[Tensor], dtype) -> tuple[Tensor, ...]:
-    bias = cell.bias
-    if cell.config.forget_bias:
-        constant = torch.zeros_like(bias).view(4, -1)
-        constant[1] = cell.config.forget_bias
-        bias = bias + constant.view(-1)
-    weights = _flat(cell, bias, torch.zeros_like(bias), dtype)
-    return torch.lstm(x_TBC, states, weights, True, 1, 0.0, cell.training, False, False)
+    return torch.lstm(x_TBC, states, _flat(cell, dtype), True, 1, 0.0, cell.training, False, False)
 
 
 def _gru(cell: GRU, x_TBC: Tensor, states: list[Tensor], dtype) -> tuple[Tensor, ...]:
-    second = torch.nn.functional.pad(cell.bias_n, (2 * len(cell.bias_n), 0))
-    weights = _flat(cell, cell.bias, second, dtype)
-    return torch.gru(x_TBC, states[0], weights, True, 1, 0.0, cell.training, False, False)
+    return torch.gru(x_TBC, states[0], _flat(cell, dtype), True, 1, 0.0, cell.training, False, False)
 
 
-def _flat(cell: Cell, bias: Tensor, second: Tensor, dtype) -> list[Tensor]:
-    """The weights in torch.nn's order and layout."""
-    parts = (cell.weight_x.t(), cell.weight_h.t(), bias, second)
-    return [part.to(dtype).contiguous() for part in parts]
+def _weights(cell: Cell) -> tuple[Tensor | None, ...]:
+    """The weights in torch.nn's order, [G, C], [G, H] and two biases [G], the second None if it is zero."""
+    second = None
+    if isinstance(cell, GRU):
+        second = torch.nn.functional.pad(cell.bias_n, (2 * len(cell.bias_n), 0))
+    elif cell.config.forget_bias:
+        second = torch.zeros_like(cell.bias)
+        second.view(4, -1)[1] = cell.config.forget_bias
+    return cell.weight_x.t(), cell.weight_h.t(), cell.bias, second
+
+
+def _flat(cell: Cell, dtype) -> list[Tensor]:
+    """The same as torch.nn lays them out."""
+    *weights, second = _weights(cell)
+    weights.append(torch.zeros_like(cell.bias) if second is None else second)
+    return [part.to(dtype).contiguous() for part in weights]

@@ -18,6 +18,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.kernels.energy import energies
 from rhhn_fairseq.kernels.reference import keep_state
 from rhhn_fairseq.layers.feedback import fed_back_step
+from rhhn_fairseq.layers.product import affine
 
 
 class Memory(NamedTuple):
@@ -49,6 +50,8 @@ class Memory(NamedTuple):
         sentences that are done, so a memory for every row would be copied at every step for nothing.
         """
         N, count = self.mask_NS.shape[0], index_B.numel()
+        if N == 1 and count:
+            return self._replace(beams=count)
         sentence_B = torch.div(index_B, self.beams, rounding_mode="floor")
         # The first time, k rows for each sentence; later the number of beams stays.
         beams = count // N if self.beams == 1 and count and count % N == 0 else self.beams
@@ -125,7 +128,7 @@ class AdditiveAttention(Attention):
 
     def energies(self, query_NRQ, memory):
         v = self.v if self.g is None else self.g * self.v / self.v.norm()
-        return energies(query_NRQ @ self.weight_q, memory.keys_NSA, v, memory.mask_NS)
+        return energies(affine(query_NRQ, self.weight_q), memory.keys_NSA, v, memory.mask_NS)
 
 
 class GeneralAttention(Attention):
@@ -140,7 +143,7 @@ class GeneralAttention(Attention):
         nn.init.xavier_uniform_(self.weight_q)
 
     def energies(self, query_NRQ, memory):
-        energy_NRS = torch.bmm(query_NRQ @ self.weight_q, memory.keys_NSA.transpose(1, 2))
+        energy_NRS = torch.bmm(affine(query_NRQ, self.weight_q), memory.keys_NSA.transpose(1, 2))
         # Half precision is too coarse for a softmax over a long source.
         energy_NRS = energy_NRS.to(torch.promote_types(energy_NRS.dtype, torch.float32))
         return energy_NRS.masked_fill(~memory.mask_NS.unsqueeze(1), float("-inf"))

@@ -28,6 +28,7 @@ from rhhn_fairseq.layers.attention import (
     QueryingCell,
     SourceMemory,
 )
+from rhhn_fairseq.layers.product import affine
 from rhhn_fairseq.layers.regularisation import sequence_dropout
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 
@@ -139,7 +140,7 @@ class AttentionDecoder(nn.Module):
             state = (*low, *high)
         if self.weight_o is not None:
             y = self._drop(y, config.layer_dropout)
-            y = torch.tanh(torch.cat([y, context], dim=-1) @ self.weight_o)
+            y = torch.tanh(affine(torch.cat([y, context], dim=-1), self.weight_o))
         return self._drop(y, config.output_dropout), weights, state
 
     def _drop(self, x: Tensor, rate: float) -> Tensor:

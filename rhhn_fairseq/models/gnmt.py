@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 import torch
-import torch.nn.functional as F
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import (
     FairseqEncoder,
@@ -33,6 +32,7 @@ from rhhn_fairseq.layers.decoder import (
     AttentionDecoder,
     DecoderConfig,
 )
+from rhhn_fairseq.layers.product import affine
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.gnmt_table import ARCHITECTURES
 from rhhn_fairseq.models.options import (
@@ -250,12 +250,13 @@ class OutputLayer(nn.Module):
     def parts(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What the logits are a linear function of, [..., E or H], and that function's weight and bias."""
         if self.project is not None:
-            y = y @ self.project
+            y = affine(y, self.project)
         return y, self.weight if self.shared is None else self.shared.weight, self.bias
 
     def forward(self, y: Tensor) -> Tensor:
         """Logits [..., V] from y [..., H]."""
-        return F.linear(*self.parts(y))
+        y, weight_VK, bias_V = self.parts(y)
+        return affine(y, weight_VK.t(), bias_V)
 
 
 @register_model("gnmt", dataclass=GNMTConfig)

@@ -1,4 +1,4 @@
-"""The point-wise part of a time step as compiled C++, for the CPU: loading it and calling it.
+"""The point-wise part of a time step, and products of a few rows, as compiled C++ for the CPU.
 
 The library is built with the package, three times for x86 (for AVX-512, for AVX2 and for any processor), and
 the one this processor can run is loaded. It knows nothing of torch: it gets the addresses of buffers that
@@ -63,6 +63,15 @@ class _Highway(ctypes.Structure):
     ]
 
 
+class _Product(ctypes.Structure):
+    """``struct Product`` of product.cpp."""
+
+    _fields_ = [
+        *_fields("M K N ld_w ld_add threads", ctypes.c_int64),
+        *_fields("x w add y", ctypes.c_void_p),
+    ]
+
+
 class _Energy(ctypes.Structure):
     """``struct Energy`` of energy.cpp."""
 
@@ -108,6 +117,47 @@ def energy(buffers: Energy, direction: str) -> Callable[[int], None]:
     threads = torch.get_num_threads() if buffers.dv is None else len(buffers.dv)
     sizes = dict(B=N, R=R, S=S, A=A, H=R * S * A, threads=threads)
     return _bind(f"energy_{direction}", _Energy, buffers, sizes, buffers.q.dtype)
+
+
+@functools.cache
+def multiplies() -> bool:
+    """Whether ``product`` is there and fast, which it is with AVX2 or AVX-512."""
+    return torch.backends.cpu.get_cpu_capability() in LEVELS and library() is not None
+
+
+def product(x: Tensor, w: Tensor, add: Tensor | None, y: Tensor) -> None:
+    """Writes ``x @ w + add`` to y, all float32.
+
+    Args:
+        x: [..., K], contiguous, 1 to 8 rows. w: [K, N], stored by rows or by columns.
+        add: [N], or [M, N] for the M rows of x, contiguous; None for nothing. y: [..., N], contiguous.
+    """
+    (K, N), by_rows = w.shape, w.stride(1) == 1
+    M = x.numel() // K
+    arguments = _Product(
+        M,
+        K,
+        N,
+        w.stride(0) if by_rows else w.stride(1),
+        0 if add is None or add.dim() == 1 else N,
+        torch.get_num_threads(),
+        x.data_ptr(),
+        w.data_ptr(),
+        None if add is None else add.data_ptr(),
+        y.data_ptr(),
+    )
+    name = "product" if by_rows else "product_transposed"
+    getattr(library(), name)(ctypes.byref(arguments))
+
+
+def lstm_gates(a: Tensor, c: Tensor, forget_bias: float) -> tuple[Tensor, Tensor]:
+    """The new h and c [B, H] of an LSTM from the sums of its gates i, f, g, o, [B, 4 H], all float32."""
+    c = c.contiguous()
+    h, after = torch.empty_like(c), torch.empty_like(c)
+    call = library().lstm_gates
+    call.argtypes, call.restype = [ctypes.c_int64] * 2 + [ctypes.c_float] + [ctypes.c_void_p] * 4, None
+    call(*c.shape, forget_bias, a.data_ptr(), c.data_ptr(), after.data_ptr(), h.data_ptr())
+    return h, after
 
 
 def _threads(buffers: Gated | Highway) -> int:

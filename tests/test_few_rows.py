@@ -1,0 +1,176 @@
+"""Products of a few rows and the LSTM's step by compiled code, against float64 and against the loop."""
+
+import ctypes
+import logging
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rhhn_fairseq.cells.registry import build_cell
+from rhhn_fairseq.kernels import few_rows, native
+from rhhn_fairseq.layers.product import affine
+
+EPSILON = torch.finfo(torch.float32).eps
+
+
+def builds():
+    """Every build of the library that this processor can run."""
+    here = sorted(p for p in native.Path(native.__file__).parent.glob("_*.so"))
+    can = native.LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("any",))
+    return [path for path in here if path.name.split(".")[0].removeprefix("_") in can]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Every size is large enough."""
+    monkeypatch.delenv("RHHN_KERNEL", raising=False)
+    monkeypatch.setattr(few_rows, "SMALLEST_WEIGHT", 1)
+    monkeypatch.setattr(few_rows, "SMALLEST_INPUT", 1)
+
+
+def _assert_product(x, weight, add, found):
+    exact = x.double() @ weight.double() + (0 if add is None else add.double())
+    # Every sum of K products errs by less than K units in the last place of the sum of their sizes.
+    sizes = x.double().abs() @ weight.double().abs() + (0 if add is None else add.double().abs())
+    assert found.shape == exact.shape
+    assert bool(((found.double() - exact).abs() <= (x.shape[-1] + 1) * EPSILON * sizes).all())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    M=st.integers(1, 8),
+    K=st.integers(1, 70),
+    N=st.integers(1, 70),
+    transposed=st.booleans(),
+    added=st.sampled_from(["nothing", "row", "rows"]),
+    skipped=st.integers(0, 3),
+    seed=st.integers(0, 99),
+)
+def test_every_build_multiplies(M, K, N, transposed, added, skipped, seed):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(M, K, generator=draw)
+    # A slice of a larger weight, whose rows are farther apart than they are long.
+    if transposed:
+        weight = torch.randn(N, K + skipped, generator=draw)[:, skipped:].t()
+    else:
+        weight = torch.randn(K, N + skipped, generator=draw)[:, skipped:]
+    add = {"nothing": None, "row": torch.randn(N, generator=draw), "rows": torch.randn(M, N, generator=draw)}
+    for path in builds():
+        library = ctypes.CDLL(str(path))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "library", lambda library=library: library)
+            y = torch.full((M, N), float("nan"))
+            native.product(x, weight, add[added], y)
+        _assert_product(x, weight, add[added], y)
+
+
+@pytest.mark.parametrize("M, K, N", [(5, 512, 2048), (8, 1024, 512), (2, 513, 8001)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_threads_share_the_columns(M, K, N, transposed, monkeypatch):
+    monkeypatch.delenv("RHHN_KERNEL", raising=False)
+    x, weight, add = torch.randn(M, K), torch.randn(K, N), torch.randn(N)
+    if transposed:
+        weight = weight.t().contiguous().t()
+    results = []
+    for threads in (1, 2):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            with torch.no_grad():
+                assert few_rows.chosen(x, weight, add) == native.multiplies()
+                results.append(affine(x, weight, add))
+        finally:
+            torch.set_num_threads(before)
+    _assert_product(x, weight, add, results[0])
+    assert torch.equal(*results)
+
+
+def test_not_a_number_passes_through(small):
+    x, weight = torch.randn(3, 20), torch.randn(20, 40)
+    x[1, 4], weight[7, 9] = float("nan"), float("inf")
+    with torch.no_grad():
+        y = affine(x, weight)
+    assert y[1].isnan().all()
+    assert not y[0, :9].isnan().any()
+    assert y[0, 9].isinf()
+
+
+def test_it_does_what_it_is_for(small, monkeypatch, caplog):
+    x, weight = torch.randn(4, 20), torch.randn(20, 40)
+    monkeypatch.setattr(few_rows, "_told", False)
+    calls = []
+    monkeypatch.setattr(native, "product", lambda *args: calls.append(args))
+    with torch.no_grad(), caplog.at_level(logging.INFO):
+        affine(x, weight)
+        affine(x.unsqueeze(0), weight.t().contiguous().t(), torch.randn(40))
+    assert len(calls) == (2 if native.multiplies() else 0)
+    assert len(caplog.messages) == native.multiplies()
+
+
+@pytest.mark.parametrize(
+    "why", ["gradient", "rows", "row", "double", "bfloat16", "autocast", "forced", "strides", "size", "no build"]
+)
+def test_it_leaves_the_rest_alone(why, small, monkeypatch):
+    x, weight = torch.randn(4, 20), torch.randn(20, 40)
+    if why in ("rows", "row"):
+        x = torch.randn(9 if why == "rows" else 1, 20)
+    if why in ("double", "bfloat16"):
+        dtype = getattr(torch, why)
+        x, weight = x.to(dtype), weight.to(dtype)
+    if why == "forced":
+        monkeypatch.setenv("RHHN_KERNEL", "reference")
+    if why == "strides":
+        weight = torch.randn(20, 80)[:, ::2]
+    if why == "size":
+        monkeypatch.setattr(few_rows, "SMALLEST_WEIGHT", 801)
+    if why == "no build":
+        monkeypatch.setattr(native, "multiplies", lambda: False)
+    with torch.set_grad_enabled(why == "gradient"), torch.autocast("cpu", enabled=why == "autocast"):
+        assert not few_rows.chosen(x, weight)
+        torch.testing.assert_close(affine(x, weight), x @ weight, rtol=0, atol=0)
+
+
+def test_a_gradient_passes_through_the_same_function(small):
+    x, weight, add = (torch.randn(*shape, dtype=torch.float64) for shape in ((2, 3, 4), (4, 5), (5,)))
+    parts = [part.requires_grad_() for part in (x, weight, add)]
+    assert torch.autograd.gradcheck(affine, parts)
+
+
+@pytest.mark.parametrize("forget_bias", [0.0, 1.0])
+@pytest.mark.parametrize("B", [1, 2, 5, 8, 9])
+def test_a_step_of_an_lstm_equals_the_loop(forget_bias, B, small, monkeypatch):
+    torch.manual_seed(B)
+    cell = build_cell("lstm", 30, 50, forget_bias=forget_bias).eval()
+    torch.nn.init.normal_(cell.bias)
+    x, state = torch.randn(1, B, 30), (torch.randn(B, 50), torch.randn(B, 50))
+    exact = cell.double()
+    with torch.no_grad():
+        monkeypatch.setenv("RHHN_KERNEL", "reference")
+        y, after = exact(x.double(), tuple(part.double() for part in state))
+        monkeypatch.delenv("RHHN_KERNEL")
+        cell.float()
+        assert few_rows.steps(cell, state) == (B in few_rows.ROWS and native.multiplies())
+        found, found_after = cell(x, state)
+    # Measured: up to 8e-7, with sums of 80 terms around 9 in size.
+    for one, other in zip((found, *found_after), (y, *after), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("forget_bias", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_a_step_by_torch_equals_the_loop(name, forget_bias, monkeypatch):
+    options = {"forget_bias": forget_bias} if name == "lstm" else {}
+    cell = build_cell(name, 6, 7, **options).double().eval()
+    for parameter in cell.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(1, 3, 6, dtype=torch.float64)
+    state = tuple(torch.randn(3, 7, dtype=torch.float64) for _ in cell.state_sizes)
+    with torch.no_grad():
+        monkeypatch.setenv("RHHN_KERNEL", "reference")
+        y, after = cell(x, state)
+        monkeypatch.delenv("RHHN_KERNEL")
+        found, found_after = cell(x, state)
+    for one, other in zip((found, *found_after), (y, *after), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
