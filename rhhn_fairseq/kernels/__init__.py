@@ -65,7 +65,8 @@ def whole(
             _tell(cell, x_TBC, "native, for single steps of few rows")
             return few_rows.lstm_step(cell, x_TBC, state)
         _tell(cell, x_TBC, f"{torch_nn.NAME}, for single steps of few rows" if small else torch_nn.NAME)
-        return (torch_nn.step if small else torch_nn.run)(cell, x_TBC, state)
+        single = len(x_TBC) == 1 and not torch.is_grad_enabled()
+        return (torch_nn.step if single else torch_nn.run)(cell, x_TBC, state)
     if forced:
         raise UsageError(f"RHHN_KERNEL={forced}: {type(cell).__name__} cannot run there, {why}")
     return None

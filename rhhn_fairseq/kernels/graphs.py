@@ -102,6 +102,7 @@ def record(call: Callable, values: list[Tensor]) -> Recording:
 
 
 _recordings = Recordings(record)
+_inner = threading.local()
 
 
 def wanted() -> bool:
@@ -139,14 +140,38 @@ def captured(body: Callable) -> Callable:
 
     @functools.wraps(body)
     def run(*args):
-        if not (wanted() and applies(values := tensors_of(args))):
+        values = tensors_of(args)
+        if not possible(values):
             return body(*args)
-        precision = torch.get_float32_matmul_precision()
-        key = (body.__qualname__, place(values), precision, torch.is_inference_mode_enabled(), key_of(args))
-        with torch.cuda.device_of(values[0]):
-            return _recordings.run(key, lambda tensors: body(*with_tensors(args, tensors)), values)
+        rest = (body.__qualname__, key_of(args))
+        return replayed(rest, lambda tensors: body(*with_tensors(args, tensors)), values, _recordings)
 
     return run
+
+
+def possible(values: Sequence[Tensor]) -> bool:
+    """Whether a call of these tensors is to run as a graph of its own."""
+    return wanted() and not getattr(_inner, "busy", False) and applies(values)
+
+
+def replayed(
+    key: Hashable, call: Callable, values: Sequence[Tensor], recordings: Recordings
+) -> tuple[Tensor, ...]:
+    """``call(values)`` where it is ``possible``, by one of ``recordings`` from the second time on.
+
+    Args:
+        key: all that the call depends on beside the values; their shapes, the device, the stream and the
+            modes of torch are added to it.
+    """
+    precision = torch.get_float32_matmul_precision()
+    modes = (place(values), precision, torch.is_inference_mode_enabled())
+    # What runs inside is a part of this graph and has none of its own.
+    _inner.busy = True
+    try:
+        with torch.cuda.device_of(values[0]):
+            return recordings.run((key, modes, key_of(values)), call, values)
+    finally:
+        _inner.busy = False
 
 
 def tensors_of(args: Sequence) -> list[Tensor]:

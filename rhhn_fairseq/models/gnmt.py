@@ -22,7 +22,7 @@ from fairseq.models import (
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell
+from rhhn_fairseq.cells.base import Cell, State
 from rhhn_fairseq.cells.registry import CELLS
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.attention import Memory
@@ -32,6 +32,7 @@ from rhhn_fairseq.layers.decoder import (
     AttentionDecoder,
     DecoderConfig,
 )
+from rhhn_fairseq.layers.decoding import decoding_step
 from rhhn_fairseq.layers.product import affine
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.gnmt_table import ARCHITECTURES
@@ -204,25 +205,39 @@ class GNMTDecoder(FairseqIncrementalDecoder):
             logits [B, T, V] (or the last layer's outputs [B, T, H]); and a dictionary whose ``attn`` holds
             the attention weights [B, T, S].
         """
-        state = None
         cached = self.get_incremental_state(incremental_state, "state") if incremental_state else None
         if cached is not None:
+            order = cached.pop("order", None)
             state = tuple(cached[str(i)] for i in range(len(cached)))
-            prev_output_tokens = prev_output_tokens[:, -1:]
-        mask_TB = prev_output_tokens.T != self.padding_idx if self.masked else None
-        y, weights, state = self.decoder(self.embed_tokens(prev_output_tokens.T), encoder_out, state, mask_TB)
+            step = self._features if features_only else self._scores
+            tokens = prev_output_tokens[:, -1:]
+            y, weights, state = decoding_step(self, step, tokens, encoder_out, state, order)
+        else:
+            run = self._features if features_only else self._scores
+            y, weights, state = run(prev_output_tokens, encoder_out, None)
         if incremental_state is not None:
             after = {str(i): part for i, part in enumerate(state)}
             self.set_incremental_state(incremental_state, "state", after)
-        y = y.transpose(0, 1)
-        return (y if features_only else self.output(y)), {"attn": [weights]}
+        return y, {"attn": [weights]}
+
+    def _features(self, tokens_BT: Tensor, memory: Memory, state: State | None):
+        """The last layer's outputs [B, T, H], attention weights and state."""
+        mask_TB = tokens_BT.T != self.padding_idx if self.masked else None
+        y, weights, state = self.decoder(self.embed_tokens(tokens_BT.T), memory, state, mask_TB)
+        return y.transpose(0, 1), weights, state
+
+    def _scores(self, tokens_BT: Tensor, memory: Memory, state: State | None):
+        """Logits [B, T, V], attention weights and state."""
+        y, weights, state = self._features(tokens_BT, memory, state)
+        return self.output(y), weights, state
 
     def reorder_incremental_state(self, incremental_state, new_order: Tensor):
-        """Moves the state of the rows that beam search keeps."""
+        """Notes which rows beam search keeps; the next step moves their state."""
         cached = self.get_incremental_state(incremental_state, "state")
         if cached is not None:
-            moved = {key: part.index_select(0, new_order) for key, part in cached.items()}
-            self.set_incremental_state(incremental_state, "state", moved)
+            before = cached.get("order")
+            cached["order"] = new_order if before is None else before.index_select(0, new_order)
+            self.set_incremental_state(incremental_state, "state", cached)
 
     def max_positions(self):
         """Longest target sentence."""

@@ -1,0 +1,78 @@
+"""A step of beam search as one CUDA graph: embedding, layers, attention and output layer in a single launch.
+
+A graph has fixed shapes. Sentences are filled up to a power of two and source positions to a multiple of
+``POSITIONS``, so that the batches of a corpus share a few graphs and a batch whose sentences end one by
+one changes graph a few times only. Beam search's reordering of the state is part of the step.
+
+Off unless ``RHHN_CUDA_GRAPHS=1``; see ``kernels/graphs.py``.
+
+Shapes: B rows, N sentences, S source positions, M memory, V dictionary.
+"""
+
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.base import State, reorder_state
+from rhhn_fairseq.kernels import graphs
+from rhhn_fairseq.layers.attention import Memory
+
+POSITIONS = 16
+"""Graphs are for multiples of so many source positions."""
+
+Step = Callable[[Tensor, Memory, State], tuple[Tensor, Tensor, State]]
+
+# A graph reads the weights where they lie, so it belongs to its module and goes with it.
+_recordings: WeakKeyDictionary[nn.Module, graphs.Recordings] = WeakKeyDictionary()
+
+
+def decoding_step(
+    module: nn.Module, step: Step, tokens_B1: Tensor, memory: Memory, state: State, order_B: Tensor | None
+) -> tuple[Tensor, Tensor, State]:
+    """``step(tokens, memory, state of the rows in order_B)``, as a graph where that is wanted.
+
+    Args:
+        module: whose weights ``step`` reads.
+        step: from tokens [B, 1], memory and state to logits [B, 1, V], attention weights [B, 1, S], state.
+        state: tensors [any, ·]. order_B: the row of the state that each row goes on from; None for its own.
+    """
+    tensors = [tokens_B1, *state, *memory[:3]]
+    if torch.is_grad_enabled() or module.training or not graphs.possible(tensors):
+        return step(tokens_B1, memory, state if order_B is None else reorder_state(state, order_B))
+    B, (N, S) = len(tokens_B1), memory.mask_NS.shape
+    more_N = _power_of_two(N) - N
+    rows, more_S = (N + more_N) * memory.beams, -S % POSITIONS
+    if order_B is not None and len(state[0]) > rows:
+        state, order_B = reorder_state(state, order_B), None
+    order = torch.arange(rows, device=tokens_B1.device)
+    if order_B is not None:
+        order[:B] = order_B
+    mask_NS = F.pad(memory.mask_NS, (0, more_S, 0, more_N))
+    # A sentence without a position would have the softmax of nothing, NaN.
+    mask_NS[N:, 0] = True
+    values = [
+        F.pad(tokens_B1, (0, 0, 0, rows - B)),
+        order,
+        *(F.pad(part, (0, 0, 0, rows - len(part))) for part in state),
+        *(F.pad(part, (0, 0, 0, more_S, 0, more_N)) for part in memory[:2]),
+        mask_NS,
+    ]
+
+    def call(tensors):
+        tokens, order, *parts = tensors
+        begin = reorder_state(tuple(parts[:-3]), order)
+        logits, weights, after = step(tokens, Memory(*parts[-3:], memory.beams), begin)
+        return logits, weights, *after
+
+    recordings = _recordings.setdefault(module, graphs.Recordings(graphs.record))
+    weights_at = tuple(parameter.data_ptr() for parameter in module.parameters())
+    logits, weights, *after = graphs.replayed((weights_at, memory.beams), call, values, recordings)
+    return logits[:B], weights[:B, :, :S], tuple(part[:B] for part in after)
+
+
+def _power_of_two(count: int) -> int:
+    """The smallest one that is not below ``count``."""
+    return 1 << (count - 1).bit_length()
