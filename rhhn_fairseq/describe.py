@@ -7,15 +7,18 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from torch import nn
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.models import char_lm_table, gnmt_table, handwriting_table
+from rhhn_fairseq.models import char_lm_table, classifier_table, gnmt_table, handwriting_table
 
-ARCHITECTURES = char_lm_table.ARCHITECTURES | gnmt_table.ARCHITECTURES | handwriting_table.ARCHITECTURES
+OF_PROBLEMS = classifier_table.ARCHITECTURES
+ARCHITECTURES = (
+    char_lm_table.ARCHITECTURES | gnmt_table.ARCHITECTURES | handwriting_table.ARCHITECTURES | OF_PROBLEMS
+)
 
 
 def known_architectures() -> list[str]:
     """Names of the project's architectures."""
     own = (name for name, model in MODEL_REGISTRY.items() if hasattr(model, "for_vocabulary"))
-    return sorted(own)
+    return sorted({*own, *OF_PROBLEMS})
 
 
 def build_empty(arch: str, vocab_size: int | None = None) -> nn.Module:
@@ -25,13 +28,20 @@ def build_empty(arch: str, vocab_size: int | None = None) -> nn.Module:
         arch: a name of ``known_architectures``. vocab_size: symbols; None for the paper's corpus.
 
     Raises:
-        UsageError: no such architecture, or no vocabulary size where the table has none.
+        UsageError: no such architecture; no vocabulary size where the table has none, or one where the
+            model reads numbers.
     """
     known = known_architectures()
     if arch not in known:
         close = difflib.get_close_matches(arch, known, n=3)
         hint = f"did you mean {', '.join(close)}?" if close else f"choose from {', '.join(known)}"
         raise UsageError(f"--arch {arch} is unknown, {hint}")
+    config = MODEL_DATACLASS_REGISTRY[arch]()
+    if arch in OF_PROBLEMS:
+        if vocab_size is not None:
+            raise UsageError(f"--arch {arch} reads numbers, it has no --vocab-size")
+        with torch.device("meta"):
+            return MODEL_REGISTRY[arch].for_problem(config, OF_PROBLEMS[arch].problem)
     if vocab_size is None:
         if arch not in ARCHITECTURES:
             raise UsageError(f"--arch {arch} stands in no table, give --vocab-size")
@@ -39,7 +49,7 @@ def build_empty(arch: str, vocab_size: int | None = None) -> nn.Module:
     if vocab_size < 1:
         raise UsageError(f"--vocab-size {vocab_size} is too small, the smallest is 1")
     with torch.device("meta"):
-        return MODEL_REGISTRY[arch].for_vocabulary(MODEL_DATACLASS_REGISTRY[arch](), vocab_size)
+        return MODEL_REGISTRY[arch].for_vocabulary(config, vocab_size)
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -58,7 +68,7 @@ def describe(arch: str, vocab_size: int | None = None) -> str:
     lines.append(f"parameters: {total:,}")
     row = ARCHITECTURES.get(arch)
     if row is not None:
-        if vocab_size in (None, row.vocab_size):
+        if vocab_size is None or vocab_size == row.vocab_size:
             same = "equal" if total == row.parameters else f"differs by {total - row.parameters:+,}"
             lines.append(f"expected:   {row.parameters:,} ({same})")
         if row.reported():

@@ -13,7 +13,7 @@ import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from rhhn_fairseq.cells import CELLS
 from rhhn_fairseq.criterions.problem_loss import ProblemLoss
 from rhhn_fairseq.data.problems.base import Problem
-from rhhn_fairseq.describe import count_parameters
+from rhhn_fairseq.describe import count_parameters, describe
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.classifier import Classifier, ClassifierConfig
 from rhhn_fairseq.models.classifier_table import ARCHITECTURES
@@ -59,6 +59,18 @@ def test_parameter_counts_are_the_tables(arch):
     config = MODEL_DATACLASS_REGISTRY[arch]()
     assert count_parameters(MODEL_REGISTRY[arch](config, problem)) == row.parameters
     assert config.hidden_size == row.options["hidden_size"] and MODEL_REGISTRY[arch] is not Classifier
+
+
+@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
+def test_described(arch):
+    text = describe(arch)
+    assert f"expected:   {ARCHITECTURES[arch].parameters:,} (equal)" in text
+    assert ("paper:" in text) == (ARCHITECTURES[arch].source is not None)
+
+
+def test_numbers_have_no_vocabulary():
+    with pytest.raises(UsageError, match="--arch lstm_mnist reads numbers, it has no --vocab-size"):
+        describe("lstm_mnist", 50)
 
 
 def test_sizes_of_the_papers():

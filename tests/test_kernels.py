@@ -339,8 +339,8 @@ def test_the_preferred_backend_is_the_compiled_one_and_is_named_once(monkeypatch
 @pytest.mark.parametrize(
     "T, B, graph, forced, loop",
     [
-        (1, kernels.FEW_ROWS, False, None, True),
-        (1, kernels.FEW_ROWS + 1, False, None, False),
+        (1, kernels.STEP_ROWS, False, None, True),
+        (1, kernels.STEP_ROWS + 1, False, None, False),
         (2, 1, False, None, False),
         (1, 1, True, None, False),
         (1, 1, False, "native", False),

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from rhhn_fairseq.cells.base import glorot_
 from rhhn_fairseq.cells.registry import CELLS
 from rhhn_fairseq.data.problems.base import Problem
+from rhhn_fairseq.data.problems.registry import blank_problem
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.classifier_table import ARCHITECTURES
@@ -83,6 +84,11 @@ class Classifier(BaseFairseqModel):
             )
         config = OmegaConf.to_object(cfg) if OmegaConf.is_config(cfg) else cfg
         return cls(config, task.problem)
+
+    @classmethod
+    def for_problem(cls, config, name: str):
+        """A model without data behind it, for counting its parameters."""
+        return cls(config, blank_problem(name))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Answers [B, T, K] of a problem with one at every step, else [B, K]; inputs are [B, T, C]."""

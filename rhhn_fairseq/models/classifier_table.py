@@ -25,6 +25,10 @@ class Row:
     parameters: int
     source: str | None = None
 
+    def reported(self) -> str | None:
+        """Where the size is from, one line."""
+        return self.source and f"of this size in {self.source}"
+
 
 HYPER = {"hyper_size": 32, "hyper_embed_size": 4}
 CELLS = {
@@ -40,15 +44,15 @@ def _row(cell: str, hidden: int, problem: str, parameters: int, source: str | No
 
 
 ARCHITECTURES = {
-    "lstm_copying": _row("lstm", 128, "copying", 67_721, "Ka, copying"),
+    "lstm_copying": _row("lstm", 128, "copying", 67_721, "Kanuparthi et al. 2019, copying"),
     "hyperlstm_copying": _row("hyperlstm", 128, "copying", 96_169),
     "rhn_copying": _row("rhn", 128, "copying", 67_721),
     "hyperrhn_copying": _row("hyperrhn", 128, "copying", 80_521),
-    "lstm_adding": _row("lstm", 100, "adding", 41_301, "Le, adding"),
+    "lstm_adding": _row("lstm", 100, "adding", 41_301, "Le et al. 2015, adding"),
     "hyperlstm_adding": _row("hyperlstm", 100, "adding", 64_949),
     "rhn_adding": _row("rhn", 100, "adding", 41_101),
     "hyperrhn_adding": _row("hyperrhn", 100, "adding", 52_117),
-    "lstm_mnist": _row("lstm", 100, "mnist", 41_810, "Ka, sequential and permuted MNIST"),
+    "lstm_mnist": _row("lstm", 100, "mnist", 41_810, "Kanuparthi et al. 2019, sequential and permuted MNIST"),
     "hyperlstm_mnist": _row("hyperlstm", 100, "mnist", 65_330),
     "rhn_mnist": _row("rhn", 100, "mnist", 41_810),
     "hyperrhn_mnist": _row("hyperrhn", 100, "mnist", 52_762),

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from rhhn_fairseq.data.download import default_download_dir
-from rhhn_fairseq.data.problems.base import Problem
+from rhhn_fairseq.data.problems.base import SPLITS, Problem
 from rhhn_fairseq.data.problems.generated import Adding, Copying, TemporalXor
-from rhhn_fairseq.data.problems.images import digits, mnist
+from rhhn_fairseq.data.problems.images import MNIST_BRIGHTEST, PixelSequences, digits, mnist
 from rhhn_fairseq.data.problems.mnist import STANDARD_SPLIT
 from rhhn_fairseq.errors import UsageError
 
@@ -72,6 +74,17 @@ def build_problem(name: str, given: dict) -> Problem:
             has = ", ".join(map(_flag, entry.options)) or "none"
             raise UsageError(f"{_flag(option)} {value} is not an option of --problem {name}, it has {has}")
     return entry.build(name, **entry.options | given)
+
+
+def blank_problem(name: str) -> Problem:
+    """The problem of that name with its default options and, where it has images, black ones.
+
+    What a model's sizes follow from, without reading a file.
+    """
+    if PROBLEMS[name].build not in (digits, _mnist):
+        return build_problem(name, {})
+    black = np.zeros((1, 1, 1), np.uint8), np.zeros(1, np.uint8)
+    return PixelSequences(name, dict.fromkeys(SPLITS, black), MNIST_BRIGHTEST)
 
 
 def _flag(option: str) -> str:
