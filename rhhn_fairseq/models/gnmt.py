@@ -422,7 +422,7 @@ def _check(config, source, target) -> None:
     if config.share_embeddings == "all" and getattr(source, "symbols", 0) != getattr(target, "symbols", 0):
         raise UsageError(
             f"--share-embeddings all: the dictionaries differ ({len(source)} and {len(target)} entries); "
-            "prepare the data with a joint dictionary"
+            "prepare the data with a joint dictionary, or take --share-embeddings decoder"
         )
 
 

@@ -84,6 +84,7 @@ SHARED = {
         "context_to_output": True,
         "init_range": 0.1,
         "init_width": 512,
+        "share_embeddings": "all",
         "dropout": 0.3,
     },
 }
@@ -101,10 +102,10 @@ COUNTS = {
     "hyperlstm_gnmt_iwslt": 43_695_808,
     "rhn_gnmt_iwslt": 29_363_008,
     "hyperrhn_gnmt_iwslt": 32_852_544,
-    "lstm_gnmt_small": 20_006_720,
-    "hyperlstm_gnmt_small": 23_736_512,
-    "rhn_gnmt_small": 17_128_256,
-    "hyperrhn_gnmt_small": 18_841_152,
+    "lstm_gnmt_small": 13_993_792,
+    "hyperlstm_gnmt_small": 17_723_584,
+    "rhn_gnmt_small": 11_115_328,
+    "hyperrhn_gnmt_small": 12_828_224,
 }
 VOCABULARIES = {"gnmt": 32_000, "gnmt_iwslt": 8_000, "gnmt_small": 8_000}
 
