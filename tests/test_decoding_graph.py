@@ -39,7 +39,7 @@ def _model(seed=1, arch="lstm_gnmt_small", ends=2.0, **options):
     """A model of large random weights; the more it ``ends``, the shorter its sentences."""
     dictionary = _dictionary()
     config = MODEL_DATACLASS_REGISTRY[arch](hidden_size=7, embed_dim=5)
-    for name, value in options.items():
+    for name, value in ({"share_embeddings": "none"} | options).items():
         setattr(config, name, value)
     model = MODEL_REGISTRY[arch].build_model(config, _Dictionaries(dictionary))
     torch.manual_seed(seed)
