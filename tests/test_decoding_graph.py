@@ -5,6 +5,7 @@ The graph is imitated on the CPU, see ``tests/test_graphs.py``.
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from fairseq.sequence_generator import SequenceGenerator
 from test_graphs import count, imitate
 
 import rhhn_fairseq.plugin  # noqa: F401
-from rhhn_fairseq.bench.gnmt import _Dictionaries
 from rhhn_fairseq.kernels import graphs
 from rhhn_fairseq.layers import decoding
 
@@ -41,7 +41,8 @@ def _model(seed=1, arch="lstm_gnmt_small", ends=2.0, **options):
     config = MODEL_DATACLASS_REGISTRY[arch](hidden_size=7, embed_dim=5)
     for name, value in ({"share_embeddings": "none"} | options).items():
         setattr(config, name, value)
-    model = MODEL_REGISTRY[arch].build_model(config, _Dictionaries(dictionary))
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, cfg=None)
+    model = MODEL_REGISTRY[arch].build_model(config, task)
     torch.manual_seed(seed)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=2.0)

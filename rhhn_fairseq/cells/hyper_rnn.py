@@ -218,7 +218,7 @@ class FullHyperRNN(HyperRNNBase):
         Z = self.config.hyper_embed_size
         z_h = torch.addmm(self.bias_zh, e_BN, self.weight_zh)
         z_x = torch.addmm(self.bias_zx, e_BN, self.weight_zx)
-        h_BZH = (h_BH @ self.weight_h.flatten(1)).unflatten(-1, (Z, -1))
+        h_BZH = affine(h_BH, self.weight_h.flatten(1)).unflatten(-1, (Z, -1))
         x_BZH = x_BG.unflatten(-1, (Z, -1))
         mixed = torch.einsum("bz,bzh->bh", z_h, h_BZH) + torch.einsum("bz,bzh->bh", z_x, x_BZH)
         return mixed + torch.addmm(self.bias, e_BN @ self.weight_zb, self.weight_b)

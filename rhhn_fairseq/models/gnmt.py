@@ -206,15 +206,14 @@ class GNMTDecoder(FairseqIncrementalDecoder):
             the attention weights [B, T, S].
         """
         cached = self.get_incremental_state(incremental_state, "state") if incremental_state else None
-        if cached is not None:
+        step = self._features if features_only else self._scores
+        if cached is None:
+            y, weights, state = step(prev_output_tokens, encoder_out, None)
+        else:
             order = cached.pop("order", None)
             state = tuple(cached[str(i)] for i in range(len(cached)))
-            step = self._features if features_only else self._scores
             tokens = prev_output_tokens[:, -1:]
             y, weights, state = decoding_step(self, step, tokens, encoder_out, state, order)
-        else:
-            run = self._features if features_only else self._scores
-            y, weights, state = run(prev_output_tokens, encoder_out, None)
         if incremental_state is not None:
             after = {str(i): part for i, part in enumerate(state)}
             self.set_incremental_state(incremental_state, "state", after)
