@@ -3,7 +3,7 @@
 Gates are kept gate-major, [4, B, H], so that each is one contiguous block.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,30 +20,31 @@ def gated(p: Gated, direction: str) -> Callable[[int], None]:
 class _GatedStep:
     """One step of ``buffers.Gated``; see there for the names, and cells/lstm.py for the equations.
 
-    Gradients of gains are added up unreduced, [.., B, H], and summed over rows after the last step.
+    Each gate is normalised by a call of its own, which applies the gain and the shift in the same pass and
+    gives their gradients in the pass that makes its input's.
     """
 
     def __init__(self, p: Gated):
         self.p = p
         self.dtype = p.c.dtype
         (_, B, H), new = p.c.shape, p.c.new_empty
-        self.gates, self.da, self.inner = new(4, B, H), new(4, B, H), new(B, H)
-        # Normalised gates leave their sums, which the backward pass reads, in a place of their own.
-        self.a = self.gates if p.gate_gain is None else new(4, B, H)
-        self.d, self.dd = (new(8, B, H), new(12, B, H)) if p.weight_d is not None else (None, None)
-        self.gain = None if p.gate_gain is None else p.gate_gain.view(4, 1, H)
-        self.shift = None if p.gate_gain is None else p.gate_shift.view(4, 1, H)
-        self.totals: dict[str, Tensor] = {}
+        self.a, self.inner = new(4, B, H), new(B, H)
+        self.d, self.dd = (new(8, B, H), new(12, B, H)) if p.weight_d is not None else (None, new(4, B, H))
+        # b goes into the sums as it is, so that its gradient is theirs.
+        self.da = self.dd[-4:]
+        self.gains = self.shifts = None
+        if p.gate_gain is not None:
+            self.gains, self.shifts = p.gate_gain.view(4, H), p.gate_shift.view(4, H).clone()
+            self.shifts[1] += p.forget_bias
 
     def forward(self, t: int) -> None:
         p = self.p
         h_old, c_old = self._before(t)
-        self._gates(t)
-        i, f, g, o = self.gates
+        (i, f, g, o), _ = self._gates(t)
         c = torch.mul(f, c_old).addcmul_(i, self._keep(g, t))
         inner = c
         if p.c_gain is not None:
-            inner = torch.addcmul(p.c_shift, _normalise(c, p.epsilon)[0], p.c_gain)
+            inner, _ = _normalise(c, p.c_gain, p.c_shift, p.epsilon)
         h = o.mul_(torch.tanh(inner))
         h = zone(h_old.to(self.dtype), h, p.zone_h, t, p.zone_h_rate)
         c = zone(c_old, c, p.zone_c, t, p.zone_c_rate)
@@ -59,14 +60,12 @@ class _GatedStep:
     def backward(self, t: int) -> None:
         p, da = self.p, self.da
         _, c_old = self._before(t)
-        norm = self._gates(t)
-        i, f, g, o = self.gates
+        (i, f, g, o), norms = self._gates(t)
         d_i, d_f, d_g, d_o = da
         update = self._keep(g, t)
         inner = torch.mul(f, c_old, out=self.inner).addcmul_(i, update)
         if p.c_gain is not None:
-            c_norm = _normalise(inner, p.epsilon)
-            inner = torch.addcmul(p.c_shift, c_norm[0], p.c_gain)
+            inner, c_norm = _normalise(inner, p.c_gain, p.c_shift, p.epsilon)
         inner = inner.tanh_()
 
         dh, dc = self._arriving(t), p.dc
@@ -79,9 +78,8 @@ class _GatedStep:
         sigmoid_backward(torch.mul(dh, inner, out=d_o), o)
         dc_new = tanh_backward(torch.mul(dh, o), inner)
         if p.c_gain is not None:
-            self._add("c_gain", dc_new, c_norm[0])
-            self._add("c_shift", dc_new)
-            dc_new = _normalise_backward(dc_new.mul_(p.c_gain), self.inner, c_norm)
+            dc_new, *sums = _normalise_backward(dc_new, self.inner, c_norm, p.c_gain, p.c_shift)
+            self._add(12, torch.stack(sums))
         dc_new.add_(dc if p.zone_c is None and not p.zone_c_rate else dc * (1 - stays))
         sigmoid_backward(torch.mul(dc_new, c_old, out=d_f), f)
         sigmoid_backward(torch.mul(dc_new, update, out=d_i), i)
@@ -93,13 +91,12 @@ class _GatedStep:
         if p.zone_c is not None or p.zone_c_rate:
             through.add_(dc * stays)
         p.dc.copy_(through if here is None else torch.where(here, through, p.dc))
-        if norm is not None:
-            self._add("gain", da, norm[0])
-            self._add("shift", da)
-            da = _normalise_backward(da.mul_(self.gain), self.a, norm)
+        if norms is not None:
+            every_gate = zip(da, self.a, norms, self.gains, self.shifts, strict=True)
+            parts, gains, shifts = zip(*(_normalise_backward(*gate) for gate in every_gate), strict=True)
+            self._add(0, torch.stack(gains + shifts))
+            torch.stack(parts, out=da)
         self._spread(t, da)
-        if t == 0:
-            self._finish()
 
     def _before(self, t: int) -> tuple[Tensor, Tensor]:
         """h and c before step t."""
@@ -113,9 +110,9 @@ class _GatedStep:
         """z by kind, [12, B, Z], a view of [B, 12 Z]."""
         return z.unflatten(-1, (12, -1)).transpose(0, 1)
 
-    def _gates(self, t: int) -> tuple | None:
-        """Leaves i, f, g, o in ``gates``; returns what the backward of their normalisation needs."""
-        p, a, gates, norm = self.p, self.a, self.gates, None
+    def _gates(self, t: int) -> tuple[Sequence[Tensor], list | None]:
+        """i, f, g, o, each [B, H], and what the backward of their normalisation needs."""
+        p, a = self.p, self.a
         u = self._gate_major(p.u[t])
         if p.weight_d is None:
             a.copy_(u)
@@ -125,14 +122,13 @@ class _GatedStep:
             torch.baddbmm(p.bias.unsqueeze(1), z[8:], p.weight_d[8:], out=a)
             d_h, d_x = self.d.chunk(2)
             a.addcmul_(d_x, self._gate_major(p.gx[t]).to(self.dtype)).addcmul_(d_h, u.to(self.dtype))
-        if self.gain is not None:
-            norm = _normalise(a, p.epsilon)
-            torch.addcmul(self.shift, norm[0], self.gain, out=gates)
-        gates[1].add_(p.forget_bias)
-        gates[:2].sigmoid_()
-        gates[2].tanh_()
-        gates[3].sigmoid_()
-        return norm
+        if self.gains is None:
+            a[1].add_(p.forget_bias)
+            a[:2].sigmoid_()
+            return (a[0], a[1], a[2].tanh_(), a[3].sigmoid_()), None
+        every_gate = zip(a, self.gains, self.shifts, strict=True)
+        (i, f, g, o), norms = zip(*(_normalise(*gate, p.epsilon) for gate in every_gate), strict=True)
+        return (i.sigmoid_(), f.sigmoid_(), g.tanh_(), o.sigmoid_()), norms
 
     def _keep(self, update: Tensor, t: int) -> Tensor:
         keep = self.p.keep
@@ -156,25 +152,10 @@ class _GatedStep:
         p.dh_direct.copy_(past)
         return everything * (1 - stays)
 
-    def _add(self, name: str, gradient: Tensor, factor: Tensor | None = None) -> None:
-        """Adds a gradient, times a factor, to a parameter's total."""
-        total = self.totals.get(name)
-        if factor is None:
-            # Sums over rows write next to nothing, where a product would have to be written first.
-            summed = gradient.sum(-2, keepdim=True)
-            self.totals[name] = summed if total is None else total.add_(summed)
-        elif total is None:
-            self.totals[name] = gradient * factor
-        else:
-            total.addcmul_(gradient, factor)
-
-    def _finish(self) -> None:
-        """Sums the totals over rows, in the order of ``buffers.Gated.sums``."""
-        H = self.p.c.shape[-1]
-        places = {"gain": 0, "shift": 4 * H, "bias": 8 * H, "c_gain": 12 * H, "c_shift": 13 * H}
-        for name, total in self.totals.items():
-            summed = total.sum(-2).view(-1)
-            self.p.sums[0, places[name] : places[name] + len(summed)] = summed
+    def _add(self, row: int, gradients: Tensor) -> None:
+        """Adds to rows of ``buffers.Gated.sums``: the gates' gains from 0, shifts 4, biases 8, c's two 12."""
+        sums = self.p.sums[0].view(-1, gradients.shape[-1])
+        sums[row : row + len(gradients)].add_(gradients)
 
     def _spread(self, t: int, da: Tensor) -> None:
         """From the gradient of the gates' sums to those of their parts."""
@@ -184,13 +165,12 @@ class _GatedStep:
             du.copy_(da)
             return
         d_h, d_x = self.d.chunk(2)
-        dd_h, dd_x, dd_b = self.dd.chunk(3)
+        dd_h, dd_x, _ = self.dd.chunk(3)
         torch.mul(da, d_h, out=du)
         torch.mul(da, d_x, out=self._gate_major(p.dgx[t]))
-        self._add("bias", da)
+        self._add(8, da.sum(1))
         torch.mul(da, self._gate_major(p.u[t]).to(self.dtype), out=dd_h)
         torch.mul(da, self._gate_major(p.gx[t]).to(self.dtype), out=dd_x)
-        dd_b.copy_(da)
         z = self._embeddings(p.z[t]).to(self.dtype)
         p.dweight_d[0].baddbmm_(z.transpose(1, 2), self.dd)
         self._embeddings(p.dz[t]).copy_(torch.bmm(self.dd, p.weight_d.transpose(1, 2)))
@@ -315,16 +295,16 @@ class _HighwayStep:
             p.dgx[t].copy_(du)
 
 
-def _normalise(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """x with mean zero and variance one in the last dimension, the means and one over the deviations."""
-    return torch.native_layer_norm(x, x.shape[-1:], None, None, epsilon)
+def _normalise(x: Tensor, gain: Tensor, shift: Tensor, epsilon: float) -> tuple[Tensor, tuple]:
+    """x [B, H] normalised in its rows, scaled and shifted, and the rows' statistics."""
+    y, *statistics = torch.native_layer_norm(x, x.shape[-1:], gain, shift, epsilon)
+    return y, tuple(statistics)
 
 
-def _normalise_backward(grad: Tensor, x: Tensor, normalised: tuple) -> Tensor:
-    """The gradient of x from that of ``_normalise(x)``."""
-    _, mean, rstd, *_ = normalised
-    wanted = [True, False, False]
-    return torch.ops.aten.native_layer_norm_backward(grad, x, x.shape[-1:], mean, rstd, None, None, wanted)[0]
+def _normalise_backward(grad: Tensor, x: Tensor, statistics: tuple, gain: Tensor, shift: Tensor) -> tuple:
+    """Gradients of x, gain and shift of ``_normalise``."""
+    wanted = [True, True, True]
+    return torch.ops.aten.native_layer_norm_backward(grad, x, x.shape[-1:], *statistics, gain, shift, wanted)
 
 
 def sigmoid_backward(grad: Tensor, value: Tensor) -> Tensor:
