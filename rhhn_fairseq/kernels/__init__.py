@@ -111,8 +111,9 @@ def scan(
     _tell(cell, g[0], name)
     if name == "reference":
         return reference.scan(cell, g, state, mask_TB, noise)
-    # Programs give addresses away, so that whatever may be a view is laid out in rows first.
-    g, state = (tuple(part.contiguous() for part in parts) for parts in (g, state))
+    # Programs give addresses away, so that whatever may be a view is laid out in rows first; g by the program
+    # itself, which may want another order of it.
+    state = tuple(part.contiguous() for part in state)
     mask_TB = None if mask_TB is None else mask_TB.contiguous()
     noise = None if noise is None else {key: part.contiguous() for key, part in noise.items()}
     return fused(cell)(cell, g, state, mask_TB, noise, name)

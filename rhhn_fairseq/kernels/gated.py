@@ -254,7 +254,7 @@ def scan_lstm(
     (g_TBG,), (h0, c0), config = g, state, cell.config
     dtype = g_TBG.dtype
     y, h, c, *_ = lstm(
-        g_TBG,
+        g_TBG.contiguous(),
         h0.to(dtype),
         c0.to(state_dtype(dtype)),
         cell.weight_h.to(dtype),

@@ -222,7 +222,7 @@ def scan_rhn(
         first = first_TB1[0].squeeze(-1).contiguous() if first_TB1 else None
         bias_x = cell.bias_x.to(wide)
     y, s, *_ = highway(
-        gx,
+        gx.contiguous(),
         s0.to(wide),
         [weight.to(dtype) for weight in cell.weight_s],
         torch.stack(list(cell.bias_s)).to(wide),

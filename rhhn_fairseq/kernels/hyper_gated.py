@@ -328,7 +328,7 @@ def scan_hyper_lstm(
         torch.nn.functional.pad(scaling.bias_z, (0, z_of_b)),
     )
     y, *after = hyper_lstm(
-        *g,
+        *(part.contiguous() for part in g),
         *(h.to(dtype), c.to(wide), e.to(dtype), k.to(wide)),
         *(weight.to(dtype) for weight in weights),
         torch.cat([scaling.weight_d, scaling.weight_b]).to(wide),
