@@ -99,7 +99,7 @@ class GatedStep {
    private:
     // Rows whose scaling vectors are made together, so that weight_d is read once for all of them.
     static constexpr int64_t BLOCK = 8;
-    static int64_t row_scratch(int64_t H) { return 16 * H + 16; }
+    static int64_t row_scratch(int64_t H) { return 18 * H + 16; }
 
     // Numbers that are worked on at once, and how many such groups of columns; embeddings in one go.
     static constexpr int64_t LANES = 64 / sizeof(S), WIDE = 2 * LANES, MAX_Z = 64;
@@ -137,15 +137,13 @@ class GatedStep {
                 for (int64_t j = 0; j < H; ++j) gate[j] = (gate[j] - m.mean) * m.rstd * gain[j] + shift[j];
             }
         }
-        const uint8_t* keep = keep_row(b);
         {
             const S forget_bias = S(p.forget_bias);
             const S *__restrict i = a, *__restrict f = a + H, *__restrict g = a + 2 * H;
-            S* __restrict to = inner;
+            S *__restrict to = inner, *__restrict keep = scratch + 5 * H;
+            factors(keep_row(b), S(p.keep_scale), S(1), keep, H);
 #pragma omp simd
-            for (int64_t j = 0; j < H; ++j) to[j] = hyperbolic_tangent(g[j]);
-            if (keep)
-                for (int64_t j = 0; j < H; ++j) to[j] = kept(to[j], keep, j);
+            for (int64_t j = 0; j < H; ++j) to[j] = hyperbolic_tangent(g[j]) * keep[j];
 #pragma omp simd
             for (int64_t j = 0; j < H; ++j)
                 to[j] = sigmoid(f[j] + forget_bias) * c_old[j] + sigmoid(i[j]) * to[j];
@@ -181,6 +179,9 @@ class GatedStep {
         S *a = scratch, *inner = scratch + 4 * H, *update = scratch + 5 * H, *dh = scratch + 6 * H;
         S *da = scratch + 7 * H, *gate_rstd = scratch + 11 * H;
         S *normal = scratch + 11 * H + 4, *c_normal = scratch + 15 * H + 4;
+        S *__restrict keep = scratch + 16 * H + 4, *__restrict stays = scratch + 17 * H + 4;
+        factors(keep_row(b), S(p.keep_scale), S(1), keep, H);
+        factors(p.zone_c ? p.zone_c + row : nullptr, S(1), S(p.zone_c_rate), stays, H);
         sums(b, a, d);
         if (p.gate_gain) {
             for (int64_t k = 0; k < 4; ++k) {
@@ -200,7 +201,6 @@ class GatedStep {
             S *__restrict i = a, *__restrict f = a + H, *__restrict g = a + 2 * H, *__restrict o = a + 3 * H;
             S *__restrict to = inner, *__restrict new_update = update;
             const S forget_bias = S(p.forget_bias);
-            const uint8_t* keep = keep_row(b);
 #pragma omp simd
             for (int64_t j = 0; j < H; ++j) {
                 i[j] = sigmoid(i[j]);
@@ -208,9 +208,11 @@ class GatedStep {
                 g[j] = hyperbolic_tangent(g[j]);
                 o[j] = sigmoid(o[j]);
             }
-            for (int64_t j = 0; j < H; ++j) new_update[j] = kept(g[j], keep, j);
 #pragma omp simd
-            for (int64_t j = 0; j < H; ++j) to[j] = f[j] * c_old[j] + i[j] * new_update[j];
+            for (int64_t j = 0; j < H; ++j) {
+                new_update[j] = g[j] * keep[j];
+                to[j] = f[j] * c_old[j] + i[j] * new_update[j];
+            }
         }
         // inner: what the output's tanh sees, and then that tanh.
         S c_rstd = 0;
@@ -243,15 +245,13 @@ class GatedStep {
         {
             const S *__restrict i = a, *__restrict f = a + H, *__restrict g = a + 2 * H;
             S *__restrict d_f = da + H, *__restrict d_g = da + 2 * H;
-            const uint8_t* zone_c = p.zone_c ? p.zone_c + row : nullptr;
-            const S rate = S(p.zone_c_rate), through = p.c_scale ? at<S>(p.c_scale)[t] : S(1);
-            const uint8_t* keep = keep_row(b);
+            const S through = p.c_scale ? at<S>(p.c_scale)[t] : S(1);
+#pragma omp simd
             for (int64_t j = 0; j < H; ++j) {
-                const S stays = zone_c ? S(zone_c[j]) : rate;
-                const S d = dc_new[j] + dc[j] * (S(1) - stays);
-                dc[j] = dc[j] * stays + d * f[j] * through;
+                const S d = dc_new[j] + dc[j] * (S(1) - stays[j]);
+                dc[j] = dc[j] * stays[j] + d * f[j] * through;
                 d_f[j] = d * c_old[j] * f[j] * (S(1) - f[j]);
-                d_g[j] = kept(d * i[j], keep, j) * (S(1) - g[j] * g[j]);
+                d_g[j] = d * i[j] * keep[j] * (S(1) - g[j] * g[j]);
                 dc_new[j] = d * update[j] * i[j] * (S(1) - i[j]);
             }
         }
@@ -275,8 +275,6 @@ class GatedStep {
     const uint8_t* keep_row(int64_t b) const {
         return p.keep ? p.keep + t * p.keep_t + b * p.keep_b : nullptr;
     }
-
-    S kept(S x, const uint8_t* keep, int64_t j) const { return keep ? (keep[j] ? x * S(p.keep_scale) : S(0)) : x; }
 
     // The sums of the four gates of a row, before any normalisation.
     void sums(int64_t b, S* __restrict a, const S* d) const {

@@ -59,7 +59,7 @@ class HighwayStep {
         for (int64_t b = first; b < last; ++b) backward_row(b, scratch, total);
     }
 
-    static int64_t scratch_size(const Highway& p) { return 5 * p.H; }
+    static int64_t scratch_size(const Highway& p) { return 7 * p.H; }
 
    private:
     void forward_row(int64_t b, S* scratch) const {
@@ -76,15 +76,19 @@ class HighwayStep {
             if (y) std::fill(y, y + H, T{});
             return;
         }
-        S *__restrict h = scratch, *__restrict gate = scratch + H;
+        S *__restrict h = scratch, *__restrict gate = scratch + H, *__restrict keep = scratch + 2 * H;
         sums(b, h);
-        const uint8_t* keep = keep_row(b);
+        factors(keep_row(b), S(p.keep_scale), S(1), keep, H);
 #pragma omp simd
         for (int64_t j = 0; j < H; ++j) {
             h[j] = hyperbolic_tangent(h[j]);
             gate[j] = sigmoid(gate[j]);
         }
-        for (int64_t j = 0; j < H; ++j) s[j] = (S(1) - gate[j]) * old[j] + kept(gate[j], keep, j) * h[j];
+        {
+            S* __restrict to = s;
+#pragma omp simd
+            for (int64_t j = 0; j < H; ++j) to[j] = (S(1) - gate[j]) * old[j] + gate[j] * keep[j] * h[j];
+        }
         if (y && p.ld_y != H) narrow(s, y);
         if (last) {
             if (p.zone) {
@@ -112,6 +116,7 @@ class HighwayStep {
         }
         S *__restrict h = scratch, *__restrict gate = scratch + H;
         S *__restrict ds = scratch + 2 * H, *__restrict da = scratch + 3 * H;
+        S *__restrict keep = scratch + 5 * H, *__restrict around = scratch + 6 * H;
 #pragma omp simd
         for (int64_t j = 0; j < H; ++j) ds[j] = direct[j] + load(ds_mm[j]);
         if (last && p.ld_y == H) add_output(b, ds);
@@ -126,16 +131,19 @@ class HighwayStep {
         if (p.ld_y != H) add_output(b, ds);
         sums(b, h);
         const S* __restrict old = before(b);
-        const uint8_t* keep = keep_row(b);
+        factors(keep_row(b), S(p.keep_scale), S(1), keep, H);
+        if (l) std::fill(around, around + H, S(0));
+        else std::copy(past, past + H, around);
 #pragma omp simd
         for (int64_t j = 0; j < H; ++j) {
             h[j] = hyperbolic_tangent(h[j]);
             gate[j] = sigmoid(gate[j]);
         }
+#pragma omp simd
         for (int64_t j = 0; j < H; ++j) {
-            da[j] = ds[j] * kept(gate[j], keep, j) * (S(1) - h[j] * h[j]);
-            da[H + j] = (kept(ds[j] * h[j], keep, j) - ds[j] * old[j]) * gate[j] * (S(1) - gate[j]);
-            direct[j] = ds[j] * (S(1) - gate[j]) + (l ? S(0) : past[j]);
+            da[j] = ds[j] * gate[j] * keep[j] * (S(1) - h[j] * h[j]);
+            da[H + j] = (ds[j] * h[j] * keep[j] - ds[j] * old[j]) * gate[j] * (S(1) - gate[j]);
+            direct[j] = ds[j] * (S(1) - gate[j]) + around[j];
         }
         spread(b, da, total);
     }
@@ -170,7 +178,6 @@ class HighwayStep {
     const uint8_t* keep_row(int64_t b) const {
         return p.keep ? p.keep + ((t * p.B + b) * p.L + l) * H : nullptr;
     }
-    S kept(S x, const uint8_t* keep, int64_t j) const { return keep ? (keep[j] ? x * S(p.keep_scale) : S(0)) : x; }
     bool takes_bias(int64_t b) const { return l || !p.first || !p.first[t * p.B + b]; }
 
     const T* scaling(int64_t b) const {
@@ -209,14 +216,25 @@ class HighwayStep {
         if (!l && p.bias_x) add(da, total + p.L * 2 * H);
         T* __restrict du = static_cast<T*>(p.du) + at_row(l, b) * 2 * H;
         T* __restrict dgx = l ? nullptr : static_cast<T*>(p.dgx) + (t * p.B + b) * 2 * H;
-        const T* z = scaling(b);
-        if (z) {
-            const T *u = products(b), *gx = inputs(b);
+        if (p.z) {
+            const T* __restrict z = scaling(b);
+            const T *__restrict u = products(b), *__restrict gx = inputs(b);
             T* __restrict dz = static_cast<T*>(p.dz) + at_row(l, b) * H;
-            for (int64_t j = 0; j < H; ++j) {
-                store(dz[j], da[j] * product(u, gx, j) + da[H + j] * product(u, gx, H + j));
-                store(du[j], da[j] * load(z[j]));
-                store(du[H + j], da[H + j] * load(z[j]));
+            if (gx) {
+#pragma omp simd
+                for (int64_t j = 0; j < H; ++j) {
+                    const S h = load(u[j]) + load(gx[j]), gate = load(u[H + j]) + load(gx[H + j]);
+                    store(dz[j], da[j] * h + da[H + j] * gate);
+                }
+            } else {
+#pragma omp simd
+                for (int64_t j = 0; j < H; ++j) store(dz[j], da[j] * load(u[j]) + da[H + j] * load(u[H + j]));
+            }
+            for (int64_t half = 0; half < 2; ++half) {
+                const S* __restrict from = da + half * H;
+                T* __restrict to = du + half * H;
+#pragma omp simd
+                for (int64_t j = 0; j < H; ++j) store(to[j], from[j] * load(z[j]));
             }
         } else {
 #pragma omp simd

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -90,5 +91,17 @@ inline float hyperbolic_tangent(float x) {
     return size < 0.625f ? near : std::copysign(far, x);
 }
 inline double hyperbolic_tangent(double x) { return std::tanh(x); }
+
+// A mask as factors: `set` where it is not zero, else 0; `without` everywhere if there is no mask. Loops over
+// factors become vector instructions where loops over a mask that may be missing do not.
+template <typename S>
+inline void factors(const uint8_t* __restrict mask, S set, S without, S* __restrict to, int64_t size) {
+    if (mask) {
+#pragma omp simd
+        for (int64_t j = 0; j < size; ++j) to[j] = mask[j] ? set : S(0);
+    } else {
+        std::fill(to, to + size, without);
+    }
+}
 
 }  // namespace rhhn
