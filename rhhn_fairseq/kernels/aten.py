@@ -18,11 +18,7 @@ def gated(p: Gated, direction: str) -> Callable[[int], None]:
 
 
 class _GatedStep:
-    """One step of ``buffers.Gated``; see there for the names, and cells/lstm.py for the equations.
-
-    Each gate is normalised by a call of its own, which applies the gain and the shift in the same pass and
-    gives their gradients in the pass that makes its input's.
-    """
+    """One step of ``buffers.Gated``; see there for the names, and cells/lstm.py for the equations."""
 
     def __init__(self, p: Gated):
         self.p = p
@@ -34,7 +30,7 @@ class _GatedStep:
         self.da = self.dd[-4:]
         self.gains = self.shifts = None
         if p.gate_gain is not None:
-            self.gains, self.shifts = p.gate_gain.view(4, H), p.gate_shift.view(4, H).clone()
+            self.gains, self.shifts = p.gate_gain.view(4, 1, H), p.gate_shift.view(4, 1, H).clone()
             self.shifts[1] += p.forget_bias
 
     def forward(self, t: int) -> None:
@@ -92,10 +88,7 @@ class _GatedStep:
             through.add_(dc * stays)
         p.dc.copy_(through if here is None else torch.where(here, through, p.dc))
         if norms is not None:
-            every_gate = zip(da, self.a, norms, self.gains, self.shifts, strict=True)
-            parts, gains, shifts = zip(*(_normalise_backward(*gate) for gate in every_gate), strict=True)
-            self._add(0, torch.stack(gains + shifts))
-            torch.stack(parts, out=da)
+            self._gates_backward(da, norms)
         self._spread(t, da)
 
     def _before(self, t: int) -> tuple[Tensor, Tensor]:
@@ -110,7 +103,7 @@ class _GatedStep:
         """z by kind, [12, B, Z], a view of [B, 12 Z]."""
         return z.unflatten(-1, (12, -1)).transpose(0, 1)
 
-    def _gates(self, t: int) -> tuple[Sequence[Tensor], list | None]:
+    def _gates(self, t: int) -> tuple[Sequence[Tensor], Sequence | None]:
         """i, f, g, o, each [B, H], and what the backward of their normalisation needs."""
         p, a = self.p, self.a
         u = self._gate_major(p.u[t])
@@ -126,9 +119,18 @@ class _GatedStep:
             a[1].add_(p.forget_bias)
             a[:2].sigmoid_()
             return (a[0], a[1], a[2].tanh_(), a[3].sigmoid_()), None
-        every_gate = zip(a, self.gains, self.shifts, strict=True)
-        (i, f, g, o), norms = zip(*(_normalise(*gate, p.epsilon) for gate in every_gate), strict=True)
-        return (i.sigmoid_(), f.sigmoid_(), g.tanh_(), o.sigmoid_()), norms
+        norms = _normalise(a, None, None, p.epsilon)
+        gates = torch.addcmul(self.shifts, norms[0], self.gains)
+        gates[:2].sigmoid_()
+        return (gates[0], gates[1], gates[2].tanh_(), gates[3].sigmoid_()), norms
+
+    def _gates_backward(self, da: Tensor, norms: Sequence) -> None:
+        """From the gradient of the normalised gates to that of their sums, in place."""
+        normal, statistics = norms
+        self._add(0, (da * normal).sum(1))
+        self._add(4, da.sum(1))
+        da.mul_(self.gains)
+        da.copy_(_normalise_backward(da, self.a, statistics, None, None)[0])
 
     def _keep(self, update: Tensor, t: int) -> Tensor:
         keep = self.p.keep
@@ -295,15 +297,17 @@ class _HighwayStep:
             p.dgx[t].copy_(du)
 
 
-def _normalise(x: Tensor, gain: Tensor, shift: Tensor, epsilon: float) -> tuple[Tensor, tuple]:
-    """x [B, H] normalised in its rows, scaled and shifted, and the rows' statistics."""
+def _normalise(x: Tensor, gain: Tensor | None, shift: Tensor | None, epsilon: float) -> tuple[Tensor, tuple]:
+    """x normalised in its last dimension, scaled and shifted, and the statistics for its backward."""
     y, *statistics = torch.native_layer_norm(x, x.shape[-1:], gain, shift, epsilon)
     return y, tuple(statistics)
 
 
-def _normalise_backward(grad: Tensor, x: Tensor, statistics: tuple, gain: Tensor, shift: Tensor) -> tuple:
-    """Gradients of x, gain and shift of ``_normalise``."""
-    wanted = [True, True, True]
+def _normalise_backward(
+    grad: Tensor, x: Tensor, statistics: tuple, gain: Tensor | None, shift: Tensor | None
+) -> tuple:
+    """Gradients of x, gain and shift of ``_normalise``; of what is None, None."""
+    wanted = [True, gain is not None, shift is not None]
     return torch.ops.aten.native_layer_norm_backward(grad, x, x.shape[-1:], *statistics, gain, shift, wanted)
 
 
