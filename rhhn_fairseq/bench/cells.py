@@ -45,6 +45,9 @@ class Config(SizesConfig):
         check_names("cells", self.cells, sorted([*CELLS, *ON_REQUEST]))
 
 
+PLAIN = {"hyperlstm": "lstm", "ln_hyperlstm": "ln_lstm", "hyperrhn": "rhn"}
+"""What a cell with changing weights would be with fixed ones."""
+
 SMOKE = dict(
     hidden=8,
     input=5,
@@ -68,6 +71,7 @@ COLUMNS = (
     Column("/ nn.LSTM", "ratio", ".2f"),
     Column("min..max", "ratio_min ratio_max", ".2f"),
     Column("/ reference", "reference_ratio", ".2f"),
+    Column("/ plain cell", "plain_ratio", ".2f"),
     Column("/ first type", "dtype_ratio", ".2f"),
     Column("GFLOP", "gflop", ".4g"),
     Column("GFLOP/s", "gflop_per_s", ".4g"),
@@ -173,6 +177,7 @@ def _row(contender: Contender, errors: dict, seconds: dict, flop: int, config: C
         "total_ms": 1e3 * np.median(own),
         **ratio(own, passes[baseline]),
         "reference_ratio": beside((name, "reference", dtype)),
+        "plain_ratio": beside((PLAIN.get(name), contender.backend, dtype)),
         "dtype_ratio": beside(first) if dtype != config.dtype[0] else None,
         "gflop": flop / 1e9,
         "gflop_per_s": flop / 1e9 / np.median(own),
