@@ -253,6 +253,10 @@ class _HighwayStep:
         u = self.p.u[layer, t].to(self.dtype)
         return u if layer else u + self.p.gx[t]
 
+    def _scaling(self, t: int, layer: int) -> Tensor:
+        """z of both halves, [B, 1, H]."""
+        return (self.p.z[layer, t] + self.p.bias_z[layer]).unsqueeze(1)
+
     def _bias(self, t: int, layer: int) -> Tensor:
         """The bias of each row or of all."""
         p = self.p
@@ -267,7 +271,7 @@ class _HighwayStep:
         """tanh and sigmoid of the sums."""
         a = self._products(t, layer)
         if self.p.z is not None:
-            a = (a.unflatten(-1, (2, -1)) * self.p.z[layer, t].unsqueeze(1)).flatten(-2)
+            a = (a.unflatten(-1, (2, -1)) * self._scaling(t, layer)).flatten(-2)
         h, gate = (a + self._bias(t, layer)).chunk(2, dim=-1)
         return torch.tanh(h), torch.sigmoid(gate)
 
@@ -279,19 +283,21 @@ class _HighwayStep:
 
     def _spread(self, t: int, layer: int, da: Tensor) -> None:
         """From the gradient of the sums to those of their parts."""
-        p, width = self.p, 2 * self.H
+        p, width, H = self.p, 2 * self.H, self.H
         biased = da
         if layer == 0 and p.first is not None:
             biased = da * ~p.first[t].bool().unsqueeze(-1)
         p.sums[0, layer * width : (layer + 1) * width] += biased.sum(0)
         if layer == 0 and p.bias_x is not None:
-            p.sums[0, self.L * width :] += da.sum(0)
+            p.sums[0, self.L * width : (self.L + 1) * width] += da.sum(0)
         du = da
         if p.z is not None:
             halves = da.unflatten(-1, (2, -1))
             products = self._products(t, layer).unflatten(-1, (2, -1))
-            p.dz[layer, t].copy_((halves * products).sum(1))
-            du = (halves * p.z[layer, t].unsqueeze(1)).flatten(-2)
+            dz = (halves * products).sum(1)
+            p.dz[layer, t].copy_(dz)
+            p.sums[0, (self.L + 1) * width :].view(-1, H)[layer] += dz.sum(0)
+            du = (halves * self._scaling(t, layer)).flatten(-2)
         p.du[layer, t].copy_(du)
         if layer == 0:
             p.dgx[t].copy_(du)

@@ -87,7 +87,8 @@ class Highway:
     """A sequence of a recurrent highway network, plain or scaled by hypervectors; one layer is one step.
 
     Attributes:
-        u: s W_l [L, T, B, 2 H]. gx: what layer 0 adds to that [T, B, 2 H]. z: [L, T, B, H] or None.
+        u: s W_l [L, T, B, 2 H]. gx: what layer 0 adds to that [T, B, 2 H]. z: [L, T, B, H] without its bias
+            bias_z [L, H], state type; both None without a hypernetwork.
         bias: [L, 2 H], state type. bias_x: layer 0's second bias [2 H], state type, or None; it is None
             where ``gx`` holds it. first: [T, B], where layer 0 leaves ``bias`` out.
         mask: [T, B], true at real positions. keep: [T, B, L H], kept units of the transform gate.
@@ -99,8 +100,8 @@ class Highway:
         dy: gradient of y or None. ds: [B, H], the gradient of a layer's output that came through the next
             matrix. ds_direct: [B, H], state type, the rest of it, in and out. past: [B, H], state type, what
             goes past all layers of a time step.
-        du, dgx, dz: gradients of u, gx and z. sums: [threads, (L + 1) 2 H], state type, gradients of bias and
-            then bias_x, added up over rows and steps.
+        du, dgx, dz: gradients of u, gx and z. sums: [threads, (3 L + 2) H], state type, gradients of bias,
+            bias_x and bias_z, added up over rows and steps.
     """
 
     u: Tensor
@@ -112,6 +113,7 @@ class Highway:
     o: Tensor | None = None
     z: Tensor | None = None
     bias_x: Tensor | None = None
+    bias_z: Tensor | None = None
     first: Masks = None
     mask: Masks = None
     keep: Masks = None

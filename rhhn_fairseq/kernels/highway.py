@@ -37,6 +37,7 @@ def highway(
     weights: Sequence[Tensor],
     bias: Tensor,
     bias_x: Tensor | None,
+    bias_z: Tensor | None,
     z: Tensor | None,
     first: Tensor | None,
     mask: Tensor | None,
@@ -54,7 +55,8 @@ def highway(
     Args:
         gx: x U, with its bias unless ``bias_x`` is given, [T, B, 2 H]. s0: [B, H], state type.
         weights: W_l [H, 2 H] for each layer. bias: [L, 2 H], state type. bias_x: [2 H], state type.
-        z: hypervectors [L, T, B, H]. first: [T, B], where layer 0 leaves its bias out. mask: [T, B].
+        z: hypervectors [L, T, B, H], and bias_z: what is added to them, [L, H], state type.
+        first: [T, B], where layer 0 leaves its bias out. mask: [T, B].
         gal: scaled mask on the state, [B, H]. keep: [T, B, L H]. zone: [T, B, H]. s_share: [T], what the
             gradient of s through W_0 is multiplied by.
         trace: give the states after all layers.
@@ -67,7 +69,8 @@ def highway(
     (T, B, width), L = gx.shape, len(weights)
     H = width // 2
     u, s = gx.new_empty(L, T, B, width), s0.new_empty(L, T, B, H)
-    buffers = _buffers(u, gx, s0, s, bias, bias_x, z, first, mask, keep, zone, keep_scale, zone_rate, trace)
+    scaling = bias, bias_x, bias_z, z
+    buffers = _buffers(u, gx, s0, s, scaling, first, mask, keep, zone, keep_scale, zone_rate, trace)
     buffers.y = gx.new_empty(T, B, L * H if trace else H)
     buffers.o = None if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
     step = pointwise.highway(backend, buffers, "forward")
@@ -81,7 +84,8 @@ def highway(
     return buffers.y, s[-1, -1].clone(), u, s, (gx.new_empty(0) if buffers.o is None else buffers.o)
 
 
-def _buffers(u, gx, s0, s, bias, bias_x, z, first, mask, keep, zone, keep_scale, zone_rate, trace) -> Highway:
+def _buffers(u, gx, s0, s, scaling, first, mask, keep, zone, keep_scale, zone_rate, trace) -> Highway:
+    bias, bias_x, bias_z, z = scaling
     return Highway(
         u=u,
         gx=gx,
@@ -89,6 +93,7 @@ def _buffers(u, gx, s0, s, bias, bias_x, z, first, mask, keep, zone, keep_scale,
         s=s,
         bias=bias,
         bias_x=bias_x,
+        bias_z=bias_z,
         z=z,
         first=first,
         mask=mask,
@@ -101,7 +106,8 @@ def _buffers(u, gx, s0, s, bias, bias_x, z, first, mask, keep, zone, keep_scale,
 
 
 @highway.register_fake
-def _(gx, s0, weights, bias, bias_x, z, first, mask, gal, keep, zone, share, scale, rate, trace, backend):
+def _(gx, s0, weights, bias, bias_x, bias_z, z, *others):
+    trace = others[-2]
     (T, B, width), L = gx.shape, len(weights)
     H = width // 2
     s = s0.new_empty(L, T, B, H)
@@ -123,6 +129,7 @@ def highway_backward(
     weights: Sequence[Tensor],
     bias: Tensor,
     bias_x: Tensor | None,
+    bias_z: Tensor | None,
     z: Tensor | None,
     first: Tensor | None,
     mask: Tensor | None,
@@ -135,16 +142,17 @@ def highway_backward(
     trace: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of gx, s0, the weights [L, H, 2 H], z (empty without), and [bias, bias_x] [(L + 1) 2 H]."""
+    """Gradients of gx, s0, the weights [L, H, 2 H], z (empty without), and ``buffers.Highway.sums``."""
     L, T, _, H = s.shape
-    buffers = _buffers(u, gx, s0, s, bias, bias_x, z, first, mask, keep, zone, keep_scale, zone_rate, trace)
+    scaling = bias, bias_x, bias_z, z
+    buffers = _buffers(u, gx, s0, s, scaling, first, mask, keep, zone, keep_scale, zone_rate, trace)
     buffers.o = o if o.numel() else None
     buffers.dy = None if dy is None else dy.contiguous()
     buffers.ds = gx.new_zeros(s0.shape)
     buffers.ds_direct, buffers.past = or_zeros(ds_last, s0), torch.zeros_like(s0)
     buffers.du, buffers.dgx = torch.empty_like(u), torch.empty_like(gx)
     buffers.dz = None if z is None else torch.empty_like(z)
-    buffers.sums = pointwise.sums_of(backend, [(L + 1) * 2 * H], s0)
+    buffers.sums = pointwise.sums_of(backend, [(3 * L + 2) * H], s0)
     step = pointwise.highway(backend, buffers, "backward")
     transposes = [transposed(weight, T) for weight in weights]
     du = [part.unbind(0) for part in buffers.du.unbind(0)]
@@ -164,10 +172,10 @@ def highway_backward(
 
 
 @highway_backward.register_fake
-def _(dy, ds_last, u, s, o, gx, s0, weights, bias, bias_x, z, *_):
+def _(dy, ds_last, u, s, o, gx, s0, weights, bias, bias_x, bias_z, z, *_):
     L, H = len(s), s.shape[-1]
     dz = gx.new_empty(0) if z is None else torch.empty_like(z)
-    sums = s0.new_empty((L + 1) * 2 * H)
+    sums = s0.new_empty((3 * L + 2) * H)
     return torch.empty_like(gx), torch.empty_like(s0), gx.new_empty(L, H, 2 * H), dz, sums
 
 
@@ -176,24 +184,26 @@ def _context(ctx, inputs, output):
     _, _, u, s, o = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(u, s, o)
-    ctx.save_for_backward(u, s, o, gx, s0, *others[:9], *weights)
-    ctx.rest = others[9:]
+    ctx.save_for_backward(u, s, o, gx, s0, *others[:10], *weights)
+    ctx.rest = others[10:]
 
 
 def _gradients(ctx, dy, ds_last, *_):
     u, s, o, gx, s0, *others = ctx.saved_tensors
-    tensors, weights = others[:9], others[9:]
-    bias, bias_x, z = tensors[:3]
+    tensors, weights = others[:10], others[10:]
+    bias, bias_x, bias_z, z = tensors[:4]
     dgx, ds0, dweights, dz, sums = highway_backward(
         dy, ds_last, u, s, o, gx, s0, list(weights), *tensors, *ctx.rest
     )
-    dbias, dbias_x = sums.split((bias.numel(), gx.shape[-1]))
+    L, H = len(bias), s0.shape[-1]
+    dbias, dbias_x, dbias_z = sums.split((2 * L * H, 2 * H, L * H))
     return (
         dgx,
         ds0,
         list(dweights.unbind(0)),
         dbias.view_as(bias),
         None if bias_x is None else dbias_x,
+        None if bias_z is None else dbias_z.view_as(bias_z),
         None if z is None else dz,
         *(None,) * 6,
         *(None,) * 4,
@@ -215,18 +225,19 @@ def scan_rhn(
     config, (gx, *scaling), (s0, *others) = cell.config, g, state
     dtype = gx.dtype
     wide = state_dtype(dtype)
-    z = first = bias_x = None
+    z = first = bias_x = bias_z = None
     if scaling:
         z_TLBH, *first_TB1 = scaling
         z = z_TLBH.transpose(0, 1).contiguous()
         first = first_TB1[0].squeeze(-1).contiguous() if first_TB1 else None
-        bias_x = cell.bias_x.to(wide)
+        bias_x, bias_z = cell.bias_x.to(wide), cell.z_shift().to(wide)
     y, s, *_ = highway(
         gx.contiguous(),
         s0.to(wide),
         [weight.to(dtype) for weight in cell.weight_s],
         torch.stack(list(cell.bias_s)).to(wide),
         bias_x,
+        bias_z,
         z,
         first,
         mask_TB,

@@ -20,9 +20,10 @@ struct Highway {
     int64_t threads;           // slots of sums
     const void* u;             // [L, T, B, 2 H]: s W_l
     const void* gx;            // [T, B, 2 H]: what layer 0 adds to u
-    const void* z;             // [L, T, B, H] or null
+    const void* z;             // [L, T, B, H] without its bias, or null
     const void* bias;          // [L, 2 H] state type
     const void* bias_x;        // [2 H] state type or null: layer 0's second bias
+    const void* bias_z;        // [L, H] state type, or null
     const uint8_t* first;      // [T, B] or null: where layer 0 leaves bias out
     const uint8_t* mask;       // [T, B]
     const uint8_t* keep;       // [T, B, L H]
@@ -38,7 +39,7 @@ struct Highway {
     void* du;                  // [L, T, B, 2 H]
     void* dgx;                 // [T, B, 2 H]
     void* dz;                  // [L, T, B, H]
-    void* sums;                // [threads, (L + 1) 2 H] state type: gradients of bias and then bias_x
+    void* sums;                // [threads, (3 L + 2) H] state type: gradients of bias, bias_x and bias_z
 };
 
 template <typename T>
@@ -55,7 +56,7 @@ class HighwayStep {
     }
 
     void backward(int64_t first, int64_t last, S* scratch, int64_t slot) const {
-        S* total = static_cast<S*>(p.sums) + slot * (p.L + 1) * 2 * H;
+        S* total = static_cast<S*>(p.sums) + slot * (3 * p.L + 2) * H;
         for (int64_t b = first; b < last; ++b) backward_row(b, scratch, total);
     }
 
@@ -197,12 +198,13 @@ class HighwayStep {
         const T *u = products(b), *gx = inputs(b), *z = scaling(b);
         const S* bias = takes_bias(b) ? static_cast<const S*>(p.bias) + l * 2 * H : nullptr;
         const S* bias_x = l ? nullptr : static_cast<const S*>(p.bias_x);
+        const S* bias_z = z ? static_cast<const S*>(p.bias_z) + l * H : nullptr;
         for (int64_t half = 0; half < 2; ++half) {
             S* __restrict to = a + half * H;
             const int64_t at = half * H;
             for (int64_t j = 0; j < H; ++j) to[j] = product(u, gx, at + j);
             if (z)
-                for (int64_t j = 0; j < H; ++j) to[j] *= load(z[j]);
+                for (int64_t j = 0; j < H; ++j) to[j] *= load(z[j]) + bias_z[j];
             if (bias)
                 for (int64_t j = 0; j < H; ++j) to[j] += bias[at + j];
             if (bias_x)
@@ -219,22 +221,30 @@ class HighwayStep {
         if (p.z) {
             const T* __restrict z = scaling(b);
             const T *__restrict u = products(b), *__restrict gx = inputs(b);
+            const S* __restrict bias_z = static_cast<const S*>(p.bias_z) + l * H;
             T* __restrict dz = static_cast<T*>(p.dz) + at_row(l, b) * H;
+            S* __restrict dbias_z = total + (2 * p.L + 2 + l) * H;
             if (gx) {
 #pragma omp simd
                 for (int64_t j = 0; j < H; ++j) {
                     const S h = load(u[j]) + load(gx[j]), gate = load(u[H + j]) + load(gx[H + j]);
-                    store(dz[j], da[j] * h + da[H + j] * gate);
+                    const S d = da[j] * h + da[H + j] * gate;
+                    store(dz[j], d);
+                    dbias_z[j] += d;
                 }
             } else {
 #pragma omp simd
-                for (int64_t j = 0; j < H; ++j) store(dz[j], da[j] * load(u[j]) + da[H + j] * load(u[H + j]));
+                for (int64_t j = 0; j < H; ++j) {
+                    const S d = da[j] * load(u[j]) + da[H + j] * load(u[H + j]);
+                    store(dz[j], d);
+                    dbias_z[j] += d;
+                }
             }
             for (int64_t half = 0; half < 2; ++half) {
                 const S* __restrict from = da + half * H;
                 T* __restrict to = du + half * H;
 #pragma omp simd
-                for (int64_t j = 0; j < H; ++j) store(to[j], from[j] * load(z[j]));
+                for (int64_t j = 0; j < H; ++j) store(to[j], from[j] * (load(z[j]) + bias_z[j]));
             }
         } else {
 #pragma omp simd

@@ -66,6 +66,7 @@ def forward(
     z,
     bias,
     bias_x,
+    bias_z,
     first,
     mask,
     keep,
@@ -99,7 +100,7 @@ def forward(
     old = get(s_before, (before + row) * H + column, inside, S)
     scaling = None
     if z is not None:
-        scaling = get(z, place * H + column, live, S)
+        scaling = get(z, place * H + column, live, S) + get(bias_z, layer * H + column, column < H, S)
     h = product(0, u, gx, at, place, column, live, H, S)
     gate = product(1, u, gx, at, place, column, live, H, S)
     h = tanh(whole(0, h, scaling, (bias, bias_x), column, layer, biased, H, S))
@@ -126,6 +127,7 @@ def backward(
     z,
     bias,
     bias_x,
+    bias_z,
     first,
     mask,
     keep,
@@ -176,7 +178,7 @@ def backward(
     old = get(s_before, (before + row) * H + column, live, S)
     scaling = None
     if z is not None:
-        scaling = get(z, place * H + column, live, S)
+        scaling = get(z, place * H + column, live, S) + get(bias_z, layer * H + column, column < H, S)
     h_product = product(0, u, gx, at, place, column, live, H, S)
     gate_product = product(1, u, gx, at, place, column, live, H, S)
     h = tanh(whole(0, h_product, scaling, (bias, bias_x), column, layer, biased, H, S))
@@ -189,14 +191,16 @@ def backward(
         direct += passing
     tl.store(ds_direct + own, direct, mask=inside)
 
-    slot = sums + tl.program_id(0) * (L + 1) * 2 * H
+    slot = sums + tl.program_id(0) * (3 * L + 2) * H
     add_up(slot + layer * 2 * H, tl.where(biased, d_h, 0.0), H, COLS)
     add_up(slot + layer * 2 * H + H, tl.where(biased, d_gate, 0.0), H, COLS)
     if bias_x is not None:
         add_up(slot + L * 2 * H, d_h, H, COLS)
         add_up(slot + L * 2 * H + H, d_gate, H, COLS)
     if z is not None:
-        tl.store(dz + place * H + column, d_h * h_product + d_gate * gate_product, mask=inside)
+        d_z = d_h * h_product + d_gate * gate_product
+        tl.store(dz + place * H + column, d_z, mask=inside)
+        add_up(slot + ((L + 1) * 2 + layer) * H, d_z, H, COLS)
         d_h *= scaling
         d_gate *= scaling
     tl.store(du + place * 2 * H + column, d_h, mask=inside)

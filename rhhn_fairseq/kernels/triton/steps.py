@@ -97,7 +97,7 @@ class HighwayStep:
         self.L, self.T, self.B, H = p.s.shape
         tile = Tile.of(self.B, H)
         self.guard = _on(p.u.device)
-        self.tensors = _of(p, "u z bias mask keep zone")
+        self.tensors = _of(p, "u z bias bias_z mask keep zone")
         # What only layer 0 has, and what only layers with an output have.
         self.of_first = _of(p, "gx bias_x first")
         self.output = _of(p, "y" if direction == "forward" else "dy")
