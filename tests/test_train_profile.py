@@ -43,13 +43,17 @@ def test_parts_of_a_training_step(tiny_corpus, tmp_path):
     training = tiny_lstm(tiny_corpus, tmp_path / "checkpoints", "fused_adam")
     result = profile("--updates", 3, "--warm-up", 1, "--json", figures, "--", *training, "--lr", 0.01)
     assert result.returncode == 0, result.stderr
-    rows = {row["part"]: row for row in json.loads(figures.read_text())["rows"]}
+    report = json.loads(figures.read_text())
+    rows = {row["part"]: row for row in report["rows"]}
     expected = ["forward and loss", "backward", "optimizer", "scaling and clipping gradients", "log lines"]
     assert {*expected, "reading batches", "clearing gradients", "statistics"} <= set(rows)
     assert all(row["ms"] > 0 for row in rows.values())
     assert sum(row["share"] for row in rows.values()) == pytest.approx(100)
     table = result.stdout.splitlines()
     assert table[-1].startswith("The model (forward and loss and backward) takes ")
+    assert table[-1].endswith(f", {report['tokens'] / report['seconds']:,.0f} target tokens a second.")
+    # The warm-up does not count.
+    assert 0 < report["tokens"] <= 3 * training[training.index("--max-tokens") + 1]
     assert not (tmp_path / "checkpoints").exists()
 
 

@@ -173,7 +173,13 @@ def draw(report: dict):
             axes.plot(*zip(*points, strict=True), marker="o", label=name)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
+        sizes = sorted({number for points in lines.values() for number, _ in points})
+        axes.set_xticks(sizes, [str(number) for number in sizes])
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.set_xlabel(size)
-        axes.set_ylabel("microseconds a token")
-    panels[0].legend(fontsize="small")
+    panels[0].set_ylabel("microseconds a token")
+    # Below the panels, where it covers no line.
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small"
+    )
     return figure

@@ -65,6 +65,7 @@ class Clock:
     Attributes:
         cuda: whether to wait for the GPU before every look at the time.
         seconds: what was counted.
+        tokens: target symbols that were trained on in that time.
     """
 
     def __init__(self, cuda: bool = False):
@@ -74,6 +75,7 @@ class Clock:
     def restart(self) -> None:
         """Forgets what was counted; open parts stay open."""
         self.seconds: dict[str, float] = {}
+        self.tokens = 0
         self._since = self._now()
 
     def _now(self) -> float:
@@ -160,7 +162,7 @@ def _counted(clock: Clock, config: Config, bar: tqdm, train_step: Callable) -> C
     """``Trainer.train_step`` that puts the clock into what a trainer holds, and ends the training."""
     done = 0
 
-    def step(trainer, *args, **kwargs):
+    def step(trainer, samples, *args, **kwargs):
         nonlocal done
         if done == 0:
             clock.cuda = trainer.cuda
@@ -168,8 +170,9 @@ def _counted(clock: Clock, config: Config, bar: tqdm, train_step: Callable) -> C
                 setattr(trainer.optimizer, method, clock.timed(part, getattr(trainer.optimizer, method)))
             criterion = trainer.get_criterion()
             criterion.forward = clock.timed(FORWARD, criterion.forward)
-        result = train_step(trainer, *args, **kwargs)
+        result = train_step(trainer, samples, *args, **kwargs)
         done += 1
+        clock.tokens += sum(sample["ntokens"] for sample in samples if sample)
         bar.update()
         clock.look()
         if done == config.warm_up:
@@ -194,8 +197,11 @@ def _report(clock: Clock, config: Config, arguments: list[str]) -> dict:
         "machine": describe_machine(device),
         "settings": {"updates": config.updates, "warm_up": config.warm_up, "arguments": " ".join(arguments)},
         "rows": rows,
+        "tokens": clock.tokens,
+        "seconds": total,
         "notes": [
             f"The model ({' and '.join(MODEL)}) takes {100 * model / total:.1f} % of "
-            f"{1e3 * total / config.updates:.1f} ms an update."
+            f"{1e3 * total / config.updates:.1f} ms an update, "
+            f"{clock.tokens / total:,.0f} target tokens a second."
         ],
     }
