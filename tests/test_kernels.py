@@ -110,6 +110,30 @@ def test_first_step_skip_equals_the_loop(name, implementation, depth, monkeypatc
     _assert_equal(_pass(cell, x, None, mask, None, implementation, monkeypatch), exact, 1e-13)
 
 
+@implementations
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("rows", [1, 6, 9])
+def test_hypervectors_in_parts_equal_the_loop(implementation, padded, rows, monkeypatch):
+    """As on the CPU where those of a whole sequence are too many to stay near the processor."""
+    monkeypatch.setattr(highway._Scaling, "NEAR", 0)
+    monkeypatch.setattr(highway._Scaling, "ROWS", rows)
+    cell = _cell("hyperrhn", RHN_NOISE)
+    T, B = 7, 3
+    noise, x = cell.sample_noise(T, B), torch.randn(T, B, 4, dtype=torch.float64)
+    mask = torch.rand(T, B) > 0.3 if padded else None
+    exact = _pass(cell, x, None, mask, noise, "reference", monkeypatch)
+    made = []
+    monkeypatch.setattr(
+        torch, "bmm", lambda *args, _bmm=torch.bmm, **kw: made.append(args[0].shape) or _bmm(*args, **kw)
+    )
+    _assert_equal(_pass(cell, x, None, mask, noise, implementation, monkeypatch), exact, 1e-13)
+    # z forward and, made again, backward, and the gradient of what it was made from, all part by part.
+    steps = {1: 7 * [1], 6: [2, 2, 2, 1], 9: [3, 3, 1]}[rows]
+    forward = [(3, part * B, 3) for part in steps]
+    backward = [shape for part in reversed(steps) for shape in [(3, part * B, 3), (3, part * B, 5)]]
+    assert made == forward + backward
+
+
 @pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm"])
 @implementations
 def test_embeddings_from_the_previous_state_equal_the_loop(name, implementation, monkeypatch):

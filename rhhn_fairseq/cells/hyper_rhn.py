@@ -155,21 +155,15 @@ class HyperRHN(Cell):
         return (g[0], *self.hyper.begin(g[1:], first_TB1), first_TB1)
 
     def prepare(self, g, state, mask_TB, noise):
-        """Runs the hypernetwork: g becomes (x U [T, B, 2 H], z [T, L, B, H], first step or nothing).
-
-        z is without its bias, which joins it where it is used: one pass over z less.
-        """
+        """Runs the hypernetwork: g becomes (x U, its states after every layer [T, B, L N], first step)."""
         from rhhn_fairseq.kernels import scan
 
         x_TBG, hyper_g, *first = g
-        T, B, _ = x_TBG.shape
         inner = noise
         if noise is not None:
             inner = {"update": noise["hyper_update"]} if "hyper_update" in noise else {}
         trace, (hyper_s,) = scan(self.hyper, (hyper_g,), (state[1],), mask_TB, inner)
-        by_layer = trace.view(T * B, self.config.rhn_depth, -1).transpose(0, 1)
-        z_TLBH = torch.bmm(by_layer, self.weight_z).unflatten(1, (T, B)).transpose(0, 1)
-        return (x_TBG, z_TLBH, *first), (state[0], hyper_s)
+        return (x_TBG, trace, *first), (state[0], hyper_s)
 
     def z_shift(self):
         """What is added to the product with ``weight_z``, [L, H]."""
@@ -177,8 +171,9 @@ class HyperRHN(Cell):
 
     def step(self, g_t, state, noise_t):
         (old, hyper_s), config = state, self.config
-        x, z_LBH, *first = g_t
-        z = (z_LBH + self.z_shift().unsqueeze(1)).unbind(0)
+        x, trace, *first = g_t
+        by_layer = trace.unflatten(-1, (config.rhn_depth, -1)).transpose(0, 1)
+        z = torch.baddbmm(self.z_shift().unsqueeze(1), by_layer, self.weight_z).unbind(0)
         s, gal = old, noise_at(noise_t, "gal")
         for layer, mask in enumerate(layer_masks(noise_t, "update", config.rhn_depth)):
             seen = detach_by_coin(s, noise_at(noise_t, "h_detach")) if layer == 0 else s

@@ -255,7 +255,8 @@ class _HighwayStep:
 
     def _scaling(self, t: int, layer: int) -> Tensor:
         """z of both halves, [B, 1, H]."""
-        return (self.p.z[layer, t] + self.p.bias_z[layer]).unsqueeze(1)
+        z = self.p.z[layer]
+        return (z[t % len(z)] + self.p.bias_z[layer]).unsqueeze(1)
 
     def _bias(self, t: int, layer: int) -> Tensor:
         """The bias of each row or of all."""
@@ -295,7 +296,7 @@ class _HighwayStep:
             halves = da.unflatten(-1, (2, -1))
             products = self._products(t, layer).unflatten(-1, (2, -1))
             dz = (halves * products).sum(1)
-            p.dz[layer, t].copy_(dz)
+            p.dz[layer, t % p.dz.shape[1]].copy_(dz)
             p.sums[0, (self.L + 1) * width :].view(-1, H)[layer] += dz.sum(0)
             du = (halves * self._scaling(t, layer)).flatten(-2)
         p.du[layer, t].copy_(du)

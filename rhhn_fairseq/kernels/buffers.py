@@ -87,8 +87,9 @@ class Highway:
     """A sequence of a recurrent highway network, plain or scaled by hypervectors; one layer is one step.
 
     Attributes:
-        u: s W_l [L, T, B, 2 H]. gx: what layer 0 adds to that [T, B, 2 H]. z: [L, T, B, H] without its bias
-            bias_z [L, H], state type; both None without a hypernetwork.
+        u: s W_l [L, T, B, 2 H]. gx: what layer 0 adds to that [T, B, 2 H]. z: [L, K, B, H] without its bias
+            bias_z [L, H], state type, for the K steps from a multiple of K on; both None without a
+            hypernetwork.
         bias: [L, 2 H], state type. bias_x: layer 0's second bias [2 H], state type, or None; it is None
             where ``gx`` holds it. first: [T, B], where layer 0 leaves ``bias`` out.
         mask: [T, B], true at real positions. keep: [T, B, L H], kept units of the transform gate.

@@ -1,9 +1,12 @@
 """Whole sequences of recurrent highway networks as one differentiable operation, ``rhhn::highway``.
 
 It serves RHN, the hypernetwork of a HyperRHN, whose output is the states after all its layers, and the main
-network of a HyperRHN, whose hypervectors z are there for the whole sequence before it starts. A layer of a
-time step is one matrix product and one call of the point-wise work. Forward keeps the products u and the
-states; the gradient of a weight is one product over all steps, after the loop.
+network of a HyperRHN, which gets that output and makes the hypervectors z from it. A layer of a time step is
+one matrix product and one call of the point-wise work. Forward keeps the products u and the states, but not
+z, which backward makes again; a recurrent weight's gradient is one product over all steps, after the loop.
+
+z and its gradient are made for a block of steps at a time: for all of them, or where that would be more than
+the processor keeps near, for so few that they are used where they were made.
 
 Shapes: T time, B batch, H hidden, L layers of a time step; halves h, t in every weight's columns.
 """
@@ -38,7 +41,8 @@ def highway(
     bias: Tensor,
     bias_x: Tensor | None,
     bias_z: Tensor | None,
-    z: Tensor | None,
+    hyper: Tensor | None,
+    weight_z: Tensor | None,
     first: Tensor | None,
     mask: Tensor | None,
     gal: Tensor | None,
@@ -55,7 +59,8 @@ def highway(
     Args:
         gx: x U, with its bias unless ``bias_x`` is given, [T, B, 2 H]. s0: [B, H], state type.
         weights: W_l [H, 2 H] for each layer. bias: [L, 2 H], state type. bias_x: [2 H], state type.
-        z: hypervectors [L, T, B, H], and bias_z: what is added to them, [L, H], state type.
+        hyper: states of the hypernetwork after all its layers [T, B, L N]; weight_z [L, N, H] makes z from
+            them. bias_z: what is added to that, [L, H], state type.
         first: [T, B], where layer 0 leaves its bias out. mask: [T, B].
         gal: scaled mask on the state, [B, H]. keep: [T, B, L H]. zone: [T, B, H]. s_share: [T], what the
             gradient of s through W_0 is multiplied by.
@@ -69,14 +74,17 @@ def highway(
     (T, B, width), L = gx.shape, len(weights)
     H = width // 2
     u, s = gx.new_empty(L, T, B, width), s0.new_empty(L, T, B, H)
-    scaling = bias, bias_x, bias_z, z
-    buffers = _buffers(u, gx, s0, s, scaling, first, mask, keep, zone, keep_scale, zone_rate, trace)
+    biases = bias, bias_x, bias_z
+    buffers = _buffers(u, gx, s0, s, biases, first, mask, keep, zone, keep_scale, zone_rate, trace)
+    scaling = None if hyper is None else _Scaling(buffers, hyper, weight_z)
     buffers.y = gx.new_empty(T, B, L * H if trace else H)
     buffers.o = None if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
     step = pointwise.highway(backend, buffers, "forward")
     products, states = [part.unbind(0) for part in u.unbind(0)], [part.unbind(0) for part in buffers.operands]
     read = s0.to(gx.dtype)
     for t in range(T):
+        if scaling is not None:
+            scaling.before_forward(t)
         for layer, weight in enumerate(weights):
             torch.mm(read if gal is None else read * gal, weight, out=products[layer][t])
             step(t * L + layer)
@@ -84,8 +92,8 @@ def highway(
     return buffers.y, s[-1, -1].clone(), u, s, (gx.new_empty(0) if buffers.o is None else buffers.o)
 
 
-def _buffers(u, gx, s0, s, scaling, first, mask, keep, zone, keep_scale, zone_rate, trace) -> Highway:
-    bias, bias_x, bias_z, z = scaling
+def _buffers(u, gx, s0, s, biases, first, mask, keep, zone, keep_scale, zone_rate, trace) -> Highway:
+    bias, bias_x, bias_z = biases
     return Highway(
         u=u,
         gx=gx,
@@ -94,7 +102,6 @@ def _buffers(u, gx, s0, s, scaling, first, mask, keep, zone, keep_scale, zone_ra
         bias=bias,
         bias_x=bias_x,
         bias_z=bias_z,
-        z=z,
         first=first,
         mask=mask,
         keep=keep,
@@ -105,8 +112,52 @@ def _buffers(u, gx, s0, s, scaling, first, mask, keep, zone, keep_scale, zone_ra
     )
 
 
+class _Scaling:
+    """z and its gradient, in the buffers of a highway, block of steps by block of steps."""
+
+    NEAR = 1 << 21
+    """Numbers of z up to which the CPU makes it for all steps at once."""
+
+    ROWS = 128
+    """Rows of a product in parts, with which reading the matrices takes less time than multiplying."""
+
+    def __init__(self, p: Highway, hyper: Tensor, weight_z: Tensor):
+        L, T, B, H = p.s.shape
+        self.p, self.weight_z, self.last = p, weight_z, T - 1
+        self.hyper_TBLN = hyper.unflatten(-1, (L, -1))
+        # In parts its weight's gradient is added up in the operands' type, which then has to be the states'.
+        parts = hyper.is_cpu and hyper.dtype == p.s.dtype and p.s.numel() > self.NEAR
+        self.steps = min(-(-self.ROWS // B), T) if parts else T
+        p.z = hyper.new_empty(L, self.steps, B, H)
+
+    def _rows(self, states_TBLN: Tensor, t: int) -> Tensor:
+        """The block that starts at step t, [L, rows, N], a view."""
+        return states_TBLN[t : t + self.steps].flatten(0, 1).transpose(0, 1)
+
+    def before_forward(self, t: int) -> None:
+        if t % self.steps == 0:
+            rows = self._rows(self.hyper_TBLN, t)
+            torch.bmm(rows, self.weight_z, out=self.p.z.flatten(1, 2)[:, : rows.shape[1]])
+
+    def start_backward(self) -> None:
+        self.p.dz = torch.empty_like(self.p.z)
+        self.dhyper_TBLN = torch.empty_like(self.hyper_TBLN)
+        self.dweight_z = torch.zeros_like(self.weight_z)
+
+    def before_backward(self, t: int) -> None:
+        if (t + 1) % self.steps == 0 or t == self.last:
+            self.before_forward(t - t % self.steps)
+
+    def after_backward(self, t: int) -> None:
+        if t % self.steps == 0:
+            rows = self._rows(self.hyper_TBLN, t)
+            dz = self.p.dz.flatten(1, 2)[:, : rows.shape[1]]
+            self._rows(self.dhyper_TBLN, t).copy_(torch.bmm(dz, self.weight_z.transpose(1, 2)))
+            self.dweight_z.baddbmm_(rows.transpose(1, 2), dz)
+
+
 @highway.register_fake
-def _(gx, s0, weights, bias, bias_x, bias_z, z, *others):
+def _(gx, s0, weights, bias, bias_x, bias_z, hyper, weight_z, *others):
     trace = others[-2]
     (T, B, width), L = gx.shape, len(weights)
     H = width // 2
@@ -130,7 +181,8 @@ def highway_backward(
     bias: Tensor,
     bias_x: Tensor | None,
     bias_z: Tensor | None,
-    z: Tensor | None,
+    hyper: Tensor | None,
+    weight_z: Tensor | None,
     first: Tensor | None,
     mask: Tensor | None,
     gal: Tensor | None,
@@ -141,42 +193,49 @@ def highway_backward(
     zone_rate: float,
     trace: bool,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of gx, s0, the weights [L, H, 2 H], z (empty without), and ``buffers.Highway.sums``."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of gx, s0, the weights [L, H, 2 H], hyper, weight_z (empty without), and ``Highway.sums``."""
     L, T, _, H = s.shape
-    scaling = bias, bias_x, bias_z, z
-    buffers = _buffers(u, gx, s0, s, scaling, first, mask, keep, zone, keep_scale, zone_rate, trace)
+    biases = bias, bias_x, bias_z
+    buffers = _buffers(u, gx, s0, s, biases, first, mask, keep, zone, keep_scale, zone_rate, trace)
+    scaling = None if hyper is None else _Scaling(buffers, hyper, weight_z)
+    if scaling is not None:
+        scaling.start_backward()
     buffers.o = o if o.numel() else None
     buffers.dy = None if dy is None else dy.contiguous()
     buffers.ds = gx.new_zeros(s0.shape)
     buffers.ds_direct, buffers.past = or_zeros(ds_last, s0), torch.zeros_like(s0)
     buffers.du, buffers.dgx = torch.empty_like(u), torch.empty_like(gx)
-    buffers.dz = None if z is None else torch.empty_like(z)
     buffers.sums = pointwise.sums_of(backend, [(3 * L + 2) * H], s0)
     step = pointwise.highway(backend, buffers, "backward")
     transposes = [transposed(weight, T) for weight in weights]
     du = [part.unbind(0) for part in buffers.du.unbind(0)]
     for t in reversed(range(T)):
+        if scaling is not None:
+            scaling.before_backward(t)
         for layer in reversed(range(L)):
             step(t * L + layer)
             torch.mm(du[layer][t], transposes[layer], out=buffers.ds)
             through_recurrence(buffers.ds, gal, None if layer else s_share, t)
+        if scaling is not None:
+            scaling.after_backward(t)
     start, states = s0.to(gx.dtype), buffers.operands
     dweights = gx.new_empty(L, H, 2 * H)
     dweights[0] = weight_gradient(seen(start, states[-1], gal), buffers.du[0])
     for layer in range(1, L):
         rows = states[layer - 1] if gal is None else states[layer - 1] * gal
         torch.mm(rows.flatten(0, 1).t(), buffers.du[layer].flatten(0, 1), out=dweights[layer])
-    dz = gx.new_empty(0) if z is None else buffers.dz
-    return buffers.dgx, buffers.ds_direct + buffers.ds, dweights, dz, buffers.sums.sum(0)
+    dhyper = gx.new_empty(0) if scaling is None else scaling.dhyper_TBLN.flatten(2)
+    dweight_z = gx.new_empty(0) if scaling is None else scaling.dweight_z
+    return buffers.dgx, buffers.ds_direct + buffers.ds, dweights, dhyper, dweight_z, buffers.sums.sum(0)
 
 
 @highway_backward.register_fake
-def _(dy, ds_last, u, s, o, gx, s0, weights, bias, bias_x, bias_z, z, *_):
+def _(dy, ds_last, u, s, o, gx, s0, weights, bias, bias_x, bias_z, hyper, weight_z, *_):
     L, H = len(s), s.shape[-1]
-    dz = gx.new_empty(0) if z is None else torch.empty_like(z)
+    made = [gx.new_empty(0) if part is None else torch.empty_like(part) for part in (hyper, weight_z)]
     sums = s0.new_empty((3 * L + 2) * H)
-    return torch.empty_like(gx), torch.empty_like(s0), gx.new_empty(L, H, 2 * H), dz, sums
+    return torch.empty_like(gx), torch.empty_like(s0), gx.new_empty(L, H, 2 * H), *made, sums
 
 
 def _context(ctx, inputs, output):
@@ -184,15 +243,15 @@ def _context(ctx, inputs, output):
     _, _, u, s, o = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(u, s, o)
-    ctx.save_for_backward(u, s, o, gx, s0, *others[:10], *weights)
-    ctx.rest = others[10:]
+    ctx.save_for_backward(u, s, o, gx, s0, *others[:11], *weights)
+    ctx.rest = others[11:]
 
 
 def _gradients(ctx, dy, ds_last, *_):
     u, s, o, gx, s0, *others = ctx.saved_tensors
-    tensors, weights = others[:10], others[10:]
-    bias, bias_x, bias_z, z = tensors[:4]
-    dgx, ds0, dweights, dz, sums = highway_backward(
+    tensors, weights = others[:11], others[11:]
+    bias, bias_x, bias_z, hyper = tensors[:4]
+    dgx, ds0, dweights, dhyper, dweight_z, sums = highway_backward(
         dy, ds_last, u, s, o, gx, s0, list(weights), *tensors, *ctx.rest
     )
     L, H = len(bias), s0.shape[-1]
@@ -204,7 +263,7 @@ def _gradients(ctx, dy, ds_last, *_):
         dbias.view_as(bias),
         None if bias_x is None else dbias_x,
         None if bias_z is None else dbias_z.view_as(bias_z),
-        None if z is None else dz,
+        *((None, None) if hyper is None else (dhyper, dweight_z)),
         *(None,) * 6,
         *(None,) * 4,
     )
@@ -225,10 +284,10 @@ def scan_rhn(
     config, (gx, *scaling), (s0, *others) = cell.config, g, state
     dtype = gx.dtype
     wide = state_dtype(dtype)
-    z = first = bias_x = bias_z = None
+    hyper = weight_z = first = bias_x = bias_z = None
     if scaling:
-        z_TLBH, *first_TB1 = scaling
-        z = z_TLBH.transpose(0, 1).contiguous()
+        hyper, *first_TB1 = scaling
+        hyper, weight_z = hyper.contiguous(), cell.weight_z.to(dtype)
         first = first_TB1[0].squeeze(-1).contiguous() if first_TB1 else None
         bias_x, bias_z = cell.bias_x.to(wide), cell.z_shift().to(wide)
     y, s, *_ = highway(
@@ -238,7 +297,8 @@ def scan_rhn(
         torch.stack(list(cell.bias_s)).to(wide),
         bias_x,
         bias_z,
-        z,
+        hyper,
+        weight_z,
         first,
         mask_TB,
         gal_mask(noise, config.gal_dropout, dtype),

@@ -55,7 +55,7 @@ class _Highway(ctypes.Structure):
     """``struct Highway`` of highway.cpp."""
 
     _fields_ = [
-        *_fields("T B H L ld_y", ctypes.c_int64),
+        *_fields("T B H L Z ld_y", ctypes.c_int64),
         *_fields("keep_scale zone_rate", ctypes.c_double),
         *_fields("threads", ctypes.c_int64),
         *_fields("u gx z bias bias_x bias_z first mask keep zone s0 s o y", ctypes.c_void_p),
@@ -107,7 +107,15 @@ def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
 def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
     """The function that runs one layer of a time step, number ``t L + l``."""
     L, T, B, H = buffers.s.shape
-    sizes = dict(T=T, B=B, H=H, L=L, ld_y=L * H if buffers.trace else H, threads=_threads(buffers))
+    sizes = dict(
+        T=T,
+        B=B,
+        H=H,
+        L=L,
+        Z=0 if buffers.z is None else buffers.z.shape[1],
+        ld_y=L * H if buffers.trace else H,
+        threads=_threads(buffers),
+    )
     return _bind(f"highway_{direction}", _Highway, buffers, sizes, buffers.u.dtype)
 
 

@@ -14,13 +14,14 @@ namespace rhhn {
 // Mirrored, field by field, by kernels/native/__init__.py. A missing tensor is a null pointer.
 struct Highway {
     int64_t T, B, H, L;
+    int64_t Z;                 // steps that z and dz hold: those from a multiple of it on
     int64_t ld_y;              // elements between rows of y and dy: H, or L H where they hold every layer
     double keep_scale;         // what a kept unit of the transform gate is multiplied by
     double zone_rate;          // the expectation where there is no mask
     int64_t threads;           // slots of sums
     const void* u;             // [L, T, B, 2 H]: s W_l
     const void* gx;            // [T, B, 2 H]: what layer 0 adds to u
-    const void* z;             // [L, T, B, H] without its bias, or null
+    const void* z;             // [L, Z, B, H] without its bias, or null
     const void* bias;          // [L, 2 H] state type
     const void* bias_x;        // [2 H] state type or null: layer 0's second bias
     const void* bias_z;        // [L, H] state type, or null
@@ -38,7 +39,7 @@ struct Highway {
     void* past;                // [B, H] state type: what goes past all layers of a time step
     void* du;                  // [L, T, B, 2 H]
     void* dgx;                 // [T, B, 2 H]
-    void* dz;                  // [L, T, B, H]
+    void* dz;                  // [L, Z, B, H]
     void* sums;                // [threads, (3 L + 2) H] state type: gradients of bias, bias_x and bias_z
 };
 
@@ -181,8 +182,9 @@ class HighwayStep {
     }
     bool takes_bias(int64_t b) const { return l || !p.first || !p.first[t * p.B + b]; }
 
+    int64_t scaling_row(int64_t b) const { return (l * p.Z + t % p.Z) * p.B + b; }
     const T* scaling(int64_t b) const {
-        return p.z ? static_cast<const T*>(p.z) + at_row(l, b) * H : nullptr;
+        return p.z ? static_cast<const T*>(p.z) + scaling_row(b) * H : nullptr;
     }
 
     // What z scales, or without it all but the bias.
@@ -222,7 +224,7 @@ class HighwayStep {
             const T* __restrict z = scaling(b);
             const T *__restrict u = products(b), *__restrict gx = inputs(b);
             const S* __restrict bias_z = static_cast<const S*>(p.bias_z) + l * H;
-            T* __restrict dz = static_cast<T*>(p.dz) + at_row(l, b) * H;
+            T* __restrict dz = static_cast<T*>(p.dz) + scaling_row(b) * H;
             S* __restrict dbias_z = total + (2 * p.L + 2 + l) * H;
             if (gx) {
 #pragma omp simd
@@ -266,7 +268,7 @@ class HighwayStep {
             std::fill(dgx, dgx + 2 * H, T{});
         }
         if (p.z) {
-            T* dz = static_cast<T*>(p.dz) + at_row(l, b) * H;
+            T* dz = static_cast<T*>(p.dz) + scaling_row(b) * H;
             std::fill(dz, dz + H, T{});
         }
     }

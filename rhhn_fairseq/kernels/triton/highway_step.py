@@ -84,6 +84,7 @@ def forward(
     B,
     H: tl.constexpr,
     L: tl.constexpr,
+    Z_STEPS: tl.constexpr,
     LD_Y: tl.constexpr,
     LAST: tl.constexpr,
     KEEP_SCALE: tl.constexpr,
@@ -100,7 +101,8 @@ def forward(
     old = get(s_before, (before + row) * H + column, inside, S)
     scaling = None
     if z is not None:
-        scaling = get(z, place * H + column, live, S) + get(bias_z, layer * H + column, column < H, S)
+        z_place = (layer * Z_STEPS + t % Z_STEPS) * B + row
+        scaling = get(z, z_place * H + column, live, S) + get(bias_z, layer * H + column, column < H, S)
     h = product(0, u, gx, at, place, column, live, H, S)
     gate = product(1, u, gx, at, place, column, live, H, S)
     h = tanh(whole(0, h, scaling, (bias, bias_x), column, layer, biased, H, S))
@@ -148,6 +150,7 @@ def backward(
     B,
     H: tl.constexpr,
     L: tl.constexpr,
+    Z_STEPS: tl.constexpr,
     LD_Y: tl.constexpr,
     LAST: tl.constexpr,
     KEEP_SCALE: tl.constexpr,
@@ -178,7 +181,8 @@ def backward(
     old = get(s_before, (before + row) * H + column, live, S)
     scaling = None
     if z is not None:
-        scaling = get(z, place * H + column, live, S) + get(bias_z, layer * H + column, column < H, S)
+        z_place = (layer * Z_STEPS + t % Z_STEPS) * B + row
+        scaling = get(z, z_place * H + column, live, S) + get(bias_z, layer * H + column, column < H, S)
     h_product = product(0, u, gx, at, place, column, live, H, S)
     gate_product = product(1, u, gx, at, place, column, live, H, S)
     h = tanh(whole(0, h_product, scaling, (bias, bias_x), column, layer, biased, H, S))
@@ -199,7 +203,7 @@ def backward(
         add_up(slot + L * 2 * H + H, d_gate, H, COLS)
     if z is not None:
         d_z = d_h * h_product + d_gate * gate_product
-        tl.store(dz + place * H + column, d_z, mask=inside)
+        tl.store(dz + z_place * H + column, d_z, mask=inside)
         add_up(slot + ((L + 1) * 2 + layer) * H, d_z, H, COLS)
         d_h *= scaling
         d_gate *= scaling

@@ -106,6 +106,7 @@ class HighwayStep:
             B=self.B,
             H=H,
             L=self.L,
+            Z_STEPS=1 if p.z is None else p.z.shape[1],
             LD_Y=self.L * H if p.trace else H,
             KEEP_SCALE=p.keep_scale,
             ZONE_RATE=p.zone_rate,
