@@ -18,19 +18,22 @@ def main(argv=None) -> None:
     args = parse_arguments(argv)
 
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
+    from rhhn_fairseq.errors import UsageError
     from rhhn_fairseq.models.handwriting_loading import load_handwriting
     from rhhn_fairseq.writing.picture import draw, output_paths
     from rhhn_fairseq.writing.prime import read_prime
     from rhhn_fairseq.writing.sampling import WritingConfig, write
 
     config = WritingConfig(args.lines, args.points, args.bias, args.temperature, args.seed)
+    if args.columns < 1:
+        raise UsageError(f"--columns {args.columns} is too small, the smallest is 1")
     paths = output_paths(args.output)
     model, data = load_handwriting(args.checkpoint)
     prime = None
     if args.prime is not None:
         prime = read_prime(args.prime, args.data or data, args.prime_text, args.prime_points, args.y_up)
     lines = write(model, config, args.text, prime)
-    draw(lines, paths, changes=not args.no_changes)
+    draw(lines, paths, changes=not args.no_changes, columns=args.columns)
     for path in paths:
         print(f"written: {path}")
     for line in lines:
@@ -66,6 +69,7 @@ def parse_arguments(argv):
     add("--prime-points", type=int, metavar="N", help="read only its first N points")
     add("--y-up", action="store_true", help="y grows upwards in the .npy file of --prime")
     add("--data", metavar="DIR", help="data directory of --prime (default: where it was trained)")
+    add("--columns", type=int, default=1, help="lines side by side in the picture (default: %(default)s)")
     add("--no-changes", action="store_true", help="leave out how the weights change")
     return parser.parse_args(argv)
 

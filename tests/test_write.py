@@ -268,6 +268,17 @@ def test_the_picture_lifts_the_pen_and_keeps_proportions(tmp_path):
     np.testing.assert_allclose(second[0] - first[0], [5 * unit, unit], atol=1e-2)
 
 
+def test_lines_stand_in_columns(tmp_path):
+    lines = [_written([[0, 10]]), _written([[0, 20]]), _written([[0, 5]])]
+    draw(lines, [tmp_path / "a.svg"], columns=2)
+    first, second, third = _svg_lines(tmp_path / "a.svg")["#000000"]
+    assert second[0, 1] == pytest.approx(first[0, 1], abs=1e-3) and second[0, 0] > first[1, 0]
+    assert third[0, 0] == pytest.approx(first[0, 0], abs=1e-3) and third[0, 1] > first[0, 1]
+    # All at one scale.
+    widths = [stroke[1, 0] - stroke[0, 0] for stroke in (first, second, third)]
+    np.testing.assert_allclose(np.array(widths) / widths[0], [1, 2, 0.5], rtol=1e-4)
+
+
 def test_primed_points_have_a_colour_of_their_own(tmp_path):
     whole = _written([[0, 10, 20, 30, 40]], primed=3)
     draw([whole], [tmp_path / "a.svg"])
@@ -404,6 +415,7 @@ def test_the_program_refuses_in_one_line(trained, tmp_path, capsys):
     assert "the model was trained without --window" in refused(plain, "--text", "a")
     assert "--text is missing" in refused(trained / "window.pt")
     assert "has not read 'Z'" in refused(trained / "window.pt", "--text", "Z")
+    assert "--columns 0 is too small, the smallest is 1" in refused(plain, "--columns", 0)
     assert "--bias -2.0 is not" in refused(plain, "--bias", -2)
     assert "nowhere.pt" in refused(tmp_path / "nowhere.pt")
     assert "has lines 0 to 23" in refused(plain, "--prime", "train:24")

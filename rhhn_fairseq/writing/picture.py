@@ -55,8 +55,8 @@ def column_changes(line: Written, columns: int = COLUMNS) -> np.ndarray:
     return found
 
 
-def draw(lines: Sequence[Written], paths: Sequence[Path], changes: bool = True) -> None:
-    """Draws lines one under the other, all at one scale.
+def draw(lines: Sequence[Written], paths: Sequence[Path], changes: bool = True, columns: int = 1) -> None:
+    """Draws lines one under the other, or row by row in columns, all at one scale.
 
     Args:
         changes: whether the change of the weights is shown: together as the colour behind a line, and matrix
@@ -67,7 +67,7 @@ def draw(lines: Sequence[Written], paths: Sequence[Path], changes: bool = True) 
     """
     from matplotlib import rc_context
 
-    figure = _figure(lines, changes and bool(lines[0].names))
+    figure = _figure(lines, changes and bool(lines[0].names), columns)
     for path in paths:
         kind = path.suffix[1:]
         content = io.BytesIO()
@@ -79,24 +79,27 @@ def draw(lines: Sequence[Written], paths: Sequence[Path], changes: bool = True) 
             file.write(content.getvalue())
 
 
-def _figure(lines: Sequence[Written], changes: bool):
+def _figure(lines: Sequence[Written], changes: bool, columns: int):
     from matplotlib.figure import Figure
 
     places = [np.cumsum(line.points[:, :2], axis=0) for line in lines]
     extents = [np.maximum(np.ptp(place, axis=0), 1e-9) for place in places]
-    inner = WIDTH - 2 * MARGIN
+    inner = (WIDTH - MARGIN) / columns - MARGIN
     inches = min(inner / max(extent[0] for extent in extents), TALLEST / max(extent[1] for extent in extents))
     strips = STRIP * len(lines[0].names) + 0.05 if changes else 0.0
     heights = [extent[1] * inches + 2 * GAP + strips for extent in extents]
-    figure = Figure(figsize=(WIDTH, sum(heights) + 0.2))
-    total = figure.get_figheight()
-    columns = [column_changes(line) for line in lines] if changes else [None] * len(lines)
+    rows = [max(heights[first : first + columns]) for first in range(0, len(lines), columns)]
+    total = sum(rows) + 0.2
+    figure = Figure(figsize=(WIDTH, total))
+    changed = [column_changes(line) for line in lines] if changes else [None] * len(lines)
     # One scale for all lines, so that colours compare; single outliers do not set it.
-    top = np.percentile(np.concatenate(columns, axis=1), 99) if changes else 0.0
-    y = total - 0.1
-    for line, place, extent, height, found in zip(lines, places, extents, heights, columns, strict=True):
+    top = np.percentile(np.concatenate(changed, axis=1), 99) if changes else 0.0
+    every_line = zip(lines, places, extents, heights, changed, strict=True)
+    for number, (line, place, extent, height, found) in enumerate(every_line):
+        row, column = divmod(number, columns)
+        y = total - 0.1 - sum(rows[:row])
         box = (
-            MARGIN / WIDTH,
+            (MARGIN + column * (inner + MARGIN)) / WIDTH,
             (y - height + strips) / total,
             extent[0] * inches / WIDTH,
             (height - strips) / total,
@@ -107,7 +110,6 @@ def _figure(lines: Sequence[Written], changes: bool):
             _colours(axes, np.sqrt(np.square(found).mean(axis=0))[None], top)
             under = (box[0], (y - height + 0.05) / total, box[2], (strips - 0.05) / total)
             _strips(figure.add_axes(under), line.names, found, top)
-        y -= height
     return figure
 
 
