@@ -92,8 +92,9 @@ def _figure(lines: Sequence[Written], changes: bool, columns: int):
     total = sum(rows) + 0.2
     figure = Figure(figsize=(WIDTH, total))
     changed = [column_changes(line) for line in lines] if changes else [None] * len(lines)
-    # One scale for all lines, so that colours compare; single outliers do not set it.
-    top = np.percentile(np.concatenate(changed, axis=1), 99) if changes else 0.0
+    # One scale for all lines, so that colours compare; few steps, such as the first out of a zero state, do
+    # not set it, however wide the pen's way is in them.
+    top = np.percentile(np.concatenate([line.changes for line in lines]), 98) if changes else 0.0
     every_line = zip(lines, places, extents, heights, changed, strict=True)
     for number, (line, place, extent, height, found) in enumerate(every_line):
         row, column = divmod(number, columns)
