@@ -15,7 +15,7 @@ from rhhn_fairseq import kernels
 from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.cells.base import reorder_state
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import backends, energy, gated, highway, hyper_gated, native, pointwise
+from rhhn_fairseq.kernels import aten, backends, energy, gated, highway, hyper_gated, native, pointwise
 
 GATED_NOISE = dict(
     recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2, h_detach=0.5, c_detach=0.5
@@ -108,6 +108,23 @@ def test_first_step_skip_equals_the_loop(name, implementation, depth, monkeypatc
     mask[:2, 1] = False
     exact = _pass(cell, x, None, mask, None, "reference", monkeypatch)
     _assert_equal(_pass(cell, x, None, mask, None, implementation, monkeypatch), exact, 1e-13)
+
+
+@pytest.mark.parametrize("name", ["ln_lstm", "ln_hyperlstm"])
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_gates_normalised_one_by_one_equal_the_loop(name, padded, monkeypatch):
+    """As torch's operations do it on the CPU where gates are large."""
+    monkeypatch.setattr(aten._GatedStep, "LARGE", 0)
+    calls = []
+    normalise = aten._normalise
+    monkeypatch.setattr(aten, "_normalise", lambda x, *rest: calls.append(x.dim()) or normalise(x, *rest))
+    cell = _cell(name, GATED_NOISE)
+    T, B = 7, 3
+    noise, x = cell.sample_noise(T, B), torch.randn(T, B, 4, dtype=torch.float64)
+    mask = torch.rand(T, B) > 0.3 if padded else None
+    exact = _pass(cell, x, None, mask, noise, "reference", monkeypatch)
+    _assert_equal(_pass(cell, x, None, mask, noise, "aten", monkeypatch), exact, 1e-13)
+    assert calls and set(calls) == {2}
 
 
 @implementations

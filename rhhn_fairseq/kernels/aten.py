@@ -18,7 +18,14 @@ def gated(p: Gated, direction: str) -> Callable[[int], None]:
 
 
 class _GatedStep:
-    """One step of ``buffers.Gated``; see there for the names, and cells/lstm.py for the equations."""
+    """One step of ``buffers.Gated``; see there for the names, and cells/lstm.py for the equations.
+
+    Large gates on the CPU are normalised one by one: such a call applies the gain and the shift in the same
+    pass over memory, and its backward gives their gradients. Elsewhere one call for all takes less time.
+    """
+
+    LARGE = 1 << 16
+    """Numbers of a gate from which its passes over memory take longer than calls."""
 
     def __init__(self, p: Gated):
         self.p = p
@@ -28,6 +35,7 @@ class _GatedStep:
         self.d, self.dd = (new(8, B, H), new(12, B, H)) if p.weight_d is not None else (None, new(4, B, H))
         # b goes into the sums as it is, so that its gradient is theirs.
         self.da = self.dd[-4:]
+        self.one_by_one = p.c.is_cpu and B * H >= self.LARGE
         self.gains = self.shifts = None
         if p.gate_gain is not None:
             self.gains, self.shifts = p.gate_gain.view(4, 1, H), p.gate_shift.view(4, 1, H).clone()
@@ -119,6 +127,10 @@ class _GatedStep:
             a[1].add_(p.forget_bias)
             a[:2].sigmoid_()
             return (a[0], a[1], a[2].tanh_(), a[3].sigmoid_()), None
+        if self.one_by_one:
+            every_gate = zip(a, self.gains[:, 0], self.shifts[:, 0], strict=True)
+            (i, f, g, o), norms = zip(*(_normalise(*gate, p.epsilon) for gate in every_gate), strict=True)
+            return (i.sigmoid_(), f.sigmoid_(), g.tanh_(), o.sigmoid_()), norms
         norms = _normalise(a, None, None, p.epsilon)
         gates = torch.addcmul(self.shifts, norms[0], self.gains)
         gates[:2].sigmoid_()
@@ -126,6 +138,12 @@ class _GatedStep:
 
     def _gates_backward(self, da: Tensor, norms: Sequence) -> None:
         """From the gradient of the normalised gates to that of their sums, in place."""
+        if self.one_by_one:
+            every_gate = zip(da, self.a, norms, self.gains[:, 0], self.shifts[:, 0], strict=True)
+            parts, gains, shifts = zip(*(_normalise_backward(*gate) for gate in every_gate), strict=True)
+            self._add(0, torch.stack(gains + shifts))
+            torch.stack(parts, out=da)
+            return
         normal, statistics = norms
         self._add(0, (da * normal).sum(1))
         self._add(4, da.sum(1))
