@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rhhn_fairseq.cells.base import check_fields, option
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.kernels.heap import keeps_freed_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -105,6 +106,7 @@ def describe_machine(device: str) -> dict[str, str | int]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "float32 products": torch.get_float32_matmul_precision(),
+        "freed memory": "kept" if keeps_freed_memory() else "given back",
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
     if torch.device(device).type == "cuda":
