@@ -11,6 +11,7 @@ import logging
 import os
 import resource
 import sys
+from pathlib import Path
 
 import torch
 
@@ -38,11 +39,11 @@ def keep_freed_memory() -> None:
     """Has the process keep what it frees, if RHHN_KEEP_MEMORY is 1, or unset where no GPU computes.
 
     All later blocks then come from one region that grows and never shrinks, of large pages where the system
-    has them. It is reserved at half of the machine's memory, which costs nothing until it is used; a process
-    with a limit on its address space reserves nothing. What a process needs at its peak it keeps to its end,
-    and that peak is higher, as blocks come to lie between each other. Nothing happens where the allocator is
-    not glibc's own (other systems, ``LD_PRELOAD``), or where the environment sets it up (``GLIBC_TUNABLES``,
-    ``MALLOC_*_``). Logged; a second call changes nothing.
+    has them. It is reserved at half of the machine's memory, which costs nothing until it is used; where a
+    limit or the system counts addresses all the same, nothing is reserved. What a process needs at its peak
+    it keeps to its end, and that peak is higher, as blocks come to lie between each other. Nothing happens
+    where the allocator is not glibc's own (other systems, ``LD_PRELOAD``), or where the environment sets it
+    up (``GLIBC_TUNABLES``, ``MALLOC_*_``). Logged; a second call changes nothing.
 
     Raises:
         UsageError: the variable holds something other than 0 or 1.
@@ -86,10 +87,21 @@ def _c_library() -> ctypes.CDLL | None:
     return c
 
 
-def _reserve(c: ctypes.CDLL, size: int) -> None:
-    """Lets the region reach ``size`` bytes further, and asks for large pages there."""
+def _addresses_are_counted() -> bool:
+    """Whether addresses are limited or taken from others even before they are used."""
     limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
     if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits):
+        return True
+    try:
+        # 2: the system promises no more memory than it has.
+        return Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
+    except OSError:
+        return False
+
+
+def _reserve(c: ctypes.CDLL, size: int) -> None:
+    """Lets the region reach ``size`` bytes further, and asks for large pages there."""
+    if _addresses_are_counted():
         return
     start = c.malloc(size)
     if start is None:
