@@ -17,7 +17,6 @@ from rhhn_fairseq.cli import run
 def main(argv=None) -> None:
     from rhhn_fairseq import bench
     from rhhn_fairseq.bench import report as reports
-    from rhhn_fairseq.kernels.heap import keep_freed_memory
 
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -36,9 +35,6 @@ def main(argv=None) -> None:
 
     config = module.Config(**args)
     paths = {name: path and reports.check_path(f"--{name}", path) for name, path in paths.items()}
-    # As in training. What a pass takes at most is measured with the C library's own ways.
-    if module.__name__ != "rhhn_fairseq.bench.memory":
-        keep_freed_memory()
     report = module.run(config)
     print(reports.render(report, module.COLUMNS))
     if paths["json"] is not None:

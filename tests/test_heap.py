@@ -76,6 +76,9 @@ def test_kept_by_default_on_the_cpu():
     assert faults()[0]
 
 
+@pytest.mark.skipif(
+    not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="the system has no large pages"
+)
 def test_large_pages_are_asked_for():
     result = python(LARGE, RHHN_KEEP_MEMORY="1")
     assert result.stdout.strip() == "True", result.stderr

@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from rhhn_fairseq.bench.machine import now
+from rhhn_fairseq.kernels.heap import keep_freed_memory
 
 
 def interleave(keys: Sequence[Hashable], repeats: int, measure: Callable) -> dict[Hashable, np.ndarray]:
     """Measures every key once a round, for ``repeats`` rounds after one that is thrown away.
+
+    Freed memory is kept meanwhile and afterwards, as in training; see ``kernels.heap``.
 
     Args:
         measure: from a key to seconds, or to a tuple of seconds.
@@ -22,6 +25,7 @@ def interleave(keys: Sequence[Hashable], repeats: int, measure: Callable) -> dic
     Returns:
         seconds [repeats] or [repeats, ·] by key.
     """
+    keep_freed_memory()
     rounds = []
     with tqdm(total=(repeats + 1) * len(keys), disable=None, leave=False, unit="pass") as progress:
         for _ in range(repeats + 1):

@@ -2,7 +2,7 @@
 
 The C library gives large blocks back to the system as soon as they are freed and asks for new ones at the
 next update. Every page of these comes as an interrupt and is filled with zeros: an LSTM of 128 units over
-100 sequences of 320 steps takes 45,000 pages an update, a third of its time. Kept blocks come back as they
+100 sequences of 320 steps takes 50,000 pages an update, a third of its time. Kept blocks come back as they
 are, and pages of 2 MB in place of 4 KB need fewer interrupts the first time and fewer look-ups ever after.
 """
 
@@ -25,7 +25,6 @@ LARGE_PAGE = 2 << 20
 # From malloc.h and sys/mman.h of Linux.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 MADV_HUGEPAGE = 14
-
 
 _kept = False
 
