@@ -26,7 +26,7 @@ setup(
         Extension(
             f"rhhn_fairseq.kernels.native._{level}",
             sources=[str(HERE / name) for name in ("energy.cpp", "gated.cpp", "highway.cpp", "product.cpp")],
-            depends=[str(HERE / name) for name in ("math.h", "normal.h", "rows.h")],
+            depends=[str(HERE / name) for name in ("math.h", "normal.h", "rows.h", "sequence.h", "vector.h")],
             extra_compile_args=[*FLAGS, *OPENMP, *flags],
             extra_link_args=OPENMP,
             language="c++",

@@ -21,7 +21,11 @@ class _GatedStep:
     """One step of ``buffers.Gated``; see there for the names, and cells/lstm.py for the equations.
 
     Large gates on the CPU are normalised one by one: such a call applies the gain and the shift in the same
-    pass over memory, and its backward gives their gradients. Elsewhere one call for all takes less time.
+    pass over memory, and its backward gives their gradients; what follows then reads each while it is near.
+    Elsewhere one call for all takes less time.
+
+    The bias of a hypernetwork's b is a row more of its weight, which meets a column of ones beside z: so it
+    and its gradient come out of products that are made anyway.
     """
 
     LARGE = 1 << 16
@@ -32,9 +36,12 @@ class _GatedStep:
         self.dtype = p.c.dtype
         (_, B, H), new = p.c.shape, p.c.new_empty
         self.a, self.inner = new(4, B, H), new(B, H)
-        self.d, self.dd = (new(8, B, H), new(12, B, H)) if p.weight_d is not None else (None, new(4, B, H))
-        # b goes into the sums as it is, so that its gradient is theirs.
-        self.da = self.dd[-4:]
+        self.da = new(4, B, H)
+        if p.weight_d is not None:
+            self.d, self.dd = new(8, B, H), new(8, B, H)
+            self.weight_b = torch.cat([p.weight_d[8:], p.bias.unsqueeze(1)], dim=1)
+            self.dweight_b = torch.zeros_like(self.weight_b)
+            self.z_b = new(4, B, self.weight_b.shape[1]).fill_(1.0)
         self.one_by_one = p.c.is_cpu and B * H >= self.LARGE
         self.gains = self.shifts = None
         if p.gate_gain is not None:
@@ -45,17 +52,23 @@ class _GatedStep:
         p = self.p
         h_old, c_old = self._before(t)
         (i, f, g, o), _ = self._gates(t)
-        c = torch.mul(f, c_old).addcmul_(i, self._keep(g, t))
+        # Where nothing comes after them, c and h are computed where they are kept.
+        c_ends = p.mask is None and p.zone_c is None and not p.zone_c_rate
+        h_ends = p.mask is None and p.zone_h is None and not p.zone_h_rate
+        c = torch.mul(f, c_old, out=p.c[t] if c_ends else None).addcmul_(i, self._keep(g, t))
         inner = c
         if p.c_gain is not None:
             inner, _ = _normalise(c, p.c_gain, p.c_shift, p.epsilon)
-        h = o.mul_(torch.tanh(inner))
+        inner = torch.tanh(inner, out=self.inner)
+        h = torch.mul(o, inner, out=p.h[t] if h_ends else o)
+        if p.mask is None:
+            if not h_ends:
+                p.h[t].copy_(zone(h_old.to(self.dtype), h, p.zone_h, t, p.zone_h_rate))
+            if not c_ends:
+                p.c[t].copy_(zone(c_old, c, p.zone_c, t, p.zone_c_rate))
+            return
         h = zone(h_old.to(self.dtype), h, p.zone_h, t, p.zone_h_rate)
         c = zone(c_old, c, p.zone_c, t, p.zone_c_rate)
-        if p.mask is None:
-            p.h[t].copy_(h)
-            p.c[t].copy_(c)
-            return
         here = p.mask[t].bool().unsqueeze(-1)
         torch.where(here, h.to(h_old.dtype), h_old, out=p.h[t])
         torch.where(here, c, c_old, out=p.c[t])
@@ -80,23 +93,22 @@ class _GatedStep:
             dh, dc = dh.masked_fill(~here, 0.0), dc.masked_fill(~here, 0.0)
         stays = share(p.zone_c, t, p.zone_c_rate, self.dtype)
         sigmoid_backward(torch.mul(dh, inner, out=d_o), o)
-        dc_new = tanh_backward(torch.mul(dh, o), inner)
+        dc_new = tanh_backward(dh.mul_(o), inner)
         if p.c_gain is not None:
             dc_new, *sums = _normalise_backward(dc_new, self.inner, c_norm, p.c_gain, p.c_shift)
             self._add(12, torch.stack(sums))
         dc_new.add_(dc if p.zone_c is None and not p.zone_c_rate else dc * (1 - stays))
         sigmoid_backward(torch.mul(dc_new, c_old, out=d_f), f)
         sigmoid_backward(torch.mul(dc_new, update, out=d_i), i)
-        d_g.copy_(self._keep(torch.mul(dc_new, i), t))
-        tanh_backward(d_g, g)
+        tanh_backward(self._keep_(torch.mul(dc_new, i, out=d_g), t), g)
         through = dc_new.mul_(f)
         if p.c_scale is not None:
             through.mul_(p.c_scale[t])
         if p.zone_c is not None or p.zone_c_rate:
             through.add_(dc * stays)
-        p.dc.copy_(through if here is None else torch.where(here, through, p.dc))
+        p.dc = through if here is None else torch.where(here, through, p.dc)
         if norms is not None:
-            self._gates_backward(da, norms)
+            da = self._gates_backward(da, norms)
         self._spread(t, da)
 
     def _before(self, t: int) -> tuple[Tensor, Tensor]:
@@ -107,9 +119,15 @@ class _GatedStep:
         """[4, B, H] of [B, 4 H], a view."""
         return rows.unflatten(-1, (4, -1)).transpose(0, 1)
 
-    def _embeddings(self, z: Tensor) -> Tensor:
-        """z by kind, [12, B, Z], a view of [B, 12 Z]."""
-        return z.unflatten(-1, (12, -1)).transpose(0, 1)
+    def _by_kind(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The embeddings of d_h and d_x, [8, B, Z], and of b, [4, B, Z]; views of [B, 12 Z]."""
+        return z.unflatten(-1, (12, -1)).transpose(0, 1).split((8, 4))
+
+    def _embeddings(self, t: int) -> tuple[Tensor, Tensor]:
+        """Those of a step in the state type, b's with ones beside them, [4, B, Z + 1]."""
+        z_d, z_b = self._by_kind(self.p.z[t].to(self.dtype))
+        self.z_b[..., :-1].copy_(z_b)
+        return z_d, self.z_b
 
     def _gates(self, t: int) -> tuple[Sequence[Tensor], Sequence | None]:
         """i, f, g, o, each [B, H], and what the backward of their normalisation needs."""
@@ -118,9 +136,9 @@ class _GatedStep:
         if p.weight_d is None:
             a.copy_(u)
         else:
-            z = self._embeddings(p.z[t]).to(self.dtype)
-            torch.bmm(z[:8], p.weight_d[:8], out=self.d)
-            torch.baddbmm(p.bias.unsqueeze(1), z[8:], p.weight_d[8:], out=a)
+            z_d, z_b = self._embeddings(t)
+            torch.bmm(z_d, p.weight_d[:8], out=self.d)
+            torch.bmm(z_b, self.weight_b, out=a)
             d_h, d_x = self.d.chunk(2)
             a.addcmul_(d_x, self._gate_major(p.gx[t]).to(self.dtype)).addcmul_(d_h, u.to(self.dtype))
         if self.gains is None:
@@ -136,31 +154,34 @@ class _GatedStep:
         gates[:2].sigmoid_()
         return (gates[0], gates[1], gates[2].tanh_(), gates[3].sigmoid_()), norms
 
-    def _gates_backward(self, da: Tensor, norms: Sequence) -> None:
-        """From the gradient of the normalised gates to that of their sums, in place."""
+    def _gates_backward(self, da: Tensor, norms: Sequence) -> Tensor | Sequence[Tensor]:
+        """From the gradient of the normalised gates to that of their sums, [4, B, H], or four [B, H]."""
         if self.one_by_one:
             every_gate = zip(da, self.a, norms, self.gains[:, 0], self.shifts[:, 0], strict=True)
             parts, gains, shifts = zip(*(_normalise_backward(*gate) for gate in every_gate), strict=True)
             self._add(0, torch.stack(gains + shifts))
-            torch.stack(parts, out=da)
-            return
+            return parts
         normal, statistics = norms
         self._add(0, (da * normal).sum(1))
         self._add(4, da.sum(1))
         da.mul_(self.gains)
-        da.copy_(_normalise_backward(da, self.a, statistics, None, None)[0])
+        return _normalise_backward(da, self.a, statistics, None, None)[0]
 
     def _keep(self, update: Tensor, t: int) -> Tensor:
+        return update if self.p.keep is None else self._keep_(update.clone(), t)
+
+    def _keep_(self, update: Tensor, t: int) -> Tensor:
+        """Recurrent dropout, in place."""
         keep = self.p.keep
         if keep is None:
             return update
-        return update * keep[t if len(keep) > 1 else 0] * self.p.keep_scale
+        return update.mul_(keep[t if len(keep) > 1 else 0]).mul_(self.p.keep_scale)
 
     def _arriving(self, t: int) -> Tensor:
-        """The gradient that reaches the new h; leaves in dh_direct what goes past the step."""
+        """The gradient that reaches the new h, to be changed; leaves in dh_direct what goes past the step."""
         p = self.p
         through = p.dh.to(self.dtype)
-        dh = through if p.dy is None else through + p.dy[t]
+        dh = through.clone() if p.dy is None else through + p.dy[t]
         if p.dh_direct is None:
             return dh
         stays = share(p.zone_h, t, p.zone_h_rate, self.dtype)
@@ -177,23 +198,36 @@ class _GatedStep:
         sums = self.p.sums[0].view(-1, gradients.shape[-1])
         sums[row : row + len(gradients)].add_(gradients)
 
-    def _spread(self, t: int, da: Tensor) -> None:
-        """From the gradient of the gates' sums to those of their parts."""
+    def _spread(self, t: int, da: Tensor | Sequence[Tensor]) -> None:
+        """From the gradient of the gates' sums, [4, B, H] or four [B, H], to those of their parts."""
         p = self.p
-        du = self._gate_major(p.du[t])
+        du, together = self._gate_major(p.du[t]), isinstance(da, Tensor)
         if p.weight_d is None:
-            du.copy_(da)
+            du.copy_(da) if together else torch.stack(da, out=du)
             return
-        d_h, d_x = self.d.chunk(2)
-        dd_h, dd_x, _ = self.dd.chunk(3)
-        torch.mul(da, d_h, out=du)
-        torch.mul(da, d_x, out=self._gate_major(p.dgx[t]))
-        self._add(8, da.sum(1))
-        torch.mul(da, self._gate_major(p.u[t]).to(self.dtype), out=dd_h)
-        torch.mul(da, self._gate_major(p.gx[t]).to(self.dtype), out=dd_x)
-        z = self._embeddings(p.z[t]).to(self.dtype)
-        p.dweight_d[0].baddbmm_(z.transpose(1, 2), self.dd)
-        self._embeddings(p.dz[t]).copy_(torch.bmm(self.dd, p.weight_d.transpose(1, 2)))
+        u, gx, dgx = (self._gate_major(rows) for rows in (p.u[t], p.gx[t], p.dgx[t]))
+        parts = (du, dgx, *self.dd.chunk(2), *self.d.chunk(2), u, gx)
+        each = [parts] if together else zip(*(part.unbind(0) for part in parts), strict=True)
+        for a, (du, dgx, dd_h, dd_x, d_h, d_x, u, gx) in zip([da] if together else da, each, strict=True):
+            torch.mul(a, d_h, out=du)
+            torch.mul(a, d_x, out=dgx)
+            torch.mul(a, u.to(self.dtype), out=dd_h)
+            torch.mul(a, gx.to(self.dtype), out=dd_x)
+        (z_d, z_b), (dz_d, dz_b) = self._embeddings(t), self._by_kind(p.dz[t])
+        p.dweight_d[0, :8].baddbmm_(z_d.transpose(1, 2), self.dd)
+        dz_d.copy_(torch.bmm(self.dd, p.weight_d[:8].transpose(1, 2)))
+        # b goes into the sums as it is, so that its gradient is theirs.
+        to_b, to_z = z_b.transpose(1, 2), p.weight_d[8:].transpose(1, 2)
+        if together:
+            self.dweight_b.baddbmm_(to_b, da)
+            dz_b.copy_(torch.bmm(da, to_z))
+        else:
+            for a, z, dweight, weight, dz in zip(da, to_b, self.dweight_b, to_z, dz_b, strict=True):
+                dweight.addmm_(z, a)
+                dz.copy_(torch.mm(a, weight))
+        if t == 0:
+            p.dweight_d[0, 8:].add_(self.dweight_b[:, :-1])
+            self._add(8, self.dweight_b[:, -1])
 
 
 def highway(p: Highway, direction: str) -> Callable[[int], None]:

@@ -29,9 +29,9 @@ class Gated:
 
     Attributes:
         u: [T, B, 4 H], rows may lie apart: the gates' sums i, f, g, o; with a hypernetwork h W_h.
-        gx: x W_x [T, B, 4 H]. z: the embeddings [T, B, 12 Z] of the scaling vectors d_h, d_x and b, each for
-            i, f, g, o. weight_d: from z to those, [12, Z, H], and bias: added to b, [4, H], state type. All
-            four with a hypernetwork only.
+        gx: x W_x [T, B, 4 H]; without a hypernetwork part of u, and read by nothing but ``pointwise.whole``.
+        z: the embeddings [T, B, 12 Z] of the scaling vectors d_h, d_x and b, each for i, f, g, o. weight_d:
+            from z to those, [12, Z, H], and bias: added to b, [4, H], state type. With a hypernetwork only.
         gate_gain, gate_shift: [4 H]; c_gain, c_shift: [H], state type; None without normalisation.
         mask: [T, B], true at real positions. keep: [T or 1, B, H], kept units of the update.
         zone_h, zone_c: [T, B, H], units that keep their value; without them ``zone_h_rate`` and

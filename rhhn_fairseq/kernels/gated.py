@@ -122,11 +122,12 @@ def lstm(
     h = y if mask is None else torch.empty_like(y)
     c = c0.new_empty(T, B, H)
     buffers = lstm_buffers(u, h0, c0, h, c, norm, mask, randomness, Numbers(*numbers))
-    buffers.y = None if mask is None else y
-    step = pointwise.gated(backend, buffers, "forward")
-    for t, (g_t, u_t, h_t) in enumerate(zip(g.unbind(0), u.unbind(0), before(h0, h), strict=True)):
-        torch.addmm(g_t, h_t if gal is None else h_t * gal, weight, out=u_t)
-        step(t)
+    buffers.y, buffers.gx = None if mask is None else y, g
+    if not pointwise.whole(backend, buffers, "forward", [weight], gal, None):
+        step = pointwise.gated(backend, buffers, "forward")
+        for t, (g_t, u_t, h_t) in enumerate(zip(g.unbind(0), u.unbind(0), before(h0, h), strict=True)):
+            torch.addmm(g_t, h_t if gal is None else h_t * gal, weight, out=u_t)
+            step(t)
     return y, h[-1].clone(), c[-1].clone(), u, c, (g.new_empty(0) if mask is None else h)
 
 
@@ -186,13 +187,14 @@ def lstm_backward(
     buffers = lstm_buffers(u, h0, c0, h, c, norm, mask, randomness, Numbers(*numbers))
     add_gradients(buffers, dy, dh_last, dc_last, backend)
     buffers.du = torch.empty_like(u)
-    step = pointwise.gated(backend, buffers, "backward")
-    transpose = transposed(weight, T)
-    du = buffers.du.unbind(0)
-    for t in reversed(range(T)):
-        step(t)
-        torch.mm(du[t], transpose, out=buffers.dh)
-        through_recurrence(buffers.dh, gal, h_share, t)
+    if not pointwise.whole(backend, buffers, "backward", [weight], gal, h_share):
+        step = pointwise.gated(backend, buffers, "backward")
+        transpose = transposed(weight, T)
+        du = buffers.du.unbind(0)
+        for t in reversed(range(T)):
+            step(t)
+            torch.mm(du[t], transpose, out=buffers.dh)
+            through_recurrence(buffers.dh, gal, h_share, t)
     dweight = weight_gradient(seen(h0, h, gal), buffers.du)
     return buffers.du, whole_dh(buffers), buffers.dc, dweight, buffers.sums.sum(0)
 

@@ -79,9 +79,18 @@ def highway(
     scaling = None if hyper is None else _Scaling(buffers, hyper, weight_z)
     buffers.y = gx.new_empty(T, B, L * H if trace else H)
     buffers.o = None if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
+    if not pointwise.whole(backend, buffers, "forward", weights, gal, None):
+        _run_forward(buffers, scaling, weights, gal, backend)
+    return buffers.y, s[-1, -1].clone(), u, s, (gx.new_empty(0) if buffers.o is None else buffers.o)
+
+
+def _run_forward(buffers: Highway, scaling: "_Scaling | None", weights, gal, backend) -> None:
+    """All steps of the forward pass, a product and a call for each layer."""
+    L, T, _, _ = buffers.s.shape
     step = pointwise.highway(backend, buffers, "forward")
-    products, states = [part.unbind(0) for part in u.unbind(0)], [part.unbind(0) for part in buffers.operands]
-    read = s0.to(gx.dtype)
+    products = [part.unbind(0) for part in buffers.u.unbind(0)]
+    states = [part.unbind(0) for part in buffers.operands]
+    read = buffers.s0.to(buffers.u.dtype)
     for t in range(T):
         if scaling is not None:
             scaling.before_forward(t)
@@ -89,7 +98,6 @@ def highway(
             torch.mm(read if gal is None else read * gal, weight, out=products[layer][t])
             step(t * L + layer)
             read = states[layer][t]
-    return buffers.y, s[-1, -1].clone(), u, s, (gx.new_empty(0) if buffers.o is None else buffers.o)
 
 
 def _buffers(u, gx, s0, s, biases, first, mask, keep, zone, keep_scale, zone_rate, trace) -> Highway:
@@ -118,7 +126,7 @@ class _Scaling:
     NEAR = 1 << 21
     """Numbers of z up to which the CPU makes it for all steps at once."""
 
-    ROWS = 128
+    ROWS = 256
     """Rows of a product in parts, with which reading the matrices takes less time than multiplying."""
 
     def __init__(self, p: Highway, hyper: Tensor, weight_z: Tensor):
@@ -195,7 +203,7 @@ def highway_backward(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of gx, s0, the weights [L, H, 2 H], hyper, weight_z (empty without), and ``Highway.sums``."""
-    L, T, _, H = s.shape
+    L, _, _, H = s.shape
     biases = bias, bias_x, bias_z
     buffers = _buffers(u, gx, s0, s, biases, first, mask, keep, zone, keep_scale, zone_rate, trace)
     scaling = None if hyper is None else _Scaling(buffers, hyper, weight_z)
@@ -207,6 +215,22 @@ def highway_backward(
     buffers.ds_direct, buffers.past = or_zeros(ds_last, s0), torch.zeros_like(s0)
     buffers.du, buffers.dgx = torch.empty_like(u), torch.empty_like(gx)
     buffers.sums = pointwise.sums_of(backend, [(3 * L + 2) * H], s0)
+    if not pointwise.whole(backend, buffers, "backward", weights, gal, s_share):
+        _run_backward(buffers, scaling, weights, gal, s_share, backend)
+    start, states = s0.to(gx.dtype), buffers.operands
+    dweights = gx.new_empty(L, H, 2 * H)
+    dweights[0] = weight_gradient(seen(start, states[-1], gal), buffers.du[0])
+    for layer in range(1, L):
+        rows = states[layer - 1] if gal is None else states[layer - 1] * gal
+        torch.mm(rows.flatten(0, 1).t(), buffers.du[layer].flatten(0, 1), out=dweights[layer])
+    dhyper = gx.new_empty(0) if scaling is None else scaling.dhyper_TBLN.flatten(2)
+    dweight_z = gx.new_empty(0) if scaling is None else scaling.dweight_z
+    return buffers.dgx, buffers.ds_direct + buffers.ds, dweights, dhyper, dweight_z, buffers.sums.sum(0)
+
+
+def _run_backward(buffers: Highway, scaling: _Scaling | None, weights, gal, s_share, backend) -> None:
+    """All steps of the backward pass, a call and a product for each layer."""
+    L, T, _, _ = buffers.s.shape
     step = pointwise.highway(backend, buffers, "backward")
     transposes = [transposed(weight, T) for weight in weights]
     du = [part.unbind(0) for part in buffers.du.unbind(0)]
@@ -219,15 +243,6 @@ def highway_backward(
             through_recurrence(buffers.ds, gal, None if layer else s_share, t)
         if scaling is not None:
             scaling.after_backward(t)
-    start, states = s0.to(gx.dtype), buffers.operands
-    dweights = gx.new_empty(L, H, 2 * H)
-    dweights[0] = weight_gradient(seen(start, states[-1], gal), buffers.du[0])
-    for layer in range(1, L):
-        rows = states[layer - 1] if gal is None else states[layer - 1] * gal
-        torch.mm(rows.flatten(0, 1).t(), buffers.du[layer].flatten(0, 1), out=dweights[layer])
-    dhyper = gx.new_empty(0) if scaling is None else scaling.dhyper_TBLN.flatten(2)
-    dweight_z = gx.new_empty(0) if scaling is None else scaling.dweight_z
-    return buffers.dgx, buffers.ds_direct + buffers.ds, dweights, dhyper, dweight_z, buffers.sums.sum(0)
 
 
 @highway_backward.register_fake

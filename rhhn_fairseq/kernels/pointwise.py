@@ -40,6 +40,18 @@ def highway(name: str, buffers: Highway, direction: str) -> Callable[[int], None
     return _implementation(name).highway(buffers, direction)
 
 
+def whole(
+    name: str,
+    buffers: Gated | Highway,
+    direction: str,
+    weights: Sequence[torch.Tensor],
+    gal: torch.Tensor | None,
+    share: torch.Tensor | None,
+) -> bool:
+    """Whether implementation ``name`` ran all steps with their products in one call; see ``native.whole``."""
+    return name == "native" and native.whole(buffers, direction, weights, gal, share)
+
+
 def sums_of(name: str, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     """Zeros [slots, *shape] for a parameter's gradient, a slot for each thread or program that adds to it.
 

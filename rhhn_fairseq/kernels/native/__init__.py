@@ -7,7 +7,7 @@ a sequence program holds, once a sequence, and then the number of the step.
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -63,6 +63,12 @@ class _Highway(ctypes.Structure):
     ]
 
 
+class _Recurrence(ctypes.Structure):
+    """``struct Recurrence`` of sequence.h."""
+
+    _fields_ = _fields("weights gal share", ctypes.c_void_p)
+
+
 class _Product(ctypes.Structure):
     """``struct Product`` of product.cpp."""
 
@@ -81,15 +87,87 @@ class _Energy(ctypes.Structure):
     ]
 
 
+NEAR = 1 << 18
+"""Numbers of recurrent matrices up to which whole sequences run in one call: they stay in a core's cache."""
+
+STEPS = 4
+"""Steps from which that pays for laying the matrices out."""
+
+FEW = 32
+"""Sequences up to which it takes less time than products that torch rounds to bfloat16 (medium precision)."""
+
+
+def whole(
+    buffers: Gated | Highway,
+    direction: str,
+    weights: Sequence[Tensor],
+    gal: Tensor | None,
+    share: Tensor | None,
+) -> bool:
+    """Runs all steps with their recurrent products in one call, where that is there and faster.
+
+    It is there in float32, for an LSTM without a hypernetwork and for a highway without z.
+
+    Args:
+        buffers: those of the steps; of an LSTM with ``gx`` for what its products are added to.
+        direction: forward or backward.
+        weights: the recurrent matrix of each layer, [H, G].
+        gal: scaled mask on the state, [B, H]; None for no dropout.
+        share: [T], what the gradient of the state through layer 0's matrix is multiplied by; None for one.
+
+    Returns:
+        Whether it did; if not, nothing was done.
+    """
+    if not _runs_whole(buffers, weights):
+        return False
+    panels = _panels(weights if direction == "forward" else [weight.t() for weight in weights])
+    addresses = (None if part is None else _address("", part) for part in (gal, share))
+    recurrence = _Recurrence(panels.data_ptr(), *addresses)
+    if isinstance(buffers, Gated):
+        call = _bind(f"lstm_sequence_{direction}", _Gated, buffers, _gated_sizes(buffers))
+    else:
+        call = _bind(f"highway_sequence_{direction}", _Highway, buffers, _highway_sizes(buffers))
+    call(ctypes.addressof(recurrence))
+    return True
+
+
+def _runs_whole(buffers: Gated | Highway, weights: Sequence[Tensor]) -> bool:
+    if isinstance(buffers, Gated):
+        (T, B, _), scaling = buffers.c.shape, buffers.weight_d
+    else:
+        (_, T, B, _), scaling = buffers.s.shape, buffers.z
+    return (
+        scaling is None
+        and buffers.u.dtype == torch.float32
+        and T >= STEPS
+        and sum(weight.numel() for weight in weights) <= NEAR
+        and (B <= FEW or torch.get_float32_matmul_precision() != "medium")
+        and multiplies()
+    )
+
+
+def _panels(weights: Sequence[Tensor]) -> Tensor:
+    """Matrices [K, N] as multiplications read them, [L, ceil(N / P), K, P], zeros past N."""
+    columns = library().panel_columns()
+    stacked = torch.stack(list(weights))
+    padded = torch.nn.functional.pad(stacked, (0, -stacked.shape[-1] % columns))
+    return padded.unflatten(-1, (-1, columns)).transpose(1, 2).contiguous()
+
+
 def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
     """The function that runs one step of ``buffers``.
 
     Args:
         direction: forward or backward.
     """
+    name = "lstm" if buffers.weight_d is None else "hyper_lstm"
+    return _bind(f"{name}_{direction}_{DTYPES[buffers.u.dtype]}", _Gated, buffers, _gated_sizes(buffers))
+
+
+def _gated_sizes(buffers: Gated) -> dict[str, int]:
     T, B, H = buffers.c.shape
     keep = buffers.keep
-    sizes = dict(
+    return dict(
         T=T,
         B=B,
         H=H,
@@ -100,14 +178,16 @@ def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
         keep_b=0 if keep is None or keep.shape[1] == 1 else keep.stride(1),
         threads=_threads(buffers),
     )
-    name = "lstm" if buffers.weight_d is None else "hyper_lstm"
-    return _bind(f"{name}_{direction}", _Gated, buffers, sizes, buffers.u.dtype)
 
 
 def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
     """The function that runs one layer of a time step, number ``t L + l``."""
+    return _bind(f"highway_{direction}_{DTYPES[buffers.u.dtype]}", _Highway, buffers, _highway_sizes(buffers))
+
+
+def _highway_sizes(buffers: Highway) -> dict[str, int]:
     L, T, B, H = buffers.s.shape
-    sizes = dict(
+    return dict(
         T=T,
         B=B,
         H=H,
@@ -116,7 +196,6 @@ def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
         ld_y=L * H if buffers.trace else H,
         threads=_threads(buffers),
     )
-    return _bind(f"highway_{direction}", _Highway, buffers, sizes, buffers.u.dtype)
 
 
 def energy(buffers: Energy, direction: str) -> Callable[[int], None]:
@@ -124,7 +203,7 @@ def energy(buffers: Energy, direction: str) -> Callable[[int], None]:
     (N, R, A), S = buffers.q.shape, buffers.k.shape[1]
     threads = torch.get_num_threads() if buffers.dv is None else len(buffers.dv)
     sizes = dict(B=N, R=R, S=S, A=A, H=R * S * A, threads=threads)
-    return _bind(f"energy_{direction}", _Energy, buffers, sizes, buffers.q.dtype)
+    return _bind(f"energy_{direction}_{DTYPES[buffers.q.dtype]}", _Energy, buffers, sizes)
 
 
 @functools.cache
@@ -173,7 +252,7 @@ def _threads(buffers: Gated | Highway) -> int:
     return torch.get_num_threads() if buffers.sums is None else len(buffers.sums)
 
 
-def _bind(function: str, structure: type, buffers, sizes: dict, dtype: torch.dtype) -> Callable[[int], None]:
+def _bind(function: str, structure: type, buffers, sizes: dict) -> Callable[[int], None]:
     """A call of ``function`` with the addresses of ``buffers``, which it keeps alive."""
     values = vars(buffers)
     arguments = structure(**sizes)
@@ -184,7 +263,7 @@ def _bind(function: str, structure: type, buffers, sizes: dict, dtype: torch.dty
         if kind is ctypes.c_void_p:
             value = None if value is None else _address(name, value)
         setattr(arguments, name, value)
-    call = getattr(library(), f"{function}_{DTYPES[dtype]}")
+    call = getattr(library(), function)
     call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_int64), None
     bound = functools.partial(call, ctypes.addressof(arguments))
     # An address keeps nothing alive; what it points into has to live as long as the call.

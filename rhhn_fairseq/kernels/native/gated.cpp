@@ -9,6 +9,7 @@
 #include "math.h"
 #include "normal.h"
 #include "rows.h"
+#include "sequence.h"
 
 namespace rhhn {
 
@@ -22,9 +23,10 @@ struct Gated {
     double zone_h_rate, zone_c_rate;  // the expectation where there is no mask
     int64_t threads;                // slots of sums
     // Forward. Operands unless said otherwise.
-    const void* u;           // [T, B, ld_u]: all of the sums, or with a hypernetwork h W_h
-    const void* gx;          // [T, B, 4 H]: x W_x. This and the next three with a hypernetwork only
-    const void* z;           // [T, B, 12 Z]: embeddings of d_h, d_x, b, each for four gates
+    void* u;                 // [T, B, ld_u]: all of the sums, or with a hypernetwork h W_h
+    const void* gx;          // [T, B, 4 H]: x W_x, with a hypernetwork, or for a whole sequence in one call
+    const void* z;           // [T, B, 12 Z]: embeddings of d_h, d_x, b, each for four gates. This and the next
+                             // two with a hypernetwork only
     const void* weight_d;    // [12, Z, H] state type: from z to d_h, d_x and b
     const void* bias;        // [4, H] state type: added to b
     const void* gate_gain;   // [4 H] state type; null without layer normalisation
@@ -43,7 +45,7 @@ struct Gated {
     void* y;                 // [T, B, H] outputs; null where they are h
     // Backward.
     const void* dy;     // [T, B, H] or null
-    const void* dh;     // [B, H]: gradient that came through the matrices from step t + 1
+    void* dh;           // [B, H]: gradient that came through the matrices from step t + 1
     void* dh_direct;    // [B, H] state type: the rest of it, in and out; null where it is always zero
     void* dc;           // [B, H] state type, in and out
     void* du;           // [T, B, ld_u]
@@ -91,6 +93,19 @@ class GatedStep {
             for (int64_t b = first; b < last; ++b) backward_row(b, scratch, total, nullptr);
         }
     }
+
+    // What sequence.h asks for.
+    static int64_t steps(const Gated& p) { return p.T; }
+    static int64_t sums_of(const Gated& p) { return 4 * p.H; }
+    int64_t time() const { return t; }
+    int64_t layer() const { return 0; }
+    const T* read(int64_t b) const {
+        return t ? at<T>(p.h) + ((t - 1) * p.B + b) * H : at<T>(p.h0) + b * H;
+    }
+    Rows<const T> start(int64_t b) const { return {at<T>(p.gx) + (t * p.B + b) * 4 * H, 4 * H}; }
+    Rows<T> sums_at(int64_t b) const { return {at<T>(p.u) + (t * p.B + b) * p.ld_u, p.ld_u}; }
+    Rows<const T> gradient(int64_t b) const { return {at<T>(p.du) + (t * p.B + b) * p.ld_du, p.ld_du}; }
+    T* arriving_at(int64_t b) const { return at<T>(p.dh) + b * H; }
 
     static int64_t scratch_size(const Gated& p) {
         return row_scratch(p.H) + (HYPER ? 12 * BLOCK * (p.H + LANES) + LANES : 0);
@@ -492,3 +507,12 @@ class GatedStep {
 RHHN_EXPORT(float32, float)
 RHHN_EXPORT(float64, double)
 RHHN_EXPORT(bfloat16, rhhn::bfloat16)
+
+// In float32 alone: there operands and states are of one type.
+extern "C" void lstm_sequence_forward(const rhhn::Gated* p, const rhhn::Recurrence* r) {
+    rhhn::whole_sequence<rhhn::GatedStep<float, false>, false>(*p, *r);
+}
+extern "C" void lstm_sequence_backward(const rhhn::Gated* p, const rhhn::Recurrence* r) {
+    rhhn::whole_sequence<rhhn::GatedStep<float, false>, true>(*p, *r);
+}
+extern "C" int64_t panel_columns() { return rhhn::PANEL; }

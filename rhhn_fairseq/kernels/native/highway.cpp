@@ -5,9 +5,11 @@
 // kernels/highway.py for what each buffer is.
 
 #include <algorithm>
+#include <type_traits>
 
 #include "math.h"
 #include "rows.h"
+#include "sequence.h"
 
 namespace rhhn {
 
@@ -19,7 +21,7 @@ struct Highway {
     double keep_scale;         // what a kept unit of the transform gate is multiplied by
     double zone_rate;          // the expectation where there is no mask
     int64_t threads;           // slots of sums
-    const void* u;             // [L, T, B, 2 H]: s W_l
+    void* u;                   // [L, T, B, 2 H]: s W_l
     const void* gx;            // [T, B, 2 H]: what layer 0 adds to u
     const void* z;             // [L, Z, B, H] without its bias, or null
     const void* bias;          // [L, 2 H] state type
@@ -34,7 +36,7 @@ struct Highway {
     void* o;                   // the same as operands; null where they are one
     void* y;                   // [T, B, ld_y]
     const void* dy;            // [T, B, ld_y] or null
-    const void* ds;            // [B, H] operands: gradient that came through a matrix from the next layer
+    void* ds;                  // [B, H] operands: gradient that came through a matrix from the next layer
     void* ds_direct;           // [B, H] state type: the rest of it, in and out
     void* past;                // [B, H] state type: what goes past all layers of a time step
     void* du;                  // [L, T, B, 2 H]
@@ -61,7 +63,20 @@ class HighwayStep {
         for (int64_t b = first; b < last; ++b) backward_row(b, scratch, total);
     }
 
-    static int64_t scratch_size(const Highway& p) { return 7 * p.H; }
+    static int64_t scratch_size(const Highway& p) { return 8 * p.H; }
+
+    // What sequence.h asks for.
+    static int64_t steps(const Highway& p) { return p.T * p.L; }
+    static int64_t sums_of(const Highway& p) { return 2 * p.H; }
+    int64_t time() const { return t; }
+    int64_t layer() const { return l; }
+    const T* read(int64_t b) const { return before(b); }
+    Rows<const T> start(int64_t) const { return {nullptr, 0}; }
+    Rows<T> sums_at(int64_t b) const { return {static_cast<T*>(p.u) + at_row(l, b) * 2 * H, 2 * H}; }
+    Rows<const T> gradient(int64_t b) const {
+        return {static_cast<const T*>(p.du) + at_row(l, b) * 2 * H, 2 * H};
+    }
+    T* arriving_at(int64_t b) const { return static_cast<T*>(p.ds) + b * H; }
 
    private:
     void forward_row(int64_t b, S* scratch) const {
@@ -69,7 +84,6 @@ class HighwayStep {
         S* s = static_cast<S*>(p.s) + row;
         T* o = p.o ? static_cast<T*>(p.o) + row : nullptr;
         T* y = output(b);
-        const S* __restrict old = before(b);
         const S* start = at_start(b);
         if (p.mask && !p.mask[t * p.B + b]) {
             if (last) std::copy(start, start + H, s);
@@ -78,19 +92,9 @@ class HighwayStep {
             if (y) std::fill(y, y + H, T{});
             return;
         }
-        S *__restrict h = scratch, *__restrict gate = scratch + H, *__restrict keep = scratch + 2 * H;
-        sums(b, h);
-        factors(keep_row(b), S(p.keep_scale), S(1), keep, H);
-#pragma omp simd
-        for (int64_t j = 0; j < H; ++j) {
-            h[j] = hyperbolic_tangent(h[j]);
-            gate[j] = sigmoid(gate[j]);
-        }
-        {
-            S* __restrict to = s;
-#pragma omp simd
-            for (int64_t j = 0; j < H; ++j) to[j] = (S(1) - gate[j]) * old[j] + gate[j] * keep[j] * h[j];
-        }
+        const S *bias = bias_of(b, scratch), *keep = keep_of(b, scratch + 2 * H);
+        if (l) advance(products(b), b, bias, keep, s);
+        else advance(with_input(b, scratch + 3 * H), b, bias, keep, s);
         if (y && p.ld_y != H) narrow(s, y);
         if (last) {
             if (p.zone) {
@@ -116,9 +120,7 @@ class HighwayStep {
             clear(b);
             return;
         }
-        S *__restrict h = scratch, *__restrict gate = scratch + H;
-        S *__restrict ds = scratch + 2 * H, *__restrict da = scratch + 3 * H;
-        S *__restrict keep = scratch + 5 * H, *__restrict around = scratch + 6 * H;
+        S* __restrict ds = scratch + 5 * H;
 #pragma omp simd
         for (int64_t j = 0; j < H; ++j) ds[j] = direct[j] + load(ds_mm[j]);
         if (last && p.ld_y == H) add_output(b, ds);
@@ -131,24 +133,90 @@ class HighwayStep {
             }
         }
         if (p.ld_y != H) add_output(b, ds);
-        sums(b, h);
-        const S* __restrict old = before(b);
-        factors(keep_row(b), S(p.keep_scale), S(1), keep, H);
-        if (l) std::fill(around, around + H, S(0));
-        else std::copy(past, past + H, around);
-#pragma omp simd
-        for (int64_t j = 0; j < H; ++j) {
-            h[j] = hyperbolic_tangent(h[j]);
-            gate[j] = sigmoid(gate[j]);
+        const S *bias = bias_of(b, scratch), *keep = keep_of(b, scratch + 2 * H);
+        T* __restrict du = static_cast<T*>(p.du) + at_row(l, b) * 2 * H;
+        if (l) {
+            retreat(products(b), b, bias, keep, ds, direct, du, total + l * 2 * H, total);
+            return;
         }
-#pragma omp simd
-        for (int64_t j = 0; j < H; ++j) {
-            da[j] = ds[j] * gate[j] * keep[j] * (S(1) - h[j] * h[j]);
-            da[H + j] = (ds[j] * h[j] * keep[j] - ds[j] * old[j]) * gate[j] * (S(1) - gate[j]);
-            direct[j] = ds[j] * (S(1) - gate[j]) + around[j];
-        }
-        spread(b, da, total);
+        S *__restrict da = scratch + 6 * H, *__restrict dbias = total, *__restrict dbias_x = total + p.L * 2 * H;
+        std::fill(da, da + 2 * H, S(0));
+        retreat(with_input(b, scratch + 3 * H), b, bias, keep, ds, direct, du, da, total);
+        for (int64_t j = 0; j < H; ++j) direct[j] += past[j];
+        if (takes_bias(b)) add(da, dbias);
+        if (p.bias_x) add(da, dbias_x);
+        std::copy(du, du + 2 * H, static_cast<T*>(p.dgx) + (t * p.B + b) * 2 * H);
     }
+
+    // The new state from u, [2 H]: what z scales, or without z all but the bias.
+    template <typename X>
+    void advance(const X* u, int64_t b, const S* bias, const S* keep, S* to) const {
+        specialised(keep, [&](auto scaled, auto drops) {
+            advance<decltype(scaled)::value, decltype(drops)::value>(u, scaling(b), bias, keep, before(b), to);
+        });
+    }
+    template <bool SCALED, bool DROPS, typename X>
+    void advance(const X* __restrict u, const T* __restrict z, const S* __restrict bias,
+                 const S* __restrict keep, const S* __restrict old, S* __restrict to) const {
+        const S* __restrict bias_z = shift();
+#pragma omp simd
+        for (int64_t j = 0; j < H; ++j) {
+            const S scale = SCALED ? load(z[j]) + bias_z[j] : S(1);
+            const S h = hyperbolic_tangent(load(u[j]) * scale + bias[j]);
+            const S gate = sigmoid(load(u[H + j]) * scale + bias[H + j]);
+            to[j] = (S(1) - gate) * old[j] + (DROPS ? gate * keep[j] : gate) * h;
+        }
+    }
+
+    // From the gradient ds of the new state to those of u, z, the old state but for what goes through u, and
+    // the biases, to which it adds.
+    template <typename X>
+    void retreat(const X* u, int64_t b, const S* bias, const S* keep, const S* ds, S* direct, T* du, S* dbias,
+                 S* total) const {
+        T* dz = p.z ? static_cast<T*>(p.dz) + scaling_row(b) * H : nullptr;
+        S* dbias_z = total + (2 * p.L + 2 + l) * H;
+        specialised(keep, [&](auto scaled, auto drops) {
+            retreat<decltype(scaled)::value, decltype(drops)::value>(u, scaling(b), bias, keep, before(b), ds,
+                                                                     direct, du, dz, dbias, dbias_z);
+        });
+    }
+    template <bool SCALED, bool DROPS, typename X>
+    void retreat(const X* __restrict u, const T* __restrict z, const S* __restrict bias,
+                 const S* __restrict keep, const S* __restrict old, const S* __restrict ds,
+                 S* __restrict direct, T* __restrict du, T* __restrict dz, S* __restrict dbias,
+                 S* __restrict dbias_z) const {
+        const S* __restrict bias_z = shift();
+#pragma omp simd
+        for (int64_t j = 0; j < H; ++j) {
+            const S u_h = load(u[j]), u_gate = load(u[H + j]);
+            const S scale = SCALED ? load(z[j]) + bias_z[j] : S(1);
+            const S h = hyperbolic_tangent(u_h * scale + bias[j]);
+            const S gate = sigmoid(u_gate * scale + bias[H + j]);
+            const S kept = DROPS ? ds[j] * keep[j] : ds[j];
+            const S da_h = kept * gate * (S(1) - h * h);
+            const S da_gate = (kept * h - ds[j] * old[j]) * gate * (S(1) - gate);
+            direct[j] = ds[j] * (S(1) - gate);
+            dbias[j] += da_h;
+            dbias[H + j] += da_gate;
+            store(du[j], da_h * scale);
+            store(du[H + j], da_gate * scale);
+            if (SCALED) {
+                const S d = da_h * u_h + da_gate * u_gate;
+                store(dz[j], d);
+                dbias_z[j] += d;
+            }
+        }
+    }
+    // Calls a loop that was compiled for what there is: whether z scales, whether recurrent dropout drops.
+    template <typename Loop>
+    void specialised(const S* keep, Loop loop) const {
+        using Yes = std::true_type;
+        using No = std::false_type;
+        if (p.z) keep ? loop(Yes{}, Yes{}) : loop(Yes{}, No{});
+        else keep ? loop(No{}, Yes{}) : loop(No{}, No{});
+    }
+    // What is added to z, [H], or null.
+    const S* shift() const { return p.z ? static_cast<const S*>(p.bias_z) + l * H : nullptr; }
 
     int64_t at_row(int64_t layer, int64_t b) const { return (layer * p.T + t) * p.B + b; }
 
@@ -177,9 +245,6 @@ class HighwayStep {
 #pragma omp simd
         for (int64_t j = 0; j < H; ++j) store(to[j], from[j]);
     }
-    const uint8_t* keep_row(int64_t b) const {
-        return p.keep ? p.keep + ((t * p.B + b) * p.L + l) * H : nullptr;
-    }
     bool takes_bias(int64_t b) const { return l || !p.first || !p.first[t * p.B + b]; }
 
     int64_t scaling_row(int64_t b) const { return (l * p.Z + t % p.Z) * p.B + b; }
@@ -187,76 +252,36 @@ class HighwayStep {
         return p.z ? static_cast<const T*>(p.z) + scaling_row(b) * H : nullptr;
     }
 
-    // What z scales, or without it all but the bias.
-    S product(const T* u, const T* gx, int64_t j) const { return load(u[j]) + (gx ? load(gx[j]) : S(0)); }
-
     const T* products(int64_t b) const { return static_cast<const T*>(p.u) + at_row(l, b) * 2 * H; }
     const T* inputs(int64_t b) const {
         return l ? nullptr : static_cast<const T*>(p.gx) + (t * p.B + b) * 2 * H;
     }
 
-    // The sums of the halves h and t of a row.
-    void sums(int64_t b, S* __restrict a) const {
-        const T *u = products(b), *gx = inputs(b), *z = scaling(b);
-        const S* bias = takes_bias(b) ? static_cast<const S*>(p.bias) + l * 2 * H : nullptr;
-        const S* bias_x = l ? nullptr : static_cast<const S*>(p.bias_x);
-        const S* bias_z = z ? static_cast<const S*>(p.bias_z) + l * H : nullptr;
-        for (int64_t half = 0; half < 2; ++half) {
-            S* __restrict to = a + half * H;
-            const int64_t at = half * H;
-            for (int64_t j = 0; j < H; ++j) to[j] = product(u, gx, at + j);
-            if (z)
-                for (int64_t j = 0; j < H; ++j) to[j] *= load(z[j]) + bias_z[j];
-            if (bias)
-                for (int64_t j = 0; j < H; ++j) to[j] += bias[at + j];
-            if (bias_x)
-                for (int64_t j = 0; j < H; ++j) to[j] += bias_x[at + j];
-        }
+    // u of layer 0 with the input's part, [2 H].
+    const S* with_input(int64_t b, S* __restrict to) const {
+        const T *__restrict u = products(b), *__restrict gx = inputs(b);
+#pragma omp simd
+        for (int64_t j = 0; j < 2 * H; ++j) to[j] = load(u[j]) + load(gx[j]);
+        return to;
     }
-
-    // From the gradient of the sums to those of their parts.
-    void spread(int64_t b, const S* __restrict da, S* total) const {
-        if (takes_bias(b)) add(da, total + l * 2 * H);
-        if (!l && p.bias_x) add(da, total + p.L * 2 * H);
-        T* __restrict du = static_cast<T*>(p.du) + at_row(l, b) * 2 * H;
-        T* __restrict dgx = l ? nullptr : static_cast<T*>(p.dgx) + (t * p.B + b) * 2 * H;
-        if (p.z) {
-            const T* __restrict z = scaling(b);
-            const T *__restrict u = products(b), *__restrict gx = inputs(b);
-            const S* __restrict bias_z = static_cast<const S*>(p.bias_z) + l * H;
-            T* __restrict dz = static_cast<T*>(p.dz) + scaling_row(b) * H;
-            S* __restrict dbias_z = total + (2 * p.L + 2 + l) * H;
-            if (gx) {
-#pragma omp simd
-                for (int64_t j = 0; j < H; ++j) {
-                    const S h = load(u[j]) + load(gx[j]), gate = load(u[H + j]) + load(gx[H + j]);
-                    const S d = da[j] * h + da[H + j] * gate;
-                    store(dz[j], d);
-                    dbias_z[j] += d;
-                }
-            } else {
-#pragma omp simd
-                for (int64_t j = 0; j < H; ++j) {
-                    const S d = da[j] * load(u[j]) + da[H + j] * load(u[H + j]);
-                    store(dz[j], d);
-                    dbias_z[j] += d;
-                }
-            }
-            for (int64_t half = 0; half < 2; ++half) {
-                const S* __restrict from = da + half * H;
-                T* __restrict to = du + half * H;
-#pragma omp simd
-                for (int64_t j = 0; j < H; ++j) store(to[j], from[j] * (load(z[j]) + bias_z[j]));
-            }
-        } else {
-#pragma omp simd
-            for (int64_t j = 0; j < 2 * H; ++j) store(du[j], da[j]);
-        }
-        if (dgx) std::copy(du, du + 2 * H, dgx);
+    // The biases that the row takes, added up, [2 H].
+    const S* bias_of(int64_t b, S* __restrict to) const {
+        const S* bias = static_cast<const S*>(p.bias) + l * 2 * H;
+        if (l || (takes_bias(b) && !p.bias_x)) return bias;
+        std::fill(to, to + 2 * H, S(0));
+        if (takes_bias(b)) add(bias, to);
+        if (p.bias_x) add(static_cast<const S*>(p.bias_x), to);
+        return to;
     }
-    void add(const S* __restrict da, S* __restrict to) const {
+    // What the update is multiplied by, [H]; null for one.
+    const S* keep_of(int64_t b, S* to) const {
+        if (!p.keep) return nullptr;
+        factors(p.keep + ((t * p.B + b) * p.L + l) * H, S(p.keep_scale), S(1), to, H);
+        return to;
+    }
+    void add(const S* __restrict from, S* __restrict to) const {
 #pragma omp simd
-        for (int64_t j = 0; j < 2 * H; ++j) to[j] += da[j];
+        for (int64_t j = 0; j < 2 * H; ++j) to[j] += from[j];
     }
 
     // Padding: no gradient reaches the sums.
@@ -291,3 +316,11 @@ class HighwayStep {
 RHHN_EXPORT(float32, float)
 RHHN_EXPORT(float64, double)
 RHHN_EXPORT(bfloat16, rhhn::bfloat16)
+
+// In float32 alone: there operands and states are of one type.
+extern "C" void highway_sequence_forward(const rhhn::Highway* p, const rhhn::Recurrence* r) {
+    rhhn::whole_sequence<rhhn::HighwayStep<float>, false>(*p, *r);
+}
+extern "C" void highway_sequence_backward(const rhhn::Highway* p, const rhhn::Recurrence* r) {
+    rhhn::whole_sequence<rhhn::HighwayStep<float>, true>(*p, *r);
+}

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 #include "math.h"
+#include "vector.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -13,31 +13,11 @@
 
 namespace rhhn {
 
-// One vector register of floats, and how many registers there are.
-#ifdef __AVX512F__
-typedef float Vector __attribute__((vector_size(64)));
-constexpr int REGISTERS = 32;
-#elif defined(__AVX2__)
-typedef float Vector __attribute__((vector_size(32)));
-constexpr int REGISTERS = 16;
-#else
-typedef float Vector __attribute__((vector_size(16)));
-constexpr int REGISTERS = 16;
-#endif
-constexpr int64_t WIDTH = sizeof(Vector) / sizeof(float);
 constexpr int64_t LINE = 16;  // floats in a cache line
 // Rows of the matrix that are read side by side.
 constexpr int STREAMS = 4;
 // Columns whose sums stay in the nearest cache while rows of the matrix pass.
 constexpr int64_t BLOCK = 1024;
-
-inline Vector load(const float* from) {
-    Vector v;
-    std::memcpy(&v, from, sizeof v);
-    return v;
-}
-inline void store(float* to, Vector v) { std::memcpy(to, &v, sizeof v); }
-inline Vector broadcast(float x) { return Vector{} + x; }
 
 // Mirrored, field by field, by kernels/native/__init__.py.
 struct Product {

@@ -1,0 +1,149 @@
+"""Sequences of small networks in one compiled call, against the loop over ``step`` in float64."""
+
+import pytest
+import torch
+
+from rhhn_fairseq.cells import build_cell
+from rhhn_fairseq.kernels import native
+
+GATED_NOISE = dict(
+    recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2, h_detach=0.5, c_detach=0.5
+)
+RHN_NOISE = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
+# Of a HyperRHN the hypernetwork, which gives the states after all its layers.
+CELLS = {
+    "lstm": ({}, GATED_NOISE),
+    "ln_lstm": ({}, GATED_NOISE),
+    "rhn": (dict(rhn_depth=3), RHN_NOISE),
+    "hyperrhn": (dict(rhn_depth=3), RHN_NOISE),
+}
+# Rows of a thread: none, one, less than a tile, several; columns: less than a panel, some, whole panels.
+SHAPES = [(4, 1, 1), (5, 2, 17), (9, 7, 33), (6, 29, 64), (5, 13, 130)]
+C = 4
+
+pytestmark = pytest.mark.skipif(not native.multiplies(), reason="needs the compiled kernels and AVX2")
+
+
+@pytest.fixture(autouse=True)
+def ran(monkeypatch):
+    """Which calls were made and whether they ran the sequence."""
+    calls, whole = [], native.whole
+
+    def counted(buffers, direction, *rest):
+        calls.append((direction, whole(buffers, direction, *rest)))
+        return calls[-1][1]
+
+    monkeypatch.setattr(native, "whole", counted)
+    monkeypatch.setenv("RHHN_KERNEL", "native")
+    return calls
+
+
+def _cell(name, noisy, H):
+    torch.manual_seed(0)
+    options, noise = CELLS[name]
+    if name == "hyperrhn":
+        options = options | dict(hyper_size=min(H, 20))
+    cell = build_cell(name, C, H, **options, **(noise if noisy else {}))
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return cell.train(noisy)
+
+
+def _pass(cell, x, state, mask, noise):
+    """Outputs, final state and all gradients of a weighted sum of them."""
+    x = x.clone().requires_grad_()
+    state = tuple(part.clone().requires_grad_() for part in state)
+    y, final = cell(x, state, mask, noise)
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    loss = (y * weights).sum() + sum((part * part).sum() for part in final)
+    gradients = torch.autograd.grad(loss, [x, *state, *cell.parameters()])
+    return [y.detach(), *(part.detach() for part in final), *gradients]
+
+
+def _inputs(cell, T, B, padded):
+    x, mask = torch.randn(T, B, C), None
+    state = tuple(torch.randn(B, size) for size in cell.state_sizes)
+    if padded:
+        mask = torch.rand(T, B) > 0.3
+        x[~mask] = float("nan")
+    return x, state, mask
+
+
+def _double(parts):
+    if parts is None:
+        return None
+    if isinstance(parts, dict):
+        return {name: part.double() if part.is_floating_point() else part for name, part in parts.items()}
+    return tuple(part.double() for part in parts)
+
+
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("T, B, H", SHAPES)
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noisy"])
+def test_equals_the_loop(name, T, B, H, padded, noisy, ran, monkeypatch):
+    cell = _cell(name, noisy, H)
+    x, state, mask = _inputs(cell, T, B, padded)
+    noise = cell.sample_noise(T, B) if noisy else None
+    found = _pass(cell, x, state, mask, noise)
+    assert ("forward", True) in ran and ("backward", True) in ran
+    monkeypatch.setenv("RHHN_KERNEL", "reference")
+    exact = _pass(cell.double(), x.double(), _double(state), mask, _double(noise))
+    # Measured: below 2e-6.
+    for one, other in zip(found, exact, strict=True):
+        one, other = one.nan_to_num().double(), other.nan_to_num()
+        assert (one - other).norm() <= 1e-5 * (1 + other.norm())
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_repeats_bit_by_bit_on_any_number_of_threads(name):
+    """But for sums over rows, which threads add up one after another."""
+    cell = _cell(name, True, 33)
+    x, state, mask = _inputs(cell, 6, 21, False)
+    noise, threads = cell.sample_noise(6, 21), torch.get_num_threads()
+    results = {}
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            first, second = (_pass(cell, x, state, mask, noise) for _ in range(2))
+            assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+            results[count] = first
+    finally:
+        torch.set_num_threads(threads)
+    for count in (2, 3):
+        for one, other in zip(results[1], results[count], strict=True):
+            assert (one - other).norm() <= 1e-5 * (1 + other.norm())
+
+
+def test_runs_where_it_is_faster(ran, monkeypatch):
+    """Not for large matrices, few steps, or products that torch is allowed to round."""
+
+    def runs(T=8, B=40, H=16, dtype=torch.float32):
+        ran.clear()
+        build_cell("lstm", C, H).to(dtype)(torch.randn(T, B, C, dtype=dtype))
+        ((_, done),) = ran
+        return done
+
+    assert runs() and runs(H=256)
+    assert not runs(H=257)
+    assert not runs(T=3)
+    assert not runs(dtype=torch.float64) and not runs(dtype=torch.bfloat16)
+    precision = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert runs(B=32) and not runs(B=33)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    monkeypatch.setattr(native, "multiplies", lambda: False)
+    assert not runs()
+
+
+def test_infinite_sums_saturate_and_nan_passes_through():
+    cell = build_cell("lstm", C, 20)
+    x = torch.zeros(5, 9, C)
+    x[0, 3] = float("nan")
+    x[0, 5] = 1e38
+    y, _ = cell(x)
+    rows = torch.arange(9)
+    assert y[:, 3].isnan().all() and y[:, rows != 3].isfinite().all()
