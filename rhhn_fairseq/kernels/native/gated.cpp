@@ -5,6 +5,7 @@
 // what each buffer is.
 
 #include <algorithm>
+#include <type_traits>
 
 #include "math.h"
 #include "normal.h"
@@ -140,43 +141,92 @@ class GatedStep {
             if (y) std::fill(y, y + H, T{});
             return;
         }
-        S *a = scratch, *inner = scratch + 4 * H;
-        sums(b, a, d);
-        if (p.gate_gain) {
-            for (int64_t k = 0; k < 4; ++k) {
-                S* __restrict gate = a + k * H;
-                const S* __restrict gain = at<S>(p.gate_gain) + k * H;
-                const S* __restrict shift = at<S>(p.gate_shift) + k * H;
-                const Moments<S> m = moments(gate, H, S(p.epsilon));
-#pragma omp simd
-                for (int64_t j = 0; j < H; ++j) gate[j] = (gate[j] - m.mean) * m.rstd * gain[j] + shift[j];
-            }
+        // Without zoneout c and h are computed where they are kept.
+        const bool zoned_c = p.zone_c || p.zone_c_rate != 0, zoned_h = p.zone_h || p.zone_h_rate != 0;
+        S* inner = zoned_c ? scratch + 4 * H : c;
+        const S* keep = keep_of(b, scratch + 5 * H);
+        if constexpr (HYPER) {
+            sums(b, scratch, d);
+            new_c(scratch, c_old, keep, inner);
+        } else {
+            new_c(products(b), c_old, keep, inner);
         }
-        {
-            const S forget_bias = S(p.forget_bias);
-            const S *__restrict i = a, *__restrict f = a + H, *__restrict g = a + 2 * H;
-            S *__restrict to = inner, *__restrict keep = scratch + 5 * H;
-            factors(keep_row(b), S(p.keep_scale), S(1), keep, H);
-#pragma omp simd
-            for (int64_t j = 0; j < H; ++j) to[j] = hyperbolic_tangent(g[j]) * keep[j];
-#pragma omp simd
-            for (int64_t j = 0; j < H; ++j)
-                to[j] = sigmoid(f[j] + forget_bias) * c_old[j] + sigmoid(i[j]) * to[j];
+        if (zoned_c) zone(c, inner, c_old, p.zone_c ? p.zone_c + row : nullptr, S(p.zone_c_rate));
+        const auto new_h = [&](auto* to) {
+            if constexpr (HYPER) output(scratch, inner, to);
+            else output(products(b), inner, to);
+        };
+        if (zoned_h) {
+            S* fresh = scratch + 5 * H;
+            new_h(fresh);
+            zone(h, fresh, h_old, p.zone_h ? p.zone_h + row : nullptr, S(p.zone_h_rate));
+        } else {
+            new_h(h);
         }
-        zone(c, inner, c_old, p.zone_c ? p.zone_c + row : nullptr, S(p.zone_c_rate));
-        if (p.c_gain) {
-            const S *__restrict gain = at<S>(p.c_gain), *__restrict shift = at<S>(p.c_shift);
-            const Moments<S> m = moments(inner, H, S(p.epsilon));
-            for (int64_t j = 0; j < H; ++j) inner[j] = (inner[j] - m.mean) * m.rstd * gain[j] + shift[j];
-        }
-        {
-            const S* __restrict o = a + 3 * H;
-            S* __restrict to = inner;
-#pragma omp simd
-            for (int64_t j = 0; j < H; ++j) to[j] = sigmoid(o[j]) * hyperbolic_tangent(to[j]);
-        }
-        zone(h, inner, h_old, p.zone_h ? p.zone_h + row : nullptr, S(p.zone_h_rate));
         if (y) std::copy(h, h + H, y);
+    }
+
+    // Layer normalisation of a gate's sums: how a number of them is scaled and shifted.
+    struct Normal {
+        const S *gain, *shift;
+        S mean, rstd;
+    };
+    template <typename X>
+    Normal normal_of(const X* gate, int64_t k) const {
+        const Moments<S> m = moments<S>(gate, H, S(p.epsilon));
+        return {at<S>(p.gate_gain) + k * H, at<S>(p.gate_shift) + k * H, m.mean, m.rstd};
+    }
+
+    // The new c before zoneout from the sums of the gates.
+    template <typename X>
+    void new_c(const X* a, const S* c_old, const S* keep, S* to) const {
+        if (!p.gate_gain) {
+            keep ? new_c<false, true>(a, {}, {}, {}, c_old, keep, to) : new_c<false, false>(a, {}, {}, {}, c_old, keep, to);
+            return;
+        }
+        const Normal i = normal_of(a, 0), f = normal_of(a + H, 1), g = normal_of(a + 2 * H, 2);
+        keep ? new_c<true, true>(a, i, f, g, c_old, keep, to) : new_c<true, false>(a, i, f, g, c_old, keep, to);
+    }
+    template <bool NORM, bool DROPS, typename X>
+    void new_c(const X* __restrict a, Normal i, Normal f, Normal g, const S* __restrict c_old,
+               const S* __restrict keep, S* __restrict to) const {
+        const S forget_bias = S(p.forget_bias);
+        const S *__restrict i_gain = i.gain, *__restrict f_gain = f.gain, *__restrict g_gain = g.gain;
+        const S *__restrict i_shift = i.shift, *__restrict f_shift = f.shift, *__restrict g_shift = g.shift;
+#pragma omp simd
+        for (int64_t j = 0; j < H; ++j) {
+            S a_i = load(a[j]), a_f = load(a[H + j]), a_g = load(a[2 * H + j]);
+            if (NORM) {
+                a_i = (a_i - i.mean) * i.rstd * i_gain[j] + i_shift[j];
+                a_f = (a_f - f.mean) * f.rstd * f_gain[j] + f_shift[j];
+                a_g = (a_g - g.mean) * g.rstd * g_gain[j] + g_shift[j];
+            }
+            const S update = DROPS ? hyperbolic_tangent(a_g) * keep[j] : hyperbolic_tangent(a_g);
+            to[j] = sigmoid(a_f + forget_bias) * c_old[j] + sigmoid(a_i) * update;
+        }
+    }
+
+    // The new h before zoneout from the sums of the gates and the new c.
+    template <typename X, typename Y>
+    void output(const X* a, const S* c, Y* to) const {
+        if (!p.gate_gain) return output<false>(a + 3 * H, {}, c, {}, to);
+        const Moments<S> m = moments<S>(c, H, S(p.epsilon));
+        const Normal inner{at<S>(p.c_gain), at<S>(p.c_shift), m.mean, m.rstd};
+        output<true>(a + 3 * H, normal_of(a + 3 * H, 3), c, inner, to);
+    }
+    template <bool NORM, typename X, typename Y>
+    void output(const X* __restrict o, Normal n, const S* __restrict c, Normal m, Y* __restrict to) const {
+        const S *__restrict gain = n.gain, *__restrict shift = n.shift;
+        const S *__restrict c_gain = m.gain, *__restrict c_shift = m.shift;
+#pragma omp simd
+        for (int64_t j = 0; j < H; ++j) {
+            S a = load(o[j]), inner = c[j];
+            if (NORM) {
+                a = (a - n.mean) * n.rstd * gain[j] + shift[j];
+                inner = (inner - m.mean) * m.rstd * c_gain[j] + c_shift[j];
+            }
+            store(to[j], sigmoid(a) * hyperbolic_tangent(inner));
+        }
     }
 
     // Leaves in d the gradients of the scaling vectors.
@@ -191,92 +241,142 @@ class GatedStep {
             clear(b, d);
             return;
         }
-        S *a = scratch, *inner = scratch + 4 * H, *update = scratch + 5 * H, *dh = scratch + 6 * H;
-        S *da = scratch + 7 * H, *gate_rstd = scratch + 11 * H;
-        S *normal = scratch + 11 * H + 4, *c_normal = scratch + 15 * H + 4;
-        S *__restrict keep = scratch + 16 * H + 4, *__restrict stays = scratch + 17 * H + 4;
-        factors(keep_row(b), S(p.keep_scale), S(1), keep, H);
-        factors(p.zone_c ? p.zone_c + row : nullptr, S(1), S(p.zone_c_rate), stays, H);
-        sums(b, a, d);
-        if (p.gate_gain) {
-            for (int64_t k = 0; k < 4; ++k) {
-                S *__restrict gate = a + k * H, *__restrict out = normal + k * H;
-                const S* __restrict gain = at<S>(p.gate_gain) + k * H;
-                const S* __restrict shift = at<S>(p.gate_shift) + k * H;
-                const Moments<S> m = moments(gate, H, S(p.epsilon));
-                gate_rstd[k] = m.rstd;
-#pragma omp simd
-                for (int64_t j = 0; j < H; ++j) {
-                    out[j] = (gate[j] - m.mean) * m.rstd;
-                    gate[j] = out[j] * gain[j] + shift[j];
-                }
-            }
-        }
-        {
-            S *__restrict i = a, *__restrict f = a + H, *__restrict g = a + 2 * H, *__restrict o = a + 3 * H;
-            S *__restrict to = inner, *__restrict new_update = update;
-            const S forget_bias = S(p.forget_bias);
-#pragma omp simd
-            for (int64_t j = 0; j < H; ++j) {
-                i[j] = sigmoid(i[j]);
-                f[j] = sigmoid(f[j] + forget_bias);
-                g[j] = hyperbolic_tangent(g[j]);
-                o[j] = sigmoid(o[j]);
-            }
-#pragma omp simd
-            for (int64_t j = 0; j < H; ++j) {
-                new_update[j] = g[j] * keep[j];
-                to[j] = f[j] * c_old[j] + i[j] * new_update[j];
-            }
-        }
-        // inner: what the output's tanh sees, and then that tanh.
-        S c_rstd = 0;
-        if (p.c_gain) {
-            const S *__restrict gain = at<S>(p.c_gain), *__restrict shift = at<S>(p.c_shift);
-            const Moments<S> m = moments(inner, H, S(p.epsilon));
-            c_rstd = m.rstd;
-#pragma omp simd
-            for (int64_t j = 0; j < H; ++j) {
-                c_normal[j] = (inner[j] - m.mean) * m.rstd;
-                inner[j] = hyperbolic_tangent(c_normal[j] * gain[j] + shift[j]);
-            }
-        } else {
-#pragma omp simd
-            for (int64_t j = 0; j < H; ++j) inner[j] = hyperbolic_tangent(inner[j]);
+        S *a = scratch, *dh = scratch + 6 * H, *da = scratch + 7 * H;
+        const S* keep = keep_of(b, scratch + 16 * H + 4);
+        const S* stays = nullptr;
+        if (p.zone_c || p.zone_c_rate != 0) {
+            S* shares = scratch + 17 * H + 4;
+            factors(p.zone_c ? p.zone_c + row : nullptr, S(1), S(p.zone_c_rate), shares, H);
+            stays = shares;
         }
         arriving(row, dh_mm, dh_direct, dh);
-        S* __restrict dc_new = da;  // until the gates' gradients take its place
-        {
-            const S* __restrict o = a + 3 * H;
-            S* __restrict d_o = da + 3 * H;
-#pragma omp simd
-            for (int64_t j = 0; j < H; ++j) {
-                d_o[j] = dh[j] * inner[j] * o[j] * (S(1) - o[j]);
-                dc_new[j] = dh[j] * o[j] * (S(1) - inner[j] * inner[j]);
-            }
-        }
-        if (p.c_gain)
-            normalise_backward(c_normal, dc_new, at<S>(p.c_gain), total + 12 * H, total + 13 * H, c_rstd, H);
-        {
-            const S *__restrict i = a, *__restrict f = a + H, *__restrict g = a + 2 * H;
-            S *__restrict d_f = da + H, *__restrict d_g = da + 2 * H;
-            const S through = p.c_scale ? at<S>(p.c_scale)[t] : S(1);
-#pragma omp simd
-            for (int64_t j = 0; j < H; ++j) {
-                const S d = dc_new[j] + dc[j] * (S(1) - stays[j]);
-                dc[j] = dc[j] * stays[j] + d * f[j] * through;
-                d_f[j] = d * c_old[j] * f[j] * (S(1) - f[j]);
-                d_g[j] = d * i[j] * keep[j] * (S(1) - g[j] * g[j]);
-                dc_new[j] = d * update[j] * i[j] * (S(1) - i[j]);
-            }
-        }
+        if constexpr (HYPER) sums(b, a, d);
         if (p.gate_gain) {
-            for (int64_t k = 0; k < 4; ++k)
-                normalise_backward(normal + k * H, da + k * H, at<S>(p.gate_gain) + k * H, total + k * H,
-                                   total + (4 + k) * H, gate_rstd[k], H);
+            if constexpr (!HYPER) sums(b, a, d);
+            backward_normalised(a, c_old, keep, stays, dh, dc, da, scratch, total);
+            spread(b, da, total + 8 * H, d);
+        } else if constexpr (HYPER) {
+            backward_plain(a, c_old, keep, stays, dh, dc, da);
+            spread(b, da, total + 8 * H, d);
+        } else {
+            backward_plain(products(b), c_old, keep, stays, dh, dc, at<T>(p.du) + (t * p.B + b) * p.ld_du);
         }
-        spread(b, da, total + 8 * H, d);
     }
+
+    // From the gradients of the new h and c to those of the gates' sums and, in place, of the old c.
+    template <typename X, typename Y>
+    void backward_plain(const X* a, const S* c_old, const S* keep, const S* stays, const S* dh, S* dc, Y* da) const {
+        specialised(keep, stays, [&](auto drops, auto zoned) {
+            backward_plain<decltype(drops)::value, decltype(zoned)::value>(a, c_old, keep, stays, dh, dc, da);
+        });
+    }
+    template <bool DROPS, bool ZONED, typename X, typename Y>
+    void backward_plain(const X* __restrict a, const S* __restrict c_old, const S* __restrict keep,
+                        const S* __restrict stays, const S* __restrict dh, S* __restrict dc,
+                        Y* __restrict da) const {
+        const S forget_bias = S(p.forget_bias), through = share();
+#pragma omp simd
+        for (int64_t j = 0; j < H; ++j) {
+            const S i = sigmoid(load(a[j])), f = sigmoid(load(a[H + j]) + forget_bias);
+            const S g = hyperbolic_tangent(load(a[2 * H + j])), o = sigmoid(load(a[3 * H + j]));
+            const S kept = DROPS ? keep[j] : S(1), stay = ZONED ? stays[j] : S(0);
+            const S inner = hyperbolic_tangent(f * c_old[j] + i * (g * kept));
+            const S d = dh[j] * o * (S(1) - inner * inner) + dc[j] * (S(1) - stay);
+            dc[j] = dc[j] * stay + d * f * through;
+            store(da[j], d * (g * kept) * i * (S(1) - i));
+            store(da[H + j], d * c_old[j] * f * (S(1) - f));
+            store(da[2 * H + j], d * i * kept * (S(1) - g * g));
+            store(da[3 * H + j], dh[j] * inner * o * (S(1) - o));
+        }
+    }
+
+    // The same with layer normalisation; the sums in a give way to the gates.
+    void backward_normalised(S* a, const S* c_old, const S* keep, const S* stays, const S* dh, S* dc, S* da,
+                             S* scratch, S* total) const {
+        S *inner = scratch + 4 * H, *dc_new = scratch + 5 * H;
+        S *normal = scratch + 11 * H + 4, *c_normal = scratch + 15 * H + 4;
+        S rstd[4];
+        for (int64_t k = 0; k < 4; ++k) rstd[k] = activate(a + k * H, k, normal + k * H);
+        specialised(keep, stays, [&](auto drops, auto) {
+            new_c_of_gates<decltype(drops)::value>(a, c_old, keep, inner);
+        });
+        const Moments<S> m = moments<S>(inner, H, S(p.epsilon));
+        through_output(a + 3 * H, inner, m, dh, c_normal, dc_new, da + 3 * H);
+        normalise_backward(c_normal, dc_new, at<S>(p.c_gain), total + 12 * H, total + 13 * H, m.rstd, H);
+        specialised(keep, stays, [&](auto drops, auto zoned) {
+            through_c<decltype(drops)::value, decltype(zoned)::value>(a, c_old, keep, stays, dc_new, dc, da);
+        });
+        for (int64_t k = 0; k < 4; ++k)
+            normalise_backward(normal + k * H, da + k * H, at<S>(p.gate_gain) + k * H, total + k * H,
+                               total + (4 + k) * H, rstd[k], H);
+    }
+    // From a gate's sums to the gate, in place; returns 1 / standard deviation.
+    S activate(S* __restrict gate, int64_t k, S* __restrict normal) const {
+        const Normal n = normal_of(gate, k);
+        const S *__restrict gain = n.gain, *__restrict shift = n.shift;
+        if (k == 2) {
+#pragma omp simd
+            for (int64_t j = 0; j < H; ++j) {
+                normal[j] = (gate[j] - n.mean) * n.rstd;
+                gate[j] = hyperbolic_tangent(normal[j] * gain[j] + shift[j]);
+            }
+        } else {
+            const S more = k == 1 ? S(p.forget_bias) : S(0);
+#pragma omp simd
+            for (int64_t j = 0; j < H; ++j) {
+                normal[j] = (gate[j] - n.mean) * n.rstd;
+                gate[j] = sigmoid(normal[j] * gain[j] + shift[j] + more);
+            }
+        }
+        return n.rstd;
+    }
+    template <bool DROPS>
+    void new_c_of_gates(const S* __restrict a, const S* __restrict c_old, const S* __restrict keep,
+                        S* __restrict to) const {
+#pragma omp simd
+        for (int64_t j = 0; j < H; ++j)
+            to[j] = a[H + j] * c_old[j] + a[j] * (DROPS ? a[2 * H + j] * keep[j] : a[2 * H + j]);
+    }
+    // The gradients of the sums of o and of the normalised c.
+    void through_output(const S* __restrict o, const S* __restrict c, Moments<S> m, const S* __restrict dh,
+                        S* __restrict c_normal, S* __restrict dc_new, S* __restrict d_o) const {
+        const S *__restrict gain = at<S>(p.c_gain), *__restrict shift = at<S>(p.c_shift);
+#pragma omp simd
+        for (int64_t j = 0; j < H; ++j) {
+            c_normal[j] = (c[j] - m.mean) * m.rstd;
+            const S inner = hyperbolic_tangent(c_normal[j] * gain[j] + shift[j]);
+            d_o[j] = dh[j] * inner * o[j] * (S(1) - o[j]);
+            dc_new[j] = dh[j] * o[j] * (S(1) - inner * inner);
+        }
+    }
+    // Those of the normalised sums of i, f and g, and of the old c.
+    template <bool DROPS, bool ZONED>
+    void through_c(const S* __restrict a, const S* __restrict c_old, const S* __restrict keep,
+                   const S* __restrict stays, const S* __restrict dc_new, S* __restrict dc,
+                   S* __restrict da) const {
+        const S through = share();
+#pragma omp simd
+        for (int64_t j = 0; j < H; ++j) {
+            const S i = a[j], f = a[H + j], g = a[2 * H + j];
+            const S kept = DROPS ? keep[j] : S(1), stay = ZONED ? stays[j] : S(0);
+            const S d = dc_new[j] + dc[j] * (S(1) - stay);
+            dc[j] = dc[j] * stay + d * f * through;
+            da[j] = d * (g * kept) * i * (S(1) - i);
+            da[H + j] = d * c_old[j] * f * (S(1) - f);
+            da[2 * H + j] = d * i * kept * (S(1) - g * g);
+        }
+    }
+
+    // Calls a loop that was compiled for what there is: recurrent dropout, zoneout of c.
+    template <typename Loop>
+    void specialised(const S* keep, const S* stays, Loop loop) const {
+        using Yes = std::true_type;
+        using No = std::false_type;
+        if (keep) stays ? loop(Yes{}, Yes{}) : loop(Yes{}, No{});
+        else stays ? loop(No{}, Yes{}) : loop(No{}, No{});
+    }
+    // What the gradient through c is multiplied by.
+    S share() const { return p.c_scale ? at<S>(p.c_scale)[t] : S(1); }
 
     template <typename X>
     static X* at(void* pointer) {
@@ -287,13 +387,18 @@ class GatedStep {
         return static_cast<const X*>(pointer);
     }
 
-    const uint8_t* keep_row(int64_t b) const {
-        return p.keep ? p.keep + t * p.keep_t + b * p.keep_b : nullptr;
+    const T* products(int64_t b) const { return at<T>(p.u) + (t * p.B + b) * p.ld_u; }
+
+    // What the update is multiplied by, [H]; null for one.
+    const S* keep_of(int64_t b, S* to) const {
+        if (!p.keep) return nullptr;
+        factors(p.keep + t * p.keep_t + b * p.keep_b, S(p.keep_scale), S(1), to, H);
+        return to;
     }
 
     // The sums of the four gates of a row, before any normalisation.
     void sums(int64_t b, S* __restrict a, const S* d) const {
-        const T* __restrict u = at<T>(p.u) + (t * p.B + b) * p.ld_u;
+        const T* __restrict u = products(b);
         if constexpr (!HYPER) {
 #pragma omp simd
             for (int64_t j = 0; j < 4 * H; ++j) a[j] = load(u[j]);

@@ -51,9 +51,13 @@ inline void store(bfloat16& to, float x) {
     to.bits = uint16_t(x == x ? rounded : (bits >> 16) | 0x40u);
 }
 
+// Always: a loop with a call in it does not become vector instructions, and what a compiler takes in by
+// itself depends on the size of everything else.
+#define RHHN_INLINE inline __attribute__((always_inline))
+
 // exp by 2^n times a polynomial of the remainder in [-ln 2 / 2, ln 2 / 2] (coefficients: Taylor's, whose
 // error there is below a unit in the last place at degree 7).
-inline float exponential(float x) {
+RHHN_INLINE float exponential(float x) {
     x = x > 88.0f ? 88.0f : x;
     x = x < -87.0f ? -87.0f : x;
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
@@ -71,13 +75,13 @@ inline float exponential(float x) {
     // The last bits of the shifted number are n, which moves into the exponent; a NaN stays one in p.
     return p * float_of((bits_of(shifted) << 23) + 0x3f800000u);
 }
-inline double exponential(double x) { return std::exp(x); }
+RHHN_INLINE double exponential(double x) { return std::exp(x); }
 
-inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
-inline double sigmoid(double x) { return 1.0 / (1.0 + exponential(-x)); }
+RHHN_INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+RHHN_INLINE double sigmoid(double x) { return 1.0 / (1.0 + exponential(-x)); }
 
 // Near zero an odd polynomial, elsewhere from exp(2 |x|); where they meet, both are exact to a unit.
-inline float hyperbolic_tangent(float x) {
+RHHN_INLINE float hyperbolic_tangent(float x) {
     const float size = std::fabs(x);
     const float square = x * x;
     // Coefficients: Cephes' tanhf, a minimax fit on [0, 0.625].
@@ -90,7 +94,7 @@ inline float hyperbolic_tangent(float x) {
     const float far = 1.0f - 2.0f / (exponential(2.0f * size) + 1.0f);
     return size < 0.625f ? near : std::copysign(far, x);
 }
-inline double hyperbolic_tangent(double x) { return std::tanh(x); }
+RHHN_INLINE double hyperbolic_tangent(double x) { return std::tanh(x); }
 
 // A mask as factors: `set` where it is not zero, else 0; `without` everywhere if there is no mask. Loops over
 // factors become vector instructions where loops over a mask that may be missing do not.

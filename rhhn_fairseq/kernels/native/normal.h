@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "math.h"
+
 namespace rhhn {
 
 template <typename S>
@@ -12,15 +14,15 @@ struct Moments {
     S mean, rstd;
 };
 
-template <typename S>
-static Moments<S> moments(const S* x, int64_t H, S epsilon) {
+template <typename S, typename X>
+static Moments<S> moments(const X* x, int64_t H, S epsilon) {
     S sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < H; ++j) sum += x[j];
+    for (int64_t j = 0; j < H; ++j) sum += load(x[j]);
     const S mean = sum / S(H);
     S square = 0;
 #pragma omp simd reduction(+ : square)
-    for (int64_t j = 0; j < H; ++j) square += (x[j] - mean) * (x[j] - mean);
+    for (int64_t j = 0; j < H; ++j) square += (load(x[j]) - mean) * (load(x[j]) - mean);
     return {mean, S(1) / std::sqrt(square / S(H) + epsilon)};
 }
 
