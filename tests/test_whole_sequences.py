@@ -14,6 +14,8 @@ RHN_NOISE = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0
 CELLS = {
     "lstm": ({}, GATED_NOISE),
     "ln_lstm": ({}, GATED_NOISE),
+    "hyperlstm": (dict(hyper_embed_size=3, hyper_state="previous"), GATED_NOISE),
+    "ln_hyperlstm": (dict(hyper_embed_size=2), GATED_NOISE),
     "rhn": (dict(rhn_depth=3), RHN_NOISE),
     "hyperrhn": (dict(rhn_depth=3), RHN_NOISE),
 }
@@ -27,13 +29,18 @@ pytestmark = pytest.mark.skipif(not native.multiplies(), reason="needs the compi
 @pytest.fixture(autouse=True)
 def ran(monkeypatch):
     """Which calls were made and whether they ran the sequence."""
-    calls, whole = [], native.whole
+    calls = []
 
-    def counted(buffers, direction, *rest):
-        calls.append((direction, whole(buffers, direction, *rest)))
-        return calls[-1][1]
+    def count(function):
+        def counted(*arguments):
+            direction = next(part for part in arguments if isinstance(part, str))
+            calls.append((direction, function(*arguments)))
+            return calls[-1][1]
 
-    monkeypatch.setattr(native, "whole", counted)
+        return counted
+
+    for name in ("whole", "whole_hyper"):
+        monkeypatch.setattr(native, name, count(getattr(native, name)))
     monkeypatch.setenv("RHHN_KERNEL", "native")
     return calls
 
@@ -41,7 +48,7 @@ def ran(monkeypatch):
 def _cell(name, noisy, H):
     torch.manual_seed(0)
     options, noise = CELLS[name]
-    if name == "hyperrhn":
+    if "hyper" in name:
         options = options | dict(hyper_size=min(H, 20))
     cell = build_cell(name, C, H, **options, **(noise if noisy else {}))
     with torch.no_grad():
@@ -119,14 +126,15 @@ def test_repeats_bit_by_bit_on_any_number_of_threads(name):
 def test_runs_where_it_is_faster(ran, monkeypatch):
     """Not for large matrices, few steps, or products that torch is allowed to round."""
 
-    def runs(T=8, B=40, H=16, dtype=torch.float32):
+    def runs(T=8, B=40, H=16, dtype=torch.float32, name="lstm", **options):
         ran.clear()
-        build_cell("lstm", C, H).to(dtype)(torch.randn(T, B, C, dtype=dtype))
-        ((_, done),) = ran
-        return done
+        build_cell(name, C, H, **options).to(dtype)(torch.randn(T, B, C, dtype=dtype))
+        return bool(ran) and ran[0][1]
 
     assert runs() and runs(H=256)
     assert not runs(H=257)
+    hyper = dict(name="hyperlstm", hyper_size=32, hyper_embed_size=4)
+    assert runs(H=128, **hyper) and not runs(H=256, **hyper) and not runs(H=128, T=3, **hyper)
     assert not runs(T=3)
     assert not runs(dtype=torch.float64) and not runs(dtype=torch.bfloat16)
     precision = torch.get_float32_matmul_precision()

@@ -99,21 +99,34 @@ def hyper_lstm(
     main.gx, main.z, main.weight_d, main.bias = gx, z, weight_d, bias
     if mask is not None:
         main.y, hyper.y = y, torch.empty_like(e)
-    main_step = pointwise.gated(backend, main, "forward")
-    hyper_step = pointwise.gated(backend, hyper, "forward")
     # For a step or two, as in decoding, copying the weights side by side costs more than a second product.
     merged = torch.cat([weight, weight_hyper], dim=1) if T >= 4 else None
+    if merged is None or not pointwise.whole_hyper(
+        backend, main, hyper, "forward", g_hyper, merged, weight_e, weight_z, bias_z, gal, None, previous
+    ):
+        weights = weight, weight_hyper, merged, weight_e, weight_z, bias_z
+        _run_forward(main, hyper, u, g_hyper, weights, gal, previous, backend)
+    last = (part[-1].clone() for part in (h, c, e, k))
+    return y, *last, u, c, (rows(0) if mask is None else h), a_hyper, e, k, z
+
+
+def _run_forward(main: Gated, hyper: Gated, u, g_hyper, weights, gal, previous, backend) -> None:
+    """All steps of the forward pass, the products and a call of either network for each."""
+    weight, weight_hyper, merged, weight_e, weight_z, bias_z = weights
+    main_step = pointwise.gated(backend, main, "forward")
+    hyper_step = pointwise.gated(backend, hyper, "forward")
+    H, N = main.h.shape[-1], hyper.h.shape[-1]
     sides = u.split((4 * H, 4 * N), dim=-1)
     every_step = zip(
         u.unbind(0),
         sides[0].unbind(0),
         sides[1].unbind(0),
         g_hyper.unbind(0),
-        a_hyper.unbind(0),
-        z.unbind(0),
-        before(h0, h),
-        before(e0, e),
-        e.unbind(0),
+        hyper.u.unbind(0),
+        main.z.unbind(0),
+        before(main.h0, main.h),
+        before(hyper.h0, hyper.h),
+        hyper.h.unbind(0),
         strict=True,
     )
     for t, (u_t, main_t, side_t, g_t, a_t, z_t, h_t, e_t, e_new) in enumerate(every_step):
@@ -129,8 +142,6 @@ def hyper_lstm(
         hyper_step(t)
         torch.addmm(bias_z, e_t if previous else e_new, weight_z, out=z_t)
         main_step(t)
-    last = (part[-1].clone() for part in (h, c, e, k))
-    return y, *last, u, c, (rows(0) if mask is None else h), a_hyper, e, k, z
 
 
 def _buffers(main, hyper, mask, randomness: Randomness, numbers: Numbers) -> tuple[Gated, Gated]:
@@ -200,7 +211,7 @@ def hyper_lstm_backward(
         those of gx, g_hyper, h0, c0, e0, k0, [weight, weight_hyper], weight_e, weight_z, bias_z and
         weight_d, and the sums of ``buffers.Gated`` of either network.
     """
-    T, H, N = len(gx), h0.shape[-1], e0.shape[-1]
+    H, N = h0.shape[-1], e0.shape[-1]
     main, hyper = _buffers(
         (u[:, :, : 4 * H], h0, c0, h, c, norm),
         (a_hyper, e0, k0, e, k, hyper_norm),
@@ -214,22 +225,11 @@ def hyper_lstm_backward(
     main.dgx, main.dz, du = torch.empty_like(gx), torch.empty_like(z), torch.empty_like(u)
     main.dweight_d = pointwise.sums_of(backend, weight_d.shape, c0)
     main.du, hyper.du = du.split((4 * H, 4 * N), dim=-1)
-    main_step = pointwise.gated(backend, main, "backward")
-    hyper_step = pointwise.gated(backend, hyper, "backward")
-
-    merged = transposed(torch.cat([weight, weight_hyper], dim=1), T)
-    weight_e_t, weight_z_t = transposed(weight_e, T), transposed(weight_z, T)
-    du_all, du_hyper, dz = du.unbind(0), hyper.du.unbind(0), main.dz.unbind(0)
-    for t in reversed(range(T)):
-        main_step(t)
-        if not previous:
-            hyper.dh.addmm_(dz[t], weight_z_t)
-        hyper_step(t)
-        torch.mm(du_all[t], merged, out=main.dh)
-        torch.mm(du_hyper[t], weight_e_t, out=hyper.dh)
-        if previous:
-            hyper.dh.addmm_(dz[t], weight_z_t)
-        through_recurrence(main.dh, gal, h_share, t)
+    merged = torch.cat([weight, weight_hyper], dim=1)
+    if not pointwise.whole_hyper(
+        backend, main, hyper, "backward", None, merged, weight_e, weight_z, None, gal, h_share, previous
+    ):
+        _run_backward(main, hyper, du, (merged, weight_e, weight_z), gal, h_share, previous, backend)
     hyper_rows = seen(e0, e, None)
     if previous:
         dweight_z = weight_gradient(hyper_rows, main.dz)
@@ -250,6 +250,25 @@ def hyper_lstm_backward(
         main.sums.sum(0),
         hyper.sums.sum(0),
     )
+
+
+def _run_backward(main: Gated, hyper: Gated, du_TBU, weights, gal, h_share, previous, backend) -> None:
+    """All steps of the backward pass, a call of either network and the products for each."""
+    T = len(du_TBU)
+    main_step = pointwise.gated(backend, main, "backward")
+    hyper_step = pointwise.gated(backend, hyper, "backward")
+    merged, weight_e, weight_z = (transposed(weight, T) for weight in weights)
+    du, du_hyper, dz = du_TBU.unbind(0), hyper.du.unbind(0), main.dz.unbind(0)
+    for t in reversed(range(T)):
+        main_step(t)
+        if not previous:
+            hyper.dh.addmm_(dz[t], weight_z)
+        hyper_step(t)
+        torch.mm(du[t], merged, out=main.dh)
+        torch.mm(du_hyper[t], weight_e, out=hyper.dh)
+        if previous:
+            hyper.dh.addmm_(dz[t], weight_z)
+        through_recurrence(main.dh, gal, h_share, t)
 
 
 @hyper_lstm_backward.register_fake

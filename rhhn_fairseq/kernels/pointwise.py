@@ -52,6 +52,11 @@ def whole(
     return name == "native" and native.whole(buffers, direction, weights, gal, share)
 
 
+def whole_hyper(name: str, *arguments) -> bool:
+    """The same for a HyperLSTM, with the arguments of ``native.whole_hyper``."""
+    return name == "native" and native.whole_hyper(*arguments)
+
+
 def sums_of(name: str, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     """Zeros [slots, *shape] for a parameter's gradient, a slot for each thread or program that adds to it.
 

@@ -39,7 +39,7 @@ def _fields(spec: str, kind) -> list[tuple]:
 
 
 class _Gated(ctypes.Structure):
-    """``struct Gated`` of gated.cpp."""
+    """``struct Gated`` of gated.h."""
 
     _fields_ = [
         *_fields("T B H Z ld_u ld_du keep_t keep_b", ctypes.c_int64),
@@ -67,6 +67,15 @@ class _Recurrence(ctypes.Structure):
     """``struct Recurrence`` of sequence.h."""
 
     _fields_ = _fields("weights gal share", ctypes.c_void_p)
+
+
+class _HyperRecurrence(ctypes.Structure):
+    """``struct HyperRecurrence`` of hyper_sequence.cpp."""
+
+    _fields_ = [
+        ("previous", ctypes.c_int64),
+        *_fields("weight weight_e weight_z bias_z g_hyper gal share", ctypes.c_void_p),
+    ]
 
 
 class _Product(ctypes.Structure):
@@ -118,9 +127,10 @@ def whole(
     Returns:
         Whether it did; if not, nothing was done.
     """
-    if not _runs_whole(buffers, weights):
+    scaling = buffers.weight_d if isinstance(buffers, Gated) else buffers.z
+    if scaling is not None or not _runs_whole(buffers, weights):
         return False
-    panels = _panels(weights if direction == "forward" else [weight.t() for weight in weights])
+    panels = _panels(weights, direction)
     addresses = (None if part is None else _address("", part) for part in (gal, share))
     recurrence = _Recurrence(panels.data_ptr(), *addresses)
     if isinstance(buffers, Gated):
@@ -131,14 +141,44 @@ def whole(
     return True
 
 
+def whole_hyper(
+    main: Gated,
+    hyper: Gated,
+    direction: str,
+    g_hyper: Tensor | None,
+    weight: Tensor,
+    weight_e: Tensor,
+    weight_z: Tensor,
+    bias_z: Tensor | None,
+    gal: Tensor | None,
+    share: Tensor | None,
+    previous: bool,
+) -> bool:
+    """The same for a HyperLSTM; see ``hyper_gated.hyper_lstm`` for the names.
+
+    Args:
+        main, hyper: the buffers of either network. The main network's rows of u and du go on with the
+            hypernetwork's products of h and their gradients.
+        g_hyper: what the hypernetwork's sums begin with, [T, B, 4 N].
+        weight: both matrices of h side by side, [H, 4 (H + N)].
+        bias_z: [12 Z]. It and ``g_hyper`` may be None in the backward pass, which does not need them.
+    """
+    weights = weight, weight_e, weight_z
+    if not _runs_whole(main, weights):
+        return False
+    panels = [_panels([part], direction) for part in weights]
+    addresses = (None if part is None else _address("", part) for part in (bias_z, g_hyper, gal, share))
+    recurrence = _HyperRecurrence(previous, *(part.data_ptr() for part in panels), *addresses)
+    arguments = [_arguments(_Gated, buffers, _gated_sizes(buffers)) for buffers in (main, hyper)]
+    call = getattr(library(), f"hyper_lstm_sequence_{direction}")
+    call(*(ctypes.byref(part) for part in (*arguments, recurrence)))
+    return True
+
+
 def _runs_whole(buffers: Gated | Highway, weights: Sequence[Tensor]) -> bool:
-    if isinstance(buffers, Gated):
-        (T, B, _), scaling = buffers.c.shape, buffers.weight_d
-    else:
-        (_, T, B, _), scaling = buffers.s.shape, buffers.z
+    T, B, _ = buffers.c.shape if isinstance(buffers, Gated) else buffers.s.shape[1:]
     return (
-        scaling is None
-        and buffers.u.dtype == torch.float32
+        buffers.u.dtype == torch.float32
         and T >= STEPS
         and sum(weight.numel() for weight in weights) <= NEAR
         and (B <= FEW or torch.get_float32_matmul_precision() != "medium")
@@ -146,10 +186,10 @@ def _runs_whole(buffers: Gated | Highway, weights: Sequence[Tensor]) -> bool:
     )
 
 
-def _panels(weights: Sequence[Tensor]) -> Tensor:
-    """Matrices [K, N] as multiplications read them, [L, ceil(N / P), K, P], zeros past N."""
+def _panels(weights: Sequence[Tensor], direction: str) -> Tensor:
+    """Matrices [K, N], backward their transposes, as multiplications read them: [L, ceil(N / P), K, P]."""
     columns = library().panel_columns()
-    stacked = torch.stack(list(weights))
+    stacked = torch.stack([weight if direction == "forward" else weight.t() for weight in weights])
     padded = torch.nn.functional.pad(stacked, (0, -stacked.shape[-1] % columns))
     return padded.unflatten(-1, (-1, columns)).transpose(1, 2).contiguous()
 
@@ -254,6 +294,17 @@ def _threads(buffers: Gated | Highway) -> int:
 
 def _bind(function: str, structure: type, buffers, sizes: dict) -> Callable[[int], None]:
     """A call of ``function`` with the addresses of ``buffers``, which it keeps alive."""
+    arguments = _arguments(structure, buffers, sizes)
+    call = getattr(library(), function)
+    call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_int64), None
+    bound = functools.partial(call, ctypes.addressof(arguments))
+    # An address keeps nothing alive; what it points into has to live as long as the call.
+    bound.holds = (arguments, buffers)
+    return bound
+
+
+def _arguments(structure: type, buffers, sizes: dict):
+    """A C++ structure of ``sizes`` and of the numbers and addresses of ``buffers``."""
     values = vars(buffers)
     arguments = structure(**sizes)
     for name, kind in structure._fields_:
@@ -263,12 +314,7 @@ def _bind(function: str, structure: type, buffers, sizes: dict) -> Callable[[int
         if kind is ctypes.c_void_p:
             value = None if value is None else _address(name, value)
         setattr(arguments, name, value)
-    call = getattr(library(), function)
-    call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_int64), None
-    bound = functools.partial(call, ctypes.addressof(arguments))
-    # An address keeps nothing alive; what it points into has to live as long as the call.
-    bound.holds = (arguments, buffers)
-    return bound
+    return arguments
 
 
 def _address(name: str, tensor: Tensor) -> int:

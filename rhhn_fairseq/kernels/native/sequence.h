@@ -128,10 +128,9 @@ void backward_rows(const Sequence& p, const Recurrence& r, int64_t first, int64_
     }
 }
 
-// The rows of the batch are shared as by over_rows.
-template <typename Step, bool BACKWARD, typename Sequence>
-void whole_sequence(const Sequence& p, const Recurrence& r) {
-    const int64_t size = Step::scratch_size(p);
+// Calls work(first, last, thread) for the rows of each thread, which are those of over_rows.
+template <typename Sequence, typename Work>
+void share_rows(const Sequence& p, Work work) {
 #pragma omp parallel num_threads(int(p.threads))
     {
         int64_t thread = 0, count = 1;
@@ -139,15 +138,20 @@ void whole_sequence(const Sequence& p, const Recurrence& r) {
         thread = omp_get_thread_num();
         count = omp_get_num_threads();
 #endif
-        std::vector<float> scratch(size);
         const int64_t first = p.B * thread / count, last = p.B * (thread + 1) / count;
-        if (first < last) {
-            if constexpr (BACKWARD)
-                backward_rows<Step>(p, r, first, last, scratch.data(), thread);
-            else
-                forward_rows<Step>(p, r, first, last, scratch.data());
-        }
+        if (first < last) work(first, last, thread);
     }
+}
+
+template <typename Step, bool BACKWARD, typename Sequence>
+void whole_sequence(const Sequence& p, const Recurrence& r) {
+    share_rows(p, [&](int64_t first, int64_t last, int64_t thread) {
+        std::vector<float> scratch(Step::scratch_size(p));
+        if constexpr (BACKWARD)
+            backward_rows<Step>(p, r, first, last, scratch.data(), thread);
+        else
+            forward_rows<Step>(p, r, first, last, scratch.data());
+    });
 }
 
 }  // namespace rhhn
