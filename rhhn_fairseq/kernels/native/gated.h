@@ -13,6 +13,7 @@
 
 #include "math.h"
 #include "normal.h"
+#include "scaling.h"
 #include "sequence.h"
 
 namespace rhhn {
@@ -67,15 +68,16 @@ class GatedStep {
    public:
     using State = S;
 
-    GatedStep(const Gated& p, int64_t t) : p(p), t(t), H(p.H) {}
+    GatedStep(const Gated& p, int64_t t)
+        : p(p), t(t), H(p.H), scaling(p.Z, p.H, at<S>(p.weight_d), step_of(p.z), step_of(p.dz)) {}
 
     void forward(int64_t first, int64_t last, S* scratch) const {
         if constexpr (HYPER) {
-            S* d = aligned(scratch + row_scratch(H));
+            S* d = Scaling<T>::aligned(scratch + row_scratch(H));
             for (int64_t start = first; start < last; start += BLOCK) {
                 const int64_t rows = std::min(BLOCK, last - start);
-                scale(start, rows, d);
-                for (int64_t r = 0; r < rows; ++r) forward_row(start + r, scratch, d + r * stride());
+                scaling.forward(start, rows, d);
+                for (int64_t r = 0; r < rows; ++r) forward_row(start + r, scratch, d + r * scaling.stride());
             }
         } else {
             for (int64_t b = first; b < last; ++b) forward_row(b, scratch, nullptr);
@@ -85,13 +87,14 @@ class GatedStep {
     void backward(int64_t first, int64_t last, S* scratch, int64_t slot) const {
         S* total = static_cast<S*>(p.sums) + slot * 14 * H;
         if constexpr (HYPER) {
-            S* d = aligned(scratch + row_scratch(H));
+            S* d = Scaling<T>::aligned(scratch + row_scratch(H));
             for (int64_t start = first; start < last; start += BLOCK) {
                 const int64_t rows = std::min(BLOCK, last - start);
-                scale(start, rows, d);
-                for (int64_t r = 0; r < rows; ++r) backward_row(start + r, scratch, total, d + r * stride());
+                scaling.forward(start, rows, d);
+                for (int64_t r = 0; r < rows; ++r)
+                    backward_row(start + r, scratch, total, d + r * scaling.stride());
                 // By now every d has given way to its gradient.
-                scale_backward(start, rows, d, static_cast<S*>(p.dweight_d) + slot * 12 * p.Z * H);
+                scaling.backward(start, rows, d, at<S>(p.dweight_d) + slot * 12 * p.Z * H);
             }
         } else {
             for (int64_t b = first; b < last; ++b) backward_row(b, scratch, total, nullptr);
@@ -118,23 +121,12 @@ class GatedStep {
     }
 
     static int64_t scratch_size(const Gated& p) {
-        return row_scratch(p.H) + (HYPER ? 12 * BLOCK * (p.H + LANES) + LANES : 0);
+        return row_scratch(p.H) + (HYPER ? Scaling<T>::scratch_size(p.H) : 0);
     }
 
    private:
-    // Rows whose scaling vectors are made together, so that weight_d is read once for all of them.
-    static constexpr int64_t BLOCK = 8;
+    static constexpr int64_t BLOCK = Scaling<T>::BLOCK;
     static int64_t row_scratch(int64_t H) { return 18 * H + 16; }
-
-    // Numbers that are worked on at once, and how many such groups of columns; embeddings in one go.
-    static constexpr int64_t LANES = 64 / sizeof(S), WIDE = 2 * LANES, MAX_Z = 64;
-    typedef S Vector __attribute__((vector_size(64)));
-    static Vector get(const S* from) {
-        Vector to;
-        std::memcpy(&to, from, sizeof to);
-        return to;
-    }
-    static void put(S* to, Vector from) { std::memcpy(to, &from, sizeof from); }
 
     // d: the scaling vectors of the row, BLOCK rows apart from kind to kind.
     void forward_row(int64_t b, S* scratch, const S* d) const {
@@ -387,6 +379,9 @@ class GatedStep {
     // What the gradient through c is multiplied by.
     S share() const { return p.c_scale ? at<S>(p.c_scale)[t] : S(1); }
 
+    // Where a step's embeddings, or their gradients, start.
+    T* step_of(void* all) const { return all ? at<T>(all) + t * p.B * 12 * p.Z : nullptr; }
+
     template <typename X>
     static X* at(void* pointer) {
         return static_cast<X*>(pointer);
@@ -414,118 +409,14 @@ class GatedStep {
         } else {
             const T* __restrict gx = at<T>(p.gx) + (t * p.B + b) * 4 * H;
             for (int64_t k = 0; k < 4; ++k) {
-                const S *__restrict d_h = kind(d, k), *__restrict d_x = kind(d, 4 + k);
-                const S *__restrict shift = kind(d, 8 + k), *__restrict bias = at<S>(p.bias) + k * H;
+                const S *__restrict d_h = scaling.kind(d, k), *__restrict d_x = scaling.kind(d, 4 + k);
+                const S *__restrict shift = scaling.kind(d, 8 + k), *__restrict bias = at<S>(p.bias) + k * H;
 #pragma omp simd
                 for (int64_t j = 0; j < H; ++j)
                     a[k * H + j] =
                         d_h[j] * load(u[k * H + j]) + (d_x[j] * load(gx[k * H + j]) + (shift[j] + bias[j]));
             }
         }
-    }
-
-    // Where the scaling vectors of a kind are, given those of the first.
-    template <typename X>
-    X* kind(X* d, int64_t k) const {
-        return d + k * BLOCK * stride();
-    }
-
-    // Elements between rows of d: as many as let every row start where a vector may.
-    int64_t stride() const { return (H + LANES - 1) / LANES * LANES; }
-
-    static S* aligned(S* pointer) {
-        const uintptr_t size = LANES * sizeof(S);
-        return reinterpret_cast<S*>((reinterpret_cast<uintptr_t>(pointer) + size - 1) / size * size);
-    }
-
-    const T* embeddings(int64_t b) const { return at<T>(p.z) + (t * p.B + b) * 12 * p.Z; }
-
-    // The scaling vectors of some rows: d[kind][row] = z[row, kind] weight_d[kind].
-    void scale(int64_t start, int64_t rows, S* d) const {
-        const int64_t Z = p.Z;
-        for (int64_t k = 0; k < 12; ++k) {
-            const S* weight = at<S>(p.weight_d) + k * Z * H;
-            S z[BLOCK][MAX_Z];
-            for (int64_t from = 0; from < Z; from += MAX_Z) {
-                const int64_t some = std::min(MAX_Z, Z - from);
-                for (int64_t r = 0; r < BLOCK; ++r)
-                    for (int64_t i = 0; i < some; ++i)
-                        z[r][i] = r < rows ? S(load(embeddings(start + r)[k * Z + from + i])) : S(0);
-                for (int64_t j = 0; j < H; j += WIDE)
-                    combine(z, some, weight + from * H + j, kind(d, k) + j, std::min(WIDE, H - j), from > 0);
-            }
-        }
-    }
-
-    // to[row] (+)= sum over i of z[row][i] weight[i], for up to WIDE columns.
-    void combine(const S z[][MAX_Z], int64_t some, const S* weight, S* to, int64_t columns, bool add) const {
-        const int64_t ld = stride();
-        if (columns == WIDE) {
-            Vector sum[BLOCK][WIDE / LANES];
-            for (int64_t r = 0; r < BLOCK; ++r)
-                for (int64_t v = 0; v < WIDE / LANES; ++v)
-                    sum[r][v] = add ? get(to + r * ld + v * LANES) : Vector{};
-            for (int64_t i = 0; i < some; ++i)
-                for (int64_t v = 0; v < WIDE / LANES; ++v) {
-                    const Vector w = get(weight + i * H + v * LANES);
-                    for (int64_t r = 0; r < BLOCK; ++r) sum[r][v] += z[r][i] * w;
-                }
-            for (int64_t r = 0; r < BLOCK; ++r)
-                for (int64_t v = 0; v < WIDE / LANES; ++v) put(to + r * ld + v * LANES, sum[r][v]);
-            return;
-        }
-        for (int64_t r = 0; r < BLOCK; ++r)
-            for (int64_t j = 0; j < columns; ++j) {
-                S sum = add ? to[r * ld + j] : S(0);
-                for (int64_t i = 0; i < some; ++i) sum += z[r][i] * weight[i * H + j];
-                to[r * ld + j] = sum;
-            }
-    }
-
-    // From the gradients of the scaling vectors to those of z and weight_d.
-    void scale_backward(int64_t start, int64_t rows, const S* dd, S* dweight) const {
-        for (int64_t k = 0; k < 12; ++k) {
-            // Two embeddings at a time: what is loaded of dd serves both.
-            int64_t i = 0;
-            for (; i + 2 <= p.Z; i += 2) embed_backward<2>(start, rows, kind(dd, k), dweight, k * p.Z + i);
-            if (i < p.Z) embed_backward<1>(start, rows, kind(dd, k), dweight, k * p.Z + i);
-        }
-    }
-
-    // The same for SOME embeddings from number ``at`` of all 12 Z on, given the gradients of their kind.
-    template <int64_t SOME>
-    void embed_backward(int64_t start, int64_t rows, const S* dd, S* dweight, int64_t at_z) const {
-        const int64_t ld = stride();
-        const S* weight = at<S>(p.weight_d) + at_z * H;
-        S* to = dweight + at_z * H;
-        S z[BLOCK][SOME] = {};
-        for (int64_t r = 0; r < rows; ++r)
-            for (int64_t i = 0; i < SOME; ++i) z[r][i] = S(load(embeddings(start + r)[at_z + i]));
-        Vector sum[BLOCK][SOME] = {};
-        int64_t j = 0;
-        for (; j + LANES <= H; j += LANES) {
-            Vector w[SOME], change[SOME];
-            for (int64_t i = 0; i < SOME; ++i) w[i] = get(weight + i * H + j);
-            for (int64_t i = 0; i < SOME; ++i) change[i] = get(to + i * H + j);
-            for (int64_t r = 0; r < BLOCK; ++r) {
-                const Vector g = get(dd + r * ld + j);
-                for (int64_t i = 0; i < SOME; ++i) {
-                    sum[r][i] += g * w[i];
-                    change[i] += z[r][i] * g;
-                }
-            }
-            for (int64_t i = 0; i < SOME; ++i) put(to + i * H + j, change[i]);
-        }
-        for (int64_t r = 0; r < rows; ++r)
-            for (int64_t i = 0; i < SOME; ++i) {
-                S product = 0;
-                for (int64_t lane = 0; lane < LANES; ++lane) product += sum[r][i][lane];
-                for (int64_t rest = j; rest < H; ++rest) {
-                    product += dd[r * ld + rest] * weight[i * H + rest];
-                    to[i * H + rest] += z[r][i] * dd[r * ld + rest];
-                }
-                store(at<T>(p.dz)[(t * p.B + start + r) * 12 * p.Z + at_z + i], product);
-            }
     }
 
     // From the gradient of the sums to those of their parts.
@@ -539,7 +430,7 @@ class GatedStep {
             const T* __restrict gx = at<T>(p.gx) + (t * p.B + b) * 4 * H;
             T* __restrict dgx = at<T>(p.dgx) + (t * p.B + b) * 4 * H;
             for (int64_t k = 0; k < 4; ++k) {
-                S *__restrict d_h = kind(d, k), *__restrict d_x = kind(d, 4 + k), *__restrict d_b = kind(d, 8 + k);
+                S *__restrict d_h = scaling.kind(d, k), *__restrict d_x = scaling.kind(d, 4 + k), *__restrict d_b = scaling.kind(d, 8 + k);
 #pragma omp simd
                 for (int64_t j = 0; j < H; ++j) {
                     const S g = da[k * H + j];
@@ -561,7 +452,7 @@ class GatedStep {
         if constexpr (HYPER) {
             T* dgx = at<T>(p.dgx) + (t * p.B + b) * 4 * H;
             std::fill(dgx, dgx + 4 * H, T{});
-            for (int64_t k = 0; k < 12; ++k) std::fill(kind(d, k), kind(d, k) + H, S(0));
+            for (int64_t k = 0; k < 12; ++k) std::fill(scaling.kind(d, k), scaling.kind(d, k) + H, S(0));
         }
     }
 
@@ -603,6 +494,7 @@ class GatedStep {
 
     const Gated& p;
     const int64_t t, H;
+    const Scaling<T> scaling;
 };
 
 }  // namespace rhhn

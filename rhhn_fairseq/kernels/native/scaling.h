@@ -1,0 +1,149 @@
+// The scaling vectors d of a HyperLSTM: made from the embeddings z of a few rows at a time, when they are needed.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "math.h"
+
+namespace rhhn {
+
+// Those of one step. d holds kinds (d_h, d_x and b, each for four gates), of each BLOCK rows.
+template <typename T>
+class Scaling {
+    using S = typename Arithmetic<T>::type;
+
+   public:
+    // Rows whose scaling vectors are made together, so that weight_d is read once for all of them.
+    static constexpr int64_t BLOCK = 8;
+
+    Scaling(int64_t Z, int64_t H, const S* weight_d, const T* z, T* dz)
+        : Z(Z), H(H), weight_d(weight_d), z(z), dz(dz) {}
+
+    // Numbers of scratch that d takes, wherever the scratch begins.
+    static int64_t scratch_size(int64_t H) { return 12 * BLOCK * (H + LANES) + LANES; }
+
+    // The scaling vectors of some rows: d[kind][row] = z[row, kind] weight_d[kind].
+    void forward(int64_t start, int64_t rows, S* d) const {
+        for (int64_t k = 0; k < 12; ++k) {
+            const S* weight = weight_d + k * Z * H;
+            S some_z[BLOCK][MAX_Z];
+            for (int64_t from = 0; from < Z; from += MAX_Z) {
+                const int64_t some = std::min(MAX_Z, Z - from);
+                for (int64_t r = 0; r < BLOCK; ++r)
+                    for (int64_t i = 0; i < some; ++i)
+                        some_z[r][i] = r < rows ? S(load(embeddings(start + r)[k * Z + from + i])) : S(0);
+                for (int64_t j = 0; j < H; j += WIDE)
+                    combine(some_z, some, weight + from * H + j, kind(d, k) + j, std::min(WIDE, H - j), from > 0);
+            }
+        }
+    }
+
+    // From the gradients of the scaling vectors to those of z and weight_d.
+    void backward(int64_t start, int64_t rows, const S* dd, S* dweight) const {
+        for (int64_t k = 0; k < 12; ++k) {
+            // Two embeddings at a time: what is loaded of dd serves both.
+            int64_t i = 0;
+            for (; i + 2 <= Z; i += 2) embed_backward<2>(start, rows, kind(dd, k), dweight, k * Z + i);
+            if (i < Z) embed_backward<1>(start, rows, kind(dd, k), dweight, k * Z + i);
+        }
+    }
+
+    // Where the scaling vectors of a kind are, given those of the first.
+    template <typename X>
+    X* kind(X* d, int64_t k) const {
+        return d + k * BLOCK * stride();
+    }
+
+    // Elements between rows of d: as many as let every row start where a vector may.
+    int64_t stride() const { return (H + LANES - 1) / LANES * LANES; }
+
+    // The first place in scratch where a vector may start.
+    static S* aligned(S* pointer) {
+        const uintptr_t size = LANES * sizeof(S);
+        return reinterpret_cast<S*>((reinterpret_cast<uintptr_t>(pointer) + size - 1) / size * size);
+    }
+
+   private:
+    // Numbers that are worked on at once, and how many such groups of columns; embeddings in one go.
+    static constexpr int64_t LANES = 64 / sizeof(S), WIDE = 2 * LANES, MAX_Z = 64;
+    typedef S Vector __attribute__((vector_size(64)));
+    static Vector get(const S* from) {
+        Vector to;
+        std::memcpy(&to, from, sizeof to);
+        return to;
+    }
+    static void put(S* to, Vector from) { std::memcpy(to, &from, sizeof from); }
+
+    const T* embeddings(int64_t b) const { return z + b * 12 * Z; }
+
+    // to[row] (+)= sum over i of z[row][i] weight[i], for up to WIDE columns.
+    void combine(const S some_z[][MAX_Z], int64_t some, const S* weight, S* to, int64_t columns, bool add) const {
+        const int64_t ld = stride();
+        if (columns == WIDE) {
+            Vector sum[BLOCK][WIDE / LANES];
+            for (int64_t r = 0; r < BLOCK; ++r)
+                for (int64_t v = 0; v < WIDE / LANES; ++v)
+                    sum[r][v] = add ? get(to + r * ld + v * LANES) : Vector{};
+            for (int64_t i = 0; i < some; ++i)
+                for (int64_t v = 0; v < WIDE / LANES; ++v) {
+                    const Vector w = get(weight + i * H + v * LANES);
+                    for (int64_t r = 0; r < BLOCK; ++r) sum[r][v] += some_z[r][i] * w;
+                }
+            for (int64_t r = 0; r < BLOCK; ++r)
+                for (int64_t v = 0; v < WIDE / LANES; ++v) put(to + r * ld + v * LANES, sum[r][v]);
+            return;
+        }
+        for (int64_t r = 0; r < BLOCK; ++r)
+            for (int64_t j = 0; j < columns; ++j) {
+                S sum = add ? to[r * ld + j] : S(0);
+                for (int64_t i = 0; i < some; ++i) sum += some_z[r][i] * weight[i * H + j];
+                to[r * ld + j] = sum;
+            }
+    }
+
+    // The same for SOME embeddings from number ``at`` of all 12 Z on, given the gradients of their kind.
+    template <int64_t SOME>
+    void embed_backward(int64_t start, int64_t rows, const S* dd, S* dweight, int64_t at_z) const {
+        const int64_t ld = stride();
+        const S* weight = weight_d + at_z * H;
+        S* to = dweight + at_z * H;
+        S some_z[BLOCK][SOME] = {};
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t i = 0; i < SOME; ++i) some_z[r][i] = S(load(embeddings(start + r)[at_z + i]));
+        Vector sum[BLOCK][SOME] = {};
+        int64_t j = 0;
+        for (; j + LANES <= H; j += LANES) {
+            Vector w[SOME], change[SOME];
+            for (int64_t i = 0; i < SOME; ++i) w[i] = get(weight + i * H + j);
+            for (int64_t i = 0; i < SOME; ++i) change[i] = get(to + i * H + j);
+            for (int64_t r = 0; r < BLOCK; ++r) {
+                const Vector g = get(dd + r * ld + j);
+                for (int64_t i = 0; i < SOME; ++i) {
+                    sum[r][i] += g * w[i];
+                    change[i] += some_z[r][i] * g;
+                }
+            }
+            for (int64_t i = 0; i < SOME; ++i) put(to + i * H + j, change[i]);
+        }
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t i = 0; i < SOME; ++i) {
+                S product = 0;
+                for (int64_t lane = 0; lane < LANES; ++lane) product += sum[r][i][lane];
+                for (int64_t rest = j; rest < H; ++rest) {
+                    product += dd[r * ld + rest] * weight[i * H + rest];
+                    to[i * H + rest] += some_z[r][i] * dd[r * ld + rest];
+                }
+                store(dz[(start + r) * 12 * Z + at_z + i], product);
+            }
+    }
+
+    const int64_t Z, H;
+    const S* weight_d;
+    const T* z;  // [B, 12 Z] of the step
+    T* dz;       // the same, null in the forward pass
+};
+
+}  // namespace rhhn
