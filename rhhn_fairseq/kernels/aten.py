@@ -24,8 +24,8 @@ class _GatedStep:
     pass over memory, and its backward gives their gradients; what follows then reads each while it is near.
     Elsewhere one call for all takes less time.
 
-    The bias of a hypernetwork's b is a row more of its weight, which meets a column of ones beside z: so it
-    and its gradient come out of products that are made anyway.
+    A hypernetwork's weight_d has a row more here, which meets a column of ones beside z: the bias of b, zeros
+    for d_h and d_x. So the bias and its gradient come out of products that are made anyway.
     """
 
     LARGE = 1 << 16
@@ -35,13 +35,17 @@ class _GatedStep:
         self.p = p
         self.dtype = p.c.dtype
         (_, B, H), new = p.c.shape, p.c.new_empty
-        self.a, self.inner = new(4, B, H), new(B, H)
-        self.da = new(4, B, H)
-        if p.weight_d is not None:
-            self.d, self.dd = new(8, B, H), new(8, B, H)
-            self.weight_b = torch.cat([p.weight_d[8:], p.bias.unsqueeze(1)], dim=1)
-            self.dweight_b = torch.zeros_like(self.weight_b)
-            self.z_b = new(4, B, self.weight_b.shape[1]).fill_(1.0)
+        self.inner = new(B, H)
+        if p.weight_d is None:
+            self.a, self.da = new(4, B, H), new(4, B, H)
+        else:
+            # b goes into the sums as it is: they are made in its place, and its gradient is theirs.
+            self.d, self.dd = new(12, B, H), new(12, B, H)
+            self.a, self.da = self.d[8:], self.dd[8:]
+            self.weight = torch.nn.functional.pad(p.weight_d, (0, 0, 0, 1))
+            self.weight[8:, -1] = p.bias
+            self.dweight = torch.zeros_like(self.weight)
+            self.z = new(12, B, self.weight.shape[1]).fill_(1.0)
         self.one_by_one = p.c.is_cpu and B * H >= self.LARGE
         self.gains = self.shifts = None
         if p.gate_gain is not None:
@@ -119,15 +123,14 @@ class _GatedStep:
         """[4, B, H] of [B, 4 H], a view."""
         return rows.unflatten(-1, (4, -1)).transpose(0, 1)
 
-    def _by_kind(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The embeddings of d_h and d_x, [8, B, Z], and of b, [4, B, Z]; views of [B, 12 Z]."""
-        return z.unflatten(-1, (12, -1)).transpose(0, 1).split((8, 4))
+    def _embeddings(self, t: int) -> Tensor:
+        """z of a step by kind with ones beside it, [12, B, Z + 1]."""
+        self.z[..., :-1].copy_(self._by_kind(self.p.z[t]))
+        return self.z
 
-    def _embeddings(self, t: int) -> tuple[Tensor, Tensor]:
-        """Those of a step in the state type, b's with ones beside them, [4, B, Z + 1]."""
-        z_d, z_b = self._by_kind(self.p.z[t].to(self.dtype))
-        self.z_b[..., :-1].copy_(z_b)
-        return z_d, self.z_b
+    def _by_kind(self, z: Tensor) -> Tensor:
+        """[12, B, Z] of [B, 12 Z], a view."""
+        return z.unflatten(-1, (12, -1)).transpose(0, 1)
 
     def _gates(self, t: int) -> tuple[Sequence[Tensor], Sequence | None]:
         """i, f, g, o, each [B, H], and what the backward of their normalisation needs."""
@@ -136,10 +139,8 @@ class _GatedStep:
         if p.weight_d is None:
             a.copy_(u)
         else:
-            z_d, z_b = self._embeddings(t)
-            torch.bmm(z_d, p.weight_d[:8], out=self.d)
-            torch.bmm(z_b, self.weight_b, out=a)
-            d_h, d_x = self.d.chunk(2)
+            torch.bmm(self._embeddings(t), self.weight, out=self.d)
+            d_h, d_x, _ = self.d.chunk(3)
             a.addcmul_(d_x, self._gate_major(p.gx[t]).to(self.dtype)).addcmul_(d_h, u.to(self.dtype))
         if self.gains is None:
             a[1].add_(p.forget_bias)
@@ -165,7 +166,7 @@ class _GatedStep:
         self._add(0, (da * normal).sum(1))
         self._add(4, da.sum(1))
         da.mul_(self.gains)
-        return _normalise_backward(da, self.a, statistics, None, None)[0]
+        return da.copy_(_normalise_backward(da, self.a, statistics, None, None)[0])
 
     def _keep(self, update: Tensor, t: int) -> Tensor:
         return update if self.p.keep is None else self._keep_(update.clone(), t)
@@ -206,28 +207,26 @@ class _GatedStep:
             du.copy_(da) if together else torch.stack(da, out=du)
             return
         u, gx, dgx = (self._gate_major(rows) for rows in (p.u[t], p.gx[t], p.dgx[t]))
-        parts = (du, dgx, *self.dd.chunk(2), *self.d.chunk(2), u, gx)
+        parts = (du, dgx, *self.dd[:8].chunk(2), *self.d[:8].chunk(2), u, gx)
         each = [parts] if together else zip(*(part.unbind(0) for part in parts), strict=True)
         for a, (du, dgx, dd_h, dd_x, d_h, d_x, u, gx) in zip([da] if together else da, each, strict=True):
             torch.mul(a, d_h, out=du)
             torch.mul(a, d_x, out=dgx)
             torch.mul(a, u.to(self.dtype), out=dd_h)
             torch.mul(a, gx.to(self.dtype), out=dd_x)
-        (z_d, z_b), (dz_d, dz_b) = self._embeddings(t), self._by_kind(p.dz[t])
-        p.dweight_d[0, :8].baddbmm_(z_d.transpose(1, 2), self.dd)
-        dz_d.copy_(torch.bmm(self.dd, p.weight_d[:8].transpose(1, 2)))
-        # b goes into the sums as it is, so that its gradient is theirs.
-        to_b, to_z = z_b.transpose(1, 2), p.weight_d[8:].transpose(1, 2)
-        if together:
-            self.dweight_b.baddbmm_(to_b, da)
-            dz_b.copy_(torch.bmm(da, to_z))
-        else:
-            for a, z, dweight, weight, dz in zip(da, to_b, self.dweight_b, to_z, dz_b, strict=True):
-                dweight.addmm_(z, a)
-                dz.copy_(torch.mm(a, weight))
+        # z is there from making the gates again; gates one by one are not copied beside the rest of dd.
+        to_weight, to_z, dz = self.z.transpose(1, 2), p.weight_d.transpose(1, 2), self._by_kind(p.dz[t])
+        block = 12 if together else 8
+        self.dweight[:block].baddbmm_(to_weight[:block], self.dd[:block])
+        dz[:block].copy_(torch.bmm(self.dd[:block], to_z[:block]))
+        if not together:
+            for k, a in enumerate(da, 8):
+                self.dweight[k].addmm_(to_weight[k], a)
+                dz[k].copy_(torch.mm(a, to_z[k]))
         if t == 0:
-            p.dweight_d[0, 8:].add_(self.dweight_b[:, :-1])
-            self._add(8, self.dweight_b[:, -1])
+            # The last step of the backward pass.
+            p.dweight_d[0].add_(self.dweight[:, :-1])
+            self._add(8, self.dweight[8:, -1])
 
 
 def highway(p: Highway, direction: str) -> Callable[[int], None]:
