@@ -49,6 +49,7 @@ ADAPTATIONS = (
     torchrun.wrap_cpu_modules,
     torchrun.broadcast_objects,
     torchrun.gather_objects_on_cpu,
+    torchrun.validate_on_uneven_shares,
     loading.restore_numpy_names,
     loading.keep_the_last_batch,
     loading.stop_reading_at_the_end,
