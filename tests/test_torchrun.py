@@ -216,3 +216,13 @@ def test_evaluation_and_tensorboard_in_one_process(tiny_corpus, tmp_path):
     arguments += ["--sample-break-mode", "eos", "--user-dir", PACKAGE]
     result = run_module("fairseq_cli.eval_lm", arguments)
     assert re.search(r"Evaluated \d+ tokens", result.stdout + result.stderr)
+
+
+def test_an_empty_share_of_the_validation_counts_nothing():
+    """validate_on_uneven_shares: without it the criterion is called on a batch that holds nothing."""
+    from fairseq.tasks import FairseqTask
+
+    def criterion(model, sample):
+        raise AssertionError("called on an empty batch")
+
+    assert FairseqTask.valid_step(None, {}, None, criterion) == (0.0, 0, {})

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include "math.h"
 #include "normal.h"
@@ -126,7 +125,7 @@ class GatedStep {
 
    private:
     static constexpr int64_t BLOCK = Scaling<T>::BLOCK;
-    static int64_t row_scratch(int64_t H) { return 18 * H + 16; }
+    static int64_t row_scratch(int64_t H) { return 18 * H; }
 
     // d: the scaling vectors of the row, BLOCK rows apart from kind to kind.
     void forward_row(int64_t b, S* scratch, const S* d) const {
@@ -182,11 +181,13 @@ class GatedStep {
     template <typename X>
     void new_c(const X* a, const S* c_old, const S* keep, S* to) const {
         if (!p.gate_gain) {
-            keep ? new_c<false, true>(a, {}, {}, {}, c_old, keep, to) : new_c<false, false>(a, {}, {}, {}, c_old, keep, to);
+            keep ? new_c<false, true>(a, {}, {}, {}, c_old, keep, to)
+                 : new_c<false, false>(a, {}, {}, {}, c_old, keep, to);
             return;
         }
         const Normal i = normal_of(a, 0), f = normal_of(a + H, 1), g = normal_of(a + 2 * H, 2);
-        keep ? new_c<true, true>(a, i, f, g, c_old, keep, to) : new_c<true, false>(a, i, f, g, c_old, keep, to);
+        keep ? new_c<true, true>(a, i, f, g, c_old, keep, to)
+             : new_c<true, false>(a, i, f, g, c_old, keep, to);
     }
     template <bool NORM, bool DROPS, typename X>
     void new_c(const X* __restrict a, Normal i, Normal f, Normal g, const S* __restrict c_old,
@@ -243,10 +244,10 @@ class GatedStep {
             return;
         }
         S *a = scratch, *dh = scratch + 6 * H, *da = scratch + 7 * H;
-        const S* keep = keep_of(b, scratch + 16 * H + 4);
+        const S* keep = keep_of(b, scratch + 16 * H);
         const S* stays = nullptr;
         if (p.zone_c || p.zone_c_rate != 0) {
-            S* shares = scratch + 17 * H + 4;
+            S* shares = scratch + 17 * H;
             factors(p.zone_c ? p.zone_c + row : nullptr, S(1), S(p.zone_c_rate), shares, H);
             stays = shares;
         }
@@ -266,8 +267,9 @@ class GatedStep {
 
     // From the gradients of the new h and c to those of the gates' sums and, in place, of the old c.
     template <typename X, typename Y>
-    void backward_plain(const X* a, const S* c_old, const S* keep, const S* stays, const S* dh, S* dc, Y* da) const {
-        specialised(keep, stays, [&](auto drops, auto zoned) {
+    void backward_plain(const X* a, const S* c_old, const S* keep, const S* stays, const S* dh, S* dc,
+                        Y* da) const {
+        specialised(keep != nullptr, stays != nullptr, [&](auto drops, auto zoned) {
             backward_plain<decltype(drops)::value, decltype(zoned)::value>(a, c_old, keep, stays, dh, dc, da);
         });
     }
@@ -295,16 +297,16 @@ class GatedStep {
     void backward_normalised(S* a, const S* c_old, const S* keep, const S* stays, const S* dh, S* dc, S* da,
                              S* scratch, S* total) const {
         S *inner = scratch + 4 * H, *dc_new = scratch + 5 * H;
-        S *normal = scratch + 11 * H + 4, *c_normal = scratch + 15 * H + 4;
+        S *normal = scratch + 11 * H, *c_normal = scratch + 15 * H;
         S rstd[4];
         for (int64_t k = 0; k < 4; ++k) rstd[k] = activate(a + k * H, k, normal + k * H);
-        specialised(keep, stays, [&](auto drops, auto) {
+        specialised(keep != nullptr, stays != nullptr, [&](auto drops, auto) {
             new_c_of_gates<decltype(drops)::value>(a, c_old, keep, inner);
         });
         const Moments<S> m = moments<S>(inner, H, S(p.epsilon));
         through_output(a + 3 * H, inner, m, dh, c_normal, dc_new, da + 3 * H);
         normalise_backward(c_normal, dc_new, at<S>(p.c_gain), total + 12 * H, total + 13 * H, m.rstd, H);
-        specialised(keep, stays, [&](auto drops, auto zoned) {
+        specialised(keep != nullptr, stays != nullptr, [&](auto drops, auto zoned) {
             through_c<decltype(drops)::value, decltype(zoned)::value>(a, c_old, keep, stays, dc_new, dc, da);
         });
         for (int64_t k = 0; k < 4; ++k)
@@ -368,14 +370,6 @@ class GatedStep {
         }
     }
 
-    // Calls a loop that was compiled for what there is: recurrent dropout, zoneout of c.
-    template <typename Loop>
-    void specialised(const S* keep, const S* stays, Loop loop) const {
-        using Yes = std::true_type;
-        using No = std::false_type;
-        if (keep) stays ? loop(Yes{}, Yes{}) : loop(Yes{}, No{});
-        else stays ? loop(No{}, Yes{}) : loop(No{}, No{});
-    }
     // What the gradient through c is multiplied by.
     S share() const { return p.c_scale ? at<S>(p.c_scale)[t] : S(1); }
 
@@ -426,11 +420,12 @@ class GatedStep {
 #pragma omp simd
             for (int64_t j = 0; j < 4 * H; ++j) store(du[j], da[j]);
         } else {
-            const T* __restrict u = at<T>(p.u) + (t * p.B + b) * p.ld_u;
+            const T* __restrict u = products(b);
             const T* __restrict gx = at<T>(p.gx) + (t * p.B + b) * 4 * H;
             T* __restrict dgx = at<T>(p.dgx) + (t * p.B + b) * 4 * H;
             for (int64_t k = 0; k < 4; ++k) {
-                S *__restrict d_h = scaling.kind(d, k), *__restrict d_x = scaling.kind(d, 4 + k), *__restrict d_b = scaling.kind(d, 8 + k);
+                S *__restrict d_h = scaling.kind(d, k), *__restrict d_x = scaling.kind(d, 4 + k);
+                S* __restrict d_b = scaling.kind(d, 8 + k);
 #pragma omp simd
                 for (int64_t j = 0; j < H; ++j) {
                     const S g = da[k * H + j];

@@ -5,7 +5,6 @@
 // kernels/highway.py for what each buffer is.
 
 #include <algorithm>
-#include <type_traits>
 
 #include "math.h"
 #include "rows.h"
@@ -151,7 +150,7 @@ class HighwayStep {
     // The new state from u, [2 H]: what z scales, or without z all but the bias.
     template <typename X>
     void advance(const X* u, int64_t b, const S* bias, const S* keep, S* to) const {
-        specialised(keep, [&](auto scaled, auto drops) {
+        specialised(p.z != nullptr, keep != nullptr, [&](auto scaled, auto drops) {
             advance<decltype(scaled)::value, decltype(drops)::value>(u, scaling(b), bias, keep, before(b), to);
         });
     }
@@ -175,7 +174,7 @@ class HighwayStep {
                  S* total) const {
         T* dz = p.z ? static_cast<T*>(p.dz) + scaling_row(b) * H : nullptr;
         S* dbias_z = total + (2 * p.L + 2 + l) * H;
-        specialised(keep, [&](auto scaled, auto drops) {
+        specialised(p.z != nullptr, keep != nullptr, [&](auto scaled, auto drops) {
             retreat<decltype(scaled)::value, decltype(drops)::value>(u, scaling(b), bias, keep, before(b), ds,
                                                                      direct, du, dz, dbias, dbias_z);
         });
@@ -206,14 +205,6 @@ class HighwayStep {
                 dbias_z[j] += d;
             }
         }
-    }
-    // Calls a loop that was compiled for what there is: whether z scales, whether recurrent dropout drops.
-    template <typename Loop>
-    void specialised(const S* keep, Loop loop) const {
-        using Yes = std::true_type;
-        using No = std::false_type;
-        if (p.z) keep ? loop(Yes{}, Yes{}) : loop(Yes{}, No{});
-        else keep ? loop(No{}, Yes{}) : loop(No{}, No{});
     }
     // What is added to z, [H], or null.
     const S* shift() const { return p.z ? static_cast<const S*>(p.bias_z) + l * H : nullptr; }

@@ -91,13 +91,13 @@ class HyperRows {
 
 extern "C" void hyper_lstm_sequence_forward(const rhhn::Gated* main, const rhhn::Gated* hyper,
                                             const rhhn::HyperRecurrence* r) {
-    rhhn::share_rows(*main, [&](int64_t first, int64_t last, int64_t) {
+    rhhn::share_rows(main->B, main->threads, [&](int64_t first, int64_t last, int64_t) {
         rhhn::HyperRows(*main, *hyper, *r, first, last).forward();
     });
 }
 extern "C" void hyper_lstm_sequence_backward(const rhhn::Gated* main, const rhhn::Gated* hyper,
                                              const rhhn::HyperRecurrence* r) {
-    rhhn::share_rows(*main, [&](int64_t first, int64_t last, int64_t thread) {
+    rhhn::share_rows(main->B, main->threads, [&](int64_t first, int64_t last, int64_t thread) {
         rhhn::HyperRows(*main, *hyper, *r, first, last).backward(thread);
     });
 }

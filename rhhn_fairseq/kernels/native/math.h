@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace rhhn {
 
@@ -106,6 +107,15 @@ inline void factors(const uint8_t* __restrict mask, S set, S without, S* __restr
     } else {
         std::fill(to, to + size, without);
     }
+}
+
+// Calls a loop that was compiled for what there is, by two constants of its type.
+template <typename Loop>
+inline void specialised(bool one, bool other, Loop loop) {
+    using Yes = std::true_type;
+    using No = std::false_type;
+    if (one) other ? loop(Yes{}, Yes{}) : loop(Yes{}, No{});
+    else other ? loop(No{}, Yes{}) : loop(No{}, No{});
 }
 
 }  // namespace rhhn

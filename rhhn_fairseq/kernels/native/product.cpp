@@ -5,11 +5,8 @@
 #include <cstdint>
 
 #include "math.h"
+#include "rows.h"
 #include "vector.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 namespace rhhn {
 
@@ -104,13 +101,7 @@ void across(const Product& p, int64_t first, int64_t last) {
 
 template <int M, bool TRANSPOSED>
 void run(const Product& p) {
-#pragma omp parallel num_threads(int(p.threads))
-    {
-        int64_t thread = 0, count = 1;
-#ifdef _OPENMP
-        thread = omp_get_thread_num();
-        count = omp_get_num_threads();
-#endif
+    in_threads(p.threads, [&](int64_t thread, int64_t count) {
         // Threads share the columns of y, whole cache lines of them.
         const int64_t lines = (p.N + LINE - 1) / LINE;
         const int64_t first = std::min(p.N, lines * thread / count * LINE);
@@ -126,7 +117,7 @@ void run(const Product& p) {
             across<M>(p, first, last);
         else
             down<M>(p, first, last);
-    }
+    });
 }
 
 template <bool TRANSPOSED>

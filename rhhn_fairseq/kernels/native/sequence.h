@@ -10,11 +10,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "rows.h"
 #include "vector.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 namespace rhhn {
 
@@ -128,24 +125,9 @@ void backward_rows(const Sequence& p, const Recurrence& r, int64_t first, int64_
     }
 }
 
-// Calls work(first, last, thread) for the rows of each thread, which are those of over_rows.
-template <typename Sequence, typename Work>
-void share_rows(const Sequence& p, Work work) {
-#pragma omp parallel num_threads(int(p.threads))
-    {
-        int64_t thread = 0, count = 1;
-#ifdef _OPENMP
-        thread = omp_get_thread_num();
-        count = omp_get_num_threads();
-#endif
-        const int64_t first = p.B * thread / count, last = p.B * (thread + 1) / count;
-        if (first < last) work(first, last, thread);
-    }
-}
-
 template <typename Step, bool BACKWARD, typename Sequence>
 void whole_sequence(const Sequence& p, const Recurrence& r) {
-    share_rows(p, [&](int64_t first, int64_t last, int64_t thread) {
+    share_rows(p.B, p.threads, [&](int64_t first, int64_t last, int64_t thread) {
         std::vector<float> scratch(Step::scratch_size(p));
         if constexpr (BACKWARD)
             backward_rows<Step>(p, r, first, last, scratch.data(), thread);
