@@ -16,8 +16,8 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     LEVELS["avx512"] = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
 
 HERE = Path("rhhn_fairseq/kernels/native")
-SOURCES = ("energy.cpp", "gated.cpp", "highway.cpp", "hyper_sequence.cpp", "product.cpp")
-HEADERS = ("gated.h", "math.h", "normal.h", "rows.h", "scaling.h", "sequence.h", "vector.h")
+SOURCES = ("energy.cpp", "gated.cpp", "highway.cpp", "hyper_sequence.cpp", "matmul.cpp", "product.cpp")
+HEADERS = ("gated.h", "math.h", "matmul.h", "normal.h", "rows.h", "scaling.h", "sequence.h", "vector.h")
 # Vectorised without -ffast-math: NaN and infinity have to pass through, a diverged run must show.
 FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 # Apple's compiler has no OpenMP; one thread does the point-wise work there.

@@ -8,6 +8,7 @@ import importlib.util
 import pkgutil
 
 from rhhn_fairseq import compat
+from rhhn_fairseq.kernels import matmul
 from rhhn_fairseq.kernels.heap import keep_freed_memory
 from rhhn_fairseq.kernels.precision import set_matmul_precision
 
@@ -31,5 +32,6 @@ def import_modules(package: str) -> list[str]:
 compat.apply()
 keep_freed_memory()
 set_matmul_precision()
+matmul.forced()
 for subpackage in SUBPACKAGES:
     import_modules(f"{__package__}.{subpackage}")

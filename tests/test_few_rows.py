@@ -7,19 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from products import builds
 
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.kernels import few_rows, native
 from rhhn_fairseq.layers.product import affine
 
 EPSILON = torch.finfo(torch.float32).eps
-
-
-def builds():
-    """Every build of the library that this processor can run."""
-    here = sorted(p for p in native.Path(native.__file__).parent.glob("_*.so"))
-    can = native.LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("any",))
-    return [path for path in here if path.name.split(".")[0].removeprefix("_") in can]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rhhn_fairseq.bench.machine import forced, now
 from rhhn_fairseq.cells.base import Cell
+from rhhn_fairseq.kernels.matmul import Factor, bmm, mm
 
 
 def matrix_flop(module: nn.Module, T: int, B: int) -> int:
@@ -109,9 +110,9 @@ class SequentialFloor:
 
     def __init__(self, products: list[Product], T: int, device, dtype: torch.dtype):
         self.T, self.device = T, device
-        self.hoisted = [_Factors(p, p.rows * T, device, dtype) for p in products if p.hoisted]
-        self.steps = [_Factors(p, p.rows, device, dtype) for p in products if not p.hoisted]
-        self.whole = [_Factors(p, p.rows * T, device, dtype) for p in products if not p.hoisted]
+        self.hoisted = [_Factors(p, p.rows * T, 1, device, dtype) for p in products if p.hoisted]
+        self.steps = [_Factors(p, p.rows, T, device, dtype) for p in products if not p.hoisted]
+        self.whole = [_Factors(p, p.rows * T, 1, device, dtype) for p in products if not p.hoisted]
 
     def time(self) -> tuple[float, float]:
         """Seconds forward and backward."""
@@ -135,16 +136,23 @@ class SequentialFloor:
 class _Factors:
     """Random operands of a product and of its gradients, with buffers for what each of them gives.
 
-    Results have buffers of their own: operands that are overwritten grow to infinity within a few rounds.
+    The products are those that sequences are made of (``kernels.matmul``), for some steps with a matrix laid
+    out for them. Results have buffers of their own: operands that are overwritten grow to infinity within a
+    few rounds.
     """
 
-    def __init__(self, product: Product, rows: int, device, dtype: torch.dtype):
+    def __init__(self, product: Product, rows: int, steps: int, device, dtype: torch.dtype):
         def draw(*shape) -> Tensor:
             return torch.randn(product.stack, *shape, device=device).to(dtype)
 
         self.x, self.weight = draw(rows, product.inner), draw(product.inner, product.columns)
         self.dy = draw(rows, product.columns)
         self.results: dict[str, Tensor] = {}
+        self.laid: dict[str, Factor] = {}
+        if product.stack == 1 and steps > 1:
+            weight = self.weight[0]
+            self.laid["y"] = Factor(weight, steps, rows, "native")
+            self.laid["dx"] = Factor(weight, steps, rows, "native", transpose=True)
 
     def forward(self) -> None:
         self._multiply(self.x, self.weight, "y")
@@ -160,17 +168,19 @@ class _Factors:
             self.results[name] = left.new_empty(len(left), left.shape[1], right.shape[2])
         result = self.results[name]
         # A stack of one goes the way of plain matrices.
-        if len(left) == 1:
-            torch.mm(left[0], right[0], out=result[0])
+        if name in self.laid:
+            self.laid[name].product(left[0], result[0])
+        elif len(left) == 1:
+            mm(left[0], right[0], result[0], backend="native")
         else:
-            torch.bmm(left, right, out=result)
+            bmm(left, right, result, backend="native")
 
 
 class Ceiling:
     """One large square product: the speed of matrix products that this machine gives at most."""
 
     def __init__(self, size: int, device, dtype: torch.dtype):
-        self.factors = _Factors(Product(1, size, size, size, hoisted=False), size, device, dtype)
+        self.factors = _Factors(Product(1, size, size, size, hoisted=False), size, 1, device, dtype)
         self.flop, self.device = 2 * size**3, device
 
     def time(self) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from rhhn_fairseq.cells.base import Noise, State, noise_at
 from rhhn_fairseq.cells.lstm import LSTM, GatedConfig
 from rhhn_fairseq.kernels import graphs, pointwise
 from rhhn_fairseq.kernels.buffers import Gated, state_dtype
+from rhhn_fairseq.kernels.matmul import Factor
 from rhhn_fairseq.kernels.products import (
     before,
     gal_mask,
@@ -25,7 +26,6 @@ from rhhn_fairseq.kernels.products import (
     or_zeros,
     seen,
     through_recurrence,
-    transposed,
     weight_gradient,
 )
 from rhhn_fairseq.layers.regularisation import LAYER_NORM_EPS
@@ -125,8 +125,9 @@ def lstm(
     buffers.y, buffers.gx = None if mask is None else y, g
     if not pointwise.whole(backend, buffers, "forward", [weight], gal, None):
         step = pointwise.gated(backend, buffers, "forward")
+        recurrent = Factor(weight, T, B, backend)
         for t, (g_t, u_t, h_t) in enumerate(zip(g.unbind(0), u.unbind(0), before(h0, h), strict=True)):
-            torch.addmm(g_t, h_t if gal is None else h_t * gal, weight, out=u_t)
+            recurrent.product(h_t if gal is None else h_t * gal, u_t, g_t)
             step(t)
     return y, h[-1].clone(), c[-1].clone(), u, c, (g.new_empty(0) if mask is None else h)
 
@@ -183,19 +184,19 @@ def lstm_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of g, h0, c0, weight, and the sums [14 H] of ``buffers.Gated``, from those of the outputs."""
     randomness = Randomness(gal, keep, zone_h, zone_c, h_share, c_share)
-    T, _, H = c.shape
+    T, B, _ = c.shape
     buffers = lstm_buffers(u, h0, c0, h, c, norm, mask, randomness, Numbers(*numbers))
     add_gradients(buffers, dy, dh_last, dc_last, backend)
     buffers.du = torch.empty_like(u)
     if not pointwise.whole(backend, buffers, "backward", [weight], gal, h_share):
         step = pointwise.gated(backend, buffers, "backward")
-        transpose = transposed(weight, T)
+        recurrent = Factor(weight, T, B, backend, transpose=True)
         du = buffers.du.unbind(0)
         for t in reversed(range(T)):
             step(t)
-            torch.mm(du[t], transpose, out=buffers.dh)
+            recurrent.product(du[t], buffers.dh)
             through_recurrence(buffers.dh, gal, h_share, t)
-    dweight = weight_gradient(seen(h0, h, gal), buffers.du)
+    dweight = weight_gradient(seen(h0, h, gal), buffers.du, backend)
     return buffers.du, whole_dh(buffers), buffers.dc, dweight, buffers.sums.sum(0)
 
 

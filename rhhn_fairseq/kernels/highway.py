@@ -21,13 +21,13 @@ from rhhn_fairseq.cells.hyper_rhn import HyperRHN
 from rhhn_fairseq.cells.rhn import RHN, RHNTrace
 from rhhn_fairseq.kernels import graphs, pointwise
 from rhhn_fairseq.kernels.buffers import Highway, state_dtype
+from rhhn_fairseq.kernels.matmul import Factor, Factors, bmm, mm
 from rhhn_fairseq.kernels.products import (
     gal_mask,
     gradient_share,
     or_zeros,
     seen,
     through_recurrence,
-    transposed,
     weight_gradient,
 )
 
@@ -76,7 +76,7 @@ def highway(
     u, s = gx.new_empty(L, T, B, width), s0.new_empty(L, T, B, H)
     biases = bias, bias_x, bias_z
     buffers = _buffers(u, gx, s0, s, biases, first, mask, keep, zone, keep_scale, zone_rate, trace)
-    scaling = None if hyper is None else _Scaling(buffers, hyper, weight_z)
+    scaling = None if hyper is None else _Scaling(buffers, hyper, weight_z, backend)
     buffers.y = gx.new_empty(T, B, L * H if trace else H)
     buffers.o = None if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
     if not pointwise.whole(backend, buffers, "forward", weights, gal, None):
@@ -86,17 +86,18 @@ def highway(
 
 def _run_forward(buffers: Highway, scaling: "_Scaling | None", weights, gal, backend) -> None:
     """All steps of the forward pass, a product and a call for each layer."""
-    L, T, _, _ = buffers.s.shape
+    _, T, B, _ = buffers.s.shape
     step = pointwise.highway(backend, buffers, "forward")
+    factors = [Factor(weight, T, B, backend) for weight in weights]
     products = [part.unbind(0) for part in buffers.u.unbind(0)]
     states = [part.unbind(0) for part in buffers.operands]
     read = buffers.s0.to(buffers.u.dtype)
     for t in range(T):
         if scaling is not None:
             scaling.before_forward(t)
-        for layer, weight in enumerate(weights):
-            torch.mm(read if gal is None else read * gal, weight, out=products[layer][t])
-            step(t * L + layer)
+        for layer, factor in enumerate(factors):
+            factor.product(read if gal is None else read * gal, products[layer][t])
+            step(t * len(factors) + layer)
             read = states[layer][t]
 
 
@@ -129,13 +130,15 @@ class _Scaling:
     ROWS = 256
     """Rows of a product in parts, with which reading the matrices takes less time than multiplying."""
 
-    def __init__(self, p: Highway, hyper: Tensor, weight_z: Tensor):
+    def __init__(self, p: Highway, hyper: Tensor, weight_z: Tensor, backend: str):
         L, T, B, H = p.s.shape
-        self.p, self.weight_z, self.last = p, weight_z, T - 1
+        self.p, self.last, self.backend = p, T - 1, backend
         self.hyper_TBLN = hyper.unflatten(-1, (L, -1))
         # In parts its weight's gradient is added up in the operands' type, which then has to be the states'.
         parts = hyper.is_cpu and hyper.dtype == p.s.dtype and p.s.numel() > self.NEAR
         self.steps = min(-(-self.ROWS // B), T) if parts else T
+        self.sizes = weight_z, -(-T // self.steps), self.steps * B, backend
+        self.to_z = Factors(*self.sizes)
         p.z = hyper.new_empty(L, self.steps, B, H)
 
     def _rows(self, states_TBLN: Tensor, t: int) -> Tensor:
@@ -145,12 +148,13 @@ class _Scaling:
     def before_forward(self, t: int) -> None:
         if t % self.steps == 0:
             rows = self._rows(self.hyper_TBLN, t)
-            torch.bmm(rows, self.weight_z, out=self.p.z.flatten(1, 2)[:, : rows.shape[1]])
+            self.to_z.product(rows, self.p.z.flatten(1, 2)[:, : rows.shape[1]])
 
     def start_backward(self) -> None:
         self.p.dz = torch.empty_like(self.p.z)
         self.dhyper_TBLN = torch.empty_like(self.hyper_TBLN)
-        self.dweight_z = torch.zeros_like(self.weight_z)
+        self.dweight_z = torch.zeros_like(self.sizes[0])
+        self.from_z = Factors(*self.sizes, transpose=True)
 
     def before_backward(self, t: int) -> None:
         if (t + 1) % self.steps == 0 or t == self.last:
@@ -160,8 +164,8 @@ class _Scaling:
         if t % self.steps == 0:
             rows = self._rows(self.hyper_TBLN, t)
             dz = self.p.dz.flatten(1, 2)[:, : rows.shape[1]]
-            self._rows(self.dhyper_TBLN, t).copy_(torch.bmm(dz, self.weight_z.transpose(1, 2)))
-            self.dweight_z.baddbmm_(rows.transpose(1, 2), dz)
+            self.from_z.product(dz, self._rows(self.dhyper_TBLN, t))
+            bmm(rows.transpose(1, 2), dz, self.dweight_z, add=True, backend=self.backend)
 
 
 @highway.register_fake
@@ -206,7 +210,7 @@ def highway_backward(
     L, _, _, H = s.shape
     biases = bias, bias_x, bias_z
     buffers = _buffers(u, gx, s0, s, biases, first, mask, keep, zone, keep_scale, zone_rate, trace)
-    scaling = None if hyper is None else _Scaling(buffers, hyper, weight_z)
+    scaling = None if hyper is None else _Scaling(buffers, hyper, weight_z, backend)
     if scaling is not None:
         scaling.start_backward()
     buffers.o = o if o.numel() else None
@@ -219,10 +223,10 @@ def highway_backward(
         _run_backward(buffers, scaling, weights, gal, s_share, backend)
     start, states = s0.to(gx.dtype), buffers.operands
     dweights = gx.new_empty(L, H, 2 * H)
-    dweights[0] = weight_gradient(seen(start, states[-1], gal), buffers.du[0])
+    dweights[0] = weight_gradient(seen(start, states[-1], gal), buffers.du[0], backend)
     for layer in range(1, L):
         rows = states[layer - 1] if gal is None else states[layer - 1] * gal
-        torch.mm(rows.flatten(0, 1).t(), buffers.du[layer].flatten(0, 1), out=dweights[layer])
+        mm(rows.flatten(0, 1).t(), buffers.du[layer].flatten(0, 1), dweights[layer], backend=backend)
     dhyper = gx.new_empty(0) if scaling is None else scaling.dhyper_TBLN.flatten(2)
     dweight_z = gx.new_empty(0) if scaling is None else scaling.dweight_z
     return buffers.dgx, buffers.ds_direct + buffers.ds, dweights, dhyper, dweight_z, buffers.sums.sum(0)
@@ -230,16 +234,16 @@ def highway_backward(
 
 def _run_backward(buffers: Highway, scaling: _Scaling | None, weights, gal, s_share, backend) -> None:
     """All steps of the backward pass, a call and a product for each layer."""
-    L, T, _, _ = buffers.s.shape
+    L, T, B, _ = buffers.s.shape
     step = pointwise.highway(backend, buffers, "backward")
-    transposes = [transposed(weight, T) for weight in weights]
+    factors = [Factor(weight, T, B, backend, transpose=True) for weight in weights]
     du = [part.unbind(0) for part in buffers.du.unbind(0)]
     for t in reversed(range(T)):
         if scaling is not None:
             scaling.before_backward(t)
         for layer in reversed(range(L)):
             step(t * L + layer)
-            torch.mm(du[layer][t], transposes[layer], out=buffers.ds)
+            factors[layer].product(du[layer][t], buffers.ds)
             through_recurrence(buffers.ds, gal, None if layer else s_share, t)
         if scaling is not None:
             scaling.after_backward(t)

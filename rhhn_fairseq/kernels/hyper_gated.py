@@ -29,11 +29,11 @@ from rhhn_fairseq.kernels.gated import (
     split_sums,
     whole_dh,
 )
+from rhhn_fairseq.kernels.matmul import Factor, mm
 from rhhn_fairseq.kernels.products import (
     before,
     seen,
     through_recurrence,
-    transposed,
     weight_gradient,
 )
 
@@ -115,7 +115,9 @@ def _run_forward(main: Gated, hyper: Gated, u, g_hyper, weights, gal, previous, 
     weight, weight_hyper, merged, weight_e, weight_z, bias_z = weights
     main_step = pointwise.gated(backend, main, "forward")
     hyper_step = pointwise.gated(backend, hyper, "forward")
-    H, N = main.h.shape[-1], hyper.h.shape[-1]
+    (T, B, H), N = main.h.shape, hyper.h.shape[-1]
+    from_h = None if merged is None else Factor(merged, T, B, backend)
+    from_e, to_z = Factor(weight_e, T, B, backend), Factor(weight_z, T, B, backend)
     sides = u.split((4 * H, 4 * N), dim=-1)
     every_step = zip(
         u.unbind(0),
@@ -132,15 +134,15 @@ def _run_forward(main: Gated, hyper: Gated, u, g_hyper, weights, gal, previous, 
     for t, (u_t, main_t, side_t, g_t, a_t, z_t, h_t, e_t, e_new) in enumerate(every_step):
         if gal is not None:
             h_t = h_t * gal
-        if merged is not None:
-            torch.mm(h_t, merged, out=u_t)
+        if from_h is not None:
+            from_h.product(h_t, u_t)
         else:
             torch.mm(h_t, weight, out=main_t)
             torch.mm(h_t, weight_hyper, out=side_t)
         torch.add(g_t, side_t, out=a_t)
-        a_t.addmm_(e_t, weight_e)
+        from_e.product(e_t, a_t, a_t)
         hyper_step(t)
-        torch.addmm(bias_z, e_t if previous else e_new, weight_z, out=z_t)
+        to_z.product(e_t if previous else e_new, z_t, bias_z)
         main_step(t)
 
 
@@ -232,9 +234,9 @@ def hyper_lstm_backward(
         _run_backward(main, hyper, du, (merged, weight_e, weight_z), gal, h_share, previous, backend)
     hyper_rows = seen(e0, e, None)
     if previous:
-        dweight_z = weight_gradient(hyper_rows, main.dz)
+        dweight_z = weight_gradient(hyper_rows, main.dz, backend)
     else:
-        dweight_z = e.flatten(0, 1).t() @ main.dz.flatten(0, 1)
+        dweight_z = mm(e.flatten(0, 1).t(), main.dz.flatten(0, 1), backend=backend)
     return (
         main.dgx,
         hyper.du.clone(memory_format=torch.contiguous_format),
@@ -242,8 +244,8 @@ def hyper_lstm_backward(
         main.dc,
         whole_dh(hyper),
         hyper.dc,
-        weight_gradient(seen(h0, h, gal), du),
-        weight_gradient(hyper_rows, hyper.du),
+        weight_gradient(seen(h0, h, gal), du, backend),
+        weight_gradient(hyper_rows, hyper.du, backend),
         dweight_z,
         main.dz.sum((0, 1)),
         main.dweight_d.sum(0),
@@ -254,20 +256,20 @@ def hyper_lstm_backward(
 
 def _run_backward(main: Gated, hyper: Gated, du_TBU, weights, gal, h_share, previous, backend) -> None:
     """All steps of the backward pass, a call of either network and the products for each."""
-    T = len(du_TBU)
+    T, B, _ = du_TBU.shape
     main_step = pointwise.gated(backend, main, "backward")
     hyper_step = pointwise.gated(backend, hyper, "backward")
-    merged, weight_e, weight_z = (transposed(weight, T) for weight in weights)
+    to_h, to_e, from_z = (Factor(weight, T, B, backend, transpose=True) for weight in weights)
     du, du_hyper, dz = du_TBU.unbind(0), hyper.du.unbind(0), main.dz.unbind(0)
     for t in reversed(range(T)):
         main_step(t)
         if not previous:
-            hyper.dh.addmm_(dz[t], weight_z)
+            from_z.product(dz[t], hyper.dh, hyper.dh)
         hyper_step(t)
-        torch.mm(du[t], merged, out=main.dh)
-        torch.mm(du_hyper[t], weight_e, out=hyper.dh)
+        to_h.product(du[t], main.dh)
+        to_e.product(du_hyper[t], hyper.dh)
         if previous:
-            hyper.dh.addmm_(dz[t], weight_z)
+            from_z.product(dz[t], hyper.dh, hyper.dh)
         through_recurrence(main.dh, gal, h_share, t)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rhhn_fairseq.cells.base import Noise, noise_at
+from rhhn_fairseq.kernels.matmul import mm
 
 
 def before(first: Tensor, rest_TBH: Tensor) -> list[Tensor]:
@@ -20,18 +21,13 @@ def seen(first: Tensor, rest_TBH: Tensor, gal_BH: Tensor | None) -> tuple[Tensor
     return (first, others) if gal_BH is None else (first * gal_BH, others * gal_BH)
 
 
-def weight_gradient(rows: tuple[Tensor, Tensor], du_TBG: Tensor) -> Tensor:
+def weight_gradient(rows: tuple[Tensor, Tensor], du_TBG: Tensor, backend: str) -> Tensor:
     """The gradient [H, G] of a weight from what it saw (as ``seen``) and the gradients of the products."""
     first, others = rows
-    gradient = first.t() @ du_TBG[0]
+    gradient = mm(first.t(), du_TBG[0], backend=backend)
     if len(others):
-        gradient.addmm_(others.flatten(0, 1).t(), du_TBG[1:].flatten(0, 1))
+        mm(others.flatten(0, 1).t(), du_TBG[1:].flatten(0, 1), gradient, gradient, backend)
     return gradient
-
-
-def transposed(weight: Tensor, steps: int) -> Tensor:
-    """The transpose; copied when enough products follow, because a product reads rows faster."""
-    return weight.t().contiguous() if steps >= 4 else weight.t()
 
 
 def gradient_share(noise: Noise | None, name: str, dtype: torch.dtype) -> Tensor | None:

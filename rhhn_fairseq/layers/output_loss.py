@@ -10,6 +10,8 @@ Shapes: P positions, H width, V symbols.
 import torch
 from torch import Tensor
 
+from rhhn_fairseq.kernels.matmul import mm
+
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
@@ -25,7 +27,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             dbias = torch.zeros_like(bias_V, dtype=wide)
         parts = (part.split(chunk) for part in (y_PH, target_P, real_P, dy if learns else y_PH))
         for y, target, real, dy_chunk in zip(*parts, strict=True):
-            logits = torch.addmm(bias_V, y, weight_VH.t()).to(wide)
+            logits = mm(y, weight_VH.t(), add=bias_V).to(wide)
             total = logits.logsumexp(dim=-1)
             of_target = logits.gather(1, target.unsqueeze(1)).squeeze(1)
             nll = (total - of_target) * real
@@ -40,9 +42,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             gradient = gradient.mul_(real.unsqueeze(1))
             dbias += gradient.sum(dim=0)
             gradient = gradient.to(y.dtype)
-            torch.mm(gradient, weight_VH, out=dy_chunk)
+            mm(gradient, weight_VH, dy_chunk)
             if dweight.dtype == y.dtype:
-                dweight.addmm_(gradient.t(), y)
+                mm(gradient.t(), y, dweight, dweight)
             else:
                 dweight += gradient.t() @ y
         if learns:

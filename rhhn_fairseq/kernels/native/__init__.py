@@ -87,6 +87,15 @@ class _Product(ctypes.Structure):
     ]
 
 
+class _Matmul(ctypes.Structure):
+    """``struct Matmul`` of matmul.cpp."""
+
+    _fields_ = [
+        *_fields("M K N ld_x next_x ld_w next_w ld_add ld_y threads", ctypes.c_int64),
+        *_fields("x w panels add y", ctypes.c_void_p),
+    ]
+
+
 class _Energy(ctypes.Structure):
     """``struct Energy`` of energy.cpp."""
 
@@ -188,10 +197,20 @@ def _runs_whole(buffers: Gated | Highway, weights: Sequence[Tensor]) -> bool:
 
 def _panels(weights: Sequence[Tensor], direction: str) -> Tensor:
     """Matrices [K, N], backward their transposes, as multiplications read them: [L, ceil(N / P), K, P]."""
-    columns = library().panel_columns()
-    stacked = torch.stack([weight if direction == "forward" else weight.t() for weight in weights])
-    padded = torch.nn.functional.pad(stacked, (0, -stacked.shape[-1] % columns))
-    return padded.unflatten(-1, (-1, columns)).transpose(1, 2).contiguous()
+    matrices = [weight if direction == "forward" else weight.t() for weight in weights]
+    (K, N), P = matrices[0].shape, library().panel_columns()
+    panels = matrices[0].new_empty(len(weights), -(-N // P), K, P)
+    for matrix, to in zip(matrices, panels.unbind(0), strict=True):
+        _lay_panels(matrix, to)
+    return panels
+
+
+def _lay_panels(matrix: Tensor, to: Tensor) -> None:
+    arguments = _Matmul(K=matrix.shape[0], N=matrix.shape[1], threads=torch.get_num_threads())
+    arguments.w, (arguments.ld_w, arguments.next_w) = matrix.data_ptr(), matrix.stride()
+    call = library().lay_panels
+    call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_void_p), None
+    call(ctypes.addressof(arguments), to.data_ptr())
 
 
 def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
@@ -275,6 +294,60 @@ def product(x: Tensor, w: Tensor, add: Tensor | None, y: Tensor) -> None:
     )
     name = "product" if by_rows else "product_transposed"
     getattr(library(), name)(ctypes.byref(arguments))
+
+
+@functools.cache
+def outruns_libraries() -> bool:
+    """Whether ``matmul`` is faster than torch's products of large float32 matrices.
+
+    It is with AVX-512 on processors other than Intel's, for which MKL, the library behind torch's products,
+    has no code of that width.
+    """
+    return multiplies() and bool(library().outruns_libraries())
+
+
+class Panels:
+    """A float32 matrix [K, N] laid out for many products; ``w`` may be a transpose."""
+
+    def __init__(self, w: Tensor):
+        self.panels = _panels([w], "forward")
+        self.K, self.N = w.shape
+
+    def product(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
+        """Writes ``add + x @ w`` to ``out``; as ``matmul``."""
+        _multiply(x, (self.K, self.N), out, add, panels=self.panels.data_ptr())
+
+
+def matmul(x: Tensor, w: Tensor, out: Tensor, add: Tensor | None = None) -> None:
+    """Writes ``add + x @ w`` to ``out``, all float32 on the CPU; a row may lie apart from the next.
+
+    Args:
+        x: [M, K]. w: [K, N]. Either may be a transpose.
+        out: [M, N], nowhere where x or w are.
+        add: [N] or [M, N], which may be ``out``; None for nothing.
+    """
+    ld_w, next_w = w.stride()
+    _multiply(x, w.shape, out, add, w=w.data_ptr(), ld_w=ld_w, next_w=next_w)
+
+
+def _multiply(x: Tensor, shape: tuple[int, int], out: Tensor, add: Tensor | None, **matrix: int) -> None:
+    (M, K), N = x.shape, shape[1]
+    rows = [part for part in (out, add) if part is not None]
+    fits = shape[0] == K and out.shape == (M, N) and all(part.shape[-1] == N for part in rows)
+    if not fits or any(part.dtype != torch.float32 or part.stride(-1) != 1 for part in rows):
+        raise ValueError(f"{tuple(x.shape)} by {tuple(shape)} cannot be written to {tuple(out.shape)}")
+    (ld_x, next_x), threads = x.stride(), torch.get_num_threads() if M * K * N >= SHARED else 1
+    arguments = _Matmul(M, K, N, ld_x, next_x, ld_y=out.stride(0), threads=threads, **matrix)
+    arguments.x, arguments.y = x.data_ptr(), out.data_ptr()
+    if add is not None:
+        arguments.add, arguments.ld_add = add.data_ptr(), add.stride(0) if add.dim() == 2 else 0
+    call = library().matmul
+    call.argtypes, call.restype = (ctypes.c_void_p,), None
+    call(ctypes.addressof(arguments))
+
+
+SHARED = 1 << 19
+"""Multiplications of a product from which threads share it."""
 
 
 def lstm_gates(a: Tensor, c: Tensor, forget_bias: float) -> tuple[Tensor, Tensor]:

@@ -25,4 +25,3 @@ extern "C" void lstm_sequence_forward(const rhhn::Gated* p, const rhhn::Recurren
 extern "C" void lstm_sequence_backward(const rhhn::Gated* p, const rhhn::Recurrence* r) {
     rhhn::whole_sequence<rhhn::GatedStep<float, false>, true>(*p, *r);
 }
-extern "C" int64_t panel_columns() { return rhhn::PANEL; }

@@ -1,0 +1,190 @@
+// Whole matrix products of floats, shared between threads; and matrices laid out in panels for many of them.
+
+#include <memory>
+#include <new>
+
+#include "matmul.h"
+#include "rows.h"
+
+namespace rhhn {
+
+// Mirrored, field by field, by kernels/native/__init__.py.
+struct Matmul {
+    int64_t M, K, N;
+    int64_t ld_x, next_x;  // elements between rows of x, and between the numbers of a row
+    int64_t ld_w, next_w;
+    int64_t ld_add, ld_y;  // ld_add is 0 where all rows get the same
+    int64_t threads;
+    const float* x;       // [M, K]
+    const float* w;       // [K, N]; null where panels has it
+    const float* panels;  // [ceil(N / PANEL), K, PANEL]
+    const float* add;     // [M or 1, N]; null for zero
+    float* y;             // [M, N] = add + x w
+};
+
+// Numbers of a row that are multiplied before the next ones: a panel of so many lines stays in a core's cache.
+constexpr int64_t DEPTH = 1536;
+// Rows that are multiplied with a panel before the next ones.
+constexpr int64_t HEIGHT = 64 * TILE;
+// Panels that are laid out at a time.
+constexpr int64_t BREADTH = 24;
+
+// Numbers that begin where a cache line does, so that no vector of a panel lies in two.
+class Scratch {
+   public:
+    float* of(int64_t size) {
+        if (size > held) {
+            held = size;
+            numbers.reset(static_cast<float*>(::operator new(size * sizeof(float), LINE)));
+        }
+        return numbers.get();
+    }
+
+   private:
+    static constexpr std::align_val_t LINE{64};
+    struct Free {
+        void operator()(float* numbers) const { ::operator delete(numbers, LINE); }
+    };
+    std::unique_ptr<float, Free> numbers;
+    int64_t held = 0;
+};
+
+// Splits a number of things into parts of at most so many, as equal as can be.
+template <typename Work>
+void in_parts(int64_t first, int64_t last, int64_t most, Work work) {
+    const int64_t size = last - first, parts = (size + most - 1) / most;
+    for (int64_t i = 0; i < parts; ++i) work(first + size * i / parts, first + size * (i + 1) / parts);
+}
+
+// Rows of x that are stored by columns, laid out tile by tile.
+inline void lay_tiles(Rows<const float> x, int64_t rows, int64_t K, float* to) {
+    // A few numbers of all rows at a time: those of two tiles share cache lines.
+    constexpr int64_t NUMBERS = 16;
+    for (int64_t k = 0; k < K; k += NUMBERS)
+        in_tiles(rows, [&](int64_t first, int64_t count) {
+            const float* from = x.data + first * x.ld + k * x.next;
+            float* tile = to + first * K + k * count;
+            for (int64_t i = std::min(NUMBERS, K - k); i > 0; --i, from += x.next, tile += count)
+                if (x.ld == 1 && count == TILE)
+                    std::copy(from, from + TILE, tile);
+                else
+                    for (int64_t m = 0; m < count; ++m) tile[m] = from[m * x.ld];
+        });
+}
+
+// Rows m_first to m_last of some panels of y.
+class Share {
+   public:
+    explicit Share(const Matmul& p) : p(p) {}
+
+    void run(int64_t m_first, int64_t m_last, int64_t panel_first, int64_t panel_last) {
+        in_parts(0, p.K, DEPTH, [&](int64_t k_first, int64_t k_last) {
+            in_parts(panel_first, panel_last, BREADTH, [&](int64_t first, int64_t last) {
+                lay(k_first, k_last - k_first, first, last);
+                in_parts(m_first, m_last, HEIGHT, [&](int64_t m, int64_t m_end) {
+                    block(m, m_end - m, k_first, k_last - k_first, first, last);
+                });
+            });
+        });
+    }
+
+   private:
+    void lay(int64_t k, int64_t K, int64_t first, int64_t last) {
+        panels = panel_scratch.of((last - first) * K * PANEL);
+        const Rows<const float> w{p.w, p.ld_w, p.next_w};
+        for (int64_t i = first; i < last; ++i)
+            lay_panel(w.from(k, i * PANEL), K, p.N - i * PANEL, panels + (i - first) * K * PANEL);
+    }
+
+    void block(int64_t m, int64_t rows, int64_t k, int64_t K, int64_t first, int64_t last) {
+        Rows<const float> x{p.x, p.ld_x, p.next_x};
+        x = x.from(m, k);
+        const bool by_columns = p.next_x != 1;
+        if (by_columns) {
+            tiles = tile_scratch.of(rows * K);
+            lay_tiles(x, rows, K, tiles);
+        }
+        const Rows<float> y{p.y, p.ld_y};
+        const Rows<const float> add = k ? Rows<const float>{p.y, p.ld_y} : Rows<const float>{p.add, p.ld_add};
+        for (int64_t i = first; i < last; ++i) {
+            const int64_t n = i * PANEL;
+            const float* panel = panels + (i - first) * K * PANEL;
+            if (!by_columns) {
+                multiply_panel(x, rows, K, panel, add.from(m, n), y.from(m, n), p.N - n);
+                continue;
+            }
+            in_tiles(rows, [&](int64_t from, int64_t count) {
+                const Rows<const float> laid{tiles + from * K, 1, count};
+                multiply_panel(laid, count, K, panel, add.from(m + from, n), y.from(m + from, n), p.N - n);
+            });
+        }
+    }
+
+    const Matmul& p;
+    float *panels = nullptr, *tiles = nullptr;
+    static thread_local Scratch panel_scratch, tile_scratch;
+};
+
+thread_local Scratch Share::panel_scratch, Share::tile_scratch;
+
+void matmul(const Matmul& p) {
+    const int64_t panels = panels_of(p.N);
+    in_threads(p.threads, [&](int64_t thread, int64_t count) {
+        const auto part = [&](int64_t size, int64_t i) { return size * i / count; };
+        // Whole panels, so that every thread lays out its own; of few panels rows.
+        if (panels >= 4 * count || p.M < TILE * count)
+            Share(p).run(0, p.M, part(panels, thread), part(panels, thread + 1));
+        else
+            Share(p).run(part(p.M, thread), part(p.M, thread + 1), 0, panels);
+    });
+}
+
+// The same with panels that are there. Threads share them in pieces of some rows each.
+void matmul_panels(const Matmul& p) {
+    const int64_t panels = panels_of(p.N), pieces = std::max<int64_t>(1, p.M / (4 * TILE));
+    const Rows<const float> x{p.x, p.ld_x, p.next_x}, add{p.add, p.ld_add};
+    const Rows<float> y{p.y, p.ld_y};
+    in_threads(p.threads, [&](int64_t thread, int64_t count) {
+        const int64_t all = panels * pieces;
+        for (int64_t i = all * thread / count; i < all * (thread + 1) / count; ++i) {
+            const int64_t n = i / pieces * PANEL, m = p.M * (i % pieces) / pieces;
+            const int64_t rows = p.M * (i % pieces + 1) / pieces - m;
+            const float* panel = p.panels + n * p.K;
+            in_parts(0, p.K, DEPTH, [&](int64_t k, int64_t k_last) {
+                const Rows<const float> first = k ? Rows<const float>{p.y, p.ld_y} : add;
+                multiply_panel(x.from(m, k), rows, k_last - k, panel + k * PANEL, first.from(m, n), y.from(m, n),
+                               p.N - n);
+            });
+        }
+    });
+}
+
+void lay_panels(const Matmul& p, float* to) {
+    const int64_t panels = panels_of(p.N);
+    const Rows<const float> w{p.w, p.ld_w, p.next_w};
+    in_threads(p.threads, [&](int64_t thread, int64_t count) {
+        for (int64_t i = panels * thread / count; i < panels * (thread + 1) / count; ++i)
+            lay_panel(w.from(0, i * PANEL), p.K, p.N - i * PANEL, to + i * PANEL * p.K);
+    });
+}
+
+}  // namespace rhhn
+
+extern "C" void matmul(const rhhn::Matmul* p) {
+    if (p->panels)
+        rhhn::matmul_panels(*p);
+    else
+        rhhn::matmul(*p);
+}
+extern "C" void lay_panels(const rhhn::Matmul* p, float* to) { rhhn::lay_panels(*p, to); }
+extern "C" int64_t panel_columns() { return rhhn::PANEL; }
+// Whether this is a processor for which the library behind torch's products has no AVX-512 code, and this build
+// has: MKL's is for Intel's.
+extern "C" int outruns_libraries() {
+#ifdef __AVX512F__
+    __builtin_cpu_init();
+    return !__builtin_cpu_is("intel");
+#else
+    return 0;
+#endif
+}

@@ -1,0 +1,262 @@
+"""Products of float32 matrices by compiled code, against float64, and where they are used."""
+
+import ctypes
+import logging
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from products import builds, choose, native_products
+
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.kernels import matmul, native
+from rhhn_fairseq.layers.output_loss import linear_cross_entropy
+from rhhn_fairseq.layers.product import affine
+
+EPSILON = torch.finfo(torch.float32).eps
+
+CLOSE = dict(rtol=1e-6, atol=12 * 20 * EPSILON)
+
+needs_build = pytest.mark.skipif(not native.multiplies(), reason="needs the compiled kernels and AVX2")
+
+
+@pytest.fixture
+def ours(monkeypatch):
+    yield from native_products(monkeypatch)
+
+
+def _assert_product(x, w, add, found):
+    added = torch.zeros(1) if add is None else add
+    exact = x.double() @ w.double() + added.double()
+    # Every sum of K products errs by less than K units in the last place of the sum of their sizes.
+    sizes = x.double().abs() @ w.double().abs() + added.double().abs()
+    assert found.shape == exact.shape
+    assert bool(((found.double() - exact).abs() <= (x.shape[1] + 1) * EPSILON * sizes).all())
+
+
+def _draw(rows, columns, transposed, skipped, draw):
+    """A matrix whose rows, or columns, are farther apart than they are long."""
+    if transposed:
+        return torch.randn(columns, rows + skipped, generator=draw)[:, skipped:].t()
+    return torch.randn(rows, columns + skipped, generator=draw)[:, skipped:]
+
+
+def _product(x, w, add, laid, skipped=0):
+    """By ``native``, into rows that lie apart, of which nothing else may be written."""
+    whole = torch.full((x.shape[0], w.shape[1] + 2 * skipped), float("nan"))
+    out = whole[:, skipped : skipped + w.shape[1]]
+    if laid:
+        native.Panels(w).product(x, out, add)
+    else:
+        native.matmul(x, w, out, add)
+    assert whole.isnan().sum() == 2 * skipped * len(x)
+    return out
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    M=st.integers(1, 40),
+    K=st.integers(1, 70),
+    N=st.integers(1, 130),
+    x_transposed=st.booleans(),
+    w_transposed=st.booleans(),
+    laid=st.booleans(),
+    added=st.sampled_from(["nothing", "row", "rows"]),
+    skipped=st.integers(0, 3),
+    seed=st.integers(0, 99),
+)
+def test_every_build_multiplies(M, K, N, x_transposed, w_transposed, laid, added, skipped, seed):
+    draw = torch.Generator().manual_seed(seed)
+    x, w = _draw(M, K, x_transposed, skipped, draw), _draw(K, N, w_transposed, skipped, draw)
+    add = {"nothing": None, "row": torch.randn(N, generator=draw), "rows": _draw(M, N, False, skipped, draw)}
+    for path in builds():
+        library = ctypes.CDLL(str(path))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "library", lambda library=library: library)
+            _assert_product(x, w, add[added], _product(x, w, add[added], laid, skipped))
+
+
+# More than is laid out at a time of rows, of numbers of a row and of columns; few columns and many rows.
+LARGE = [(1100, 70, 90), (20, 3300, 60), (9, 40, 2600), (700, 1600, 20), (64, 1537, 49)]
+
+
+@needs_build
+@pytest.mark.parametrize("M, K, N", LARGE)
+@pytest.mark.parametrize("transposed", ["", "x", "w", "xw"])
+def test_parts_and_threads_give_the_same_bits(M, K, N, transposed):
+    draw = torch.Generator().manual_seed(0)
+    x, w = (_draw(*size, name in transposed, 0, draw) for name, size in dict(x=(M, K), w=(K, N)).items())
+    add = torch.randn(N, generator=draw)
+    results, threads = [], torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results += [_product(x, w, add, laid) for laid in (False, True)]
+    finally:
+        torch.set_num_threads(threads)
+    _assert_product(x, w, add, results[0])
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+@needs_build
+@pytest.mark.parametrize("laid", [False, True])
+def test_what_is_added_may_be_the_result_and_nan_stays_in_its_row(laid):
+    x, w, out = torch.randn(10, 20), torch.randn(20, 50), torch.randn(10, 50)
+    x[1, 4], w[7, 9] = float("nan"), float("inf")
+    exact = out + x @ w
+    if laid:
+        native.Panels(w).product(x, out, out)
+    else:
+        native.matmul(x, w, out, out)
+    torch.testing.assert_close(out, exact, equal_nan=True)
+    assert out[1].isnan().all() and out[:, 9].isinf().sum() == 9
+
+
+@needs_build
+@pytest.mark.parametrize("why", ["inner", "rows", "columns", "add", "type", "strides"])
+def test_what_does_not_fit_is_refused(why):
+    x, w, out, add = torch.ones(4, 5), torch.ones(5, 6), torch.zeros(4, 6), torch.ones(6)
+    if why == "inner":
+        w = torch.ones(4, 6)
+    if why in ("rows", "columns"):
+        out = torch.zeros(3, 6) if why == "rows" else torch.zeros(4, 7)
+    if why == "add":
+        add = torch.ones(5)
+    if why == "type":
+        out = out.double()
+    if why == "strides":
+        out = torch.zeros(6, 4).t()
+    with pytest.raises(ValueError, match=r"\(4, 5\) by .* cannot be written to"):
+        native.matmul(x, w, out, add)
+
+
+@needs_build
+@pytest.mark.parametrize(
+    "shape, added",
+    [((7, 9), "nothing"), ((7, 9), "row"), ((7, 9), "rows"), ((3, 4, 9), "row"), ((3, 4, 9), "nothing")],
+)
+def test_affine_has_its_gradients(shape, added, ours):
+    x, w = torch.randn(*shape), torch.randn(9, 11)
+    add = {"nothing": None, "row": torch.randn(11), "rows": torch.randn(7, 11)}[added]
+    parts = [part.requires_grad_() for part in (x, w, add) if part is not None]
+    doubles = [part.detach().double().requires_grad_() for part in parts]
+    found, exact = affine(*parts), affine(*doubles)
+    assert len(ours) == 1
+    # Sums of at most twelve products below 20.
+    torch.testing.assert_close(found.double(), exact, **CLOSE)
+    weights = torch.randn_like(found)
+    gradients = torch.autograd.grad((found * weights).sum(), parts)
+    assert len(ours) == 3
+    for one, other in zip(gradients, torch.autograd.grad((exact * weights).sum(), doubles), strict=True):
+        torch.testing.assert_close(one.double(), other, **CLOSE)
+
+
+@needs_build
+def test_it_can_be_differentiated_twice(ours):
+    x, w = torch.randn(7, 9, requires_grad=True), torch.randn(9, 11, requires_grad=True)
+
+    def penalty(x, w):
+        (gradient,) = torch.autograd.grad(affine(x, w).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), [x, w])
+
+    found = penalty(x, w)
+    assert len(ours) > 3
+    exact = penalty(*(part.detach().double().requires_grad_() for part in (x, w)))
+    for one, other in zip(found, exact, strict=True):
+        # Three products of float32 after one another; measured: below 5e-7.
+        assert (one - other).norm() <= 1e-5 * other.norm()
+
+
+@needs_build
+def test_it_is_an_operation_as_torch_wants_them(ours):
+    x, w = torch.randn(7, 9, requires_grad=True), torch.randn(11, 9).t().requires_grad_()
+    for add in (None, torch.randn(11, requires_grad=True), torch.randn(7, 11)):
+        torch.library.opcheck(matmul._matmul, (x, w, add))
+
+
+@needs_build
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_output_loss_has_the_same_gradients(dtype, ours, monkeypatch):
+    y, weight, bias = torch.randn(30, 8), torch.randn(20, 8), torch.randn(20)
+    target, real = torch.randint(20, (30,)), torch.rand(30) > 0.2
+
+    def run():
+        parts = [part.detach().to(dtype).requires_grad_() for part in (y, weight, bias)]
+        loss, *_ = linear_cross_entropy(*parts, target, real, smoothing=0.1, chunk=16)
+        return torch.autograd.grad(loss, parts)
+
+    found = run()
+    assert bool(ours) == (dtype == torch.float32)
+    choose(monkeypatch, "torch")
+    for one, other in zip(found, run(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+REASONS = "double bfloat16 medium autocast kernel aten choice"
+
+
+@pytest.mark.parametrize("why", REASONS.split())
+def test_it_leaves_the_rest_alone(why, ours, monkeypatch):
+    x, w, backend = torch.randn(10, 20), torch.randn(20, 40), None
+    if why in ("double", "bfloat16"):
+        x, w = (part.to(getattr(torch, why)) for part in (x, w))
+    if why == "kernel":
+        monkeypatch.setenv("RHHN_KERNEL", "reference")
+    if why == "aten":
+        backend = "aten"
+    if why == "choice":
+        choose(monkeypatch, "torch")
+    precision = torch.get_float32_matmul_precision()
+    try:
+        if why == "medium":
+            torch.set_float32_matmul_precision("medium")
+        with torch.autocast("cpu", torch.bfloat16, enabled=why == "autocast"):
+            matmul.mm(x, w, backend=backend)
+            matmul.Factor(w, 9, 10, backend).product(x, torch.empty(10, 40, dtype=x.dtype))
+            if backend is None:
+                assert affine(x, w).dtype == (torch.bfloat16 if why in ("autocast", "bfloat16") else x.dtype)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    assert not ours
+
+
+@needs_build
+def test_small_products_and_few_rows_are_torchs(ours, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.delenv("RHHN_KERNEL", raising=False)
+    choose(monkeypatch, "native")
+    calls = []
+    monkeypatch.setattr(native, "matmul", lambda *args: calls.append(args))
+
+    def runs(M, K, N, transposed=False):
+        calls.clear()
+        matmul.mm(torch.zeros(M, K), torch.zeros(N, K).t() if transposed else torch.zeros(K, N))
+        return bool(calls)
+
+    assert runs(8, 256, 256) and not runs(7, 256, 1024) and not runs(8, 255, 256)
+    assert runs(32, 256, 256, True) and not runs(31, 256, 256, True)
+
+
+def test_the_processor_decides_and_the_log_says_so(monkeypatch, caplog):
+    monkeypatch.delenv(matmul.VARIABLE, raising=False)
+    try:
+        for outruns in (True, False):
+            monkeypatch.setattr(native, "outruns_libraries", lambda outruns=outruns: outruns)
+            matmul.chosen.cache_clear()
+            caplog.clear()
+            with caplog.at_level(logging.INFO):
+                assert matmul.chosen() == matmul.chosen() == outruns
+            assert len(caplog.messages) == outruns
+    finally:
+        matmul.chosen.cache_clear()
+
+
+def test_other_words_are_refused(monkeypatch):
+    monkeypatch.setenv(matmul.VARIABLE, "mkl")
+    with pytest.raises(UsageError, match="RHHN_MATMUL=mkl is unknown, choose from native, torch"):
+        matmul.forced()
+    monkeypatch.setenv(matmul.VARIABLE, "native")
+    monkeypatch.setattr(native, "multiplies", lambda: False)
+    with pytest.raises(UsageError, match="RHHN_MATMUL=native needs the compiled kernels"):
+        matmul.forced()
