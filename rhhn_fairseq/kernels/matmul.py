@@ -73,6 +73,7 @@ def ours(backend: str | None, *parts: Tensor) -> bool:
         # It rounds operands to bfloat16, for which libraries have code for every processor.
         and torch.get_float32_matmul_precision() != "medium"
         and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
         and chosen()
     )
 
@@ -156,10 +157,11 @@ class Factors:
 
     def product(self, x: Tensor, out: Tensor) -> None:
         """Writes ``x @ weights`` to ``out``, [L, M, N]."""
-        if not self.each:
+        if self.each:
+            for factor, x_l, out_l in zip(self.each, x, out, strict=True):
+                factor.product(x_l, out_l)
+        else:
             torch.bmm(x, self.weights, out=out)
-        for factor, x_l, out_l in zip(self.each, x, out, strict=bool(self.each)):
-            factor.product(x_l, out_l)
 
 
 def differentiable(x: Tensor, w: Tensor, add: Tensor | None) -> Tensor | None:
@@ -169,7 +171,7 @@ def differentiable(x: Tensor, w: Tensor, add: Tensor | None) -> Tensor | None:
     """
     parts = (x, w) if add is None else (x, w, add)
     large = len(x) * w.numel() >= SMALLEST_WITH_GRADIENT and pays(x, w)
-    return _matmul(x, w, add) if large and not torch.compiler.is_compiling() and ours(None, *parts) else None
+    return _matmul(x, w, add) if large and ours(None, *parts) else None
 
 
 @torch.library.custom_op("rhhn::matmul", mutates_args=())
