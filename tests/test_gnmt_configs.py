@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import random
+import shutil
 
 import pytest
 import torch
@@ -131,6 +132,8 @@ def workplace(tmp_path_factory):
 def _train(path, workplace):
     sizes = [f"model.{key}={value}" for key, value in TINY.items() if key in _read(path)["model"]]
     stop = ["optimization.max_update=2", "dataset.num_workers=0"]
+    # Another test may have trained it, which this run would go on with.
+    shutil.rmtree(workplace / "checkpoints" / path.stem, ignore_errors=True)
     run_module(
         "fairseq_cli.hydra_train", [*command(path, "fairseq-hydra-train"), *sizes, *stop], cwd=workplace
     )
