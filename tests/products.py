@@ -1,15 +1,41 @@
 """Compiled matrix products as tests need them."""
 
+import ctypes
+
+import pytest
 import torch
 
 from rhhn_fairseq.kernels import matmul, native
 
+EPSILON = torch.finfo(torch.float32).eps
 
-def builds():
-    """Every build of the library that this processor can run."""
+
+def with_every_build():
+    """Loads every build of the library that this processor can run, one after another."""
     here = sorted(p for p in native.Path(native.__file__).parent.glob("_*.so"))
     can = native.LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("any",))
-    return [path for path in here if path.name.split(".")[0].removeprefix("_") in can]
+    for path in (path for path in here if path.name.split(".")[0].removeprefix("_") in can):
+        library = ctypes.CDLL(str(path))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "library", lambda library=library: library)
+            yield
+
+
+def draw_matrix(rows, columns, transposed, skipped, draw):
+    """A matrix whose rows, or columns, are farther apart than they are long."""
+    if transposed:
+        return torch.randn(columns, rows + skipped, generator=draw)[:, skipped:].t()
+    return torch.randn(rows, columns + skipped, generator=draw)[:, skipped:]
+
+
+def assert_product(x, w, add, found):
+    """That ``found`` is ``x @ w + add`` as far as float32 can be."""
+    added = torch.zeros(1) if add is None else add
+    exact = x.double() @ w.double() + added.double()
+    # Every sum of K products errs by less than K units in the last place of the sum of their sizes.
+    sizes = x.double().abs() @ w.double().abs() + added.double().abs()
+    assert found.shape == exact.shape
+    assert bool(((found.double() - exact).abs() <= (x.shape[-1] + 1) * EPSILON * sizes).all())
 
 
 def choose(monkeypatch, word: str) -> None:

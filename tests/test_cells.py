@@ -133,7 +133,7 @@ def test_every_backend_equals_float64_reference(name, options, T, monkeypatch):
             own = (other.double() - truth).abs().max().item()
             # Another order of summation may err as the reference does, not by another magnitude. Measured
             # over 12 seeds: 1.5 times its error on average, in the worst element of one up to 7 times on an
-            # Intel Xeon and 15 times on an AMD EPYC, where the reference itself has less.
+            # Intel Xeon; on an AMD EPYC up to 17.7 times, above 12 in 6 of 7,656 tensors.
             assert (one.double() - truth).abs().max().item() <= 20 * own + 1e-6 * scale
             assert own <= 1e-3 * scale
 

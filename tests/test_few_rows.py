@@ -1,19 +1,16 @@
 """Products of a few rows and the LSTM's step by compiled code, against float64 and against the loop."""
 
-import ctypes
 import logging
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import builds
+from products import assert_product, draw_matrix, with_every_build
 
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.kernels import few_rows, native
 from rhhn_fairseq.layers.product import affine
-
-EPSILON = torch.finfo(torch.float32).eps
 
 
 @pytest.fixture
@@ -22,14 +19,6 @@ def small(monkeypatch):
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
     monkeypatch.setattr(few_rows, "SMALLEST_WEIGHT", 1)
     monkeypatch.setattr(few_rows, "SMALLEST_INPUT", 1)
-
-
-def _assert_product(x, weight, add, found):
-    exact = x.double() @ weight.double() + (0 if add is None else add.double())
-    # Every sum of K products errs by less than K units in the last place of the sum of their sizes.
-    sizes = x.double().abs() @ weight.double().abs() + (0 if add is None else add.double().abs())
-    assert found.shape == exact.shape
-    assert bool(((found.double() - exact).abs() <= (x.shape[-1] + 1) * EPSILON * sizes).all())
 
 
 @settings(max_examples=60, deadline=None)
@@ -45,19 +34,12 @@ def _assert_product(x, weight, add, found):
 def test_every_build_multiplies(M, K, N, transposed, added, skipped, seed):
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(M, K, generator=draw)
-    # A slice of a larger weight, whose rows are farther apart than they are long.
-    if transposed:
-        weight = torch.randn(N, K + skipped, generator=draw)[:, skipped:].t()
-    else:
-        weight = torch.randn(K, N + skipped, generator=draw)[:, skipped:]
+    weight = draw_matrix(K, N, transposed, skipped, draw)
     add = {"nothing": None, "row": torch.randn(N, generator=draw), "rows": torch.randn(M, N, generator=draw)}
-    for path in builds():
-        library = ctypes.CDLL(str(path))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "library", lambda library=library: library)
-            y = torch.full((M, N), float("nan"))
-            native.product(x, weight, add[added], y)
-        _assert_product(x, weight, add[added], y)
+    for _ in with_every_build():
+        y = torch.full((M, N), float("nan"))
+        native.product(x, weight, add[added], y)
+        assert_product(x, weight, add[added], y)
 
 
 @pytest.mark.parametrize("M, K, N", [(5, 512, 2048), (8, 1024, 512), (2, 513, 8001)])
@@ -77,7 +59,7 @@ def test_threads_share_the_columns(M, K, N, transposed, monkeypatch):
                 results.append(affine(x, weight, add))
         finally:
             torch.set_num_threads(before)
-    _assert_product(x, weight, add, results[0])
+    assert_product(x, weight, add, results[0])
     assert torch.equal(*results)
 
 

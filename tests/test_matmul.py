@@ -1,45 +1,33 @@
 """Products of float32 matrices by compiled code, against float64, and where they are used."""
 
-import ctypes
 import logging
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import builds, choose, native_products
+from products import EPSILON, assert_product, choose, draw_matrix, native_products, with_every_build
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.kernels import matmul, native
 from rhhn_fairseq.layers.output_loss import linear_cross_entropy
 from rhhn_fairseq.layers.product import affine
 
-EPSILON = torch.finfo(torch.float32).eps
-
 CLOSE = dict(rtol=1e-6, atol=12 * 20 * EPSILON)
 
 needs_build = pytest.mark.skipif(not native.multiplies(), reason="needs the compiled kernels and AVX2")
 
 
+@pytest.fixture(autouse=True)
+def decided_anew():
+    """What the processor or a test decided is forgotten."""
+    yield
+    matmul.chosen.cache_clear()
+
+
 @pytest.fixture
 def ours(monkeypatch):
     yield from native_products(monkeypatch)
-
-
-def _assert_product(x, w, add, found):
-    added = torch.zeros(1) if add is None else add
-    exact = x.double() @ w.double() + added.double()
-    # Every sum of K products errs by less than K units in the last place of the sum of their sizes.
-    sizes = x.double().abs() @ w.double().abs() + added.double().abs()
-    assert found.shape == exact.shape
-    assert bool(((found.double() - exact).abs() <= (x.shape[1] + 1) * EPSILON * sizes).all())
-
-
-def _draw(rows, columns, transposed, skipped, draw):
-    """A matrix whose rows, or columns, are farther apart than they are long."""
-    if transposed:
-        return torch.randn(columns, rows + skipped, generator=draw)[:, skipped:].t()
-    return torch.randn(rows, columns + skipped, generator=draw)[:, skipped:]
 
 
 def _product(x, w, add, laid, skipped=0):
@@ -68,13 +56,14 @@ def _product(x, w, add, laid, skipped=0):
 )
 def test_every_build_multiplies(M, K, N, x_transposed, w_transposed, laid, added, skipped, seed):
     draw = torch.Generator().manual_seed(seed)
-    x, w = _draw(M, K, x_transposed, skipped, draw), _draw(K, N, w_transposed, skipped, draw)
-    add = {"nothing": None, "row": torch.randn(N, generator=draw), "rows": _draw(M, N, False, skipped, draw)}
-    for path in builds():
-        library = ctypes.CDLL(str(path))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "library", lambda library=library: library)
-            _assert_product(x, w, add[added], _product(x, w, add[added], laid, skipped))
+    x, w = draw_matrix(M, K, x_transposed, skipped, draw), draw_matrix(K, N, w_transposed, skipped, draw)
+    add = {
+        "nothing": None,
+        "row": torch.randn(N, generator=draw),
+        "rows": draw_matrix(M, N, False, skipped, draw),
+    }
+    for _ in with_every_build():
+        assert_product(x, w, add[added], _product(x, w, add[added], laid, skipped))
 
 
 # More than is laid out at a time of rows, of numbers of a row and of columns; few columns and many rows.
@@ -86,7 +75,7 @@ LARGE = [(1100, 70, 90), (20, 3300, 60), (9, 40, 2600), (700, 1600, 20), (64, 15
 @pytest.mark.parametrize("transposed", ["", "x", "w", "xw"])
 def test_parts_and_threads_give_the_same_bits(M, K, N, transposed):
     draw = torch.Generator().manual_seed(0)
-    x, w = (_draw(*size, name in transposed, 0, draw) for name, size in dict(x=(M, K), w=(K, N)).items())
+    x, w = draw_matrix(M, K, "x" in transposed, 0, draw), draw_matrix(K, N, "w" in transposed, 0, draw)
     add = torch.randn(N, generator=draw)
     results, threads = [], torch.get_num_threads()
     try:
@@ -95,7 +84,7 @@ def test_parts_and_threads_give_the_same_bits(M, K, N, transposed):
             results += [_product(x, w, add, laid) for laid in (False, True)]
     finally:
         torch.set_num_threads(threads)
-    _assert_product(x, w, add, results[0])
+    assert_product(x, w, add, results[0])
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
@@ -193,7 +182,7 @@ def test_output_loss_has_the_same_gradients(dtype, ours, monkeypatch):
         torch.testing.assert_close(one, other)
 
 
-REASONS = "double bfloat16 medium autocast kernel aten choice"
+REASONS = "double bfloat16 medium autocast compile kernel aten choice"
 
 
 @pytest.mark.parametrize("why", REASONS.split())
@@ -205,6 +194,8 @@ def test_it_leaves_the_rest_alone(why, ours, monkeypatch):
         monkeypatch.setenv("RHHN_KERNEL", "reference")
     if why == "aten":
         backend = "aten"
+    if why == "compile":
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     if why == "choice":
         choose(monkeypatch, "torch")
     precision = torch.get_float32_matmul_precision()
@@ -222,8 +213,7 @@ def test_it_leaves_the_rest_alone(why, ours, monkeypatch):
 
 
 @needs_build
-def test_small_products_and_few_rows_are_torchs(ours, monkeypatch):
-    monkeypatch.undo()
+def test_small_products_and_few_rows_are_torchs(monkeypatch):
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
     choose(monkeypatch, "native")
     calls = []
@@ -240,16 +230,13 @@ def test_small_products_and_few_rows_are_torchs(ours, monkeypatch):
 
 def test_the_processor_decides_and_the_log_says_so(monkeypatch, caplog):
     monkeypatch.delenv(matmul.VARIABLE, raising=False)
-    try:
-        for outruns in (True, False):
-            monkeypatch.setattr(native, "outruns_libraries", lambda outruns=outruns: outruns)
-            matmul.chosen.cache_clear()
-            caplog.clear()
-            with caplog.at_level(logging.INFO):
-                assert matmul.chosen() == matmul.chosen() == outruns
-            assert len(caplog.messages) == outruns
-    finally:
+    for outruns in (True, False):
+        monkeypatch.setattr(native, "outruns_libraries", lambda outruns=outruns: outruns)
         matmul.chosen.cache_clear()
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            assert matmul.chosen() == matmul.chosen() == outruns
+        assert len(caplog.messages) == outruns
 
 
 def test_other_words_are_refused(monkeypatch):

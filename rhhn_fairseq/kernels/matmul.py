@@ -102,6 +102,10 @@ def mm(
         out = x.new_empty(len(x), w.shape[1]) if out is None else out
         native.matmul(x, w, out, add)
         return out
+    return _by_torch(x, w, out, add)
+
+
+def _by_torch(x: Tensor, w: Tensor, out: Tensor | None, add: Tensor | None) -> Tensor:
     return torch.mm(x, w, out=out) if add is None else torch.addmm(add, x, w, out=out)
 
 
@@ -134,12 +138,10 @@ class Factor:
 
     def product(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
         """Writes ``add + x @ weight`` to ``out``; add may be ``out``."""
-        if self.panels is not None:
-            self.panels.product(x, out, add)
-        elif add is None:
-            torch.mm(x, self.weight, out=out)
+        if self.panels is None:
+            _by_torch(x, self.weight, out, add)
         else:
-            torch.addmm(add, x, self.weight, out=out)
+            self.panels.product(x, out, add)
 
 
 class Factors:

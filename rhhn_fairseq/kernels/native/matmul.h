@@ -99,7 +99,7 @@ inline void multiply_panel(Rows<const float> x, int64_t rows, int64_t K, const f
     columns = std::min(columns, PANEL);
     const auto chosen = columns > 2 * WIDTH ? tile_of<VECTORS> : columns > WIDTH ? tile_of<2> : tile_of<1>;
     in_tiles(rows, [&](int64_t first, int64_t count) {
-        // The next panel comes from afar: the first tiles ask for a third of it each.
+        // The next panel comes from afar: the first tiles ask for a share of it each.
         const int64_t i = first / TILE;
         const float* ahead = i < VECTORS ? panel + K * PANEL + i * WIDTH : panel;
         chosen(count, x.from(first), K, panel, add.from(first), y.from(first), columns, ahead);
