@@ -66,8 +66,9 @@ def test_every_build_multiplies(M, K, N, x_transposed, w_transposed, laid, added
         assert_product(x, w, add[added], _product(x, w, add[added], laid, skipped))
 
 
-# More than is laid out at a time of rows, of numbers of a row and of columns; few columns and many rows.
-LARGE = [(1100, 70, 90), (20, 3300, 60), (9, 40, 2600), (700, 1600, 20), (64, 1537, 49)]
+# More than is laid out at a time of rows, of numbers of a row and of columns; few columns and many rows;
+# panels that threads have to share.
+LARGE = [(1100, 70, 90), (20, 3300, 60), (9, 40, 2600), (700, 1600, 20), (64, 1537, 49), (700, 40, 1300)]
 
 
 @needs_build

@@ -24,8 +24,8 @@ struct Matmul {
 
 // Numbers of a row that are multiplied before the next ones: a panel of so many lines stays in a core's cache.
 constexpr int64_t DEPTH = 1536;
-// Rows that are multiplied with a panel before the next ones.
-constexpr int64_t HEIGHT = 64 * TILE;
+// Tiles that are multiplied with a panel before the next ones.
+constexpr int64_t HEIGHT = 64;
 // Panels that are laid out at a time.
 constexpr int64_t BREADTH = 24;
 
@@ -56,33 +56,40 @@ void in_parts(int64_t first, int64_t last, int64_t most, Work work) {
     for (int64_t i = 0; i < parts; ++i) work(first + size * i / parts, first + size * (i + 1) / parts);
 }
 
-// Rows of x that are stored by columns, laid out tile by tile.
-inline void lay_tiles(Rows<const float> x, int64_t rows, int64_t K, float* to) {
+// Rows of x that are stored by columns, laid out tile by tile from the first to the last.
+inline void lay_tiles(Rows<const float> x, int64_t rows, int64_t first, int64_t last, int64_t K, float* to) {
     // A few numbers of all rows at a time: those of two tiles share cache lines.
     constexpr int64_t NUMBERS = 16;
+    const int64_t begin = tile_start(rows, first);
     for (int64_t k = 0; k < K; k += NUMBERS)
-        in_tiles(rows, [&](int64_t first, int64_t count) {
-            const float* from = x.data + first * x.ld + k * x.next;
-            float* tile = to + first * K + k * count;
-            for (int64_t i = std::min(NUMBERS, K - k); i > 0; --i, from += x.next, tile += count)
+        in_tiles(rows, first, last, [&](int64_t start, int64_t count) {
+            const float* from = x.data + start * x.ld + k * x.next;
+            float* tile = to + (start - begin) * K + k * count;
+            for (int64_t i = std::min(NUMBERS, K - k); i > 0; --i, from += x.next, tile += count) {
+                __builtin_prefetch(from + AHEAD * x.next);
                 if (x.ld == 1 && count == TILE)
                     std::copy(from, from + TILE, tile);
                 else
                     for (int64_t m = 0; m < count; ++m) tile[m] = from[m * x.ld];
+            }
         });
 }
 
-// Rows m_first to m_last of some panels of y.
+// A thread's share of some rows of y: counted in tiles, panel by panel, those from the first to the last. So
+// threads have as much to do as each other however many panels there are.
 class Share {
    public:
-    explicit Share(const Matmul& p) : p(p) {}
+    Share(const Matmul& p, int64_t m, int64_t rows, int64_t thread, int64_t count)
+        : p(p), m(m), rows(rows), first_tile(all_tiles() * thread / count),
+          last_tile(all_tiles() * (thread + 1) / count) {}
 
-    void run(int64_t m_first, int64_t m_last, int64_t panel_first, int64_t panel_last) {
+    void run() {
+        const int64_t tiles = tiles_of(rows), end = (last_tile + tiles - 1) / tiles;
         in_parts(0, p.K, DEPTH, [&](int64_t k_first, int64_t k_last) {
-            in_parts(panel_first, panel_last, BREADTH, [&](int64_t first, int64_t last) {
+            in_parts(first_tile / tiles, end, BREADTH, [&](int64_t first, int64_t last) {
                 lay(k_first, k_last - k_first, first, last);
-                in_parts(m_first, m_last, HEIGHT, [&](int64_t m, int64_t m_end) {
-                    block(m, m_end - m, k_first, k_last - k_first, first, last);
+                in_parts(0, tiles, HEIGHT, [&](int64_t tile, int64_t tile_last) {
+                    block(tile, tile_last, k_first, k_last - k_first, first, last);
                 });
             });
         });
@@ -96,31 +103,33 @@ class Share {
             lay_panel(w.from(k, i * PANEL), K, p.N - i * PANEL, panels + (i - first) * K * PANEL);
     }
 
-    void block(int64_t m, int64_t rows, int64_t k, int64_t K, int64_t first, int64_t last) {
-        Rows<const float> x{p.x, p.ld_x, p.next_x};
-        x = x.from(m, k);
+    // Tiles and panels from the first to the last: what K numbers of a row from number k on add.
+    void block(int64_t tile, int64_t tile_last, int64_t k, int64_t K, int64_t first, int64_t last) {
+        const Rows<const float> x = Rows<const float>{p.x, p.ld_x, p.next_x}.from(m, k);
         const bool by_columns = p.next_x != 1;
+        const int64_t laid_from = tile_start(rows, tile);
         if (by_columns) {
-            tiles = tile_scratch.of(rows * K);
-            lay_tiles(x, rows, K, tiles);
+            tiles = tile_scratch.of((tile_start(rows, tile_last) - laid_from) * K);
+            lay_tiles(x, rows, tile, tile_last, K, tiles);
         }
+        const auto tile_at = [&](int64_t start, int64_t count) {
+            return by_columns ? Rows<const float>{tiles + (start - laid_from) * K, 1, count} : x.from(start);
+        };
         const Rows<float> y{p.y, p.ld_y};
         const Rows<const float> add = k ? Rows<const float>{p.y, p.ld_y} : Rows<const float>{p.add, p.ld_add};
         for (int64_t i = first; i < last; ++i) {
-            const int64_t n = i * PANEL;
-            const float* panel = panels + (i - first) * K * PANEL;
-            if (!by_columns) {
-                multiply_panel(x, rows, K, panel, add.from(m, n), y.from(m, n), p.N - n);
-                continue;
-            }
-            in_tiles(rows, [&](int64_t from, int64_t count) {
-                const Rows<const float> laid{tiles + from * K, 1, count};
-                multiply_panel(laid, count, K, panel, add.from(m + from, n), y.from(m + from, n), p.N - n);
-            });
+            const int64_t n = i * PANEL, before = i * tiles_of(rows);
+            const int64_t begin = std::max(tile, first_tile - before);
+            const int64_t end = std::min(tile_last, last_tile - before);
+            multiply_tiles(tile_at, rows, begin, end, K, panels + (i - first) * K * PANEL, add.from(m, n),
+                           y.from(m, n), p.N - n);
         }
     }
 
+    int64_t all_tiles() const { return panels_of(p.N) * tiles_of(rows); }
+
     const Matmul& p;
+    const int64_t m, rows, first_tile, last_tile;
     float *panels = nullptr, *tiles = nullptr;
     static thread_local Scratch panel_scratch, tile_scratch;
 };
@@ -128,14 +137,16 @@ class Share {
 thread_local Scratch Share::panel_scratch, Share::tile_scratch;
 
 void matmul(const Matmul& p) {
+    if (p.M == 0) return;
     const int64_t panels = panels_of(p.N);
     in_threads(p.threads, [&](int64_t thread, int64_t count) {
-        const auto part = [&](int64_t size, int64_t i) { return size * i / count; };
-        // Whole panels, so that every thread lays out its own; of few panels rows.
-        if (panels >= 4 * count || p.M < TILE * count)
-            Share(p).run(0, p.M, part(panels, thread), part(panels, thread + 1));
-        else
-            Share(p).run(part(p.M, thread), part(p.M, thread + 1), 0, panels);
+        // Panels, so that every thread lays out its own; of few panels rows.
+        if (panels >= 4 * count || p.M < TILE * count) {
+            Share(p, 0, p.M, thread, count).run();
+        } else {
+            const int64_t m = p.M * thread / count;
+            Share(p, m, p.M * (thread + 1) / count - m, 0, 1).run();
+        }
     });
 }
 

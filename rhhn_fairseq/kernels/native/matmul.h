@@ -47,6 +47,9 @@ void tile(Rows<const float> x, int64_t K, const float* panel, Rows<const float> 
     Vector sums[M][V];
     for (int m = 0; m < M; ++m)
         for (int v = 0; v < V; ++v) sums[m][v] = load(add.data + m * add.ld + v * WIDTH);
+    // What is written comes from afar, too, and the stores would wait for it one after another.
+    for (int m = 0; m < M; ++m)
+        for (int v = 0; v < V; ++v) __builtin_prefetch(y.data + m * y.ld + v * WIDTH, 1);
     const float* numbers = x.data;
     for (int64_t k = 0; k < K; ++k, panel += PANEL, ahead += PANEL, numbers += x.next) {
         __builtin_prefetch(ahead);
@@ -79,31 +82,42 @@ void tile_of(int64_t rows, Rows<const float> x, int64_t K, const float* panel, R
     }
 }
 
-// Calls work(first, rows) for each tile of some rows, which are as equal as can be: a tile of one or two rows
-// takes nearly the time of a whole one.
+// Some rows in tiles, which are as equal as can be: a tile of one or two rows takes nearly the time of a
+// whole one.
+inline int64_t tiles_of(int64_t rows) { return (rows + TILE - 1) / TILE; }
+inline int64_t tile_start(int64_t rows, int64_t tile) { return rows * tile / tiles_of(rows); }
+
+// Calls work(start, count) for the tiles of some rows from the first to the last.
 template <typename Work>
-void in_tiles(int64_t rows, Work work) {
-    const int64_t tiles = (rows + TILE - 1) / TILE;
-    for (int64_t i = 0; i < tiles; ++i) {
-        const int64_t first = rows * i / tiles;
-        work(first, rows * (i + 1) / tiles - first);
+void in_tiles(int64_t rows, int64_t first, int64_t last, Work work) {
+    for (int64_t i = first; i < last; ++i) {
+        const int64_t start = tile_start(rows, i);
+        work(start, tile_start(rows, i + 1) - start);
     }
 }
 
-// A panel of y = add + x w for some rows, without add of y = x w; the panel holds the first columns of
-// w [K, columns].
-inline void multiply_panel(Rows<const float> x, int64_t rows, int64_t K, const float* panel,
-                           Rows<const float> add, Rows<float> y, int64_t columns) {
+// A panel of y = add + x w, without add of y = x w, for some tiles of some rows; x(start, count) says where
+// those of a tile are. The panel holds the first columns of w [K, columns].
+template <typename Tiles>
+void multiply_tiles(Tiles x, int64_t rows, int64_t first, int64_t last, int64_t K, const float* panel,
+                    Rows<const float> add, Rows<float> y, int64_t columns) {
     static const float zeros[PANEL] = {};
     if (!add.data) add = {zeros, 0};
     columns = std::min(columns, PANEL);
     const auto chosen = columns > 2 * WIDTH ? tile_of<VECTORS> : columns > WIDTH ? tile_of<2> : tile_of<1>;
-    in_tiles(rows, [&](int64_t first, int64_t count) {
-        // The next panel comes from afar: the first tiles ask for a share of it each.
-        const int64_t i = first / TILE;
-        const float* ahead = i < VECTORS ? panel + K * PANEL + i * WIDTH : panel;
-        chosen(count, x.from(first), K, panel, add.from(first), y.from(first), columns, ahead);
+    // The next panel comes from afar: the first tiles ask for a share of it each.
+    int64_t share = 0;
+    in_tiles(rows, first, last, [&](int64_t start, int64_t count) {
+        const float* ahead = share < VECTORS ? panel + K * PANEL + share++ * WIDTH : panel;
+        chosen(count, x(start, count), K, panel, add.from(start), y.from(start), columns, ahead);
     });
+}
+
+// The same for all tiles of rows that lie as they are.
+inline void multiply_panel(Rows<const float> x, int64_t rows, int64_t K, const float* panel,
+                           Rows<const float> add, Rows<float> y, int64_t columns) {
+    const auto tile = [&](int64_t start, int64_t) { return x.from(start); };
+    multiply_tiles(tile, rows, 0, tiles_of(rows), K, panel, add, y, columns);
 }
 
 // y = add + x w for some rows, w [K, N] in panels.
@@ -113,9 +127,21 @@ inline void multiply(Rows<const float> x, int64_t rows, int64_t K, const float* 
         multiply_panel(x, rows, K, panels, add.from(0, n), y.from(0, n), N - n);
 }
 
+// Lines that lie far apart are asked for so many lines before they are laid out.
+constexpr int64_t AHEAD = 32;
+
 // Lays a panel out, [K, PANEL]: the first columns of w [K, columns], zeros past them.
 inline void lay_panel(Rows<const float> w, int64_t K, int64_t columns, float* panel) {
     columns = std::min(columns, PANEL);
+    if (w.next == 1 && columns == PANEL) {
+        for (int64_t k = 0; k < K; ++k, panel += PANEL)
+            for (int v = 0; v < VECTORS; ++v) {
+                const float* from = w.data + k * w.ld + v * WIDTH;
+                __builtin_prefetch(from + AHEAD * w.ld);
+                store(panel + v * WIDTH, load(from));
+            }
+        return;
+    }
     if (w.next == 1) {
         for (int64_t k = 0; k < K; ++k, panel += PANEL) {
             std::copy(w.data + k * w.ld, w.data + k * w.ld + columns, panel);

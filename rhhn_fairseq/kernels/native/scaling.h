@@ -35,8 +35,12 @@ class Scaling {
                 for (int64_t r = 0; r < BLOCK; ++r)
                     for (int64_t i = 0; i < some; ++i)
                         some_z[r][i] = r < rows ? S(load(embeddings(start + r)[k * Z + from + i])) : S(0);
-                for (int64_t j = 0; j < H; j += WIDE)
-                    combine(some_z, some, weight + from * H + j, kind(d, k) + j, std::min(WIDE, H - j), from > 0);
+                for (int64_t j = 0; j < H; j += WIDE) {
+                    // The last columns together with some before them, which come out the same once more.
+                    if (j + WIDE > H && H >= WIDE && Z <= MAX_Z) j = H - WIDE;
+                    combine(some_z, some, weight + from * H + j, kind(d, k) + j, std::min(WIDE, H - j),
+                            from > 0);
+                }
             }
         }
     }
@@ -114,30 +118,59 @@ class Scaling {
         for (int64_t r = 0; r < rows; ++r)
             for (int64_t i = 0; i < SOME; ++i) some_z[r][i] = S(load(embeddings(start + r)[at_z + i]));
         Vector sum[BLOCK][SOME] = {};
-        int64_t j = 0;
-        for (; j + LANES <= H; j += LANES) {
+        const auto columns = [&](int64_t j, auto part) {
             Vector w[SOME], change[SOME];
             for (int64_t i = 0; i < SOME; ++i) w[i] = get(weight + i * H + j);
             for (int64_t i = 0; i < SOME; ++i) change[i] = get(to + i * H + j);
             for (int64_t r = 0; r < BLOCK; ++r) {
-                const Vector g = get(dd + r * ld + j);
+                const Vector g = part(get(dd + r * ld + j));
                 for (int64_t i = 0; i < SOME; ++i) {
                     sum[r][i] += g * w[i];
                     change[i] += some_z[r][i] * g;
                 }
             }
             for (int64_t i = 0; i < SOME; ++i) put(to + i * H + j, change[i]);
+        };
+        int64_t j = 0;
+        for (; j + LANES <= H; j += LANES) columns(j, [](Vector g) { return g; });
+        if (j < H && H >= LANES) {
+            // The last columns together with some before them, whose gradients are left out this time.
+            const Vector left_out = first_lanes(LANES - (H - j));
+            columns(H - LANES, [&](Vector g) { return left_out != 0 ? Vector{} : g; });
+            j = H;
         }
         for (int64_t r = 0; r < rows; ++r)
             for (int64_t i = 0; i < SOME; ++i) {
-                S product = 0;
-                for (int64_t lane = 0; lane < LANES; ++lane) product += sum[r][i][lane];
+                S product = total(sum[r][i]);
                 for (int64_t rest = j; rest < H; ++rest) {
                     product += dd[r * ld + rest] * weight[i * H + rest];
                     to[i * H + rest] += some_z[r][i] * dd[r * ld + rest];
                 }
                 store(dz[(start + r) * 12 * Z + at_z + i], product);
             }
+    }
+
+    // Ones in the first lanes, zeros in the others.
+    static Vector first_lanes(int64_t count) {
+        Vector lanes;
+        for (int64_t lane = 0; lane < LANES; ++lane) lanes[lane] = lane < count;
+        return lanes;
+    }
+
+    // The sum of all lanes: of halves, of their halves, and so on.
+    template <typename V>
+    static S total(V all) {
+        if constexpr (sizeof all == 16) {
+            S sum = 0;
+            for (size_t lane = 0; lane < 16 / sizeof(S); ++lane) sum += all[lane];
+            return sum;
+        } else {
+            typedef S Half __attribute__((vector_size(sizeof all / 2)));
+            Half low, high;
+            std::memcpy(&low, &all, sizeof low);
+            std::memcpy(&high, reinterpret_cast<const char*>(&all) + sizeof low, sizeof high);
+            return total(low + high);
+        }
     }
 
     const int64_t Z, H;
