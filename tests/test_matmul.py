@@ -67,8 +67,16 @@ def test_every_build_multiplies(M, K, N, x_transposed, w_transposed, laid, added
 
 
 # More than is laid out at a time of rows, of numbers of a row and of columns; few columns and many rows;
-# panels that threads have to share.
-LARGE = [(1100, 70, 90), (20, 3300, 60), (9, 40, 2600), (700, 1600, 20), (64, 1537, 49), (700, 40, 1300)]
+# panels that threads have to share; and one of the widths for which even plain rows are laid out.
+LARGE = [
+    (1100, 70, 90),
+    (20, 3300, 60),
+    (9, 40, 2600),
+    (700, 1600, 20),
+    (64, 1537, 49),
+    (700, 40, 1300),
+    (50, 70, 512),
+]
 
 
 @needs_build
@@ -89,6 +97,38 @@ def test_parts_and_threads_give_the_same_bits(M, K, N, transposed):
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    L=st.integers(1, 4),
+    M=st.integers(1, 20),
+    K=st.integers(1, 20),
+    N=st.sampled_from([1, 16, 50, 96, 256]),
+    transposed=st.sampled_from(["", "x", "w", "xw"]),
+    laid=st.booleans(),
+    added=st.sampled_from(["nothing", "row", "stack", "out"]),
+    seed=st.integers(0, 99),
+)
+def test_every_build_multiplies_stacks(L, M, K, N, transposed, laid, added, seed):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.stack([draw_matrix(M, K, False, 0, draw) for _ in range(L)], dim=1).transpose(0, 1)
+    if "x" in transposed:
+        x = torch.randn(L, K, M, generator=draw).transpose(1, 2)
+    w = torch.randn(L, N, K, generator=draw).transpose(1, 2)
+    if "w" not in transposed:
+        w = w.contiguous()
+    row, stack = torch.randn(N, generator=draw), torch.randn(L, M, N, generator=draw)
+    for _ in with_every_build():
+        out = stack.clone()
+        add = {"nothing": None, "row": row, "stack": stack, "out": out}[added]
+        if laid:
+            native.Panels(w).product(x, out, add)
+        else:
+            native.matmul(x, w, out, add)
+        for i in range(L):
+            of_one = {"nothing": None, "row": row}.get(added, stack[i])
+            assert_product(x[i], w[i], of_one, out[i])
+
+
 @needs_build
 @pytest.mark.parametrize("laid", [False, True])
 def test_what_is_added_may_be_the_result_and_nan_stays_in_its_row(laid):
@@ -104,7 +144,7 @@ def test_what_is_added_may_be_the_result_and_nan_stays_in_its_row(laid):
 
 
 @needs_build
-@pytest.mark.parametrize("why", ["inner", "rows", "columns", "add", "type", "strides"])
+@pytest.mark.parametrize("why", ["inner", "rows", "columns", "add", "type", "strides", "stack"])
 def test_what_does_not_fit_is_refused(why):
     x, w, out, add = torch.ones(4, 5), torch.ones(5, 6), torch.zeros(4, 6), torch.ones(6)
     if why == "inner":
@@ -117,6 +157,8 @@ def test_what_does_not_fit_is_refused(why):
         out = out.double()
     if why == "strides":
         out = torch.zeros(6, 4).t()
+    if why == "stack":
+        out = torch.zeros(1, 4, 6)
     with pytest.raises(ValueError, match=r"\(4, 5\) by .* cannot be written to"):
         native.matmul(x, w, out, add)
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rhhn_fairseq.bench.machine import forced, now
 from rhhn_fairseq.cells.base import Cell
-from rhhn_fairseq.kernels.matmul import Factor, bmm, mm
+from rhhn_fairseq.kernels.matmul import Factor, mm
 
 
 def matrix_flop(module: nn.Module, T: int, B: int) -> int:
@@ -173,7 +173,7 @@ class _Factors:
         elif len(left) == 1:
             mm(left[0], right[0], result[0], backend="native")
         else:
-            bmm(left, right, result, backend="native")
+            mm(left, right, result, backend="native")
 
 
 class Ceiling:

@@ -306,8 +306,7 @@ class _HighwayStep:
 
     def _scaling(self, t: int, layer: int) -> Tensor:
         """z of both halves, [B, 1, H]."""
-        z = self.p.z[layer]
-        return (z[t % len(z)] + self.p.bias_z[layer]).unsqueeze(1)
+        return (self.p.z[layer, t] + self.p.bias_z[layer]).unsqueeze(1)
 
     def _bias(self, t: int, layer: int) -> Tensor:
         """The bias of each row or of all."""

@@ -87,9 +87,8 @@ class Highway:
     """A sequence of a recurrent highway network, plain or scaled by hypervectors; one layer is one step.
 
     Attributes:
-        u: s W_l [L, T, B, 2 H]. gx: what layer 0 adds to that [T, B, 2 H]. z: [L, K, B, H] without its bias
-            bias_z [L, H], state type, for the K steps from a multiple of K on; both None without a
-            hypernetwork.
+        u: s W_l [L, T, B, 2 H]. gx: what layer 0 adds to that [T, B, 2 H]. z: [L, T, B, H] without its bias
+            bias_z [L, H], state type; both None without a hypernetwork.
         bias: [L, 2 H], state type. bias_x: layer 0's second bias [2 H], state type, or None; it is None
             where ``gx`` holds it. first: [T, B], where layer 0 leaves ``bias`` out.
         mask: [T, B], true at real positions. keep: [T, B, L H], kept units of the transform gate.
@@ -101,8 +100,9 @@ class Highway:
         dy: gradient of y or None. ds: [B, H], the gradient of a layer's output that came through the next
             matrix. ds_direct: [B, H], state type, the rest of it, in and out. past: [B, H], state type, what
             goes past all layers of a time step.
-        du, dgx, dz: gradients of u, gx and z. sums: [threads, (3 L + 2) H], state type, gradients of bias,
-            bias_x and bias_z, added up over rows and steps.
+        du, dgx, dz: gradients of u, gx and z; dz [L, K, B, H] for the K steps from a multiple of K on. sums:
+            [threads, (3 L + 2) H], state type, gradients of bias, bias_x and bias_z, added up over rows and
+            steps.
     """
 
     u: Tensor

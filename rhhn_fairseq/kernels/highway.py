@@ -2,11 +2,11 @@
 
 It serves RHN, the hypernetwork of a HyperRHN, whose output is the states after all its layers, and the main
 network of a HyperRHN, which gets that output and makes the hypervectors z from it. A layer of a time step is
-one matrix product and one call of the point-wise work. Forward keeps the products u and the states, but not
-z, which backward makes again; a recurrent weight's gradient is one product over all steps, after the loop.
+one matrix product and one call of the point-wise work. Forward keeps the products u, the states and z; a
+recurrent weight's gradient is one product over all steps, after the loop.
 
-z and its gradient are made for a block of steps at a time: for all of them, or where that would be more than
-the processor keeps near, for so few that they are used where they were made.
+z is made, and its gradient used, for a block of steps at a time: for all of them, or where that would be more
+than the processor keeps near, for so few that they are read where they were written.
 
 Shapes: T time, B batch, H hidden, L layers of a time step; halves h, t in every weight's columns.
 """
@@ -21,7 +21,7 @@ from rhhn_fairseq.cells.hyper_rhn import HyperRHN
 from rhhn_fairseq.cells.rhn import RHN, RHNTrace
 from rhhn_fairseq.kernels import graphs, pointwise
 from rhhn_fairseq.kernels.buffers import Highway, state_dtype
-from rhhn_fairseq.kernels.matmul import Factor, Factors, bmm, mm
+from rhhn_fairseq.kernels.matmul import Factor, mm
 from rhhn_fairseq.kernels.products import (
     gal_mask,
     gradient_share,
@@ -53,7 +53,7 @@ def highway(
     zone_rate: float,
     trace: bool,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """A recurrent highway network over a sequence.
 
     Args:
@@ -69,7 +69,7 @@ def highway(
 
     Returns:
         outputs [T, B, H], or [T, B, L H] with ``trace``; the last state; and for the backward u, the states
-        after all layers and, if operands are of another type, those as operands.
+        after all layers, if operands are of another type those as operands, and z without its bias.
     """
     (T, B, width), L = gx.shape, len(weights)
     H = width // 2
@@ -77,11 +77,14 @@ def highway(
     biases = bias, bias_x, bias_z
     buffers = _buffers(u, gx, s0, s, biases, first, mask, keep, zone, keep_scale, zone_rate, trace)
     scaling = None if hyper is None else _Scaling(buffers, hyper, weight_z, backend)
+    if scaling is not None:
+        scaling.start_forward()
     buffers.y = gx.new_empty(T, B, L * H if trace else H)
     buffers.o = None if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
     if not pointwise.whole(backend, buffers, "forward", weights, gal, None):
         _run_forward(buffers, scaling, weights, gal, backend)
-    return buffers.y, s[-1, -1].clone(), u, s, (gx.new_empty(0) if buffers.o is None else buffers.o)
+    o, z = (gx.new_empty(0) if part is None else part for part in (buffers.o, buffers.z))
+    return buffers.y, s[-1, -1].clone(), u, s, o, z
 
 
 def _run_forward(buffers: Highway, scaling: "_Scaling | None", weights, gal, backend) -> None:
@@ -132,40 +135,40 @@ class _Scaling:
 
     def __init__(self, p: Highway, hyper: Tensor, weight_z: Tensor, backend: str):
         L, T, B, H = p.s.shape
-        self.p, self.last, self.backend = p, T - 1, backend
+        self.p, self.backend = p, backend
         self.hyper_TBLN = hyper.unflatten(-1, (L, -1))
         # In parts its weight's gradient is added up in the operands' type, which then has to be the states'.
         parts = hyper.is_cpu and hyper.dtype == p.s.dtype and p.s.numel() > self.NEAR
         self.steps = min(-(-self.ROWS // B), T) if parts else T
         self.sizes = weight_z, -(-T // self.steps), self.steps * B, backend
-        self.to_z = Factors(*self.sizes)
-        p.z = hyper.new_empty(L, self.steps, B, H)
 
     def _rows(self, states_TBLN: Tensor, t: int) -> Tensor:
         """The block that starts at step t, [L, rows, N], a view."""
         return states_TBLN[t : t + self.steps].flatten(0, 1).transpose(0, 1)
 
+    def start_forward(self) -> None:
+        L, T, B, H = self.p.s.shape
+        self.to_z = Factor(*self.sizes)
+        self.p.z = self.hyper_TBLN.new_empty(L, T, B, H)
+
     def before_forward(self, t: int) -> None:
         if t % self.steps == 0:
-            rows = self._rows(self.hyper_TBLN, t)
-            self.to_z.product(rows, self.p.z.flatten(1, 2)[:, : rows.shape[1]])
+            z = self.p.z[:, t : t + self.steps].flatten(1, 2)
+            self.to_z.product(self._rows(self.hyper_TBLN, t), z)
 
     def start_backward(self) -> None:
-        self.p.dz = torch.empty_like(self.p.z)
+        L, _, B, H = self.p.s.shape
+        self.p.dz = self.hyper_TBLN.new_empty(L, self.steps, B, H)
         self.dhyper_TBLN = torch.empty_like(self.hyper_TBLN)
         self.dweight_z = torch.zeros_like(self.sizes[0])
-        self.from_z = Factors(*self.sizes, transpose=True)
-
-    def before_backward(self, t: int) -> None:
-        if (t + 1) % self.steps == 0 or t == self.last:
-            self.before_forward(t - t % self.steps)
+        self.from_z = Factor(*self.sizes, transpose=True)
 
     def after_backward(self, t: int) -> None:
         if t % self.steps == 0:
             rows = self._rows(self.hyper_TBLN, t)
             dz = self.p.dz.flatten(1, 2)[:, : rows.shape[1]]
             self.from_z.product(dz, self._rows(self.dhyper_TBLN, t))
-            bmm(rows.transpose(1, 2), dz, self.dweight_z, add=True, backend=self.backend)
+            mm(rows.transpose(1, 2), dz, self.dweight_z, self.dweight_z, self.backend)
 
 
 @highway.register_fake
@@ -176,7 +179,8 @@ def _(gx, s0, weights, bias, bias_x, bias_z, hyper, weight_z, *others):
     s = s0.new_empty(L, T, B, H)
     o = gx.new_empty(0) if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
     y = gx.new_empty(T, B, L * H if trace else H)
-    return y, torch.empty_like(s0), gx.new_empty(L, T, B, width), s, o
+    z = gx.new_empty(0) if hyper is None else gx.new_empty(L, T, B, H)
+    return y, torch.empty_like(s0), gx.new_empty(L, T, B, width), s, o, z
 
 
 @torch.library.custom_op("rhhn::highway_backward", mutates_args=())
@@ -187,6 +191,7 @@ def highway_backward(
     u: Tensor,
     s: Tensor,
     o: Tensor,
+    z: Tensor,
     gx: Tensor,
     s0: Tensor,
     weights: Sequence[Tensor],
@@ -212,6 +217,7 @@ def highway_backward(
     buffers = _buffers(u, gx, s0, s, biases, first, mask, keep, zone, keep_scale, zone_rate, trace)
     scaling = None if hyper is None else _Scaling(buffers, hyper, weight_z, backend)
     if scaling is not None:
+        buffers.z = z
         scaling.start_backward()
     buffers.o = o if o.numel() else None
     buffers.dy = None if dy is None else dy.contiguous()
@@ -239,8 +245,6 @@ def _run_backward(buffers: Highway, scaling: _Scaling | None, weights, gal, s_sh
     factors = [Factor(weight, T, B, backend, transpose=True) for weight in weights]
     du = [part.unbind(0) for part in buffers.du.unbind(0)]
     for t in reversed(range(T)):
-        if scaling is not None:
-            scaling.before_backward(t)
         for layer in reversed(range(L)):
             step(t * L + layer)
             factors[layer].product(du[layer][t], buffers.ds)
@@ -250,7 +254,7 @@ def _run_backward(buffers: Highway, scaling: _Scaling | None, weights, gal, s_sh
 
 
 @highway_backward.register_fake
-def _(dy, ds_last, u, s, o, gx, s0, weights, bias, bias_x, bias_z, hyper, weight_z, *_):
+def _(dy, ds_last, u, s, o, z, gx, s0, weights, bias, bias_x, bias_z, hyper, weight_z, *_):
     L, H = len(s), s.shape[-1]
     made = [gx.new_empty(0) if part is None else torch.empty_like(part) for part in (hyper, weight_z)]
     sums = s0.new_empty((3 * L + 2) * H)
@@ -259,19 +263,20 @@ def _(dy, ds_last, u, s, o, gx, s0, weights, bias, bias_x, bias_z, hyper, weight
 
 def _context(ctx, inputs, output):
     gx, s0, weights, *others = inputs
-    _, _, u, s, o = output
+    _, _, *kept = output
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(u, s, o)
-    ctx.save_for_backward(u, s, o, gx, s0, *others[:11], *weights)
+    ctx.mark_non_differentiable(*kept)
+    ctx.save_for_backward(*kept, gx, s0, *others[:11], *weights)
     ctx.rest = others[11:]
 
 
 def _gradients(ctx, dy, ds_last, *_):
-    u, s, o, gx, s0, *others = ctx.saved_tensors
+    *kept, gx, s0 = ctx.saved_tensors[:6]
+    others = ctx.saved_tensors[6:]
     tensors, weights = others[:11], others[11:]
     bias, bias_x, bias_z, hyper = tensors[:4]
     dgx, ds0, dweights, dhyper, dweight_z, sums = highway_backward(
-        dy, ds_last, u, s, o, gx, s0, list(weights), *tensors, *ctx.rest
+        dy, ds_last, *kept, gx, s0, list(weights), *tensors, *ctx.rest
     )
     L, H = len(bias), s0.shape[-1]
     dbias, dbias_x, dbias_z = sums.split((2 * L * H, 2 * H, L * H))

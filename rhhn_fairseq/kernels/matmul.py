@@ -80,11 +80,17 @@ def ours(backend: str | None, *parts: Tensor) -> bool:
 
 def pays(x: Tensor, w: Tensor) -> bool:
     """Whether a product [M, K] by [K, N] is large enough, and its rows enough to lay w out for them."""
-    return _enough(len(x), w) and len(x) * w.numel() >= SMALLEST
+    rows = x.shape[-2]
+    return _enough(rows, w) and rows * _size(w) >= SMALLEST
+
+
+def _size(w: Tensor) -> int:
+    """Numbers of a matrix, or of one of a stack."""
+    return w.shape[-2] * w.shape[-1]
 
 
 def _enough(rows: int, w: Tensor) -> bool:
-    return rows >= (FEWEST_ROWS if w.stride(1) == 1 else FEWEST_ROWS_BY_COLUMNS)
+    return rows >= (FEWEST_ROWS if w.stride(-1) == 1 else FEWEST_ROWS_BY_COLUMNS)
 
 
 def mm(
@@ -93,44 +99,37 @@ def mm(
     """``add + x @ w`` without a gradient.
 
     Args:
-        x: [M, K]. w: [K, N]. Either may be a transpose.
-        out: [M, N], what it is written to; None for a new one.
-        add: [N] or [M, N], which may be ``out``; None for nothing.
+        x: [M, K]. w: [K, N]. Either may be a transpose. Or stacks of L of them.
+        out: [M, N], of stacks [L, M, N], what it is written to; None for a new one.
+        add: [N], but not for a stack, or as ``out``, which it may be; None for nothing.
         backend: as for ``ours``.
     """
     if ours(backend, x, w) and pays(x, w):
-        out = x.new_empty(len(x), w.shape[1]) if out is None else out
+        out = x.new_empty(*x.shape[:-1], w.shape[-1]) if out is None else out
         native.matmul(x, w, out, add)
         return out
     return _by_torch(x, w, out, add)
 
 
 def _by_torch(x: Tensor, w: Tensor, out: Tensor | None, add: Tensor | None) -> Tensor:
-    return torch.mm(x, w, out=out) if add is None else torch.addmm(add, x, w, out=out)
-
-
-def bmm(x: Tensor, w: Tensor, out: Tensor, add: bool = False, backend: str | None = None) -> Tensor:
-    """``x @ w`` of stacks of matrices without a gradient, written or added to ``out``."""
-    if ours(backend, x, w) and pays(x[0], w[0]):
-        for x_l, w_l, out_l in zip(x, w, out, strict=True):
-            native.matmul(x_l, w_l, out_l, out_l if add else None)
-        return out
-    return out.baddbmm_(x, w) if add else torch.bmm(x, w, out=out)
+    if x.dim() == 2:
+        return torch.mm(x, w, out=out) if add is None else torch.addmm(add, x, w, out=out)
+    return torch.bmm(x, w, out=out) if add is None else torch.baddbmm(add, x, w, out=out)
 
 
 class Factor:
-    """A matrix [K, N] that every step of a sequence multiplies its rows with, laid out for that.
+    """A matrix [K, N] that every step of a sequence multiplies its rows with, laid out for that; or a stack.
 
     Args:
-        weight: [K, N]; with ``transpose`` [N, K].
+        weight: [K, N], of a stack [L, K, N]; with ``transpose`` [N, K] or [L, N, K].
         T, B: steps, and rows of each.
         backend: that of the sequence.
     """
 
     def __init__(self, weight: Tensor, T: int, B: int, backend: str, transpose: bool = False):
         self.panels = None
-        self.weight = weight.t() if transpose else weight
-        if ours(backend, weight) and _enough(T * B, self.weight) and B * weight.numel() >= SMALLEST:
+        self.weight = weight.transpose(-1, -2) if transpose else weight
+        if ours(backend, weight) and _enough(T * B, self.weight) and B * _size(weight) >= SMALLEST:
             self.panels = native.Panels(self.weight)
         elif transpose and T >= STEPS:
             # A product reads rows faster.
@@ -142,28 +141,6 @@ class Factor:
             _by_torch(x, self.weight, out, add)
         else:
             self.panels.product(x, out, add)
-
-
-class Factors:
-    """A stack of matrices, as ``Factor``.
-
-    Args:
-        weights: [L, K, N]; with ``transpose`` [L, N, K].
-    """
-
-    def __init__(self, weights: Tensor, T: int, B: int, backend: str, transpose: bool = False):
-        self.weights = weights.transpose(1, 2) if transpose else weights
-        self.each = ()
-        if ours(backend, weights):
-            self.each = [Factor(weight, T, B, backend, transpose) for weight in weights]
-
-    def product(self, x: Tensor, out: Tensor) -> None:
-        """Writes ``x @ weights`` to ``out``, [L, M, N]."""
-        if self.each:
-            for factor, x_l, out_l in zip(self.each, x, out, strict=True):
-                factor.product(x_l, out_l)
-        else:
-            torch.bmm(x, self.weights, out=out)
 
 
 def differentiable(x: Tensor, w: Tensor, add: Tensor | None) -> Tensor | None:

@@ -7,6 +7,7 @@ a sequence program holds, once a sequence, and then the number of the step.
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -91,7 +92,8 @@ class _Matmul(ctypes.Structure):
     """``struct Matmul`` of matmul.cpp."""
 
     _fields_ = [
-        *_fields("M K N ld_x next_x ld_w next_w ld_add ld_y threads", ctypes.c_int64),
+        *_fields("stack M K N stack_x stack_w stack_add stack_y", ctypes.c_int64),
+        *_fields("ld_x next_x ld_w next_w ld_add ld_y threads", ctypes.c_int64),
         *_fields("x w panels add y", ctypes.c_void_p),
     ]
 
@@ -251,7 +253,7 @@ def _highway_sizes(buffers: Highway) -> dict[str, int]:
         B=B,
         H=H,
         L=L,
-        Z=0 if buffers.z is None else buffers.z.shape[1],
+        Z=0 if buffers.dz is None else buffers.dz.shape[1],
         ld_y=L * H if buffers.trace else H,
         threads=_threads(buffers),
     )
@@ -307,40 +309,57 @@ def outruns_libraries() -> bool:
 
 
 class Panels:
-    """A float32 matrix [K, N] laid out for many products; ``w`` may be a transpose."""
+    """A float32 matrix [K, N], or a stack [L, K, N], for many products; it may be a transpose.
+
+    It is laid out for them where that is of use, and must not change.
+    """
 
     def __init__(self, w: Tensor):
-        self.panels = _panels([w], "forward")
-        self.K, self.N = w.shape
+        stays = library().stays
+        stays.argtypes, stays.restype = (ctypes.c_int64, ctypes.c_int64), ctypes.c_int
+        self.w = w
+        self.panels = None
+        if not stays(*w.stride()[-2:]):
+            self.panels = _panels([w] if w.dim() == 2 else w.unbind(0), "forward")
 
     def product(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
         """Writes ``add + x @ w`` to ``out``; as ``matmul``."""
-        _multiply(x, (self.K, self.N), out, add, panels=self.panels.data_ptr())
+        if self.panels is None:
+            matmul(x, self.w, out, add)
+        else:
+            _multiply(x, self.w.shape, out, add, panels=self.panels.data_ptr())
 
 
 def matmul(x: Tensor, w: Tensor, out: Tensor, add: Tensor | None = None) -> None:
     """Writes ``add + x @ w`` to ``out``, all float32 on the CPU; a row may lie apart from the next.
 
     Args:
-        x: [M, K]. w: [K, N]. Either may be a transpose.
-        out: [M, N], nowhere where x or w are.
-        add: [N] or [M, N], which may be ``out``; None for nothing.
+        x: [M, K]. w: [K, N]. Either may be a transpose. Or stacks of L of them.
+        out: [M, N], nowhere where x or w are; of stacks [L, M, N].
+        add: [N] or as ``out``, which it may be; None for nothing.
     """
-    ld_w, next_w = w.stride()
-    _multiply(x, w.shape, out, add, w=w.data_ptr(), ld_w=ld_w, next_w=next_w)
+    ld_w, next_w = w.stride()[-2:]
+    stack_w = w.stride(0) if w.dim() == 3 else 0
+    _multiply(x, w.shape, out, add, w=w.data_ptr(), ld_w=ld_w, next_w=next_w, stack_w=stack_w)
 
 
-def _multiply(x: Tensor, shape: tuple[int, int], out: Tensor, add: Tensor | None, **matrix: int) -> None:
-    (M, K), N = x.shape, shape[1]
-    rows = [part for part in (out, add) if part is not None]
-    fits = shape[0] == K and out.shape == (M, N) and all(part.shape[-1] == N for part in rows)
+def _multiply(x: Tensor, shape: Sequence[int], out: Tensor, add: Tensor | None, **matrix: int) -> None:
+    *stack, M, K = x.shape
+    N, rows = shape[-1], [part for part in (out, add) if part is not None]
+    fits = (*stack, K, N) == tuple(shape) and out.shape == (*stack, M, N)
+    if add is not None:
+        fits = fits and add.shape in (out.shape, (N,))
     if not fits or any(part.dtype != torch.float32 or part.stride(-1) != 1 for part in rows):
         raise ValueError(f"{tuple(x.shape)} by {tuple(shape)} cannot be written to {tuple(out.shape)}")
-    (ld_x, next_x), threads = x.stride(), torch.get_num_threads() if M * K * N >= SHARED else 1
-    arguments = _Matmul(M, K, N, ld_x, next_x, ld_y=out.stride(0), threads=threads, **matrix)
+    threads = torch.get_num_threads() if math.prod(stack) * M * K * N >= SHARED else 1
+    ld_x, next_x = x.stride()[-2:]
+    arguments = _Matmul(1, M, K, N, ld_x=ld_x, next_x=next_x, ld_y=out.stride(-2), threads=threads, **matrix)
     arguments.x, arguments.y = x.data_ptr(), out.data_ptr()
     if add is not None:
-        arguments.add, arguments.ld_add = add.data_ptr(), add.stride(0) if add.dim() == 2 else 0
+        arguments.add, arguments.ld_add = add.data_ptr(), add.stride(-2) if add.dim() > 1 else 0
+    if stack:
+        arguments.stack, arguments.stack_x, arguments.stack_y = stack[0], x.stride(0), out.stride(0)
+        arguments.stack_add = add.stride(0) if add is not None and add.dim() == 3 else 0
     call = library().matmul
     call.argtypes, call.restype = (ctypes.c_void_p,), None
     call(ctypes.addressof(arguments))

@@ -15,14 +15,14 @@ namespace rhhn {
 // Mirrored, field by field, by kernels/native/__init__.py. A missing tensor is a null pointer.
 struct Highway {
     int64_t T, B, H, L;
-    int64_t Z;                 // steps that z and dz hold: those from a multiple of it on
+    int64_t Z;                 // steps that dz holds: those from a multiple of it on
     int64_t ld_y;              // elements between rows of y and dy: H, or L H where they hold every layer
     double keep_scale;         // what a kept unit of the transform gate is multiplied by
     double zone_rate;          // the expectation where there is no mask
     int64_t threads;           // slots of sums
     void* u;                   // [L, T, B, 2 H]: s W_l
     const void* gx;            // [T, B, 2 H]: what layer 0 adds to u
-    const void* z;             // [L, Z, B, H] without its bias, or null
+    const void* z;             // [L, T, B, H] without its bias, or null
     const void* bias;          // [L, 2 H] state type
     const void* bias_x;        // [2 H] state type or null: layer 0's second bias
     const void* bias_z;        // [L, H] state type, or null
@@ -172,7 +172,7 @@ class HighwayStep {
     template <typename X>
     void retreat(const X* u, int64_t b, const S* bias, const S* keep, const S* ds, S* direct, T* du, S* dbias,
                  S* total) const {
-        T* dz = p.z ? static_cast<T*>(p.dz) + scaling_row(b) * H : nullptr;
+        T* dz = scaling_gradient(b);
         S* dbias_z = total + (2 * p.L + 2 + l) * H;
         specialised(p.z != nullptr, keep != nullptr, [&](auto scaled, auto drops) {
             retreat<decltype(scaled)::value, decltype(drops)::value>(u, scaling(b), bias, keep, before(b), ds,
@@ -238,9 +238,12 @@ class HighwayStep {
     }
     bool takes_bias(int64_t b) const { return l || !p.first || !p.first[t * p.B + b]; }
 
-    int64_t scaling_row(int64_t b) const { return (l * p.Z + t % p.Z) * p.B + b; }
     const T* scaling(int64_t b) const {
-        return p.z ? static_cast<const T*>(p.z) + scaling_row(b) * H : nullptr;
+        return p.z ? static_cast<const T*>(p.z) + at_row(l, b) * H : nullptr;
+    }
+    // Where the gradient of z goes.
+    T* scaling_gradient(int64_t b) const {
+        return p.z ? static_cast<T*>(p.dz) + ((l * p.Z + t % p.Z) * p.B + b) * H : nullptr;
     }
 
     const T* products(int64_t b) const { return static_cast<const T*>(p.u) + at_row(l, b) * 2 * H; }
@@ -283,10 +286,7 @@ class HighwayStep {
             T* dgx = static_cast<T*>(p.dgx) + (t * p.B + b) * 2 * H;
             std::fill(dgx, dgx + 2 * H, T{});
         }
-        if (p.z) {
-            T* dz = static_cast<T*>(p.dz) + scaling_row(b) * H;
-            std::fill(dz, dz + H, T{});
-        }
+        if (T* dz = scaling_gradient(b)) std::fill(dz, dz + H, T{});
     }
 
     const Highway& p;

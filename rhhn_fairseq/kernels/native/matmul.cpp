@@ -8,9 +8,10 @@
 
 namespace rhhn {
 
-// Mirrored, field by field, by kernels/native/__init__.py.
+// Mirrored, field by field, by kernels/native/__init__.py. One product, or a stack of them.
 struct Matmul {
-    int64_t M, K, N;
+    int64_t stack, M, K, N;
+    int64_t stack_x, stack_w, stack_add, stack_y;  // elements between matrices of a stack
     int64_t ld_x, next_x;  // elements between rows of x, and between the numbers of a row
     int64_t ld_w, next_w;
     int64_t ld_add, ld_y;  // ld_add is 0 where all rows get the same
@@ -20,6 +21,17 @@ struct Matmul {
     const float* panels;  // [ceil(N / PANEL), K, PANEL]
     const float* add;     // [M or 1, N]; null for zero
     float* y;             // [M, N] = add + x w
+
+    // A product of the stack.
+    Matmul one(int64_t i) const {
+        Matmul p = *this;
+        p.x += i * stack_x;
+        p.y += i * stack_y;
+        if (w) p.w += i * stack_w;
+        if (panels) p.panels += i * panels_of(N) * K * PANEL;
+        if (add) p.add += i * stack_add;
+        return p;
+    }
 };
 
 // Numbers of a row that are multiplied before the next ones: a panel of so many lines stays in a core's cache.
@@ -55,6 +67,10 @@ void in_parts(int64_t first, int64_t last, int64_t most, Work work) {
     const int64_t size = last - first, parts = (size + most - 1) / most;
     for (int64_t i = 0; i < parts; ++i) work(first + size * i / parts, first + size * (i + 1) / parts);
 }
+
+// Whether products read a matrix as well where it is as laid out: its rows are stored as such, and do not lie so
+// that panels push their own lines out of the cache.
+inline bool stays(int64_t ld, int64_t next) { return next == 1 && ld % 256 != 0; }
 
 // Rows of x that are stored by columns, laid out tile by tile from the first to the last.
 inline void lay_tiles(Rows<const float> x, int64_t rows, int64_t first, int64_t last, int64_t K, float* to) {
@@ -96,11 +112,17 @@ class Share {
     }
 
    private:
+    // Whether a panel is read where it is in w: nothing but whole vectors may be.
+    bool in_place(int64_t i) const {
+        return stays(p.ld_w, p.next_w) && std::min(PANEL, p.N - i * PANEL) % WIDTH == 0;
+    }
+
     void lay(int64_t k, int64_t K, int64_t first, int64_t last) {
         panels = panel_scratch.of((last - first) * K * PANEL);
         const Rows<const float> w{p.w, p.ld_w, p.next_w};
         for (int64_t i = first; i < last; ++i)
-            lay_panel(w.from(k, i * PANEL), K, p.N - i * PANEL, panels + (i - first) * K * PANEL);
+            if (!in_place(i))
+                lay_panel(w.from(k, i * PANEL), K, p.N - i * PANEL, panels + (i - first) * K * PANEL);
     }
 
     // Tiles and panels from the first to the last: what K numbers of a row from number k on add.
@@ -121,8 +143,11 @@ class Share {
             const int64_t n = i * PANEL, before = i * tiles_of(rows);
             const int64_t begin = std::max(tile, first_tile - before);
             const int64_t end = std::min(tile_last, last_tile - before);
-            multiply_tiles(tile_at, rows, begin, end, K, panels + (i - first) * K * PANEL, add.from(m, n),
-                           y.from(m, n), p.N - n);
+            const auto multiply = [&](Rows<const float> panel, const float* next) {
+                multiply_tiles(tile_at, rows, begin, end, K, panel, next, add.from(m, n), y.from(m, n), p.N - n);
+            };
+            const float *there = p.w + k * p.ld_w + n, *laid = panels + (i - first) * K * PANEL;
+            in_place(i) ? multiply({there, p.ld_w}, there + PANEL) : multiply({laid, PANEL}, laid + K * PANEL);
         }
     }
 
@@ -139,13 +164,17 @@ thread_local Scratch Share::panel_scratch, Share::tile_scratch;
 void matmul(const Matmul& p) {
     if (p.M == 0) return;
     const int64_t panels = panels_of(p.N);
+    const bool nothing_laid = stays(p.ld_w, p.next_w) && p.next_x == 1;
     in_threads(p.threads, [&](int64_t thread, int64_t count) {
-        // Panels, so that every thread lays out its own; of few panels rows.
-        if (panels >= 4 * count || p.M < TILE * count) {
-            Share(p, 0, p.M, thread, count).run();
-        } else {
-            const int64_t m = p.M * thread / count;
-            Share(p, m, p.M * (thread + 1) / count - m, 0, 1).run();
+        for (int64_t i = 0; i < p.stack; ++i) {
+            const Matmul one = p.one(i);
+            // Panels, so that every thread lays out its own; of few panels rows.
+            if (nothing_laid || panels >= 4 * count || p.M < TILE * count) {
+                Share(one, 0, p.M, thread, count).run();
+            } else {
+                const int64_t m = p.M * thread / count;
+                Share(one, m, p.M * (thread + 1) / count - m, 0, 1).run();
+            }
         }
     });
 }
@@ -153,14 +182,15 @@ void matmul(const Matmul& p) {
 // The same with panels that are there. Threads share them in pieces of some rows each.
 void matmul_panels(const Matmul& p) {
     const int64_t panels = panels_of(p.N), pieces = std::max<int64_t>(1, p.M / (4 * TILE));
-    const Rows<const float> x{p.x, p.ld_x, p.next_x}, add{p.add, p.ld_add};
-    const Rows<float> y{p.y, p.ld_y};
     in_threads(p.threads, [&](int64_t thread, int64_t count) {
-        const int64_t all = panels * pieces;
+        const int64_t each = panels * pieces, all = p.stack * each;
         for (int64_t i = all * thread / count; i < all * (thread + 1) / count; ++i) {
-            const int64_t n = i / pieces * PANEL, m = p.M * (i % pieces) / pieces;
+            const Matmul one = p.one(i / each);
+            const Rows<const float> x{one.x, p.ld_x, p.next_x}, add{one.add, p.ld_add};
+            const Rows<float> y{one.y, p.ld_y};
+            const int64_t n = i % each / pieces * PANEL, m = p.M * (i % pieces) / pieces;
             const int64_t rows = p.M * (i % pieces + 1) / pieces - m;
-            const float* panel = p.panels + n * p.K;
+            const float* panel = one.panels + n * p.K;
             in_parts(0, p.K, DEPTH, [&](int64_t k, int64_t k_last) {
                 const Rows<const float> first = k ? Rows<const float>{p.y, p.ld_y} : add;
                 multiply_panel(x.from(m, k), rows, k_last - k, panel + k * PANEL, first.from(m, n), y.from(m, n),
@@ -188,6 +218,7 @@ extern "C" void matmul(const rhhn::Matmul* p) {
         rhhn::matmul(*p);
 }
 extern "C" void lay_panels(const rhhn::Matmul* p, float* to) { rhhn::lay_panels(*p, to); }
+extern "C" int stays(int64_t ld, int64_t next) { return rhhn::stays(ld, next); }
 extern "C" int64_t panel_columns() { return rhhn::PANEL; }
 // Whether this is a processor for which the library behind torch's products has no AVX-512 code, and this build
 // has: MKL's is for Intel's.

@@ -34,7 +34,7 @@ struct Rows {
 // The first V vectors of a panel of y = add + x w for M rows. Of the last vector only the first columns may be
 // y's. Asks for a line of what follows, ahead, with every line of the panel.
 template <int M, int V>
-void tile(Rows<const float> x, int64_t K, const float* panel, Rows<const float> add, Rows<float> y,
+void tile(Rows<const float> x, int64_t K, Rows<const float> panel, Rows<const float> add, Rows<float> y,
           int64_t columns, const float* ahead) {
     constexpr int64_t wide = V * WIDTH;
     const bool part = columns < wide;
@@ -51,10 +51,11 @@ void tile(Rows<const float> x, int64_t K, const float* panel, Rows<const float> 
     for (int m = 0; m < M; ++m)
         for (int v = 0; v < V; ++v) __builtin_prefetch(y.data + m * y.ld + v * WIDTH, 1);
     const float* numbers = x.data;
-    for (int64_t k = 0; k < K; ++k, panel += PANEL, ahead += PANEL, numbers += x.next) {
+    const float* line = panel.data;
+    for (int64_t k = 0; k < K; ++k, line += panel.ld, ahead += panel.ld, numbers += x.next) {
         __builtin_prefetch(ahead);
         Vector w[V];
-        for (int v = 0; v < V; ++v) w[v] = load(panel + v * WIDTH);
+        for (int v = 0; v < V; ++v) w[v] = load(line + v * WIDTH);
         for (int m = 0; m < M; ++m) {
             const Vector factor = broadcast(numbers[m * x.ld]);
             for (int v = 0; v < V; ++v) sums[m][v] += factor * w[v];
@@ -68,7 +69,7 @@ void tile(Rows<const float> x, int64_t K, const float* panel, Rows<const float> 
 }
 
 template <int V>
-void tile_of(int64_t rows, Rows<const float> x, int64_t K, const float* panel, Rows<const float> add,
+void tile_of(int64_t rows, Rows<const float> x, int64_t K, Rows<const float> panel, Rows<const float> add,
              Rows<float> y, int64_t columns, const float* ahead) {
     switch (rows) {
         case 1: return tile<1, V>(x, K, panel, add, y, columns, ahead);
@@ -99,8 +100,8 @@ void in_tiles(int64_t rows, int64_t first, int64_t last, Work work) {
 // A panel of y = add + x w, without add of y = x w, for some tiles of some rows; x(start, count) says where
 // those of a tile are. The panel holds the first columns of w [K, columns].
 template <typename Tiles>
-void multiply_tiles(Tiles x, int64_t rows, int64_t first, int64_t last, int64_t K, const float* panel,
-                    Rows<const float> add, Rows<float> y, int64_t columns) {
+void multiply_tiles(Tiles x, int64_t rows, int64_t first, int64_t last, int64_t K, Rows<const float> panel,
+                    const float* next, Rows<const float> add, Rows<float> y, int64_t columns) {
     static const float zeros[PANEL] = {};
     if (!add.data) add = {zeros, 0};
     columns = std::min(columns, PANEL);
@@ -108,7 +109,7 @@ void multiply_tiles(Tiles x, int64_t rows, int64_t first, int64_t last, int64_t 
     // The next panel comes from afar: the first tiles ask for a share of it each.
     int64_t share = 0;
     in_tiles(rows, first, last, [&](int64_t start, int64_t count) {
-        const float* ahead = share < VECTORS ? panel + K * PANEL + share++ * WIDTH : panel;
+        const float* ahead = share < VECTORS ? next + share++ * WIDTH : panel.data;
         chosen(count, x(start, count), K, panel, add.from(start), y.from(start), columns, ahead);
     });
 }
@@ -117,7 +118,7 @@ void multiply_tiles(Tiles x, int64_t rows, int64_t first, int64_t last, int64_t 
 inline void multiply_panel(Rows<const float> x, int64_t rows, int64_t K, const float* panel,
                            Rows<const float> add, Rows<float> y, int64_t columns) {
     const auto tile = [&](int64_t start, int64_t) { return x.from(start); };
-    multiply_tiles(tile, rows, 0, tiles_of(rows), K, panel, add, y, columns);
+    multiply_tiles(tile, rows, 0, tiles_of(rows), K, {panel, PANEL}, panel + K * PANEL, add, y, columns);
 }
 
 // y = add + x w for some rows, w [K, N] in panels.

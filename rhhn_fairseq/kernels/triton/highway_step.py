@@ -84,7 +84,6 @@ def forward(
     B,
     H: tl.constexpr,
     L: tl.constexpr,
-    Z_STEPS: tl.constexpr,
     LD_Y: tl.constexpr,
     LAST: tl.constexpr,
     KEEP_SCALE: tl.constexpr,
@@ -101,8 +100,7 @@ def forward(
     old = get(s_before, (before + row) * H + column, inside, S)
     scaling = None
     if z is not None:
-        z_place = (layer * Z_STEPS + t % Z_STEPS) * B + row
-        scaling = get(z, z_place * H + column, live, S) + get(bias_z, layer * H + column, column < H, S)
+        scaling = get(z, place * H + column, live, S) + get(bias_z, layer * H + column, column < H, S)
     h = product(0, u, gx, at, place, column, live, H, S)
     gate = product(1, u, gx, at, place, column, live, H, S)
     h = tanh(whole(0, h, scaling, (bias, bias_x), column, layer, biased, H, S))
@@ -181,8 +179,7 @@ def backward(
     old = get(s_before, (before + row) * H + column, live, S)
     scaling = None
     if z is not None:
-        z_place = (layer * Z_STEPS + t % Z_STEPS) * B + row
-        scaling = get(z, z_place * H + column, live, S) + get(bias_z, layer * H + column, column < H, S)
+        scaling = get(z, place * H + column, live, S) + get(bias_z, layer * H + column, column < H, S)
     h_product = product(0, u, gx, at, place, column, live, H, S)
     gate_product = product(1, u, gx, at, place, column, live, H, S)
     h = tanh(whole(0, h_product, scaling, (bias, bias_x), column, layer, biased, H, S))
@@ -203,6 +200,7 @@ def backward(
         add_up(slot + L * 2 * H + H, d_gate, H, COLS)
     if z is not None:
         d_z = d_h * h_product + d_gate * gate_product
+        z_place = (layer * Z_STEPS + t % Z_STEPS) * B + row
         tl.store(dz + z_place * H + column, d_z, mask=inside)
         add_up(slot + ((L + 1) * 2 + layer) * H, d_z, H, COLS)
         d_h *= scaling

@@ -106,7 +106,6 @@ class HighwayStep:
             B=self.B,
             H=H,
             L=self.L,
-            Z_STEPS=1 if p.z is None else p.z.shape[1],
             LD_Y=self.L * H if p.trace else H,
             KEEP_SCALE=p.keep_scale,
             ZONE_RATE=p.zone_rate,
@@ -117,6 +116,7 @@ class HighwayStep:
             self.tensors |= _of(p, "s o")
         else:
             self.kernel = highway_step.backward[(tile.blocks,)]
+            self.numbers["Z_STEPS"] = 1 if p.dz is None else p.dz.shape[1]
             self.tensors |= _of(p, "ds ds_direct past du dz sums")
             self.of_first |= _of(p, "dgx")
 
