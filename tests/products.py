@@ -39,24 +39,25 @@ def assert_product(x, w, add, found):
 
 
 def choose(monkeypatch, word: str) -> None:
-    """Forces products of float32 matrices to be native's or torch's."""
+    """Forces products of float32 matrices to be native's, oneDNN's or torch's."""
     monkeypatch.setenv(matmul.VARIABLE, word)
     matmul.chosen.cache_clear()
 
 
-def native_products(monkeypatch):
-    """Has them be compiled code, of every size; for a fixture, which yields the list of calls."""
+def forced_products(monkeypatch, word: str):
+    """Has them be native's or oneDNN's, of every size; for a fixture, which yields the list of calls."""
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
-    choose(monkeypatch, "native")
+    choose(monkeypatch, word)
     for name in ("SMALLEST", "SMALLEST_WITH_GRADIENT", "FEWEST_ROWS", "FEWEST_ROWS_BY_COLUMNS"):
         monkeypatch.setattr(matmul, name, 1)
     calls = []
-    multiply = native._multiply
+    module, name = {"native": (native, "_multiply"), "onednn": (matmul, "_by_onednn")}[word]
+    multiply = getattr(module, name)
 
     def counted(*arguments, **others):
         calls.append(arguments)
-        multiply(*arguments, **others)
+        return multiply(*arguments, **others)
 
-    monkeypatch.setattr(native, "_multiply", counted)
+    monkeypatch.setattr(module, name, counted)
     yield calls
     matmul.chosen.cache_clear()

@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import EPSILON, assert_product, choose, draw_matrix, native_products, with_every_build
+from products import EPSILON, assert_product, choose, draw_matrix, forced_products, with_every_build
 
+from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.kernels import matmul, native
 from rhhn_fairseq.layers.output_loss import linear_cross_entropy
@@ -16,6 +17,7 @@ from rhhn_fairseq.layers.product import affine
 CLOSE = dict(rtol=1e-6, atol=12 * 20 * EPSILON)
 
 needs_build = pytest.mark.skipif(not native.multiplies(), reason="needs the compiled kernels and AVX2")
+needs_onednn = pytest.mark.skipif(not matmul._has_onednn(), reason="needs a torch with oneDNN")
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +25,20 @@ def decided_anew():
     """What the processor or a test decided is forgotten."""
     yield
     matmul.chosen.cache_clear()
+    matmul.mkl_is_slow.cache_clear()
 
 
 @pytest.fixture
 def ours(monkeypatch):
-    yield from native_products(monkeypatch)
+    yield from forced_products(monkeypatch, "native")
+
+
+@pytest.fixture(
+    params=[pytest.param("native", marks=needs_build), pytest.param("onednn", marks=needs_onednn)]
+)
+def others(request, monkeypatch):
+    """Products that are not torch's: the list of calls."""
+    yield from forced_products(monkeypatch, request.param)
 
 
 def _product(x, w, add, laid, skipped=0):
@@ -163,29 +174,27 @@ def test_what_does_not_fit_is_refused(why):
         native.matmul(x, w, out, add)
 
 
-@needs_build
 @pytest.mark.parametrize(
     "shape, added",
     [((7, 9), "nothing"), ((7, 9), "row"), ((7, 9), "rows"), ((3, 4, 9), "row"), ((3, 4, 9), "nothing")],
 )
-def test_affine_has_its_gradients(shape, added, ours):
+def test_affine_has_its_gradients(shape, added, others):
     x, w = torch.randn(*shape), torch.randn(9, 11)
     add = {"nothing": None, "row": torch.randn(11), "rows": torch.randn(7, 11)}[added]
     parts = [part.requires_grad_() for part in (x, w, add) if part is not None]
     doubles = [part.detach().double().requires_grad_() for part in parts]
     found, exact = affine(*parts), affine(*doubles)
-    assert len(ours) == 1
+    assert len(others) == 1
     # Sums of at most twelve products below 20.
     torch.testing.assert_close(found.double(), exact, **CLOSE)
     weights = torch.randn_like(found)
     gradients = torch.autograd.grad((found * weights).sum(), parts)
-    assert len(ours) == 3
+    assert len(others) == 3
     for one, other in zip(gradients, torch.autograd.grad((exact * weights).sum(), doubles), strict=True):
         torch.testing.assert_close(one.double(), other, **CLOSE)
 
 
-@needs_build
-def test_it_can_be_differentiated_twice(ours):
+def test_it_can_be_differentiated_twice(others):
     x, w = torch.randn(7, 9, requires_grad=True), torch.randn(9, 11, requires_grad=True)
 
     def penalty(x, w):
@@ -193,23 +202,21 @@ def test_it_can_be_differentiated_twice(ours):
         return torch.autograd.grad(gradient.square().sum(), [x, w])
 
     found = penalty(x, w)
-    assert len(ours) > 3
+    assert len(others) > 3
     exact = penalty(*(part.detach().double().requires_grad_() for part in (x, w)))
     for one, other in zip(found, exact, strict=True):
         # Three products of float32 after one another; measured: below 5e-7.
         assert (one - other).norm() <= 1e-5 * other.norm()
 
 
-@needs_build
-def test_it_is_an_operation_as_torch_wants_them(ours):
+def test_it_is_an_operation_as_torch_wants_them(others):
     x, w = torch.randn(7, 9, requires_grad=True), torch.randn(11, 9).t().requires_grad_()
     for add in (None, torch.randn(11, requires_grad=True), torch.randn(7, 11)):
         torch.library.opcheck(matmul._matmul, (x, w, add))
 
 
-@needs_build
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_output_loss_has_the_same_gradients(dtype, ours, monkeypatch):
+def test_output_loss_has_the_same_gradients(dtype, others, monkeypatch):
     y, weight, bias = torch.randn(30, 8), torch.randn(20, 8), torch.randn(20)
     target, real = torch.randint(20, (30,)), torch.rand(30) > 0.2
 
@@ -219,24 +226,24 @@ def test_output_loss_has_the_same_gradients(dtype, ours, monkeypatch):
         return torch.autograd.grad(loss, parts)
 
     found = run()
-    assert bool(ours) == (dtype == torch.float32)
+    assert bool(others) == (dtype == torch.float32)
     choose(monkeypatch, "torch")
     for one, other in zip(found, run(), strict=True):
         torch.testing.assert_close(one, other)
 
 
-REASONS = "double bfloat16 medium autocast compile kernel aten choice"
+REASONS = "double bfloat16 medium autocast compile kernel triton choice"
 
 
 @pytest.mark.parametrize("why", REASONS.split())
-def test_it_leaves_the_rest_alone(why, ours, monkeypatch):
+def test_it_leaves_the_rest_alone(why, others, monkeypatch):
     x, w, backend = torch.randn(10, 20), torch.randn(20, 40), None
     if why in ("double", "bfloat16"):
         x, w = (part.to(getattr(torch, why)) for part in (x, w))
     if why == "kernel":
         monkeypatch.setenv("RHHN_KERNEL", "reference")
-    if why == "aten":
-        backend = "aten"
+    if why == "triton":
+        backend = "triton"
     if why == "compile":
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     if why == "choice":
@@ -252,7 +259,7 @@ def test_it_leaves_the_rest_alone(why, ours, monkeypatch):
                 assert affine(x, w).dtype == (torch.bfloat16 if why in ("autocast", "bfloat16") else x.dtype)
     finally:
         torch.set_float32_matmul_precision(precision)
-    assert not ours
+    assert not others
 
 
 @needs_build
@@ -271,22 +278,124 @@ def test_small_products_and_few_rows_are_torchs(monkeypatch):
     assert runs(32, 256, 256, True) and not runs(31, 256, 256, True)
 
 
-def test_the_processor_decides_and_the_log_says_so(monkeypatch, caplog):
+@needs_onednn
+@pytest.mark.parametrize("x_stored", ["rows", "columns", "gaps"])
+@pytest.mark.parametrize("w_stored", ["rows", "columns", "gaps"])
+@pytest.mark.parametrize("added", ["nothing", "row", "rows", "out"])
+def test_onednn_multiplies(x_stored, w_stored, added, monkeypatch):
+    calls = next(products := forced_products(monkeypatch, "onednn"))
+    draw = torch.Generator().manual_seed(0)
+    M, K, N = 20, 30, 70
+    x, w = (
+        draw_matrix(*shape, stored == "columns", 3 * (stored == "gaps"), draw)
+        for shape, stored in (((M, K), x_stored), ((K, N), w_stored))
+    )
+    out = torch.randn(M, N, generator=draw)
+    add = {"nothing": None, "row": out[0].clone(), "rows": out.clone(), "out": out}[added]
+    expected = None if add is None else add.clone()
+    for backend in ("native", "aten"):
+        assert_product(x, w, expected, matmul.mm(x, w, None, expected, backend))
+        for transpose in (False, True):
+            found = out.clone()
+            add_to = found if added == "out" else add
+            matmul.Factor(w.t() if transpose else w, 5, M, backend, transpose).product(x, found, add_to)
+            assert_product(x, w, expected, found)
+    assert len(calls) == 6
+    assert matmul.mm(x, w, out, add, "aten") is out
+    assert_product(x, w, expected, out)
+    products.close()
+
+
+@needs_onednn
+@pytest.mark.parametrize("kernel", ["native", "aten"])
+@pytest.mark.parametrize("name", ["ln_hyperlstm", "rhn", "hyperrhn", "ln_lstm"])
+def test_sequences_with_products_of_onednn_equal_the_loop(name, kernel, monkeypatch):
+    if kernel == "native" and native.library() is None:
+        pytest.skip("needs the compiled kernels")
+    monkeypatch.setattr(native, "NEAR", 0)
+    torch.manual_seed(0)
+    cell = build_cell(name, 5, 40, **(dict(hyper_size=20) if "hyper" in name else {}))
+    x = torch.randn(6, 9, 5)
+
+    def run(cell, x):
+        x = x.detach().requires_grad_()
+        y, state = cell(x)
+        loss = sum(part.square().sum() for part in (y, *state))
+        return y, *torch.autograd.grad(loss, [x, *cell.parameters()])
+
+    calls = next(products := forced_products(monkeypatch, "onednn"))
+    monkeypatch.setenv("RHHN_KERNEL", kernel)
+    found = run(cell, x)
+    assert len(calls) > 2 * len(x)
+    monkeypatch.setenv("RHHN_KERNEL", "reference")
+    exact = run(cell.double(), x.double())
+    # Measured: below 2e-6.
+    for one, other in zip(found, exact, strict=True):
+        assert (one - other).norm() <= 1e-5 * (1 + other.norm())
+    products.close()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("slow", [True, False])
+@pytest.mark.parametrize("backend", ["native", "aten"])
+def test_the_processor_decides_and_the_log_says_so(slow, compiled, backend, monkeypatch, caplog):
     monkeypatch.delenv(matmul.VARIABLE, raising=False)
-    for outruns in (True, False):
-        monkeypatch.setattr(native, "outruns_libraries", lambda outruns=outruns: outruns)
-        matmul.chosen.cache_clear()
-        caplog.clear()
-        with caplog.at_level(logging.INFO):
-            assert matmul.chosen() == matmul.chosen() == outruns
-        assert len(caplog.messages) == outruns
+    monkeypatch.setattr(matmul, "mkl_is_slow", lambda: slow)
+    monkeypatch.setattr(matmul, "_has_onednn", lambda: True)
+    monkeypatch.setattr(native, "multiplies", lambda: compiled)
+    matmul.chosen.cache_clear()
+    expected = "torch"
+    if slow:
+        expected = "native" if compiled and backend == "native" else "onednn"
+    with caplog.at_level(logging.INFO):
+        assert matmul.chosen(backend) == matmul.chosen(backend) == expected
+    assert len(caplog.messages) == slow
+
+
+def test_without_onednn_plain_torch_is_left(monkeypatch):
+    monkeypatch.delenv(matmul.VARIABLE, raising=False)
+    monkeypatch.setattr(matmul, "mkl_is_slow", lambda: True)
+    monkeypatch.setattr(matmul, "_has_onednn", lambda: False)
+    monkeypatch.setattr(native, "multiplies", lambda: True)
+    matmul.chosen.cache_clear()
+    assert matmul.chosen("aten") == "torch" and matmul.chosen("native") == "native"
+    monkeypatch.setattr(native, "multiplies", lambda: False)
+    matmul.chosen.cache_clear()
+    assert matmul.chosen("native") == "torch"
+
+
+def test_forced_compiled_products_are_not_those_of_plain_torch(monkeypatch):
+    monkeypatch.setattr(native, "multiplies", lambda: True)
+    choose(monkeypatch, "native")
+    assert matmul.chosen("aten") == "torch" and matmul.chosen("native") == "native"
+
+
+@pytest.mark.parametrize(
+    "vendor, capability, slow",
+    [
+        ("AuthenticAMD", "AVX512", True),
+        ("AuthenticAMD", "AVX2", False),
+        ("GenuineIntel", "AVX512", False),
+        (None, "AVX512", False),
+    ],
+)
+def test_processors_for_which_mkl_is_slow(vendor, capability, slow, monkeypatch, tmp_path):
+    file = tmp_path / "cpuinfo"
+    if vendor is not None:
+        file.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nmodel name\t: of: this\n\n" * 2)
+    monkeypatch.setattr(matmul, "CPUINFO", file)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    matmul.mkl_is_slow.cache_clear()
+    assert matmul.mkl_is_slow() == slow
 
 
 def test_other_words_are_refused(monkeypatch):
     monkeypatch.setenv(matmul.VARIABLE, "mkl")
-    with pytest.raises(UsageError, match="RHHN_MATMUL=mkl is unknown, choose from native, torch"):
+    with pytest.raises(UsageError, match="RHHN_MATMUL=mkl is unknown, choose from native, onednn, torch"):
         matmul.forced()
-    monkeypatch.setenv(matmul.VARIABLE, "native")
     monkeypatch.setattr(native, "multiplies", lambda: False)
-    with pytest.raises(UsageError, match="RHHN_MATMUL=native needs the compiled kernels"):
-        matmul.forced()
+    monkeypatch.setattr(matmul, "_has_onednn", lambda: False)
+    for word, needs in (("native", "the compiled kernels"), ("onednn", "a torch that was built with oneDNN")):
+        monkeypatch.setenv(matmul.VARIABLE, word)
+        with pytest.raises(UsageError, match=f"RHHN_MATMUL={word} needs {needs}"):
+            matmul.forced()

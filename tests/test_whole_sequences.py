@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from products import native_products
+from products import forced_products
 
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.kernels import highway, native
@@ -49,7 +49,7 @@ def ran(monkeypatch):
 @pytest.fixture
 def ours(monkeypatch):
     """Calls of compiled products that are not those of a whole sequence."""
-    yield from native_products(monkeypatch)
+    yield from forced_products(monkeypatch, "native")
 
 
 def _cell(name, noisy, H):

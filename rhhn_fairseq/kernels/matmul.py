@@ -1,8 +1,10 @@
-"""Products of float32 matrices on the CPU: torch's, or compiled code of this package where that is faster.
+"""Products of float32 matrices on the CPU: torch's, or what is faster.
 
 The library behind torch's products, MKL, has AVX-512 code for Intel's processors alone. On others with
-AVX-512 ``native/matmul.cpp`` is about twice as fast, so there the backend ``native``, projections, attention
-and output layers use it. ``RHHN_MATMUL`` forces one or the other.
+AVX-512 ``native/matmul.cpp`` is more than twice as fast, so there the backend ``native``, projections,
+attention and output layers use it. oneDNN, which torch has for other purposes, lies between the two: the
+backend ``aten`` takes its products from there, and so does everything where nothing could be compiled.
+``RHHN_MATMUL`` forces one of the three.
 
 Shapes: M rows, K inner width, N columns.
 """
@@ -10,6 +12,7 @@ Shapes: M rows, K inner width, N columns.
 import functools
 import logging
 import os
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,7 +23,9 @@ from rhhn_fairseq.kernels import native
 logger = logging.getLogger(__name__)
 
 VARIABLE = "RHHN_MATMUL"
-CHOICES = ("native", "torch")
+CHOICES = ("native", "onednn", "torch")
+
+CPUINFO = Path("/proc/cpuinfo")
 
 SMALLEST = 1 << 19
 """Multiplications of a product below which calling it costs what it saves."""
@@ -42,40 +47,66 @@ def forced() -> str | None:
     """What RHHN_MATMUL forces; None if nothing.
 
     Raises:
-        UsageError: it holds another word, or asks for compiled code that is not there.
+        UsageError: it holds another word, or asks for what is not there.
     """
     word = os.environ.get(VARIABLE) or None
     if word not in (None, *CHOICES):
         raise UsageError(f"{VARIABLE}={word} is unknown, choose from {', '.join(CHOICES)}")
     if word == "native" and not native.multiplies():
         raise UsageError(f"{VARIABLE}=native needs the compiled kernels and a processor with AVX2")
+    if word == "onednn" and not _has_onednn():
+        raise UsageError(f"{VARIABLE}=onednn needs a torch that was built with oneDNN")
     return word
 
 
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
 @functools.cache
-def chosen() -> bool:
-    """Whether products are this package's; logged. Decided once."""
-    ours = native.outruns_libraries() if forced() is None else forced() == "native"
-    if ours:
-        logger.info("float32 matrix products on the CPU are compiled code (%s=torch for torch's)", VARIABLE)
-    return ours
+def mkl_is_slow() -> bool:
+    """Whether this is a processor with AVX-512 for which MKL has no such code: not one of Intel's."""
+    try:
+        lines = CPUINFO.read_text().splitlines()
+    except OSError:
+        return False
+    vendors = {line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")}
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and "GenuineIntel" not in vendors
 
 
-def ours(backend: str | None, *parts: Tensor) -> bool:
-    """Whether products of these operands are this package's.
+@functools.cache
+def chosen(backend: str) -> str:
+    """Which products a backend has in float32; logged. Decided once."""
+    word = forced()
+    if word is None:
+        there = ["native"] * (backend == "native" and native.multiplies()) + ["onednn"] * _has_onednn()
+        word = there[0] if mkl_is_slow() and there else "torch"
+    if backend == "aten" and word == "native":
+        word = "torch"  # This backend is what runs without compiled code.
+    if word != "torch":
+        whose = {"native": "compiled code", "onednn": "oneDNN's"}[word]
+        logger.info(
+            "float32 matrix products of %s on the CPU are %s (%s=torch for torch's)", backend, whose, VARIABLE
+        )
+    return word
+
+
+def way(backend: str | None, *parts: Tensor) -> str:
+    """Whose products of these operands are: one of ``CHOICES``.
 
     Args:
         backend: that of the sequence they belong to; None for what ``RHHN_KERNEL`` says.
     """
-    return (
-        (backend or os.environ.get("RHHN_KERNEL") or "native") == "native"
-        and all(part.dtype == torch.float32 and part.device.type == "cpu" for part in parts)
+    backend = backend or os.environ.get("RHHN_KERNEL") or "native"
+    others = (
+        backend not in ("native", "aten")
+        or any(part.dtype != torch.float32 or part.device.type != "cpu" for part in parts)
         # It rounds operands to bfloat16, for which libraries have code for every processor.
-        and torch.get_float32_matmul_precision() != "medium"
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and chosen()
+        or torch.get_float32_matmul_precision() == "medium"
+        or torch.is_autocast_enabled("cpu")
+        or torch.compiler.is_compiling()
     )
+    return "torch" if others else chosen(backend)
 
 
 def pays(x: Tensor, w: Tensor) -> bool:
@@ -102,13 +133,33 @@ def mm(
         x: [M, K]. w: [K, N]. Either may be a transpose. Or stacks of L of them.
         out: [M, N], of stacks [L, M, N], what it is written to; None for a new one.
         add: [N], but not for a stack, or as ``out``, which it may be; None for nothing.
-        backend: as for ``ours``.
+        backend: as for ``way``.
     """
-    if ours(backend, x, w) and pays(x, w):
+    return _multiply(way(backend, x, w) if pays(x, w) else "torch", x, w, out, add)
+
+
+def _multiply(way: str, x: Tensor, w: Tensor, out: Tensor | None, add: Tensor | None) -> Tensor:
+    if way == "native":
         out = x.new_empty(*x.shape[:-1], w.shape[-1]) if out is None else out
         native.matmul(x, w, out, add)
         return out
+    if way == "onednn" and x.dim() == 2:
+        return _by_onednn(_dense(x), _dense(w).t(), out, add)
     return _by_torch(x, w, out, add)
+
+
+def _dense(part: Tensor) -> Tensor:
+    """The matrix without gaps, stored by rows or by columns: for others oneDNN has its slowest code alone."""
+    return part if part.is_contiguous() or part.t().is_contiguous() else part.contiguous()
+
+
+def _by_onednn(x: Tensor, w_NK: Tensor, out: Tensor | None, add: Tensor | None) -> Tensor:
+    """w: [N, K], a plain matrix or one that oneDNN has laid out."""
+    bias = add if add is not None and add.dim() == 1 else None
+    y = torch.ops.mkldnn._linear_pointwise(x, w_NK, bias, "none", [], "")
+    if add is not bias:
+        return torch.add(y, add, out=y if out is None else out)
+    return y if out is None else out.copy_(y)
 
 
 def _by_torch(x: Tensor, w: Tensor, out: Tensor | None, add: Tensor | None) -> Tensor:
@@ -127,20 +178,25 @@ class Factor:
     """
 
     def __init__(self, weight: Tensor, T: int, B: int, backend: str, transpose: bool = False):
-        self.panels = None
+        self.panels = self.laid = None
         self.weight = weight.transpose(-1, -2) if transpose else weight
-        if ours(backend, weight) and _enough(T * B, self.weight) and B * _size(weight) >= SMALLEST:
+        whose = way(backend, weight) if B * _size(weight) >= SMALLEST else "torch"
+        if whose == "native" and _enough(T * B, self.weight):
             self.panels = native.Panels(self.weight)
+        elif whose == "onednn" and weight.dim() == 2:
+            self.laid = torch.ops.mkldnn._reorder_linear_weight(_dense(self.weight).t(), B)
         elif transpose and T >= STEPS:
             # A product reads rows faster.
             self.weight = self.weight.contiguous()
 
     def product(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
         """Writes ``add + x @ weight`` to ``out``; add may be ``out``."""
-        if self.panels is None:
-            _by_torch(x, self.weight, out, add)
-        else:
+        if self.panels is not None:
             self.panels.product(x, out, add)
+        elif self.laid is not None:
+            _by_onednn(_dense(x), self.laid, out, add)
+        else:
+            _by_torch(x, self.weight, out, add)
 
 
 def differentiable(x: Tensor, w: Tensor, add: Tensor | None) -> Tensor | None:
@@ -150,14 +206,12 @@ def differentiable(x: Tensor, w: Tensor, add: Tensor | None) -> Tensor | None:
     """
     parts = (x, w) if add is None else (x, w, add)
     large = len(x) * w.numel() >= SMALLEST_WITH_GRADIENT and pays(x, w)
-    return _matmul(x, w, add) if large and ours(None, *parts) else None
+    return _matmul(x, w, add) if large and way(None, *parts) != "torch" else None
 
 
 @torch.library.custom_op("rhhn::matmul", mutates_args=())
 def _matmul(x: Tensor, w: Tensor, add: Tensor | None) -> Tensor:
-    y = x.new_empty(len(x), w.shape[1])
-    native.matmul(x, w, y, None if add is None else add.contiguous())
-    return y
+    return _multiply(way(None, x, w), x, w, None, None if add is None else add.contiguous())
 
 
 @_matmul.register_fake

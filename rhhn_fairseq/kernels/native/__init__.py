@@ -298,16 +298,6 @@ def product(x: Tensor, w: Tensor, add: Tensor | None, y: Tensor) -> None:
     getattr(library(), name)(ctypes.byref(arguments))
 
 
-@functools.cache
-def outruns_libraries() -> bool:
-    """Whether ``matmul`` is faster than torch's products of large float32 matrices.
-
-    It is with AVX-512 on processors other than Intel's, for which MKL, the library behind torch's products,
-    has no code of that width.
-    """
-    return multiplies() and bool(library().outruns_libraries())
-
-
 class Panels:
     """A float32 matrix [K, N], or a stack [L, K, N], for many products; it may be a transpose.
 

@@ -220,13 +220,3 @@ extern "C" void matmul(const rhhn::Matmul* p) {
 extern "C" void lay_panels(const rhhn::Matmul* p, float* to) { rhhn::lay_panels(*p, to); }
 extern "C" int stays(int64_t ld, int64_t next) { return rhhn::stays(ld, next); }
 extern "C" int64_t panel_columns() { return rhhn::PANEL; }
-// Whether this is a processor for which the library behind torch's products has no AVX-512 code, and this build
-// has: MKL's is for Intel's.
-extern "C" int outruns_libraries() {
-#ifdef __AVX512F__
-    __builtin_cpu_init();
-    return !__builtin_cpu_is("intel");
-#else
-    return 0;
-#endif
-}
