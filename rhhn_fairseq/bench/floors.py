@@ -167,11 +167,11 @@ class _Factors:
         if name not in self.results:
             self.results[name] = left.new_empty(len(left), left.shape[1], right.shape[2])
         result = self.results[name]
-        # A stack of one goes the way of plain matrices.
+        if len(left) == 1:
+            # A stack of one goes the way of plain matrices.
+            left, right, result = left[0], right[0], result[0]
         if name in self.laid:
-            self.laid[name].product(left[0], result[0])
-        elif len(left) == 1:
-            mm(left[0], right[0], result[0], backend="native")
+            self.laid[name].product(left, result)
         else:
             mm(left, right, result, backend="native")
 
