@@ -1,7 +1,7 @@
 """Measures speed and memory beside torch.nn.LSTM, the plain loops, fairseq's lstm and other packages.
 
 Usage: python scripts/bench.py cells [--cells lstm,ln_hyperlstm] [--hidden 1000] [--json FILE] [--png FILE]
-       python scripts/bench.py lm|gnmt-train|gnmt-decode|memory|scaling [--smoke]
+       python scripts/bench.py lm|gnmt-train|gnmt-decode|memory|products|scaling [--smoke]
 
 Results are checked against float64 first. Ratios are medians over rounds, in each of which every contender
 runs once.

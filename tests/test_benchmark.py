@@ -286,7 +286,7 @@ def test_commands_are_listed(capsys):
         bench.main(["--help"])
     assert stop.value.code == 0
     listed = capsys.readouterr().out
-    for name in ("cells", "lm", "gnmt-train", "gnmt-decode", "memory", "scaling"):
+    for name in ("cells", "lm", "gnmt-train", "gnmt-decode", "memory", "products", "scaling"):
         assert f"    {name}" in listed
     with pytest.raises(SystemExit):
         bench.main(["cells", "--help"])

@@ -33,6 +33,11 @@ def ours(monkeypatch):
     yield from forced_products(monkeypatch, "native")
 
 
+@pytest.fixture
+def onednn(monkeypatch):
+    yield from forced_products(monkeypatch, "onednn")
+
+
 @pytest.fixture(
     params=[pytest.param("native", marks=needs_build), pytest.param("onednn", marks=needs_onednn)]
 )
@@ -282,8 +287,7 @@ def test_small_products_and_few_rows_are_torchs(monkeypatch):
 @pytest.mark.parametrize("x_stored", ["rows", "columns", "gaps"])
 @pytest.mark.parametrize("w_stored", ["rows", "columns", "gaps"])
 @pytest.mark.parametrize("added", ["nothing", "row", "rows", "out"])
-def test_onednn_multiplies(x_stored, w_stored, added, monkeypatch):
-    calls = next(products := forced_products(monkeypatch, "onednn"))
+def test_onednn_multiplies(x_stored, w_stored, added, onednn):
     draw = torch.Generator().manual_seed(0)
     M, K, N = 20, 30, 70
     x, w = (
@@ -300,16 +304,15 @@ def test_onednn_multiplies(x_stored, w_stored, added, monkeypatch):
             add_to = found if added == "out" else add
             matmul.Factor(w.t() if transpose else w, 5, M, backend, transpose).product(x, found, add_to)
             assert_product(x, w, expected, found)
-    assert len(calls) == 6
+    assert len(onednn) == 6
     assert matmul.mm(x, w, out, add, "aten") is out
     assert_product(x, w, expected, out)
-    products.close()
 
 
 @needs_onednn
 @pytest.mark.parametrize("kernel", ["native", "aten"])
 @pytest.mark.parametrize("name", ["ln_hyperlstm", "rhn", "hyperrhn", "ln_lstm"])
-def test_sequences_with_products_of_onednn_equal_the_loop(name, kernel, monkeypatch):
+def test_sequences_with_products_of_onednn_equal_the_loop(name, kernel, onednn, monkeypatch):
     if kernel == "native" and native.library() is None:
         pytest.skip("needs the compiled kernels")
     monkeypatch.setattr(native, "NEAR", 0)
@@ -323,16 +326,14 @@ def test_sequences_with_products_of_onednn_equal_the_loop(name, kernel, monkeypa
         loss = sum(part.square().sum() for part in (y, *state))
         return y, *torch.autograd.grad(loss, [x, *cell.parameters()])
 
-    calls = next(products := forced_products(monkeypatch, "onednn"))
     monkeypatch.setenv("RHHN_KERNEL", kernel)
     found = run(cell, x)
-    assert len(calls) > 2 * len(x)
+    assert len(onednn) > 2 * len(x)
     monkeypatch.setenv("RHHN_KERNEL", "reference")
     exact = run(cell.double(), x.double())
     # Measured: below 2e-6.
     for one, other in zip(found, exact, strict=True):
         assert (one - other).norm() <= 1e-5 * (1 + other.norm())
-    products.close()
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -395,7 +396,7 @@ def test_other_words_are_refused(monkeypatch):
         matmul.forced()
     monkeypatch.setattr(native, "multiplies", lambda: False)
     monkeypatch.setattr(matmul, "_has_onednn", lambda: False)
-    for word, needs in (("native", "the compiled kernels"), ("onednn", "a torch that was built with oneDNN")):
+    for word, needs in (("native", "the compiled kernels"), ("onednn", "a torch with oneDNN")):
         monkeypatch.setenv(matmul.VARIABLE, word)
         with pytest.raises(UsageError, match=f"RHHN_MATMUL={word} needs {needs}"):
             matmul.forced()

@@ -21,6 +21,7 @@ COMMANDS = {
     "gnmt-train": "training passes of translation models, beside fairseq's lstm",
     "gnmt-decode": "beam search of translation models, beside fairseq's lstm",
     "memory": "peak memory of a cell's forward and backward by backend",
+    "products": "matrix products on the CPU by whatever can multiply, beside torch's",
     "scaling": "time per token as length, width and batch double",
 }
 """What each command measures, by its name."""

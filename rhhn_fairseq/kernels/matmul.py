@@ -43,6 +43,16 @@ STEPS = 4
 """Products by torch for which copying a transpose pays."""
 
 
+def available() -> list[str]:
+    """Which of ``CHOICES`` there are here, the fastest first where MKL is slow."""
+    there = {"native": native.multiplies(), "onednn": _has_onednn(), "torch": True}
+    return [word for word in CHOICES if there[word]]
+
+
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
 def forced() -> str | None:
     """What RHHN_MATMUL forces; None if nothing.
 
@@ -52,15 +62,10 @@ def forced() -> str | None:
     word = os.environ.get(VARIABLE) or None
     if word not in (None, *CHOICES):
         raise UsageError(f"{VARIABLE}={word} is unknown, choose from {', '.join(CHOICES)}")
-    if word == "native" and not native.multiplies():
-        raise UsageError(f"{VARIABLE}=native needs the compiled kernels and a processor with AVX2")
-    if word == "onednn" and not _has_onednn():
-        raise UsageError(f"{VARIABLE}=onednn needs a torch that was built with oneDNN")
+    if word not in (None, *available()):
+        needs = {"native": "the compiled kernels and a processor with AVX2", "onednn": "a torch with oneDNN"}
+        raise UsageError(f"{VARIABLE}={word} needs {needs[word]}")
     return word
-
-
-def _has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @functools.cache
@@ -79,8 +84,8 @@ def chosen(backend: str) -> str:
     """Which products a backend has in float32; logged. Decided once."""
     word = forced()
     if word is None:
-        there = ["native"] * (backend == "native" and native.multiplies()) + ["onednn"] * _has_onednn()
-        word = there[0] if mkl_is_slow() and there else "torch"
+        there = (word for word in available() if word != "native" or backend == "native")
+        word = next(there) if mkl_is_slow() else "torch"
     if backend == "aten" and word == "native":
         word = "torch"  # This backend is what runs without compiled code.
     if word != "torch":
@@ -135,15 +140,18 @@ def mm(
         add: [N], but not for a stack, or as ``out``, which it may be; None for nothing.
         backend: as for ``way``.
     """
-    return _multiply(way(backend, x, w) if pays(x, w) else "torch", x, w, out, add)
+    return multiply(way(backend, x, w) if pays(x, w) else "torch", x, w, out, add)
 
 
-def _multiply(way: str, x: Tensor, w: Tensor, out: Tensor | None, add: Tensor | None) -> Tensor:
-    if way == "native":
+def multiply(
+    whose: str, x: Tensor, w: Tensor, out: Tensor | None = None, add: Tensor | None = None
+) -> Tensor:
+    """``mm`` by one of ``CHOICES``."""
+    if whose == "native":
         out = x.new_empty(*x.shape[:-1], w.shape[-1]) if out is None else out
         native.matmul(x, w, out, add)
         return out
-    if way == "onednn" and x.dim() == 2:
+    if whose == "onednn" and x.dim() == 2:
         return _by_onednn(_dense(x), _dense(w).t(), out, add)
     return _by_torch(x, w, out, add)
 
@@ -175,12 +183,22 @@ class Factor:
         weight: [K, N], of a stack [L, K, N]; with ``transpose`` [N, K] or [L, N, K].
         T, B: steps, and rows of each.
         backend: that of the sequence.
+        whose: the one of ``CHOICES`` that multiplies; None for what ``way`` says, of large products.
     """
 
-    def __init__(self, weight: Tensor, T: int, B: int, backend: str, transpose: bool = False):
+    def __init__(
+        self,
+        weight: Tensor,
+        T: int,
+        B: int,
+        backend: str,
+        transpose: bool = False,
+        whose: str | None = None,
+    ):
         self.panels = self.laid = None
         self.weight = weight.transpose(-1, -2) if transpose else weight
-        whose = way(backend, weight) if B * _size(weight) >= SMALLEST else "torch"
+        if whose is None:
+            whose = way(backend, weight) if B * _size(weight) >= SMALLEST else "torch"
         if whose == "native" and _enough(T * B, self.weight):
             self.panels = native.Panels(self.weight)
         elif whose == "onednn" and weight.dim() == 2:
@@ -211,7 +229,7 @@ def differentiable(x: Tensor, w: Tensor, add: Tensor | None) -> Tensor | None:
 
 @torch.library.custom_op("rhhn::matmul", mutates_args=())
 def _matmul(x: Tensor, w: Tensor, add: Tensor | None) -> Tensor:
-    return _multiply(way(None, x, w), x, w, None, None if add is None else add.contiguous())
+    return multiply(way(None, x, w), x, w, add=None if add is None else add.contiguous())
 
 
 @_matmul.register_fake

@@ -164,17 +164,17 @@ thread_local Scratch Share::panel_scratch, Share::tile_scratch;
 void matmul(const Matmul& p) {
     if (p.M == 0) return;
     const int64_t panels = panels_of(p.N);
-    const bool nothing_laid = stays(p.ld_w, p.next_w) && p.next_x == 1;
+    const bool lays_rows = p.next_x != 1, lays_panels = !stays(p.ld_w, p.next_w);
     in_threads(p.threads, [&](int64_t thread, int64_t count) {
+        // A thread lays out what it reads. So threads share rows where only those are laid out, or panels are few;
+        // else tiles, panel by panel.
+        const bool few = lays_panels ? panels < 4 * count && p.M >= TILE * count : p.M >= 4 * TILE * count;
+        const bool by_rows = (lays_rows || lays_panels) && few;
+        const int64_t m = by_rows ? p.M * thread / count : 0;
+        const int64_t rows = (by_rows ? p.M * (thread + 1) / count : p.M) - m;
         for (int64_t i = 0; i < p.stack; ++i) {
             const Matmul one = p.one(i);
-            // Panels, so that every thread lays out its own; of few panels rows.
-            if (nothing_laid || panels >= 4 * count || p.M < TILE * count) {
-                Share(one, 0, p.M, thread, count).run();
-            } else {
-                const int64_t m = p.M * thread / count;
-                Share(one, m, p.M * (thread + 1) / count - m, 0, 1).run();
-            }
+            by_rows ? Share(one, m, rows, 0, 1).run() : Share(one, m, rows, thread, count).run();
         }
     });
 }

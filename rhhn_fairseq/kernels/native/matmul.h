@@ -31,6 +31,8 @@ struct Rows {
     }
 };
 
+static const float ZEROS[PANEL] = {};
+
 // The first V vectors of a panel of y = add + x w for M rows. Of the last vector only the first columns may be
 // y's. Asks for a line of what follows, ahead, with every line of the panel.
 template <int M, int V>
@@ -44,9 +46,12 @@ void tile(Rows<const float> x, int64_t K, Rows<const float> panel, Rows<const fl
             for (int64_t n = 0; n < wide; ++n) rest[m * wide + n] = n < columns ? add.data[m * add.ld + n] : 0.0f;
         add = {rest, wide};
     }
+    // What is in y already comes from afar: it is asked for below, and added last.
+    const bool grows = add.data == y.data;
+    const Rows<const float> begin = grows ? Rows<const float>{ZEROS, 0} : add;
     Vector sums[M][V];
     for (int m = 0; m < M; ++m)
-        for (int v = 0; v < V; ++v) sums[m][v] = load(add.data + m * add.ld + v * WIDTH);
+        for (int v = 0; v < V; ++v) sums[m][v] = load(begin.data + m * begin.ld + v * WIDTH);
     // What is written comes from afar, too, and the stores would wait for it one after another.
     for (int m = 0; m < M; ++m)
         for (int v = 0; v < V; ++v) __builtin_prefetch(y.data + m * y.ld + v * WIDTH, 1);
@@ -61,6 +66,9 @@ void tile(Rows<const float> x, int64_t K, Rows<const float> panel, Rows<const fl
             for (int v = 0; v < V; ++v) sums[m][v] += factor * w[v];
         }
     }
+    if (grows)
+        for (int m = 0; m < M; ++m)
+            for (int v = 0; v < V; ++v) sums[m][v] += load(y.data + m * y.ld + v * WIDTH);
     const Rows<float> to = part ? Rows<float>{rest, wide} : y;
     for (int m = 0; m < M; ++m)
         for (int v = 0; v < V; ++v) store(to.data + m * to.ld + v * WIDTH, sums[m][v]);
@@ -102,8 +110,7 @@ void in_tiles(int64_t rows, int64_t first, int64_t last, Work work) {
 template <typename Tiles>
 void multiply_tiles(Tiles x, int64_t rows, int64_t first, int64_t last, int64_t K, Rows<const float> panel,
                     const float* next, Rows<const float> add, Rows<float> y, int64_t columns) {
-    static const float zeros[PANEL] = {};
-    if (!add.data) add = {zeros, 0};
+    if (!add.data) add = {ZEROS, 0};
     columns = std::min(columns, PANEL);
     const auto chosen = columns > 2 * WIDTH ? tile_of<VECTORS> : columns > WIDTH ? tile_of<2> : tile_of<1>;
     // The next panel comes from afar: the first tiles ask for a share of it each.
@@ -128,8 +135,26 @@ inline void multiply(Rows<const float> x, int64_t rows, int64_t K, const float* 
         multiply_panel(x, rows, K, panels, add.from(0, n), y.from(0, n), N - n);
 }
 
-// Lines that lie far apart are asked for so many lines before they are laid out.
+// What is laid out from afar is asked for so many lines before.
 constexpr int64_t AHEAD = 32;
+
+// Lays a vector of each of some lines of a panel out, from a matrix w that is stored by columns.
+inline void lay_square(Rows<const float> w, int64_t lines, int64_t columns, float* panel) {
+    if (w.ld == 1 && lines == WIDTH && columns >= WIDTH) {
+        Vector square[WIDTH];
+        for (int64_t n = 0; n < WIDTH; ++n) {
+            const float* from = w.data + n * w.next;
+            __builtin_prefetch(from + AHEAD);
+            square[n] = load(from);
+        }
+        transpose(square);
+        for (int64_t k = 0; k < WIDTH; ++k) store(panel + k * PANEL, square[k]);
+        return;
+    }
+    for (int64_t k = 0; k < lines; ++k)
+        for (int64_t n = 0; n < WIDTH; ++n)
+            panel[k * PANEL + n] = n < columns ? w.data[k * w.ld + n * w.next] : 0.0f;
+}
 
 // Lays a panel out, [K, PANEL]: the first columns of w [K, columns], zeros past them.
 inline void lay_panel(Rows<const float> w, int64_t K, int64_t columns, float* panel) {
@@ -150,14 +175,9 @@ inline void lay_panel(Rows<const float> w, int64_t K, int64_t columns, float* pa
         }
         return;
     }
-    // Stored by columns: as many lines of the panel at once as a cache line has numbers of a column.
-    constexpr int64_t LINES = 16;
-    for (int64_t k = 0; k < K; k += LINES, panel += LINES * PANEL) {
-        const int64_t lines = std::min(LINES, K - k);
-        for (int64_t n = 0; n < PANEL; ++n)
-            for (int64_t i = 0; i < lines; ++i)
-                panel[i * PANEL + n] = n < columns ? w.data[(k + i) * w.ld + n * w.next] : 0.0f;
-    }
+    for (int64_t n = 0; n < PANEL; n += WIDTH)
+        for (int64_t k = 0; k < K; k += WIDTH)
+            lay_square(w.from(k, n), std::min(WIDTH, K - k), columns - n, panel + k * PANEL + n);
 }
 
 }  // namespace rhhn

@@ -2,8 +2,10 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace rhhn {
 
@@ -28,5 +30,29 @@ inline Vector load(const float* from) {
 inline void store(float* to, Vector v) { std::memcpy(to, &v, sizeof v); }
 // Less zero, which changes no number and which compilers drop; plus zero would cost an addition.
 inline Vector broadcast(float x) { return x - Vector{}; }
+
+// Every other number from either: their first halves, with high their second.
+template <bool high, size_t... i>
+inline Vector interleave(Vector a, Vector b, std::index_sequence<i...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(a, b, (i % 2 * WIDTH + i / 2 + high * WIDTH / 2)...);
+#else
+    typedef int32_t Places __attribute__((vector_size(sizeof(Vector))));
+    return __builtin_shuffle(a, b, Places{int32_t(i % 2 * WIDTH + i / 2 + high * WIDTH / 2)...});
+#endif
+}
+
+// A square of numbers, its rows as columns.
+inline void transpose(Vector (&square)[WIDTH]) {
+    constexpr auto all = std::make_index_sequence<WIDTH>();
+    for (int64_t done = 1; done < WIDTH; done *= 2) {
+        Vector next[WIDTH];
+        for (int64_t i = 0; i < WIDTH / 2; ++i) {
+            next[2 * i] = interleave<false>(square[i], square[i + WIDTH / 2], all);
+            next[2 * i + 1] = interleave<true>(square[i], square[i + WIDTH / 2], all);
+        }
+        std::copy(next, next + WIDTH, square);
+    }
+}
 
 }  // namespace rhhn

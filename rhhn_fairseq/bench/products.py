@@ -1,0 +1,140 @@
+"""``products``: float32 matrix products on the CPU, by everything that the kernels can multiply with.
+
+Each shape is timed with its two gradients, to the rows and to the matrix. The first two are made with the
+matrix as it is, as for a whole sequence at once, and laid out before, as for the steps of a sequence.
+
+Shapes: M rows, K inner width, N columns.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.bench.machine import BenchConfig, measuring, now
+from rhhn_fairseq.bench.parity import checked
+from rhhn_fairseq.bench.report import Column, draw_bars, make_report
+from rhhn_fairseq.bench.timing import interleave, ratio
+from rhhn_fairseq.cells.base import option
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.kernels.matmul import Factor, available, multiply
+
+STEPS = 50
+"""Products of a sequence for which a matrix is laid out."""
+
+ENOUGH_FLOP, MOST_TIMES = 4e9, 100
+"""Small products are made several times for a measurement: until it has so many operations, or so often."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(BenchConfig):
+    """What is timed; ``UsageError`` names a value that cannot work."""
+
+    shapes: tuple = option(
+        ("128x1000x4512", "32x1000x4000", "256x128x1000", "6272x1000x4512"),
+        help="rows x inner width x columns of products, separated by commas",
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if torch.device(self.device).type != "cpu":
+            raise UsageError(f"Bench: device={self.device!r}, but these products are the CPU's")
+        for shape in self.shapes:
+            if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", shape):
+                raise UsageError(f"Bench: shapes={shape!r} is no shape, write 128x1000x4000 for example")
+        if len(set(self.shapes)) < len(self.shapes):
+            raise UsageError(f"Bench: shapes={','.join(self.shapes)} names one twice")
+
+
+SMOKE = dict(shapes=("8x16x48", "3x5x7"), repeats=1)
+
+COLUMNS = (
+    Column("shape", "shape"),
+    Column("product", "product"),
+    Column("by", "by"),
+    Column("ms", "ms", ".3f"),
+    Column("GFLOP/s", "gflop_per_s", ",.0f"),
+    Column("speed / torch", "ratio", ".2f"),
+    Column("min..max", "ratio_min ratio_max", ".2f"),
+    Column("error", "error", ".1e"),
+)
+
+
+def run(config: Config) -> dict:
+    """Checks and times every product.
+
+    Raises:
+        UsageError: a product is wrong, or memory does not suffice.
+    """
+    with measuring(config):
+        calls, errors = {}, {}
+        for shape in config.shapes:
+            for (product, by), (call, exact) in _products(*map(int, shape.split("x"))).items():
+                calls[shape, product, by] = call
+                name = f"{product} of {shape} by {by}"
+                errors[shape, product, by] = checked(name, {"result": call()}, {"result": exact}, "float32")
+        flop = {shape: 2 * np.prod([float(size) for size in shape.split("x")]) for shape in config.shapes}
+        times = {shape: int(min(max(1, ENOUGH_FLOP // flop[shape]), MOST_TIMES)) for shape in config.shapes}
+
+        def measure(key):
+            start = now("cpu")
+            for _ in range(times[key[0]]):
+                calls[key]()
+            return (now("cpu") - start) / times[key[0]]
+
+        seconds = interleave(list(calls), config.repeats, measure)
+        rows = []
+        for key, own in seconds.items():
+            shape, product, by = key
+            rows.append(
+                {
+                    "shape": shape,
+                    "product": product,
+                    "by": by,
+                    "ms": 1e3 * float(np.median(own)),
+                    "gflop_per_s": flop[shape] / 1e9 / float(np.median(own)),
+                    **ratio(seconds[shape, product, "torch"], own),
+                    "error": errors[key],
+                    "seconds": own.tolist(),
+                }
+            )
+        return make_report("products", config, rows)
+
+
+def _products(M: int, K: int, N: int) -> dict[tuple[str, str], tuple[Callable[[], Tensor], Tensor]]:
+    """The products of a shape by name and by what multiplies: a call, and its result in float64."""
+    x, w, dy = torch.randn(M, K), torch.randn(K, N), torch.randn(M, N)
+    found = {}
+    for name, left, right in (("x w", x, w), ("dy w'", dy, w.t()), ("x' dy", x.t(), dy)):
+        exact = left.double() @ right.double()
+        for by in available():
+            found[name, by] = _once(by, left, right), exact
+        if name != "x' dy":
+            for by in available():
+                found[f"{name} laid out", by] = _laid_out(by, left, right), exact
+    return found
+
+
+def _once(by: str, left: Tensor, right: Tensor) -> Callable[[], Tensor]:
+    out = left.new_empty(len(left), right.shape[1])
+    return lambda: multiply(by, left, right, out)
+
+
+def _laid_out(by: str, left: Tensor, right: Tensor) -> Callable[[], Tensor]:
+    out = left.new_empty(len(left), right.shape[1])
+    transpose = right.stride(1) != 1
+    factor = Factor(right.t() if transpose else right, STEPS, len(left), "native", transpose, whose=by)
+
+    def call() -> Tensor:
+        factor.product(left, out)
+        return out
+
+    return call
+
+
+def draw(report: dict):
+    """Bars of the speed beside torch's."""
+    return draw_bars(report, ("shape", "product", "by"), "speed / torch")
