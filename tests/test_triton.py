@@ -8,6 +8,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -60,10 +61,10 @@ class Recorder:
 
 def _launches(name, dtype, monkeypatch):
     """What a cell's passes, plain, and noisy and padded, would launch."""
-    from rhhn_fairseq.kernels.triton import gated_step, highway_step
+    from rhhn_fairseq.kernels.triton import gated_step, highway_sequence, highway_step, hyper_step
 
     calls = []
-    for module in (gated_step, highway_step):
+    for module in (gated_step, highway_sequence, highway_step, hyper_step):
         for direction in ("forward", "backward"):
             monkeypatch.setattr(module, direction, Recorder(getattr(module, direction), calls))
     monkeypatch.setattr(pointwise, "available", lambda device, dtype: ("triton",))
@@ -109,7 +110,7 @@ def test_kernels_compile_to_machine_code(name, dtype, capability, tmp_path, monk
         key = (kernel, *signature.items(), *constants.items())
         if key not in compiled:
             source = ASTSource(kernel, signature, constants)
-            options = {"num_warps": arguments["num_warps"]}
+            options = {name: arguments[name] for name in ("num_warps", "num_stages") if name in arguments}
             compiled[key] = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     # Plain and noisy, forward and backward, at least.
     assert len(compiled) >= 4
@@ -167,3 +168,26 @@ def test_buffers_that_are_not_rows_are_refused():
     buffers = lstm_buffers(u, h[0], c[0], h, c, [], None, Randomness(), Numbers(1.0, 1.0, 0.0, 0.0))
     with pytest.raises(ValueError, match="c of strides"):
         implementation.gated(buffers, "forward")
+
+
+@pytest.mark.parametrize(
+    "units, dtype, shared, stages",
+    [
+        (128, torch.bfloat16, None, 2),
+        (128, torch.float32, None, 1),
+        (64, torch.float32, None, 2),
+        (128, torch.bfloat16, 99 << 10, 1),
+        (3, torch.float32, 48 << 10, 2),
+    ],
+)
+def test_reads_ahead_where_there_is_room(units, dtype, shared, stages, monkeypatch):
+    from rhhn_fairseq.kernels.triton import products
+
+    device = torch.device("cpu")
+    if shared is not None:
+        device = torch.device("cuda")
+        gpu = types.SimpleNamespace(shared_memory_per_block_optin=shared)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    found = products.arguments(units, dtype, device)
+    assert (found["num_stages"], found["COLS"]) == (stages, max(16, units))
+    assert found["PRECISION"] == ("ieee" if dtype == torch.bfloat16 else "tf32x3")

@@ -114,11 +114,14 @@ def _run_forward(main: Gated, hyper: Gated, u, g_hyper, weights, gal, previous, 
     """All steps of the forward pass, the products and a call of either network for each."""
     weight, weight_hyper, merged, weight_e, weight_z, bias_z = weights
     main_step = pointwise.gated(backend, main, "forward")
-    hyper_step = pointwise.gated(backend, hyper, "forward")
     (T, B, H), N = main.h.shape, hyper.h.shape[-1]
     from_h = None if merged is None else Factor(merged, T, B, backend)
-    from_e, to_z = Factor(weight_e, T, B, backend), Factor(weight_z, T, B, backend)
     sides = u.split((4 * H, 4 * N), dim=-1)
+    inner = pointwise.hypernetwork(
+        backend, hyper, main, "forward", weight_e, weight_z, bias_z, g_hyper, sides[1], previous
+    )
+    hyper_step = pointwise.gated(backend, hyper, "forward")
+    from_e, to_z = Factor(weight_e, T, B, backend), Factor(weight_z, T, B, backend)
     every_step = zip(
         u.unbind(0),
         sides[0].unbind(0),
@@ -139,10 +142,13 @@ def _run_forward(main: Gated, hyper: Gated, u, g_hyper, weights, gal, previous, 
         else:
             torch.mm(h_t, weight, out=main_t)
             torch.mm(h_t, weight_hyper, out=side_t)
-        torch.add(g_t, side_t, out=a_t)
-        from_e.product(e_t, a_t, a_t)
-        hyper_step(t)
-        to_z.product(e_t if previous else e_new, z_t, bias_z)
+        if inner is not None:
+            inner(t)
+        else:
+            torch.add(g_t, side_t, out=a_t)
+            from_e.product(e_t, a_t, a_t)
+            hyper_step(t)
+            to_z.product(e_t if previous else e_new, z_t, bias_z)
         main_step(t)
 
 
@@ -258,18 +264,25 @@ def _run_backward(main: Gated, hyper: Gated, du_TBU, weights, gal, h_share, prev
     """All steps of the backward pass, a call of either network and the products for each."""
     T, B, _ = du_TBU.shape
     main_step = pointwise.gated(backend, main, "backward")
+    inner = pointwise.hypernetwork(
+        backend, hyper, main, "backward", weights[1], weights[2], None, None, None, previous
+    )
     hyper_step = pointwise.gated(backend, hyper, "backward")
     to_h, to_e, from_z = (Factor(weight, T, B, backend, transpose=True) for weight in weights)
     du, du_hyper, dz = du_TBU.unbind(0), hyper.du.unbind(0), main.dz.unbind(0)
     for t in reversed(range(T)):
         main_step(t)
-        if not previous:
-            from_z.product(dz[t], hyper.dh, hyper.dh)
-        hyper_step(t)
-        to_h.product(du[t], main.dh)
-        to_e.product(du_hyper[t], hyper.dh)
-        if previous:
-            from_z.product(dz[t], hyper.dh, hyper.dh)
+        if inner is not None:
+            inner(t)
+            to_h.product(du[t], main.dh)
+        else:
+            if not previous:
+                from_z.product(dz[t], hyper.dh, hyper.dh)
+            hyper_step(t)
+            to_h.product(du[t], main.dh)
+            to_e.product(du_hyper[t], hyper.dh)
+            if previous:
+                from_z.product(dz[t], hyper.dh, hyper.dh)
         through_recurrence(main.dh, gal, h_share, t)
 
 

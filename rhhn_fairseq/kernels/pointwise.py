@@ -49,12 +49,41 @@ def whole(
     share: torch.Tensor | None,
 ) -> bool:
     """Whether implementation ``name`` ran all steps with their products in one call; see ``native.whole``."""
-    return name == "native" and native.whole(buffers, direction, weights, gal, share)
+    implementation = {"native": native, "triton": triton}.get(name)
+    return implementation is not None and implementation.whole(buffers, direction, weights, gal, share)
 
 
 def whole_hyper(name: str, *arguments) -> bool:
     """The same for a HyperLSTM, with the arguments of ``native.whole_hyper``."""
     return name == "native" and native.whole_hyper(*arguments)
+
+
+def hypernetwork(
+    name: str,
+    hyper: Gated,
+    main: Gated,
+    direction: str,
+    weight_e: torch.Tensor,
+    weight_z: torch.Tensor,
+    bias_z: torch.Tensor | None,
+    g_hyper: torch.Tensor | None,
+    side: torch.Tensor | None,
+    previous: bool,
+) -> Callable[[int], None] | None:
+    """The function that runs a step of a HyperLSTM's hypernetwork with its own products, where there is one.
+
+    It adds up the gates' sums, runs the LSTM and makes z; backward it goes from the gradient of z to that of
+    the state before the step, but for what comes through the main network's h.
+
+    Args:
+        hyper, main: the buffers of either network.
+        weight_e ... g_hyper, previous: as for ``hyper_gated.hyper_lstm``.
+        side: what the main network's h adds to the gates' sums, [T, B, 4 N]; rows may lie apart.
+            Backward it is None, as are bias_z and g_hyper.
+    """
+    if name != "triton":
+        return None
+    return triton.hypernetwork(hyper, main, direction, weight_e, weight_z, bias_z, g_hyper, side, previous)
 
 
 def sums_of(name: str, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:

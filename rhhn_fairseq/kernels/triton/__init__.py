@@ -6,6 +6,9 @@ are products of torch.bmm around the kernel: weight_d is then read once a step a
 gradient needs no sum over programs. Gradients that are sums over rows are added up in a slot for each
 program, in the order of the steps, so that they come out the same in every run.
 
+Up to 128 units kernels multiply by themselves as well: a highway network runs all its steps in one kernel,
+and a HyperLSTM's hypernetwork each of its steps.
+
 The package triton is imported by the first sequence that runs here. On the CPU its interpreter takes the
 place of the compiler, if TRITON_INTERPRET=1 was in the environment before.
 """
@@ -52,3 +55,26 @@ def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
     from rhhn_fairseq.kernels.triton.steps import HighwayStep
 
     return getattr(HighwayStep(buffers, direction), direction)
+
+
+def whole(
+    buffers: Gated | Highway,
+    direction: str,
+    weights: Sequence[Tensor],
+    gal: Tensor | None,
+    share: Tensor | None,
+) -> bool:
+    """Runs all steps with their recurrent products in one kernel, where there is one: for a small highway.
+
+    Args and returns: as ``native.whole``.
+    """
+    from rhhn_fairseq.kernels.triton import sequences
+
+    return isinstance(buffers, Highway) and sequences.highway(buffers, direction, weights, gal, share)
+
+
+def hypernetwork(hyper: Gated, main: Gated, direction: str, *arguments) -> Callable[[int], None] | None:
+    """The function that runs one step of a HyperLSTM's hypernetwork with its products; see ``pointwise``."""
+    from rhhn_fairseq.kernels.triton.steps import hypernetwork
+
+    return hypernetwork(hyper, main, direction, *arguments)

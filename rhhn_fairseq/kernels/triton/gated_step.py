@@ -33,11 +33,30 @@ STEPS = ["t", "t_before", "t_keep", "B"]
 
 
 @triton.jit
+def normed(k: tl.constexpr, a, norm, where, H: tl.constexpr):
+    """a normalised, by gain and shift k of ``norm``; and before these, with one over the deviation."""
+    S: tl.constexpr = a.dtype
+    gain, shift, EPSILON = norm
+    _, column, inside, _ = where
+    normal, rstd = a, a
+    if gain is not None:
+        normal, rstd = normalise(a, inside, H, EPSILON)
+        a = normal * get(gain, k * H + column, column < H, S) + get(shift, k * H + column, column < H, S)
+    return a, normal, rstd
+
+
+@triton.jit
+def output(inner, o, c_norm, where, H: tl.constexpr):
+    """The output h of a step from its c, ``inner``, and the sum o of its gate."""
+    inner, _, _ = normed(0, inner, c_norm, where, H)
+    return sigmoid(o) * tanh(inner)
+
+
+@triton.jit
 def gate(k: tl.constexpr, parts, norm, at, where, B, H: tl.constexpr, LD_U: tl.constexpr, S: tl.constexpr):
     """The sum of gate k; and that before gain and shift, with one over the deviation, for the backward."""
     u, gx, d, bias = parts
-    gain, shift, EPSILON = norm
-    row, column, inside, live = where
+    row, column, _, live = where
     a = get(u, at * LD_U + k * H + column, live, S)
     if d is not None:
         d_h = get(d, (k * B + row) * H + column, live, S)
@@ -45,11 +64,7 @@ def gate(k: tl.constexpr, parts, norm, at, where, B, H: tl.constexpr, LD_U: tl.c
         b = get(d, ((8 + k) * B + row) * H + column, live, S)
         b += get(bias, k * H + column, column < H, S)
         a = d_h * a + (d_x * get(gx, at * 4 * H + k * H + column, live, S) + b)
-    normal, rstd = a, a
-    if gain is not None:
-        normal, rstd = normalise(a, inside, H, EPSILON)
-        a = normal * get(gain, k * H + column, column < H, S) + get(shift, k * H + column, column < H, S)
-    return a, normal, rstd
+    return normed(k, a, norm, where, H)
 
 
 @triton.jit(do_not_specialize=STEPS)
@@ -101,11 +116,8 @@ def forward(
     o, _, _ = gate(3, parts, norm, at, where, B, H, LD_U, S)
     update = kept(tanh(g), keep, (t_keep * B + row) * H + column, live, KEEP_SCALE)
     c_new = sigmoid(f + FORGET_BIAS) * c_old + sigmoid(i) * update
-    inner = c_new
-    if c_gain is not None:
-        normal, _ = normalise(c_new, inside, H, EPSILON)
-        inner = normal * get(c_gain, column, column < H, S) + get(c_shift, column, column < H, S)
-    h_new = zoned(h_old, sigmoid(o) * tanh(inner), zone_h, place, live, ZONE_H_RATE)
+    h_new = output(c_new, o, (c_gain, c_shift, EPSILON), where, H)
+    h_new = zoned(h_old, h_new, zone_h, place, live, ZONE_H_RATE)
     c_new = zoned(c_old, c_new, zone_c, place, live, ZONE_C_RATE)
     tl.store(h + place, tl.where(live, h_new, h_old), mask=inside)
     tl.store(c + place, tl.where(live, c_new, c_old), mask=inside)
@@ -114,11 +126,12 @@ def forward(
 
 
 @triton.jit
-def arriving(dy, dh, dh_direct, zone_h, at, where, B, H: tl.constexpr, RATE: tl.constexpr, S: tl.constexpr):
-    """The gradient that reaches the new h; leaves in dh_direct what goes past the step to the old one."""
+def arriving(
+    through, dy, dh_direct, zone_h, at, where, B, H: tl.constexpr, RATE: tl.constexpr, S: tl.constexpr
+):
+    """The gradient that reaches the new h, ``through`` matrices and else; dh_direct gets what goes past."""
     row, column, inside, live = where
     own, place = row * H + column, at * H + column
-    through = get(dh, own, inside, S)
     new = through
     if dy is not None:
         new += get(dy, place, live, S)
@@ -129,6 +142,60 @@ def arriving(dy, dh, dh_direct, zone_h, at, where, B, H: tl.constexpr, RATE: tl.
         tl.store(dh_direct + own, tl.where(live, new * stays, through + direct), mask=inside)
         new *= 1.0 - stays
     return tl.where(live, new, 0.0)
+
+
+@triton.jit
+def into_gates(
+    dh_new,
+    dc,
+    c_old,
+    gates,
+    c_norm,
+    update_keep,
+    zone_c,
+    share,
+    place,
+    slot,
+    where,
+    H: tl.constexpr,
+    FORGET_BIAS: tl.constexpr,
+    ZONE_RATE: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """Gradients of the gates' sums i, f, g, o from that of the new h; turns dc into that of the old c.
+
+    ``gates`` are their sums, ``update_keep`` is the mask of the update with its place and scale, and
+    ``share`` what the gradient of the old c is multiplied by, or None.
+    """
+    S: tl.constexpr = dc.dtype.element_ty
+    row, column, inside, live = where
+    own = row * H + column
+    keep, keep_place, KEEP_SCALE = update_keep
+    i, f, g, o = gates
+    i, f, g, o = sigmoid(i), sigmoid(f + FORGET_BIAS), tanh(g), sigmoid(o)
+    update = kept(g, keep, keep_place, live, KEEP_SCALE)
+    inner, c_normal, c_rstd = normed(0, f * c_old + i * update, c_norm, where, H)
+    inner = tanh(inner)
+    c_gain, _, _ = c_norm
+
+    d_o = dh_new * inner * o * (1.0 - o)
+    dc_new = dh_new * o * (1.0 - inner * inner)
+    if c_gain is not None:
+        add_up(slot + 12 * H, dc_new * c_normal, H, COLS)
+        add_up(slot + 13 * H, dc_new, H, COLS)
+        dc_new = normalise_backward(dc_new * get(c_gain, column, column < H, S), c_normal, c_rstd, inside, H)
+    dc_after, stays = get(dc, own, inside, S), staying(zone_c, place, live, ZONE_RATE, S)
+    dc_here = tl.where(live, dc_after, 0.0)
+    dc_new += dc_here * (1.0 - stays)
+    dc_old = dc_new * f
+    if share is not None:
+        dc_old *= tl.load(share)
+    tl.store(dc + own, tl.where(live, dc_old + dc_here * stays, dc_after), mask=inside)
+
+    d_i = dc_new * update * i * (1.0 - i)
+    d_f = dc_new * c_old * f * (1.0 - f)
+    d_g = kept(dc_new * i, keep, keep_place, live, KEEP_SCALE) * (1.0 - g * g)
+    return d_i, d_f, d_g, d_o
 
 
 @triton.jit
@@ -147,7 +214,7 @@ def spread(
     LD_DU: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """From the gradient of gate k's sum to those of its parts."""
+    """From the gradient of gate k, normalised, to that of its sum, which it returns, and of its parts."""
     S: tl.constexpr = slot.dtype.element_ty
     u, gx, d = parts
     du, dgx, dd = gradients
@@ -170,6 +237,7 @@ def spread(
         tl.store(dd + of_x, da * get(gx, x_place, live, S), mask=inside)
         tl.store(dd + of_b, da, mask=inside)
         add_up(slot + (8 + k) * H, da, H, COLS)
+    return da
 
 
 @triton.jit(do_not_specialize=STEPS)
@@ -227,33 +295,28 @@ def backward(
     f, f_normal, f_rstd = gate(1, parts, norm, at, where, B, H, LD_U, S)
     g, g_normal, g_rstd = gate(2, parts, norm, at, where, B, H, LD_U, S)
     o, o_normal, o_rstd = gate(3, parts, norm, at, where, B, H, LD_U, S)
-    i, f, g, o = sigmoid(i), sigmoid(f + FORGET_BIAS), tanh(g), sigmoid(o)
-    update = kept(g, keep, keep_place, live, KEEP_SCALE)
-    inner = f * c_old + i * update
-    c_normal, c_rstd = inner, inner
-    if c_gain is not None:
-        c_normal, c_rstd = normalise(inner, inside, H, EPSILON)
-        inner = c_normal * get(c_gain, column, column < H, S) + get(c_shift, column, column < H, S)
-    inner = tanh(inner)
-
-    dh_new = arriving(dy, dh, dh_direct, zone_h, at, where, B, H, ZONE_H_RATE, S)
-    d_o = dh_new * inner * o * (1.0 - o)
-    dc_new = dh_new * o * (1.0 - inner * inner)
-    if c_gain is not None:
-        add_up(slot + 12 * H, dc_new * c_normal, H, COLS)
-        add_up(slot + 13 * H, dc_new, H, COLS)
-        dc_new = normalise_backward(dc_new * get(c_gain, column, column < H, S), c_normal, c_rstd, inside, H)
-    dc_after, stays = get(dc, own, inside, S), staying(zone_c, place, live, ZONE_C_RATE, S)
-    dc_here = tl.where(live, dc_after, 0.0)
-    dc_new += dc_here * (1.0 - stays)
-    dc_old = dc_new * f
+    dh_new = arriving(get(dh, own, inside, S), dy, dh_direct, zone_h, at, where, B, H, ZONE_H_RATE, S)
+    c_norm, update_keep = (c_gain, c_shift, EPSILON), (keep, keep_place, KEEP_SCALE)
+    gates, share = (i, f, g, o), None
     if c_scale is not None:
-        dc_old *= tl.load(c_scale + t)
-    tl.store(dc + own, tl.where(live, dc_old + dc_here * stays, dc_after), mask=inside)
-
-    d_i = dc_new * update * i * (1.0 - i)
-    d_f = dc_new * c_old * f * (1.0 - f)
-    d_g = kept(dc_new * i, keep, keep_place, live, KEEP_SCALE) * (1.0 - g * g)
+        share = c_scale + t
+    d_i, d_f, d_g, d_o = into_gates(
+        dh_new,
+        dc,
+        c_old,
+        gates,
+        c_norm,
+        update_keep,
+        zone_c,
+        share,
+        place,
+        slot,
+        where,
+        H,
+        FORGET_BIAS,
+        ZONE_C_RATE,
+        COLS,
+    )
     read, write = (u, gx, d), (du, dgx, dd)
     spread(0, d_i, (gate_gain, i_normal, i_rstd), read, write, slot, at, where, B, H, LD_U, LD_DU, COLS)
     spread(1, d_f, (gate_gain, f_normal, f_rstd), read, write, slot, at, where, B, H, LD_U, LD_DU, COLS)

@@ -5,12 +5,14 @@ allocator, so that the loop over a sequence can be captured in a CUDA graph.
 """
 
 import contextlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from rhhn_fairseq.kernels.buffers import Gated, Highway
-from rhhn_fairseq.kernels.triton import gated_step, highway_step
+from rhhn_fairseq.kernels.triton import gated_step, highway_step, hyper_step
+from rhhn_fairseq.kernels.triton.products import ROWS, arguments, multiplies
 from rhhn_fairseq.kernels.triton.tiles import Tile
 
 
@@ -30,8 +32,8 @@ class GatedStep:
         if p.weight_d is not None:
             self.d = p.c0.new_empty(12, B, H)
             self.dd = torch.empty_like(self.d) if direction == "backward" else None
-        self.guard = _on(p.u.device)
-        self.tensors = _of(p, "u gx bias gate_gain gate_shift c_gain c_shift mask keep zone_h zone_c")
+        self.guard = on_device(p.u.device)
+        self.tensors = buffers_of(p, "u gx bias gate_gain gate_shift c_gain c_shift mask keep zone_h zone_c")
         self.numbers = dict(
             B=B,
             H=H,
@@ -45,11 +47,11 @@ class GatedStep:
         )
         if direction == "forward":
             self.kernel = gated_step.forward[(tile.blocks,)]
-            self.tensors |= _of(p, "h c y")
+            self.tensors |= buffers_of(p, "h c y")
         else:
             self.numbers["LD_DU"] = _row_stride("du", p.du)
             self.kernel = gated_step.backward[(tile.blocks,)]
-            self.tensors |= _of(p, "c_scale dy dh dh_direct dc du dgx sums") | {"dd": self.dd}
+            self.tensors |= buffers_of(p, "c_scale dy dh dh_direct dc du dgx sums") | {"dd": self.dd}
 
     def forward(self, t: int) -> None:
         p = self.p
@@ -89,6 +91,73 @@ class GatedStep:
         )
 
 
+class HyperStep:
+    """One step of a HyperLSTM's hypernetwork with its products; see ``pointwise.hypernetwork``.
+
+    Args:
+        p: the hypernetwork's buffers.
+        main: those of the main network, for z.
+        side: what h gives the hypernetwork, [T, B, 4 N], forward only, as g_hyper and bias_z are.
+    """
+
+    def __init__(
+        self,
+        p: Gated,
+        main: Gated,
+        direction: str,
+        weight_e: Tensor,
+        weight_z: Tensor,
+        bias_z: Tensor | None,
+        g_hyper: Tensor | None,
+        side: Tensor | None,
+        previous: bool,
+    ):
+        self.p = p
+        B, N = p.c0.shape
+        self.grid = (-(-B // ROWS),)
+        self.guard = on_device(p.u.device)
+        self.tensors = buffers_of(p, "gate_gain gate_shift c_gain c_shift mask") | {"a": p.u}
+        self.tensors |= dict(weight_e=weight_e.contiguous(), weight_z=weight_z.contiguous())
+        self.numbers = dict(
+            B=B,
+            N=N,
+            WIDTH=weight_z.shape[1],
+            PREVIOUS=previous,
+            FORGET_BIAS=p.forget_bias,
+            EPSILON=p.epsilon,
+            **arguments(N, p.u.dtype, p.u.device),
+            BLOCK=hyper_step.BLOCK,
+        )
+        if direction == "forward":
+            self.kernel = hyper_step.forward[self.grid]
+            self.tensors |= buffers_of(p, "h c") | buffers_of(main, "z")
+            self.tensors |= dict(side=side, g_hyper=g_hyper, bias_z=bias_z)
+            self.numbers["LD_SIDE"] = _row_stride("the products of h", side)
+        else:
+            self.kernel = hyper_step.backward[self.grid]
+            # A slot for each of these programs.
+            p.sums = p.sums.new_zeros(*self.grid, p.sums.shape[1])
+            self.tensors |= buffers_of(p, "dh dh_direct dc du sums") | buffers_of(main, "dz")
+            self.numbers["LD_DU"] = _row_stride("du", p.du)
+
+    def forward(self, t: int) -> None:
+        self._launch(t, h_before=self.p.h if t else self.p.h0)
+
+    def backward(self, t: int) -> None:
+        self._launch(t)
+
+    def _launch(self, t: int, **before: Tensor) -> None:
+        with self.guard:
+            self.kernel(
+                **self.tensors,
+                **before,
+                **self.numbers,
+                c_before=self.p.c if t else self.p.c0,
+                t=t,
+                t_before=max(t - 1, 0),
+            )
+
+
 class HighwayStep:
     """One layer of ``buffers.Highway``; see there for the names."""
 
@@ -96,11 +165,11 @@ class HighwayStep:
         self.p = p
         self.L, self.T, self.B, H = p.s.shape
         tile = Tile.of(self.B, H)
-        self.guard = _on(p.u.device)
-        self.tensors = _of(p, "u z bias bias_z mask keep zone")
+        self.guard = on_device(p.u.device)
+        self.tensors = buffers_of(p, "u z bias bias_z mask keep zone")
         # What only layer 0 has, and what only layers with an output have.
-        self.of_first = _of(p, "gx bias_x first")
-        self.output = _of(p, "y" if direction == "forward" else "dy")
+        self.of_first = buffers_of(p, "gx bias_x first")
+        self.output = buffers_of(p, "y" if direction == "forward" else "dy")
         self.numbers = dict(
             T=self.T,
             B=self.B,
@@ -113,12 +182,12 @@ class HighwayStep:
         )
         if direction == "forward":
             self.kernel = highway_step.forward[(tile.blocks,)]
-            self.tensors |= _of(p, "s o")
+            self.tensors |= buffers_of(p, "s o")
         else:
             self.kernel = highway_step.backward[(tile.blocks,)]
             self.numbers["Z_STEPS"] = 1 if p.dz is None else p.dz.shape[1]
-            self.tensors |= _of(p, "ds ds_direct past du dz sums")
-            self.of_first |= _of(p, "dgx")
+            self.tensors |= buffers_of(p, "ds ds_direct past du dz sums")
+            self.of_first |= buffers_of(p, "dgx")
 
     def forward(self, n: int) -> None:
         t, layer = divmod(n, self.L)
@@ -150,7 +219,7 @@ class HighwayStep:
             )
 
 
-def _of(p: Gated | Highway, names: str) -> dict[str, Tensor | None]:
+def buffers_of(p: Gated | Highway, names: str) -> dict[str, Tensor | None]:
     """Buffers by name, as kernels take them; masks as bytes.
 
     Raises:
@@ -169,7 +238,7 @@ def _of(p: Gated | Highway, names: str) -> dict[str, Tensor | None]:
 
 
 def _row_stride(name: str, tensor: Tensor) -> int:
-    """Elements between the rows of u or du [T, B, 4 H], which are evenly spaced over all steps."""
+    """Elements between the rows of u or du [T, B, G], which are evenly spaced over all steps."""
     T, B, _ = tensor.shape
     # A single row may have any stride.
     ld = tensor.stride(1 if B > 1 else 0)
@@ -178,6 +247,13 @@ def _row_stride(name: str, tensor: Tensor) -> int:
     return ld
 
 
-def _on(device: torch.device):
+def hypernetwork(p: Gated, main: Gated, direction: str, *arguments) -> Callable[[int], None] | None:
+    """See ``pointwise.hypernetwork``."""
+    if not multiplies(p.c0.shape[1], p.u.dtype):
+        return None
+    return getattr(HyperStep(p, main, direction, *arguments), direction)
+
+
+def on_device(device: torch.device):
     """Makes a device the current one, on whose current stream kernels are launched."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

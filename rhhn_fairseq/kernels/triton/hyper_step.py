@@ -1,0 +1,236 @@
+"""One step of the hypernetwork of a HyperLSTM with its own products as a Triton kernel, forward and backward.
+
+That is the product with the hypernetwork's state, its LSTM, and the embeddings z from its state: four
+launches as one, and backward three. A program takes ROWS sequences, whose states are narrow.
+
+Arguments have the names of ``buffers.Gated``, here of the hypernetwork, whose units N are H there, and of
+``hyper_gated.hyper_lstm``; a missing tensor is None. Beside them:
+
+    a                   the sums of the gates, [T, B, 4 N]: ``u`` of the hypernetwork
+    side, LD_SIDE       the main network's h by the matrix to it, [T, B, 4 N], and elements between the rows
+    h_before, c_before  h0 and c0 at the first step, later h and c; t_before is the step of them to read
+    z, dz, WIDTH        the embeddings [T, B, WIDTH] and their gradients
+
+COLS, a power of two that is not below N and 16, is also the inner width of the products.
+"""
+
+import triton
+import triton.language as tl
+
+from rhhn_fairseq.kernels.triton.functions import get, real, sigmoid, tanh, tile
+from rhhn_fairseq.kernels.triton.gated_step import arriving, gate, into_gates, normed, output, spread
+
+BLOCK = 64
+"""Embeddings that are made at a time."""
+
+STEPS = ["t", "t_before", "B"]
+"""Arguments whose value must not lead to another compilation, as 1 and multiples of 16 otherwise do."""
+
+
+@triton.jit
+def part(weight, first, WIDTH: tl.constexpr, N: tl.constexpr, COLUMNS: tl.constexpr, COLS: tl.constexpr):
+    """COLUMNS columns of a matrix [N, WIDTH] from the ``first`` on, [COLS, COLUMNS], zeros past it."""
+    row, column = tl.arange(0, COLS)[:, None], first + tl.arange(0, COLUMNS)[None, :]
+    return tl.load(weight + row * WIDTH + column, mask=(row < N) & (column < WIDTH), other=0.0)
+
+
+@triton.jit
+def gate_matrix(weight_e, k: tl.constexpr, N: tl.constexpr, COLS: tl.constexpr):
+    """Gate k's columns of the recurrent matrix [N, 4 N], [COLS, COLS], zeros past N."""
+    row, column = tl.arange(0, COLS)[:, None], tl.arange(0, COLS)[None, :]
+    return tl.load(weight_e + row * 4 * N + k * N + column, mask=(row < N) & (column < N), other=0.0)
+
+
+@triton.jit
+def gate_sum(
+    k: tl.constexpr,
+    a,
+    parts,
+    weight_e,
+    e,
+    norm,
+    at,
+    where,
+    N: tl.constexpr,
+    LD_SIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    COLS: tl.constexpr,
+    S: tl.constexpr,
+):
+    """Gate k's sum with its normalisation; writes it to ``a`` before that."""
+    TYPE: tl.constexpr = a.dtype.element_ty
+    g_hyper, side = parts
+    row, column, inside, live = where
+    of_gate = at * 4 * N + k * N + column
+    total = get(g_hyper, of_gate, inside, S) + get(side, at * LD_SIDE + k * N + column, inside, S)
+    total = tl.dot(e, gate_matrix(weight_e, k, N, COLS), total, input_precision=PRECISION)
+    # As the backward pass will read it.
+    total = total.to(TYPE)
+    tl.store(a + of_gate, total, mask=inside)
+    total, _, _ = normed(k, tl.where(live, total.to(S), 0.0), norm, where, N)
+    return total
+
+
+@triton.jit(do_not_specialize=STEPS)
+def forward(
+    a,
+    side,
+    g_hyper,
+    weight_e,
+    weight_z,
+    bias_z,
+    gate_gain,
+    gate_shift,
+    c_gain,
+    c_shift,
+    mask,
+    h_before,
+    c_before,
+    h,
+    c,
+    z,
+    t,
+    t_before,
+    B,
+    N: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LD_SIDE: tl.constexpr,
+    PREVIOUS: tl.constexpr,
+    FORGET_BIAS: tl.constexpr,
+    EPSILON: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Writes a, h, c and z of step t."""
+    S: tl.constexpr = c.dtype.element_ty
+    TYPE: tl.constexpr = h.dtype.element_ty
+    row, column, inside = tile(B, N, ROWS, COLS)
+    at = t * B + row
+    live = real(inside, mask, at, row < B)
+    before = (t_before * B + row) * N + column
+    e, c_old = get(h_before, before, inside, TYPE), get(c_before, before, inside, S)
+
+    where, parts, norm = (row, column, inside, live), (g_hyper, side), (gate_gain, gate_shift, EPSILON)
+    i = gate_sum(0, a, parts, weight_e, e, norm, at, where, N, LD_SIDE, PRECISION, COLS, S)
+    f = gate_sum(1, a, parts, weight_e, e, norm, at, where, N, LD_SIDE, PRECISION, COLS, S)
+    g = gate_sum(2, a, parts, weight_e, e, norm, at, where, N, LD_SIDE, PRECISION, COLS, S)
+    o = gate_sum(3, a, parts, weight_e, e, norm, at, where, N, LD_SIDE, PRECISION, COLS, S)
+    c_new = sigmoid(f + FORGET_BIAS) * c_old + sigmoid(i) * tanh(g)
+    e_new = output(c_new, o, (c_gain, c_shift, EPSILON), where, N).to(TYPE)
+    e_new = tl.where(live, e_new, e)
+    tl.store(h + at * N + column, e_new, mask=inside)
+    tl.store(c + at * N + column, tl.where(live, c_new, c_old), mask=inside)
+
+    read = e if PREVIOUS else e_new
+    for first in tl.static_range(0, WIDTH, BLOCK):
+        place = first + tl.arange(0, BLOCK)[None, :]
+        new = tl.dot(read, part(weight_z, first, WIDTH, N, BLOCK, COLS), input_precision=PRECISION)
+        new += get(bias_z, place, place < WIDTH, S)
+        tl.store(z + at * WIDTH + place, new, mask=(row < B) & (place < WIDTH))
+
+
+@triton.jit
+def back(
+    k: tl.constexpr,
+    da,
+    weight_e,
+    add,
+    N: tl.constexpr,
+    TYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """``add`` and the gradient of the state before the step from that of gate k's sum."""
+    return tl.dot(da.to(TYPE), tl.trans(gate_matrix(weight_e, k, N, COLS)), add, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=STEPS)
+def backward(
+    a,
+    weight_e,
+    weight_z,
+    gate_gain,
+    gate_shift,
+    c_gain,
+    c_shift,
+    mask,
+    c_before,
+    dh,
+    dh_direct,
+    dc,
+    du,
+    dz,
+    sums,
+    t,
+    t_before,
+    B,
+    N: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LD_DU: tl.constexpr,
+    PREVIOUS: tl.constexpr,
+    FORGET_BIAS: tl.constexpr,
+    EPSILON: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Writes du of step t, turns dh, dh_direct and dc into those of the step before, adds to sums."""
+    S: tl.constexpr = dc.dtype.element_ty
+    TYPE: tl.constexpr = du.dtype.element_ty
+    row, column, inside = tile(B, N, ROWS, COLS)
+    at = t * B + row
+    live = real(inside, mask, at, row < B)
+    where = (row, column, inside, live)
+    place, slot = at * N + column, sums + tl.program_id(0) * 14 * N
+    from_z = tl.zeros([ROWS, COLS], S)
+    for first in tl.static_range(0, WIDTH, BLOCK):
+        columns = first + tl.arange(0, BLOCK)[None, :]
+        embeddings = tl.load(dz + at * WIDTH + columns, mask=(row < B) & (columns < WIDTH), other=0.0)
+        of_block = tl.trans(part(weight_z, first, WIDTH, N, BLOCK, COLS))
+        from_z = tl.dot(embeddings, of_block, from_z, input_precision=PRECISION)
+    through = get(dh, row * N + column, inside, S)
+    if not PREVIOUS:
+        through += from_z
+
+    parts, norm, c_norm = (a, None, None, None), (gate_gain, gate_shift, EPSILON), (c_gain, c_shift, EPSILON)
+    i, i_normal, i_rstd = gate(0, parts, norm, at, where, B, N, 4 * N, S)
+    f, f_normal, f_rstd = gate(1, parts, norm, at, where, B, N, 4 * N, S)
+    g, g_normal, g_rstd = gate(2, parts, norm, at, where, B, N, 4 * N, S)
+    o, o_normal, o_rstd = gate(3, parts, norm, at, where, B, N, 4 * N, S)
+    c_old = get(c_before, (t_before * B + row) * N + column, live, S)
+    dh_new = arriving(through, None, dh_direct, None, at, where, B, N, 0.0, S)
+    d_i, d_f, d_g, d_o = into_gates(
+        dh_new,
+        dc,
+        c_old,
+        (i, f, g, o),
+        c_norm,
+        (None, place, 1.0),
+        None,
+        None,
+        place,
+        slot,
+        where,
+        N,
+        FORGET_BIAS,
+        0.0,
+        COLS,
+    )
+    read, write, norms = (a, None, None), (du, None, None), (gate_gain, i_normal, i_rstd)
+    d_i = spread(0, d_i, norms, read, write, slot, at, where, B, N, 4 * N, LD_DU, COLS)
+    norms = (gate_gain, f_normal, f_rstd)
+    d_f = spread(1, d_f, norms, read, write, slot, at, where, B, N, 4 * N, LD_DU, COLS)
+    norms = (gate_gain, g_normal, g_rstd)
+    d_g = spread(2, d_g, norms, read, write, slot, at, where, B, N, 4 * N, LD_DU, COLS)
+    norms = (gate_gain, o_normal, o_rstd)
+    d_o = spread(3, d_o, norms, read, write, slot, at, where, B, N, 4 * N, LD_DU, COLS)
+    new = back(0, d_i, weight_e, tl.zeros_like(from_z), N, TYPE, PRECISION, COLS)
+    new = back(1, d_f, weight_e, new, N, TYPE, PRECISION, COLS)
+    new = back(2, d_g, weight_e, new, N, TYPE, PRECISION, COLS)
+    new = back(3, d_o, weight_e, new, N, TYPE, PRECISION, COLS)
+    if PREVIOUS:
+        new += from_z
+    tl.store(dh + row * N + column, new, mask=inside)

@@ -1,0 +1,44 @@
+"""Mends three faults of Triton's interpreter, in versions up to 3.6, that loops and bfloat16 operands meet.
+
+It makes Python numbers of arrays of one element, which numpy refuses from 2.4 on (triton issue 9171); it
+multiplies matrices of bfloat16, which it keeps as integers, as if the bits were the numbers; and it cuts
+float32 off where a GPU rounds it to bfloat16.
+"""
+
+import os
+
+
+def mend() -> None:
+    """Changes the interpreter of this process, where there is one. To be called once."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    import numpy as np
+    import torch
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    give_methods, multiply, cast = interpreter._patch_lang_tensor, builder.create_dot, builder.cast_impl
+
+    def patched(tensor, scope):
+        give_methods(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    def widened(part):
+        if part.dtype.scalar != tl.bfloat16:
+            return part
+        # The upper half of a float32.
+        numbers = (part.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(numbers, tl.float32)
+
+    def create_dot(self, a, b, *others):
+        return multiply(self, widened(a), widened(b), *others)
+
+    def cast_impl(self, source, to):
+        if source.dtype.scalar != tl.float32 or to.scalar != tl.bfloat16:
+            return cast(self, source, to)
+        rounded = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16()
+        return interpreter.TensorHandle(rounded.view(torch.uint16).numpy(), tl.bfloat16)
+
+    interpreter._patch_lang_tensor = patched
+    builder.create_dot, builder.cast_impl = create_dot, cast_impl

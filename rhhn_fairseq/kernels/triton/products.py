@@ -1,0 +1,38 @@
+"""Which networks are small enough for kernels that multiply by themselves, and how those multiply."""
+
+import torch
+
+from rhhn_fairseq.kernels.triton.tiles import power_of_two
+
+WIDEST = 128
+"""Units up to which a gate's matrix fits beside the rows in one multiprocessor."""
+
+ROWS = 16
+"""Sequences of a program: what the matrix units take at least."""
+
+SHARED = 160 << 10
+"""Bytes of shared memory that are taken for granted where no device says how many it has: an A100's."""
+
+
+def multiplies(units: int, dtype: torch.dtype) -> bool:
+    """Whether there are such kernels for a network of some units with operands of a type."""
+    return units <= WIDEST and dtype in (torch.float32, torch.bfloat16)
+
+
+def arguments(units: int, dtype: torch.dtype, device: torch.device) -> dict[str, int | str]:
+    """What these kernels take: tiles, warps, stages, and how float32 is multiplied: as torch does it."""
+    cols = max(ROWS, power_of_two(units))
+    precision = "ieee"
+    if dtype == torch.float32:
+        precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    # A loop reads its next two halves of a matrix ahead where there is room for them, also transposed.
+    stages = 2 if 4 * cols * cols * dtype.itemsize <= _shared(device) else 1
+    warps = max(4, cols // 16)
+    return dict(ROWS=ROWS, COLS=cols, PRECISION=precision, num_warps=warps, num_stages=stages)
+
+
+def _shared(device: torch.device) -> int:
+    """Bytes of shared memory that a program may take."""
+    if device.type != "cuda":
+        return SHARED
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
