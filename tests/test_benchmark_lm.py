@@ -62,7 +62,7 @@ def test_text_is_of_the_vocabulary():
 
 
 def test_report():
-    report = lm.run(smoke(archs=("lstm_ptb", "rhn_ptb"), hyper_size=0, backends=("reference",)))
+    report = lm.run(smoke(archs=("lstm_ptb", "rhn_ptb"), backends=("reference",)))
     assert [(row["arch"], row["layer"], row["backend"]) for row in report["rows"]] == [
         ("lstm_ptb", BASELINE, "oneDNN"),
         ("lstm_ptb", "lstm", "reference"),
@@ -100,3 +100,8 @@ def test_unknown_architectures_are_refused():
         UsageError, match="--archs gnmt is no character language model, choose from char_lm, "
     ):
         lm.Config(archs=("gnmt",))
+
+
+def test_types():
+    report = lm.run(smoke(dtype="bfloat16"))
+    assert all(row["dtype"] == "bfloat16" and 1e-4 < row["error"] < 0.5 for row in report["rows"])

@@ -1,5 +1,6 @@
 """The benchmark of translation models: what it compares is comparable, and its reports are whole."""
 
+import dataclasses
 import json
 import runpy
 from pathlib import Path
@@ -44,8 +45,22 @@ def test_fairseqs_model_is_that_of_the_documented_comparison(built):
 
 
 def test_models_run_on_what_makes_a_difference(built):
-    assert gnmt.backends_of(built[1][gnmt.FAIRSEQ], "cpu") == ["torch"]
-    assert gnmt.backends_of(built[1]["lstm_gnmt_small"], "cpu") == ["preferred", "reference"]
+    config, models, _ = built
+    assert gnmt.backends_of(models[gnmt.FAIRSEQ], config) == ["torch"]
+    assert gnmt.backends_of(models["lstm_gnmt_small"], config) == ["preferred", "reference"]
+    asked = dataclasses.replace(config, backends=("aten", "preferred"))
+    assert gnmt.backends_of(models["lstm_gnmt_small"], asked) == ["aten", "preferred"]
+    asked = dataclasses.replace(config, backends=("triton",))
+    with pytest.raises(UsageError, match="backends='triton' is none that all .*aten"):
+        gnmt.backends_of(models["lstm_gnmt_small"], asked)
+
+
+def test_types():
+    """Models are checked in float32 and in the type, and timed in that."""
+    report = gnmt_train.run(gnmt_train.Config(**gnmt_train.SMOKE, threads=1, dtype="bfloat16"))
+    assert all(row["dtype"] == "bfloat16" and 1e-4 < row["error"] < 0.5 for row in report["rows"])
+    with pytest.raises(UsageError, match="dtype='half' is unknown, choose from float32, bfloat16"):
+        gnmt_train.Config(dtype="half")
 
 
 def test_reports(tmp_path, capsys, monkeypatch):

@@ -1,6 +1,6 @@
 """Beam search by a step that is one graph: the same hypotheses, few graphs, nothing left behind.
 
-The graph is imitated on the CPU, see ``tests/test_graphs.py``.
+The graph is imitated on the CPU, see graph_imitation.py.
 """
 
 import gc
@@ -12,7 +12,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
-from test_graphs import count, imitate
+from graph_imitation import count, imitate, imitated_graphs
 
 import rhhn_fairseq.plugin  # noqa: F401
 from rhhn_fairseq.kernels import graphs
@@ -22,10 +22,7 @@ from rhhn_fairseq.layers import decoding
 @pytest.fixture
 def imitated(monkeypatch):
     monkeypatch.setenv(graphs.VARIABLE, "1")
-    monkeypatch.setattr(graphs, "applies", lambda values: True)
-    monkeypatch.setattr(graphs, "place", lambda values: "cpu")
-    monkeypatch.setattr(graphs, "record", imitate)
-    monkeypatch.setattr(graphs, "_recordings", graphs.Recordings(imitate))
+    imitated_graphs(monkeypatch)
 
 
 def _dictionary():

@@ -1,42 +1,22 @@
 """Which calls are recorded and replayed as CUDA graphs, and that no value outlives its call.
 
-On the CPU a recording that runs the body again on its own inputs, into its own outputs, takes the place of
-the graph: it has the same aliasing, which is what can go wrong.
+On the CPU graphs are imitated, see graph_imitation.py.
 """
 
 import pytest
 import torch
+from graph_imitation import count, imitate, imitated_graphs
 
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.kernels import graphs
 
 
-def imitate(call, values):
-    """A recording without CUDA."""
-    inputs = [value.clone() for value in values]
-    outputs = tuple(call(inputs))
-
-    def replay():
-        for output, new in zip(outputs, call(inputs), strict=True):
-            output.copy_(new)
-
-    return graphs.Recording(inputs, outputs, replay, settle=lambda: None)
-
-
 @pytest.fixture
 def recordings(monkeypatch):
     """Graphs are wanted, and imitated on the CPU."""
-    kept = graphs.Recordings(imitate)
     monkeypatch.setenv(graphs.VARIABLE, "1")
-    monkeypatch.setattr(graphs, "_recordings", kept)
-    monkeypatch.setattr(graphs, "applies", lambda values: True)
-    monkeypatch.setattr(graphs, "place", lambda values: "cpu")
-    return kept
-
-
-def count(recordings):
-    return sum(recording is not None for recording in recordings.kept.values())
+    return imitated_graphs(monkeypatch)
 
 
 CELLS = {

@@ -14,7 +14,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, lstm
 from torch import Tensor, nn
 
 import rhhn_fairseq.plugin  # noqa: F401
-from rhhn_fairseq.bench.machine import BenchConfig, forced
+from rhhn_fairseq.bench.machine import DTYPES, BenchConfig, forced, in_graphs
 from rhhn_fairseq.bench.parity import check_models, with_gradients
 from rhhn_fairseq.bench.report import Column
 from rhhn_fairseq.bench.timing import interleave, ratio
@@ -38,6 +38,10 @@ class TranslationConfig(BenchConfig):
     )
     vocab_size: int = option(8000, help="entries of the dictionary", low=10)
     length: int = option(16, help="symbols of every sentence, source and target", low=1)
+    dtype: str = option("float32", help="type of weights and activations", choices=tuple(DTYPES))
+    backends: tuple = option(
+        (), help="preferred, or names of backends, separated by commas; empty for those of the documentation"
+    )
     seed: int = option(1, help="of weights and sentences")
 
     def __post_init__(self):
@@ -54,6 +58,7 @@ SMOKE = dict(archs=("lstm_gnmt_small",), vocab_size=20, length=3, repeats=1)
 COLUMNS = (
     Column("model", "model"),
     Column("backend", "backend"),
+    Column("type", "dtype"),
     Column("parameters", "parameters", ",d"),
     Column("sentences", "sentences", "d"),
     Column("ms", "total_ms", ".1f"),
@@ -64,8 +69,8 @@ COLUMNS = (
     Column("error", "error", ".1e"),
 )
 
-# Of a model and the backend that its cells are made to run on; None for the one that each prefers.
-BACKENDS = {"preferred": None, "reference": "reference"}
+PREFERRED = "preferred"
+"""The backend that each cell of a model prefers."""
 
 
 def build_fairseq(dictionary: Dictionary) -> nn.Module:
@@ -106,12 +111,29 @@ class _Dictionaries:
         self.cfg = None
 
 
-def backends_of(model: nn.Module, device: str) -> list[str]:
-    """The names in ``BACKENDS`` that make a difference to a model; fairseq's runs on ``torch``."""
+def backends_of(model: nn.Module, config: TranslationConfig) -> list[str]:
+    """What a model is compared on; fairseq's runs on ``torch``.
+
+    If nothing is asked for, that is what its cells prefer and the reference, where that makes a difference,
+    and on a GPU the backends whose loops can be recorded, as CUDA graphs.
+
+    Raises:
+        UsageError: its cells do not run on what is asked for.
+    """
     cells = [module for module in model.modules() if isinstance(module, Cell)]
     if not cells:
         return ["torch"]
-    return list(BACKENDS) if any(len(backends(cell, device)) > 1 for cell in cells) else ["reference"]
+    of_cells = [backends(cell, config.device, DTYPES[config.dtype]) for cell in cells]
+    common = [name for name in max(of_cells, key=len) if all(name in names for names in of_cells)]
+    recorded = in_graphs(common, config.device)
+    for name in config.backends:
+        if name not in (PREFERRED, *common, *recorded):
+            there = ", ".join((PREFERRED, *common, *recorded))
+            raise UsageError(f"backends={name!r} is none that all cells of a model have, choose from {there}")
+    if config.backends:
+        return list(config.backends)
+    differs = any(len(names) > 1 for names in of_cells)
+    return [PREFERRED, *recorded, "reference"] if differs else ["reference"]
 
 
 def draw_sentences(config: TranslationConfig, dictionary: Dictionary, count: int) -> Tensor:
@@ -147,10 +169,14 @@ def compare(config: TranslationConfig, counts: tuple[int, ...], measure: Callabl
         UsageError: a model gives wrong results.
     """
     models, dictionary = build_models(config)
-    pairs = [(name, kind) for name in models for kind in backends_of(models[name], config.device)]
+    pairs = [(name, kind) for name in models for kind in backends_of(models[name], config)]
     few = draw_sentences(config, dictionary, CHECKED)
-    named = {pair: (models[pair[0]], BACKENDS.get(pair[1])) for pair in pairs}
-    errors = check_models({" ".join(pair): value for pair, value in named.items()}, lambda m: results(m, few))
+    free = (PREFERRED, "torch")
+    named = {(name, kind): (models[name], None if kind in free else kind) for name, kind in pairs}
+    checks = {" ".join(pair): value for pair, value in named.items()}
+    errors = check_models(checks, lambda model: results(model, few), config.dtype)
+    for model in models.values():
+        model.to(DTYPES[config.dtype])
     rows = []
     for count in counts:
         tokens = draw_sentences(config, dictionary, count)
@@ -163,7 +189,7 @@ def compare(config: TranslationConfig, counts: tuple[int, ...], measure: Callabl
         seconds = interleave(pairs, config.repeats, timed)
         for pair in pairs:
             row = {"parameters": count_parameters(models[pair[0]]), "error": errors[" ".join(pair)]}
-            rows.append(_row(pair, seconds, tokens) | row)
+            rows.append(_row(pair, seconds, tokens) | row | {"dtype": config.dtype})
     return rows
 
 

@@ -5,6 +5,7 @@ A step is the model with the carried state, the loss, the backward pass and Adam
 Shapes: T time, B batch, C input, H hidden.
 """
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 
 import rhhn_fairseq.plugin  # noqa: F401
 from rhhn_fairseq.bench.contenders import BASELINE, chosen_backends
-from rhhn_fairseq.bench.machine import BenchConfig, forced, lstm_algorithm, measuring, now
+from rhhn_fairseq.bench.machine import DTYPES, BenchConfig, forced, lstm_algorithm, measuring, now
 from rhhn_fairseq.bench.parity import ORACLE_ROWS, check_models, with_gradients
 from rhhn_fairseq.bench.report import Column, draw_bars, make_report
 from rhhn_fairseq.bench.timing import interleave, ratio
 from rhhn_fairseq.cells.base import State, option
+from rhhn_fairseq.cells.registry import cell_options
 from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy
 from rhhn_fairseq.describe import count_parameters, known_architectures
 from rhhn_fairseq.errors import UsageError
@@ -36,9 +38,10 @@ class Config(BenchConfig):
     archs: tuple = option(("lstm_ptb", "ln_hyperlstm_ptb"), help="architectures, separated by commas")
     vocab_size: int = option(50, help="symbols of the text", low=2)
     hidden: int = option(0, help="width of the layers, 0 for the architecture's own", low=0)
-    hyper_size: int = option(0, help="width of the hypernetworks, 0 for the architecture's own", low=0)
+    hyper_size: int = option(0, help="width of hypernetworks, 0 for the architecture's own", low=0)
     batch: int = option(128, help="lanes of the text", low=1)
     length: int = option(100, help="symbols that a lane advances in a step", low=1)
+    dtype: str = option("float32", help="type of weights and activations", choices=tuple(DTYPES))
     backends: tuple = option((), help="names of backends, separated by commas; empty for all there are")
 
     def __post_init__(self):
@@ -58,6 +61,7 @@ COLUMNS = (
     Column("architecture", "arch"),
     Column("layer", "layer"),
     Column("backend", "backend"),
+    Column("type", "dtype"),
     Column("parameters", "parameters", ",d"),
     Column("ms a step", "step_ms", ".1f"),
     Column("characters/s", "characters_per_second", ",.0f"),
@@ -153,7 +157,9 @@ def draw_text(config: Config) -> Tensor:
 
 def build_trainees(arch: str, config: Config) -> list[Trainee]:
     """An architecture with torch.nn.LSTM for its layers, then on each backend with equal weights."""
-    sizes = {"hidden_size": config.hidden, "hyper_size": config.hyper_size}
+    sizes = {"hidden_size": config.hidden}
+    if "hyper_size" in cell_options(MODEL_DATACLASS_REGISTRY[arch]().cell):
+        sizes["hyper_size"] = config.hyper_size
     options = MODEL_DATACLASS_REGISTRY[arch](**{key: size for key, size in sizes.items() if size})
 
     def build():
@@ -163,10 +169,12 @@ def build_trainees(arch: str, config: Config) -> list[Trainee]:
     plain = build()
     plain.stack = TorchStack(plain.stack.config)
     plain.to(config.device)
-    x = torch.zeros(config.length, config.batch, plain.stack.config.input_size, device=config.device)
-    found = [Trainee(plain, BASELINE, lstm_algorithm(plain.stack, x), config)]
+    shape = (config.length, config.batch, plain.stack.config.input_size)
+    x = torch.zeros(shape, device=config.device, dtype=DTYPES[config.dtype])
+    algorithm = lstm_algorithm(copy.deepcopy(plain.stack).to(x.dtype), x)
+    found = [Trainee(plain, BASELINE, algorithm, config)]
     cell = build().stack.cells[0]
-    for backend in chosen_backends(arch, cell, config, "float32"):
+    for backend in chosen_backends(arch, cell, config, config.dtype):
         found.append(Trainee(build().to(config.device), options.cell, backend, config))
     return found
 
@@ -184,7 +192,8 @@ def run(config: Config) -> dict:
                 key = (arch, trainee.layer, trainee.backend)
                 trainees[key] = trainee
                 models = {" ".join(key): (trainee.model, trainee.forces)}
-                errors[key] = check_models(models, trainee.results).popitem()[1]
+                errors[key] = check_models(models, trainee.results, config.dtype).popitem()[1]
+                trainee.model.to(DTYPES[config.dtype])
         seconds = interleave(list(trainees), config.repeats, lambda key: trainees[key].time_step())
         rows = [_row(key, trainees[key], seconds, config) | {"error": errors[key]} for key in trainees]
         return make_report("lm", config, rows)
@@ -202,6 +211,7 @@ def _row(key: tuple, trainee: Trainee, seconds: dict, config: Config) -> dict:
         "arch": arch,
         "layer": layer,
         "backend": backend,
+        "dtype": config.dtype,
         "parameters": count_parameters(trainee.model),
         "step_ms": 1e3 * float(np.median(seconds[key])),
         "characters_per_second": config.batch * config.length / float(np.median(seconds[key])),

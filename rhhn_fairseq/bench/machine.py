@@ -4,7 +4,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,9 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rhhn_fairseq.cells.base import check_fields, option
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.kernels import graphs
 from rhhn_fairseq.kernels.heap import keeps_freed_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+IN_GRAPHS = "+graphs"
+"""Ends the name of a backend whose loops run as CUDA graphs."""
+
+RECORDINGS = 1000
+"""Graphs that are kept: those of all contenders, which take turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,18 +59,50 @@ def now(device) -> float:
     return time.perf_counter()
 
 
+def in_graphs(backends: Sequence[str], device: str) -> tuple[str, ...]:
+    """Those of some backends that can run as CUDA graphs on a device, named so."""
+    there = [name for name in backends if name in ("aten", "triton")] if records(device) else []
+    return tuple(name + IN_GRAPHS for name in there)
+
+
+def records(device: str) -> bool:
+    """Whether a device has graphs."""
+    return torch.device(device).type == "cuda"
+
+
+def first_calls(contender: Hashable) -> int:
+    """How many calls it takes until all that follow go the same way: graphs are recorded in the second.
+
+    Args:
+        contender: a backend's name, or a tuple that holds it.
+    """
+    return 2 if IN_GRAPHS in str(contender) else 1
+
+
 @contextlib.contextmanager
 def forced(backend: str | None) -> Iterator[None]:
-    """Runs cells on the backend of a name whatever the environment says; None on the one they prefer."""
-    before = os.environ.pop("RHHN_KERNEL", None)
+    """Runs cells on the backend of a name whatever the environment says; None on the one they prefer.
+
+    A name of ``in_graphs`` has CUDA graphs used, another one has not.
+    """
+    wanted = {"RHHN_KERNEL": None, graphs.VARIABLE: None}
     if backend is not None:
-        os.environ["RHHN_KERNEL"] = backend
+        wanted["RHHN_KERNEL"] = backend.removesuffix(IN_GRAPHS)
+        wanted[graphs.VARIABLE] = str(int(backend.endswith(IN_GRAPHS)))
+    before = {variable: os.environ.get(variable) for variable in wanted}
+    _set(wanted)
     try:
         yield
     finally:
-        os.environ.pop("RHHN_KERNEL", None)
-        if before is not None:
-            os.environ["RHHN_KERNEL"] = before
+        _set(before)
+
+
+def _set(variables: dict[str, str | None]) -> None:
+    """Gives variables of the environment their values; None takes one away."""
+    for variable, value in variables.items():
+        os.environ.pop(variable, None)
+        if value is not None:
+            os.environ[variable] = value
 
 
 @contextlib.contextmanager
@@ -77,7 +116,7 @@ def measuring(config: BenchConfig) -> Iterator[None]:
     # cuDNN's LSTM rounds float32 to TF32 where torch's own matrix products, which the cells use, do not.
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
     try:
-        with torch.random.fork_rng(devices=[]), _enough_memory():
+        with torch.random.fork_rng(devices=[]), _enough_memory(), graphs.keeping(RECORDINGS):
             torch.manual_seed(0)
             yield
     finally:

@@ -2,7 +2,8 @@
 
 On the CPU every pass has a process of its own: its peak of resident memory, less what it held before the
 pass. On a GPU it is what torch's allocator held at most, less what it held before. Weights, input and
-output gradient are there before the pass; states, saved activations, buffers and gradients are not.
+output gradient are there before the pass; states, saved activations, buffers and gradients are not. CUDA
+graphs, which hold their memory between passes, take no part.
 
 Run as a module, it measures one contender, whose description it reads from its standard input.
 """
@@ -31,7 +32,7 @@ from rhhn_fairseq.bench.contenders import (
     check_names,
     contenders_of,
 )
-from rhhn_fairseq.bench.machine import measuring
+from rhhn_fairseq.bench.machine import first_calls, measuring
 from rhhn_fairseq.bench.report import Column, draw_bars, make_report
 from rhhn_fairseq.bench.timing import time_pass
 from rhhn_fairseq.cells.base import option
@@ -53,6 +54,11 @@ class Config(SizesConfig):
     def __post_init__(self):
         super().__post_init__()
         check_names("cells", self.cells, sorted(CELLS))
+        for name in self.backends:
+            if first_calls(name) > 1:
+                raise UsageError(
+                    f"backends={name}: what a graph holds stays between passes, name the backend alone"
+                )
 
 
 SMOKE = dict(
@@ -79,7 +85,7 @@ def run(config: Config) -> dict:
     with measuring(config):
         contenders, errors = [], {}
         for name in (BASELINE, *config.cells):
-            found = contenders_of(name, config, config.compile)
+            found = [c for c in contenders_of(name, config, config.compile) if first_calls(c.forces) == 1]
             errors |= check_contenders(found, config)
             contenders += found
         peaks = {contender.key: [] for contender in contenders}

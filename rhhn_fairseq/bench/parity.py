@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.bench.machine import DTYPES, forced
+from rhhn_fairseq.bench.machine import DTYPES, first_calls, forced
 from rhhn_fairseq.errors import UsageError
 
 ORACLE_ROWS = 32
@@ -94,14 +94,19 @@ def checked(name: str, found: dict[str, Tensor], exact: dict[str, Tensor], dtype
     return error
 
 
-def check_models(models: dict[str, tuple[nn.Module, str | None]], collect: Callable) -> dict[str, float]:
-    """The float32 errors of whole models, each against its own float64 run on the reference backend.
+def check_models(
+    models: dict[str, tuple[nn.Module, str | None]], collect: Callable, dtype: str = "float32"
+) -> dict[str, float]:
+    """The errors of whole models, each against its own float64 run on the reference backend.
+
+    What is timed in another type is checked in float32 as well, which is the sharp check.
 
     Models are in evaluation, since dropout draws other masks in other types, and run without cuDNN, which
     has no backward pass in evaluation.
 
     Args:
-        models: by name, with the backend that is forced. collect: from a model to tensors by name.
+        models: by name, in float32, with the backend that is forced.
+        collect: from a model to tensors by name. dtype: the type whose errors are wanted.
 
     Raises:
         UsageError: an error is too large to be rounding.
@@ -115,5 +120,9 @@ def check_models(models: dict[str, tuple[nn.Module, str | None]], collect: Calla
                 with forced("reference"):
                     exact = model, collect(copy.deepcopy(model).double())
             with forced(backend):
-                errors[name] = checked(name, collect(model), exact[1], "float32")
+                for kind in dict.fromkeys(["float32", dtype]):
+                    rounded = model if kind == "float32" else copy.deepcopy(model).to(DTYPES[kind])
+                    for _ in range(first_calls(backend)):
+                        found = collect(rounded)
+                    errors[name] = checked(name, found, exact[1], kind)
     return errors

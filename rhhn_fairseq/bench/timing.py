@@ -10,12 +10,14 @@ import numpy as np
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from rhhn_fairseq.bench.machine import now
+from rhhn_fairseq.bench.machine import first_calls, now
 from rhhn_fairseq.kernels.heap import keep_freed_memory
 
 
 def interleave(keys: Sequence[Hashable], repeats: int, measure: Callable) -> dict[Hashable, np.ndarray]:
     """Measures every key once a round, for ``repeats`` rounds after one that is thrown away.
+
+    Where a key names a backend in CUDA graphs two are, since they are recorded the second time.
 
     Freed memory is kept meanwhile and afterwards, as in training; see ``kernels.heap``.
 
@@ -27,14 +29,15 @@ def interleave(keys: Sequence[Hashable], repeats: int, measure: Callable) -> dic
     """
     keep_freed_memory()
     rounds = []
-    with tqdm(total=(repeats + 1) * len(keys), disable=None, leave=False, unit="pass") as progress:
-        for _ in range(repeats + 1):
+    unused = max(map(first_calls, keys))
+    with tqdm(total=(repeats + unused) * len(keys), disable=None, leave=False, unit="pass") as progress:
+        for _ in range(repeats + unused):
             rounds.append([])
             for key in keys:
                 progress.set_postfix_str(str(key))
                 rounds[-1].append(measure(key))
                 progress.update()
-    return dict(zip(keys, np.array(rounds[1:]).swapaxes(0, 1), strict=True))
+    return dict(zip(keys, np.array(rounds[unused:]).swapaxes(0, 1), strict=True))
 
 
 def ratio(seconds: np.ndarray, base: np.ndarray) -> dict[str, float]:

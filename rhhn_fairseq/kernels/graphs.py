@@ -8,11 +8,12 @@ of the same shape share a recording. That costs one more pass over memory a call
 memory of a call; the least recently used one goes when there are more than ``LIMIT``.
 """
 
+import contextlib
 import functools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +75,12 @@ class Recordings:
                 return recording(values)
         return call(values)
 
+    def shorten(self, limit: int) -> None:
+        """Lets recordings go until there are no more than ``limit``, also from now on."""
+        with self.lock:
+            self.limit = limit
+            self._forget()
+
     def _forget(self) -> None:
         """Lets the least recently used recordings go; keys without one cost nothing and stay longer."""
         held = [key for key, recording in self.kept.items() if recording is not None]
@@ -103,6 +110,16 @@ def record(call: Callable, values: list[Tensor]) -> Recording:
 
 _recordings = Recordings(record)
 _inner = threading.local()
+
+
+@contextlib.contextmanager
+def keeping(limit: int) -> Iterator[None]:
+    """Keeps up to ``limit`` recordings of loops meanwhile, where many shapes come back in turn."""
+    before, _recordings.limit = _recordings.limit, limit
+    try:
+        yield
+    finally:
+        _recordings.shorten(before)
 
 
 def wanted() -> bool:

@@ -35,4 +35,5 @@ def _shared(device: torch.device) -> int:
     """Bytes of shared memory that a program may take."""
     if device.type != "cuda":
         return SHARED
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    # Older versions of torch do not say.
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 48 << 10)

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Measures everything that docs/results/speed.md says of a GPU, at the sizes of its table.
+#
+# Usage: bash scripts/measure_gpu.sh DIR [STEP ...]
+#
+# Every step writes DIR/STEP.txt, benchmarks DIR/STEP.json and DIR/STEP.png as well. A step that fails is named at the
+# end, and the others go on. Steps, all of them if none is named:
+#   tests    what only a GPU can show: Triton's kernels, CUDA graphs, parity
+#   gated    LSTM, LN LSTM, HyperLSTM and LN HyperLSTM of 1000 units beside cuDNN's LSTM, with and without graphs
+#   highway  RHN and HyperRHN, 7 x 1000/128
+#   lm, train, decode, memory, scaling   the benchmark's commands of these names, in bfloat16 where they have types
+#
+# DEVICE=cuda:1 takes another GPU; SMOKE=1 tries the commands out at tiny sizes, also with DEVICE=cpu.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+STEPS=(tests gated highway lm train decode memory scaling)
+DEVICE=${DEVICE:-cuda}
+PYTHON=${PYTHON:-python}
+
+usage() {
+    echo "usage: bash scripts/measure_gpu.sh DIR [STEP ...], steps: ${STEPS[*]}" >&2
+    exit 2
+}
+
+# bench COMMAND WHAT ... -- SIZES ...
+bench() {
+    local what=() sizes=()
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do what+=("$1"); shift; done
+    [ $# -gt 0 ] && sizes=("${@:2}")
+    [ "${SMOKE:-0}" = 1 ] && sizes=(--smoke)
+    "$PYTHON" scripts/bench.py "${what[@]}" --device "$DEVICE" --json "$out/$step.json" --png "$out/$step.png" \
+        "${sizes[@]}"
+}
+
+run_step() {
+    local both=(--dtype bfloat16,float32) big=(--hidden 1000 --input 1000 --batch 128)
+    local archs=(--archs lstm_gnmt,hyperlstm_gnmt --dtype bfloat16)
+    [ "${SMOKE:-0}" = 1 ] && archs=(--archs hyperlstm_gnmt_small --dtype bfloat16)
+    case $1 in
+        tests) "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider tests ;;
+        gated) bench cells --cells lstm,ln_lstm,hyperlstm,ln_hyperlstm "${both[@]}" -- "${big[@]}" --length 100 ;;
+        highway) bench cells --cells rhn,hyperrhn "${both[@]}" -- "${big[@]}" --length 20 ;;
+        lm) bench lm --archs lstm_ptb,ln_hyperlstm_ptb --dtype bfloat16 ;;
+        train) bench gnmt-train "${archs[@]}" -- --vocab-size 32000 --sentences 128 --length 32 ;;
+        decode) bench gnmt-decode "${archs[@]}" --beam 4 -- --vocab-size 32000 ;;
+        memory) bench memory --cells ln_hyperlstm --dtype bfloat16 -- "${big[@]}" ;;
+        scaling) bench scaling --cells lstm,ln_hyperlstm,rhn,hyperrhn --dtype bfloat16 ;;
+    esac
+}
+
+[ $# -ge 1 ] || usage
+out=$1
+shift
+[ $# -ge 1 ] || set -- "${STEPS[@]}"
+for step in "$@"; do
+    [[ " ${STEPS[*]} " == *" $step "* ]] || { echo "error: step $step is unknown" >&2; usage; }
+done
+mkdir -p "$out" || exit 1
+out=$(cd "$out" && pwd)
+
+failed=()
+for step in "$@"; do
+    echo "== $step"
+    run_step "$step" 2>&1 | tee "$out/$step.txt" || failed+=("$step")
+done
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "error: these steps failed, see their .txt in $out: ${failed[*]}" >&2
+    exit 1
+fi
+echo "== all figures are in $out"
