@@ -61,10 +61,16 @@ class Recorder:
 
 def _launches(name, dtype, monkeypatch):
     """What a cell's passes, plain, and noisy and padded, would launch."""
-    from rhhn_fairseq.kernels.triton import gated_step, highway_sequence, highway_step, hyper_step
+    from rhhn_fairseq.kernels.triton import (
+        gated_step,
+        highway_sequence,
+        highway_step,
+        hyper_step,
+        lstm_sequence,
+    )
 
     calls = []
-    for module in (gated_step, highway_sequence, highway_step, hyper_step):
+    for module in (gated_step, highway_sequence, highway_step, hyper_step, lstm_sequence):
         for direction in ("forward", "backward"):
             monkeypatch.setattr(module, direction, Recorder(getattr(module, direction), calls))
     monkeypatch.setattr(pointwise, "available", lambda device, dtype: ("triton",))
@@ -87,6 +93,7 @@ def _launches(name, dtype, monkeypatch):
     [
         pytest.param("lstm", torch.float32, 90, id="lstm"),
         pytest.param("lstm", torch.float64, 80, id="lstm_float64", marks=pytest.mark.slow),
+        pytest.param("ln_lstm", torch.bfloat16, 90, id="ln_lstm_bfloat16", marks=pytest.mark.slow),
         pytest.param("ln_hyperlstm", torch.bfloat16, 80, id="ln_hyperlstm_bfloat16", marks=pytest.mark.slow),
         pytest.param("ln_hyperlstm", torch.float64, 90, id="ln_hyperlstm_float64", marks=pytest.mark.slow),
         pytest.param("hyperrhn", torch.bfloat16, 90, id="hyperrhn_bfloat16", marks=pytest.mark.slow),
@@ -171,16 +178,18 @@ def test_buffers_that_are_not_rows_are_refused():
 
 
 @pytest.mark.parametrize(
-    "units, dtype, shared, stages",
+    "units, matrices, dtype, shared, stages",
     [
-        (128, torch.bfloat16, None, 2),
-        (128, torch.float32, None, 1),
-        (64, torch.float32, None, 2),
-        (128, torch.bfloat16, 99 << 10, 1),
-        (3, torch.float32, 48 << 10, 2),
+        (128, 2, torch.bfloat16, None, 2),
+        (128, 2, torch.float32, None, 1),
+        (64, 2, torch.float32, None, 2),
+        (128, 2, torch.bfloat16, 99 << 10, 1),
+        (3, 2, torch.float32, 48 << 10, 2),
+        (128, 4, torch.bfloat16, None, 1),
+        (64, 4, torch.bfloat16, None, 2),
     ],
 )
-def test_reads_ahead_where_there_is_room(units, dtype, shared, stages, monkeypatch):
+def test_reads_ahead_where_there_is_room(units, matrices, dtype, shared, stages, monkeypatch):
     from rhhn_fairseq.kernels.triton import products
 
     device = torch.device("cpu")
@@ -188,6 +197,6 @@ def test_reads_ahead_where_there_is_room(units, dtype, shared, stages, monkeypat
         device = torch.device("cuda")
         gpu = types.SimpleNamespace(shared_memory_per_block_optin=shared)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    found = products.arguments(units, dtype, device)
+    found = products.arguments(units, matrices, dtype, device)
     assert (found["num_stages"], found["COLS"]) == (stages, max(16, units))
     assert found["PRECISION"] == ("ieee" if dtype == torch.bfloat16 else "tf32x3")

@@ -141,7 +141,8 @@ def multiplied(monkeypatch):
 
         return counted
 
-    monkeypatch.setattr(sequences, "highway", count(sequences.highway))
+    for name in ("highway", "lstm"):
+        monkeypatch.setattr(sequences, name, count(getattr(sequences, name)))
     monkeypatch.setattr(steps, "hypernetwork", count(steps.hypernetwork))
     return calls
 
@@ -156,12 +157,14 @@ def doubled(parts):
 
 
 SMALL = {
+    "lstm": {},
+    "ln_lstm": dict(recurrent_mask="sequence"),
     "hyperlstm": dict(hyper_state="previous"),
     "ln_hyperlstm": dict(hyper_embed_size=3),
     "rhn": {},
     "hyperrhn": {},
 }
-"""Cells with a network that is small enough for such kernels: the hypernetworks, and the RHN."""
+"""Cells with a network that is small enough for such kernels: hypernetworks, and cells without one."""
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -199,7 +202,7 @@ def test_which_networks_do_not(multiplied, monkeypatch):
         (129, torch.float32, False),
         (5, torch.float64, False),
     ):
-        for name in ("rhn", "ln_hyperlstm"):
+        for name in ("lstm", "rhn", "ln_hyperlstm"):
             multiplied.clear()
             make(name, H=H, dtype=dtype, **({"hyper_size": H} if "hyper" in name else {}))(x.to(dtype))
             assert set(multiplied) == {("forward", there)}

@@ -6,8 +6,8 @@ are products of torch.bmm around the kernel: weight_d is then read once a step a
 gradient needs no sum over programs. Gradients that are sums over rows are added up in a slot for each
 program, in the order of the steps, so that they come out the same in every run.
 
-Up to 128 units kernels multiply by themselves as well: a highway network runs all its steps in one kernel,
-and a HyperLSTM's hypernetwork each of its steps.
+Up to 128 units kernels multiply by themselves as well: an LSTM or a highway network runs all its steps in one
+kernel, and a HyperLSTM's hypernetwork each of its steps.
 
 The package triton is imported by the first sequence that runs here. On the CPU its interpreter takes the
 place of the compiler, if TRITON_INTERPRET=1 was in the environment before.
@@ -64,13 +64,14 @@ def whole(
     gal: Tensor | None,
     share: Tensor | None,
 ) -> bool:
-    """Runs all steps with their recurrent products in one kernel, where there is one: for a small highway.
+    """Runs all steps with their recurrent products in one kernel, where there is one: for small networks.
 
     Args and returns: as ``native.whole``.
     """
     from rhhn_fairseq.kernels.triton import sequences
 
-    return isinstance(buffers, Highway) and sequences.highway(buffers, direction, weights, gal, share)
+    run = sequences.highway if isinstance(buffers, Highway) else sequences.lstm
+    return run(buffers, direction, weights, gal, share)
 
 
 def hypernetwork(hyper: Gated, main: Gated, direction: str, *arguments) -> Callable[[int], None] | None:

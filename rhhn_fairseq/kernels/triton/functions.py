@@ -66,6 +66,16 @@ def tanh(x):
 
 
 @triton.jit
+def dropped(x, gal, own, inside, TYPE: tl.constexpr):
+    """What a matrix sees of the state: an operand, after Gal dropout; and the same of its gradient."""
+    S: tl.constexpr = x.dtype
+    x = x.to(TYPE)
+    if gal is not None:
+        x = (x.to(S) * get(gal, own, inside, S)).to(TYPE)
+    return x
+
+
+@triton.jit
 def kept(x, keep, place, live, SCALE: tl.constexpr):
     """Dropout by a mask; x itself without one."""
     if keep is not None:

@@ -126,28 +126,29 @@ def forward(
 
 
 @triton.jit
-def arriving(
-    through, dy, dh_direct, zone_h, at, where, B, H: tl.constexpr, RATE: tl.constexpr, S: tl.constexpr
-):
-    """The gradient that reaches the new h, ``through`` matrices and else; dh_direct gets what goes past."""
-    row, column, inside, live = where
-    own, place = row * H + column, at * H + column
-    new = through
+def arriving(through, direct, dy, zone_h, at, where, H: tl.constexpr, RATE: tl.constexpr, S: tl.constexpr):
+    """The gradient that reaches the new h, ``through`` matrices, ``direct`` or as dy; and what goes past it.
+
+    ``direct`` is None where nothing ever goes past; what is returned for that then means nothing.
+    """
+    _, column, _, live = where
+    place = at * H + column
+    new, past = through, through
     if dy is not None:
         new += get(dy, place, live, S)
-    if dh_direct is not None:
-        direct, stays = get(dh_direct, own, inside, S), staying(zone_h, place, live, RATE, S)
+    if direct is not None:
+        stays = staying(zone_h, place, live, RATE, S)
         new += direct
         # Padding has no output, so that dy ends there.
-        tl.store(dh_direct + own, tl.where(live, new * stays, through + direct), mask=inside)
+        past = tl.where(live, new * stays, through + direct)
         new *= 1.0 - stays
-    return tl.where(live, new, 0.0)
+    return tl.where(live, new, 0.0), past
 
 
 @triton.jit
 def into_gates(
     dh_new,
-    dc,
+    dc_after,
     c_old,
     gates,
     c_norm,
@@ -162,14 +163,13 @@ def into_gates(
     ZONE_RATE: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """Gradients of the gates' sums i, f, g, o from that of the new h; turns dc into that of the old c.
+    """Gradients of the gates' sums i, f, g, o and of the old c from those of the new h and c.
 
     ``gates`` are their sums, ``update_keep`` is the mask of the update with its place and scale, and
     ``share`` what the gradient of the old c is multiplied by, or None.
     """
-    S: tl.constexpr = dc.dtype.element_ty
-    row, column, inside, live = where
-    own = row * H + column
+    S: tl.constexpr = dc_after.dtype
+    _, column, inside, live = where
     keep, keep_place, KEEP_SCALE = update_keep
     i, f, g, o = gates
     i, f, g, o = sigmoid(i), sigmoid(f + FORGET_BIAS), tanh(g), sigmoid(o)
@@ -184,18 +184,16 @@ def into_gates(
         add_up(slot + 12 * H, dc_new * c_normal, H, COLS)
         add_up(slot + 13 * H, dc_new, H, COLS)
         dc_new = normalise_backward(dc_new * get(c_gain, column, column < H, S), c_normal, c_rstd, inside, H)
-    dc_after, stays = get(dc, own, inside, S), staying(zone_c, place, live, ZONE_RATE, S)
+    stays = staying(zone_c, place, live, ZONE_RATE, S)
     dc_here = tl.where(live, dc_after, 0.0)
     dc_new += dc_here * (1.0 - stays)
     dc_old = dc_new * f
     if share is not None:
         dc_old *= tl.load(share)
-    tl.store(dc + own, tl.where(live, dc_old + dc_here * stays, dc_after), mask=inside)
-
     d_i = dc_new * update * i * (1.0 - i)
     d_f = dc_new * c_old * f * (1.0 - f)
     d_g = kept(dc_new * i, keep, keep_place, live, KEEP_SCALE) * (1.0 - g * g)
-    return d_i, d_f, d_g, d_o
+    return d_i, d_f, d_g, d_o, tl.where(live, dc_old + dc_here * stays, dc_after)
 
 
 @triton.jit
@@ -295,14 +293,19 @@ def backward(
     f, f_normal, f_rstd = gate(1, parts, norm, at, where, B, H, LD_U, S)
     g, g_normal, g_rstd = gate(2, parts, norm, at, where, B, H, LD_U, S)
     o, o_normal, o_rstd = gate(3, parts, norm, at, where, B, H, LD_U, S)
-    dh_new = arriving(get(dh, own, inside, S), dy, dh_direct, zone_h, at, where, B, H, ZONE_H_RATE, S)
+    direct = None
+    if dh_direct is not None:
+        direct = get(dh_direct, own, inside, S)
+    dh_new, past = arriving(get(dh, own, inside, S), direct, dy, zone_h, at, where, H, ZONE_H_RATE, S)
+    if dh_direct is not None:
+        tl.store(dh_direct + own, past, mask=inside)
     c_norm, update_keep = (c_gain, c_shift, EPSILON), (keep, keep_place, KEEP_SCALE)
     gates, share = (i, f, g, o), None
     if c_scale is not None:
         share = c_scale + t
-    d_i, d_f, d_g, d_o = into_gates(
+    d_i, d_f, d_g, d_o, dc_old = into_gates(
         dh_new,
-        dc,
+        get(dc, own, inside, S),
         c_old,
         gates,
         c_norm,
@@ -317,6 +320,7 @@ def backward(
         ZONE_C_RATE,
         COLS,
     )
+    tl.store(dc + own, dc_old, mask=inside)
     read, write = (u, gx, d), (du, dgx, dd)
     spread(0, d_i, (gate_gain, i_normal, i_rstd), read, write, slot, at, where, B, H, LD_U, LD_DU, COLS)
     spread(1, d_f, (gate_gain, f_normal, f_rstd), read, write, slot, at, where, B, H, LD_U, LD_DU, COLS)

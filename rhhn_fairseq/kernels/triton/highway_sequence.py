@@ -18,7 +18,17 @@ is not below H and 16, is also the inner width of the products.
 import triton
 import triton.language as tl
 
-from rhhn_fairseq.kernels.triton.functions import get, kept, real, sigmoid, staying, tanh, tile, zoned
+from rhhn_fairseq.kernels.triton.functions import (
+    dropped,
+    get,
+    kept,
+    real,
+    sigmoid,
+    staying,
+    tanh,
+    tile,
+    zoned,
+)
 
 STEPS = ["T", "B"]
 """Arguments whose value must not lead to another compilation, as 1 and multiples of 16 otherwise do."""
@@ -39,16 +49,6 @@ def total(u, gx, bias, half: tl.constexpr, at, layer, column, live, H: tl.conste
     a = tl.where(live, u, 0.0)
     a += get(gx, at * 2 * H + half * H + column, live & (layer == 0), S)
     return a + get(bias, layer * 2 * H + half * H + column, column < H, S)
-
-
-@triton.jit
-def dropped(x, gal, own, inside, TYPE: tl.constexpr):
-    """What a matrix sees of the state: an operand, after Gal dropout; and the same of its gradient."""
-    S: tl.constexpr = x.dtype
-    x = x.to(TYPE)
-    if gal is not None:
-        x = (x.to(S) * get(gal, own, inside, S)).to(TYPE)
-    return x
 
 
 @triton.jit(do_not_specialize=STEPS)

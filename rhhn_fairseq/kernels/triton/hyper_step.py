@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 
 from rhhn_fairseq.kernels.triton.functions import get, real, sigmoid, tanh, tile
-from rhhn_fairseq.kernels.triton.gated_step import arriving, gate, into_gates, normed, output, spread
+from rhhn_fairseq.kernels.triton.gate_products import back, gate_sum
+from rhhn_fairseq.kernels.triton.gated_step import arriving, gate, into_gates, output, spread
 
 BLOCK = 64
 """Embeddings that are made at a time."""
@@ -32,43 +33,6 @@ def part(weight, first, WIDTH: tl.constexpr, N: tl.constexpr, COLUMNS: tl.conste
     """COLUMNS columns of a matrix [N, WIDTH] from the ``first`` on, [COLS, COLUMNS], zeros past it."""
     row, column = tl.arange(0, COLS)[:, None], first + tl.arange(0, COLUMNS)[None, :]
     return tl.load(weight + row * WIDTH + column, mask=(row < N) & (column < WIDTH), other=0.0)
-
-
-@triton.jit
-def gate_matrix(weight_e, k: tl.constexpr, N: tl.constexpr, COLS: tl.constexpr):
-    """Gate k's columns of the recurrent matrix [N, 4 N], [COLS, COLS], zeros past N."""
-    row, column = tl.arange(0, COLS)[:, None], tl.arange(0, COLS)[None, :]
-    return tl.load(weight_e + row * 4 * N + k * N + column, mask=(row < N) & (column < N), other=0.0)
-
-
-@triton.jit
-def gate_sum(
-    k: tl.constexpr,
-    a,
-    parts,
-    weight_e,
-    e,
-    norm,
-    at,
-    where,
-    N: tl.constexpr,
-    LD_SIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    COLS: tl.constexpr,
-    S: tl.constexpr,
-):
-    """Gate k's sum with its normalisation; writes it to ``a`` before that."""
-    TYPE: tl.constexpr = a.dtype.element_ty
-    g_hyper, side = parts
-    row, column, inside, live = where
-    of_gate = at * 4 * N + k * N + column
-    total = get(g_hyper, of_gate, inside, S) + get(side, at * LD_SIDE + k * N + column, inside, S)
-    total = tl.dot(e, gate_matrix(weight_e, k, N, COLS), total, input_precision=PRECISION)
-    # As the backward pass will read it.
-    total = total.to(TYPE)
-    tl.store(a + of_gate, total, mask=inside)
-    total, _, _ = normed(k, tl.where(live, total.to(S), 0.0), norm, where, N)
-    return total
 
 
 @triton.jit(do_not_specialize=STEPS)
@@ -112,11 +76,12 @@ def forward(
     before = (t_before * B + row) * N + column
     e, c_old = get(h_before, before, inside, TYPE), get(c_before, before, inside, S)
 
-    where, parts, norm = (row, column, inside, live), (g_hyper, side), (gate_gain, gate_shift, EPSILON)
-    i = gate_sum(0, a, parts, weight_e, e, norm, at, where, N, LD_SIDE, PRECISION, COLS, S)
-    f = gate_sum(1, a, parts, weight_e, e, norm, at, where, N, LD_SIDE, PRECISION, COLS, S)
-    g = gate_sum(2, a, parts, weight_e, e, norm, at, where, N, LD_SIDE, PRECISION, COLS, S)
-    o = gate_sum(3, a, parts, weight_e, e, norm, at, where, N, LD_SIDE, PRECISION, COLS, S)
+    where, norm = (row, column, inside, live), (gate_gain, gate_shift, EPSILON)
+    parts = (g_hyper, side, LD_SIDE)
+    i = gate_sum(0, a, parts, weight_e, e, norm, at, where, N, PRECISION, COLS, S)
+    f = gate_sum(1, a, parts, weight_e, e, norm, at, where, N, PRECISION, COLS, S)
+    g = gate_sum(2, a, parts, weight_e, e, norm, at, where, N, PRECISION, COLS, S)
+    o = gate_sum(3, a, parts, weight_e, e, norm, at, where, N, PRECISION, COLS, S)
     c_new = sigmoid(f + FORGET_BIAS) * c_old + sigmoid(i) * tanh(g)
     e_new = output(c_new, o, (c_gain, c_shift, EPSILON), where, N).to(TYPE)
     e_new = tl.where(live, e_new, e)
@@ -129,21 +94,6 @@ def forward(
         new = tl.dot(read, part(weight_z, first, WIDTH, N, BLOCK, COLS), input_precision=PRECISION)
         new += get(bias_z, place, place < WIDTH, S)
         tl.store(z + at * WIDTH + place, new, mask=(row < B) & (place < WIDTH))
-
-
-@triton.jit
-def back(
-    k: tl.constexpr,
-    da,
-    weight_e,
-    add,
-    N: tl.constexpr,
-    TYPE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    COLS: tl.constexpr,
-):
-    """``add`` and the gradient of the state before the step from that of gate k's sum."""
-    return tl.dot(da.to(TYPE), tl.trans(gate_matrix(weight_e, k, N, COLS)), add, input_precision=PRECISION)
 
 
 @triton.jit(do_not_specialize=STEPS)
@@ -201,10 +151,15 @@ def backward(
     g, g_normal, g_rstd = gate(2, parts, norm, at, where, B, N, 4 * N, S)
     o, o_normal, o_rstd = gate(3, parts, norm, at, where, B, N, 4 * N, S)
     c_old = get(c_before, (t_before * B + row) * N + column, live, S)
-    dh_new = arriving(through, None, dh_direct, None, at, where, B, N, 0.0, S)
-    d_i, d_f, d_g, d_o = into_gates(
+    own, direct = row * N + column, None
+    if dh_direct is not None:
+        direct = get(dh_direct, own, inside, S)
+    dh_new, past = arriving(through, direct, None, None, at, where, N, 0.0, S)
+    if dh_direct is not None:
+        tl.store(dh_direct + own, past, mask=inside)
+    d_i, d_f, d_g, d_o, dc_old = into_gates(
         dh_new,
-        dc,
+        get(dc, own, inside, S),
         c_old,
         (i, f, g, o),
         c_norm,
@@ -219,6 +174,7 @@ def backward(
         0.0,
         COLS,
     )
+    tl.store(dc + own, dc_old, mask=inside)
     read, write, norms = (a, None, None), (du, None, None), (gate_gain, i_normal, i_rstd)
     d_i = spread(0, d_i, norms, read, write, slot, at, where, B, N, 4 * N, LD_DU, COLS)
     norms = (gate_gain, f_normal, f_rstd)
@@ -233,4 +189,4 @@ def backward(
     new = back(3, d_o, weight_e, new, N, TYPE, PRECISION, COLS)
     if PREVIOUS:
         new += from_z
-    tl.store(dh + row * N + column, new, mask=inside)
+    tl.store(dh + own, new, mask=inside)

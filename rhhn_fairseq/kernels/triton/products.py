@@ -19,14 +19,18 @@ def multiplies(units: int, dtype: torch.dtype) -> bool:
     return units <= WIDEST and dtype in (torch.float32, torch.bfloat16)
 
 
-def arguments(units: int, dtype: torch.dtype, device: torch.device) -> dict[str, int | str]:
-    """What these kernels take: tiles, warps, stages, and how float32 is multiplied: as torch does it."""
+def arguments(units: int, matrices: int, dtype: torch.dtype, device: torch.device) -> dict[str, int | str]:
+    """What these kernels take: tiles, warps, stages, and how float32 is multiplied: as torch does it.
+
+    Args:
+        matrices: how many of [units, units] a step multiplies by.
+    """
     cols = max(ROWS, power_of_two(units))
     precision = "ieee"
     if dtype == torch.float32:
         precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-    # A loop reads its next two halves of a matrix ahead where there is room for them, also transposed.
-    stages = 2 if 4 * cols * cols * dtype.itemsize <= _shared(device) else 1
+    # A loop reads the next step's matrices ahead where there is room for them, also transposed.
+    stages = 2 if 2 * matrices * cols * cols * dtype.itemsize <= _shared(device) else 1
     warps = max(4, cols // 16)
     return dict(ROWS=ROWS, COLS=cols, PRECISION=precision, num_warps=warps, num_stages=stages)
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.kernels.buffers import Highway
-from rhhn_fairseq.kernels.triton import highway_sequence
+from rhhn_fairseq.kernels.buffers import Gated, Highway
+from rhhn_fairseq.kernels.triton import highway_sequence, lstm_sequence
 from rhhn_fairseq.kernels.triton.products import ROWS, arguments, multiplies
 from rhhn_fairseq.kernels.triton.steps import buffers_of, on_device
 
@@ -38,9 +38,45 @@ def highway(
             LD_Y=L * H if p.trace else H,
             KEEP_SCALE=p.keep_scale,
             ZONE_RATE=p.zone_rate,
-            **arguments(H, p.u.dtype, p.u.device),
+            **arguments(H, 2, p.u.dtype, p.u.device),
         )
     if direction == "backward":
         # Every row takes every bias as it is, and gradients are zero at padding.
         p.sums[0, : 2 * L * H] = p.du.flatten(1, 2).sum(1, dtype=p.sums.dtype).flatten()
+    return True
+
+
+def lstm(
+    p: Gated, direction: str, weights: Sequence[Tensor], gal: Tensor | None, share: Tensor | None
+) -> bool:
+    """Runs all steps of a small LSTM without a hypernetwork in one kernel; see ``native.whole``."""
+    T, B, H = p.c.shape
+    if p.weight_d is not None or not multiplies(H, p.u.dtype):
+        return False
+    blocks = -(-B // ROWS)
+    tensors = buffers_of(p, "u gate_gain gate_shift c_gain c_shift mask keep zone_h zone_c c0 c")
+    if direction == "forward":
+        kernel = lstm_sequence.forward
+        tensors |= buffers_of(p, "gx h0 h y")
+    else:
+        kernel = lstm_sequence.backward
+        # A slot for each of these programs.
+        p.sums = p.sums.new_zeros(blocks, p.sums.shape[1])
+        tensors |= buffers_of(p, "c_scale dy dh dh_direct dc du sums") | {"share": share}
+    with on_device(p.u.device):
+        kernel[(blocks,)](
+            **tensors,
+            weight=weights[0].contiguous(),
+            gal=gal,
+            T=T,
+            B=B,
+            H=H,
+            KEEP_T=int(p.keep is not None and len(p.keep) > 1),
+            FORGET_BIAS=p.forget_bias,
+            EPSILON=p.epsilon,
+            KEEP_SCALE=p.keep_scale,
+            ZONE_H_RATE=p.zone_h_rate,
+            ZONE_C_RATE=p.zone_c_rate,
+            **arguments(H, 4, p.u.dtype, p.u.device),
+        )
     return True

@@ -125,7 +125,7 @@ class HyperStep:
             PREVIOUS=previous,
             FORGET_BIAS=p.forget_bias,
             EPSILON=p.epsilon,
-            **arguments(N, p.u.dtype, p.u.device),
+            **arguments(N, 4, p.u.dtype, p.u.device),
             BLOCK=hyper_step.BLOCK,
         )
         if direction == "forward":
