@@ -53,9 +53,30 @@ def gate_sum(
 
 
 @triton.jit
+def gate_sums(
+    a,
+    parts,
+    weight,
+    h,
+    norm,
+    at,
+    where,
+    N: tl.constexpr,
+    PRECISION: tl.constexpr,
+    COLS: tl.constexpr,
+    S: tl.constexpr,
+):
+    """The sums of i, f, g, o, normalised, with the product of the state h; as ``gate_sum``."""
+    i = gate_sum(0, a, parts, weight, h, norm, at, where, N, PRECISION, COLS, S)
+    f = gate_sum(1, a, parts, weight, h, norm, at, where, N, PRECISION, COLS, S)
+    g = gate_sum(2, a, parts, weight, h, norm, at, where, N, PRECISION, COLS, S)
+    o = gate_sum(3, a, parts, weight, h, norm, at, where, N, PRECISION, COLS, S)
+    return i, f, g, o
+
+
+@triton.jit
 def back(
-    k: tl.constexpr,
-    da,
+    d_sums,
     weight,
     add,
     N: tl.constexpr,
@@ -63,5 +84,9 @@ def back(
     PRECISION: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """``add`` and the gradient of the state from that of gate k's sum."""
-    return tl.dot(da.to(TYPE), tl.trans(gate_matrix(weight, k, N, COLS)), add, input_precision=PRECISION)
+    """``add`` and the gradient of the state from those of the gates' sums."""
+    d_i, d_f, d_g, d_o = d_sums
+    add = tl.dot(d_i.to(TYPE), tl.trans(gate_matrix(weight, 0, N, COLS)), add, input_precision=PRECISION)
+    add = tl.dot(d_f.to(TYPE), tl.trans(gate_matrix(weight, 1, N, COLS)), add, input_precision=PRECISION)
+    add = tl.dot(d_g.to(TYPE), tl.trans(gate_matrix(weight, 2, N, COLS)), add, input_precision=PRECISION)
+    return tl.dot(d_o.to(TYPE), tl.trans(gate_matrix(weight, 3, N, COLS)), add, input_precision=PRECISION)

@@ -67,6 +67,16 @@ def gate(k: tl.constexpr, parts, norm, at, where, B, H: tl.constexpr, LD_U: tl.c
     return normed(k, a, norm, where, H)
 
 
+@triton.jit
+def gates(parts, norm, at, where, B, H: tl.constexpr, LD_U: tl.constexpr, S: tl.constexpr):
+    """The sums of i, f, g, o; and of each that before gain and shift, with one over the deviation."""
+    i, i_normal, i_rstd = gate(0, parts, norm, at, where, B, H, LD_U, S)
+    f, f_normal, f_rstd = gate(1, parts, norm, at, where, B, H, LD_U, S)
+    g, g_normal, g_rstd = gate(2, parts, norm, at, where, B, H, LD_U, S)
+    o, o_normal, o_rstd = gate(3, parts, norm, at, where, B, H, LD_U, S)
+    return (i, f, g, o), ((i_normal, i_rstd), (f_normal, f_rstd), (g_normal, g_rstd), (o_normal, o_rstd))
+
+
 @triton.jit(do_not_specialize=STEPS)
 def forward(
     u,
@@ -110,10 +120,8 @@ def forward(
     h_old, c_old = get(h_before, before, inside, S), get(c_before, before, inside, S)
 
     parts, norm, where = (u, gx, d, bias), (gate_gain, gate_shift, EPSILON), (row, column, inside, live)
-    i, _, _ = gate(0, parts, norm, at, where, B, H, LD_U, S)
-    f, _, _ = gate(1, parts, norm, at, where, B, H, LD_U, S)
-    g, _, _ = gate(2, parts, norm, at, where, B, H, LD_U, S)
-    o, _, _ = gate(3, parts, norm, at, where, B, H, LD_U, S)
+    sums, _ = gates(parts, norm, at, where, B, H, LD_U, S)
+    i, f, g, o = sums
     update = kept(tanh(g), keep, (t_keep * B + row) * H + column, live, KEEP_SCALE)
     c_new = sigmoid(f + FORGET_BIAS) * c_old + sigmoid(i) * update
     h_new = output(c_new, o, (c_gain, c_shift, EPSILON), where, H)
@@ -150,7 +158,7 @@ def into_gates(
     dh_new,
     dc_after,
     c_old,
-    gates,
+    sums,
     c_norm,
     update_keep,
     zone_c,
@@ -165,13 +173,13 @@ def into_gates(
 ):
     """Gradients of the gates' sums i, f, g, o and of the old c from those of the new h and c.
 
-    ``gates`` are their sums, ``update_keep`` is the mask of the update with its place and scale, and
+    ``sums`` are those of the gates, ``update_keep`` is the mask of the update with its place and scale, and
     ``share`` what the gradient of the old c is multiplied by, or None.
     """
     S: tl.constexpr = dc_after.dtype
     _, column, inside, live = where
     keep, keep_place, KEEP_SCALE = update_keep
-    i, f, g, o = gates
+    i, f, g, o = sums
     i, f, g, o = sigmoid(i), sigmoid(f + FORGET_BIAS), tanh(g), sigmoid(o)
     update = kept(g, keep, keep_place, live, KEEP_SCALE)
     inner, c_normal, c_rstd = normed(0, f * c_old + i * update, c_norm, where, H)
@@ -193,14 +201,15 @@ def into_gates(
     d_i = dc_new * update * i * (1.0 - i)
     d_f = dc_new * c_old * f * (1.0 - f)
     d_g = kept(dc_new * i, keep, keep_place, live, KEEP_SCALE) * (1.0 - g * g)
-    return d_i, d_f, d_g, d_o, tl.where(live, dc_old + dc_here * stays, dc_after)
+    return (d_i, d_f, d_g, d_o), tl.where(live, dc_old + dc_here * stays, dc_after)
 
 
 @triton.jit
-def spread(
+def spread_gate(
     k: tl.constexpr,
     da,
-    norms,
+    gain,
+    norm,
     parts,
     gradients,
     slot,
@@ -212,11 +221,11 @@ def spread(
     LD_DU: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """From the gradient of gate k, normalised, to that of its sum, which it returns, and of its parts."""
+    """``spread`` for gate k."""
     S: tl.constexpr = slot.dtype.element_ty
     u, gx, d = parts
     du, dgx, dd = gradients
-    gain, normal, rstd = norms
+    normal, rstd = norm
     row, column, inside, live = where
     if gain is not None:
         add_up(slot + k * H, da * normal, H, COLS)
@@ -236,6 +245,32 @@ def spread(
         tl.store(dd + of_b, da, mask=inside)
         add_up(slot + (8 + k) * H, da, H, COLS)
     return da
+
+
+@triton.jit
+def spread(
+    d_gates,
+    gain,
+    normals,
+    parts,
+    gradients,
+    slot,
+    at,
+    where,
+    B,
+    H: tl.constexpr,
+    LD_U: tl.constexpr,
+    LD_DU: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """From the gradients of the gates, normalised, to those of their sums, returned, and of the parts."""
+    d_i, d_f, d_g, d_o = d_gates
+    of_i, of_f, of_g, of_o = normals
+    d_i = spread_gate(0, d_i, gain, of_i, parts, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
+    d_f = spread_gate(1, d_f, gain, of_f, parts, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
+    d_g = spread_gate(2, d_g, gain, of_g, parts, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
+    d_o = spread_gate(3, d_o, gain, of_o, parts, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
+    return d_i, d_f, d_g, d_o
 
 
 @triton.jit(do_not_specialize=STEPS)
@@ -289,10 +324,7 @@ def backward(
     c_old = get(c_before, (t_before * B + row) * H + column, live, S)
 
     parts, norm = (u, gx, d, bias), (gate_gain, gate_shift, EPSILON)
-    i, i_normal, i_rstd = gate(0, parts, norm, at, where, B, H, LD_U, S)
-    f, f_normal, f_rstd = gate(1, parts, norm, at, where, B, H, LD_U, S)
-    g, g_normal, g_rstd = gate(2, parts, norm, at, where, B, H, LD_U, S)
-    o, o_normal, o_rstd = gate(3, parts, norm, at, where, B, H, LD_U, S)
+    sums_of_gates, normals = gates(parts, norm, at, where, B, H, LD_U, S)
     direct = None
     if dh_direct is not None:
         direct = get(dh_direct, own, inside, S)
@@ -300,14 +332,14 @@ def backward(
     if dh_direct is not None:
         tl.store(dh_direct + own, past, mask=inside)
     c_norm, update_keep = (c_gain, c_shift, EPSILON), (keep, keep_place, KEEP_SCALE)
-    gates, share = (i, f, g, o), None
+    share = None
     if c_scale is not None:
         share = c_scale + t
-    d_i, d_f, d_g, d_o, dc_old = into_gates(
+    d_gates, dc_old = into_gates(
         dh_new,
         get(dc, own, inside, S),
         c_old,
-        gates,
+        sums_of_gates,
         c_norm,
         update_keep,
         zone_c,
@@ -322,7 +354,4 @@ def backward(
     )
     tl.store(dc + own, dc_old, mask=inside)
     read, write = (u, gx, d), (du, dgx, dd)
-    spread(0, d_i, (gate_gain, i_normal, i_rstd), read, write, slot, at, where, B, H, LD_U, LD_DU, COLS)
-    spread(1, d_f, (gate_gain, f_normal, f_rstd), read, write, slot, at, where, B, H, LD_U, LD_DU, COLS)
-    spread(2, d_g, (gate_gain, g_normal, g_rstd), read, write, slot, at, where, B, H, LD_U, LD_DU, COLS)
-    spread(3, d_o, (gate_gain, o_normal, o_rstd), read, write, slot, at, where, B, H, LD_U, LD_DU, COLS)
+    spread(d_gates, gate_gain, normals, read, write, slot, at, where, B, H, LD_U, LD_DU, COLS)

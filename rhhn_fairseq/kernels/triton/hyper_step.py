@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 
 from rhhn_fairseq.kernels.triton.functions import get, real, sigmoid, tanh, tile
-from rhhn_fairseq.kernels.triton.gate_products import back, gate_sum
-from rhhn_fairseq.kernels.triton.gated_step import arriving, gate, into_gates, output, spread
+from rhhn_fairseq.kernels.triton.gate_products import back, gate_sums
+from rhhn_fairseq.kernels.triton.gated_step import arriving, gates, into_gates, output, spread
 
 BLOCK = 64
 """Embeddings that are made at a time."""
@@ -78,10 +78,7 @@ def forward(
 
     where, norm = (row, column, inside, live), (gate_gain, gate_shift, EPSILON)
     parts = (g_hyper, side, LD_SIDE)
-    i = gate_sum(0, a, parts, weight_e, e, norm, at, where, N, PRECISION, COLS, S)
-    f = gate_sum(1, a, parts, weight_e, e, norm, at, where, N, PRECISION, COLS, S)
-    g = gate_sum(2, a, parts, weight_e, e, norm, at, where, N, PRECISION, COLS, S)
-    o = gate_sum(3, a, parts, weight_e, e, norm, at, where, N, PRECISION, COLS, S)
+    i, f, g, o = gate_sums(a, parts, weight_e, e, norm, at, where, N, PRECISION, COLS, S)
     c_new = sigmoid(f + FORGET_BIAS) * c_old + sigmoid(i) * tanh(g)
     e_new = output(c_new, o, (c_gain, c_shift, EPSILON), where, N).to(TYPE)
     e_new = tl.where(live, e_new, e)
@@ -146,10 +143,7 @@ def backward(
         through += from_z
 
     parts, norm, c_norm = (a, None, None, None), (gate_gain, gate_shift, EPSILON), (c_gain, c_shift, EPSILON)
-    i, i_normal, i_rstd = gate(0, parts, norm, at, where, B, N, 4 * N, S)
-    f, f_normal, f_rstd = gate(1, parts, norm, at, where, B, N, 4 * N, S)
-    g, g_normal, g_rstd = gate(2, parts, norm, at, where, B, N, 4 * N, S)
-    o, o_normal, o_rstd = gate(3, parts, norm, at, where, B, N, 4 * N, S)
+    sums_of_gates, normals = gates(parts, norm, at, where, B, N, 4 * N, S)
     c_old = get(c_before, (t_before * B + row) * N + column, live, S)
     own, direct = row * N + column, None
     if dh_direct is not None:
@@ -157,11 +151,11 @@ def backward(
     dh_new, past = arriving(through, direct, None, None, at, where, N, 0.0, S)
     if dh_direct is not None:
         tl.store(dh_direct + own, past, mask=inside)
-    d_i, d_f, d_g, d_o, dc_old = into_gates(
+    d_gates, dc_old = into_gates(
         dh_new,
         get(dc, own, inside, S),
         c_old,
-        (i, f, g, o),
+        sums_of_gates,
         c_norm,
         (None, place, 1.0),
         None,
@@ -175,18 +169,9 @@ def backward(
         COLS,
     )
     tl.store(dc + own, dc_old, mask=inside)
-    read, write, norms = (a, None, None), (du, None, None), (gate_gain, i_normal, i_rstd)
-    d_i = spread(0, d_i, norms, read, write, slot, at, where, B, N, 4 * N, LD_DU, COLS)
-    norms = (gate_gain, f_normal, f_rstd)
-    d_f = spread(1, d_f, norms, read, write, slot, at, where, B, N, 4 * N, LD_DU, COLS)
-    norms = (gate_gain, g_normal, g_rstd)
-    d_g = spread(2, d_g, norms, read, write, slot, at, where, B, N, 4 * N, LD_DU, COLS)
-    norms = (gate_gain, o_normal, o_rstd)
-    d_o = spread(3, d_o, norms, read, write, slot, at, where, B, N, 4 * N, LD_DU, COLS)
-    new = back(0, d_i, weight_e, tl.zeros_like(from_z), N, TYPE, PRECISION, COLS)
-    new = back(1, d_f, weight_e, new, N, TYPE, PRECISION, COLS)
-    new = back(2, d_g, weight_e, new, N, TYPE, PRECISION, COLS)
-    new = back(3, d_o, weight_e, new, N, TYPE, PRECISION, COLS)
+    read, write = (a, None, None), (du, None, None)
+    d_sums = spread(d_gates, gate_gain, normals, read, write, slot, at, where, B, N, 4 * N, LD_DU, COLS)
+    new = back(d_sums, weight_e, tl.zeros_like(from_z), N, TYPE, PRECISION, COLS)
     if PREVIOUS:
         new += from_z
     tl.store(dh + own, new, mask=inside)

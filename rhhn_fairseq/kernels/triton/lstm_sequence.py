@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 
 from rhhn_fairseq.kernels.triton.functions import dropped, get, kept, real, sigmoid, tanh, tile, zoned
-from rhhn_fairseq.kernels.triton.gate_products import back, gate_sum
-from rhhn_fairseq.kernels.triton.gated_step import arriving, gate, into_gates, output, spread
+from rhhn_fairseq.kernels.triton.gate_products import back, gate_sums
+from rhhn_fairseq.kernels.triton.gated_step import arriving, gates, into_gates, output, spread
 
 STEPS = ["T", "B"]
 """Arguments whose value must not lead to another compilation, as 1 and multiples of 16 otherwise do."""
@@ -71,10 +71,7 @@ def forward(
         where, norm = (row, column, inside, live), (gate_gain, gate_shift, EPSILON)
         parts = (gx, None, 0)
         seen = dropped(h_old, gal, own, inside, TYPE)
-        i = gate_sum(0, u, parts, weight, seen, norm, at, where, H, PRECISION, COLS, S)
-        f = gate_sum(1, u, parts, weight, seen, norm, at, where, H, PRECISION, COLS, S)
-        g = gate_sum(2, u, parts, weight, seen, norm, at, where, H, PRECISION, COLS, S)
-        o = gate_sum(3, u, parts, weight, seen, norm, at, where, H, PRECISION, COLS, S)
+        i, f, g, o = gate_sums(u, parts, weight, seen, norm, at, where, H, PRECISION, COLS, S)
         update = kept(tanh(g), keep, (t * KEEP_T * B + row) * H + column, live, KEEP_SCALE)
         c_new = sigmoid(f + FORGET_BIAS) * c_old + sigmoid(i) * update
         h_new = output(c_new, o, (c_gain, c_shift, EPSILON), where, H)
@@ -143,20 +140,17 @@ def backward(
             (gate_gain, gate_shift, EPSILON),
             (u, None, None, None),
         )
-        i, i_normal, i_rstd = gate(0, parts, norm, at, where, B, H, 4 * H, S)
-        f, f_normal, f_rstd = gate(1, parts, norm, at, where, B, H, 4 * H, S)
-        g, g_normal, g_rstd = gate(2, parts, norm, at, where, B, H, 4 * H, S)
-        o, o_normal, o_rstd = gate(3, parts, norm, at, where, B, H, 4 * H, S)
+        sums_of_gates, normals = gates(parts, norm, at, where, B, H, 4 * H, S)
         before = get(c, place - B * H, live & (t > 0), S) + get(c0, own, live & (t == 0), S)
         dh_new, direct = arriving(through, direct, dy, zone_h, at, where, H, ZONE_H_RATE, S)
         keep_place, scale = (t * KEEP_T * B + row) * H + column, None
         if c_scale is not None:
             scale = c_scale + t
-        d_i, d_f, d_g, d_o, dc_old = into_gates(
+        d_gates, dc_old = into_gates(
             dh_new,
             dc_old,
             before,
-            (i, f, g, o),
+            sums_of_gates,
             (c_gain, c_shift, EPSILON),
             (keep, keep_place, KEEP_SCALE),
             zone_c,
@@ -169,18 +163,9 @@ def backward(
             ZONE_C_RATE,
             COLS,
         )
-        read, write, norms = (u, None, None), (du, None, None), (gate_gain, i_normal, i_rstd)
-        d_i = spread(0, d_i, norms, read, write, slot, at, where, B, H, 4 * H, 4 * H, COLS)
-        norms = (gate_gain, f_normal, f_rstd)
-        d_f = spread(1, d_f, norms, read, write, slot, at, where, B, H, 4 * H, 4 * H, COLS)
-        norms = (gate_gain, g_normal, g_rstd)
-        d_g = spread(2, d_g, norms, read, write, slot, at, where, B, H, 4 * H, 4 * H, COLS)
-        norms = (gate_gain, o_normal, o_rstd)
-        d_o = spread(3, d_o, norms, read, write, slot, at, where, B, H, 4 * H, 4 * H, COLS)
-        seen = back(0, d_i, weight, tl.zeros([ROWS, COLS], S), H, TYPE, PRECISION, COLS)
-        seen = back(1, d_f, weight, seen, H, TYPE, PRECISION, COLS)
-        seen = back(2, d_g, weight, seen, H, TYPE, PRECISION, COLS)
-        seen = back(3, d_o, weight, seen, H, TYPE, PRECISION, COLS)
+        read, write = (u, None, None), (du, None, None)
+        d_sums = spread(d_gates, gate_gain, normals, read, write, slot, at, where, B, H, 4 * H, 4 * H, COLS)
+        seen = back(d_sums, weight, tl.zeros([ROWS, COLS], S), H, TYPE, PRECISION, COLS)
         through = dropped(seen, gal, own, inside, TYPE).to(S)
         if share is not None:
             through = (through * tl.load(share + t)).to(TYPE).to(S)
