@@ -32,6 +32,7 @@ class Gated:
         gx: x W_x [T, B, 4 H]; without a hypernetwork part of u, and read by nothing but ``pointwise.whole``.
         z: the embeddings [T, B, 12 Z] of the scaling vectors d_h, d_x and b, each for i, f, g, o. weight_d:
             from z to those, [12, Z, H], and bias: added to b, [4, H], state type. With a hypernetwork only.
+        z_now: [12, B, Z], state type: z of the step by kind, where what made it left it there as well.
         gate_gain, gate_shift: [4 H]; c_gain, c_shift: [H], state type; None without normalisation.
         mask: [T, B], true at real positions. keep: [T or 1, B, H], kept units of the update.
         zone_h, zone_c: [T, B, H], units that keep their value; without them ``zone_h_rate`` and
@@ -56,6 +57,7 @@ class Gated:
     epsilon: float
     gx: Tensor | None = None
     z: Tensor | None = None
+    z_now: Tensor | None = None
     weight_d: Tensor | None = None
     bias: Tensor | None = None
     gate_gain: Tensor | None = None

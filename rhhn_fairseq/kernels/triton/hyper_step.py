@@ -10,6 +10,7 @@ Arguments have the names of ``buffers.Gated``, here of the hypernetwork, whose u
     side, LD_SIDE       the main network's h by the matrix to it, [T, B, 4 N], and elements between the rows
     h_before, c_before  h0 and c0 at the first step, later h and c; t_before is the step of them to read
     z, dz, WIDTH        the embeddings [T, B, WIDTH] and their gradients
+    z_now               those of the step by kind in the state type, [12, B, WIDTH / 12]
 
 COLS, a power of two that is not below N and 16, is also the inner width of the products.
 """
@@ -53,6 +54,7 @@ def forward(
     h,
     c,
     z,
+    z_now,
     t,
     t_before,
     B,
@@ -67,7 +69,7 @@ def forward(
     COLS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Writes a, h, c and z of step t."""
+    """Writes a, h, c and z of step t, and z_now."""
     S: tl.constexpr = c.dtype.element_ty
     TYPE: tl.constexpr = h.dtype.element_ty
     row, column, inside = tile(B, N, ROWS, COLS)
@@ -90,7 +92,12 @@ def forward(
         place = first + tl.arange(0, BLOCK)[None, :]
         new = tl.dot(read, part(weight_z, first, WIDTH, N, BLOCK, COLS), input_precision=PRECISION)
         new += get(bias_z, place, place < WIDTH, S)
+        new = new.to(TYPE)
         tl.store(z + at * WIDTH + place, new, mask=(row < B) & (place < WIDTH))
+        if z_now is not None:
+            Z: tl.constexpr = WIDTH // 12
+            by_kind = (place // Z * B + row) * Z + place % Z
+            tl.store(z_now + by_kind, new, mask=(row < B) & (place < WIDTH))
 
 
 @triton.jit(do_not_specialize=STEPS)

@@ -29,6 +29,9 @@ class GatedStep:
         self.d, self.dd = None, None
         # The embeddings by kind, [T, 12, B, Z].
         self.z = None if p.z is None else p.z.unflatten(-1, (12, -1)).transpose(1, 2)
+        if p.z is not None and direction == "backward":
+            # All are there: one call makes the state type of them.
+            self.z = self.z.to(p.c0.dtype)
         if p.weight_d is not None:
             self.d = p.c0.new_empty(12, B, H)
             self.dd = torch.empty_like(self.d) if direction == "backward" else None
@@ -73,7 +76,7 @@ class GatedStep:
         """Makes the scaling vectors of a step; returns its embeddings by kind, [12, B, Z], state type."""
         if self.z is None:
             return None
-        z = self.z[t].to(self.d.dtype)
+        z = self.z[t].to(self.d.dtype) if self.p.z_now is None else self.p.z_now
         torch.bmm(z, self.p.weight_d, out=self.d)
         return z
 
@@ -131,7 +134,10 @@ class HyperStep:
         if direction == "forward":
             self.kernel = hyper_step.forward[self.grid]
             self.tensors |= buffers_of(p, "h c") | buffers_of(main, "z")
-            self.tensors |= dict(side=side, g_hyper=g_hyper, bias_z=bias_z)
+            if p.u.dtype != p.c0.dtype:
+                # The main network multiplies them in the state type, and by kind.
+                main.z_now = p.c0.new_empty(12, B, weight_z.shape[1] // 12)
+            self.tensors |= dict(side=side, g_hyper=g_hyper, bias_z=bias_z, z_now=main.z_now)
             self.numbers["LD_SIDE"] = _row_stride("the products of h", side)
         else:
             self.kernel = hyper_step.backward[self.grid]
