@@ -15,7 +15,17 @@ from rhhn_fairseq import kernels
 from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.cells.base import reorder_state
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import aten, backends, energy, gated, highway, hyper_gated, native, pointwise
+from rhhn_fairseq.kernels import (
+    aten,
+    backends,
+    energy,
+    gated,
+    highway,
+    hyper_gated,
+    native,
+    pointwise,
+    products,
+)
 
 GATED_NOISE = dict(
     recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2, h_detach=0.5, c_detach=0.5
@@ -147,6 +157,37 @@ def test_hypervectors_in_parts_equal_the_loop(implementation, padded, rows, monk
     # z forward, and backward the gradient of what it was made from, part by part.
     steps = {1: 7 * [1], 6: [2, 2, 2, 1], 9: [3, 3, 1]}[rows]
     assert made == [(3, part * B, 3) for part in steps] + [(3, part * B, 5) for part in reversed(steps)]
+
+
+@pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm"])
+@implementations
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("rows, parts", [(1, 7), (6, 3), (9, 2), (11, 1)])
+def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, parts, monkeypatch):
+    """As where the gradients of a whole sequence's products would take much memory."""
+    monkeypatch.setattr(products, "PART_ROWS", rows)
+    handed = []
+    hand = hyper_gated.hand_gradients
+    monkeypatch.setattr(
+        hyper_gated, "hand_gradients", lambda *buffers: handed.append(len(buffers[1].h)) or hand(*buffers)
+    )
+    cell = _cell(name, dict(hyper_state="previous") | GATED_NOISE if rows == 6 else GATED_NOISE)
+    T, B = 7, 3
+    noise, x = cell.sample_noise(T, B), torch.randn(T, B, 4, dtype=torch.float64)
+    mask = torch.rand(T, B) > 0.3 if padded else None
+    state = tuple(torch.randn(B, size, dtype=torch.float64) for size in cell.state_sizes)
+    exact = _pass(cell, x, state, mask, noise, "reference", monkeypatch)
+    _assert_equal(_pass(cell, x, state, mask, noise, implementation, monkeypatch), exact, 1e-13)
+    # Either network, for all parts but the last steps'.
+    assert len(handed) == 2 * (parts - 1)
+
+
+def test_parts_are_for_long_sequences_of_one_type():
+    assert products.part_steps(100, 128, torch.float32, torch.float32) == 25
+    assert products.part_steps(50, 128, torch.float32, torch.float32) == 25
+    assert products.part_steps(20, 128, torch.float32, torch.float32) == 20
+    assert products.part_steps(100, 128, torch.bfloat16, torch.float32) == 100
+    assert products.part_steps(1, 10**6, torch.float32, torch.float32) == 1
 
 
 @pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm"])

@@ -77,6 +77,14 @@ class Randomness:
             gradient_share(noise, "c_detach", state_dtype(dtype)),
         )
 
+    def part(self, steps: slice) -> "Randomness":
+        """That of some steps."""
+        names = ("zone_h", "zone_c", "h_share", "c_share")
+        found = {name: None if getattr(self, name) is None else getattr(self, name)[steps] for name in names}
+        # One mask may serve all steps.
+        keep = self.keep if self.keep is None or len(self.keep) == 1 else self.keep[steps]
+        return Randomness(gal=self.gal, keep=keep, **found)
+
     def pointwise(self) -> dict[str, Tensor | None]:
         """The part that the point-wise work needs, as fields of ``buffers.Gated``."""
         return dict(keep=self.keep, zone_h=self.zone_h, zone_c=self.zone_c, c_scale=self.c_share)
@@ -209,6 +217,12 @@ def add_gradients(buffers: Gated, dy, dh_last, dc_last, backend: str) -> None:
     if zoned or buffers.mask is not None:
         buffers.dh_direct = torch.zeros_like(buffers.c0)
     buffers.sums = pointwise.sums_of(backend, [SUMS * buffers.c0.shape[-1]], buffers.c0)
+
+
+def hand_gradients(after: Gated, buffers: Gated) -> None:
+    """Gives buffers of some steps the gradients that the steps after them have left, and the sums."""
+    for name in ("dh", "dh_direct", "dc", "dweight_d", "sums"):
+        setattr(buffers, name, getattr(after, name))
 
 
 def whole_dh(buffers: Gated) -> Tensor:

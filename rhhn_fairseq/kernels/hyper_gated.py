@@ -8,6 +8,7 @@ Shapes: T time, B batch, H hidden, N hyper, Z embedding; gates i, f, g, o in eve
 order d_h, d_x, b, each for all gates.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import astuple
 
@@ -24,6 +25,7 @@ from rhhn_fairseq.kernels.gated import (
     Randomness,
     add_gradients,
     fields_of,
+    hand_gradients,
     lstm_buffers,
     norm_of,
     split_sums,
@@ -32,6 +34,7 @@ from rhhn_fairseq.kernels.gated import (
 from rhhn_fairseq.kernels.matmul import Factor, mm
 from rhhn_fairseq.kernels.products import (
     before,
+    part_steps,
     seen,
     through_recurrence,
     weight_gradient,
@@ -219,56 +222,86 @@ def hyper_lstm_backward(
         those of gx, g_hyper, h0, c0, e0, k0, [weight, weight_hyper], weight_e, weight_z, bias_z and
         weight_d, and the sums of ``buffers.Gated`` of either network.
     """
-    H, N = h0.shape[-1], e0.shape[-1]
-    main, hyper = _buffers(
-        (u[:, :, : 4 * H], h0, c0, h, c, norm),
-        (a_hyper, e0, k0, e, k, hyper_norm),
-        mask,
-        Randomness(gal, keep, zone_h, zone_c, h_share, c_share),
-        Numbers(*numbers),
-    )
-    add_gradients(main, dy, dh_last, dc_last, backend)
-    add_gradients(hyper, None, de_last, dk_last, backend)
-    main.gx, main.z, main.weight_d, main.bias = gx, z, weight_d, bias
-    main.dgx, main.dz, du = torch.empty_like(gx), torch.empty_like(z), torch.empty_like(u)
-    main.dweight_d = pointwise.sums_of(backend, weight_d.shape, c0)
-    main.du, hyper.du = du.split((4 * H, 4 * N), dim=-1)
-    merged = torch.cat([weight, weight_hyper], dim=1)
-    if not pointwise.whole_hyper(
-        backend, main, hyper, "backward", None, merged, weight_e, weight_z, None, gal, h_share, previous
-    ):
-        _run_backward(main, hyper, du, (merged, weight_e, weight_z), gal, h_share, previous, backend)
-    hyper_rows = seen(e0, e, None)
+    (T, B, H), N = h.shape, e0.shape[-1]
+    dgx, dg_hyper, dz = torch.empty_like(gx), torch.empty_like(a_hyper), torch.empty_like(z)
+    main = hyper = dmerged = dweight_e = None
+    weights = torch.cat([weight, weight_hyper], dim=1), weight_e, weight_z
+    factors = _Factors(weights, T, B, backend)
+    randomness = Randomness(gal, keep, zone_h, zone_c, h_share, c_share)
+    steps = part_steps(T, B, u.dtype, c0.dtype)
+    whole_du = u.new_empty(steps, *u.shape[1:])
+    for start in reversed(range(0, T, steps)):
+        part = slice(start, start + steps)
+        states = ((h0, h), (c0, c), (e0, e), (k0, k))
+        h_start, c_start, e_start, k_start = (rest[start - 1] if start else first for first, rest in states)
+        after, noise = (main, hyper), randomness.part(part)
+        main, hyper = _buffers(
+            (u[part, :, : 4 * H], h_start, c_start, h[part], c[part], norm),
+            (a_hyper[part], e_start, k_start, e[part], k[part], hyper_norm),
+            None if mask is None else mask[part],
+            noise,
+            Numbers(*numbers),
+        )
+        if after[0] is None:
+            add_gradients(main, None, dh_last, dc_last, backend)
+            add_gradients(hyper, None, de_last, dk_last, backend)
+            main.dweight_d = pointwise.sums_of(backend, weight_d.shape, c0)
+        else:
+            hand_gradients(after[0], main)
+            hand_gradients(after[1], hyper)
+        main.dy = None if dy is None else dy[part].contiguous()
+        main.gx, main.z, main.weight_d, main.bias = gx[part], z[part], weight_d, bias
+        main.dgx, main.dz, du = dgx[part], dz[part], whole_du[: len(h[part])]
+        main.du, hyper.du = du.split((4 * H, 4 * N), dim=-1)
+        if not pointwise.whole_hyper(
+            backend, main, hyper, "backward", None, *weights, None, gal, noise.h_share, previous
+        ):
+            _run_backward(main, hyper, du, factors, gal, noise.h_share, previous, backend)
+        dg_hyper[part] = hyper.du
+        dmerged = weight_gradient(seen(h_start, h[part], gal), du, backend, dmerged)
+        dweight_e = weight_gradient(seen(e_start, e[part], None), hyper.du, backend, dweight_e)
     if previous:
-        dweight_z = weight_gradient(hyper_rows, main.dz, backend)
+        dweight_z = weight_gradient(seen(e0, e, None), dz, backend)
     else:
-        dweight_z = mm(e.flatten(0, 1).t(), main.dz.flatten(0, 1), backend=backend)
+        dweight_z = mm(e.flatten(0, 1).t(), dz.flatten(0, 1), backend=backend)
     return (
-        main.dgx,
-        hyper.du.clone(memory_format=torch.contiguous_format),
+        dgx,
+        dg_hyper,
         whole_dh(main),
         main.dc,
         whole_dh(hyper),
         hyper.dc,
-        weight_gradient(seen(h0, h, gal), du, backend),
-        weight_gradient(hyper_rows, hyper.du, backend),
+        dmerged,
+        dweight_e,
         dweight_z,
-        main.dz.sum((0, 1)),
+        dz.sum((0, 1)),
         main.dweight_d.sum(0),
         main.sums.sum(0),
         hyper.sums.sum(0),
     )
 
 
-def _run_backward(main: Gated, hyper: Gated, du_TBU, weights, gal, h_share, previous, backend) -> None:
-    """All steps of the backward pass, a call of either network and the products for each."""
-    T, B, _ = du_TBU.shape
+class _Factors:
+    """The transposes that a backward pass multiplies by, laid out when they are first asked for."""
+
+    def __init__(self, weights: Sequence[Tensor], T: int, B: int, backend: str):
+        self.weights, self.sizes = weights, (T, B, backend)
+
+    @functools.cached_property
+    def laid(self) -> list[Factor]:
+        return [Factor(weight, *self.sizes, transpose=True) for weight in self.weights]
+
+
+def _run_backward(main: Gated, hyper: Gated, du_TBU, factors, gal, h_share, previous, backend) -> None:
+    """All steps of some buffers backward, a call of either network and the products for each."""
+    T = len(du_TBU)
     main_step = pointwise.gated(backend, main, "backward")
+    _, weight_e, weight_z = factors.weights
     inner = pointwise.hypernetwork(
-        backend, hyper, main, "backward", weights[1], weights[2], None, None, None, previous
+        backend, hyper, main, "backward", weight_e, weight_z, None, None, None, previous
     )
     hyper_step = pointwise.gated(backend, hyper, "backward")
-    to_h, to_e, from_z = (Factor(weight, T, B, backend, transpose=True) for weight in weights)
+    to_h, to_e, from_z = factors.laid
     du, du_hyper, dz = du_TBU.unbind(0), hyper.du.unbind(0), main.dz.unbind(0)
     for t in reversed(range(T)):
         main_step(t)

@@ -21,10 +21,29 @@ def seen(first: Tensor, rest_TBH: Tensor, gal_BH: Tensor | None) -> tuple[Tensor
     return (first, others) if gal_BH is None else (first * gal_BH, others * gal_BH)
 
 
-def weight_gradient(rows: tuple[Tensor, Tensor], du_TBG: Tensor, backend: str) -> Tensor:
-    """The gradient [H, G] of a weight from what it saw (as ``seen``) and the gradients of the products."""
+PART_ROWS = 3072
+"""Rows of a product over steps from which more make it no faster."""
+
+
+def part_steps(T: int, B: int, operands: torch.dtype, states: torch.dtype) -> int:
+    """For how many steps at a time a backward pass keeps gradients that only make those of weights.
+
+    These are then added up in the operands' type, which has to be that of the states.
+    """
+    parts = T * B // PART_ROWS if operands == states else 1
+    return -(-T // max(1, parts))
+
+
+def weight_gradient(
+    rows: tuple[Tensor, Tensor], du_TBG: Tensor, backend: str, onto: Tensor | None = None
+) -> Tensor:
+    """The gradient [H, G] of a weight from what it saw (as ``seen``) and the gradients of the products.
+
+    Args:
+        onto: what it is added to, in place; None for nothing.
+    """
     first, others = rows
-    gradient = mm(first.t(), du_TBG[0], backend=backend)
+    gradient = mm(first.t(), du_TBG[0], onto, onto, backend)
     if len(others):
         mm(others.flatten(0, 1).t(), du_TBG[1:].flatten(0, 1), gradient, gradient, backend)
     return gradient

@@ -141,8 +141,9 @@ class HyperStep:
             self.numbers["LD_SIDE"] = _row_stride("the products of h", side)
         else:
             self.kernel = hyper_step.backward[self.grid]
-            # A slot for each of these programs.
-            p.sums = p.sums.new_zeros(*self.grid, p.sums.shape[1])
+            if len(p.sums) != self.grid[0]:
+                # A slot for each of these programs.
+                p.sums = p.sums.new_zeros(*self.grid, p.sums.shape[1])
             self.tensors |= buffers_of(p, "dh dh_direct dc du sums") | buffers_of(main, "dz")
             self.numbers["LD_DU"] = _row_stride("du", p.du)
 
