@@ -182,9 +182,34 @@ def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, p
     assert len(handed) == 2 * (parts - 1)
 
 
+@pytest.mark.parametrize("name", ["rhn", "hyperrhn"])
+@implementations
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("rows, parts", [(1, 7), (6, 3), (9, 2), (11, 1)])
+def test_backward_of_highways_in_parts(name, implementation, padded, rows, parts, monkeypatch):
+    monkeypatch.setattr(products, "PART_ROWS", rows)
+    monkeypatch.setattr(native, "NEAR", 0)
+    added = []
+    add = highway._add_weight_gradients
+    monkeypatch.setattr(
+        highway, "_add_weight_gradients", lambda *arguments: added.append(arguments[1]) or add(*arguments)
+    )
+    cell = _cell(name, RHN_NOISE)
+    T, B = 7, 3
+    noise, x = cell.sample_noise(T, B), torch.randn(T, B, 4, dtype=torch.float64)
+    mask = torch.rand(T, B) > 0.3 if padded else None
+    state = tuple(torch.randn(B, size, dtype=torch.float64) for size in cell.state_sizes)
+    exact = _pass(cell, x, state, mask, noise, "reference", monkeypatch)
+    _assert_equal(_pass(cell, x, state, mask, noise, implementation, monkeypatch), exact, 1e-13)
+    # Of either network, from the last part on.
+    steps = {1: 1, 6: 3, 9: 4, 11: 7}[rows]
+    own = list(reversed(range(0, T, steps)))
+    assert len(own) == parts and added == (2 * own if name == "hyperrhn" else own)
+
+
 def test_parts_are_for_long_sequences_of_one_type():
-    assert products.part_steps(100, 128, torch.float32, torch.float32) == 25
-    assert products.part_steps(50, 128, torch.float32, torch.float32) == 25
+    assert products.part_steps(100, 128, torch.float32, torch.float32) == 13
+    assert products.part_steps(50, 128, torch.float32, torch.float32) == 13
     assert products.part_steps(20, 128, torch.float32, torch.float32) == 20
     assert products.part_steps(100, 128, torch.bfloat16, torch.float32) == 100
     assert products.part_steps(1, 10**6, torch.float32, torch.float32) == 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rhhn_fairseq.cells import build_cell
-from rhhn_fairseq.kernels import backends, products
+from rhhn_fairseq.kernels import backends, native, products
 from rhhn_fairseq.kernels.triton import sequences, slots, steps
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -193,11 +193,13 @@ def test_small_networks_multiply_by_themselves(name, T, B, H, padded, noisy, mul
         assert error <= 4 * own + 1e-6 * (1 + truth.norm())
 
 
-@pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm"])
+@pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm", "rhn", "hyperrhn"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_backward_in_parts(name, dtype, monkeypatch):
     monkeypatch.setattr(products, "PART_ROWS", 36)
-    cell, oracle = make(name, dtype=dtype, **GATED), make(name, **GATED)
+    monkeypatch.setattr(native, "NEAR", 0)
+    noisy = FAMILIES[name][1]
+    cell, oracle = make(name, dtype=dtype, **noisy), make(name, **noisy)
     x = torch.randn(5, 18, 4, dtype=torch.float64, device=DEVICE)
     noise = cell.sample_noise(5, 18, DEVICE)
     exact = results(oracle, x, "reference", monkeypatch, noise=doubled(noise))

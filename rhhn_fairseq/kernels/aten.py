@@ -349,7 +349,7 @@ class _HighwayStep:
             p.dz[layer, t % p.dz.shape[1]].copy_(dz)
             p.sums[0, (self.L + 1) * width :].view(-1, H)[layer] += dz.sum(0)
             du = (halves * self._scaling(t, layer)).flatten(-2)
-        p.du[layer, t].copy_(du)
+        p.du[layer, t % p.du.shape[1]].copy_(du)
         if layer == 0:
             p.dgx[t].copy_(du)
 

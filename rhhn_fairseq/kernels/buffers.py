@@ -83,6 +83,11 @@ class Gated:
     dweight_d: Tensor | None = None
     sums: Tensor | None = None
 
+    @property
+    def in_parts(self) -> bool:
+        """As of ``Highway``: never, since a part of a sequence has buffers of its own."""
+        return False
+
 
 @dataclass(kw_only=True)
 class Highway:
@@ -102,7 +107,8 @@ class Highway:
         dy: gradient of y or None. ds: [B, H], the gradient of a layer's output that came through the next
             matrix. ds_direct: [B, H], state type, the rest of it, in and out. past: [B, H], state type, what
             goes past all layers of a time step.
-        du, dgx, dz: gradients of u, gx and z; dz [L, K, B, H] for the K steps from a multiple of K on. sums:
+        du, dgx, dz: gradients of u, gx and z; du [L, K, B, 2 H] and dz [L, K, B, H] for the K steps from a
+            multiple of K on, each with a K of its own. sums:
             [threads, (3 L + 2) H], state type, gradients of bias, bias_x and bias_z, added up over rows and
             steps.
     """
@@ -132,6 +138,11 @@ class Highway:
     dz: Tensor | None = None
     sums: Tensor | None = None
     trace: bool = False
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether du holds some steps only."""
+        return self.du is not None and self.du.shape[1] < self.u.shape[1]
 
     @property
     def operands(self) -> Tensor:

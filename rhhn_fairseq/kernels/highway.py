@@ -19,13 +19,14 @@ from torch import Tensor
 from rhhn_fairseq.cells.base import Noise, State, noise_at
 from rhhn_fairseq.cells.hyper_rhn import HyperRHN
 from rhhn_fairseq.cells.rhn import RHN, RHNTrace
-from rhhn_fairseq.kernels import graphs, pointwise
+from rhhn_fairseq.kernels import graphs, native, pointwise
 from rhhn_fairseq.kernels.buffers import Highway, state_dtype
 from rhhn_fairseq.kernels.matmul import Factor, mm
 from rhhn_fairseq.kernels.products import (
     gal_mask,
     gradient_share,
     or_zeros,
+    part_steps,
     seen,
     through_recurrence,
     weight_gradient,
@@ -223,32 +224,55 @@ def highway_backward(
     buffers.dy = None if dy is None else dy.contiguous()
     buffers.ds = gx.new_zeros(s0.shape)
     buffers.ds_direct, buffers.past = or_zeros(ds_last, s0), torch.zeros_like(s0)
-    buffers.du, buffers.dgx = torch.empty_like(u), torch.empty_like(gx)
+    T, B, _ = gx.shape
+    # All steps of a small network may run in one call, which keeps the gradients of all.
+    small = sum(weight.numel() for weight in weights) <= native.NEAR
+    steps = T if small else part_steps(T, B, u.dtype, s0.dtype)
+    buffers.du, buffers.dgx = u.new_empty(L, steps, B, 2 * H), torch.empty_like(gx)
     buffers.sums = pointwise.sums_of(backend, [(3 * L + 2) * H], s0)
-    if not pointwise.whole(backend, buffers, "backward", weights, gal, s_share):
-        _run_backward(buffers, scaling, weights, gal, s_share, backend)
-    start, states = s0.to(gx.dtype), buffers.operands
     dweights = gx.new_empty(L, H, 2 * H)
-    dweights[0] = weight_gradient(seen(start, states[-1], gal), buffers.du[0], backend)
-    for layer in range(1, L):
-        rows = states[layer - 1] if gal is None else states[layer - 1] * gal
-        mm(rows.flatten(0, 1).t(), buffers.du[layer].flatten(0, 1), dweights[layer], backend=backend)
+    if pointwise.whole(backend, buffers, "backward", weights, gal, s_share):
+        _add_weight_gradients(buffers, 0, gal, backend, dweights)
+    else:
+        _run_backward(buffers, scaling, weights, gal, s_share, backend, dweights)
     dhyper = gx.new_empty(0) if scaling is None else scaling.dhyper_TBLN.flatten(2)
     dweight_z = gx.new_empty(0) if scaling is None else scaling.dweight_z
     return buffers.dgx, buffers.ds_direct + buffers.ds, dweights, dhyper, dweight_z, buffers.sums.sum(0)
 
 
-def _run_backward(buffers: Highway, scaling: _Scaling | None, weights, gal, s_share, backend) -> None:
-    """All steps of the backward pass, a call and a product for each layer."""
+def _add_weight_gradients(buffers: Highway, t: int, gal, backend: str, dweights_LHG: Tensor) -> None:
+    """Adds those of the steps that du holds, from t on; the last ones, which come first, are written."""
+    (L, T, _, _), states = buffers.s.shape, buffers.operands
+    steps = slice(t, min(t + buffers.du.shape[1], T))
+    du = buffers.du[:, : steps.stop - t]
+    begins = steps.stop == T
+    start = states[-1, t - 1] if t else buffers.s0.to(states.dtype)
+    rows = seen(start, states[-1, steps], gal)
+    if begins:
+        dweights_LHG[0] = weight_gradient(rows, du[0], backend)
+    else:
+        weight_gradient(rows, du[0], backend, dweights_LHG[0])
+    for layer in range(1, L):
+        rows = states[layer - 1, steps] if gal is None else states[layer - 1, steps] * gal
+        own = dweights_LHG[layer]
+        mm(rows.flatten(0, 1).t(), du[layer].flatten(0, 1), own, None if begins else own, backend)
+
+
+def _run_backward(
+    buffers: Highway, scaling: _Scaling | None, weights, gal, s_share, backend, dweights_LHG
+) -> None:
+    """All steps of the backward pass, a call and a product for each layer; writes the weights' gradients."""
     L, T, B, _ = buffers.s.shape
     step = pointwise.highway(backend, buffers, "backward")
     factors = [Factor(weight, T, B, backend, transpose=True) for weight in weights]
-    du = [part.unbind(0) for part in buffers.du.unbind(0)]
+    du, steps = [part.unbind(0) for part in buffers.du.unbind(0)], buffers.du.shape[1]
     for t in reversed(range(T)):
         for layer in reversed(range(L)):
             step(t * L + layer)
-            factors[layer].product(du[layer][t], buffers.ds)
+            factors[layer].product(du[layer][t % steps], buffers.ds)
             through_recurrence(buffers.ds, gal, None if layer else s_share, t)
+        if t % steps == 0:
+            _add_weight_gradients(buffers, t, gal, backend, dweights_LHG)
         if scaling is not None:
             scaling.after_backward(t)
 

@@ -21,7 +21,7 @@ def seen(first: Tensor, rest_TBH: Tensor, gal_BH: Tensor | None) -> tuple[Tensor
     return (first, others) if gal_BH is None else (first * gal_BH, others * gal_BH)
 
 
-PART_ROWS = 3072
+PART_ROWS = 1536
 """Rows of a product over steps from which more make it no faster."""
 
 

@@ -56,7 +56,7 @@ class _Highway(ctypes.Structure):
     """``struct Highway`` of highway.cpp."""
 
     _fields_ = [
-        *_fields("T B H L Z ld_y", ctypes.c_int64),
+        *_fields("T B H L D Z ld_y", ctypes.c_int64),
         *_fields("keep_scale zone_rate", ctypes.c_double),
         *_fields("threads", ctypes.c_int64),
         *_fields("u gx z bias bias_x bias_z first mask keep zone s0 s o y", ctypes.c_void_p),
@@ -139,7 +139,7 @@ def whole(
         Whether it did; if not, nothing was done.
     """
     scaling = buffers.weight_d if isinstance(buffers, Gated) else buffers.z
-    if scaling is not None or not _runs_whole(buffers, weights):
+    if scaling is not None or buffers.in_parts or not _runs_whole(buffers, weights):
         return False
     panels = _panels(weights, direction)
     addresses = (None if part is None else _address("", part) for part in (gal, share))
@@ -253,6 +253,7 @@ def _highway_sizes(buffers: Highway) -> dict[str, int]:
         B=B,
         H=H,
         L=L,
+        D=0 if buffers.du is None else buffers.du.shape[1],
         Z=0 if buffers.dz is None else buffers.dz.shape[1],
         ld_y=L * H if buffers.trace else H,
         threads=_threads(buffers),

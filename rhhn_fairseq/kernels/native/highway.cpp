@@ -15,7 +15,7 @@ namespace rhhn {
 // Mirrored, field by field, by kernels/native/__init__.py. A missing tensor is a null pointer.
 struct Highway {
     int64_t T, B, H, L;
-    int64_t Z;                 // steps that dz holds: those from a multiple of it on
+    int64_t D, Z;              // steps that du and dz hold: those from a multiple of it on
     int64_t ld_y;              // elements between rows of y and dy: H, or L H where they hold every layer
     double keep_scale;         // what a kept unit of the transform gate is multiplied by
     double zone_rate;          // the expectation where there is no mask
@@ -38,7 +38,7 @@ struct Highway {
     void* ds;                  // [B, H] operands: gradient that came through a matrix from the next layer
     void* ds_direct;           // [B, H] state type: the rest of it, in and out
     void* past;                // [B, H] state type: what goes past all layers of a time step
-    void* du;                  // [L, T, B, 2 H]
+    void* du;                  // [L, D, B, 2 H]
     void* dgx;                 // [T, B, 2 H]
     void* dz;                  // [L, Z, B, H]
     void* sums;                // [threads, (3 L + 2) H] state type: gradients of bias, bias_x and bias_z
@@ -73,7 +73,7 @@ class HighwayStep {
     Rows<const T> start(int64_t) const { return {nullptr, 0}; }
     Rows<T> sums_at(int64_t b) const { return {static_cast<T*>(p.u) + at_row(l, b) * 2 * H, 2 * H}; }
     Rows<const T> gradient(int64_t b) const {
-        return {static_cast<const T*>(p.du) + at_row(l, b) * 2 * H, 2 * H};
+        return {products_gradient(b), 2 * H};
     }
     T* arriving_at(int64_t b) const { return static_cast<T*>(p.ds) + b * H; }
 
@@ -133,7 +133,7 @@ class HighwayStep {
         }
         if (p.ld_y != H) add_output(b, ds);
         const S *bias = bias_of(b, scratch), *keep = keep_of(b, scratch + 2 * H);
-        T* __restrict du = static_cast<T*>(p.du) + at_row(l, b) * 2 * H;
+        T* __restrict du = products_gradient(b);
         if (l) {
             retreat(products(b), b, bias, keep, ds, direct, du, total + l * 2 * H, total);
             return;
@@ -241,6 +241,10 @@ class HighwayStep {
     const T* scaling(int64_t b) const {
         return p.z ? static_cast<const T*>(p.z) + at_row(l, b) * H : nullptr;
     }
+    // Where the gradient of the products goes.
+    T* products_gradient(int64_t b) const {
+        return static_cast<T*>(p.du) + ((l * p.D + t % p.D) * p.B + b) * 2 * H;
+    }
     // Where the gradient of z goes.
     T* scaling_gradient(int64_t b) const {
         return p.z ? static_cast<T*>(p.dz) + ((l * p.Z + t % p.Z) * p.B + b) * H : nullptr;
@@ -280,7 +284,7 @@ class HighwayStep {
 
     // Padding: no gradient reaches the sums.
     void clear(int64_t b) const {
-        T* du = static_cast<T*>(p.du) + at_row(l, b) * 2 * H;
+        T* du = products_gradient(b);
         std::fill(du, du + 2 * H, T{});
         if (!l) {
             T* dgx = static_cast<T*>(p.dgx) + (t * p.B + b) * 2 * H;

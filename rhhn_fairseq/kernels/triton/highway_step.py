@@ -148,6 +148,7 @@ def backward(
     B,
     H: tl.constexpr,
     L: tl.constexpr,
+    U_STEPS: tl.constexpr,
     Z_STEPS: tl.constexpr,
     LD_Y: tl.constexpr,
     LAST: tl.constexpr,
@@ -205,8 +206,9 @@ def backward(
         add_up(slot + ((L + 1) * 2 + layer) * H, d_z, H, COLS)
         d_h *= scaling
         d_gate *= scaling
-    tl.store(du + place * 2 * H + column, d_h, mask=inside)
-    tl.store(du + place * 2 * H + H + column, d_gate, mask=inside)
+    u_place = (layer * U_STEPS + t % U_STEPS) * B + row
+    tl.store(du + u_place * 2 * H + column, d_h, mask=inside)
+    tl.store(du + u_place * 2 * H + H + column, d_gate, mask=inside)
     if gx is not None:
         tl.store(dgx + at * 2 * H + column, d_h, mask=inside)
         tl.store(dgx + at * 2 * H + H + column, d_gate, mask=inside)
