@@ -3,7 +3,7 @@
 It serves RHN, the hypernetwork of a HyperRHN, whose output is the states after all its layers, and the main
 network of a HyperRHN, which gets that output and makes the hypervectors z from it. A layer of a time step is
 one matrix product and one call of the point-wise work. Forward keeps the products u, the states and z; a
-recurrent weight's gradient is one product over all steps, after the loop.
+recurrent weight's gradient is one product over all steps, or over many at a time.
 
 z is made, and its gradient used, for a block of steps at a time: for all of them, or where that would be more
 than the processor keeps near, for so few that they are read where they were written.

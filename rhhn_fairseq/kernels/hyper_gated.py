@@ -2,7 +2,8 @@
 
 A step: one product of h with [W_h, W of the hypernetwork's h], the hypernetwork's LSTM, its z and from them
 the scaling vectors d of this step only, and the main cell's point-wise work. d is made again in the backward
-pass, so that memory holds 4 H numbers a position for the products and none for the 12 H scaling vectors.
+pass, so that memory holds 4 H numbers a position for the products and none for the 12 H scaling vectors. The
+backward pass goes over parts of a sequence; the gradients of a part's products end in those of the weights.
 
 Shapes: T time, B batch, H hidden, N hyper, Z embedding; gates i, f, g, o in every weight's columns, d in the
 order d_h, d_x, b, each for all gates.
