@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures everything that docs/results/speed.md says of a GPU, at the sizes of its table.
+# Runs the tests that need a GPU and every benchmark there, at the sizes that figures are wanted for.
 #
 # Usage: bash scripts/measure_gpu.sh DIR [STEP ...]
 #

@@ -8,6 +8,7 @@ import os
 
 import pytest
 import torch
+from fused_cells import doubled
 
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.kernels import backends, native, products
@@ -145,15 +146,6 @@ def multiplied(monkeypatch):
         monkeypatch.setattr(sequences, name, count(getattr(sequences, name)))
     monkeypatch.setattr(steps, "hypernetwork", count(steps.hypernetwork))
     return calls
-
-
-def doubled(parts):
-    """States or noise in float64."""
-    if parts is None:
-        return None
-    if isinstance(parts, dict):
-        return {name: part.double() if part.is_floating_point() else part for name, part in parts.items()}
-    return tuple(part.double() for part in parts)
 
 
 SMALL = {

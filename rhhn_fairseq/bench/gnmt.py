@@ -40,7 +40,9 @@ class TranslationConfig(BenchConfig):
     length: int = option(16, help="symbols of every sentence, source and target", low=1)
     dtype: str = option("float32", help="type of weights and activations", choices=tuple(DTYPES))
     backends: tuple = option(
-        (), help="preferred, or names of backends, separated by commas; empty for those of the documentation"
+        (),
+        help="preferred, or names of backends, separated by commas; empty for preferred and reference, and "
+        "on a GPU those that can run as CUDA graphs",
     )
     seed: int = option(1, help="of weights and sentences")
 

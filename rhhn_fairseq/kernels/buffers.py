@@ -83,11 +83,6 @@ class Gated:
     dweight_d: Tensor | None = None
     sums: Tensor | None = None
 
-    @property
-    def in_parts(self) -> bool:
-        """As of ``Highway``: never, since a part of a sequence has buffers of its own."""
-        return False
-
 
 @dataclass(kw_only=True)
 class Highway:
@@ -138,11 +133,6 @@ class Highway:
     dz: Tensor | None = None
     sums: Tensor | None = None
     trace: bool = False
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether du holds some steps only."""
-        return self.du is not None and self.du.shape[1] < self.u.shape[1]
 
     @property
     def operands(self) -> Tensor:

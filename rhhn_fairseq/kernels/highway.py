@@ -231,7 +231,7 @@ def highway_backward(
     buffers.du, buffers.dgx = u.new_empty(L, steps, B, 2 * H), torch.empty_like(gx)
     buffers.sums = pointwise.sums_of(backend, [(3 * L + 2) * H], s0)
     dweights = gx.new_empty(L, H, 2 * H)
-    if pointwise.whole(backend, buffers, "backward", weights, gal, s_share):
+    if steps == T and pointwise.whole(backend, buffers, "backward", weights, gal, s_share):
         _add_weight_gradients(buffers, 0, gal, backend, dweights)
     else:
         _run_backward(buffers, scaling, weights, gal, s_share, backend, dweights)

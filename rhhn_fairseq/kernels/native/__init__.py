@@ -139,7 +139,7 @@ def whole(
         Whether it did; if not, nothing was done.
     """
     scaling = buffers.weight_d if isinstance(buffers, Gated) else buffers.z
-    if scaling is not None or buffers.in_parts or not _runs_whole(buffers, weights):
+    if scaling is not None or not _runs_whole(buffers, weights):
         return False
     panels = _panels(weights, direction)
     addresses = (None if part is None else _address("", part) for part in (gal, share))

@@ -16,7 +16,7 @@ def highway(
 ) -> bool:
     """Runs all steps of a small highway network without z in one kernel; see ``native.whole``."""
     L, T, B, H = p.s.shape
-    special = p.z is not None or p.first is not None or p.bias_x is not None or p.in_parts
+    special = p.z is not None or p.first is not None or p.bias_x is not None
     if special or not multiplies(H, p.u.dtype):
         return False
     tensors = buffers_of(p, "u gx bias mask keep zone s0 s")

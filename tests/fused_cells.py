@@ -1,0 +1,59 @@
+"""The cells that have a program of their own, and a pass of one as the tests of programs compare it."""
+
+import torch
+
+from rhhn_fairseq.cells import build_cell
+
+GATED_NOISE = dict(
+    recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2, h_detach=0.5, c_detach=0.5
+)
+RHN_NOISE = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
+SIZES = {
+    "lstm": {},
+    "ln_lstm": {},
+    "hyperlstm": dict(hyper_size=3, hyper_embed_size=2),
+    "ln_hyperlstm": dict(hyper_size=3, hyper_embed_size=2),
+    "rhn": dict(rhn_depth=3),
+    "hyperrhn": dict(hyper_size=3, rhn_depth=3),
+}
+"""The cells that have a program of their own."""
+
+
+def make_cell(name, options=(), C=4, H=5, dtype=torch.float64):
+    torch.manual_seed(0)
+    cell = build_cell(name, C, H, **SIZES[name] | dict(options)).to(dtype)
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return cell
+
+
+def noise_options(name):
+    return RHN_NOISE if "rhn" in name else GATED_NOISE
+
+
+def run_pass(cell, x, state, mask, noise, backend, monkeypatch):
+    """Outputs, final state and all gradients of a weighted sum of the outputs and the final state."""
+    monkeypatch.setenv("RHHN_KERNEL", backend)
+    x = x.clone().requires_grad_()
+    state = None if state is None else tuple(part.clone().requires_grad_() for part in state)
+    y, final = cell(x, state, mask, noise)
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    loss = (y * weights).sum() + sum((part * part).sum() for part in final)
+    inputs = [x, *(state or ()), *cell.parameters()]
+    return [y.detach(), *(part.detach() for part in final), *torch.autograd.grad(loss, inputs)]
+
+
+def assert_equal(found, exact, tolerance):
+    for one, other in zip(found, exact, strict=True):
+        assert torch.isfinite(one).all()
+        assert (one - other).norm() <= tolerance * (1 + other.norm())
+
+
+def doubled(parts):
+    """States or noise in float64."""
+    if parts is None:
+        return None
+    if isinstance(parts, dict):
+        return {name: part.double() if part.is_floating_point() else part for name, part in parts.items()}
+    return tuple(part.double() for part in parts)

@@ -1,0 +1,137 @@
+"""Which backend runs a cell: the choice, what is said of it, and torch.nn's own layers."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+from fused_cells import SIZES, assert_equal, make_cell, run_pass
+
+from rhhn_fairseq import kernels
+from rhhn_fairseq.cells import CELLS, build_cell
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.kernels import backends, native
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+@pytest.mark.parametrize("forget_bias", [0.0, 1.5])
+def test_torch_nn_equals_the_loop(name, forget_bias, monkeypatch):
+    options = {"forget_bias": forget_bias} if name == "lstm" else {}
+    torch.manual_seed(0)
+    cell = build_cell(name, 4, 5, **options).double()
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    x = torch.randn(6, 3, 4, dtype=torch.float64)
+    state = tuple(torch.randn(3, size, dtype=torch.float64) for size in cell.state_sizes)
+    for start in (None, state):
+        exact = run_pass(cell, x, start, None, None, "reference", monkeypatch)
+        assert_equal(run_pass(cell, x, start, None, None, "torch_nn", monkeypatch), exact, 1e-13)
+
+
+@pytest.mark.parametrize(
+    "name, options, padded, why",
+    [
+        ("ln_lstm", {}, False, "no layer normalisation"),
+        ("rhn", {}, False, "has LSTM and GRU only"),
+        ("lstm", {"recurrent_dropout": 0.1}, False, "no update"),
+        ("lstm", {"zoneout": 0.1}, False, "no zoneout"),
+        ("gru", {}, True, "no padding masks"),
+    ],
+)
+def test_torch_nn_says_what_it_cannot_do(name, options, padded, why, monkeypatch):
+    monkeypatch.setenv("RHHN_KERNEL", "torch_nn")
+    cell = build_cell(name, 4, 5, **options)
+    mask = torch.tensor([[True, False], [True, True]]) if padded else None
+    with pytest.raises(UsageError, match=f"RHHN_KERNEL=torch_nn: .* cannot run there, .*{why}"):
+        cell(torch.randn(2, 2, 4), mask_TB=mask)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_plain_cells_go_to_cudnn_on_a_gpu(name, monkeypatch, caplog):
+    monkeypatch.delenv("RHHN_KERNEL", raising=False)
+    monkeypatch.setattr(kernels, "_told", set())
+    cell = build_cell(name, 4, 5).cuda()
+    with caplog.at_level(logging.INFO, logger="rhhn_fairseq.kernels"):
+        cell(torch.randn(2, 2, 4, device="cuda"))
+    assert "torch_nn backend" in caplog.text
+
+
+def test_the_compiled_kernels_are_built():
+    # Installation leaves them out where it must; then everything else runs on, but here it should not be so.
+    assert native.library() is not None, "install a C++ compiler and run scripts/install.sh again"
+
+
+def test_the_preferred_backend_is_the_compiled_one_and_is_named_once(monkeypatch, caplog):
+    monkeypatch.delenv("RHHN_KERNEL", raising=False)
+    monkeypatch.setattr(kernels, "_told", set())
+    cell = make_cell("rhn", (), dtype=torch.float32)
+    with caplog.at_level(logging.INFO, logger="rhhn_fairseq.kernels"):
+        cell(torch.randn(2, 2, 4))
+        cell(torch.randn(2, 2, 4))
+    assert [record.message for record in caplog.records] == [
+        "RHN runs on the native backend (cpu, torch.float32)"
+    ]
+    assert backends(cell) == ("native", "aten", "reference")
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert backends(cell) == ("aten", "reference")
+
+
+@pytest.mark.parametrize(
+    "T, B, graph, forced, loop",
+    [
+        (1, kernels.STEP_ROWS, False, None, True),
+        (1, kernels.STEP_ROWS + 1, False, None, False),
+        (2, 1, False, None, False),
+        (1, 1, True, None, False),
+        (1, 1, False, "native", False),
+    ],
+)
+def test_single_steps_of_few_rows_run_as_the_loop(T, B, graph, forced, loop, monkeypatch):
+    monkeypatch.setattr(kernels, "_told", set())
+    monkeypatch.delenv("RHHN_KERNEL", raising=False)
+    if forced:
+        monkeypatch.setenv("RHHN_KERNEL", forced)
+    cell = make_cell("ln_lstm", ()).eval()
+    runs = []
+    monkeypatch.setattr(kernels.reference, "scan", lambda *args: runs.append(args) or (None, None))
+    with torch.set_grad_enabled(graph):
+        cell(torch.randn(T, B, 4, dtype=torch.float64))
+    assert bool(runs) == loop
+
+
+def test_float16_runs_as_the_loop():
+    assert backends(make_cell("lstm"), dtype=torch.float16) == ("reference",)
+
+
+def test_cells_without_a_program_say_what_they_run_on(monkeypatch):
+    without = [name for name in CELLS if name not in SIZES]
+    assert "mlstm" in without
+    monkeypatch.setenv("RHHN_KERNEL", "native")
+    cell = build_cell("mlstm", 4, 5)
+    with pytest.raises(UsageError, match="RHHN_KERNEL=native: .* runs on reference only"):
+        cell(torch.randn(2, 2, 4))
+
+
+def test_a_derived_cell_keeps_its_own_step(monkeypatch):
+    monkeypatch.delenv("RHHN_KERNEL", raising=False)
+
+    class Silent(type(build_cell("lstm", 4, 5))):
+        def step(self, g_t, state, noise_t):
+            h, c = state
+            return torch.zeros_like(h), (h, c)
+
+    y, _ = Silent(make_cell("lstm").config)(torch.randn(3, 2, 4))
+    assert not y.any()
+
+
+def test_cells_know_nothing_of_fairseq_with_their_kernels():
+    code = (
+        "import sys, torch\n"
+        "from rhhn_fairseq.cells import build_cell\n"
+        "build_cell('hyperlstm', 4, 5, hyper_size=3)(torch.zeros(2, 1, 4))\n"
+        "sys.exit('fairseq' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
