@@ -35,8 +35,8 @@ bench() {
 
 run_step() {
     local both=(--dtype bfloat16,float32) big=(--hidden 1000 --input 1000 --batch 128)
-    local archs=(--archs lstm_gnmt,hyperlstm_gnmt --dtype bfloat16)
-    [ "${SMOKE:-0}" = 1 ] && archs=(--archs hyperlstm_gnmt_small --dtype bfloat16)
+    local archs=(--archs lstm_gnmt,hyperlstm_gnmt --attention v2 --dtype bfloat16)
+    [ "${SMOKE:-0}" = 1 ] && archs=(--archs hyperlstm_gnmt_small --attention v2 --dtype bfloat16)
     case $1 in
         tests) "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider tests ;;
         gated) bench cells --cells lstm,ln_lstm,hyperlstm,ln_hyperlstm "${both[@]}" -- "${big[@]}" --length 100 ;;

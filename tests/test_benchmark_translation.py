@@ -55,6 +55,18 @@ def test_models_run_on_what_makes_a_difference(built):
         gnmt.backends_of(models["lstm_gnmt_small"], asked)
 
 
+@pytest.mark.parametrize("attention, expected", [("own", "v2"), ("paper", "paper"), ("v2", "v2")])
+def test_attention(attention, expected, monkeypatch):
+    built = []
+    model = gnmt.MODEL_REGISTRY["lstm_gnmt_small"]
+    build = model.build_model
+    monkeypatch.setattr(
+        model, "build_model", lambda cfg, task: built.append(cfg.attention) or build(cfg, task)
+    )
+    gnmt.build_models(gnmt_train.Config(**gnmt_train.SMOKE, attention=attention))
+    assert built == [expected]
+
+
 def test_types():
     """Models are checked in float32 and in the type, and timed in that."""
     report = gnmt_train.run(gnmt_train.Config(**gnmt_train.SMOKE, threads=1, dtype="bfloat16"))

@@ -38,6 +38,9 @@ class TranslationConfig(BenchConfig):
     )
     vocab_size: int = option(8000, help="entries of the dictionary", low=10)
     length: int = option(16, help="symbols of every sentence, source and target", low=1)
+    attention: str = option(
+        "own", help="which attention: v2 has layers run whole sequences", choices=("own", "paper", "v2")
+    )
     dtype: str = option("float32", help="type of weights and activations", choices=tuple(DTYPES))
     backends: tuple = option(
         (),
@@ -100,7 +103,8 @@ def build_models(config: TranslationConfig) -> tuple[dict[str, nn.Module], Dicti
         if name == FAIRSEQ:
             models[name] = build_fairseq(dictionary)
         else:
-            models[name] = MODEL_REGISTRY[name].build_model(MODEL_DATACLASS_REGISTRY[name](), task)
+            chosen = {} if config.attention == "own" else {"attention": config.attention}
+            models[name] = MODEL_REGISTRY[name].build_model(MODEL_DATACLASS_REGISTRY[name](**chosen), task)
         models[name].to(config.device)
     return models, dictionary
 
