@@ -87,7 +87,7 @@ def test_gates_normalised_one_by_one_equal_the_loop(name, padded, monkeypatch):
 
 @implementations
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("rows", [1, 6, 9])
+@pytest.mark.parametrize("rows", [1, 6, 9, 13])
 def test_hypervectors_in_parts_equal_the_loop(implementation, padded, rows, monkeypatch):
     """As on the CPU where those of a whole sequence are too many to stay near the processor."""
     monkeypatch.setattr(highway._Scaling, "NEAR", 0)
@@ -102,9 +102,11 @@ def test_hypervectors_in_parts_equal_the_loop(implementation, padded, rows, monk
         torch, "bmm", lambda *args, _bmm=torch.bmm, **kw: made.append(args[0].shape) or _bmm(*args, **kw)
     )
     assert_equal(run_pass(cell, x, None, mask, noise, implementation, monkeypatch), exact, 1e-13)
-    # z forward, and backward the gradient of what it was made from, part by part.
-    steps = {1: 7 * [1], 6: [2, 2, 2, 1], 9: [3, 3, 1]}[rows]
-    assert made == [(3, part * B, 3) for part in steps] + [(3, part * B, 5) for part in reversed(steps)]
+    # z forward, and backward the gradient of what it was made from, part by part; and once that of the weight,
+    # to which the other parts are added.
+    steps = {1: 7 * [1], 6: [2, 2, 2, 1], 9: [3, 3, 1], 13: [4, 3]}[rows]
+    from_z = [(3, part * B, 5) for part in reversed(steps)]
+    assert made == [*((3, part * B, 3) for part in steps), from_z[0], (3, 3, steps[-1] * B), *from_z[1:]]
 
 
 @pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm", "rhn", "hyperrhn"])

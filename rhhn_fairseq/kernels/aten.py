@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 from rhhn_fairseq.kernels.buffers import Gated, Highway
+from rhhn_fairseq.kernels.matmul import way
+
+WIDTH = 16
+"""Numbers of a row in ``_tanh_by_onednn``: a register of AVX-512."""
 
 
 def gated(p: Gated, direction: str) -> Callable[[int], None]:
@@ -22,7 +26,7 @@ class _GatedStep:
 
     Large gates on the CPU are normalised one by one: such a call applies the gain and the shift in the same
     pass over memory, and its backward gives their gradients; what follows then reads each while it is near.
-    Elsewhere one call for all takes less time.
+    Elsewhere one call for all takes less time. Their tanh is oneDNN's where their products are.
 
     A hypernetwork's weight_d has a row more here, which meets a column of ones beside z: the bias of b, zeros
     for d_h and d_x. So the bias and its gradient come out of products that are made anyway.
@@ -47,6 +51,7 @@ class _GatedStep:
             self.dweight = torch.zeros_like(self.weight)
             self.z = new(12, B, self.weight.shape[1]).fill_(1.0)
         self.one_by_one = p.c.is_cpu and B * H >= self.LARGE
+        self.by_onednn = self.one_by_one and B * H % WIDTH == 0 and way("aten", p.c) == "onednn"
         self.gains = self.shifts = None
         if p.gate_gain is not None:
             self.gains, self.shifts = p.gate_gain.view(4, 1, H), p.gate_shift.view(4, 1, H).clone()
@@ -63,7 +68,7 @@ class _GatedStep:
         inner = c
         if p.c_gain is not None:
             inner, _ = _normalise(c, p.c_gain, p.c_shift, p.epsilon)
-        inner = torch.tanh(inner, out=self.inner)
+        inner = self._tanh(inner, self.inner)
         h = torch.mul(o, inner, out=p.h[t] if h_ends else o)
         if p.mask is None:
             if not h_ends:
@@ -87,7 +92,7 @@ class _GatedStep:
         inner = torch.mul(f, c_old, out=self.inner).addcmul_(i, update)
         if p.c_gain is not None:
             inner, c_norm = _normalise(inner, p.c_gain, p.c_shift, p.epsilon)
-        inner = inner.tanh_()
+        inner = self._tanh(inner, inner)
 
         dh, dc = self._arriving(t), p.dc
         here = None
@@ -119,6 +124,10 @@ class _GatedStep:
         """h and c before step t."""
         return (self.p.h[t - 1], self.p.c[t - 1]) if t else (self.p.h0, self.p.c0)
 
+    def _tanh(self, x: Tensor, out: Tensor) -> Tensor:
+        """tanh of [B, H]; ``out`` may be used for it."""
+        return _tanh_by_onednn(x) if self.by_onednn else torch.tanh(x, out=out)
+
     def _gate_major(self, rows: Tensor) -> Tensor:
         """[4, B, H] of [B, 4 H], a view."""
         return rows.unflatten(-1, (4, -1)).transpose(0, 1)
@@ -145,11 +154,11 @@ class _GatedStep:
         if self.gains is None:
             a[1].add_(p.forget_bias)
             a[:2].sigmoid_()
-            return (a[0], a[1], a[2].tanh_(), a[3].sigmoid_()), None
+            return (a[0], a[1], self._tanh(a[2], a[2]), a[3].sigmoid_()), None
         if self.one_by_one:
             every_gate = zip(a, self.gains[:, 0], self.shifts[:, 0], strict=True)
             (i, f, g, o), norms = zip(*(_normalise(*gate, p.epsilon) for gate in every_gate), strict=True)
-            return (i.sigmoid_(), f.sigmoid_(), g.tanh_(), o.sigmoid_()), norms
+            return (i.sigmoid_(), f.sigmoid_(), self._tanh(g, g), o.sigmoid_()), norms
         norms = _normalise(a, None, None, p.epsilon)
         gates = torch.addcmul(self.shifts, norms[0], self.gains)
         gates[:2].sigmoid_()
@@ -366,6 +375,16 @@ def _normalise_backward(
     """Gradients of x, gain and shift of ``_normalise``; of what is None, None."""
     wanted = [True, gain is not None, shift is not None]
     return torch.ops.aten.native_layer_norm_backward(grad, x, x.shape[-1:], *statistics, gain, shift, wanted)
+
+
+def _tanh_by_onednn(x: Tensor) -> Tensor:
+    """tanh of float32 numbers, a multiple of WIDTH and none of them infinite.
+
+    MKL's takes four times as long where it has no code for the processor. torch offers oneDNN's at the end of
+    a product, here with the unit matrix, which changes no number.
+    """
+    rows, unit = x.view(-1, WIDTH), torch.eye(WIDTH)
+    return torch.ops.mkldnn._linear_pointwise.default(rows, unit, None, "tanh", [], "").view_as(x)
 
 
 def sigmoid_backward(grad: Tensor, value: Tensor) -> Tensor:

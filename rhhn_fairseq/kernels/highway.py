@@ -140,7 +140,9 @@ class _Scaling:
         self.hyper_TBLN = hyper.unflatten(-1, (L, -1))
         # In parts its weight's gradient is added up in the operands' type, which then has to be the states'.
         parts = hyper.is_cpu and hyper.dtype == p.s.dtype and p.s.numel() > self.NEAR
-        self.steps = min(-(-self.ROWS // B), T) if parts else T
+        # Blocks of as many steps each as can be, since few rows take longer by the row.
+        blocks = -(-T // -(-self.ROWS // B)) if parts else 1
+        self.steps = -(-T // blocks)
         self.sizes = weight_z, -(-T // self.steps), self.steps * B, backend
 
     def _rows(self, states_TBLN: Tensor, t: int) -> Tensor:
@@ -161,7 +163,7 @@ class _Scaling:
         L, _, B, H = self.p.s.shape
         self.p.dz = self.hyper_TBLN.new_empty(L, self.steps, B, H)
         self.dhyper_TBLN = torch.empty_like(self.hyper_TBLN)
-        self.dweight_z = torch.zeros_like(self.sizes[0])
+        self.dweight_z = torch.empty_like(self.sizes[0])
         self.from_z = Factor(*self.sizes, transpose=True)
 
     def after_backward(self, t: int) -> None:
@@ -169,7 +171,9 @@ class _Scaling:
             rows = self._rows(self.hyper_TBLN, t)
             dz = self.p.dz.flatten(1, 2)[:, : rows.shape[1]]
             self.from_z.product(dz, self._rows(self.dhyper_TBLN, t))
-            mm(rows.transpose(1, 2), dz, self.dweight_z, self.dweight_z, self.backend)
+            # The last steps come first, and are not added to anything.
+            others = self.dweight_z if t + self.steps < len(self.hyper_TBLN) else None
+            mm(rows.transpose(1, 2), dz, self.dweight_z, others, self.backend)
 
 
 @highway.register_fake
@@ -242,20 +246,14 @@ def highway_backward(
 
 def _add_weight_gradients(buffers: Highway, t: int, gal, backend: str, dweights_LHG: Tensor) -> None:
     """Adds those of the steps that du holds, from t on; the last ones, which come first, are written."""
-    (L, T, _, _), states = buffers.s.shape, buffers.operands
+    T, states = buffers.s.shape[1], buffers.operands
     steps = slice(t, min(t + buffers.du.shape[1], T))
     du = buffers.du[:, : steps.stop - t]
-    begins = steps.stop == T
-    start = states[-1, t - 1] if t else buffers.s0.to(states.dtype)
-    rows = seen(start, states[-1, steps], gal)
-    if begins:
-        dweights_LHG[0] = weight_gradient(rows, du[0], backend)
-    else:
-        weight_gradient(rows, du[0], backend, dweights_LHG[0])
-    for layer in range(1, L):
-        rows = states[layer - 1, steps] if gal is None else states[layer - 1, steps] * gal
-        own = dweights_LHG[layer]
-        mm(rows.flatten(0, 1).t(), du[layer].flatten(0, 1), own, None if begins else own, backend)
+    blocks = [seen(buffers.s0.to(states.dtype), states[-1], gal, steps)]
+    for below in states[:-1, steps]:
+        blocks.append([below if gal is None else below * gal])
+    for own, *operands in zip(dweights_LHG, blocks, du, strict=True):
+        weight_gradient(*operands, backend, own, add=steps.stop < T)
 
 
 def _run_backward(

@@ -225,7 +225,8 @@ def hyper_lstm_backward(
     """
     (T, B, H), N = h.shape, e0.shape[-1]
     dgx, dg_hyper, dz = torch.empty_like(gx), torch.empty_like(a_hyper), torch.empty_like(z)
-    main = hyper = dmerged = dweight_e = None
+    main = hyper = None
+    dmerged, dweight_e = weight.new_empty(H, 4 * (H + N)), torch.empty_like(weight_e)
     weights = torch.cat([weight, weight_hyper], dim=1), weight_e, weight_z
     factors = _Factors(weights, T, B, backend)
     randomness = Randomness(gal, keep, zone_h, zone_c, h_share, c_share)
@@ -259,8 +260,9 @@ def hyper_lstm_backward(
         ):
             _run_backward(main, hyper, du, factors, gal, noise.h_share, previous, backend)
         dg_hyper[part] = hyper.du
-        dmerged = weight_gradient(seen(h_start, h[part], gal), du, backend, dmerged)
-        dweight_e = weight_gradient(seen(e_start, e[part], None), hyper.du, backend, dweight_e)
+        add = start + steps < T
+        weight_gradient(seen(h0, h, gal, part), du, backend, dmerged, add)
+        weight_gradient(seen(e0, e, None, part), hyper.du, backend, dweight_e, add)
     if previous:
         dweight_z = weight_gradient(seen(e0, e, None), dz, backend)
     else:

@@ -39,6 +39,12 @@ FEWEST_ROWS = 8
 FEWEST_ROWS_BY_COLUMNS = 32
 """The same where the matrix is stored by columns, which takes longer to lay out."""
 
+LARGE_TRANSPOSE = 1 << 19
+"""Numbers of a transpose from which copying it with all threads pays."""
+
+COPIED_COLUMNS = 512
+"""Columns of a transpose that are copied together: what they are read from stays in the second cache."""
+
 STEPS = 4
 """Products by torch for which copying a transpose pays."""
 
@@ -161,10 +167,20 @@ def _dense(part: Tensor) -> Tensor:
     return part if part.is_contiguous() or part.t().is_contiguous() else part.contiguous()
 
 
+def _by_rows(part: Tensor) -> Tensor:
+    """The matrix stored by rows. Of a transpose torch alone would make a copy with one thread."""
+    if part.is_contiguous() or part.numel() < LARGE_TRANSPOSE:
+        return part.contiguous()
+    rows = torch.empty_like(part, memory_format=torch.contiguous_format)
+    for to, columns in zip(rows.split(COPIED_COLUMNS, 1), part.split(COPIED_COLUMNS, 1), strict=True):
+        to.copy_(columns)
+    return rows
+
+
 def _by_onednn(x: Tensor, w_NK: Tensor, out: Tensor | None, add: Tensor | None) -> Tensor:
     """w: [N, K], a plain matrix or one that oneDNN has laid out."""
     bias = add if add is not None and add.dim() == 1 else None
-    y = torch.ops.mkldnn._linear_pointwise(x, w_NK, bias, "none", [], "")
+    y = torch.ops.mkldnn._linear_pointwise.default(_by_rows(x), w_NK, bias, "none", [], "")
     if add is not bias:
         return torch.add(y, add, out=y if out is None else out)
     return y if out is None else out.copy_(y)
@@ -202,7 +218,8 @@ class Factor:
         if whose == "native" and _enough(T * B, self.weight):
             self.panels = native.Panels(self.weight)
         elif whose == "onednn" and weight.dim() == 2:
-            self.laid = torch.ops.mkldnn._reorder_linear_weight(_dense(self.weight).t(), B)
+            w_NK = _by_rows(self.weight.t())
+            self.laid = torch.ops.mkldnn._reorder_linear_weight.default(w_NK, B)
         elif transpose and T >= STEPS:
             # A product reads rows faster.
             self.weight = self.weight.contiguous()

@@ -15,10 +15,11 @@ def before(first: Tensor, rest_TBH: Tensor) -> list[Tensor]:
     return [first, *rest_TBH[:-1].unbind(0)]
 
 
-def seen(first: Tensor, rest_TBH: Tensor, gal_BH: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The states as a matrix saw them at step 0, [B, H], and at the others, [T - 1, B, H]."""
-    others = rest_TBH[:-1]
-    return (first, others) if gal_BH is None else (first * gal_BH, others * gal_BH)
+def seen(first: Tensor, rest_TBH: Tensor, gal_BH: Tensor | None, steps: slice = slice(None)) -> list[Tensor]:
+    """The states as a matrix saw them at some steps, in blocks [K, B, H] of those that lie together."""
+    start, stop, _ = steps.indices(len(rest_TBH))
+    blocks = [rest_TBH[start - 1 : stop - 1]] if start else [first.unsqueeze(0), rest_TBH[: stop - 1]]
+    return blocks if gal_BH is None else [block * gal_BH for block in blocks]
 
 
 PART_ROWS = 1536
@@ -35,18 +36,20 @@ def part_steps(T: int, B: int, operands: torch.dtype, states: torch.dtype) -> in
 
 
 def weight_gradient(
-    rows: tuple[Tensor, Tensor], du_TBG: Tensor, backend: str, onto: Tensor | None = None
+    blocks: list[Tensor], du_TBG: Tensor, backend: str, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
     """The gradient [H, G] of a weight from what it saw (as ``seen``) and the gradients of the products.
 
     Args:
-        onto: what it is added to, in place; None for nothing.
+        out: what it is written to, or with ``add`` added to; None for a new one.
     """
-    first, others = rows
-    gradient = mm(first.t(), du_TBG[0], onto, onto, backend)
-    if len(others):
-        mm(others.flatten(0, 1).t(), du_TBG[1:].flatten(0, 1), gradient, gradient, backend)
-    return gradient
+    of_each = du_TBG.split([len(block) for block in blocks])
+    for block, du in zip(blocks, of_each, strict=True):
+        if len(block):
+            rows = block.flatten(0, 1).t()
+            out = mm(rows, du.flatten(0, 1), out, out if add else None, backend)
+            add = True
+    return out
 
 
 def gradient_share(noise: Noise | None, name: str, dtype: torch.dtype) -> Tensor | None:

@@ -52,9 +52,12 @@ void tile(Rows<const float> x, int64_t K, Rows<const float> panel, Rows<const fl
     Vector sums[M][V];
     for (int m = 0; m < M; ++m)
         for (int v = 0; v < V; ++v) sums[m][v] = load(begin.data + m * begin.ld + v * WIDTH);
-    // What is written comes from afar, too, and the stores would wait for it one after another.
-    for (int m = 0; m < M; ++m)
+    // What is written comes from afar, too, and the stores would wait for it one after another. A row that does
+    // not begin where a line does ends in one more.
+    for (int m = 0; m < M; ++m) {
         for (int v = 0; v < V; ++v) __builtin_prefetch(y.data + m * y.ld + v * WIDTH, 1);
+        __builtin_prefetch(y.data + m * y.ld + wide - 1, 1);
+    }
     const float* numbers = x.data;
     const float* line = panel.data;
     for (int64_t k = 0; k < K; ++k, line += panel.ld, ahead += panel.ld, numbers += x.next) {
