@@ -116,10 +116,11 @@ void multiply_tiles(Tiles x, int64_t rows, int64_t first, int64_t last, int64_t 
     if (!add.data) add = {ZEROS, 0};
     columns = std::min(columns, PANEL);
     const auto chosen = columns > 2 * WIDTH ? tile_of<VECTORS> : columns > WIDTH ? tile_of<2> : tile_of<1>;
-    // The next panel comes from afar: the first tiles ask for a share of it each.
+    // The next panel comes from afar: the first tiles ask for a share of it each, one of them for what the lines
+    // end in, which is a line more where they do not begin with one.
     int64_t share = 0;
     in_tiles(rows, first, last, [&](int64_t start, int64_t count) {
-        const float* ahead = share < VECTORS ? next + share++ * WIDTH : panel.data;
+        const float* ahead = share <= VECTORS ? next + std::min(share++ * WIDTH, PANEL - 1) : panel.data;
         chosen(count, x(start, count), K, panel, add.from(start), y.from(start), columns, ahead);
     });
 }
