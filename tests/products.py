@@ -48,8 +48,10 @@ def forced_products(monkeypatch, word: str):
     """Has them be native's or oneDNN's, of every size; for a fixture, which yields the list of calls."""
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
     choose(monkeypatch, word)
-    for name in ("SMALLEST", "SMALLEST_WITH_GRADIENT", "FEWEST_ROWS", "FEWEST_ROWS_BY_COLUMNS"):
+    names = "SMALLEST SMALLEST_WITH_GRADIENT FEWEST_ROWS FEWEST_ROWS_BY_COLUMNS LARGE_TRANSPOSE"
+    for name in names.split():
         monkeypatch.setattr(matmul, name, 1)
+    monkeypatch.setattr(matmul, "COPIED_COLUMNS", 7)
     calls = []
     module, name = {"native": (native, "_multiply"), "onednn": (matmul, "_by_onednn")}[word]
     multiply = getattr(module, name)

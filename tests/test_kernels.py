@@ -85,6 +85,31 @@ def test_gates_normalised_one_by_one_equal_the_loop(name, padded, monkeypatch):
     assert calls and set(calls) == {2}
 
 
+def test_what_a_matrix_saw_at_later_steps_lies_together():
+    first, rest, gal = torch.randn(3, 4), torch.randn(7, 3, 4), torch.randn(3, 4)
+    every = torch.cat([first.unsqueeze(0), rest[:-1]])
+    for steps in (slice(None), slice(0, 3), slice(0, 1), slice(3, 5), slice(6, 9)):
+        for mask in (None, gal):
+            blocks = products.seen(first, rest, mask, steps)
+            assert len(blocks) == (1 if steps.start else 2)
+            assert torch.equal(torch.cat(blocks), every[steps] if mask is None else every[steps] * gal)
+            # Without a mask nothing is copied.
+            shared = {part.untyped_storage().data_ptr() for part in (first, rest)}
+            assert mask is not None or all(block.untyped_storage().data_ptr() in shared for block in blocks)
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_the_gradient_of_a_weight_is_written_or_added(add):
+    rest, du = torch.randn(4, 3, 5, dtype=torch.float64), torch.randn(4, 3, 6, dtype=torch.float64)
+    blocks = products.seen(torch.randn(3, 5, dtype=torch.float64), rest, None)
+    expected = torch.einsum("tbh,tbg->hg", torch.cat(blocks), du)
+    out = torch.randn(5, 6, dtype=torch.float64)
+    before = out.clone()
+    assert products.weight_gradient(blocks, du, "aten", out, add) is out
+    torch.testing.assert_close(out, before + expected if add else expected)
+    torch.testing.assert_close(products.weight_gradient(blocks, du, "aten"), expected)
+
+
 @implementations
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("rows", [1, 6, 9, 13])
@@ -102,8 +127,8 @@ def test_hypervectors_in_parts_equal_the_loop(implementation, padded, rows, monk
         torch, "bmm", lambda *args, _bmm=torch.bmm, **kw: made.append(args[0].shape) or _bmm(*args, **kw)
     )
     assert_equal(run_pass(cell, x, None, mask, noise, implementation, monkeypatch), exact, 1e-13)
-    # z forward, and backward the gradient of what it was made from, part by part; and once that of the weight,
-    # to which the other parts are added.
+    # z forward, and backward the gradient of what it was made from, part by part; and once that of the
+    # weight, to which the other parts are added.
     steps = {1: 7 * [1], 6: [2, 2, 2, 1], 9: [3, 3, 1], 13: [4, 3]}[rows]
     from_z = [(3, part * B, 5) for part in reversed(steps)]
     assert made == [*((3, part * B, 3) for part in steps), from_z[0], (3, 3, steps[-1] * B), *from_z[1:]]

@@ -10,7 +10,7 @@ from products import EPSILON, assert_product, choose, draw_matrix, forced_produc
 
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import matmul, native
+from rhhn_fairseq.kernels import aten, matmul, native
 from rhhn_fairseq.layers.output_loss import linear_cross_entropy
 from rhhn_fairseq.layers.product import affine
 
@@ -310,14 +310,20 @@ def test_onednn_multiplies(x_stored, w_stored, added, onednn):
 
 
 @needs_onednn
-@pytest.mark.parametrize("kernel", ["native", "aten"])
-@pytest.mark.parametrize("name", ["ln_hyperlstm", "rhn", "hyperrhn", "ln_lstm"])
-def test_sequences_with_products_of_onednn_equal_the_loop(name, kernel, onednn, monkeypatch):
+@pytest.mark.parametrize("kernel, large", [("native", False), ("aten", False), ("aten", True)])
+@pytest.mark.parametrize("name", ["ln_hyperlstm", "hyperlstm", "rhn", "hyperrhn", "ln_lstm", "lstm"])
+def test_sequences_with_products_of_onednn_equal_the_loop(name, kernel, large, onednn, monkeypatch):
     if kernel == "native" and native.library() is None:
         pytest.skip("needs the compiled kernels")
     monkeypatch.setattr(native, "NEAR", 0)
+    tanhs = []
+    if large:
+        # Of large gates tanh is oneDNN's, too, where they fill its rows: here not those of a hypernetwork.
+        by_onednn = aten._tanh_by_onednn
+        monkeypatch.setattr(aten._GatedStep, "LARGE", 0)
+        monkeypatch.setattr(aten, "_tanh_by_onednn", lambda x: tanhs.append(x.shape) or by_onednn(x))
     torch.manual_seed(0)
-    cell = build_cell(name, 5, 40, **(dict(hyper_size=20) if "hyper" in name else {}))
+    cell = build_cell(name, 5, 48, **(dict(hyper_size=20) if "hyper" in name else {}))
     x = torch.randn(6, 9, 5)
 
     def run(cell, x):
@@ -329,11 +335,32 @@ def test_sequences_with_products_of_onednn_equal_the_loop(name, kernel, onednn, 
     monkeypatch.setenv("RHHN_KERNEL", kernel)
     found = run(cell, x)
     assert len(onednn) > 2 * len(x)
+    # Of the update and of c, forward and once more backward.
+    assert tanhs == (4 * len(x) * [(9, 48)] if large and "lstm" in name else [])
     monkeypatch.setenv("RHHN_KERNEL", "reference")
     exact = run(cell.double(), x.double())
     # Measured: below 2e-6.
     for one, other in zip(found, exact, strict=True):
         assert (one - other).norm() <= 1e-5 * (1 + other.norm())
+
+
+@needs_onednn
+def test_tanh_by_onednn_is_as_exact_as_torchs():
+    numbers = torch.cat([torch.linspace(-100, 100, 4000), torch.logspace(-37, 1, 4000), torch.zeros(16)])
+    exact = numbers.double().tanh()
+    # Measured: 1e-7 times the number, torch's the same.
+    assert bool(((aten._tanh_by_onednn(numbers) - exact).abs() <= 2 * EPSILON * exact.abs()).all())
+
+
+@pytest.mark.parametrize("large", [True, False])
+@pytest.mark.parametrize("shape", [(30, 21), (7, 1), (64, 14)])
+def test_a_transpose_stored_by_rows(shape, large, monkeypatch):
+    monkeypatch.setattr(matmul, "LARGE_TRANSPOSE", 1 if large else 10**6)
+    monkeypatch.setattr(matmul, "COPIED_COLUMNS", 7)
+    part = torch.randn(shape)
+    assert matmul._by_rows(part) is part
+    rows = matmul._by_rows(part.t())
+    assert rows.is_contiguous() and torch.equal(rows, part.t())
 
 
 @pytest.mark.parametrize("compiled", [True, False])
