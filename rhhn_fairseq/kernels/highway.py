@@ -140,7 +140,7 @@ class _Scaling:
         self.hyper_TBLN = hyper.unflatten(-1, (L, -1))
         # In parts its weight's gradient is added up in the operands' type, which then has to be the states'.
         parts = hyper.is_cpu and hyper.dtype == p.s.dtype and p.s.numel() > self.NEAR
-        # Blocks of as many steps each as can be, since few rows take longer by the row.
+        # Blocks as equal as can be, since the fewer rows one has the longer they take by the row.
         blocks = -(-T // -(-self.ROWS // B)) if parts else 1
         self.steps = -(-T // blocks)
         self.sizes = weight_z, -(-T // self.steps), self.steps * B, backend
