@@ -38,7 +38,7 @@ def run_pass(cell, x, state, mask, noise, backend, monkeypatch):
     x = x.clone().requires_grad_()
     state = None if state is None else tuple(part.clone().requires_grad_() for part in state)
     y, final = cell(x, state, mask, noise)
-    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).view_as(y)
     loss = (y * weights).sum() + sum((part * part).sum() for part in final)
     inputs = [x, *(state or ()), *cell.parameters()]
     return [y.detach(), *(part.detach() for part in final), *torch.autograd.grad(loss, inputs)]

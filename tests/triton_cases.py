@@ -8,7 +8,7 @@ import os
 
 import pytest
 import torch
-from fused_cells import doubled
+from fused_cells import assert_equal, doubled, run_pass
 
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.kernels import backends, native, products
@@ -42,21 +42,7 @@ def make(name, C=4, H=5, dtype=torch.float64, **options):
 
 
 def results(cell, x, backend, monkeypatch, state=None, mask=None, noise=None):
-    """Outputs, final state and all gradients of a weighted sum of the outputs and the final state."""
-    monkeypatch.setenv("RHHN_KERNEL", backend)
-    x = x.clone().requires_grad_()
-    state = None if state is None else tuple(part.clone().requires_grad_() for part in state)
-    y, final = cell(x, state, mask, noise)
-    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=DEVICE).view_as(y)
-    loss = (y * weights).sum() + sum((part * part).sum() for part in final)
-    inputs = [x, *(state or ()), *cell.parameters()]
-    return [y.detach(), *(part.detach() for part in final), *torch.autograd.grad(loss, inputs)]
-
-
-def assert_equal(found, exact, tolerance):
-    for one, other in zip(found, exact, strict=True):
-        assert torch.isfinite(one).all()
-        assert (one - other).norm() <= tolerance * (1 + other.norm())
+    return run_pass(cell, x, state, mask, noise, backend, monkeypatch)
 
 
 @families

@@ -26,7 +26,7 @@ class _GatedStep:
 
     Large gates on the CPU are normalised one by one: such a call applies the gain and the shift in the same
     pass over memory, and its backward gives their gradients; what follows then reads each while it is near.
-    Elsewhere one call for all takes less time. Their tanh is oneDNN's where their products are.
+    Elsewhere one call for all takes less time. tanh of large gates is oneDNN's where their products are.
 
     A hypernetwork's weight_d has a row more here, which meets a column of ones beside z: the bias of b, zeros
     for d_h and d_x. So the bias and its gradient come out of products that are made anyway.

@@ -32,7 +32,7 @@ from rhhn_fairseq.kernels.gated import (
     split_sums,
     whole_dh,
 )
-from rhhn_fairseq.kernels.matmul import Factor, mm
+from rhhn_fairseq.kernels.matmul import Factor
 from rhhn_fairseq.kernels.products import (
     before,
     part_steps,
@@ -263,10 +263,7 @@ def hyper_lstm_backward(
         add = start + steps < T
         weight_gradient(seen(h0, h, gal, part), du, backend, dmerged, add)
         weight_gradient(seen(e0, e, None, part), hyper.du, backend, dweight_e, add)
-    if previous:
-        dweight_z = weight_gradient(seen(e0, e, None), dz, backend)
-    else:
-        dweight_z = mm(e.flatten(0, 1).t(), dz.flatten(0, 1), backend=backend)
+    dweight_z = weight_gradient(seen(e0, e, None) if previous else [e], dz, backend)
     return (
         dgx,
         dg_hyper,
