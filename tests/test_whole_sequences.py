@@ -1,4 +1,6 @@
-"""Sequences of small networks in one compiled call, against the loop over ``step`` in float64."""
+"""Many steps in one compiled call, against the loop over ``step`` in float64."""
+
+import itertools
 
 import pytest
 import torch
@@ -6,13 +8,12 @@ from fused_cells import doubled
 from products import forced_products
 
 from rhhn_fairseq.cells import build_cell
-from rhhn_fairseq.kernels import highway, native
+from rhhn_fairseq.kernels import highway, native, pointwise, products
 
 GATED_NOISE = dict(
     recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2, h_detach=0.5, c_detach=0.5
 )
 RHN_NOISE = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
-# Of a HyperRHN the hypernetwork, which gives the states after all its layers.
 CELLS = {
     "lstm": ({}, GATED_NOISE),
     "ln_lstm": ({}, GATED_NOISE),
@@ -30,19 +31,20 @@ pytestmark = pytest.mark.skipif(not native.multiplies(), reason="needs the compi
 
 @pytest.fixture(autouse=True)
 def ran(monkeypatch):
-    """Which calls were made and whether they ran the sequence."""
+    """Which sequences came by, by direction, and whether steps of them ran in one call."""
     calls = []
 
     def count(function):
-        def counted(*arguments):
+        def counted(name, *arguments):
             direction = next(part for part in arguments if isinstance(part, str))
-            calls.append((direction, function(*arguments)))
-            return calls[-1][1]
+            found = function(name, *arguments)
+            calls.append((direction, bool(found)))
+            return found
 
         return counted
 
-    for name in ("whole", "whole_hyper"):
-        monkeypatch.setattr(native, name, count(getattr(native, name)))
+    for name in ("lstm_sequence", "hyper_lstm_sequence", "highway_steps"):
+        monkeypatch.setattr(pointwise, name, count(getattr(pointwise, name)))
     monkeypatch.setenv("RHHN_KERNEL", "native")
     return calls
 
@@ -76,6 +78,16 @@ def _pass(cell, x, state, mask, noise):
     return [y.detach(), *(part.detach() for part in final), *gradients]
 
 
+def _assert_as_the_loop(found, cell, x, state, mask, noise, monkeypatch):
+    """That the results of a pass are those of the loop in float64."""
+    monkeypatch.setenv("RHHN_KERNEL", "reference")
+    exact = _pass(cell.double(), x.double(), doubled(state), mask, doubled(noise))
+    # Measured: below 2e-6.
+    for one, other in zip(found, exact, strict=True):
+        one, other = one.nan_to_num().double(), other.nan_to_num()
+        assert (one - other).norm() <= 1e-5 * (1 + other.norm())
+
+
 def _inputs(cell, T, B, padded):
     x, mask = torch.randn(T, B, C), None
     state = tuple(torch.randn(B, size) for size in cell.state_sizes)
@@ -94,13 +106,40 @@ def test_equals_the_loop(name, T, B, H, padded, noisy, ran, monkeypatch):
     x, state, mask = _inputs(cell, T, B, padded)
     noise = cell.sample_noise(T, B) if noisy else None
     found = _pass(cell, x, state, mask, noise)
-    assert ("forward", True) in ran and ("backward", True) in ran
-    monkeypatch.setenv("RHHN_KERNEL", "reference")
-    exact = _pass(cell.double(), x.double(), doubled(state), mask, doubled(noise))
-    # Measured: below 2e-6.
-    for one, other in zip(found, exact, strict=True):
-        one, other = one.nan_to_num().double(), other.nan_to_num()
-        assert (one - other).norm() <= 1e-5 * (1 + other.norm())
+    # A HyperRHN's hypernetwork is a sequence of its own.
+    each = 2 if name == "hyperrhn" else 1
+    assert ran == each * [("forward", True)] + each * [("backward", True)]
+    _assert_as_the_loop(found, cell, x, state, mask, noise, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["rhn", "hyperrhn"])
+@pytest.mark.parametrize("rows, scaled", [(1, 2), (2, 1), (3, 2), (2, 3), (9, 3), (2, 9)])
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_highways_in_parts_equal_the_loop(name, rows, scaled, padded, ran, monkeypatch):
+    """As where gradients of products, or hypervectors, of all steps would be too many."""
+    T, B = 7, 9
+    monkeypatch.setattr(products, "PART_ROWS", rows * B)
+    monkeypatch.setattr(highway._Scaling, "NEAR", 0)
+    monkeypatch.setattr(highway._Scaling, "ROWS", scaled * B)
+    parts, steps_of = [], native._of_steps
+
+    def counted(call, direction, *others):
+        run = steps_of(call, direction, *others)
+        return lambda start, stop: parts.append((direction, start, stop)) or run(start, stop)
+
+    monkeypatch.setattr(native, "_of_steps", counted)
+    cell = _cell(name, True, 33)
+    x, state, mask = _inputs(cell, T, B, padded)
+    noise = cell.sample_noise(T, B)
+    found = _pass(cell, x, state, mask, noise)
+    # The main network's, which are last forward and first backward.
+    forward = [part[1:] for part in parts if part[0] == "forward"]
+    backward = [part[1:] for part in parts if part[0] == "backward"]
+    cuts = _cuts(T, products.part_steps(T, B, torch.float32, torch.float32))
+    of_z = _cuts(T, {1: 1, 2: 2, 3: 3, 9: 7}[scaled]) if name == "hyperrhn" else {0, T}
+    assert forward[-len(of_z) + 1 :] == _between(of_z)
+    assert backward[: len(cuts | of_z) - 1] == _between(cuts | of_z)[::-1]
+    _assert_as_the_loop(found, cell, x, state, mask, noise, monkeypatch)
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -108,7 +147,7 @@ def test_equals_the_loop(name, T, B, H, padded, noisy, ran, monkeypatch):
 @pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noisy"])
 def test_steps_with_matrices_laid_out_equal_the_loop(name, T, B, H, noisy, ours, monkeypatch):
     """The products of networks that are not small, by ``kernels.matmul``."""
-    monkeypatch.setattr(native, "NEAR", 0)
+    monkeypatch.setattr(pointwise, "_in_one_call", lambda *_: False)
     monkeypatch.setattr(highway._Scaling, "NEAR", 0)
     monkeypatch.setattr(highway._Scaling, "ROWS", 2 * B)
     cell = _cell(name, noisy, H)
@@ -116,12 +155,7 @@ def test_steps_with_matrices_laid_out_equal_the_loop(name, T, B, H, noisy, ours,
     noise = cell.sample_noise(T, B) if noisy else None
     found = _pass(cell, x, state, mask, noise)
     assert len(ours) > 2 * T
-    monkeypatch.setenv("RHHN_KERNEL", "reference")
-    exact = _pass(cell.double(), x.double(), doubled(state), mask, doubled(noise))
-    # Measured: below 2e-6.
-    for one, other in zip(found, exact, strict=True):
-        one, other = one.nan_to_num().double(), other.nan_to_num()
-        assert (one - other).norm() <= 1e-5 * (1 + other.norm())
+    _assert_as_the_loop(found, cell, x, state, mask, noise, monkeypatch)
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -145,19 +179,29 @@ def test_repeats_bit_by_bit_on_any_number_of_threads(name):
 
 
 def test_runs_where_it_is_faster(ran, monkeypatch):
-    """Not for large matrices, few steps, or products that torch is allowed to round."""
+    """Where a core has the matrices near, or they meet many of its rows, and torch may not round."""
+    whose = "torch"
+    monkeypatch.setattr(pointwise, "way", lambda *_: whose)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
     def runs(T=8, B=40, H=16, dtype=torch.float32, name="lstm", **options):
         ran.clear()
-        build_cell(name, C, H, **options).to(dtype)(torch.randn(T, B, C, dtype=dtype))
-        return bool(ran) and ran[0][1]
+        with torch.no_grad():
+            build_cell(name, C, H, **options).to(dtype)(torch.randn(T, B, C, dtype=dtype))
+        return bool(ran) and ran[-1][1]
 
-    assert runs() and runs(H=256)
-    assert not runs(H=257)
     hyper = dict(name="hyperlstm", hyper_size=32, hyper_embed_size=4)
+    highway, scaled = dict(name="rhn", rhn_depth=2), dict(name="hyperrhn", rhn_depth=2, hyper_size=8)
+    assert runs() and runs(H=256) and runs(H=256, **highway) and runs(H=256, **scaled)
+    assert not runs(H=257) and not runs(H=257, **highway) and not runs(H=257, **scaled)
     assert runs(H=128, **hyper) and not runs(H=256, **hyper) and not runs(H=128, T=3, **hyper)
     assert not runs(T=3)
     assert not runs(dtype=torch.float64) and not runs(dtype=torch.bfloat16)
+    whose = "native"
+    assert runs(H=724, B=8) and runs(H=257, **hyper) and runs(H=724, **highway) and runs(H=724, **scaled)
+    assert not runs(H=724, B=7) and not runs(H=725, B=64) and not runs(H=725, B=63, **highway)
+    assert runs(H=725, B=64, **highway) and runs(H=725, B=64, **scaled)
+    assert runs(B=1) and runs(B=1, T=4)
     precision = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
@@ -166,6 +210,16 @@ def test_runs_where_it_is_faster(ran, monkeypatch):
         torch.set_float32_matmul_precision(precision)
     monkeypatch.setattr(native, "multiplies", lambda: False)
     assert not runs()
+
+
+def _cuts(T, steps):
+    """Where parts of so many steps begin, and the end."""
+    return {*range(0, T, steps), T}
+
+
+def _between(cuts):
+    """The first step of each part and the one after the last."""
+    return list(itertools.pairwise(sorted(cuts)))
 
 
 def test_infinite_sums_saturate_and_nan_passes_through():

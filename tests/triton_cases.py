@@ -11,7 +11,7 @@ import torch
 from fused_cells import assert_equal, doubled, run_pass
 
 from rhhn_fairseq.cells import build_cell
-from rhhn_fairseq.kernels import backends, native, products
+from rhhn_fairseq.kernels import backends, products
 from rhhn_fairseq.kernels.triton import sequences, slots, steps
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -175,7 +175,6 @@ def test_small_networks_multiply_by_themselves(name, T, B, H, padded, noisy, mul
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_backward_in_parts(name, dtype, monkeypatch):
     monkeypatch.setattr(products, "PART_ROWS", 36)
-    monkeypatch.setattr(native, "NEAR", 0)
     noisy = FAMILIES[name][1]
     cell, oracle = make(name, dtype=dtype, **noisy), make(name, **noisy)
     x = torch.randn(5, 18, 4, dtype=torch.float64, device=DEVICE)

@@ -29,7 +29,7 @@ class Gated:
 
     Attributes:
         u: [T, B, 4 H], rows may lie apart: the gates' sums i, f, g, o; with a hypernetwork h W_h.
-        gx: x W_x [T, B, 4 H]; without a hypernetwork part of u, and read by nothing but ``pointwise.whole``.
+        gx: x W_x [T, B, 4 H]; without a hypernetwork part of u, read by ``pointwise.lstm_sequence`` alone.
         z: the embeddings [T, B, 12 Z] of the scaling vectors d_h, d_x and b, each for i, f, g, o. weight_d:
             from z to those, [12, Z, H], and bias: added to b, [4, H], state type. With a hypernetwork only.
         z_now: [12, B, Z], state type: z of the step by kind, where what made it left it there as well.

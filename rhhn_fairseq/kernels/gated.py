@@ -131,7 +131,7 @@ def lstm(
     c = c0.new_empty(T, B, H)
     buffers = lstm_buffers(u, h0, c0, h, c, norm, mask, randomness, Numbers(*numbers))
     buffers.y, buffers.gx = None if mask is None else y, g
-    if not pointwise.whole(backend, buffers, "forward", [weight], gal, None):
+    if not pointwise.lstm_sequence(backend, buffers, "forward", weight, gal, None):
         step = pointwise.gated(backend, buffers, "forward")
         recurrent = Factor(weight, T, B, backend)
         for t, (g_t, u_t, h_t) in enumerate(zip(g.unbind(0), u.unbind(0), before(h0, h), strict=True)):
@@ -196,7 +196,7 @@ def lstm_backward(
     buffers = lstm_buffers(u, h0, c0, h, c, norm, mask, randomness, Numbers(*numbers))
     add_gradients(buffers, dy, dh_last, dc_last, backend)
     buffers.du = torch.empty_like(u)
-    if not pointwise.whole(backend, buffers, "backward", [weight], gal, h_share):
+    if not pointwise.lstm_sequence(backend, buffers, "backward", weight, gal, h_share):
         step = pointwise.gated(backend, buffers, "backward")
         recurrent = Factor(weight, T, B, backend, transpose=True)
         du = buffers.du.unbind(0)

@@ -11,7 +11,7 @@ than the processor keeps near, for so few that they are read where they were wri
 Shapes: T time, B batch, H hidden, L layers of a time step; halves h, t in every weight's columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from rhhn_fairseq.cells.base import Noise, State, noise_at
 from rhhn_fairseq.cells.hyper_rhn import HyperRHN
 from rhhn_fairseq.cells.rhn import RHN, RHNTrace
-from rhhn_fairseq.kernels import graphs, native, pointwise
+from rhhn_fairseq.kernels import graphs, pointwise
 from rhhn_fairseq.kernels.buffers import Highway, state_dtype
 from rhhn_fairseq.kernels.matmul import Factor, mm
 from rhhn_fairseq.kernels.products import (
@@ -82,27 +82,35 @@ def highway(
         scaling.start_forward()
     buffers.y = gx.new_empty(T, B, L * H if trace else H)
     buffers.o = None if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
-    if not pointwise.whole(backend, buffers, "forward", weights, gal, None):
-        _run_forward(buffers, scaling, weights, gal, backend)
+    run = pointwise.highway_steps(backend, buffers, "forward", weights, gal, None)
+    if run is None:
+        run = _forward_steps(buffers, weights, gal, backend)
+    steps = T if scaling is None else scaling.steps
+    for start in range(0, T, steps):
+        if scaling is not None:
+            scaling.before_forward(start)
+        run(start, min(start + steps, T))
     o, z = (gx.new_empty(0) if part is None else part for part in (buffers.o, buffers.z))
     return buffers.y, s[-1, -1].clone(), u, s, o, z
 
 
-def _run_forward(buffers: Highway, scaling: "_Scaling | None", weights, gal, backend) -> None:
-    """All steps of the forward pass, a product and a call for each layer."""
+def _forward_steps(buffers: Highway, weights, gal, backend: str) -> Callable[[int, int], None]:
+    """The function that runs some steps of the forward pass, a product and a call for each layer."""
     _, T, B, _ = buffers.s.shape
     step = pointwise.highway(backend, buffers, "forward")
     factors = [Factor(weight, T, B, backend) for weight in weights]
     products = [part.unbind(0) for part in buffers.u.unbind(0)]
     states = [part.unbind(0) for part in buffers.operands]
-    read = buffers.s0.to(buffers.u.dtype)
-    for t in range(T):
-        if scaling is not None:
-            scaling.before_forward(t)
-        for layer, factor in enumerate(factors):
-            factor.product(read if gal is None else read * gal, products[layer][t])
-            step(t * len(factors) + layer)
-            read = states[layer][t]
+
+    def run(start: int, stop: int) -> None:
+        read = states[-1][start - 1] if start else buffers.s0.to(buffers.u.dtype)
+        for t in range(start, stop):
+            for layer, factor in enumerate(factors):
+                factor.product(read if gal is None else read * gal, products[layer][t])
+                step(t * len(factors) + layer)
+                read = states[layer][t]
+
+    return run
 
 
 def _buffers(u, gx, s0, s, biases, first, mask, keep, zone, keep_scale, zone_rate, trace) -> Highway:
@@ -155,9 +163,9 @@ class _Scaling:
         self.p.z = self.hyper_TBLN.new_empty(L, T, B, H)
 
     def before_forward(self, t: int) -> None:
-        if t % self.steps == 0:
-            z = self.p.z[:, t : t + self.steps].flatten(1, 2)
-            self.to_z.product(self._rows(self.hyper_TBLN, t), z)
+        """Makes z of the block that starts at step t."""
+        z = self.p.z[:, t : t + self.steps].flatten(1, 2)
+        self.to_z.product(self._rows(self.hyper_TBLN, t), z)
 
     def start_backward(self) -> None:
         L, _, B, H = self.p.s.shape
@@ -167,13 +175,13 @@ class _Scaling:
         self.from_z = Factor(*self.sizes, transpose=True)
 
     def after_backward(self, t: int) -> None:
-        if t % self.steps == 0:
-            rows = self._rows(self.hyper_TBLN, t)
-            dz = self.p.dz.flatten(1, 2)[:, : rows.shape[1]]
-            self.from_z.product(dz, self._rows(self.dhyper_TBLN, t))
-            # The last steps come first, and are not added to anything.
-            others = self.dweight_z if t + self.steps < len(self.hyper_TBLN) else None
-            mm(rows.transpose(1, 2), dz, self.dweight_z, others, self.backend)
+        """Goes on with the gradients of z in the block that starts at step t."""
+        rows = self._rows(self.hyper_TBLN, t)
+        dz = self.p.dz.flatten(1, 2)[:, : rows.shape[1]]
+        self.from_z.product(dz, self._rows(self.dhyper_TBLN, t))
+        # The last steps come first, and are not added to anything.
+        others = self.dweight_z if t + self.steps < len(self.hyper_TBLN) else None
+        mm(rows.transpose(1, 2), dz, self.dweight_z, others, self.backend)
 
 
 @highway.register_fake
@@ -229,16 +237,21 @@ def highway_backward(
     buffers.ds = gx.new_zeros(s0.shape)
     buffers.ds_direct, buffers.past = or_zeros(ds_last, s0), torch.zeros_like(s0)
     T, B, _ = gx.shape
-    # All steps of a small network may run in one call, which keeps the gradients of all.
-    small = sum(weight.numel() for weight in weights) <= native.NEAR
-    steps = T if small else part_steps(T, B, u.dtype, s0.dtype)
+    steps = part_steps(T, B, u.dtype, s0.dtype)
     buffers.du, buffers.dgx = u.new_empty(L, steps, B, 2 * H), torch.empty_like(gx)
     buffers.sums = pointwise.sums_of(backend, [(3 * L + 2) * H], s0)
+    run = pointwise.highway_steps(backend, buffers, "backward", weights, gal, s_share)
+    if run is None:
+        run = _backward_steps(buffers, weights, gal, s_share, backend)
     dweights = gx.new_empty(L, H, 2 * H)
-    if steps == T and pointwise.whole(backend, buffers, "backward", weights, gal, s_share):
-        _add_weight_gradients(buffers, 0, gal, backend, dweights)
-    else:
-        _run_backward(buffers, scaling, weights, gal, s_share, backend, dweights)
+    starts, stop = {*range(0, T, steps), *range(0, T, T if scaling is None else scaling.steps)}, T
+    for start in sorted(starts, reverse=True):
+        run(start, stop)
+        stop = start
+        if start % steps == 0:
+            _add_weight_gradients(buffers, start, gal, backend, dweights)
+        if scaling is not None and start % scaling.steps == 0:
+            scaling.after_backward(start)
     dhyper = gx.new_empty(0) if scaling is None else scaling.dhyper_TBLN.flatten(2)
     dweight_z = gx.new_empty(0) if scaling is None else scaling.dweight_z
     return buffers.dgx, buffers.ds_direct + buffers.ds, dweights, dhyper, dweight_z, buffers.sums.sum(0)
@@ -256,23 +269,21 @@ def _add_weight_gradients(buffers: Highway, t: int, gal, backend: str, dweights_
         weight_gradient(*operands, backend, own, add=steps.stop < T)
 
 
-def _run_backward(
-    buffers: Highway, scaling: _Scaling | None, weights, gal, s_share, backend, dweights_LHG
-) -> None:
-    """All steps of the backward pass, a call and a product for each layer; writes the weights' gradients."""
+def _backward_steps(buffers: Highway, weights, gal, s_share, backend: str) -> Callable[[int, int], None]:
+    """The function that runs some steps of the backward pass, a call and a product for each layer."""
     L, T, B, _ = buffers.s.shape
     step = pointwise.highway(backend, buffers, "backward")
     factors = [Factor(weight, T, B, backend, transpose=True) for weight in weights]
     du, steps = [part.unbind(0) for part in buffers.du.unbind(0)], buffers.du.shape[1]
-    for t in reversed(range(T)):
-        for layer in reversed(range(L)):
-            step(t * L + layer)
-            factors[layer].product(du[layer][t % steps], buffers.ds)
-            through_recurrence(buffers.ds, gal, None if layer else s_share, t)
-        if t % steps == 0:
-            _add_weight_gradients(buffers, t, gal, backend, dweights_LHG)
-        if scaling is not None:
-            scaling.after_backward(t)
+
+    def run(start: int, stop: int) -> None:
+        for t in reversed(range(start, stop)):
+            for layer in reversed(range(L)):
+                step(t * L + layer)
+                factors[layer].product(du[layer][t % steps], buffers.ds)
+                through_recurrence(buffers.ds, gal, None if layer else s_share, t)
+
+    return run
 
 
 @highway_backward.register_fake

@@ -105,7 +105,7 @@ def hyper_lstm(
         main.y, hyper.y = y, torch.empty_like(e)
     # For a step or two, as in decoding, copying the weights side by side costs more than a second product.
     merged = torch.cat([weight, weight_hyper], dim=1) if T >= 4 else None
-    if merged is None or not pointwise.whole_hyper(
+    if merged is None or not pointwise.hyper_lstm_sequence(
         backend, main, hyper, "forward", g_hyper, merged, weight_e, weight_z, bias_z, gal, None, previous
     ):
         weights = weight, weight_hyper, merged, weight_e, weight_z, bias_z
@@ -255,7 +255,7 @@ def hyper_lstm_backward(
         main.gx, main.z, main.weight_d, main.bias = gx[part], z[part], weight_d, bias
         main.dgx, main.dz, du = dgx[part], dz[part], whole_du[: len(h[part])]
         main.du, hyper.du = du.split((4 * H, 4 * N), dim=-1)
-        if not pointwise.whole_hyper(
+        if not pointwise.hyper_lstm_sequence(
             backend, main, hyper, "backward", None, *weights, None, gal, noise.h_share, previous
         ):
             _run_backward(main, hyper, du, factors, gal, noise.h_share, previous, backend)

@@ -6,6 +6,7 @@ import torch
 
 from rhhn_fairseq.kernels import aten, native, triton
 from rhhn_fairseq.kernels.buffers import Gated, Highway
+from rhhn_fairseq.kernels.matmul import way
 
 IMPLEMENTATIONS = {"native": native, "aten": aten}
 """Those for the CPU and, of them, aten for any device."""
@@ -40,22 +41,81 @@ def highway(name: str, buffers: Highway, direction: str) -> Callable[[int], None
     return _implementation(name).highway(buffers, direction)
 
 
-def whole(
+NEAR = 1 << 18
+"""Numbers of recurrent matrices that stay in a core's own cache, so that it may run sequences by itself."""
+
+FAR = 1 << 21
+"""The same for the cache that cores share, where products are the same compiled code one by one."""
+
+ROWS_NEAR_FAR = 4
+"""Sequences a core has to have for matrices in that cache: they are read for so many at a time."""
+
+ROWS_HIGHWAY = 32
+"""Sequences of a core from which layers of a highway may come from memory."""
+
+STEPS = 4
+"""Steps from which laying the matrices out pays."""
+
+FEW = 32
+"""Sequences up to which it takes less time than products that torch rounds to bfloat16 (medium precision)."""
+
+
+def _in_one_call(name: str, buffers: Gated | Highway, weights: Sequence[torch.Tensor]) -> bool:
+    """Whether native steps run many at a time, each core its own sequences: where that is faster."""
+    if name != "native" or not native.has_sequences(buffers):
+        return False
+    highway = isinstance(buffers, Highway)
+    T, B, _ = buffers.s.shape[1:] if highway else buffers.c.shape
+    if T < STEPS or (B > FEW and torch.get_float32_matmul_precision() == "medium"):
+        return False
+    size, rows = sum(weight.numel() for weight in weights), B // torch.get_num_threads()
+    if size <= NEAR or way(name, buffers.u) != "native":
+        return size <= NEAR
+    return (size <= FAR and rows >= ROWS_NEAR_FAR) or (highway and rows >= ROWS_HIGHWAY)
+
+
+def lstm_sequence(
     name: str,
-    buffers: Gated | Highway,
+    buffers: Gated,
+    direction: str,
+    weight: torch.Tensor,
+    gal: torch.Tensor | None,
+    share: torch.Tensor | None,
+) -> bool:
+    """Whether implementation ``name`` ran all steps of an LSTM in one call; see ``native.lstm_sequence``."""
+    if name == "triton":
+        return triton.whole_lstm(buffers, direction, weight, gal, share)
+    if not _in_one_call(name, buffers, [weight]):
+        return False
+    native.lstm_sequence(buffers, direction, weight, gal, share)
+    return True
+
+
+def hyper_lstm_sequence(name: str, main: Gated, hyper: Gated, direction: str, g_hyper, *others) -> bool:
+    """The same for a HyperLSTM, with the arguments of ``native.hyper_lstm_sequence``."""
+    if not _in_one_call(name, main, others[:3]):
+        return False
+    native.hyper_lstm_sequence(main, hyper, direction, g_hyper, *others)
+    return True
+
+
+def highway_steps(
+    name: str,
+    buffers: Highway,
     direction: str,
     weights: Sequence[torch.Tensor],
     gal: torch.Tensor | None,
     share: torch.Tensor | None,
-) -> bool:
-    """Whether implementation ``name`` ran all steps with their products in one call; see ``native.whole``."""
-    implementation = {"native": native, "triton": triton}.get(name)
-    return implementation is not None and implementation.whole(buffers, direction, weights, gal, share)
+) -> Callable[[int, int], None] | None:
+    """The function that runs some time steps of a highway in one call, where there is one and it is faster.
 
-
-def whole_hyper(name: str, *arguments) -> bool:
-    """The same for a HyperLSTM, with the arguments of ``native.whole_hyper``."""
-    return name == "native" and native.whole_hyper(*arguments)
+    See ``native.highway_steps``.
+    """
+    if name == "triton":
+        return triton.highway_steps(buffers, direction, weights, gal, share)
+    if not _in_one_call(name, buffers, weights):
+        return None
+    return native.highway_steps(buffers, direction, weights, gal, share)
 
 
 def hypernetwork(

@@ -67,7 +67,7 @@ class _Highway(ctypes.Structure):
 class _Recurrence(ctypes.Structure):
     """``struct Recurrence`` of sequence.h."""
 
-    _fields_ = _fields("weights gal share", ctypes.c_void_p)
+    _fields_ = [*_fields("weights gal share", ctypes.c_void_p), *_fields("start stop", ctypes.c_int64)]
 
 
 class _HyperRecurrence(ctypes.Structure):
@@ -107,52 +107,28 @@ class _Energy(ctypes.Structure):
     ]
 
 
-NEAR = 1 << 18
-"""Numbers of recurrent matrices up to which whole sequences run in one call: they stay in a core's cache."""
-
-STEPS = 4
-"""Steps from which that pays for laying the matrices out."""
-
-FEW = 32
-"""Sequences up to which it takes less time than products that torch rounds to bfloat16 (medium precision)."""
+def has_sequences(buffers: Gated | Highway) -> bool:
+    """Whether the functions that run many steps in one call are there for these."""
+    return buffers.u.dtype == torch.float32 and multiplies()
 
 
-def whole(
-    buffers: Gated | Highway,
-    direction: str,
-    weights: Sequence[Tensor],
-    gal: Tensor | None,
-    share: Tensor | None,
-) -> bool:
-    """Runs all steps with their recurrent products in one call, where that is there and faster.
-
-    It is there in float32, for an LSTM without a hypernetwork and for a highway without z.
+def lstm_sequence(
+    buffers: Gated, direction: str, weight: Tensor, gal: Tensor | None, share: Tensor | None
+) -> None:
+    """Runs all steps of an LSTM without a hypernetwork, with their products.
 
     Args:
-        buffers: those of the steps; of an LSTM with ``gx`` for what its products are added to.
+        buffers: those of the steps, with ``gx`` for what the products are added to.
         direction: forward or backward.
-        weights: the recurrent matrix of each layer, [H, G].
-        gal: scaled mask on the state, [B, H]; None for no dropout.
-        share: [T], what the gradient of the state through layer 0's matrix is multiplied by; None for one.
-
-    Returns:
-        Whether it did; if not, nothing was done.
+        weight: the recurrent matrix, [H, 4 H].
+        gal: scaled mask on h, [B, H]; None for no dropout.
+        share: [T], what the gradient of h through the matrix is multiplied by; None for one.
     """
-    scaling = buffers.weight_d if isinstance(buffers, Gated) else buffers.z
-    if scaling is not None or not _runs_whole(buffers, weights):
-        return False
-    panels = _panels(weights, direction)
-    addresses = (None if part is None else _address("", part) for part in (gal, share))
-    recurrence = _Recurrence(panels.data_ptr(), *addresses)
-    if isinstance(buffers, Gated):
-        call = _bind(f"lstm_sequence_{direction}", _Gated, buffers, _gated_sizes(buffers))
-    else:
-        call = _bind(f"highway_sequence_{direction}", _Highway, buffers, _highway_sizes(buffers))
-    call(ctypes.addressof(recurrence))
-    return True
+    call = _bind(f"lstm_sequence_{direction}", _Gated, buffers, _gated_sizes(buffers))
+    _of_steps(call, direction, [weight], gal, share)(0, len(buffers.h))
 
 
-def whole_hyper(
+def hyper_lstm_sequence(
     main: Gated,
     hyper: Gated,
     direction: str,
@@ -164,7 +140,7 @@ def whole_hyper(
     gal: Tensor | None,
     share: Tensor | None,
     previous: bool,
-) -> bool:
+) -> None:
     """The same for a HyperLSTM; see ``hyper_gated.hyper_lstm`` for the names.
 
     Args:
@@ -174,27 +150,44 @@ def whole_hyper(
         weight: both matrices of h side by side, [H, 4 (H + N)].
         bias_z: [12 Z]. It and ``g_hyper`` may be None in the backward pass, which does not need them.
     """
-    weights = weight, weight_e, weight_z
-    if not _runs_whole(main, weights):
-        return False
-    panels = [_panels([part], direction) for part in weights]
+    panels = [_panels([part], direction) for part in (weight, weight_e, weight_z)]
     addresses = (None if part is None else _address("", part) for part in (bias_z, g_hyper, gal, share))
     recurrence = _HyperRecurrence(previous, *(part.data_ptr() for part in panels), *addresses)
     arguments = [_arguments(_Gated, buffers, _gated_sizes(buffers)) for buffers in (main, hyper)]
     call = getattr(library(), f"hyper_lstm_sequence_{direction}")
     call(*(ctypes.byref(part) for part in (*arguments, recurrence)))
-    return True
 
 
-def _runs_whole(buffers: Gated | Highway, weights: Sequence[Tensor]) -> bool:
-    T, B, _ = buffers.c.shape if isinstance(buffers, Gated) else buffers.s.shape[1:]
-    return (
-        buffers.u.dtype == torch.float32
-        and T >= STEPS
-        and sum(weight.numel() for weight in weights) <= NEAR
-        and (B <= FEW or torch.get_float32_matmul_precision() != "medium")
-        and multiplies()
-    )
+def highway_steps(
+    buffers: Highway, direction: str, weights: Sequence[Tensor], gal: Tensor | None, share: Tensor | None
+) -> Callable[[int, int], None]:
+    """The function that runs all layers of some time steps, with their products.
+
+    Args:
+        buffers: those of the steps.
+        direction: forward or backward.
+        weights: the recurrent matrix of each layer, [H, 2 H].
+        gal, share: as for ``lstm_sequence``, of the state and layer 0's matrix.
+
+    Returns:
+        A function of the first step and of the one after the last.
+    """
+    call = _bind(f"highway_sequence_{direction}", _Highway, buffers, _highway_sizes(buffers))
+    return _of_steps(call, direction, weights, gal, share)
+
+
+def _of_steps(call: Callable[[int], None], direction: str, weights, gal, share) -> Callable[[int, int], None]:
+    """The function of a first and a last step from one of a recurrence's address."""
+    panels = _panels(weights, direction)
+    addresses = (None if part is None else _address("", part) for part in (gal, share))
+    recurrence = _Recurrence(panels.data_ptr(), *addresses)
+
+    def run(start: int, stop: int) -> None:
+        recurrence.start, recurrence.stop = start, stop
+        call(ctypes.addressof(recurrence))
+
+    run.holds = (panels, gal, share)
+    return run
 
 
 def _panels(weights: Sequence[Tensor], direction: str) -> Tensor:

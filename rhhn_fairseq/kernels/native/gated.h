@@ -101,7 +101,7 @@ class GatedStep {
     }
 
     // What sequence.h asks for.
-    static int64_t steps(const Gated& p) { return p.T; }
+    static int64_t layers(const Gated&) { return 1; }
     static int64_t sums_of(const Gated& p) { return 4 * p.H; }
     int64_t time() const { return t; }
     int64_t layer() const { return 0; }

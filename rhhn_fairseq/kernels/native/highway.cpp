@@ -65,7 +65,7 @@ class HighwayStep {
     static int64_t scratch_size(const Highway& p) { return 8 * p.H; }
 
     // What sequence.h asks for.
-    static int64_t steps(const Highway& p) { return p.T * p.L; }
+    static int64_t layers(const Highway& p) { return p.L; }
     static int64_t sums_of(const Highway& p) { return 2 * p.H; }
     int64_t time() const { return t; }
     int64_t layer() const { return l; }

@@ -57,21 +57,28 @@ def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
     return getattr(HighwayStep(buffers, direction), direction)
 
 
-def whole(
-    buffers: Gated | Highway,
-    direction: str,
-    weights: Sequence[Tensor],
-    gal: Tensor | None,
-    share: Tensor | None,
+def whole_lstm(
+    buffers: Gated, direction: str, weight: Tensor, gal: Tensor | None, share: Tensor | None
 ) -> bool:
-    """Runs all steps with their recurrent products in one kernel, where there is one: for small networks.
+    """Whether all steps of an LSTM ran in one kernel, as those of a small one do.
 
-    Args and returns: as ``native.whole``.
+    Args: as for ``native.lstm_sequence``.
     """
     from rhhn_fairseq.kernels.triton import sequences
 
-    run = sequences.highway if isinstance(buffers, Highway) else sequences.lstm
-    return run(buffers, direction, weights, gal, share)
+    return sequences.lstm(buffers, direction, weight, gal, share)
+
+
+def highway_steps(
+    buffers: Highway, direction: str, weights: Sequence[Tensor], gal: Tensor | None, share: Tensor | None
+) -> Callable[[int, int], None] | None:
+    """The function that runs time steps of a highway in one kernel: where it is small and has no z.
+
+    Args and returns: as for ``native.highway_steps``.
+    """
+    from rhhn_fairseq.kernels.triton import sequences
+
+    return sequences.highway(buffers, direction, weights, gal, share)
 
 
 def hypernetwork(hyper: Gated, main: Gated, direction: str, *arguments) -> Callable[[int], None] | None:

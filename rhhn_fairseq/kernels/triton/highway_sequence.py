@@ -1,15 +1,17 @@
-"""All steps of a small recurrent highway network in one Triton kernel, forward and backward.
+"""Many steps of a small recurrent highway network in one Triton kernel, forward and backward.
 
-Sequences of a batch do not meet, so a program takes ROWS of them through all layers of all steps: the state,
-and backward its gradient, stay in its registers, and nothing waits for another program. A step's matrix is
-read while the step before it computes. The hypernetwork of a HyperRHN is such a network, whose steps would
-otherwise be as many launches as the main network's.
+Sequences of a batch do not meet, so a program takes ROWS of them through all layers of these steps: the
+state, and backward its gradient, stay in its registers, and nothing waits for another program. A step's
+matrix is read while the step before it computes. The hypernetwork of a HyperRHN is such a network, whose
+steps would otherwise be as many launches as the main network's.
 
 Arguments have the names and shapes of ``buffers.Highway``; a missing tensor is None. Beside them:
 
     weights  W_l of all layers, [L, H, 2 H], of the operands' type
     gal      what the state is multiplied by before its product, [B, H]
     share    what the gradient through layer 0's product is multiplied by, [T]
+    D        steps that du holds: those from a multiple of it on
+    START    the first step that is run, and STOP the one after the last
 
 There is no z, and layer 0 takes its bias everywhere. Halves lie in the order h, t. COLS, a power of two that
 is not below H and 16, is also the inner width of the products.
@@ -30,7 +32,7 @@ from rhhn_fairseq.kernels.triton.functions import (
     zoned,
 )
 
-STEPS = ["T", "B"]
+STEPS = ["T", "B", "D", "START", "STOP"]
 """Arguments whose value must not lead to another compilation, as 1 and multiples of 16 otherwise do."""
 
 
@@ -67,6 +69,8 @@ def forward(
     y,
     T,
     B,
+    START,
+    STOP,
     H: tl.constexpr,
     L: tl.constexpr,
     LD_Y: tl.constexpr,
@@ -76,14 +80,15 @@ def forward(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """Writes u, s, o and y of all layers and steps."""
+    """Writes u, s, o and y of all layers of the steps."""
     S: tl.constexpr = s.dtype.element_ty
     TYPE: tl.constexpr = u.dtype.element_ty
     row, column, inside = tile(B, H, ROWS, COLS)
     own = row * H + column
-    state = get(s0, own, inside, S)
+    before = ((L - 1) * T + START - 1) * B + row
+    state = get(s0, own, inside & (START == 0), S) + get(s, before * H + column, inside & (START > 0), S)
     start = state
-    for n in tl.range(T * L):
+    for n in tl.range(START * L, STOP * L):
         t, layer = n // L, n % L
         last = layer == L - 1
         at, place = t * B + row, (layer * T + t) * B + row
@@ -129,6 +134,9 @@ def backward(
     dgx,
     T,
     B,
+    D,
+    START,
+    STOP,
     H: tl.constexpr,
     L: tl.constexpr,
     LD_Y: tl.constexpr,
@@ -138,15 +146,15 @@ def backward(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """Writes du and dgx of all layers and steps; turns ds and ds_direct into those of s0."""
+    """Writes du and dgx of all layers of the steps; turns ds and ds_direct into those before them."""
     S: tl.constexpr = s.dtype.element_ty
     TYPE: tl.constexpr = u.dtype.element_ty
     row, column, inside = tile(B, H, ROWS, COLS)
     own = row * H + column
     direct, through = get(ds_direct, own, inside, S), get(ds, own, inside, S)
     past = tl.zeros_like(direct)
-    for ago in tl.range(T * L):
-        n = T * L - 1 - ago
+    for ago in tl.range((STOP - START) * L):
+        n = STOP * L - 1 - ago
         t, layer = n // L, n % L
         first, last = layer == 0, layer == L - 1
         at, place = t * B + row, (layer * T + t) * B + row
@@ -174,8 +182,9 @@ def backward(
         direct = grad * (1.0 - gate) + tl.where(first, past, 0.0)
 
         d_h, d_gate = d_h.to(TYPE), d_gate.to(TYPE)
-        tl.store(du + place * 2 * H + column, d_h, mask=inside)
-        tl.store(du + place * 2 * H + H + column, d_gate, mask=inside)
+        in_du = ((layer * D + t % D) * B + row) * 2 * H + column
+        tl.store(du + in_du, d_h, mask=inside)
+        tl.store(du + in_du + H, d_gate, mask=inside)
         tl.store(dgx + at * 2 * H + column, d_h, mask=inside & first)
         tl.store(dgx + at * 2 * H + H + column, d_gate, mask=inside & first)
         seen = tl.dot(d_h, tl.trans(matrix(weights, layer, 0, H, COLS)), input_precision=PRECISION)

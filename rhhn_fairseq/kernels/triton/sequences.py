@@ -1,6 +1,6 @@
 """Calls of the Triton kernels that run a whole sequence."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,43 +13,45 @@ from rhhn_fairseq.kernels.triton.steps import buffers_of, on_device
 
 def highway(
     p: Highway, direction: str, weights: Sequence[Tensor], gal: Tensor | None, share: Tensor | None
-) -> bool:
-    """Runs all steps of a small highway network without z in one kernel; see ``native.whole``."""
+) -> Callable[[int, int], None] | None:
+    """The function that runs steps of a small highway network without z; see ``native.highway_steps``."""
     L, T, B, H = p.s.shape
     special = p.z is not None or p.first is not None or p.bias_x is not None
     if special or not multiplies(H, p.u.dtype):
-        return False
+        return None
     tensors = buffers_of(p, "u gx bias mask keep zone s0 s")
     if direction == "forward":
         kernel = highway_sequence.forward
         tensors |= buffers_of(p, "o y")
     else:
         kernel = highway_sequence.backward
-        tensors |= buffers_of(p, "dy ds ds_direct du dgx") | {"share": share}
-    with on_device(p.u.device):
-        kernel[(-(-B // ROWS),)](
-            **tensors,
-            weights=torch.stack(list(weights)),
-            gal=gal,
-            T=T,
-            B=B,
-            H=H,
-            L=L,
-            LD_Y=L * H if p.trace else H,
-            KEEP_SCALE=p.keep_scale,
-            ZONE_RATE=p.zone_rate,
-            **arguments(H, 2, p.u.dtype, p.u.device),
-        )
-    if direction == "backward":
-        # Every row takes every bias as it is, and gradients are zero at padding.
-        p.sums[0, : 2 * L * H] = p.du.flatten(1, 2).sum(1, dtype=p.sums.dtype).flatten()
-    return True
+        tensors |= buffers_of(p, "dy ds ds_direct du dgx") | dict(share=share, D=p.du.shape[1])
+    values = dict(
+        weights=torch.stack(list(weights)),
+        gal=gal,
+        T=T,
+        B=B,
+        H=H,
+        L=L,
+        LD_Y=L * H if p.trace else H,
+        KEEP_SCALE=p.keep_scale,
+        ZONE_RATE=p.zone_rate,
+        **arguments(H, 2, p.u.dtype, p.u.device),
+    )
+
+    def run(start: int, stop: int) -> None:
+        with on_device(p.u.device):
+            kernel[(-(-B // ROWS),)](**tensors, **values, START=start, STOP=stop)
+        if direction == "backward":
+            # Every row takes every bias as it is, and gradients are zero at padding.
+            du = p.du[:, start % p.du.shape[1] :][:, : stop - start]
+            p.sums[0, : 2 * L * H] += du.flatten(1, 2).sum(1, dtype=p.sums.dtype).flatten()
+
+    return run
 
 
-def lstm(
-    p: Gated, direction: str, weights: Sequence[Tensor], gal: Tensor | None, share: Tensor | None
-) -> bool:
-    """Runs all steps of a small LSTM without a hypernetwork in one kernel; see ``native.whole``."""
+def lstm(p: Gated, direction: str, weight: Tensor, gal: Tensor | None, share: Tensor | None) -> bool:
+    """Whether all steps of an LSTM ran in one kernel: a small one; see ``native.lstm_sequence``."""
     T, B, H = p.c.shape
     if p.weight_d is not None or not multiplies(H, p.u.dtype):
         return False
@@ -66,7 +68,7 @@ def lstm(
     with on_device(p.u.device):
         kernel[(blocks,)](
             **tensors,
-            weight=weights[0].contiguous(),
+            weight=weight.contiguous(),
             gal=gal,
             T=T,
             B=B,
