@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rhhn_fairseq.cells.base import Noise, State
 from rhhn_fairseq.cells.hyper_lstm import HyperLSTM
-from rhhn_fairseq.kernels import graphs, pointwise
+from rhhn_fairseq.kernels import graphs, native, pointwise
 from rhhn_fairseq.kernels.buffers import Gated, state_dtype
 from rhhn_fairseq.kernels.gated import (
     SUMS,
@@ -106,7 +106,8 @@ def hyper_lstm(
     # For a step or two, as in decoding, copying the weights side by side costs more than a second product.
     merged = torch.cat([weight, weight_hyper], dim=1) if T >= 4 else None
     if merged is None or not pointwise.hyper_lstm_sequence(
-        backend, main, hyper, "forward", g_hyper, merged, weight_e, weight_z, bias_z, gal, None, previous
+        *(backend, main, hyper, "forward", g_hyper),
+        *(native.Laid((merged, weight_e, weight_z), "forward"), bias_z, gal, None, previous),
     ):
         weights = weight, weight_hyper, merged, weight_e, weight_z, bias_z
         _run_forward(main, hyper, u, g_hyper, weights, gal, previous, backend)
@@ -228,7 +229,7 @@ def hyper_lstm_backward(
     main = hyper = None
     dmerged, dweight_e = weight.new_empty(H, 4 * (H + N)), torch.empty_like(weight_e)
     weights = torch.cat([weight, weight_hyper], dim=1), weight_e, weight_z
-    factors = _Factors(weights, T, B, backend)
+    factors, near = _Factors(weights, T, B, backend), native.Laid(weights, "backward")
     randomness = Randomness(gal, keep, zone_h, zone_c, h_share, c_share)
     steps = part_steps(T, B, u.dtype, c0.dtype)
     whole_du = u.new_empty(steps, *u.shape[1:])
@@ -256,7 +257,7 @@ def hyper_lstm_backward(
         main.dgx, main.dz, du = dgx[part], dz[part], whole_du[: len(h[part])]
         main.du, hyper.du = du.split((4 * H, 4 * N), dim=-1)
         if not pointwise.hyper_lstm_sequence(
-            backend, main, hyper, "backward", None, *weights, None, gal, noise.h_share, previous
+            backend, main, hyper, "backward", None, near, None, gal, noise.h_share, previous
         ):
             _run_backward(main, hyper, du, factors, gal, noise.h_share, previous, backend)
         dg_hyper[part] = hyper.du

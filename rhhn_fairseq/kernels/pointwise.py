@@ -51,7 +51,7 @@ ROWS_NEAR_FAR = 4
 """Sequences a core has to have for matrices in that cache: they are read for so many at a time."""
 
 ROWS_HIGHWAY = 32
-"""Sequences of a core from which layers of a highway may come from memory."""
+"""Sequences of a core from which layers of a highway may come from memory; an LSTM gains nothing by that."""
 
 STEPS = 4
 """Steps from which laying the matrices out pays."""
@@ -91,11 +91,19 @@ def lstm_sequence(
     return True
 
 
-def hyper_lstm_sequence(name: str, main: Gated, hyper: Gated, direction: str, g_hyper, *others) -> bool:
+def hyper_lstm_sequence(
+    name: str,
+    main: Gated,
+    hyper: Gated,
+    direction: str,
+    g_hyper: torch.Tensor | None,
+    weights: native.Laid,
+    *others,
+) -> bool:
     """The same for a HyperLSTM, with the arguments of ``native.hyper_lstm_sequence``."""
-    if not _in_one_call(name, main, others[:3]):
+    if not _in_one_call(name, main, weights.matrices):
         return False
-    native.hyper_lstm_sequence(main, hyper, direction, g_hyper, *others)
+    native.hyper_lstm_sequence(main, hyper, direction, g_hyper, weights, *others)
     return True
 
 

@@ -133,9 +133,7 @@ def hyper_lstm_sequence(
     hyper: Gated,
     direction: str,
     g_hyper: Tensor | None,
-    weight: Tensor,
-    weight_e: Tensor,
-    weight_z: Tensor,
+    weights: "Laid",
     bias_z: Tensor | None,
     gal: Tensor | None,
     share: Tensor | None,
@@ -147,15 +145,30 @@ def hyper_lstm_sequence(
         main, hyper: the buffers of either network. The main network's rows of u and du go on with the
             hypernetwork's products of h and their gradients.
         g_hyper: what the hypernetwork's sums begin with, [T, B, 4 N].
-        weight: both matrices of h side by side, [H, 4 (H + N)].
+        weights: both matrices of h side by side, [H, 4 (H + N)], weight_e and weight_z, for this direction.
         bias_z: [12 Z]. It and ``g_hyper`` may be None in the backward pass, which does not need them.
     """
-    panels = [_panels([part], direction) for part in (weight, weight_e, weight_z)]
     addresses = (None if part is None else _address("", part) for part in (bias_z, g_hyper, gal, share))
-    recurrence = _HyperRecurrence(previous, *(part.data_ptr() for part in panels), *addresses)
+    recurrence = _HyperRecurrence(previous, *(part.data_ptr() for part in weights.panels), *addresses)
     arguments = [_arguments(_Gated, buffers, _gated_sizes(buffers)) for buffers in (main, hyper)]
     call = getattr(library(), f"hyper_lstm_sequence_{direction}")
     call(*(ctypes.byref(part) for part in (*arguments, recurrence)))
+
+
+class Laid:
+    """Matrices for ``hyper_lstm_sequence``, laid out when they are first asked for; they must not change.
+
+    Args:
+        matrices: what ``panels`` has, one by one.
+        direction: forward or backward.
+    """
+
+    def __init__(self, matrices: Sequence[Tensor], direction: str):
+        self.matrices, self.direction = matrices, direction
+
+    @functools.cached_property
+    def panels(self) -> list[Tensor]:
+        return [_panels([matrix], self.direction) for matrix in self.matrices]
 
 
 def highway_steps(
