@@ -29,16 +29,19 @@ def gate_sum(
     at,
     where,
     N: tl.constexpr,
+    LD_SIDE: tl.constexpr,
+    EPSILON: tl.constexpr,
     PRECISION: tl.constexpr,
     COLS: tl.constexpr,
     S: tl.constexpr,
 ):
     """Gate k's sum, normalised, with the product of the state h; writes it to a [T, B, 4 N] before that.
 
-    ``parts`` are what else is added up, [T, B, 4 N], and more of it or None, with the elements between rows.
+    ``parts`` are what else is added up, [T, B, 4 N], and more of it, with LD_SIDE elements between rows, or
+    None.
     """
     TYPE: tl.constexpr = a.dtype.element_ty
-    g, side, LD_SIDE = parts
+    g, side = parts
     _, column, inside, live = where
     of_gate = at * 4 * N + k * N + column
     total = get(g, of_gate, inside, S)
@@ -48,7 +51,7 @@ def gate_sum(
     # As the backward pass will read it.
     total = total.to(TYPE)
     tl.store(a + of_gate, total, mask=inside)
-    total, _, _ = normed(k, tl.where(live, total.to(S), 0.0), norm, where, N)
+    total, _, _ = normed(k, tl.where(live, total.to(S), 0.0), norm, where, N, EPSILON)
     return total
 
 
@@ -62,15 +65,17 @@ def gate_sums(
     at,
     where,
     N: tl.constexpr,
+    LD_SIDE: tl.constexpr,
+    EPSILON: tl.constexpr,
     PRECISION: tl.constexpr,
     COLS: tl.constexpr,
     S: tl.constexpr,
 ):
     """The sums of i, f, g, o, normalised, with the product of the state h; as ``gate_sum``."""
-    i = gate_sum(0, a, parts, weight, h, norm, at, where, N, PRECISION, COLS, S)
-    f = gate_sum(1, a, parts, weight, h, norm, at, where, N, PRECISION, COLS, S)
-    g = gate_sum(2, a, parts, weight, h, norm, at, where, N, PRECISION, COLS, S)
-    o = gate_sum(3, a, parts, weight, h, norm, at, where, N, PRECISION, COLS, S)
+    i = gate_sum(0, a, parts, weight, h, norm, at, where, N, LD_SIDE, EPSILON, PRECISION, COLS, S)
+    f = gate_sum(1, a, parts, weight, h, norm, at, where, N, LD_SIDE, EPSILON, PRECISION, COLS, S)
+    g = gate_sum(2, a, parts, weight, h, norm, at, where, N, LD_SIDE, EPSILON, PRECISION, COLS, S)
+    o = gate_sum(3, a, parts, weight, h, norm, at, where, N, LD_SIDE, EPSILON, PRECISION, COLS, S)
     return i, f, g, o
 
 

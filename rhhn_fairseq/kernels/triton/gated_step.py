@@ -33,10 +33,10 @@ STEPS = ["t", "t_before", "t_keep", "B"]
 
 
 @triton.jit
-def normed(k: tl.constexpr, a, norm, where, H: tl.constexpr):
+def normed(k: tl.constexpr, a, norm, where, H: tl.constexpr, EPSILON: tl.constexpr):
     """a normalised, by gain and shift k of ``norm``; and before these, with one over the deviation."""
     S: tl.constexpr = a.dtype
-    gain, shift, EPSILON = norm
+    gain, shift = norm
     _, column, inside, _ = where
     normal, rstd = a, a
     if gain is not None:
@@ -46,14 +46,25 @@ def normed(k: tl.constexpr, a, norm, where, H: tl.constexpr):
 
 
 @triton.jit
-def output(inner, o, c_norm, where, H: tl.constexpr):
+def output(inner, o, c_norm, where, H: tl.constexpr, EPSILON: tl.constexpr):
     """The output h of a step from its c, ``inner``, and the sum o of its gate."""
-    inner, _, _ = normed(0, inner, c_norm, where, H)
+    inner, _, _ = normed(0, inner, c_norm, where, H, EPSILON)
     return sigmoid(o) * tanh(inner)
 
 
 @triton.jit
-def gate(k: tl.constexpr, parts, norm, at, where, B, H: tl.constexpr, LD_U: tl.constexpr, S: tl.constexpr):
+def gate(
+    k: tl.constexpr,
+    parts,
+    norm,
+    at,
+    where,
+    B,
+    H: tl.constexpr,
+    LD_U: tl.constexpr,
+    EPSILON: tl.constexpr,
+    S: tl.constexpr,
+):
     """The sum of gate k; and that before gain and shift, with one over the deviation, for the backward."""
     u, gx, d, bias = parts
     row, column, _, live = where
@@ -64,16 +75,26 @@ def gate(k: tl.constexpr, parts, norm, at, where, B, H: tl.constexpr, LD_U: tl.c
         b = get(d, ((8 + k) * B + row) * H + column, live, S)
         b += get(bias, k * H + column, column < H, S)
         a = d_h * a + (d_x * get(gx, at * 4 * H + k * H + column, live, S) + b)
-    return normed(k, a, norm, where, H)
+    return normed(k, a, norm, where, H, EPSILON)
 
 
 @triton.jit
-def gates(parts, norm, at, where, B, H: tl.constexpr, LD_U: tl.constexpr, S: tl.constexpr):
+def gates(
+    parts,
+    norm,
+    at,
+    where,
+    B,
+    H: tl.constexpr,
+    LD_U: tl.constexpr,
+    EPSILON: tl.constexpr,
+    S: tl.constexpr,
+):
     """The sums of i, f, g, o; and of each that before gain and shift, with one over the deviation."""
-    i, i_normal, i_rstd = gate(0, parts, norm, at, where, B, H, LD_U, S)
-    f, f_normal, f_rstd = gate(1, parts, norm, at, where, B, H, LD_U, S)
-    g, g_normal, g_rstd = gate(2, parts, norm, at, where, B, H, LD_U, S)
-    o, o_normal, o_rstd = gate(3, parts, norm, at, where, B, H, LD_U, S)
+    i, i_normal, i_rstd = gate(0, parts, norm, at, where, B, H, LD_U, EPSILON, S)
+    f, f_normal, f_rstd = gate(1, parts, norm, at, where, B, H, LD_U, EPSILON, S)
+    g, g_normal, g_rstd = gate(2, parts, norm, at, where, B, H, LD_U, EPSILON, S)
+    o, o_normal, o_rstd = gate(3, parts, norm, at, where, B, H, LD_U, EPSILON, S)
     return (i, f, g, o), ((i_normal, i_rstd), (f_normal, f_rstd), (g_normal, g_rstd), (o_normal, o_rstd))
 
 
@@ -119,12 +140,12 @@ def forward(
     before = (t_before * B + row) * H + column
     h_old, c_old = get(h_before, before, inside, S), get(c_before, before, inside, S)
 
-    parts, norm, where = (u, gx, d, bias), (gate_gain, gate_shift, EPSILON), (row, column, inside, live)
-    sums, _ = gates(parts, norm, at, where, B, H, LD_U, S)
+    parts, norm, where = (u, gx, d, bias), (gate_gain, gate_shift), (row, column, inside, live)
+    sums, _ = gates(parts, norm, at, where, B, H, LD_U, EPSILON, S)
     i, f, g, o = sums
     update = kept(tanh(g), keep, (t_keep * B + row) * H + column, live, KEEP_SCALE)
     c_new = sigmoid(f + FORGET_BIAS) * c_old + sigmoid(i) * update
-    h_new = output(c_new, o, (c_gain, c_shift, EPSILON), where, H)
+    h_new = output(c_new, o, (c_gain, c_shift), where, H, EPSILON)
     h_new = zoned(h_old, h_new, zone_h, place, live, ZONE_H_RATE)
     c_new = zoned(c_old, c_new, zone_c, place, live, ZONE_C_RATE)
     tl.store(h + place, tl.where(live, h_new, h_old), mask=inside)
@@ -168,23 +189,25 @@ def into_gates(
     where,
     H: tl.constexpr,
     FORGET_BIAS: tl.constexpr,
+    EPSILON: tl.constexpr,
+    KEEP_SCALE: tl.constexpr,
     ZONE_RATE: tl.constexpr,
     COLS: tl.constexpr,
 ):
     """Gradients of the gates' sums i, f, g, o and of the old c from those of the new h and c.
 
-    ``sums`` are those of the gates, ``update_keep`` is the mask of the update with its place and scale, and
+    ``sums`` are those of the gates, ``update_keep`` is the mask of the update with its place, and
     ``share`` what the gradient of the old c is multiplied by, or None.
     """
     S: tl.constexpr = dc_after.dtype
     _, column, inside, live = where
-    keep, keep_place, KEEP_SCALE = update_keep
+    keep, keep_place = update_keep
     i, f, g, o = sums
     i, f, g, o = sigmoid(i), sigmoid(f + FORGET_BIAS), tanh(g), sigmoid(o)
     update = kept(g, keep, keep_place, live, KEEP_SCALE)
-    inner, c_normal, c_rstd = normed(0, f * c_old + i * update, c_norm, where, H)
+    inner, c_normal, c_rstd = normed(0, f * c_old + i * update, c_norm, where, H, EPSILON)
     inner = tanh(inner)
-    c_gain, _, _ = c_norm
+    c_gain, _ = c_norm
 
     d_o = dh_new * inner * o * (1.0 - o)
     dc_new = dh_new * o * (1.0 - inner * inner)
@@ -323,15 +346,15 @@ def backward(
     slot = sums + tl.program_id(0) * 14 * H
     c_old = get(c_before, (t_before * B + row) * H + column, live, S)
 
-    parts, norm = (u, gx, d, bias), (gate_gain, gate_shift, EPSILON)
-    sums_of_gates, normals = gates(parts, norm, at, where, B, H, LD_U, S)
+    parts, norm = (u, gx, d, bias), (gate_gain, gate_shift)
+    sums_of_gates, normals = gates(parts, norm, at, where, B, H, LD_U, EPSILON, S)
     direct = None
     if dh_direct is not None:
         direct = get(dh_direct, own, inside, S)
     dh_new, past = arriving(get(dh, own, inside, S), direct, dy, zone_h, at, where, H, ZONE_H_RATE, S)
     if dh_direct is not None:
         tl.store(dh_direct + own, past, mask=inside)
-    c_norm, update_keep = (c_gain, c_shift, EPSILON), (keep, keep_place, KEEP_SCALE)
+    c_norm, update_keep = (c_gain, c_shift), (keep, keep_place)
     share = None
     if c_scale is not None:
         share = c_scale + t
@@ -349,6 +372,8 @@ def backward(
         where,
         H,
         FORGET_BIAS,
+        EPSILON,
+        KEEP_SCALE,
         ZONE_C_RATE,
         COLS,
     )

@@ -78,16 +78,16 @@ def forward(
     before = (t_before * B + row) * N + column
     e, c_old = get(h_before, before, inside, TYPE), get(c_before, before, inside, S)
 
-    where, norm = (row, column, inside, live), (gate_gain, gate_shift, EPSILON)
-    parts = (g_hyper, side, LD_SIDE)
-    i, f, g, o = gate_sums(a, parts, weight_e, e, norm, at, where, N, PRECISION, COLS, S)
+    where, norm, parts = (row, column, inside, live), (gate_gain, gate_shift), (g_hyper, side)
+    i, f, g, o = gate_sums(a, parts, weight_e, e, norm, at, where, N, LD_SIDE, EPSILON, PRECISION, COLS, S)
     c_new = sigmoid(f + FORGET_BIAS) * c_old + sigmoid(i) * tanh(g)
-    e_new = output(c_new, o, (c_gain, c_shift, EPSILON), where, N).to(TYPE)
+    e_new = output(c_new, o, (c_gain, c_shift), where, N, EPSILON).to(TYPE)
     e_new = tl.where(live, e_new, e)
     tl.store(h + at * N + column, e_new, mask=inside)
     tl.store(c + at * N + column, tl.where(live, c_new, c_old), mask=inside)
 
     read = e if PREVIOUS else e_new
+    Z: tl.constexpr = WIDTH // 12
     for first in tl.static_range(0, WIDTH, BLOCK):
         place = first + tl.arange(0, BLOCK)[None, :]
         new = tl.dot(read, part(weight_z, first, WIDTH, N, BLOCK, COLS), input_precision=PRECISION)
@@ -95,7 +95,6 @@ def forward(
         new = new.to(TYPE)
         tl.store(z + at * WIDTH + place, new, mask=(row < B) & (place < WIDTH))
         if z_now is not None:
-            Z: tl.constexpr = WIDTH // 12
             by_kind = (place // Z * B + row) * Z + place % Z
             tl.store(z_now + by_kind, new, mask=(row < B) & (place < WIDTH))
 
@@ -149,8 +148,8 @@ def backward(
     if not PREVIOUS:
         through += from_z
 
-    parts, norm, c_norm = (a, None, None, None), (gate_gain, gate_shift, EPSILON), (c_gain, c_shift, EPSILON)
-    sums_of_gates, normals = gates(parts, norm, at, where, B, N, 4 * N, S)
+    parts, norm, c_norm = (a, None, None, None), (gate_gain, gate_shift), (c_gain, c_shift)
+    sums_of_gates, normals = gates(parts, norm, at, where, B, N, 4 * N, EPSILON, S)
     c_old = get(c_before, (t_before * B + row) * N + column, live, S)
     own, direct = row * N + column, None
     if dh_direct is not None:
@@ -164,7 +163,7 @@ def backward(
         c_old,
         sums_of_gates,
         c_norm,
-        (None, place, 1.0),
+        (None, place),
         None,
         None,
         place,
@@ -172,6 +171,8 @@ def backward(
         where,
         N,
         FORGET_BIAS,
+        EPSILON,
+        1.0,
         0.0,
         COLS,
     )

@@ -68,13 +68,12 @@ def forward(
         at = t * B + row
         place = at * H + column
         live = real(inside, mask, at, row < B)
-        where, norm = (row, column, inside, live), (gate_gain, gate_shift, EPSILON)
-        parts = (gx, None, 0)
+        where, norm, parts = (row, column, inside, live), (gate_gain, gate_shift), (gx, None)
         seen = dropped(h_old, gal, own, inside, TYPE)
-        i, f, g, o = gate_sums(u, parts, weight, seen, norm, at, where, H, PRECISION, COLS, S)
+        i, f, g, o = gate_sums(u, parts, weight, seen, norm, at, where, H, 0, EPSILON, PRECISION, COLS, S)
         update = kept(tanh(g), keep, (t * KEEP_T * B + row) * H + column, live, KEEP_SCALE)
         c_new = sigmoid(f + FORGET_BIAS) * c_old + sigmoid(i) * update
-        h_new = output(c_new, o, (c_gain, c_shift, EPSILON), where, H)
+        h_new = output(c_new, o, (c_gain, c_shift), where, H, EPSILON)
         h_new = zoned(h_old, h_new, zone_h, place, live, ZONE_H_RATE)
         c_new = zoned(c_old, c_new, zone_c, place, live, ZONE_C_RATE)
         # The state of the next step is what is kept of it.
@@ -135,12 +134,9 @@ def backward(
         at = t * B + row
         place = at * H + column
         live = real(inside, mask, at, row < B)
-        where, norm, parts = (
-            (row, column, inside, live),
-            (gate_gain, gate_shift, EPSILON),
-            (u, None, None, None),
-        )
-        sums_of_gates, normals = gates(parts, norm, at, where, B, H, 4 * H, S)
+        where, norm = (row, column, inside, live), (gate_gain, gate_shift)
+        parts = (u, None, None, None)
+        sums_of_gates, normals = gates(parts, norm, at, where, B, H, 4 * H, EPSILON, S)
         before = get(c, place - B * H, live & (t > 0), S) + get(c0, own, live & (t == 0), S)
         dh_new, direct = arriving(through, direct, dy, zone_h, at, where, H, ZONE_H_RATE, S)
         keep_place, scale = (t * KEEP_T * B + row) * H + column, None
@@ -151,8 +147,8 @@ def backward(
             dc_old,
             before,
             sums_of_gates,
-            (c_gain, c_shift, EPSILON),
-            (keep, keep_place, KEEP_SCALE),
+            (c_gain, c_shift),
+            (keep, keep_place),
             zone_c,
             scale,
             place,
@@ -160,6 +156,8 @@ def backward(
             where,
             H,
             FORGET_BIAS,
+            EPSILON,
+            KEEP_SCALE,
             ZONE_C_RATE,
             COLS,
         )
