@@ -1,5 +1,6 @@
 """The benchmarks of single layers: what is counted, in which order, what is reported and what is refused."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -10,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from graph_imitation import imitate
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from rhhn_fairseq import cli
-from rhhn_fairseq.bench import cells, parity, report
+from rhhn_fairseq.bench import cells, floors, parity, report
 from rhhn_fairseq.bench.cells import SMOKE, Config
 from rhhn_fairseq.bench.contenders import BASELINE, batch_for, build_layer, check_contenders, contenders_of
 from rhhn_fairseq.bench.external import EXTERNALS, External, find_externals
@@ -111,6 +113,27 @@ def test_the_products_that_are_timed_are_those_that_are_counted(name):
         forward, backward = floor.time()
     assert counter.get_total_flops() == flop
     assert forward > 0 and backward > 0
+
+
+def test_floors_on_a_gpu_are_graphs_and_long_enough_to_time(monkeypatch):
+    """As far as the CPU can show it, where graphs are imitated."""
+    recorded = []
+
+    def record(call, values):
+        recorded.append(call)
+        return imitate(call, values)
+
+    monkeypatch.setattr(floors, "records", lambda device: True)
+    monkeypatch.setattr(floors.graphs, "record", record)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    floor = SequentialFloor([Product(1, 3, 5, 8, hoisted=False)], 4, "cpu", torch.float32)
+    with FlopCounterMode(display=False) as counter:
+        floor.time()
+    assert len(recorded) == 2 and counter.get_total_flops() == Product(1, 3, 5, 8, hoisted=False).flop(4)
+    ceiling = floors.Ceiling(16, "cpu", torch.float32)
+    with FlopCounterMode(display=False) as counter:
+        seconds, backward = ceiling.time()
+    assert counter.get_total_flops() == 20 * ceiling.flop and seconds > 0 and backward == 0
 
 
 def test_contenders_take_turns_and_the_first_round_does_not_count():
@@ -235,9 +258,10 @@ def test_other_packages_take_part_where_they_work(tmp_path, monkeypatch):
 
 def test_the_algorithm_of_torchs_lstm_is_named():
     assert lstm_algorithm(nn.LSTM(5, 8).double(), torch.randn(4, 3, 5).double()) == "ATen"
-    assert name_algorithm({"lstm", "mkldnn_rnn_layer"}) == "oneDNN"
-    assert name_algorithm({"_cudnn_rnn", "ampere_sgemm_128x64_nn"}) == "cuDNN standard"
-    assert name_algorithm({"_cudnn_rnn", "RNN_blockPersist_fp_LSTM"}) == "cuDNN persistent"
+    assert name_algorithm({"lstm", "mkldnn_rnn_layer"}, set()) == "oneDNN"
+    assert name_algorithm({"_cudnn_rnn"}, {"ampere_sgemm_128x64_nn"}) == "cuDNN standard"
+    assert name_algorithm({"_cudnn_rnn"}, {"RNN_blockPersist_fp_LSTM"}) == "cuDNN persistent"
+    assert name_algorithm({"_cudnn_rnn", "empty"}, set()) == "cuDNN, algorithm unknown"
 
 
 def test_program_prints_a_table_and_writes_json_and_a_picture(tmp_path, capsys):

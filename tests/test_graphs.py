@@ -146,6 +146,16 @@ def test_off_unless_asked_for(monkeypatch):
 
 
 @pytest.mark.gpu
+def test_a_capture_that_fails_leaves_the_stream(monkeypatch):
+    x, before = torch.ones(3, device="cuda"), torch.cuda.current_stream()
+    # A value cannot leave the device meanwhile.
+    with pytest.raises(RuntimeError):
+        graphs.record(lambda values: (values[0] * values[0].sum().item(),), [x])
+    assert torch.cuda.current_stream() == before
+    assert graphs.record(lambda values: (values[0] * 2,), [x])([x])[0].tolist() == [2, 2, 2]
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", CELLS)
 def test_graphs_on_a_gpu_equal_the_loop(name, monkeypatch):
     monkeypatch.setenv(graphs.VARIABLE, "1")

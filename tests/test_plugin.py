@@ -142,6 +142,26 @@ def test_matmul_precision_of_the_environment(value, expected):
     run(code.format(expected), env={**os.environ, "RHHN_MATMUL_PRECISION": value})
 
 
+@pytest.mark.parametrize(
+    "library, value, device, expected",
+    [
+        ("cuda", "tf32", "cuda", "high"),
+        ("cuda", "tf32", "cpu", "highest"),
+        ("mkldnn", "bf16", "cpu", "medium"),
+        ("mkldnn", "bf16", "cuda", "highest"),
+        ("mkldnn", "ieee", "cpu", "highest"),
+    ],
+)
+def test_matmul_precision_by_torchs_newer_settings(library, value, device, expected):
+    run(
+        "import torch; from rhhn_fairseq.cells import build_cell;"
+        "from rhhn_fairseq.kernels.precision import matmul_precision;"
+        f"torch.backends.{library}.matmul.fp32_precision = {value!r};"
+        f"assert matmul_precision({device!r}) == {expected!r};"
+        "build_cell('ln_lstm', 64, 64)(torch.randn(8, 40, 64))"
+    )
+
+
 def test_unknown_matmul_precision_is_one_line():
     result = python("import rhhn_fairseq.plugin", env={**os.environ, "RHHN_MATMUL_PRECISION": "bf16"})
     assert result.returncode == 1

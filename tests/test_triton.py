@@ -46,7 +46,9 @@ def test_every_case_in_the_interpreter():
 @installed
 @pytest.mark.gpu
 def test_every_case_on_the_gpu():
-    run_cases({})
+    # Nearly each of them compiles kernels of its own, which takes the time.
+    several = ["-n", "8"] if importlib.util.find_spec("xdist") else []
+    run_cases({}, *several)
 
 
 class Recorder:

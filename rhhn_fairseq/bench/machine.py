@@ -11,12 +11,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import DeviceType
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rhhn_fairseq.cells.base import check_fields, option
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.kernels import graphs
 from rhhn_fairseq.kernels.heap import keeps_freed_memory
+from rhhn_fairseq.kernels.precision import matmul_precision
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -144,7 +146,7 @@ def describe_machine(device: str) -> dict[str, str | int]:
         "cpu": _cpu_model(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "float32 products": torch.get_float32_matmul_precision(),
+        "float32 products": matmul_precision(torch.device(device).type),
         "freed memory": "kept" if keeps_freed_memory() else "given back",
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
@@ -179,23 +181,26 @@ def lstm_algorithm(module: nn.Module, x_TBC: Tensor) -> str:
     """What torch runs an ``nn.LSTM`` with, as one pass with gradients shows it; see ``name_algorithm``."""
     with _Names() as names:
         module(x_TBC)
-    kernels = names.found
-    if "_cudnn_rnn" in kernels:
+    kernels = set()
+    if "_cudnn_rnn" in names.found:
         # Which of cuDNN's algorithms it was, only the kernels on the GPU tell.
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             module(x_TBC)
             now(x_TBC.device)
-        kernels = kernels | {event.key for event in profile.key_averages()}
-    return name_algorithm(kernels)
+        kernels = {event.key for event in profile.key_averages() if event.device_type == DeviceType.CUDA}
+    return name_algorithm(names.found, kernels)
 
 
-def name_algorithm(kernels: set[str]) -> str:
-    """The implementation of an LSTM by the names of its operations and kernels.
+def name_algorithm(operations: set[str], kernels: set[str]) -> str:
+    """The implementation of an LSTM by the names of torch's operations and of the kernels on a GPU.
 
     cuDNN has a standard algorithm, a kernel or two a step, and persistent ones, whose kernels for the whole
-    sequence are named so and keep the recurrent matrix on the chip.
+    sequence are named so and keep the recurrent matrix on the chip. Without kernels, as where a profiler may
+    not see the GPU, it stays open which.
     """
-    if "_cudnn_rnn" in kernels:
-        persistent = any("persist" in name.lower() for name in kernels)
-        return "cuDNN persistent" if persistent else "cuDNN standard"
-    return "oneDNN" if "mkldnn_rnn_layer" in kernels else "ATen"
+    if "_cudnn_rnn" not in operations:
+        return "oneDNN" if "mkldnn_rnn_layer" in operations else "ATen"
+    if not kernels:
+        return "cuDNN, algorithm unknown"
+    persistent = any("persist" in name.lower() for name in kernels)
+    return "cuDNN persistent" if persistent else "cuDNN standard"

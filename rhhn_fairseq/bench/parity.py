@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rhhn_fairseq.bench.machine import DTYPES, first_calls, forced
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.kernels.precision import matmul_precision
 
 ORACLE_ROWS = 32
 """Sequences the float64 run reads at a time: the whole batch would take twice the memory of what is timed."""
@@ -84,7 +85,7 @@ def checked(name: str, found: dict[str, Tensor], exact: dict[str, Tensor], dtype
     """
     error, where = largest_error(found, exact)
     # Products whose operands are rounded are no closer than the type that they are rounded to.
-    exactly = torch.get_float32_matmul_precision() == "highest"
+    exactly = matmul_precision(next(iter(found.values())).device.type) == "highest"
     tolerance = TOLERANCES[dtype if exactly else "bfloat16"]
     if error > tolerance:
         raise UsageError(

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.kernels.precision import matmul_precision
 
 VARIABLE = "RHHN_CUDA_GRAPHS"
 LIMIT = 16
@@ -95,17 +96,24 @@ class Recordings:
 def record(call: Callable, values: list[Tensor]) -> Recording:
     """Captures ``call`` on the current device in a CUDA graph."""
     inputs = [value.clone() for value in values]
-    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    # Compiling kernels and taking work space cannot be captured, and happen in a first run.
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
-        call(inputs)
-    current.wait_stream(side)
+    current, side = torch.cuda.current_stream(), _capture_stream(torch.cuda.current_device())
     graph = torch.cuda.CUDAGraph()
-    # Other threads (NCCL's watchdog, a loader that pins memory) may use CUDA meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        outputs = call(inputs)
+    side.wait_stream(current)
+    # It brings the current stream back also where a capture fails.
+    with torch.cuda.stream(side):
+        # Compiling kernels and taking work space cannot be captured, and happen in a first run.
+        call(inputs)
+        # Other threads (NCCL's watchdog, a loader that pins memory) may use CUDA meanwhile.
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            outputs = call(inputs)
+    current.wait_stream(side)
     return Recording(inputs, tuple(outputs), graph.replay, current.synchronize)
+
+
+@functools.cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """The stream that a device's graphs are recorded on: libraries keep work space for every one they see."""
+    return torch.cuda.Stream(device)
 
 
 _recordings = Recordings(record)
@@ -180,8 +188,7 @@ def replayed(
         key: all that the call depends on beside the values; their shapes, the device, the stream and the
             modes of torch are added to it.
     """
-    precision = torch.get_float32_matmul_precision()
-    modes = (place(values), precision, torch.is_inference_mode_enabled())
+    modes = (place(values), matmul_precision("cuda"), torch.is_inference_mode_enabled())
     # What runs inside is a part of this graph and has none of its own.
     _inner.busy = True
     try:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.kernels import native
+from rhhn_fairseq.kernels.precision import matmul_precision
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ def way(backend: str | None, *parts: Tensor) -> str:
         backend not in ("native", "aten")
         or any(part.dtype != torch.float32 or part.device.type != "cpu" for part in parts)
         # It rounds operands to bfloat16, for which libraries have code for every processor.
-        or torch.get_float32_matmul_precision() == "medium"
+        or matmul_precision("cpu") == "medium"
         or torch.is_autocast_enabled("cpu")
         or torch.compiler.is_compiling()
     )

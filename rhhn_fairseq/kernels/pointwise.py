@@ -7,6 +7,7 @@ import torch
 from rhhn_fairseq.kernels import aten, native, triton
 from rhhn_fairseq.kernels.buffers import Gated, Highway
 from rhhn_fairseq.kernels.matmul import way
+from rhhn_fairseq.kernels.precision import matmul_precision
 
 IMPLEMENTATIONS = {"native": native, "aten": aten}
 """Those for the CPU and, of them, aten for any device."""
@@ -66,7 +67,7 @@ def _in_one_call(name: str, buffers: Gated | Highway, weights: Sequence[torch.Te
         return False
     highway = isinstance(buffers, Highway)
     T, B, _ = buffers.s.shape[1:] if highway else buffers.c.shape
-    if T < STEPS or (B > FEW and torch.get_float32_matmul_precision() == "medium"):
+    if T < STEPS or (B > FEW and matmul_precision("cpu") == "medium"):
         return False
     size, rows = sum(weight.numel() for weight in weights), B // torch.get_num_threads()
     if size <= NEAR or way(name, buffers.u) != "native":

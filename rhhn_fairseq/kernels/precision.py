@@ -13,6 +13,16 @@ VARIABLE = "RHHN_MATMUL_PRECISION"
 PRECISIONS = ("highest", "high", "medium")
 
 
+def matmul_precision(device_type: str) -> str:
+    """How torch multiplies float32 matrices on a type of device: one of ``PRECISIONS``."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        # Set by torch's newer settings, one for each library, which the older function will not speak for.
+        library = torch.backends.cuda if device_type == "cuda" else torch.backends.mkldnn
+        return {"tf32": "high", "bf16": "medium"}.get(library.matmul.fp32_precision, "highest")
+
+
 def set_matmul_precision() -> None:
     """Sets torch's precision of float32 matrix products to what RHHN_MATMUL_PRECISION says; logged.
 

@@ -9,6 +9,7 @@ Off unless ``RHHN_CUDA_GRAPHS=1``; see ``kernels/graphs.py``.
 Shapes: B rows, N sentences, S source positions, M memory, V dictionary.
 """
 
+import os
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
@@ -36,7 +37,8 @@ def decoding_step(
 
     Args:
         module: whose weights ``step`` reads.
-        step: from tokens [B, 1], memory and state to logits [B, 1, V], attention weights [B, 1, S], state.
+        step: a method, from tokens [B, 1], memory and state to logits [B, 1, V], attention weights
+            [B, 1, S], state.
         state: tensors [any, ·]. order_B: the row of the state that each row goes on from; None for its own.
     """
     tensors = [tokens_B1, *state, *memory[:3]]
@@ -69,7 +71,9 @@ def decoding_step(
 
     recordings = _recordings.setdefault(module, graphs.Recordings(graphs.record))
     weights_at = tuple(parameter.data_ptr() for parameter in module.parameters())
-    logits, weights, *after = graphs.replayed((weights_at, memory.beams), call, values, recordings)
+    # What is recorded are the kernels of a backend.
+    key = weights_at, memory.beams, step.__qualname__, os.environ.get("RHHN_KERNEL")
+    logits, weights, *after = graphs.replayed(key, call, values, recordings)
     return logits[:B], weights[:B, :, :S], tuple(part[:B] for part in after)
 
 

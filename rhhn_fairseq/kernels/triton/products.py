@@ -2,6 +2,7 @@
 
 import torch
 
+from rhhn_fairseq.kernels.precision import matmul_precision
 from rhhn_fairseq.kernels.triton.tiles import power_of_two
 
 WIDEST = 128
@@ -28,7 +29,7 @@ def arguments(units: int, matrices: int, dtype: torch.dtype, device: torch.devic
     cols = max(ROWS, power_of_two(units))
     precision = "ieee"
     if dtype == torch.float32:
-        precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        precision = "tf32x3" if matmul_precision(device.type) == "highest" else "tf32"
     # A loop reads the next step's matrices ahead where there is room for them, also transposed.
     stages = 2 if 2 * matrices * cols * cols * dtype.itemsize <= _shared(device) else 1
     warps = max(4, cols // 16)
