@@ -198,9 +198,9 @@ def test_runs_where_it_is_faster(ran, monkeypatch):
     assert not runs(T=3)
     assert not runs(dtype=torch.float64) and not runs(dtype=torch.bfloat16)
     whose = "native"
-    assert runs(H=724, B=8) and runs(H=257, **hyper) and runs(H=724, **highway) and runs(H=724, **scaled)
-    assert not runs(H=724, B=7) and not runs(H=725, B=64) and not runs(H=725, B=63, **highway)
-    assert runs(H=725, B=64, **highway) and runs(H=725, B=64, **scaled)
+    assert runs(H=991, B=8) and runs(H=257, **hyper) and runs(H=991, **highway) and runs(H=991, **scaled)
+    assert not runs(H=991, B=7) and not runs(H=992, B=64) and not runs(H=992, B=63, **highway)
+    assert runs(H=992, B=64, **highway) and runs(H=992, B=64, **scaled)
     assert runs(B=1) and runs(B=1, T=4)
     precision = torch.get_float32_matmul_precision()
     try:

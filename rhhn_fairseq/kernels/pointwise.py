@@ -45,7 +45,7 @@ def highway(name: str, buffers: Highway, direction: str) -> Callable[[int], None
 NEAR = 1 << 18
 """Numbers of recurrent matrices that stay in a core's own cache, so that it may run sequences by itself."""
 
-FAR = 1 << 21
+FAR = 15 << 18
 """The same for the cache that cores share, where products are the same compiled code one by one."""
 
 ROWS_NEAR_FAR = 4
