@@ -4,7 +4,8 @@
 # Usage: bash scripts/measure_gpu.sh DIR [STEP ...]
 #
 # Every step writes DIR/STEP.txt, benchmarks DIR/STEP.json and DIR/STEP.png as well. A step that fails is named at the
-# end, and the others go on. Steps, all of them if none is named:
+# end, and the others go on; a benchmark that fails is run again without Triton's kernels, as STEP-no-triton, and if
+# it fails so too without CUDA graphs either, as STEP-plain. Steps, all of them if none is named:
 #   tests    what only a GPU can show: Triton's kernels, CUDA graphs, parity
 #   gated    LSTM, LN LSTM, HyperLSTM and LN HyperLSTM of 1000 units beside cuDNN's LSTM, with and without graphs
 #   highway  RHN and HyperRHN, 7 x 1000/128
@@ -25,14 +26,23 @@ usage() {
     exit 2
 }
 
+# The backends that leave something out: less_of STEP no-triton|plain
+less_of() {
+    local kinds=(torch_nn,aten reference) graphs=
+    [[ $1 == train || $1 == decode ]] && kinds=(preferred reference)
+    # What a graph holds is no peak, so that memory is measured without them.
+    [ "$2" = no-triton ] && [ "$1" != memory ] && graphs=aten+graphs,
+    echo "${kinds[0]},$graphs${kinds[1]}"
+}
+
 # bench COMMAND WHAT ... -- SIZES ...
 bench() {
     local what=() sizes=()
     while [ $# -gt 0 ] && [ "$1" != -- ]; do what+=("$1"); shift; done
     [ $# -gt 0 ] && sizes=("${@:2}")
     [ "${SMOKE:-0}" = 1 ] && sizes=(--smoke)
-    "$PYTHON" scripts/bench.py "${what[@]}" --device "$DEVICE" --json "$out/$step.json" --png "$out/$step.png" \
-        "${sizes[@]}"
+    "$PYTHON" scripts/bench.py "${what[@]}" --device "$DEVICE" --json "$out/$name.json" --png "$out/$name.png" \
+        "${less[@]}" "${sizes[@]}"
 }
 
 run_step() {
@@ -64,10 +74,21 @@ done
 mkdir -p "$out" || exit 1
 out=$(cd "$out" && pwd)
 
+# attempt NAME OPTION ...: the step, with these options as well, into files of that name
+attempt() {
+    local name=$1 less=("${@:2}")
+    echo "== $name"
+    run_step "$step" 2>&1 | tee "$out/$name.txt"
+}
+
 failed=()
 for step in "$@"; do
-    echo "== $step"
-    run_step "$step" 2>&1 | tee "$out/$step.txt" || failed+=("$step")
+    attempt "$step" && continue
+    failed+=("$step")
+    [ "$step" = tests ] && continue
+    for kind in no-triton plain; do
+        attempt "$step-$kind" --backends "$(less_of "$step" "$kind")" && break
+    done
 done
 if [ ${#failed[@]} -gt 0 ]; then
     echo "error: these steps failed, see their .txt in $out: ${failed[*]}" >&2

@@ -35,11 +35,38 @@ def test_every_step_has_its_files(tmp_path):
 
 
 def test_a_step_that_fails_is_named(tmp_path):
-    found = run(tmp_path, "highway", "lm", DEVICE="cuda:99")
+    found = run(tmp_path, "lm", DEVICE="cuda:99")
     assert found.returncode == 1
-    assert found.stderr == f"error: these steps failed, see their .txt in {tmp_path}: highway lm\n"
-    assert "device='cuda:99', but torch finds" in (tmp_path / "lm.txt").read_text()
+    assert found.stderr == f"error: these steps failed, see their .txt in {tmp_path}: lm\n"
+    assert "device='cuda:99', but torch finds" in (tmp_path / "lm-plain.txt").read_text()
     assert not list(tmp_path.glob("*.json"))
+
+
+def python_that_needs(option, path):
+    """The path of a Python that dies, as of a kernel's fault, where no argument holds an option."""
+    path.write_text(f'#!/bin/sh\ncase "$*" in *{option}*) exec {sys.executable} "$@" ;; esac\nexit 139\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_benchmark_that_fails_is_run_without_triton(tmp_path):
+    out = tmp_path / "out"
+    found = run(out, "highway", "memory", PYTHON=python_that_needs("--backends", tmp_path / "python"))
+    assert found.returncode == 1
+    assert found.stderr.endswith(": highway memory\n")
+    assert (out / "highway.txt").read_text() == ""
+    rows = json.loads((out / "highway-no-triton.json").read_text())["rows"]
+    assert {row["backend"] for row in rows if row["cell"] == "hyperrhn"} == {"aten", "reference"}
+    names = {"highway", "memory", "highway-no-triton", "memory-no-triton"}
+    assert {path.stem for path in out.iterdir()} == names
+
+
+def test_a_benchmark_that_fails_again_is_run_without_graphs(tmp_path):
+    # Without Triton it would name aten+graphs between them.
+    found = run(tmp_path / "out", "highway", PYTHON=python_that_needs("aten,reference", tmp_path / "python"))
+    assert found.returncode == 1
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names >= {"highway-no-triton.txt", "highway-plain.json"} and "highway-no-triton.json" not in names
 
 
 @pytest.mark.parametrize("arguments", [(), ("DIR", "higway")])
