@@ -6,7 +6,7 @@ It has the same aliasing, which is what can go wrong.
 from rhhn_fairseq.kernels import graphs
 
 
-def imitate(call, values):
+def imitate(call, values, beside=None):
     """A recording without CUDA."""
     inputs = [value.clone() for value in values]
     outputs = tuple(call(inputs))

@@ -55,8 +55,8 @@ def test_translation_models_run_so_unasked_on_a_gpu(recordings):
 def test_what_is_replayed_is_what_is_checked(recordings, monkeypatch):
     replay = recordings.record
 
-    def wrong(call, values):
-        recording = replay(call, values)
+    def wrong(call, values, beside):
+        recording = replay(call, values, beside)
         again = recording.replay
 
         def spoilt():

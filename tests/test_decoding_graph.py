@@ -143,7 +143,7 @@ def test_other_weights_and_no_weights(imitated, monkeypatch):
 def test_graphs_go_with_their_module():
     module = torch.nn.Linear(1, 1)
     graph = graphs.Recording([], (), replay=lambda: None, settle=lambda: None)
-    decoding._recordings.setdefault(module, graphs.Recordings(imitate)).kept["key"] = graph
+    decoding._recordings.setdefault(module, graphs.Recordings(imitate)).kept["place", "key"] = graph
     watched = weakref.ref(graph)
     del module, graph
     gc.collect()

@@ -1,4 +1,4 @@
-"""Which calls are recorded and replayed as CUDA graphs, and that no value outlives its call.
+"""Which calls are recorded and replayed as CUDA graphs, at which lengths; that no value outlives its call.
 
 On the CPU graphs are imitated, see graph_imitation.py.
 """
@@ -9,7 +9,7 @@ from graph_imitation import count, imitate, imitated_graphs
 
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import graphs
+from rhhn_fairseq.kernels import graphs, lengths
 
 
 @pytest.fixture
@@ -20,10 +20,12 @@ def recordings(monkeypatch):
 
 
 CELLS = {
-    "ln_lstm": dict(zoneout=0.1),
+    "ln_lstm": dict(zoneout=0.1, h_detach=0.3),
     "ln_hyperlstm": dict(hyper_size=3, hyper_embed_size=2, recurrent_dropout=0.3),
-    "hyperrhn": dict(hyper_size=3, rhn_depth=2, recurrent_dropout=0.3),
+    "hyperrhn": dict(hyper_size=3, rhn_depth=2, recurrent_dropout=0.3, first_step="skip"),
+    "elman": {},
 }
+RECORDED = ("ln_lstm", "ln_hyperlstm", "hyperrhn")
 
 
 def _cell(name):
@@ -45,7 +47,7 @@ def _losses(cell, batches):
     return [part.detach() for part in outputs], [p.grad.clone() for p in cell.parameters()]
 
 
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", RECORDED)
 def test_calls_that_interleave_keep_their_values(name, recordings, monkeypatch):
     cell = _cell(name).train()
     mask = torch.tensor([[True, False], [True, True], [False, True]])
@@ -89,29 +91,122 @@ def test_layers_of_one_shape_share_recordings_and_other_shapes_do_not(recordings
         assert count(recordings) == 3
 
 
-def test_the_least_recently_used_recording_goes():
+def _numbers_recorded(size=1, **bounds):
+    """A function that runs a call of n values of ``size`` numbers, and the list of recordings that went."""
     settled = []
 
-    def record(call, values):
+    def record(call, values, beside):
         recording = imitate(call, values)
         recording.settle = lambda: settled.append(len(values))
         return recording
 
-    recordings = graphs.Recordings(record, limit=2)
+    recordings = graphs.Recordings(record, **bounds)
 
     def run(n):
-        values = [torch.full((1,), float(n))] * n
-        (total,) = recordings.run(n, lambda tensors: (sum(tensors),), values)
-        assert total == n * n
+        values = [torch.full((size,), float(n))] * n
+        (total,) = recordings.run("here", n, lambda tensors: (sum(tensors),), values)
+        assert total[0] == n * n
 
+    return run, settled, recordings
+
+
+def test_the_least_recently_used_recording_goes(monkeypatch):
+    monkeypatch.setattr(graphs, "KEYS", 50)
+    run, settled, recordings = _numbers_recorded(limit=2)
     for n in (1, 1, 2, 2, 1, 3):
         run(n)
     assert settled == []
     run(3)
     assert settled == [2]
-    for n in range(4, 300):
+    for n in range(4, 60):
         run(n)
-    assert len(recordings.kept) <= 200 and settled == [2, 1, 3]
+    assert len(recordings.kept) == graphs.KEYS and settled == [2, 1, 3]
+
+
+def test_recordings_take_a_share_of_the_memory():
+    # A recording of n values has n inputs and an output of 400 bytes each.
+    run, settled, recordings = _numbers_recorded(size=100, share=0.5, memory=lambda: 8000)
+    for n in (1, 1, 2, 2, 3, 3):
+        run(n)
+    assert settled == [] and sum(r.size for r in recordings.kept.values()) == 9 * 400
+    for n in (1, 4, 4):
+        run(n)
+    # 14 outputs and inputs are four too many.
+    assert settled == [2, 3]
+    # One that is larger than the share is kept as long as it is the newest.
+    for n in (12, 12, 12):
+        run(n)
+    assert settled == [2, 3, 1, 4] and count(recordings) == 1
+    recordings.change(graphs.LIMIT, 0.1)
+    assert settled[4:] == [12] and count(recordings) == 0
+
+
+def test_recordings_of_a_place_share_memory():
+    seen = []
+
+    def record(call, values, beside):
+        seen.append(beside)
+        return imitate(call, values)
+
+    recordings = graphs.Recordings(record)
+    for where, what in (("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3)):
+        for _ in range(3):
+            recordings.run(where, what, lambda tensors: tensors, [torch.ones(1)])
+    first = {where: recordings.kept[where, 1] for where in ("a", "b")}
+    assert [id(found) for found in seen] == [id(x) for x in (None, None, first["a"], first["b"], first["a"])]
+
+
+def test_lengths_that_others_are_filled_up_to():
+    found = [lengths.bucket(T) for T in range(1, 4097)]
+    assert found[:16] == list(range(1, 17)) and found[16:24] == [18, 18, 20, 20, 22, 22, 24, 24]
+    for T, length in enumerate(found, start=1):
+        assert T <= length < 1.125 * T and lengths.bucket(length) == length
+    assert len({length for length in found if 1024 < length <= 2048}) == lengths.PER_DOUBLING
+
+
+def test_the_first_lengths_stay_as_they_are():
+    cell = torch.nn.Linear(1, 1)
+    for _ in range(2):
+        assert [lengths.chosen(cell, T) for T in (35, 19, 35, 77, 50)] == [35, 19, 35, 77, 50]
+        assert [lengths.chosen(cell, T) for T in (19, 51, 49, 33)] == [19, 52, 52, 36]
+    # Another cell has its own.
+    assert lengths.chosen(torch.nn.Linear(1, 1), 51) == 51
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", RECORDED)
+def test_lengths_share_recordings(name, masked, recordings, monkeypatch):
+    monkeypatch.setattr(lengths, "EXACT", 0)
+    cell, T = _cell(name).train(), (17, 18, 19, 20, 18, 17, 20, 19)
+    batches = [(torch.randn(n, 2, 4, dtype=torch.float64), None) for n in T]
+    if masked:
+        batches = [(x, torch.rand(x.shape[:2]) < 0.7) for x, _ in batches]
+    found = _losses(cell, batches)
+    # With and without a mask of one's own, forward and backward, for two lengths; a HyperRHN is two networks.
+    assert count(recordings) == (1 if masked else 2) * 2 * 2 * (2 if name == "hyperrhn" else 1)
+    monkeypatch.setenv(graphs.VARIABLE, "0")
+    for one, other in zip(found, _losses(cell, batches), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
+
+
+def test_passes_that_are_not_recorded_are_not_filled_up(recordings, monkeypatch):
+    monkeypatch.setattr(lengths, "EXACT", 0)
+    x = torch.randn(17, 2, 4, dtype=torch.float64)
+
+    def read(name, backend):
+        read = []
+        cell = _cell(name)
+        project = cell.project
+        monkeypatch.setattr(cell, "project", lambda x: read.append(len(x)) or project(x))
+        monkeypatch.setenv("RHHN_KERNEL", backend)
+        y, _ = cell(x)
+        assert len(y) == 17
+        return read
+
+    assert read("ln_lstm", "aten") == [18]
+    assert read("ln_lstm", "reference") == read("elman", "reference") == [17]
+    monkeypatch.setenv(graphs.VARIABLE, "0")
+    assert read("ln_lstm", "aten") == [17]
 
 
 def test_arguments_fall_into_values_and_key():
@@ -156,15 +251,19 @@ def test_a_capture_that_fails_leaves_the_stream(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", RECORDED)
 def test_graphs_on_a_gpu_equal_the_loop(name, monkeypatch):
+    """For some lengths, whose recordings take their memory from one pool."""
     monkeypatch.setenv(graphs.VARIABLE, "1")
+    monkeypatch.setattr(lengths, "EXACT", 1)
     recordings = graphs.Recordings(graphs.record)
     monkeypatch.setattr(graphs, "_recordings", recordings)
     cell = _cell(name).cuda().train()
-    batches = [(torch.randn(3, 2, 4, dtype=torch.float64, device="cuda"), None) for _ in range(4)]
+    T = (3, 20, 3, 17, 19, 3, 20, 18, 17)
+    batches = [(torch.randn(n, 2, 4, dtype=torch.float64, device="cuda"), None) for n in T]
     found = _losses(cell, batches)
-    assert count(recordings) >= 2
+    assert count(recordings) >= 6
+    assert len({recording.pool for recording in recordings.kept.values() if recording is not None}) == 1
     monkeypatch.setenv(graphs.VARIABLE, "0")
     for one, other in zip(found, _losses(cell, batches), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)

@@ -26,7 +26,7 @@ IN_GRAPHS = "+graphs"
 """Ends the name of a backend whose loops run as CUDA graphs."""
 
 RECORDINGS = 1000
-"""Graphs that are kept: those of all contenders, which take turns."""
+"""Graphs that are kept, whatever memory they take: those of all contenders, which take turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def measuring(config: BenchConfig) -> Iterator[None]:
     # cuDNN's LSTM rounds float32 to TF32 where torch's own matrix products, which the cells use, do not.
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
     try:
-        with torch.random.fork_rng(devices=[]), _enough_memory(), graphs.keeping(RECORDINGS):
+        with torch.random.fork_rng(devices=[]), _enough_memory(), graphs.keeping(RECORDINGS, share=1.0):
             torch.manual_seed(0)
             yield
     finally:

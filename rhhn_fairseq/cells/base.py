@@ -229,16 +229,19 @@ class Cell(nn.Module):
         noise: Noise | None,
     ) -> tuple[Tensor, State]:
         """``forward`` when its arguments have been looked at: projection and the loop, on some backend."""
-        from rhhn_fairseq.kernels import scan, whole
+        from rhhn_fairseq.kernels import filled_up, scan, whole
 
         done = whole(self, x_TBC, state, mask_TB, noise)
         if done is not None:
             return done
+        T = len(x_TBC)
+        x_TBC, first_TB1, mask_TB, noise = filled_up(self, x_TBC, first_TB1, mask_TB, noise)
         g = self.project(x_TBC)
         if first_TB1 is not None:
             g = self.begin(g, first_TB1)
         g, state = self.prepare(g, state, mask_TB, noise)
-        return scan(self, g, state, mask_TB, noise)
+        y_TBH, state = scan(self, g, state, mask_TB, noise)
+        return y_TBH if len(x_TBC) == T else y_TBH[:T], state
 
     def recurrent_input(self, h_BH: Tensor, noise_t: Noise | None) -> Tensor:
         """The state as a matrix sees it: detached by the step's coin (h-detach), dropped out (Gal)."""

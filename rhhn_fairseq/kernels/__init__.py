@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rhhn_fairseq.cells.base import Cell, Noise, State
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import pointwise, reference
+from rhhn_fairseq.kernels import graphs, lengths, pointwise, reference
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,19 @@ def _is_small(g: Tensor) -> bool:
     """Whether a pass is a step of decoding for few rows on the CPU; g is [T, B, ·]."""
     T, B = g.shape[:2]
     return T == 1 and B <= STEP_ROWS and g.device.type == "cpu" and not torch.is_grad_enabled()
+
+
+def filled_up(
+    cell: Cell, x_TBC: Tensor, first_TB1: Tensor | None, mask_TB: Tensor | None, noise: Noise | None
+) -> tuple[Tensor, Tensor | None, Tensor | None, Noise | None]:
+    """The input of a pass, or the same with masked steps at its end that give it a length others have too.
+
+    That is for passes that are recorded as CUDA graphs; see ``lengths``.
+    """
+    recorded = fused(cell) is not None and os.environ.get("RHHN_KERNEL") != "reference"
+    if not recorded or not graphs.possible([x_TBC]):
+        return x_TBC, first_TB1, mask_TB, noise
+    return lengths.filled_up(lengths.chosen(cell, len(x_TBC)), x_TBC, first_TB1, mask_TB, noise)
 
 
 def scan(

@@ -1,11 +1,15 @@
 """Whole loops of a sequence program as CUDA graphs: thousands of small launches become one.
 
 Off unless RHHN_CUDA_GRAPHS=1, because no GPU has run it yet. An operation's body is recorded the second time
-it is called with the same shapes, types and numbers on the same stream, and replayed from then on. A
-recording owns its inputs and outputs: arguments are copied in, results copied out, so that what autograd
-keeps, or accumulates, is never written again, whatever calls lie between a forward and its backward. Layers
-of the same shape share a recording. That costs one more pass over memory a call, and for each recording the
-memory of a call; the least recently used one goes when there are more than ``LIMIT``.
+it is called with the same shapes, types and numbers on the same stream, and replayed from then on; where
+lengths vary, ``lengths`` makes many of them one. A recording owns its inputs and outputs: arguments are
+copied in, results copied out, so that what autograd keeps, or accumulates, is never written again, whatever
+calls lie between a forward and its backward. Layers of the same shape share a recording.
+
+That costs one more pass over memory a call, and for each recording the memory of its inputs and outputs.
+What is only written and read inside shares its place with all other recordings of the stream: between two
+replays nothing has to last. The least recently used recordings go when there are more than ``LIMIT``, or when
+their inputs and outputs take more than ``SHARE`` of the device's memory.
 """
 
 import contextlib
@@ -23,8 +27,14 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.kernels.precision import matmul_precision
 
 VARIABLE = "RHHN_CUDA_GRAPHS"
-LIMIT = 16
-"""Recordings kept: forward and backward for a few batch shapes."""
+LIMIT = 256
+"""Recordings kept: forward and backward of a few kinds of layers for some thirty lengths."""
+
+KEYS = 2000
+"""Calls remembered, recorded or not."""
+
+SHARE = 0.25
+"""The part of a device's memory that inputs and outputs of recordings may take."""
 
 
 @dataclass
@@ -36,6 +46,13 @@ class Recording:
     replay: Callable[[], None]
     settle: Callable[[], None]
     """Returns when no replay is under way any more, so that the memory may go."""
+    pool: object = None
+    """Where the memory of all else that it writes comes from."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of what it alone owns."""
+        return sum(tensor.nbytes for tensor in (*self.inputs, *self.outputs))
 
     def __call__(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         for own, value in zip(self.inputs, values, strict=True):
@@ -44,70 +61,113 @@ class Recording:
         return tuple(output.clone() for output in self.outputs)
 
 
+def memory_of_device() -> float:
+    """Bytes that the current device has; without a GPU, where graphs are only imitated, no bounds."""
+    if not torch.cuda.is_available():
+        return float("inf")
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+
+
 class Recordings:
-    """The recordings by what may not differ between calls.
+    """The recordings by where they run and what else may not differ between calls.
 
     Args:
-        record: makes one from a function of a list of tensors and the first values of these.
-        limit: how many are kept.
+        record: makes one from a function of a list of tensors, the first values of these, and another one
+            that runs at the same place or None.
+        limit: how many are kept. share: of the device's memory, which all together may take.
+        memory: gives the bytes of that.
     """
 
-    def __init__(self, record: Callable[[Callable, list[Tensor]], Recording], limit: int = LIMIT):
-        self.record, self.limit = record, limit
-        self.kept: OrderedDict[Hashable, Recording | None] = OrderedDict()
+    def __init__(
+        self,
+        record: Callable[[Callable, list[Tensor], Recording | None], Recording],
+        limit: int = LIMIT,
+        share: float = SHARE,
+        memory: Callable[[], float] = memory_of_device,
+    ):
+        self.record, self.limit, self.share, self.memory = record, limit, share, memory
+        self.kept: OrderedDict[tuple[Hashable, Hashable], Recording | None] = OrderedDict()
         # Backward passes run in threads of autograd's, one for each device.
         self.lock = threading.Lock()
 
-    def run(self, key: Hashable, call: Callable, values: list[Tensor]) -> tuple[Tensor, ...]:
+    def run(
+        self, where: Hashable, what: Hashable, call: Callable, values: list[Tensor]
+    ) -> tuple[Tensor, ...]:
         """``call(values)``, by a recording from the second time on.
 
         Once is not enough: the batches of an epoch may all differ in length, and recording costs many calls.
+
+        Args:
+            where: see ``place``. what: all else that ``call`` depends on beside the values.
         """
+        key = where, what
         with self.lock:
             known = key in self.kept
             recording = self.kept.get(key)
             if known and recording is None:
-                recording = self.record(call, values)
-            self.kept[key] = recording
+                recording = self.record(call, values, self._beside(where))
+                self.kept[key] = recording
+                self._forget(key)
+            elif not known:
+                self.kept[key] = None
+                self._forget(key)
             self.kept.move_to_end(key)
-            self._forget()
             # Under the lock, because values that two threads copy in would mix.
             if recording is not None:
                 return recording(values)
         return call(values)
 
-    def shorten(self, limit: int) -> None:
-        """Lets recordings go until there are no more than ``limit``, also from now on."""
+    def change(self, limit: int, share: float) -> None:
+        """Keeps another number and share of the memory from now on; what is too much goes."""
         with self.lock:
-            self.limit = limit
-            self._forget()
+            self.limit, self.share = limit, share
+            self._forget(None)
 
-    def _forget(self) -> None:
-        """Lets the least recently used recordings go; keys without one cost nothing and stay longer."""
-        held = [key for key, recording in self.kept.items() if recording is not None]
-        for key in held[: len(held) - self.limit]:
-            self.kept.pop(key).settle()
-        while len(self.kept) > 100 * self.limit:
+    def _beside(self, where: Hashable) -> Recording | None:
+        """A recording that runs there."""
+        return next(
+            (found for key, found in self.kept.items() if found is not None and key[0] == where), None
+        )
+
+    def _forget(self, but: Hashable) -> None:
+        """Lets the least recently used recordings go that are too many or too large, except that of a key.
+
+        Keys without one cost nothing and stay longer.
+        """
+        held = {key: recording for key, recording in self.kept.items() if recording is not None}
+        count, size = len(held), sum(recording.size for recording in held.values())
+        for key, recording in held.items():
+            if count <= self.limit and size <= self.share * self.memory():
+                break
+            if key != but:
+                self.kept.pop(key).settle()
+                count, size = count - 1, size - recording.size
+        while len(self.kept) > max(KEYS, self.limit):
             _, recording = self.kept.popitem(last=False)
             if recording is not None:
                 recording.settle()
 
 
-def record(call: Callable, values: list[Tensor]) -> Recording:
-    """Captures ``call`` on the current device in a CUDA graph."""
+def record(call: Callable, values: list[Tensor], beside: Recording | None = None) -> Recording:
+    """Captures ``call`` on the current device in a CUDA graph.
+
+    Args:
+        beside: a recording that never runs at the same time, whose memory may be written as well.
+    """
     inputs = [value.clone() for value in values]
     current, side = torch.cuda.current_stream(), _capture_stream(torch.cuda.current_device())
     graph = torch.cuda.CUDAGraph()
+    pool = None if beside is None else beside.pool
     side.wait_stream(current)
     # It brings the current stream back also where a capture fails.
     with torch.cuda.stream(side):
         # Compiling kernels and taking work space cannot be captured, and happen in a first run.
         call(inputs)
         # Other threads (NCCL's watchdog, a loader that pins memory) may use CUDA meanwhile.
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
             outputs = call(inputs)
     current.wait_stream(side)
-    return Recording(inputs, tuple(outputs), graph.replay, current.synchronize)
+    return Recording(inputs, tuple(outputs), graph.replay, current.synchronize, graph.pool())
 
 
 @functools.cache
@@ -121,13 +181,14 @@ _inner = threading.local()
 
 
 @contextlib.contextmanager
-def keeping(limit: int) -> Iterator[None]:
-    """Keeps up to ``limit`` recordings of loops meanwhile, where many shapes come back in turn."""
-    before, _recordings.limit = _recordings.limit, limit
+def keeping(limit: int, share: float) -> Iterator[None]:
+    """Keeps other numbers of recordings of loops meanwhile, where many shapes come back in turn."""
+    before = _recordings.limit, _recordings.share
+    _recordings.change(limit, share)
     try:
         yield
     finally:
-        _recordings.shorten(before)
+        _recordings.change(*before)
 
 
 def wanted() -> bool:
@@ -188,12 +249,12 @@ def replayed(
         key: all that the call depends on beside the values; their shapes, the device, the stream and the
             modes of torch are added to it.
     """
-    modes = (place(values), matmul_precision("cuda"), torch.is_inference_mode_enabled())
+    modes = (matmul_precision("cuda"), torch.is_inference_mode_enabled())
     # What runs inside is a part of this graph and has none of its own.
     _inner.busy = True
     try:
         with torch.cuda.device_of(values[0]):
-            return recordings.run((key, modes, key_of(values)), call, values)
+            return recordings.run(place(values), (key, modes, key_of(values)), call, values)
     finally:
         _inner.busy = False
 
