@@ -180,9 +180,9 @@ def test_repeats_bit_by_bit_on_any_number_of_threads(name):
 
 def test_runs_where_it_is_faster(ran, monkeypatch):
     """Where a core has the matrices near, or they meet many of its rows, and torch may not round."""
-    whose = "torch"
+    whose, threads = "torch", 2
     monkeypatch.setattr(pointwise, "way", lambda *_: whose)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
 
     def runs(T=8, B=40, H=16, dtype=torch.float32, name="lstm", **options):
         ran.clear()
@@ -202,6 +202,11 @@ def test_runs_where_it_is_faster(ran, monkeypatch):
     assert not runs(H=991, B=7) and not runs(H=992, B=64) and not runs(H=992, B=63, **highway)
     assert runs(H=992, B=64, **highway) and runs(H=992, B=64, **scaled)
     assert runs(B=1) and runs(B=1, T=4)
+    assert runs(H=362, B=1) and runs(H=724, B=7, **highway) and runs(H=723, B=1, **scaled)
+    assert not runs(H=363, B=7) and not runs(H=725, B=1, **highway)
+    threads = 4
+    assert runs(H=362, B=2) and not runs(H=362, B=1) and runs(B=1)
+    threads = 2
     precision = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")

@@ -51,6 +51,12 @@ FAR = 15 << 18
 ROWS_NEAR_FAR = 4
 """Sequences a core has to have for matrices in that cache: they are read for so many at a time."""
 
+FAR_FEW = 2 << 18
+"""The same for fewer sequences, half of the threads or more; those of an LSTM or HyperLSTM."""
+
+FAR_FEW_HIGHWAY = 8 << 18
+"""Those of a highway, whose layers leave its threads little to do between two waits for each other."""
+
 ROWS_HIGHWAY = 32
 """Sequences of a core from which layers of a highway may come from memory; an LSTM gains nothing by that."""
 
@@ -66,13 +72,15 @@ def _in_one_call(name: str, buffers: Gated | Highway, weights: Sequence[torch.Te
     if name != "native" or not native.has_sequences(buffers):
         return False
     highway = isinstance(buffers, Highway)
-    T, B, _ = buffers.s.shape[1:] if highway else buffers.c.shape
+    (T, B, _), threads = buffers.s.shape[1:] if highway else buffers.c.shape, torch.get_num_threads()
     if T < STEPS or (B > FEW and matmul_precision("cpu") == "medium"):
         return False
-    size, rows = sum(weight.numel() for weight in weights), B // torch.get_num_threads()
+    size, rows = sum(weight.numel() for weight in weights), B // threads
     if size <= NEAR or way(name, buffers.u) != "native":
         return size <= NEAR
-    return (size <= FAR and rows >= ROWS_NEAR_FAR) or (highway and rows >= ROWS_HIGHWAY)
+    if rows < ROWS_NEAR_FAR:
+        return 2 * B >= threads and size <= (FAR_FEW_HIGHWAY if highway else FAR_FEW)
+    return size <= FAR or (highway and rows >= ROWS_HIGHWAY)
 
 
 def lstm_sequence(
