@@ -56,6 +56,7 @@ ADAPTATIONS = (
     alignments.replace_unknown_by_alignment,
     user_dir.accept_same_directory,
     one_line.end_hydra_in_one_line,
+    one_line.end_fp16_on_cpu_in_one_line,
     one_line.end_divergence_in_one_line,
     logs.restore_root_logger,
     logs.repair_inf_score_record,

@@ -102,8 +102,12 @@ def test_single_steps_of_few_rows_run_as_the_loop(T, B, graph, forced, loop, mon
     assert bool(runs) == loop
 
 
-def test_float16_runs_as_the_loop():
-    assert backends(make_cell("lstm"), dtype=torch.float16) == ("reference",)
+def test_types_that_have_programs(monkeypatch):
+    cell = make_cell("lstm")
+    assert backends(cell, dtype=torch.bfloat16) == ("native", "aten", "reference")
+    # CPUs multiply bfloat16; half precision of this kind is a GPU's.
+    assert backends(cell, dtype=torch.float16) == ("aten", "reference")
+    assert backends(cell, dtype=torch.int8) == ("reference",)
 
 
 def test_cells_without_a_program_say_what_they_run_on(monkeypatch):

@@ -270,6 +270,14 @@ def test_hydra_job(monkeypatch, capsys):
     assert completed.return_value == 1.5
 
 
+def test_fp16_on_a_cpu_ends_in_one_line(tiny_corpus, tmp_path):
+    """end_fp16_on_cpu_in_one_line, also with options that fairseq would run for a while."""
+    result = fairseq_train(lstm(tiny_corpus, tmp_path, "--fp16", "--fp16-no-flatten-grads"), check=False)
+    assert result.returncode == 1
+    expected = "error: --fp16 trains on a GPU only; on a CPU use --bf16, or neither for float32\n"
+    assert result.stderr == expected
+
+
 def test_divergence_ends_in_one_line(tiny_corpus, tmp_path):
     """end_divergence_in_one_line, and silence_known_warnings: nothing else is on stderr."""
     arguments = lstm(tiny_corpus, tmp_path, "--max-update", 50, "--clip-norm", 0)

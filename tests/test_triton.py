@@ -103,6 +103,8 @@ def _launches(name, dtype, monkeypatch):
         pytest.param("ln_hyperlstm", torch.float64, 90, id="ln_hyperlstm_float64", marks=pytest.mark.slow),
         pytest.param("hyperrhn", torch.bfloat16, 90, id="hyperrhn_bfloat16", marks=pytest.mark.slow),
         pytest.param("hyperrhn", torch.float64, 80, id="hyperrhn_float64", marks=pytest.mark.slow),
+        pytest.param("ln_hyperlstm", torch.float16, 90, id="ln_hyperlstm_float16", marks=pytest.mark.slow),
+        pytest.param("hyperrhn", torch.float16, 80, id="hyperrhn_float16", marks=pytest.mark.slow),
     ],
 )
 def test_kernels_compile_to_machine_code(name, dtype, capability, tmp_path, monkeypatch):
@@ -153,7 +155,7 @@ def test_on_the_cpu_it_is_offered_to_the_interpreter_only(monkeypatch):
 @installed
 def test_on_a_gpu_it_comes_after_aten():
     cell = build_cell("lstm", 4, 5)
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         assert backends(cell, "cuda", dtype) == ("aten", "triton", "reference")
 
 

@@ -202,15 +202,16 @@ def test_which_networks_do_not(multiplied, monkeypatch):
 
 @families
 @pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noisy"])
-def test_bfloat16_errs_less_than_the_loop(name, noisy, monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_errs_less_than_the_loop(name, noisy, dtype, monkeypatch):
     T, B, H = 6, 4, 32
     # Normalising three units, as the other tests' hypernetworks would, multiplies every rounding.
     options = ({"hyper_size": 32} if "hyper" in name else {}) | (FAMILIES[name][1] if noisy else {})
-    half = make(name, 16, H, torch.bfloat16, **options)
-    # Parameters that bfloat16 holds exactly, so that rounding them is no error.
+    half = make(name, 16, H, dtype, **options)
+    # Parameters that the type holds exactly, so that rounding them is no error.
     oracle = make(name, 16, H, **options)
     oracle.load_state_dict({key: value.double() for key, value in half.state_dict().items()})
-    x = torch.randn(T, B, 16, device=DEVICE).bfloat16()
+    x = torch.randn(T, B, 16, device=DEVICE).to(dtype)
     noise = half.sample_noise(T, B, DEVICE) if noisy else None
     exact = results(oracle, x.double(), "reference", monkeypatch, noise=doubled(noise))
     errors = {}

@@ -87,6 +87,26 @@ def end_hydra_in_one_line() -> bool:
     return True
 
 
+def end_fp16_on_cpu_in_one_line() -> bool:
+    """Training with --fp16 on a CPU ends in a traceback about CUDA: at once, or when a gradient overflows.
+
+    fairseq's loss scaling asks for the current GPU in both places.
+    """
+    from fairseq.optim import FP16Optimizer
+
+    build = FP16Optimizer.build_optimizer.__func__
+
+    @functools.wraps(build)
+    def build_on_gpu(cls, cfg, params, **kwargs):
+        params = list(params)
+        if getattr(cfg.common, "fp16", False) and not any(parameter.is_cuda for parameter in params):
+            raise UsageError("--fp16 trains on a GPU only; on a CPU use --bf16, or neither for float32")
+        return build(cls, cfg, params, **kwargs)
+
+    FP16Optimizer.build_optimizer = classmethod(build_on_gpu)
+    return True
+
+
 def end_divergence_in_one_line() -> bool:
     """A diverging run prints its whole model: fairseq dumps the norm and gradient of every parameter.
 

@@ -20,7 +20,7 @@ from torch import nn
 from rhhn_fairseq.cells.base import Cell, CellConfig, glorot_, noise_at, option, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.layers.product import affine
+from rhhn_fairseq.layers.product import affine, lerp
 from rhhn_fairseq.layers.regularisation import draw_mask, dropout, zoneout
 
 
@@ -91,6 +91,6 @@ class GRU(Cell):
         r, z = torch.sigmoid(x_rz + h_rz).chunk(2, dim=-1)
         n = torch.tanh(x_n + r * (h_n + self.bias_n))
         n = dropout(n, config.recurrent_dropout, noise_at(noise_t, "update"))
-        new = torch.lerp(n, h, z)
+        new = lerp(n, h, z)
         new = zoneout(h, new, config.zoneout, noise_at(noise_t, "zoneout"))
         return new, (new,)

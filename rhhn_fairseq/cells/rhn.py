@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from rhhn_fairseq.cells.base import Cell, CellConfig, noise_at, option, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.layers.product import affine
+from rhhn_fairseq.layers.product import affine, lerp
 from rhhn_fairseq.layers.regularisation import detach_by_coin, draw_mask, dropout, zoneout
 
 
@@ -48,7 +48,7 @@ def highway(a_BG: Tensor, s_BH: Tensor, rate: float, keep_mask: Tensor | None) -
     h, t = a_BG.chunk(2, dim=-1)
     h, t = torch.tanh(h), torch.sigmoid(t)
     if keep_mask is None or rate == 0.0:
-        return torch.lerp(s_BH, h, t)
+        return lerp(s_BH, h, t)
     return (1.0 - t) * s_BH + dropout(t, rate, keep_mask) * h
 
 

@@ -3,7 +3,7 @@
 A sequence program (``gated``, ``highway``) allocates these for a whole sequence, runs the matrix products
 itself and calls a point-wise implementation (``aten``, ``native``, ``triton``) once or twice a step.
 
-Operands have the type of the activations (float32, float64, bfloat16). States, gradients of states,
+Operands have the type of the activations (float32, float64, bfloat16, float16). States, gradients of states,
 parameters of normalisation and sums have the state type: float64 for float64 operands, else float32.
 
 Shapes: T time, B batch, H hidden, G gates times H, L layers of a time step.

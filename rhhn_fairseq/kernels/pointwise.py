@@ -18,10 +18,10 @@ ACCELERATED = {"triton": triton}
 
 def available(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
     """Names of the implementations for operands of a type on a device, the preferred first."""
-    if dtype not in native.DTYPES:
+    if dtype not in (*native.DTYPES, torch.float16):
         return ()
     names = ("aten",)
-    if device.type == "cpu" and native.library() is not None:
+    if device.type == "cpu" and dtype in native.DTYPES and native.library() is not None:
         names = ("native", *names)
     # Last, because no GPU has run it yet: it is there for those who ask for it.
     return names if triton.obstacle(device) else (*names, "triton")

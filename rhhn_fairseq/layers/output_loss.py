@@ -12,49 +12,73 @@ from torch import Tensor
 
 from rhhn_fairseq.kernels.matmul import mm
 
+FLOAT16_SCALE = 8.0
+"""What gradients of logits in float16 are multiplied by meanwhile.
+
+Probabilities below 6e-5 lose digits there, and a loss scaler comes too late for them; but a sum over a chunk
+must not leave the type's range either.
+"""
+
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk):
-        V = len(weight_VH)
-        each, picked = smoothing / (V - 1), 1.0 - smoothing - smoothing / (V - 1)
-        wide = torch.promote_types(y_PH.dtype, torch.float32)
-        sums = y_PH.new_zeros(3, dtype=wide)
+    def forward(ctx, y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, dtype):
+        ctx.types = [part.dtype for part in (y_PH, weight_VH, bias_V)]
         learns = any(ctx.needs_input_grad[:3])
-        if learns:
-            dy = torch.empty_like(y_PH)
-            dweight = torch.zeros_like(weight_VH, dtype=wide)
-            dbias = torch.zeros_like(bias_V, dtype=wide)
-        parts = (part.split(chunk) for part in (y_PH, target_P, real_P, dy if learns else y_PH))
-        for y, target, real, dy_chunk in zip(*parts, strict=True):
-            logits = mm(y, weight_VH.t(), add=bias_V).to(wide)
-            total = logits.logsumexp(dim=-1)
-            of_target = logits.gather(1, target.unsqueeze(1)).squeeze(1)
-            nll = (total - of_target) * real
-            smooth = (V * total - logits.sum(dim=-1)) * real
-            correct = ((logits.argmax(dim=-1) == target) * real).sum()
-            sums += torch.stack([picked * nll.sum() + each * smooth.sum(), nll.sum(), correct])
-            if not learns:
-                continue
-            # The shares of the two losses add up so that softmax has the factor 1.
-            gradient = logits.sub_(total.unsqueeze(1)).exp_().sub_(each)
-            gradient.scatter_add_(1, target.unsqueeze(1), torch.full_like(nll, -picked).unsqueeze(1))
-            gradient = gradient.mul_(real.unsqueeze(1))
-            dbias += gradient.sum(dim=0)
-            gradient = gradient.to(y.dtype)
-            mm(gradient, weight_VH, dy_chunk)
-            if dweight.dtype == y.dtype:
-                mm(gradient.t(), y, dweight, dweight)
-            else:
-                dweight += gradient.t() @ y
-        if learns:
-            ctx.save_for_backward(dy, dweight.to(weight_VH.dtype), dbias.to(bias_V.dtype))
+        operands = (part.to(dtype) for part in (y_PH, weight_VH, bias_V))
+        # They have the type that autocast asks for already.
+        with torch.autocast(y_PH.device.type, enabled=False):
+            sums, gradients = _chunks(*operands, target_P, real_P, smoothing, chunk, learns)
+        ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(sums)
         return sums[0].clone(), sums
 
     @staticmethod
     def backward(ctx, factor, _):
-        return *(part * factor.to(part.dtype) for part in ctx.saved_tensors), None, None, None, None
+        # A loss scaler's factor may lift what the type would lose.
+        parts = zip(ctx.saved_tensors, ctx.types, strict=True)
+        return *((part * factor).to(dtype) for part, dtype in parts), *(None,) * 5
+
+
+def _chunks(y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, learns):
+    """The three sums of ``linear_cross_entropy``, and a list of the gradients of y, weight and bias.
+
+    All in float32 at least; the list is empty where nothing ``learns``.
+    """
+    V = len(weight_VH)
+    each, picked = smoothing / (V - 1), 1.0 - smoothing - smoothing / (V - 1)
+    wide = torch.promote_types(y_PH.dtype, torch.float32)
+    scale = FLOAT16_SCALE if y_PH.dtype == torch.float16 else 1.0
+    sums = y_PH.new_zeros(3, dtype=wide)
+    operands = (y_PH, weight_VH, bias_V) if learns else ()
+    gradients = [torch.zeros_like(part, dtype=wide) for part in operands]
+    dy, dweight, dbias = gradients or (None,) * 3
+    parts = (part.split(chunk) for part in (y_PH, target_P, real_P, dy if learns else y_PH))
+    for y, target, real, dy_chunk in zip(*parts, strict=True):
+        logits = mm(y, weight_VH.t(), add=bias_V).to(wide)
+        total = logits.logsumexp(dim=-1)
+        of_target = logits.gather(1, target.unsqueeze(1)).squeeze(1)
+        nll = (total - of_target) * real
+        smooth = (V * total - logits.sum(dim=-1)) * real
+        correct = ((logits.argmax(dim=-1) == target) * real).sum()
+        sums += torch.stack([picked * nll.sum() + each * smooth.sum(), nll.sum(), correct])
+        if not learns:
+            continue
+        # The shares of the two losses add up so that softmax has the factor 1.
+        gradient = logits.sub_(total.unsqueeze(1)).exp_().sub_(each)
+        gradient.scatter_add_(1, target.unsqueeze(1), torch.full_like(nll, -picked).unsqueeze(1))
+        gradient = gradient.mul_((real * scale).unsqueeze(1))
+        dbias += gradient.sum(dim=0)
+        if wide == y.dtype:
+            mm(gradient, weight_VH, dy_chunk)
+            mm(gradient.t(), y, dweight, dweight)
+        else:
+            gradient = gradient.to(y.dtype)
+            dy_chunk.copy_(gradient @ weight_VH)
+            dweight += gradient.t() @ y
+    if not learns:
+        return sums, []
+    return sums, [part if scale == 1.0 else part.div_(scale) for part in gradients]
 
 
 def linear_cross_entropy(
@@ -77,6 +101,9 @@ def linear_cross_entropy(
     Returns:
         the smoothed loss, which has gradients; the plain one; how many targets have the highest probability.
     """
-    real = real_P.to(torch.promote_types(y_PH.dtype, torch.float32))
-    loss, sums = _LinearCrossEntropy.apply(y_PH, weight_VH, bias_V, target_P, real, smoothing, chunk)
+    device, dtype = y_PH.device.type, y_PH.dtype
+    if torch.is_autocast_enabled(device) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+    real = real_P.to(torch.promote_types(dtype, torch.float32))
+    loss, sums = _LinearCrossEntropy.apply(y_PH, weight_VH, bias_V, target_P, real, smoothing, chunk, dtype)
     return loss, sums[1], sums[2]

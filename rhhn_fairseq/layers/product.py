@@ -1,4 +1,4 @@
-"""The matrix product that cells and layers use."""
+"""The matrix product and the interpolation that cells and layers use."""
 
 import torch
 from torch import Tensor
@@ -25,3 +25,9 @@ def affine(x: Tensor, weight_KN: Tensor, add: Tensor | None = None) -> Tensor:
     if add is None:
         return x @ weight_KN
     return torch.addmm(add, rows, weight_KN).view(*x.shape[:-1], -1)
+
+
+def lerp(start: Tensor, end: Tensor, weight: Tensor) -> Tensor:
+    """``start + weight (end - start)`` in the widest of their types, which autocast leaves different."""
+    dtype = torch.promote_types(torch.promote_types(start.dtype, end.dtype), weight.dtype)
+    return torch.lerp(start.to(dtype), end.to(dtype), weight.to(dtype))

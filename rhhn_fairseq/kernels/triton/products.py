@@ -17,7 +17,7 @@ SHARED = 160 << 10
 
 def multiplies(units: int, dtype: torch.dtype) -> bool:
     """Whether there are such kernels for a network of some units with operands of a type."""
-    return units <= WIDEST and dtype in (torch.float32, torch.bfloat16)
+    return units <= WIDEST and dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
 def arguments(units: int, matrices: int, dtype: torch.dtype, device: torch.device) -> dict[str, int | str]:
