@@ -163,6 +163,15 @@ def test_not_in_training_and_not_for_gradients(imitated):
     assert model.decoder not in decoding._recordings
 
 
+def test_not_under_autocast(imitated):
+    """Which keeps copies of the weights for as long as it lasts; a graph would go on reading them."""
+    model, dictionary = _model()
+    sample = _sentences([4, 6], dictionary)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _hypotheses([model.float()], dictionary, sample)
+    assert model.decoder not in decoding._recordings
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_on_a_gpu(variant, monkeypatch):

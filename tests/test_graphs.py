@@ -167,26 +167,49 @@ def test_lengths_that_others_are_filled_up_to():
 def test_the_first_lengths_stay_as_they_are():
     cell = torch.nn.Linear(1, 1)
     for _ in range(2):
-        assert [lengths.chosen(cell, T) for T in (35, 19, 35, 77, 50)] == [35, 19, 35, 77, 50]
-        assert [lengths.chosen(cell, T) for T in (19, 51, 49, 33)] == [19, 52, 52, 36]
+        assert all(lengths.stays(cell, T) for T in (35, 19, 35, 77, 50, 19))
+        assert not any(lengths.stays(cell, T) for T in (51, 49, 52, 33))
+        assert lengths.stays(cell, 1)
     # Another cell has its own.
-    assert lengths.chosen(torch.nn.Linear(1, 1), 51) == 51
+    assert lengths.stays(torch.nn.Linear(1, 1), 51)
 
 
-@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", RECORDED)
-def test_lengths_share_recordings(name, masked, recordings, monkeypatch):
+def test_lengths_share_recordings(name, recordings, monkeypatch):
     monkeypatch.setattr(lengths, "EXACT", 0)
     cell, T = _cell(name).train(), (17, 18, 19, 20, 18, 17, 20, 19)
     batches = [(torch.randn(n, 2, 4, dtype=torch.float64), None) for n in T]
-    if masked:
-        batches = [(x, torch.rand(x.shape[:2]) < 0.7) for x, _ in batches]
+    batches += [(x, torch.rand(x.shape[:2]) < 0.7) for x, _ in batches]
     found = _losses(cell, batches)
-    # With and without a mask of one's own, forward and backward, for two lengths; a HyperRHN is two networks.
-    assert count(recordings) == (1 if masked else 2) * 2 * 2 * (2 if name == "hyperrhn" else 1)
+    # Forward and backward, for two lengths, with a mask or without; a HyperRHN is two networks.
+    assert count(recordings) == (8 if name == "hyperrhn" else 4)
     monkeypatch.setenv(graphs.VARIABLE, "0")
     for one, other in zip(found, _losses(cell, batches), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_autocast_ends_where_the_recording_begins(name, recordings, monkeypatch):
+    """What an operation does in float32 is not cast, and lengths are shared as elsewhere."""
+    monkeypatch.setattr(lengths, "EXACT", 0)
+    seen = []
+    run = recordings.run
+
+    def watched(where, what, call, values):
+        def watching(tensors):
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return call(tensors)
+
+        return run(where, what, watching, values)
+
+    monkeypatch.setattr(recordings, "run", watched)
+    cell = _cell(name).float().train()
+    for T in (17, 18):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y, _ = cell(torch.randn(T, 2, 4))
+        assert y.shape == (T, 2, 5) and y.dtype == torch.bfloat16
+        y.float().sum().backward()
+    assert count(recordings) > 0 and seen and not any(seen)
 
 
 def test_passes_that_are_not_recorded_are_not_filled_up(recordings, monkeypatch):

@@ -287,13 +287,17 @@ def test_gradients_accumulate_and_the_graph_can_be_kept(name, implementation, mo
 
 @fused_cells
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_keeps_to_the_type_of_the_projection(name, dtype, monkeypatch):
+@pytest.mark.parametrize("options", ["plain", "noisy", "skip"])
+def test_autocast_keeps_to_the_type_of_the_projection(name, dtype, options, monkeypatch):
+    if options == "skip" and "rhn" not in name:
+        pytest.skip("an option of highway networks")
     monkeypatch.setattr(reference, "scan", None)
-    cell = make_cell(name, (), 16, 32, torch.float32)
-    x = torch.randn(5, 3, 16)
-    exact, _ = cell(x)
+    chosen = {"plain": {}, "noisy": noise_options(name), "skip": dict(first_step="skip")}[options]
+    cell = make_cell(name, chosen, 16, 32, torch.float32)
+    x, noise = torch.randn(5, 3, 16), cell.sample_noise(5, 3)
+    exact, _ = cell(x, noise=noise)
     with torch.autocast("cpu", dtype=dtype):
-        y, _ = cell(x)
+        y, _ = cell(x, noise=noise)
     assert y.dtype == dtype
     y.float().sum().backward()
     assert all(parameter.grad.dtype == torch.float32 for parameter in cell.parameters())

@@ -132,7 +132,7 @@ class RHN(Cell):
 
     def begin(self, g, first_TB1):
         # The state is zero here, so leaving out the recurrent map leaves out its bias only.
-        return (g[0] - first_TB1 * self.bias_s[0],)
+        return (g[0] - first_TB1 * self.bias_s[0].to(g[0].dtype),)
 
     def layers(self, g_t, s_BH, noise_t) -> list[Tensor]:
         """The states after each layer of one time step."""

@@ -94,9 +94,9 @@ def filled_up(
     That is for passes that are recorded as CUDA graphs; see ``lengths``.
     """
     recorded = fused(cell) is not None and os.environ.get("RHHN_KERNEL") != "reference"
-    if not recorded or not graphs.possible([x_TBC]):
+    if not recorded or not graphs.possible([x_TBC]) or lengths.stays(cell, len(x_TBC)):
         return x_TBC, first_TB1, mask_TB, noise
-    return lengths.filled_up(lengths.chosen(cell, len(x_TBC)), x_TBC, first_TB1, mask_TB, noise)
+    return lengths.filled_up(x_TBC, first_TB1, mask_TB, noise)
 
 
 def scan(

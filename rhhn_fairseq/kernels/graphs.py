@@ -204,12 +204,8 @@ def wanted() -> bool:
 
 
 def applies(values: Sequence[Tensor]) -> bool:
-    """Whether a call can run as a graph: on a GPU, and where nothing else captures or casts."""
-    return (
-        all(value.is_cuda for value in values)
-        and not torch.cuda.is_current_stream_capturing()
-        and not torch.is_autocast_enabled("cuda")
-    )
+    """Whether a call can run as a graph: on a GPU, and where nothing else captures."""
+    return all(value.is_cuda for value in values) and not torch.cuda.is_current_stream_capturing()
 
 
 def place(values: Sequence[Tensor]) -> Hashable:
@@ -222,15 +218,17 @@ def captured(body: Callable) -> Callable:
     """An operation's body, of positional arguments, that runs as a CUDA graph where that ``applies``.
 
     Tensors, alone or in lists, may differ in value from call to call; all other arguments are in the key.
+    Autocast ends here: its operands have the types that the body wants, and what is float32 is to stay so.
     """
 
     @functools.wraps(body)
     def run(*args):
         values = tensors_of(args)
-        if not possible(values):
-            return body(*args)
-        rest = (body.__qualname__, key_of(args))
-        return replayed(rest, lambda tensors: body(*with_tensors(args, tensors)), values, _recordings)
+        with torch.autocast(values[0].device.type, enabled=False):
+            if not possible(values):
+                return body(*args)
+            rest = (body.__qualname__, key_of(args))
+            return replayed(rest, lambda tensors: body(*with_tensors(args, tensors)), values, _recordings)
 
     return run
 

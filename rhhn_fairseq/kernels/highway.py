@@ -344,7 +344,7 @@ def scan_rhn(
     hyper = weight_z = first = bias_x = bias_z = None
     if scaling:
         hyper, *first_TB1 = scaling
-        hyper, weight_z = hyper.contiguous(), cell.weight_z.to(dtype)
+        hyper, weight_z = hyper.to(dtype).contiguous(), cell.weight_z.to(dtype)
         first = first_TB1[0].squeeze(-1).contiguous() if first_TB1 else None
         bias_x, bias_z = cell.bias_x.to(wide), cell.z_shift().to(wide)
     y, s, *_ = highway(

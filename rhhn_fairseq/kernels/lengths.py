@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 EXACT = 4
-"""Lengths of a cell that are taken as they are."""
+"""Lengths of a cell that are taken as they are, beside single steps."""
 
 PER_DOUBLING = 8
 """Lengths from one power of two to the next, so that less than an eighth is added."""
@@ -28,31 +28,29 @@ def bucket(T: int) -> int:
     return T + -T % unit
 
 
-def chosen(cell: nn.Module, T: int) -> int:
-    """The length at which a cell reads T steps: from its first to its last call the same one."""
-    exact = _exact.setdefault(cell, set())
-    if len(exact) < EXACT:
+def stays(cell: nn.Module, T: int) -> bool:
+    """Whether a cell takes a length as it is: from its first to its last call."""
+    exact = _exact.setdefault(cell, {1})
+    if len(exact) <= EXACT:
         exact.add(T)
-    return T if T in exact else bucket(T)
+    return T in exact
 
 
 def filled_up(
-    length: int,
     x_TBC: Tensor,
     first_TB1: Tensor | None,
     mask_TB: Tensor | None,
     noise: dict[str, Tensor] | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, dict[str, Tensor] | None]:
-    """A pass's input with steps at its end that are masked, ``length`` in all.
+) -> tuple[Tensor, Tensor | None, Tensor, dict[str, Tensor] | None]:
+    """A pass's input at the length of its ``bucket``, with a mask also where nothing is added.
 
     Args: as ``Cell.run``. Noise of a step is filled up, that of a sequence not.
     """
     T, B, _ = x_TBC.shape
-    if length == T:
-        return x_TBC, first_TB1, mask_TB, noise
+    more = bucket(T) - T
 
     def fill(part: Tensor) -> Tensor:
-        return F.pad(part, (0, 0) * (part.dim() - 1) + (0, length - T))
+        return F.pad(part, (0, 0) * (part.dim() - 1) + (0, more)) if more else part
 
     if mask_TB is None:
         mask_TB = torch.ones(T, B, dtype=torch.bool, device=x_TBC.device)

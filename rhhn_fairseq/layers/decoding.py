@@ -42,7 +42,9 @@ def decoding_step(
         state: tensors [any, ·]. order_B: the row of the state that each row goes on from; None for its own.
     """
     tensors = [tokens_B1, *state, *memory[:3]]
-    if torch.is_grad_enabled() or module.training or not graphs.possible(tensors):
+    # Autocast would have the graph read its copies of the weights.
+    plain = module.training or torch.is_grad_enabled() or torch.is_autocast_enabled(tokens_B1.device.type)
+    if plain or not graphs.possible(tensors):
         return step(tokens_B1, memory, state if order_B is None else reorder_state(state, order_B))
     B, (N, S) = len(tokens_B1), memory.mask_NS.shape
     more_N = _power_of_two(N) - N
