@@ -33,8 +33,9 @@ def run_cases(environment, *options):
 
 
 @installed
-def test_everything_at_once_in_the_interpreter():
-    run_cases({"TRITON_INTERPRET": "1"}, "-k", "noisy-padded")
+@pytest.mark.parametrize("cases", ["noisy-padded", "odd_shapes"])
+def test_everything_at_once_in_the_interpreter(cases):
+    run_cases({"TRITON_INTERPRET": "1"}, "-k", cases)
 
 
 @installed
