@@ -11,7 +11,7 @@ from fused_cells import SIZES, assert_equal, make_cell, run_pass
 from rhhn_fairseq import kernels
 from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import backends, native
+from rhhn_fairseq.kernels import backends, native, torch_nn
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
@@ -46,6 +46,31 @@ def test_torch_nn_says_what_it_cannot_do(name, options, padded, why, monkeypatch
     mask = torch.tensor([[True, False], [True, True]]) if padded else None
     with pytest.raises(UsageError, match=f"RHHN_KERNEL=torch_nn: .* cannot run there, .*{why}"):
         cell(torch.randn(2, 2, 4), mask_TB=mask)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_plain_narrow_cells_go_to_torch_nn_on_a_cpu(name, monkeypatch):
+    monkeypatch.delenv("RHHN_KERNEL", raising=False)
+    monkeypatch.setattr(torch_nn, "NARROW", 8)
+    ran = []
+    run = torch_nn.run
+    monkeypatch.setattr(torch_nn, "run", lambda *args: ran.append(1) or run(*args))
+
+    def runs(hidden=8, dtype=torch.float32, mask=None, **options):
+        ran.clear()
+        build_cell(name, 4, hidden, **options).to(dtype)(torch.randn(3, 2, 4, dtype=dtype), None, mask)
+        return bool(ran)
+
+    assert runs() and not runs(9)
+    assert not runs(mask=torch.ones(3, 2, dtype=torch.bool)) and not runs(recurrent_dropout=0.1)
+    # Its states are of the operands' type, and it rounds no operands where that is asked for.
+    assert not runs(dtype=torch.bfloat16) and not runs(dtype=torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not runs()
+    monkeypatch.setattr(torch_nn, "matmul_precision", lambda device: "medium")
+    assert not runs()
+    monkeypatch.setenv("RHHN_KERNEL", "reference")
+    assert not runs()
 
 
 @pytest.mark.gpu

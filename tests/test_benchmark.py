@@ -199,6 +199,15 @@ def test_every_cell_is_checked_and_timed_on_every_backend():
     assert found["notes"][-1].startswith("GEMM of 64 in float32: ")
 
 
+def test_a_loop_is_forced_where_something_else_would_run():
+    def forces(name, hidden):
+        found = contenders_of(name, smoke(hidden=hidden, backends=("reference",)))
+        return [contender.forces for contender in found]
+
+    assert forces("gru", 8) == ["reference"] and forces("gru", 400) == [None]
+    assert forces("elman", 8) == [None] and forces("rhn", 8) == ["reference"]
+
+
 def test_types_stand_beside_each_other():
     names, dtypes = ("lstm", "hyperrnn_full"), ("float32", "bfloat16")
     found = cells.run(smoke(cells=names, dtype=dtypes, backends=("reference",)))

@@ -157,9 +157,7 @@ def contenders_of(name: str, config: SizesConfig, compiling: str = "none") -> li
         if isinstance(module, Cell):
             chosen = chosen_backends(name, module, config, dtype)
             for backend in chosen:
-                # Of what runs as a loop in any case, products are what they are in training.
-                free = backend == "reference" and fused(module) is None and config.device == "cpu"
-                forces = None if free else backend
+                forces = None if only_loops(module, backend, config, dtype) else backend
                 found.append(Contender(**common, backend=backend, module=module, forces=forces))
             if config.recompute_steps:
                 title = f"{chosen[0]}, parts of {config.recompute_steps}"
@@ -175,6 +173,14 @@ def contenders_of(name: str, config: SizesConfig, compiling: str = "none") -> li
                 backend = lstm_algorithm(module, batch_for(config, dtype)[0])
             found.append(Contender(**common, backend=backend, module=module))
     return found
+
+
+def only_loops(cell: Cell, backend: str, config: SizesConfig, dtype: str) -> bool:
+    """Whether a cell is a loop in any case: unforced, its products are then what they are in training."""
+    if backend != "reference" or fused(cell) is not None or config.device != "cpu":
+        return False
+    here = torch.device(config.device), DTYPES[dtype]
+    return torch_nn.obstacle(cell, None, None) is not None or not torch_nn.pays(cell, *here)
 
 
 def in_parts(cell: Cell, config: SizesConfig) -> Cell:

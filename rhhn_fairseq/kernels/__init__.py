@@ -47,8 +47,8 @@ def whole(
 ) -> tuple[Tensor, State] | None:
     """The pass of a plain LSTM or GRU by torch.nn or ``few_rows``, input projection and all; else None.
 
-    They are for passes that ask for nothing more, on a GPU and for single steps of few rows, and torch.nn
-    wherever ``RHHN_KERNEL`` says so.
+    They are for passes that ask for nothing more, where that ``pays`` and for single steps of few rows, and
+    torch.nn wherever ``RHHN_KERNEL`` says so.
 
     Raises:
         UsageError: ``RHHN_KERNEL`` says so and torch.nn cannot make this pass.
@@ -57,7 +57,8 @@ def whole(
 
     forced = os.environ.get("RHHN_KERNEL")
     small = not forced and _is_small(x_TBC)
-    if forced != torch_nn.NAME and (forced or not (small or x_TBC.is_cuda)):
+    faster = not forced and (small or torch_nn.pays(cell, x_TBC.device, x_TBC.dtype))
+    if forced != torch_nn.NAME and not faster:
         return None
     why = torch_nn.obstacle(cell, mask_TB, noise)
     if why is None:
