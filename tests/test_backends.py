@@ -164,3 +164,20 @@ def test_cells_know_nothing_of_fairseq_with_their_kernels():
         "sys.exit('fairseq' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", ["aten", "reference"])
+@pytest.mark.parametrize("name", SIZES)
+def test_autocast_on_a_gpu(name, backend, dtype, monkeypatch):
+    """torch casts other operations there than on a CPU."""
+    monkeypatch.setenv("RHHN_KERNEL", backend)
+    cell = make_cell(name, (), 16, 32, torch.float32).cuda()
+    x = torch.randn(5, 3, 16, device="cuda")
+    exact, _ = cell(x)
+    with torch.autocast("cuda", dtype=dtype):
+        y, _ = cell(x)
+    torch.testing.assert_close(y.float(), exact, rtol=0, atol=0.05)
+    y.float().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in cell.parameters())
