@@ -8,7 +8,8 @@ import warnings
 # (category, beginning of the message, module that warns). All of them are caused by fairseq's code
 # alone, appear in every run on the CPU, and tell its user nothing that could be acted upon.
 KNOWN_WARNINGS = (
-    (FutureWarning, r"`torch\.cuda\.amp\.autocast\(args", r"fairseq\..*"),
+    (FutureWarning, r"`torch\.cuda\.amp\.(autocast|GradScaler)\(args", r"fairseq\..*"),
+    (UserWarning, r"amp_C fused kernels unavailable", r"fairseq\..*"),
     (FutureWarning, r"`broadcast_buffers` is deprecated", r"(rhhn_)?fairseq\..*"),
     (UserWarning, r"'pin_memory' argument is set as true but no accelerator", r"torch\.utils\.data\..*"),
     (UserWarning, r"hydra\.experimental\.\w+\(\) is no longer experimental", r"hydra\.experimental\..*"),

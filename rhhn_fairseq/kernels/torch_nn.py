@@ -64,7 +64,11 @@ def step(cell: Cell, x_1BC: Tensor, state: State) -> tuple[Tensor, State]:
     """The same for one step by torch's cells, which read the weights where they lie; without a gradient."""
     dtype = x_1BC.dtype
     state = tuple(part.to(dtype) for part in state)
-    weights = [None if part is None else part.to(dtype) for part in _weights(cell)]
+    *weights, second = _weights(cell)
+    if second is None and x_1BC.is_cuda:
+        # There torch's cells take both biases or none.
+        second = torch.zeros_like(cell.bias)
+    weights = [None if part is None else part.to(dtype) for part in (*weights, second)]
     if isinstance(cell, LSTM):
         after = torch.lstm_cell(x_1BC[0], state, *weights)
     else:

@@ -1,0 +1,184 @@
+"""The imitated GPU, and models on it beside the same on the CPU; run by test_imitated_gpu.py."""
+
+import math
+
+import imitated_gpu
+import pytest
+import tiny_char_lm
+import torch
+import training_batches
+from fairseq import utils
+
+from rhhn_fairseq.cells.registry import CELLS
+from rhhn_fairseq.kernels import graphs
+from rhhn_fairseq.kernels.programs import PROGRAMS
+
+# ---- What is imitated ----
+
+
+@pytest.fixture
+def graph():
+    """Captures a function of no arguments; the graph and what the function gave."""
+
+    def capture(function, beside=None):
+        found = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(found, pool=None if beside is None else beside.pool()):
+            results = function()
+        return found, results
+
+    return capture
+
+
+def test_a_tensor_of_the_host_is_refused():
+    x = torch.ones(3, device="cuda")
+    assert (x + torch.tensor(2.0)).tolist() == [3, 3, 3]
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.stack([x, torch.ones(3)])
+    with pytest.raises(TypeError):
+        x.numpy()
+
+
+def test_gradients_and_views():
+    x = torch.arange(6.0, device="cuda", requires_grad=True)
+    (x.view(2, 3)[1:] ** 2).sum().backward()
+    assert x.grad.device == x.device and x.grad.tolist() == [0, 0, 0, 6, 8, 10]
+    y = torch.zeros(2, 3, device="cuda")
+    y.t()[1].add_(1)
+    assert y.tolist() == [[0, 1, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x[x > 0],
+        lambda x: x.cpu(),
+        lambda x: x.copy_(torch.ones(3)),
+        lambda x: torch.cuda.synchronize(),
+    ],
+)
+def test_a_capture_refuses_what_makes_the_host_wait(ask, graph):
+    x = torch.ones(3, device="cuda")
+    ask(x)
+    with pytest.raises(RuntimeError, match="capturing"):
+        graph(lambda: ask(x))
+    assert not torch.cuda.is_current_stream_capturing()
+
+
+def test_a_capture_wants_a_stream_of_its_own():
+    with pytest.raises(RuntimeError, match="non-default stream"):
+        torch.cuda.CUDAGraph().capture_begin()
+
+
+def test_a_replay_reads_and_writes_where_the_capture_did(graph):
+    x = torch.ones(3, device="cuda")
+    found, y = graph(lambda: torch.cat([x, x]).mul_(2).relu())
+    x.fill_(5)
+    assert y.tolist() == [2] * 6
+    found.replay()
+    assert y.tolist() == [10] * 6
+
+
+def test_graphs_of_a_pool_share_what_is_freed(graph):
+    x = torch.ones(3, device="cuda")
+    first, y = graph(lambda: x + 1)
+    kept = y.data_ptr()
+    del y
+    second, z = graph(lambda: x + 2, beside=first)
+    assert z.data_ptr() == kept
+    first.replay()
+    assert z.tolist() == [2, 2, 2]
+    other, u = graph(lambda: x + 3)
+    assert u.data_ptr() != kept and other.pool() != first.pool() == second.pool()
+
+
+def test_new_memory_holds_no_numbers():
+    assert all(math.isnan(number) for number in torch.empty(3, device="cuda").tolist())
+
+
+def test_cells_of_torch_want_both_biases_or_none():
+    parts = (torch.ones(2, size, device="cuda") for size in (4, 4, 1))
+    with pytest.raises(RuntimeError, match="input_bias"):
+        torch.ops.aten._thnn_fused_lstm_cell(*parts, torch.ones(4, device="cuda"), None)
+
+
+@pytest.mark.parametrize("name, gates", [("lstm", 4), ("gru", 3)])
+def test_cells_of_torch(name, gates):
+    """Which a CPU has no code for: values and gradients."""
+    sizes = [(2, 3), (gates * 5, 3), (gates * 5, 5), (gates * 5,), (gates * 5,)]
+    parts = [torch.randn(*size, dtype=torch.float64) for size in sizes]
+    state = [torch.randn(2, 5, dtype=torch.float64) for _ in range(2)]
+    found = []
+    for device in ("cpu", "cuda"):
+        x, *weights = (part.to(device, copy=True).requires_grad_() for part in parts)
+        h, c = (part.to(device, copy=True).requires_grad_() for part in state)
+        if name == "lstm":
+            after = torch.cat(torch.lstm_cell(x, (h, c), *weights))
+        else:
+            after = torch.gru_cell(x, h, *weights)
+        (after * torch.arange(after.numel()).view_as(after).to(device)).sum().backward()
+        found.append([after, x.grad, h.grad, *(weight.grad for weight in weights)])
+    for host, gpu in zip(*found, strict=True):
+        torch.testing.assert_close(gpu.cpu(), host, rtol=0, atol=1e-12)
+
+
+# ---- Models on it ----
+
+
+def _pass(model, criterion, sample):
+    """Loss and gradients of one pass in training, with dropout of a seed."""
+    torch.manual_seed(3)
+    model.zero_grad()
+    loss = criterion(model, sample)[0]
+    loss.backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return [part.detach().cpu() for part in (loss, *gradients) if part is not None]
+
+
+def _assert_as_on_the_host(model, criterion, sample, monkeypatch):
+    """Three passes with graphs, of which the third is a replay, beside one of the CPU."""
+    model.train().double()
+    sample = utils.apply_to_sample(lambda x: x.double() if x.is_floating_point() else x, sample)
+    # Their noise is drawn on the device, here by the host's generators: the same for both.
+    expected = _pass(model, criterion, sample)
+    on_gpu = model.cuda(), criterion.cuda(), utils.move_to_cuda(sample)
+    monkeypatch.setenv(graphs.VARIABLE, "1")
+    before = imitated_gpu.CUDAGraph.replays
+    for _ in range(3):
+        found = _pass(*on_gpu)
+        for one, other in zip(found, expected, strict=True):
+            # Of float64 models, whose criteria compute in float32: measured up to 1.2e-7.
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    return imitated_gpu.CUDAGraph.replays - before
+
+
+WHOLE = [(name, "aten") for name, entry in CELLS.items() if entry.cell in PROGRAMS]
+LOOPS = [(name, "reference") for name in CELLS]
+
+
+@pytest.mark.parametrize("cell, backend", LOOPS + WHOLE)
+def test_char_lm(cell, backend, char_task, monkeypatch):
+    monkeypatch.setenv("RHHN_KERNEL", backend)
+    replays = _assert_as_on_the_host(*training_batches.char_lm(cell, char_task), monkeypatch)
+    assert (replays > 0) == (backend == "aten")
+
+
+@pytest.fixture(scope="module")
+def char_task(tmp_path_factory):
+    return tiny_char_lm.build_task(tiny_char_lm.write_corpus(tmp_path_factory.mktemp("corpus")))
+
+
+@pytest.mark.parametrize("problem", ["copying", "adding", "xor", "digits"])
+def test_problems(problem, monkeypatch):
+    _assert_as_on_the_host(*training_batches.problem(problem), monkeypatch)
+
+
+@pytest.mark.parametrize("window", [0, 2])
+def test_handwriting(window, monkeypatch):
+    _assert_as_on_the_host(*training_batches.handwriting(window), monkeypatch)
+
+
+@pytest.mark.parametrize("attention", ["paper", "v2"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "ln_hyperlstm", "hyperrhn"])
+def test_translation(cell, attention, monkeypatch):
+    _assert_as_on_the_host(*training_batches.translation(cell, attention), monkeypatch)

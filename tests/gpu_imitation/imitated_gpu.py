@@ -1,0 +1,385 @@
+"""Has torch work with the imitated GPU of ``device.cpp``, which says what is imitated.
+
+It has to be there before torch is imported: ``pytest -p imitated_gpu`` with this folder on PYTHONPATH, or
+
+    python imitated_gpu.py MODULE ARGUMENTS ...        as python -m MODULE ARGUMENTS ...
+"""
+
+import ctypes
+import gc
+import importlib.util
+import itertools
+import os
+import runpy
+import sys
+import time
+import traceback
+from types import SimpleNamespace
+
+import compiled
+
+
+def _load() -> ctypes.CDLL:
+    if "torch" in sys.modules:
+        raise RuntimeError("torch is there already; import imitated_gpu before it")
+    if compiled.obstacle():
+        raise RuntimeError(f"no GPU can be imitated: {compiled.obstacle()}")
+    library = ctypes.CDLL(str(compiled.library()), mode=ctypes.RTLD_GLOBAL)
+    graph, number = ctypes.c_void_p, ctypes.c_int64
+    for name, result, *arguments in (
+        ("stream_now", number),
+        ("stream_enter", None, number),
+        ("memory_now", number),
+        ("memory_peak", number),
+        ("graph_begin", graph, number),
+        ("graph_calls", number, graph),
+        ("graph_replay", ctypes.c_int, graph),
+        ("graph_free", None, graph, number),
+        ("graph_resume", None, FUNCTION, number),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_int64)
+LIBRARY = _load()
+
+import torch  # noqa: E402  the library comes first
+
+
+class Stream:
+    """A stream; all run one after the other."""
+
+    numbers = itertools.count(1)
+
+    def __init__(self, device=None, priority=0, number=None):
+        self.cuda_stream = next(self.numbers) if number is None else number
+        self.device = torch.device("cuda", 0)
+
+    def wait_stream(self, other):
+        pass
+
+    def wait_event(self, event):
+        pass
+
+    def record_event(self, event=None):
+        return event or Event()
+
+    def synchronize(self):
+        synchronize()
+
+    def query(self):
+        return True
+
+    def __eq__(self, other):
+        return isinstance(other, Stream) and other.cuda_stream == self.cuda_stream
+
+    def __hash__(self):
+        return self.cuda_stream
+
+
+class Event:
+    """A point in time."""
+
+    def __init__(self, *args, **kwargs):
+        self.seconds = None
+
+    def record(self, stream=None):
+        self.seconds = time.perf_counter()
+
+    def wait(self, stream=None):
+        pass
+
+    def synchronize(self):
+        synchronize()
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, other):
+        return 1000 * (other.seconds - self.seconds)
+
+
+class StreamContext:
+    """Makes a stream the current one meanwhile."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __enter__(self):
+        self.before = LIBRARY.stream_now()
+        if self.stream is not None:
+            LIBRARY.stream_enter(self.stream.cuda_stream)
+
+    def __exit__(self, *error):
+        LIBRARY.stream_enter(self.before)
+
+
+def synchronize(device=None):
+    if LIBRARY.graph_capturing():
+        raise RuntimeError("imitated GPU: synchronize: operation not permitted when stream is capturing")
+
+
+class CUDAGraph:
+    """Calls that can be repeated where they were."""
+
+    pools = itertools.count(1)
+    captures = replays = 0
+    """Of all graphs."""
+
+    def __init__(self, keep_graph=False):
+        self.handle = self.name = None
+
+    def capture_begin(self, pool=None, capture_error_mode="global"):
+        if LIBRARY.stream_now() == 0:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream")
+        self.name = (0, next(self.pools)) if pool is None else pool
+        self.handle = LIBRARY.graph_begin(self.name[1])
+        CUDAGraph.captures += 1
+
+    def capture_end(self):
+        LIBRARY.graph_end()
+
+    def pool(self):
+        return self.name
+
+    def replay(self):
+        synchronize()
+        CUDAGraph.replays += 1
+        if not LIBRARY.graph_replay(self.handle):
+            raise RuntimeError("imitated GPU: a graph's replay failed")
+
+    def reset(self):
+        if self.handle is not None:
+            LIBRARY.graph_free(self.handle, self.name[1])
+            self.handle = None
+
+    def __del__(self):
+        self.reset()
+
+
+class Capture:
+    """torch.cuda.graph."""
+
+    def __init__(self, cuda_graph, pool=None, stream=None, capture_error_mode="global"):
+        self.graph, self.pool, self.mode = cuda_graph, pool, capture_error_mode
+        self.stream = StreamContext(stream or Stream())
+
+    def __enter__(self):
+        gc.collect()
+        self.stream.__enter__()
+        self.graph.capture_begin(self.pool, self.mode)
+
+    def __exit__(self, *error):
+        self.graph.capture_end()
+        self.stream.__exit__(*error)
+
+
+class Device:
+    """torch.cuda.device and device_of: there is one."""
+
+    def __init__(self, device):
+        pass
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *error):
+        pass
+
+
+PROPERTIES = SimpleNamespace(name="imitated GPU", major=9, minor=0, total_memory=80 << 30)
+
+# A function each: torch's compiler knows functions by their names and wants none to have two.
+for name, value in {
+    "is_available": lambda: True,
+    "is_initialized": lambda: True,
+    "_lazy_init": lambda: None,
+    "init": lambda: None,
+    "device_count": lambda: 1,
+    "current_device": lambda: 0,
+    "set_device": lambda value: None,
+    "device": Device,
+    "device_of": lambda tensor: Device(tensor),
+    "get_device_name": lambda device=None: PROPERTIES.name,
+    "get_device_properties": lambda device=None: PROPERTIES,
+    "get_device_capability": lambda device=None: (PROPERTIES.major, PROPERTIES.minor),
+    "get_arch_list": lambda: [f"sm_{PROPERTIES.major}{PROPERTIES.minor}"],
+    "is_bf16_supported": lambda including_emulation=True: True,
+    "synchronize": synchronize,
+    "Stream": Stream,
+    "Event": Event,
+    "StreamContext": StreamContext,
+    "stream": lambda stream: StreamContext(stream),
+    "current_stream": lambda device=None: Stream(number=LIBRARY.stream_now()),
+    "default_stream": lambda device=None: Stream(number=0),
+    "CUDAGraph": CUDAGraph,
+    "graph": Capture,
+    "is_current_stream_capturing": lambda: bool(LIBRARY.graph_capturing()),
+    "memory_allocated": lambda device=None: LIBRARY.memory_now(),
+    "memory_reserved": lambda device=None: LIBRARY.memory_peak(),
+    "max_memory_allocated": lambda device=None: LIBRARY.memory_peak(),
+    "max_memory_reserved": lambda device=None: LIBRARY.memory_peak(),
+    "reset_peak_memory_stats": lambda device=None: LIBRARY.memory_forget_peak(),
+    "reset_max_memory_allocated": lambda device=None: LIBRARY.memory_forget_peak(),
+    "mem_get_info": lambda device=None: (
+        PROPERTIES.total_memory - LIBRARY.memory_now(),
+        PROPERTIES.total_memory,
+    ),
+    "memory_stats": lambda device=None: {},
+    "empty_cache": lambda: None,
+    "manual_seed": lambda value: None,
+    "manual_seed_all": lambda value: None,
+    "get_rng_state": lambda device=None: torch.get_rng_state(),
+    "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+}.items():
+    setattr(torch.cuda, name, value)
+torch._C._set_cudnn_enabled(False)
+
+
+# ---- Operations that have no code for a CPU, or less of it ----
+
+
+def _lstm_cell(from_x, from_h, c, bias_x=None, bias_h=None):
+    _both_or_none(bias_x, bias_h)
+    gates = from_x + from_h if bias_x is None else from_x + from_h + bias_x + bias_h
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    after = f * c + i * g
+    return o * after.tanh(), after, torch.cat([i, f, g, o], 1)
+
+
+def _lstm_cell_backward(dh, dc, c, after, kept, has_bias):
+    i, f, g, o = kept.chunk(4, 1)
+    inner = after.tanh()
+    dc = torch.zeros_like(c) if dc is None else dc
+    dh = torch.zeros_like(c) if dh is None else dh
+    dc = dc + dh * o * (1 - inner * inner)
+    gates = [dc * g * i * (1 - i), dc * c * f * (1 - f), dc * i * (1 - g * g), dh * inner * o * (1 - o)]
+    gates = torch.cat(gates, 1)
+    return gates, dc * f, gates.sum(0) if has_bias else torch.Tensor()
+
+
+def _gru_cell(from_x, from_h, h, bias_x=None, bias_h=None):
+    _both_or_none(bias_x, bias_h)
+    if bias_x is not None:
+        from_x, from_h = from_x + bias_x, from_h + bias_h
+    (x_r, x_z, x_n), (h_r, h_z, h_n) = from_x.chunk(3, 1), from_h.chunk(3, 1)
+    r, z = (x_r + h_r).sigmoid(), (x_z + h_z).sigmoid()
+    n = (x_n + r * h_n).tanh()
+    return n + z * (h - n), torch.cat([r, z, n, h, h_n], 1)
+
+
+def _gru_cell_backward(dh, kept, has_bias):
+    r, z, n, h, h_n = kept.chunk(5, 1)
+    dn = dh * (1 - z) * (1 - n * n)
+    dz, dr = dh * (h - n) * z * (1 - z), dn * h_n * r * (1 - r)
+    from_x, from_h = torch.cat([dr, dz, dn], 1), torch.cat([dr, dz, dn * r], 1)
+    sums = (from_x.sum(0), from_h.sum(0)) if has_bias else (torch.Tensor(), torch.Tensor())
+    return from_x, from_h, dh * z, *sums
+
+
+def _both_or_none(bias_x, bias_h):
+    if (bias_x is None) != (bias_h is None):
+        raise RuntimeError("imitated GPU: input_bias and hidden_bias have to have the same size")
+
+
+def _softmax(x, dim, half_to_float):
+    return _log_softmax(x, dim, half_to_float).exp()
+
+
+def _log_softmax(x, dim, half_to_float):
+    x = x.float() if half_to_float else x
+    x = x - x.amax(dim, keepdim=True)
+    return x - x.exp().sum(dim, keepdim=True).log()
+
+
+def _softmax_backward(grad, y, dim, dtype):
+    return (y * (grad - (grad * y).sum(dim, keepdim=True))).to(dtype)
+
+
+def _log_softmax_backward(grad, y, dim, dtype):
+    return (grad - y.exp() * grad.sum(dim, keepdim=True)).to(dtype)
+
+
+_operations = torch.library.Library("aten", "IMPL")
+for name, function in {
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "_softmax": _softmax,
+    "_log_softmax": _log_softmax,
+    "_softmax_backward_data": _softmax_backward,
+    "_log_softmax_backward_data": _log_softmax_backward,
+}.items():
+    _operations.impl(name, function, "CUDA")
+
+
+def _bytes(storage):
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _for_gpu(function, name):
+    host = getattr(torch.UntypedStorage, name)
+
+    def either(storage):
+        return function(storage) if storage.device.type == "cuda" else host(storage)
+
+    setattr(torch.UntypedStorage, name, either)
+
+
+_for_gpu(lambda storage: _bytes(storage).clone().untyped_storage(), "clone")
+_for_gpu(lambda storage: _bytes(storage).cpu().untyped_storage(), "cpu")
+
+
+# ---- Who reads memory by its address ----
+
+_address = torch.Tensor.data_ptr
+
+
+def _address_unless_compiled(tensor):
+    if tensor.is_cuda and "kernels/native" in sys._getframe(1).f_code.co_filename:
+        raise RuntimeError("imitated GPU: compiled code for the CPU was given a tensor of the GPU")
+    return _address(tensor)
+
+
+torch.Tensor.data_ptr = _address_unless_compiled
+
+_launches = []
+
+
+@FUNCTION
+def _launch_again(number):
+    try:
+        _launches[number]()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(3)  # An error cannot pass through the library.
+
+
+def _interpret_in_graphs():
+    """Has graphs repeat what Triton's interpreter does."""
+    from triton.runtime import interpreter
+
+    launch = interpreter.GridExecutor.__call__
+
+    def launch_and_keep(self, *args, **kwargs):
+        if not LIBRARY.graph_capturing():
+            return launch(self, *args, **kwargs)
+        LIBRARY.graph_pause()
+        launch(self, *args, **kwargs)
+        _launches.append(lambda: launch(self, *args, **kwargs))
+        LIBRARY.graph_resume(_launch_again, len(_launches) - 1)
+
+    interpreter.GridExecutor.__call__ = launch_and_keep
+
+
+if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+    _interpret_in_graphs()
+
+if __name__ == "__main__":
+    sys.modules["imitated_gpu"] = sys.modules["__main__"]
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
