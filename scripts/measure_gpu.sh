@@ -59,7 +59,7 @@ run_step() {
         train) bench gnmt-train "${archs[@]}" -- --vocab-size 32000 --sentences 128 --length 32 ;;
         decode) bench gnmt-decode "${archs[@]}" --beam 4 -- --vocab-size 32000 ;;
         memory) bench memory --cells ln_hyperlstm --dtype bfloat16 -- "${big[@]}" ;;
-        # Two doublings: a graph of a highway's 400 steps would have some 10,000 nodes.
+        # Two doublings: graphs of 400 steps of a highway, forward and backward, would have some 100,000 nodes.
         scaling) bench scaling --cells lstm,ln_hyperlstm,rhn,hyperrhn --dtype bfloat16 -- --doublings 2 --repeats 3 ;;
     esac
 }

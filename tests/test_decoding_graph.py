@@ -108,7 +108,7 @@ def test_batches_share_graphs(imitated):
         _hypotheses([model], dictionary, _sentences(lengths, dictionary, seed))
     # Four sentences of sixteen positions, and what is left of them: two and one.
     assert count(decoding._recordings[model.decoder]) <= 3
-    assert len(decoding._recordings[model.decoder].kept) <= 3
+    assert len(decoding._recordings[model.decoder].met) <= 3
 
 
 def test_kernels_have_graphs_of_their_own(imitated, monkeypatch):
@@ -131,10 +131,10 @@ def test_other_weights_and_no_weights(imitated, monkeypatch):
         for parameter in model.parameters():
             parameter.mul_(-0.7)
     changed = _hypotheses([model], dictionary, sample)
-    before = len(decoding._recordings[model.decoder].kept)
+    before = len(decoding._recordings[model.decoder].met)
     model.float()
     moved = _hypotheses([model], dictionary, sample)
-    assert len(decoding._recordings[model.decoder].kept) > before
+    assert len(decoding._recordings[model.decoder].met) > before
     monkeypatch.setenv(graphs.VARIABLE, "0")
     assert [tokens for tokens, *_ in moved] == [t for t, *_ in _hypotheses([model], dictionary, sample)]
     _assert_same(changed, _hypotheses([model.double()], dictionary, sample))

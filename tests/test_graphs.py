@@ -3,6 +3,8 @@
 On the CPU graphs are imitated, see graph_imitation.py.
 """
 
+import logging
+
 import pytest
 import torch
 from graph_imitation import count, imitate, imitated_graphs
@@ -91,13 +93,13 @@ def test_layers_of_one_shape_share_recordings_and_other_shapes_do_not(recordings
         assert count(recordings) == 3
 
 
-def _numbers_recorded(size=1, **bounds):
+def _numbers_recorded(size=1, kernels=0, **bounds):
     """A function that runs a call of n values of ``size`` numbers, and the list of recordings that went."""
     settled = []
 
     def record(call, values, beside):
         recording = imitate(call, values)
-        recording.settle = lambda: settled.append(len(values))
+        recording.settle, recording.kernels = lambda: settled.append(len(values)), kernels
         return recording
 
     recordings = graphs.Recordings(record, **bounds)
@@ -110,35 +112,75 @@ def _numbers_recorded(size=1, **bounds):
     return run, settled, recordings
 
 
-def test_the_least_recently_used_recording_goes(monkeypatch):
+def test_calls_without_room_run_as_they_are(caplog, monkeypatch):
     monkeypatch.setattr(graphs, "KEYS", 50)
     run, settled, recordings = _numbers_recorded(limit=2)
-    for n in (1, 1, 2, 2, 1, 3):
-        run(n)
-    assert settled == []
-    run(3)
-    assert settled == [2]
+    with caplog.at_level(logging.INFO):
+        for n in (1, 1, 2, 2, 3, 3, 4, 4):
+            run(n)
+    assert settled == [] and {what for _, what in recordings.kept} == {1, 2}
+    assert [record.message for record in caplog.records] == [
+        "no room for more CUDA graphs than 2 (0.0 GB): other calls run without"
+    ]
     for n in range(4, 60):
         run(n)
-    assert len(recordings.kept) == graphs.KEYS and settled == [2, 1, 3]
+    assert len(recordings.met) == graphs.KEYS and count(recordings) == 2
 
 
 def test_recordings_take_a_share_of_the_memory():
-    # A recording of n values has n inputs and an output of 400 bytes each.
-    run, settled, recordings = _numbers_recorded(size=100, share=0.5, memory=lambda: 8000)
+    # A recording of n values has n inputs and an output of 400 bytes each, and what the driver takes.
+    run, settled, recordings = _numbers_recorded(size=100, share=0.5, memory=lambda: 8000, kernels=400)
     for n in (1, 1, 2, 2, 3, 3):
         run(n)
-    assert settled == [] and sum(r.size for r in recordings.kept.values()) == 9 * 400
-    for n in (1, 4, 4):
+    assert settled == [] and recordings._size() == 12 * 400
+    for n in (4, 4):
         run(n)
-    # 14 outputs and inputs are four too many.
-    assert settled == [2, 3]
-    # One that is larger than the share is kept as long as it is the newest.
+    # With less than 4000 bytes it would have been made.
+    assert {what for _, what in recordings.kept} == {1, 2, 3}
+    recordings.change(graphs.LIMIT, 0.6)
+    assert settled == []
+    recordings.change(graphs.LIMIT, 0.5)
+    assert settled == [1, 2, 3] and count(recordings) == 0
+    # One that is larger than the share is made where it is alone.
     for n in (12, 12, 12):
         run(n)
-    assert settled == [2, 3, 1, 4] and count(recordings) == 1
-    recordings.change(graphs.LIMIT, 0.1)
-    assert settled[4:] == [12] and count(recordings) == 0
+    assert {what for _, what in recordings.kept} == {12}
+
+
+def test_recordings_that_are_not_replayed_make_room(monkeypatch):
+    monkeypatch.setattr(graphs, "PATIENCE", 4)
+    run, settled, recordings = _numbers_recorded(limit=2)
+    for n in (1, 1, 2, 2):
+        run(n)
+    # Refused four times, but replayed as often.
+    for n in (1, 3, 2, 3, 1, 3, 2, 3, 3):
+        run(n)
+    assert settled == [] and {what for _, what in recordings.kept} == {1, 2}
+    # Now the third is most of what comes.
+    for n in (3, 1, 3, 3, 3):
+        run(n)
+    assert settled == [1, 2] and {what for _, what in recordings.kept} == {3}
+    # If that recurs, it recurs half as often.
+    for n in (4, 4, *[5] * 8):
+        run(n)
+    assert {what for _, what in recordings.kept} == {3, 4}
+    run(5)
+    assert settled == [1, 2, 3, 4] and {what for _, what in recordings.kept} == {5}
+
+
+def test_a_recording_that_fails_leaves_none(recordings):
+    """What a capture has left in the memory that they share is unknown."""
+
+    def fails(tensors):
+        raise RuntimeError("out of memory")
+
+    for what in (1, 1):
+        recordings.run("here", what, lambda tensors: tensors, [torch.ones(1)])
+    assert count(recordings) == 1
+    recordings.met["here", 2] = None
+    with pytest.raises(RuntimeError, match="out of memory"):
+        recordings.run("here", 2, fails, [torch.ones(1)])
+    assert count(recordings) == 0
 
 
 def test_recordings_of_a_place_share_memory():

@@ -6,14 +6,16 @@ lengths vary, ``lengths`` makes many of them one. A recording owns its inputs an
 copied in, results copied out, so that what autograd keeps, or accumulates, is never written again, whatever
 calls lie between a forward and its backward. Layers of the same shape share a recording.
 
-That costs one more pass over memory a call, and for each recording the memory of its inputs and outputs.
-What is only written and read inside shares its place with all other recordings of the stream: between two
-replays nothing has to last. The least recently used recordings go when there are more than ``LIMIT``, or when
-their inputs and outputs take more than ``SHARE`` of the device's memory.
+That costs one more pass over memory a call, and for each recording the memory of its inputs and outputs, and
+what the driver keeps of its kernels. What is only written and read inside shares its place with all other
+recordings of the stream: between two replays nothing has to last. There are at most ``LIMIT`` recordings, in
+``SHARE`` of the device's memory; calls for which no room is left run as they are. Single recordings never go,
+which would not give back what they share; where most calls find no room any more, all go at once.
 """
 
 import contextlib
 import functools
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -26,15 +28,20 @@ from torch import Tensor
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.kernels.precision import matmul_precision
 
+logger = logging.getLogger(__name__)
+
 VARIABLE = "RHHN_CUDA_GRAPHS"
 LIMIT = 256
 """Recordings kept: forward and backward of a few kinds of layers for some thirty lengths."""
 
 KEYS = 2000
-"""Calls remembered, recorded or not."""
+"""Calls remembered that are not recorded."""
 
 SHARE = 0.25
-"""The part of a device's memory that inputs and outputs of recordings may take."""
+"""The part of a device's memory that recordings may take."""
+
+PATIENCE = 500
+"""Calls without room after which recordings go if fewer replays came between; each time twice as many."""
 
 
 @dataclass
@@ -48,11 +55,13 @@ class Recording:
     """Returns when no replay is under way any more, so that the memory may go."""
     pool: object = None
     """Where the memory of all else that it writes comes from."""
+    kernels: int = 0
+    """Bytes that the driver keeps of it."""
 
     @property
     def size(self) -> int:
         """Bytes of what it alone owns."""
-        return sum(tensor.nbytes for tensor in (*self.inputs, *self.outputs))
+        return self.kernels + sum(tensor.nbytes for tensor in (*self.inputs, *self.outputs))
 
     def __call__(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         for own, value in zip(self.inputs, values, strict=True):
@@ -86,7 +95,9 @@ class Recordings:
         memory: Callable[[], float] = memory_of_device,
     ):
         self.record, self.limit, self.share, self.memory = record, limit, share, memory
-        self.kept: OrderedDict[tuple[Hashable, Hashable], Recording | None] = OrderedDict()
+        self.kept: dict[tuple[Hashable, Hashable], Recording] = {}
+        self.met: OrderedDict[tuple[Hashable, Hashable], None] = OrderedDict()
+        self.patience, self.replays, self.refused = PATIENCE, 0, 0
         # Backward passes run in threads of autograd's, one for each device.
         self.lock = threading.Lock()
 
@@ -102,50 +113,70 @@ class Recordings:
         """
         key = where, what
         with self.lock:
-            known = key in self.kept
-            recording = self.kept.get(key)
-            if known and recording is None:
-                recording = self.record(call, values, self._beside(where))
-                self.kept[key] = recording
-                self._forget(key)
-            elif not known:
-                self.kept[key] = None
-                self._forget(key)
-            self.kept.move_to_end(key)
+            if key not in self.kept and self._met(key) and self._room():
+                self.kept[key] = self._recorded(where, call, values)
             # Under the lock, because values that two threads copy in would mix.
-            if recording is not None:
-                return recording(values)
+            if key in self.kept:
+                self.replays += 1
+                return self.kept[key](values)
         return call(values)
 
     def change(self, limit: int, share: float) -> None:
-        """Keeps another number and share of the memory from now on; what is too much goes."""
+        """Keeps another number and share of the memory from now on; if there are more, all go."""
         with self.lock:
             self.limit, self.share = limit, share
-            self._forget(None)
+            if len(self.kept) > limit or self._size() > share * self.memory():
+                self._let_go()
 
-    def _beside(self, where: Hashable) -> Recording | None:
-        """A recording that runs there."""
-        return next(
-            (found for key, found in self.kept.items() if found is not None and key[0] == where), None
-        )
+    def _met(self, key: Hashable) -> bool:
+        """Whether a call came before; from now on it did."""
+        known = key in self.met
+        self.met[key] = None
+        self.met.move_to_end(key)
+        if len(self.met) > KEYS:
+            self.met.popitem(last=False)
+        return known
 
-    def _forget(self, but: Hashable) -> None:
-        """Lets the least recently used recordings go that are too many or too large, except that of a key.
+    def _size(self) -> int:
+        return sum(recording.size for recording in self.kept.values())
 
-        Keys without one cost nothing and stay longer.
-        """
-        held = {key: recording for key, recording in self.kept.items() if recording is not None}
-        count, size = len(held), sum(recording.size for recording in held.values())
-        for key, recording in held.items():
-            if count <= self.limit and size <= self.share * self.memory():
-                break
-            if key != but:
-                self.kept.pop(key).settle()
-                count, size = count - 1, size - recording.size
-        while len(self.kept) > max(KEYS, self.limit):
-            _, recording = self.kept.popitem(last=False)
-            if recording is not None:
-                recording.settle()
+    def _room(self) -> bool:
+        """Whether one more recording may be made. If not for long, it is made in place of all others."""
+        if len(self.kept) < self.limit and self._size() < self.share * self.memory():
+            return True
+        if self.refused == 0 and self.patience == PATIENCE:
+            logger.info(
+                "no room for more CUDA graphs than %d (%.1f GB): other calls run without",
+                len(self.kept),
+                self._size() / 1e9,
+            )
+        self.refused += 1
+        if self.refused < self.patience:
+            return False
+        pays = self.replays < self.refused
+        self.replays = self.refused = 0
+        if pays:
+            # If they find no room again, the recordings to have are too many.
+            self.patience *= 2
+            self._let_go()
+        return pays
+
+    def _recorded(self, where: Hashable, call: Callable, values: list[Tensor]) -> Recording:
+        beside = next((found for key, found in self.kept.items() if key[0] == where), None)
+        try:
+            return self.record(call, values, beside)
+        except BaseException:
+            # What a capture that failed has left in the memory they share is unknown.
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
+        for recording in self.kept.values():
+            recording.settle()
+        self.kept.clear()
+        if torch.cuda.is_available():
+            # Only now is there nothing that holds the memory they shared.
+            torch.cuda.empty_cache()
 
 
 def record(call: Callable, values: list[Tensor], beside: Recording | None = None) -> Recording:
@@ -161,13 +192,41 @@ def record(call: Callable, values: list[Tensor], beside: Recording | None = None
     side.wait_stream(current)
     # It brings the current stream back also where a capture fails.
     with torch.cuda.stream(side):
-        # Compiling kernels and taking work space cannot be captured, and happen in a first run.
+        # Compiling kernels cannot be captured, and happens in a first run.
         call(inputs)
+        before = _taken_by_driver()
         # Other threads (NCCL's watchdog, a loader that pins memory) may use CUDA meanwhile.
-        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+        with (
+            _work_space_of_its_own(),
+            torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"),
+        ):
             outputs = call(inputs)
+        # The first replay takes what the driver needs.
+        graph.replay()
+        kernels = max(0, _taken_by_driver() - before)
     current.wait_stream(side)
-    return Recording(inputs, tuple(outputs), graph.replay, current.synchronize, graph.pool())
+    return Recording(inputs, tuple(outputs), graph.replay, current.synchronize, graph.pool(), kernels)
+
+
+@contextlib.contextmanager
+def _work_space_of_its_own() -> Iterator[None]:
+    """Has products captured meanwhile take their work space from the graph's pool, where it lasts as long.
+
+    Otherwise graphs of a stream would share one with each other and with other work there, and the end of any
+    graph frees it for all (as torch._inductor knows, too).
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
+def _taken_by_driver() -> int:
+    """Bytes of the device's memory in use that are not torch's; those of other processes among them."""
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
 
 
 @functools.cache
@@ -209,7 +268,7 @@ def applies(values: Sequence[Tensor]) -> bool:
 
 
 def place(values: Sequence[Tensor]) -> Hashable:
-    """Where a call runs: recordings of different streams never share memory."""
+    """Where a call runs: recordings of different streams may replay at the same time and share no memory."""
     device = values[0].device
     return device, torch.cuda.current_stream(device).cuda_stream
 

@@ -9,8 +9,9 @@ import torch
 import training_batches
 from fairseq import utils
 
+from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.cells.registry import CELLS
-from rhhn_fairseq.kernels import graphs
+from rhhn_fairseq.kernels import graphs, torch_nn
 from rhhn_fairseq.kernels.programs import PROGRAMS
 
 # ---- What is imitated ----
@@ -92,6 +93,49 @@ def test_graphs_of_a_pool_share_what_is_freed(graph):
     assert u.data_ptr() != kept and other.pool() != first.pool() == second.pool()
 
 
+def test_a_replay_that_reaches_memory_that_is_gone(graph, capfd):
+    inputs = [torch.ones(300, device="cuda")]
+    found, _ = graph(lambda: inputs[0] + 1)
+    found.replay()
+    inputs.clear()
+    with pytest.raises(RuntimeError, match="replay failed"):
+        found.replay()
+    assert "aten::add.out reaches memory that is gone" in capfd.readouterr().err
+
+
+def test_the_end_of_a_graph_takes_the_work_space_of_its_stream(capfd):
+    """As cuBLAS's; unless it is of the graph's own pool."""
+    x, side = torch.ones(8, 8, device="cuda"), torch.cuda.Stream()
+    for own in (False, True):
+        found = []
+        with torch.cuda.stream(side):
+            x @ x
+        for _ in range(2):
+            if own:
+                torch._C._cuda_clearCublasWorkspaces()
+            found.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(found[-1], stream=side):
+                y = x @ x
+            if own:
+                torch._C._cuda_clearCublasWorkspaces()
+        del found[0]
+        if own:
+            found[0].replay()
+            assert y.tolist() == [[8] * 8] * 8
+        else:
+            with pytest.raises(RuntimeError, match="replay failed"):
+                found[0].replay()
+            assert "aten::mm.out reaches memory that is gone" in capfd.readouterr().err
+
+
+def test_graphs_take_memory_beside_their_tensors(graph):
+    free, _ = torch.cuda.mem_get_info()
+    found, _ = graph(lambda: (torch.ones(1, device="cuda") + 1) * 2)
+    after, _ = torch.cuda.mem_get_info()
+    assert free - after >= 3 * imitated_gpu.NODE
+    del found
+
+
 def test_new_memory_holds_no_numbers():
     assert all(math.isnan(number) for number in torch.empty(3, device="cuda").tolist())
 
@@ -122,7 +166,48 @@ def test_cells_of_torch(name, gates):
         torch.testing.assert_close(gpu.cpu(), host, rtol=0, atol=1e-12)
 
 
+# ---- Recordings ----
+
+
+def test_recordings_that_stay_when_another_goes(monkeypatch):
+    """Its work space goes, not theirs; and its memory, if all go."""
+    recordings = graphs.Recordings(graphs.record, limit=2)
+    w = torch.ones(64, 64, device="cuda")
+
+    def run(rows):
+        (y,) = recordings.run(
+            "here", rows, lambda tensors: (tensors[0] @ w,), [torch.ones(rows, 64, device="cuda")]
+        )
+        assert y.eq(64).all()
+
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
+    for rows in (2, 2, 3, 3, 2, 3):
+        run(rows)
+    assert len(recordings.kept) == 2
+    assert min(recording.kernels for recording in recordings.kept.values()) == imitated_gpu.NODE
+    other = graphs.record(lambda tensors: (tensors[0] @ w,), [w])
+    del other
+    for rows in (2, 3):
+        run(rows)
+    recordings.change(1, 1.0)
+    assert not recordings.kept and torch.cuda.memory_allocated() == before
+    assert imitated_gpu.CUDAGraph.nodes == 0
+    for rows in (2, 2, 2):
+        run(rows)
+
+
 # ---- Models on it ----
+
+
+@pytest.mark.parametrize("dtype, cudnn", [(torch.float16, True), (torch.bfloat16, False), (None, True)])
+def test_autocast_and_cudnn(dtype, cudnn):
+    """Which rounds to float16 under any autocast."""
+    cell = build_cell("lstm", 3, 4).cuda()
+    with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
+        assert torch_nn.pays(cell, torch.device("cuda"), torch.float32) == cudnn
+        y, _ = cell(torch.randn(5, 2, 3, device="cuda"))
+    assert y.dtype == (dtype or torch.float32)
 
 
 def _pass(model, criterion, sample):

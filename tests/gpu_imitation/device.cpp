@@ -3,9 +3,11 @@
 //
 // Its tensors say cuda:0 and lie in memory of its own; operations on them run by torch's kernels for the CPU. What
 // a GPU refuses is refused: tensors of the host among its own, and, while a graph is captured, whatever makes the
-// host wait. Graphs keep the calls with the addresses that these had, and replays write there again; memory that is
-// freed is overwritten, inside of a graph's pool it serves the pool's next call. What is not imitated: streams that
-// run at the same time, the speed, and the rounding of a GPU's kernels.
+// host wait. Graphs keep the calls with the addresses that these had, and replays write there again, unless that
+// memory is gone, which is an error; memory that is freed is overwritten, inside of a graph's pool it serves the pool's
+// next call. Products want work space, as cuBLAS does: one block for each stream, which stays until somebody clears
+// it or any graph of the stream ends. What is not imitated: streams that run at the same time, the speed, and the
+// rounding of a GPU's kernels.
 
 #include <cstdio>
 #include <cstdlib>
@@ -112,6 +114,7 @@ struct Block {
 
 std::recursive_mutex memory;
 int64_t allocated = 0, most_allocated = 0;
+std::map<const char*, size_t> there;  // what the system has given, in use or in a pool
 thread_local std::shared_ptr<Pool> pool_of_capture;
 
 // Numbers that are none, so that whoever still reads this is noticed.
@@ -119,6 +122,7 @@ void overwrite(void* start, size_t bytes) { std::memset(start, 0xFF, bytes); }
 
 void give_back(void* start, size_t bytes) {
   overwrite(start, bytes);
+  there.erase(static_cast<char*>(start));
   std::free(start);
 }
 
@@ -148,6 +152,7 @@ struct Memory final : c10::Allocator {
       block->start = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
       TORCH_CHECK(block->start, "imitated GPU: no memory for ", bytes, " bytes");
       overwrite(block->start, bytes);
+      there.emplace(static_cast<char*>(block->start), bytes);
     }
     allocated += bytes;
     most_allocated = std::max(most_allocated, allocated);
@@ -160,13 +165,41 @@ struct Memory final : c10::Allocator {
 Memory allocator;
 const bool allocates = (c10::SetAllocator(DeviceType::CUDA, &allocator, 100), true);
 
+bool is_there(const void* start) {
+  std::lock_guard<std::recursive_mutex> lock(memory);
+  auto next = there.upper_bound(static_cast<const char*>(start));
+  if (next == there.begin()) return false;
+  --next;
+  return static_cast<const char*>(start) < next->first + next->second;
+}
+
+// ---- Work space of products ----
+
+constexpr size_t work_bytes = 1 << 12;
+std::map<int64_t, at::DataPtr> work_spaces;  // by stream
+
+void* work_space() {
+  std::lock_guard<std::recursive_mutex> lock(memory);
+  auto& space = work_spaces[current_stream];
+  if (!space) space = allocator.allocate(work_bytes);
+  overwrite(space.get(), work_bytes);
+  return space.get();
+}
+
+void clear_work_spaces() {
+  std::lock_guard<std::recursive_mutex> lock(memory);
+  work_spaces.clear();
+}
+
 // ---- Graphs ----
 
-// A call with the addresses it had, and where its new tensors were put; or a call of Python's.
+// A call with the addresses it had, where its new tensors were put, and its work space; or a call of Python's.
 struct Call {
   std::optional<c10::OperatorHandle> operation;
   std::vector<IValue> arguments;
   std::vector<std::pair<size_t, at::Tensor>> results;
+  std::vector<const void*> places;
+  void* work = nullptr;
   void (*function)(int64_t) = nullptr;
   int64_t number = 0;
 };
@@ -202,6 +235,10 @@ void replay(const Graph& graph) {
       call.function(call.number);
       continue;
     }
+    for (const void* place : call.places)
+      TORCH_CHECK(is_there(place), "imitated GPU: a replay of ", call.operation->operator_name(),
+                  " reaches memory that is gone");
+    if (call.work) overwrite(call.work, work_bytes);
     torch::jit::Stack stack(call.arguments.begin(), call.arguments.end());
     call.operation->callBoxed(&stack);
     const auto made = tensors_of(stack);
@@ -291,6 +328,23 @@ class Translation {
   // Memory without numbers is what is asked for.
   bool empty() const { return name_.rfind("aten::empty", 0) == 0; }
 
+  bool multiplies() const {
+    static const std::set<std::string> products = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"};
+    const size_t end = name_.find('.');
+    std::string bare = name_.substr(6, end == std::string::npos ? end : end - 6);
+    while (!bare.empty() && bare.back() == '_') bare.pop_back();
+    return products.count(bare);
+  }
+
+  // Where a replay would reach.
+  void keep_places(Call& call) const {
+    for (const auto& [twin, tensor] : twins_)
+      if (twin.storage().nbytes()) call.places.push_back(twin.storage().data());
+    for (const auto& [number, place] : call.results)
+      if (place.storage().nbytes()) call.places.push_back(place.storage().data());
+    if (call.work) call.places.push_back(call.work);
+  }
+
   IValue result(const IValue& value, Call* call) {
     if (value.isTensor()) return made(value.toTensor(), call);
     if (!value.isTensorList()) return value;
@@ -352,12 +406,16 @@ void run(const c10::OperatorHandle& operation, c10::DispatchKeySet, torch::jit::
   translation.check();
   Graph* graph = captured;
   Call call;
-  if (graph) call = {operation, {translated.begin(), translated.end()}, {}};
+  if (graph) call = {operation, {translated.begin(), translated.end()}, {}, {}};
+  void* work = translation.multiplies() ? work_space() : nullptr;
   operation.callBoxed(&translated);
   translation.settle();
   torch::jit::drop(*stack, count);
   for (const IValue& value : translated) stack->push_back(translation.result(value, graph ? &call : nullptr));
-  if (graph && !translation.empty()) graph->calls.push_back(std::move(call));
+  if (!graph || translation.empty()) return;
+  call.work = work;
+  translation.keep_places(call);
+  graph->calls.push_back(std::move(call));
 }
 
 // These change a tensor's memory and are no calls of the host's.
@@ -432,12 +490,16 @@ void* graph_begin(int64_t pool) {
 }
 void graph_end() { capture_into(nullptr); }
 int graph_capturing() { return captured != nullptr; }
+void work_clear() { clear_work_spaces(); }
 int64_t graph_calls(void* graph) { return static_cast<Graph*>(graph)->calls.size(); }
 
 int graph_replay(void* graph) {
   try {
     replay(*static_cast<Graph*>(graph));
     return 1;
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what_without_backtrace());
+    return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 0;
@@ -448,6 +510,7 @@ int graph_replay(void* graph) {
 void graph_free(void* graph_, int64_t pool) {
   std::unique_ptr<Graph> graph(static_cast<Graph*>(graph_));
   std::lock_guard<std::recursive_mutex> lock(memory);
+  clear_work_spaces();
   if (--graph->pool->graphs) return;
   for (const auto& [bytes, start] : graph->pool->unused) give_back(start, bytes);
   graph->pool->unused.clear();
@@ -461,6 +524,10 @@ void graph_pause() {
 }
 void graph_resume(void (*function)(int64_t), int64_t number) {
   capture_into(paused);
-  if (function) captured->calls.push_back({std::nullopt, {}, {}, function, number});
+  if (!function) return;
+  Call call;
+  call.function = function;
+  call.number = number;
+  captured->calls.push_back(std::move(call));
 }
 }

@@ -127,9 +127,11 @@ class CUDAGraph:
     pools = itertools.count(1)
     captures = replays = 0
     """Of all graphs."""
+    nodes = 0
+    """Of the graphs that there are."""
 
     def __init__(self, keep_graph=False):
-        self.handle = self.name = None
+        self.handle, self.name, self.size = None, None, 0
 
     def capture_begin(self, pool=None, capture_error_mode="global"):
         if LIBRARY.stream_now() == 0:
@@ -140,6 +142,8 @@ class CUDAGraph:
 
     def capture_end(self):
         LIBRARY.graph_end()
+        self.size = LIBRARY.graph_calls(self.handle)
+        CUDAGraph.nodes += self.size
 
     def pool(self):
         return self.name
@@ -153,6 +157,7 @@ class CUDAGraph:
     def reset(self):
         if self.handle is not None:
             LIBRARY.graph_free(self.handle, self.name[1])
+            CUDAGraph.nodes -= self.size
             self.handle = None
 
     def __del__(self):
@@ -191,6 +196,15 @@ class Device:
 
 PROPERTIES = SimpleNamespace(name="imitated GPU", major=9, minor=0, total_memory=80 << 30)
 
+NODE = 10 << 10
+"""Bytes that a call of a graph takes beside the tensors."""
+
+
+def mem_get_info(device=None):
+    used = LIBRARY.memory_peak() + NODE * CUDAGraph.nodes
+    return PROPERTIES.total_memory - used, PROPERTIES.total_memory
+
+
 # A function each: torch's compiler knows functions by their names and wants none to have two.
 for name, value in {
     "is_available": lambda: True,
@@ -223,10 +237,7 @@ for name, value in {
     "max_memory_reserved": lambda device=None: LIBRARY.memory_peak(),
     "reset_peak_memory_stats": lambda device=None: LIBRARY.memory_forget_peak(),
     "reset_max_memory_allocated": lambda device=None: LIBRARY.memory_forget_peak(),
-    "mem_get_info": lambda device=None: (
-        PROPERTIES.total_memory - LIBRARY.memory_now(),
-        PROPERTIES.total_memory,
-    ),
+    "mem_get_info": mem_get_info,
     "memory_stats": lambda device=None: {},
     "empty_cache": lambda: None,
     "manual_seed": lambda value: None,
@@ -236,6 +247,7 @@ for name, value in {
 }.items():
     setattr(torch.cuda, name, value)
 torch._C._set_cudnn_enabled(False)
+torch._C._cuda_clearCublasWorkspaces = lambda: LIBRARY.work_clear()
 
 
 # ---- Operations that have no code for a CPU, or less of it ----
