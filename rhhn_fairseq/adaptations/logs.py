@@ -5,10 +5,12 @@ import os
 import sys
 import warnings
 
-# (category, beginning of the message, module that warns). All of them are caused by fairseq's code
-# alone, appear in every run on the CPU, and tell its user nothing that could be acted upon.
+# (category, beginning of the message, module that warns). All of them are caused by fairseq's code or this
+# package's, appear in every run on the CPU or a GPU, and tell its user nothing that could be acted upon.
 KNOWN_WARNINGS = (
     (FutureWarning, r"`torch\.cuda\.amp\.(autocast|GradScaler)\(args", r"fairseq\..*"),
+    # cuDNN's LSTM and GRU of kernels/torch_nn.py get their weights as the cell has them.
+    (UserWarning, r"RNN module weights are not part of single contiguous chunk", r"rhhn_fairseq\..*"),
     (UserWarning, r"amp_C fused kernels unavailable", r"fairseq\..*"),
     (FutureWarning, r"`broadcast_buffers` is deprecated", r"(rhhn_)?fairseq\..*"),
     (UserWarning, r"'pin_memory' argument is set as true but no accelerator", r"torch\.utils\.data\..*"),
