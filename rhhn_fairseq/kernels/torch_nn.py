@@ -81,11 +81,16 @@ def step(cell: Cell, x_1BC: Tensor, state: State) -> tuple[Tensor, State]:
 
 
 def _lstm(cell: LSTM, x_TBC: Tensor, states: list[Tensor], dtype) -> tuple[Tensor, ...]:
-    return torch.lstm(x_TBC, states, _flat(cell, dtype), True, 1, 0.0, cell.training, False, False)
+    return torch.lstm(x_TBC, states, _flat(cell, dtype), True, 1, 0.0, _keeps(cell), False, False)
 
 
 def _gru(cell: GRU, x_TBC: Tensor, states: list[Tensor], dtype) -> tuple[Tensor, ...]:
-    return torch.gru(x_TBC, states[0], _flat(cell, dtype), True, 1, 0.0, cell.training, False, False)
+    return torch.gru(x_TBC, states[0], _flat(cell, dtype), True, 1, 0.0, _keeps(cell), False, False)
+
+
+def _keeps(cell: Cell) -> bool:
+    """Whether cuDNN is to keep what its backward pass needs, which it does in training alone."""
+    return cell.training or torch.is_grad_enabled()
 
 
 def _weights(cell: Cell) -> tuple[Tensor | None, ...]:

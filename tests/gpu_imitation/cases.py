@@ -200,6 +200,18 @@ def test_recordings_that_stay_when_another_goes(monkeypatch):
 # ---- Models on it ----
 
 
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_gradients_without_training(name):
+    found = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        cell, x = build_cell(name, 3, 4).double().eval().to(device), torch.randn(5, 2, 3, dtype=torch.float64)
+        y, _ = cell(x.to(device))
+        y.square().sum().backward()
+        found.append([parameter.grad.cpu() for parameter in cell.parameters()])
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype, cudnn", [(torch.float16, True), (torch.bfloat16, False), (None, True)])
 def test_autocast_and_cudnn(dtype, cudnn):
     """Which rounds to float16 under any autocast."""

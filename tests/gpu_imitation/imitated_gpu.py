@@ -292,6 +292,24 @@ def _gru_cell_backward(dh, kept, has_bias):
     return from_x, from_h, dh * z, *sums
 
 
+def _as_cudnn(function):
+    """Whose passes can go backward in training alone."""
+
+    def refuse(gradient):
+        raise RuntimeError("imitated GPU: cudnn RNN backward can only be called in training mode")
+
+    def run(x, state, weights, has_biases, layers, dropout, train, *rest):
+        y, *after = function(x, state, weights, has_biases, layers, dropout, train, *rest)
+        if x.is_cuda and not train and y.requires_grad:
+            y.register_hook(refuse)
+        return y, *after
+
+    return run
+
+
+torch.lstm, torch.gru = _as_cudnn(torch.lstm), _as_cudnn(torch.gru)
+
+
 def _both_or_none(bias_x, bias_h):
     if (bias_x is None) != (bias_h is None):
         raise RuntimeError("imitated GPU: input_bias and hidden_bias have to have the same size")
