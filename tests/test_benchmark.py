@@ -21,7 +21,7 @@ from rhhn_fairseq.bench.cells import SMOKE, Config
 from rhhn_fairseq.bench.contenders import BASELINE, batch_for, build_layer, check_contenders, contenders_of
 from rhhn_fairseq.bench.external import EXTERNALS, External, find_externals
 from rhhn_fairseq.bench.floors import Product, SequentialFloor, matrix_flop, products_of
-from rhhn_fairseq.bench.machine import forced, lstm_algorithm, name_algorithm
+from rhhn_fairseq.bench.machine import forced, lstm_algorithm, measuring, name_algorithm
 from rhhn_fairseq.bench.timing import interleave
 from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.cells.lstm import LSTM
@@ -433,6 +433,24 @@ def test_the_check_reaches_every_parameter():
         found = parity.pass_results(module, x, gradient, rows=2)
         assert len(found) == 2 + len(list(module.parameters()))
         assert all(part.any() for part in found.values()), name
+
+
+def test_cudnn_multiplies_narrow_types_by_matrix_units(monkeypatch):
+    """Which it does in bfloat16 only where it may round float32, and that it may not."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    config, found = smoke(dtype=("float32", "bfloat16")), {}
+    with measuring(config):
+        for contender in contenders_of(BASELINE, config):
+            for other in (None, "float32"):
+                with contender.running(other):
+                    found[contender.dtype, other] = torch.backends.cudnn.allow_tf32
+        assert not torch.backends.cudnn.allow_tf32
+    assert found == {
+        ("float32", None): False,
+        ("float32", "float32"): False,
+        ("bfloat16", None): True,
+        ("bfloat16", "float32"): False,
+    }
 
 
 def test_nothing_is_left_changed(monkeypatch):

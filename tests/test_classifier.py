@@ -92,6 +92,8 @@ def test_answers_of_every_cell(cell, per_step):
     assert all(p.grad is not None for p in model.parameters())
     alone = model.eval()(inputs[2:3])
     torch.testing.assert_close(alone[0], model(inputs)[2], rtol=0, atol=1e-6)
+    # As fairseq-validate casts them, without the batches.
+    assert model.bfloat16()(inputs).isfinite().all()
 
 
 def test_an_answer_at_a_step_sees_what_came_before_and_the_last_sees_everything():

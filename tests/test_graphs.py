@@ -183,6 +183,20 @@ def test_a_recording_that_fails_leaves_none(recordings):
     assert count(recordings) == 0
 
 
+def test_without_memory_for_a_recording_the_call_runs(recordings):
+    tried = []
+
+    def record(call, values, beside):
+        tried.append(len(values))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    recordings.record = record
+    for _ in range(4):
+        (found,) = recordings.run("here", 1, lambda tensors: tensors, [torch.ones(1)])
+        assert found.item() == 1
+    assert tried == [1] and count(recordings) == 0
+
+
 def test_recordings_of_a_place_share_memory():
     seen = []
 

@@ -15,6 +15,7 @@ from rhhn_fairseq.bench.external import EXTERNALS
 from rhhn_fairseq.bench.machine import (
     DTYPES,
     BenchConfig,
+    cudnn_for,
     first_calls,
     forced,
     in_graphs,
@@ -108,7 +109,7 @@ class Contender:
         if dtype not in (None, self.dtype):
             device = next(module.parameters()).device
             module = compiled(copy.deepcopy(self.master).to(device, DTYPES[dtype]), self.compiling)
-        with forced(self.forces):
+        with forced(self.forces), cudnn_for(dtype or self.dtype):
             yield module
 
 
@@ -170,7 +171,8 @@ def contenders_of(name: str, config: SizesConfig, compiling: str = "none") -> li
         else:
             backend = "its own"
             if name == BASELINE:
-                backend = lstm_algorithm(module, batch_for(config, dtype)[0])
+                with cudnn_for(dtype):
+                    backend = lstm_algorithm(module, batch_for(config, dtype)[0])
             found.append(Contender(**common, backend=backend, module=module))
     return found
 

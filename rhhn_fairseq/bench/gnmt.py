@@ -14,7 +14,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, lstm
 from torch import Tensor, nn
 
 import rhhn_fairseq.plugin  # noqa: F401
-from rhhn_fairseq.bench.machine import DTYPES, BenchConfig, forced, in_graphs
+from rhhn_fairseq.bench.machine import DTYPES, BenchConfig, cudnn_for, forced, in_graphs
 from rhhn_fairseq.bench.parity import check_models, with_gradients
 from rhhn_fairseq.bench.report import Column
 from rhhn_fairseq.bench.timing import interleave, ratio
@@ -189,7 +189,7 @@ def compare(config: TranslationConfig, counts: tuple[int, ...], measure: Callabl
 
         def timed(pair, tokens=tokens):
             model, backend = named[pair]
-            with forced(backend):
+            with forced(backend), cudnn_for(config.dtype):
                 return measure(model, tokens, dictionary)
 
         seconds = interleave(pairs, config.repeats, timed)

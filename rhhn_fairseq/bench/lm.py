@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import rhhn_fairseq.plugin  # noqa: F401
 from rhhn_fairseq.bench.contenders import BASELINE, chosen_backends
-from rhhn_fairseq.bench.machine import DTYPES, BenchConfig, forced, lstm_algorithm, measuring, now
+from rhhn_fairseq.bench.machine import DTYPES, BenchConfig, cudnn_for, forced, lstm_algorithm, measuring, now
 from rhhn_fairseq.bench.parity import ORACLE_ROWS, check_models, with_gradients
 from rhhn_fairseq.bench.report import Column, draw_bars, make_report
 from rhhn_fairseq.bench.timing import interleave, ratio
@@ -102,7 +102,7 @@ class Trainee:
 
     def __init__(self, model: nn.Module, layer: str, backend: str, config: Config):
         self.model, self.layer, self.backend = model, layer, backend
-        self.forces = None if layer == BASELINE else backend
+        self.forces, self.dtype = None if layer == BASELINE else backend, config.dtype
         self.criterion = CharCrossEntropy(_Dictionaries())
         self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         self.carry, self.chunk = Carry(), 0
@@ -123,7 +123,7 @@ class Trainee:
         """Seconds of a training step."""
         self.model.train()
         device = self.tokens.device
-        with forced(self.forces):
+        with forced(self.forces), cudnn_for(self.dtype):
             start = now(device)
             self.optimizer.zero_grad()
             sample = self.sample(self.carry.open(self.chunk), len(self.tokens))
@@ -171,7 +171,8 @@ def build_trainees(arch: str, config: Config) -> list[Trainee]:
     plain.to(config.device)
     shape = (config.length, config.batch, plain.stack.config.input_size)
     x = torch.zeros(shape, device=config.device, dtype=DTYPES[config.dtype])
-    algorithm = lstm_algorithm(copy.deepcopy(plain.stack).to(x.dtype), x)
+    with cudnn_for(config.dtype):
+        algorithm = lstm_algorithm(copy.deepcopy(plain.stack).to(x.dtype), x)
     found = [Trainee(plain, BASELINE, algorithm, config)]
     cell = build().stack.cells[0]
     for backend in chosen_backends(arch, cell, config, config.dtype):

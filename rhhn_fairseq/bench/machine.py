@@ -108,6 +108,20 @@ def _set(variables: dict[str, str | None]) -> None:
 
 
 @contextlib.contextmanager
+def cudnn_for(dtype: str) -> Iterator[None]:
+    """Lets cuDNN use a GPU's matrix units for narrow types.
+
+    In bfloat16 torch asks it for them only where float32 may be rounded to TF32, which ``measuring`` forbids.
+    """
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = before or dtype != "float32"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+@contextlib.contextmanager
 def measuring(config: BenchConfig) -> Iterator[None]:
     """The threads, precision and seed of a run, and memory that does not suffice as a UsageError.
 
@@ -183,6 +197,8 @@ def lstm_algorithm(module: nn.Module, x_TBC: Tensor) -> str:
         module(x_TBC)
     kernels = set()
     if "_cudnn_rnn" in names.found:
+        # A profiler that stays attached would slow every launch that is timed later.
+        os.environ.setdefault("TEARDOWN_CUPTI", "1")
         # Which of cuDNN's algorithms it was, only the kernels on the GPU tell.
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             module(x_TBC)

@@ -37,6 +37,8 @@ class ProblemLoss(FairseqCriterion):
             loss = F.cross_entropy(answers.flatten(0, -2), target.flatten(), reduction=reduction)
             right = answers.argmax(dim=-1) == target
             if self.counted_steps is not None:
+                # fairseq-validate, and training by several workers, leave a criterion where it was made.
+                self.counted = self.counted.to(right.device)
                 right = right & self.counted
                 counted = len(target) * self.counted_steps
         else:

@@ -97,6 +97,7 @@ class Recordings:
         self.record, self.limit, self.share, self.memory = record, limit, share, memory
         self.kept: dict[tuple[Hashable, Hashable], Recording] = {}
         self.met: OrderedDict[tuple[Hashable, Hashable], None] = OrderedDict()
+        self.too_large: set[tuple[Hashable, Hashable]] = set()
         self.patience, self.replays, self.refused = PATIENCE, 0, 0
         # Backward passes run in threads of autograd's, one for each device.
         self.lock = threading.Lock()
@@ -113,8 +114,8 @@ class Recordings:
         """
         key = where, what
         with self.lock:
-            if key not in self.kept and self._met(key) and self._room():
-                self.kept[key] = self._recorded(where, call, values)
+            if key not in self.kept and key not in self.too_large and self._met(key) and self._room():
+                self._keep(key, call, values)
             # Under the lock, because values that two threads copy in would mix.
             if key in self.kept:
                 self.replays += 1
@@ -161,14 +162,18 @@ class Recordings:
             self._let_go()
         return pays
 
-    def _recorded(self, where: Hashable, call: Callable, values: list[Tensor]) -> Recording:
-        beside = next((found for key, found in self.kept.items() if key[0] == where), None)
+    def _keep(self, key: tuple[Hashable, Hashable], call: Callable, values: list[Tensor]) -> None:
+        """Makes a recording, unless memory does not suffice for it."""
+        beside = next((found for (where, _), found in self.kept.items() if where == key[0]), None)
         try:
-            return self.record(call, values, beside)
-        except BaseException:
+            self.kept[key] = self.record(call, values, beside)
+        except BaseException as error:
             # What a capture that failed has left in the memory they share is unknown.
             self._let_go()
-            raise
+            if not isinstance(error, torch.OutOfMemoryError):
+                raise
+            logger.info("no memory to record a CUDA graph: such calls run without")
+            self.too_large.add(key)
 
     def _let_go(self) -> None:
         for recording in self.kept.values():

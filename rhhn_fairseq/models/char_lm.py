@@ -135,7 +135,7 @@ class CharLM(BaseFairseqModel):
             fairseq's models have their extras.
         """
         mask_TB = None if mask is None else mask.T
-        state = None if carry is None else carry.read()
+        state = None if carry is None else carry.read(src_tokens.device)
         y, after = self.stack(self.embed(src_tokens.T), state, mask_TB)
         if carry is not None:
             carry.write(after)

@@ -92,7 +92,8 @@ class Classifier(BaseFairseqModel):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Answers [B, T, K] of a problem with one at every step, else [B, K]; inputs are [B, T, C]."""
-        y_TBH, _ = self.stack(inputs.transpose(0, 1))
+        # fairseq-validate casts the model alone.
+        y_TBH, _ = self.stack(inputs.transpose(0, 1).to(self.weight_out.dtype))
         y = y_TBH.transpose(0, 1) if self.per_step else self._last(y_TBH)
         return F.linear(y, self.weight_out.T, self.bias_out)
 

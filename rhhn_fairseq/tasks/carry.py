@@ -44,10 +44,14 @@ class Carry:
         self.chunk, self._after, self._read = chunk, [], 0
         return self
 
-    def read(self) -> State | None:
-        """The state before the opened chunk, of the next model; None for zeros."""
+    def read(self, device: torch.device | None = None) -> State | None:
+        """The state before the opened chunk, of the next model; None for zeros.
+
+        Args:
+            device: where the model is. A checkpoint's states come from the CPU.
+        """
         self._read += 1
-        return self._start[self._read - 1] if self._start else None
+        return tuple(part.to(device) for part in self._start[self._read - 1]) if self._start else None
 
     def write(self, state: State) -> None:
         """Keeps a model's state after the opened chunk, cut from its graph."""
@@ -66,6 +70,9 @@ def gather_states(carries: list[Carry], world_size: int) -> list[list[Tensor]]:
             continue
         parts = []
         for part in carry.after:
+            if torch.distributed.get_backend() == "nccl":
+                # A checkpoint's states have not been on the GPU before the first batch.
+                part = part.cuda()
             copies = [torch.empty_like(part) for _ in range(world_size)]
             torch.distributed.all_gather(copies, part.contiguous())
             parts.append(copies)

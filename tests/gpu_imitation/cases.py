@@ -8,11 +8,16 @@ import tiny_char_lm
 import torch
 import training_batches
 from fairseq import utils
+from fairseq.optim.adam import FairseqAdam
+from fairseq.optim.amp_optimizer import AMPOptimizer
+from omegaconf import OmegaConf
 
+from rhhn_fairseq import compat
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.cells.registry import CELLS
 from rhhn_fairseq.kernels import graphs, torch_nn
 from rhhn_fairseq.kernels.programs import PROGRAMS
+from rhhn_fairseq.tasks.carry import Carry, gather_states
 
 # ---- What is imitated ----
 
@@ -198,6 +203,46 @@ def test_recordings_that_stay_when_another_goes(monkeypatch):
 
 
 # ---- Models on it ----
+
+
+def test_a_model_goes_on_from_a_checkpoint_of_the_cpu(char_task):
+    model, _, sample = training_batches.char_lm("ln_lstm", char_task)
+    model, tokens, carry = model.cuda(), sample["net_input"]["src_tokens"].cuda(), Carry()
+    model.eval()
+    model(tokens, carry=carry.open(0))
+    expected, _ = model(tokens, carry=carry.open(1))
+    model(tokens, carry=(begun := Carry()).open(0))
+    resumed = Carry(0, tuple(gather_states([begun], 1)[0]))
+    found, _ = model(tokens, carry=resumed.open(1))
+    assert found.is_cuda and torch.equal(found, expected)
+
+
+def test_a_criterion_that_nobody_moves():
+    """As in fairseq-validate."""
+    model, criterion, sample = training_batches.problem("copying")
+    _, _, expected = criterion(model.eval(), sample)
+    _, _, found = criterion(model.cuda(), utils.move_to_cuda(sample))
+    assert found["counted"] == expected["counted"] and found["correct"].item() == expected["correct"].item()
+
+
+def test_amp_divides_by_the_scale_once():
+    compat.apply()
+    weight = torch.nn.Parameter(torch.zeros(4, device="cuda"))
+    config = {"optimizer": {"lr": [0.1], "adam_betas": "(0.9, 0.999)", "adam_eps": 1e-8, "weight_decay": 0.0}}
+    config["optimizer"] |= {"use_old_adam": True, "fp16_adam_stats": False, "_name": "adam"}
+    config = OmegaConf.create(
+        config | {"common": {"fp16_init_scale": 128, "min_loss_scale": 1e-4, "tpu": False}}
+    )
+    adam = FairseqAdam(config.optimizer, [weight])
+    optimizer = AMPOptimizer(config, [weight], adam)
+    factors = torch.arange(1.0, 5.0, device="cuda")
+    optimizer.backward((weight * factors).sum())
+    assert weight.grad.tolist() == [128, 256, 384, 512]
+    norm = optimizer.clip_grad_norm(0.0)
+    assert norm.item() == pytest.approx(30**0.5)
+    optimizer.step()
+    (state,) = adam.optimizer.state.values()
+    torch.testing.assert_close(state["exp_avg"], 0.1 * factors)
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])

@@ -25,7 +25,7 @@ from rhhn_fairseq.kernels.triton.functions import (
     zoned,
 )
 
-STEPS = ["t", "layer", "before", "start", "T", "B"]
+STEPS = ["t", "layer", "before", "start", "T", "B", "U_STEPS", "Z_STEPS"]
 """Arguments whose value must not lead to another compilation, as 1 and multiples of 16 otherwise do."""
 
 
@@ -146,10 +146,10 @@ def backward(
     before,
     T,
     B,
+    U_STEPS,
+    Z_STEPS,
     H: tl.constexpr,
     L: tl.constexpr,
-    U_STEPS: tl.constexpr,
-    Z_STEPS: tl.constexpr,
     LD_Y: tl.constexpr,
     LAST: tl.constexpr,
     KEEP_SCALE: tl.constexpr,
