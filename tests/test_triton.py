@@ -62,8 +62,8 @@ class Recorder:
         return lambda **arguments: self.calls.append((self.kernel, arguments))
 
 
-def _launches(name, dtype, monkeypatch):
-    """What a cell's passes, plain, and noisy and padded, would launch."""
+def _launches(name, dtype, monkeypatch, T=2):
+    """What a cell's passes over T steps, plain, and noisy and padded, would launch."""
     from rhhn_fairseq.kernels.triton import (
         gated_step,
         highway_sequence,
@@ -85,11 +85,27 @@ def _launches(name, dtype, monkeypatch):
         hyper = dict(hyper_size=3) if "hyper" in name else {}
         hyper |= dict(hyper_embed_size=16) if "hyperlstm" in name else {}
         cell = build_cell(name, 4, 17, **hyper, **options).to(dtype)
-        x = torch.randn(2, 3, 4, dtype=dtype, requires_grad=True)
-        mask = torch.ones(2, 3, dtype=torch.bool) if options else None
-        y, _ = cell(x, None, mask, cell.sample_noise(2, 3) if options else None)
+        x = torch.randn(T, 3, 4, dtype=dtype, requires_grad=True)
+        mask = torch.ones(T, 3, dtype=torch.bool) if options else None
+        y, _ = cell(x, None, mask, cell.sample_noise(T, 3) if options else None)
         y.sum().backward()
     return calls
+
+
+@installed
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["ln_lstm", "ln_hyperlstm", "rhn", "hyperrhn"])
+def test_other_lengths_compile_nothing_new(name, dtype, monkeypatch):
+    found = []
+    for T in (2, 5):
+        with monkeypatch.context() as patch:
+            calls = _launches(name, dtype, patch, T)
+        constants = (
+            tuple((p.name, a[p.name]) for p in kernel.params if p.is_constexpr or a[p.name] is None)
+            for kernel, a in calls
+        )
+        found.append({(id(kernel), own) for (kernel, _), own in zip(calls, constants, strict=True)})
+    assert found[0] == found[1]
 
 
 @installed
