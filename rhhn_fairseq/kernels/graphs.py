@@ -193,7 +193,7 @@ def record(call: Callable, values: list[Tensor], beside: Recording | None = None
     inputs = [value.clone() for value in values]
     current, side = torch.cuda.current_stream(), _capture_stream(torch.cuda.current_device())
     graph = torch.cuda.CUDAGraph()
-    pool = None if beside is None else beside.pool
+    pool = torch.cuda.graph_pool_handle() if beside is None else beside.pool
     side.wait_stream(current)
     # It brings the current stream back also where a capture fails.
     with torch.cuda.stream(side):
@@ -202,6 +202,7 @@ def record(call: Callable, values: list[Tensor], beside: Recording | None = None
         before = _taken_by_driver()
         # Other threads (NCCL's watchdog, a loader that pins memory) may use CUDA meanwhile.
         with (
+            _allocating_elsewhere_after(pool),
             _work_space_of_its_own(),
             torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"),
         ):
@@ -210,7 +211,18 @@ def record(call: Callable, values: list[Tensor], beside: Recording | None = None
         graph.replay()
         kernels = max(0, _taken_by_driver() - before)
     current.wait_stream(side)
-    return Recording(inputs, tuple(outputs), graph.replay, current.synchronize, graph.pool(), kernels)
+    return Recording(inputs, tuple(outputs), graph.replay, current.synchronize, pool, kernels)
+
+
+@contextlib.contextmanager
+def _allocating_elsewhere_after(pool) -> Iterator[None]:
+    """Has a capture that fails not leave the allocator in the graph's pool, as torch does before 2.13."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        raise
 
 
 @contextlib.contextmanager

@@ -230,6 +230,7 @@ for name, value in {
     "default_stream": lambda device=None: Stream(number=0),
     "CUDAGraph": CUDAGraph,
     "graph": Capture,
+    "graph_pool_handle": lambda: (0, next(CUDAGraph.pools)),
     "is_current_stream_capturing": lambda: bool(LIBRARY.graph_capturing()),
     "memory_allocated": lambda device=None: LIBRARY.memory_now(),
     "memory_reserved": lambda device=None: LIBRARY.memory_peak(),
