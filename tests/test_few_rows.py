@@ -60,7 +60,8 @@ def test_threads_share_the_columns(M, K, N, transposed, monkeypatch):
         finally:
             torch.set_num_threads(before)
     assert_product(x, weight, add, results[0])
-    assert torch.equal(*results)
+    if native.multiplies():
+        assert torch.equal(*results)
 
 
 def test_not_a_number_passes_through(small):

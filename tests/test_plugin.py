@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from cli import USER_DIR
 
 from rhhn_fairseq.plugin import import_modules
@@ -142,6 +143,7 @@ def test_matmul_precision_of_the_environment(value, expected):
     run(code.format(expected), env={**os.environ, "RHHN_MATMUL_PRECISION": value})
 
 
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="this torch has no such settings")
 @pytest.mark.parametrize(
     "library, value, device, expected",
     [

@@ -20,8 +20,8 @@ from rhhn_fairseq.kernels import backends, pointwise
 from rhhn_fairseq.kernels import triton as implementation
 
 CASES = Path(__file__).with_name("triton_cases.py")
-INSTALLED = importlib.util.find_spec("triton") is not None
-installed = pytest.mark.skipif(not INSTALLED, reason="the package triton is not installed")
+MISSING = implementation.missing()
+installed = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 
 def run_cases(environment, *options):
@@ -186,6 +186,15 @@ def test_without_the_package_that_is_said(monkeypatch):
         cell(torch.randn(2, 2, 4))
 
 
+@installed
+def test_too_old_a_version_is_named(monkeypatch):
+    monkeypatch.setattr(implementation, "_version", lambda: "3.3.1+git")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("RHHN_KERNEL", "triton")
+    with pytest.raises(UsageError, match=r"RHHN_KERNEL=triton: .*has to be 3.4 or newer, .* 3.3.1\+git"):
+        build_cell("lstm", 4, 5)(torch.randn(2, 2, 4))
+
+
 @pytest.mark.parametrize(
     "B, H, rows, cols", [(1, 1, 1, 1), (3, 5, 4, 8), (128, 1000, 1, 1024), (9, 129, 4, 256)]
 )
@@ -201,9 +210,8 @@ def test_sums_have_a_slot_for_every_program():
     assert pointwise.sums_of("triton", [12, 2, 129], state).shape == (1, 12, 2, 129)
 
 
+@installed
 def test_buffers_that_are_not_rows_are_refused():
-    if not INSTALLED:
-        pytest.skip("the package triton is not installed")
     from rhhn_fairseq.kernels.gated import Numbers, Randomness, lstm_buffers
 
     h, c = torch.zeros(3, 2, 5), torch.zeros(3, 5, 2).transpose(1, 2)

@@ -8,8 +8,8 @@ over all steps. All noise comes as masks from outside. The operation cannot be d
 Shapes: T time, B batch, H hidden; gates i, f, g, o in every weight's columns.
 """
 
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from typing import Sequence
 
 import torch
 from torch import Tensor

@@ -11,7 +11,8 @@ than the processor keeps near, for so few that they are read where they were wri
 Shapes: T time, B batch, H hidden, L layers of a time step; halves h, t in every weight's columns.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Sequence
 
 import torch
 from torch import Tensor

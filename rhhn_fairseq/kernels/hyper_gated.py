@@ -10,8 +10,8 @@ order d_h, d_x, b, each for all gates.
 """
 
 import functools
-from collections.abc import Sequence
 from dataclasses import astuple
+from typing import Sequence
 
 import torch
 from torch import Tensor

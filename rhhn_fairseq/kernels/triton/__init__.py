@@ -13,6 +13,8 @@ The package triton is imported by the first sequence that runs here. On the CPU 
 place of the compiler, if TRITON_INTERPRET=1 was in the environment before.
 """
 
+import functools
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
@@ -23,14 +25,36 @@ from torch import Tensor
 from rhhn_fairseq.kernels.buffers import Gated, Highway
 from rhhn_fairseq.kernels.triton.tiles import Tile
 
+OLDEST = (3, 4)
+"""The first version that compiles the kernels: those before know tuples in parts or not at all."""
+
 
 def obstacle(device: torch.device) -> str | None:
     """Why the kernels cannot run on a device; None where they can."""
     if device.type != "cuda" and not (device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
         return "triton runs on CUDA devices (and with TRITON_INTERPRET=1, slowly, on the CPU)"
+    return missing()
+
+
+def missing() -> str | None:
+    """What has to be installed first; None if nothing."""
     if importlib.util.find_spec("triton") is None:
         return "triton needs the package of that name: pip install triton"
+    version = _version()
+    if tuple(int(number) for number in version.split(".")[:2]) < OLDEST:
+        return f"triton has to be {'.'.join(map(str, OLDEST))} or newer, here it is {version}"
     return None
+
+
+@functools.cache
+def _version() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        # Some builds have another name.
+        import triton
+
+        return triton.__version__
 
 
 def slots(shape: Sequence[int], like: Tensor) -> int:

@@ -20,9 +20,11 @@ def mend() -> None:
     builder = interpreter.InterpreterBuilder
     give_methods, multiply, cast = interpreter._patch_lang_tensor, builder.create_dot, builder.cast_impl
 
-    def patched(tensor, scope):
-        give_methods(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+    def patched(tensor, *scope):
+        give_methods(tensor, *scope)
+        # From 3.6 on what is set is taken back after each kernel.
+        give = scope[0].set_attr if scope else setattr
+        give(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     def widened(part):
         if part.dtype.scalar != tl.bfloat16:
