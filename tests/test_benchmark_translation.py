@@ -10,6 +10,7 @@ import torch
 
 from rhhn_fairseq.bench import gnmt, gnmt_decode, gnmt_train
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.kernels import native
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "bench.py"
 
@@ -75,12 +76,27 @@ def test_types():
         gnmt_train.Config(dtype="half")
 
 
+@pytest.mark.skipif(not native.multiplies(), reason="needs the compiled kernels and AVX2")
+def test_wrong_products_of_decoding_are_found(monkeypatch):
+    """They are of no use in training, which a check of training would not see."""
+    product = native.product
+
+    def wrong(x, w, add, y):
+        product(x, w, add, y)
+        y.mul_(1.05)
+
+    monkeypatch.setattr(native, "product", wrong)
+    gnmt_train.run(gnmt_train.Config(**gnmt_train.SMOKE, threads=1))
+    with pytest.raises(UsageError, match="lstm_gnmt_small preferred is wrong .*scores of 1 sentences"):
+        gnmt_decode.run(gnmt_decode.Config(**gnmt_decode.SMOKE, threads=1))
+
+
 def test_reports(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gnmt_decode, "BATCHES", (1, 2))
     main = runpy.run_path(str(SCRIPT))["main"]
     path = tmp_path / "report.json"
     pairs = [(gnmt.FAIRSEQ, "torch"), ("lstm_gnmt_small", "preferred"), ("lstm_gnmt_small", "reference")]
-    for command, counts in (("gnmt-train", (2,)), ("gnmt-decode", (1, 2))):
+    for command, counts, counted in (("gnmt-train", (2,), 2), ("gnmt-decode", (1, 2), 1)):
         main(
             [command, "--smoke", "--threads", "1", "--json", str(path), "--png", str(tmp_path / "report.png")]
         )
@@ -90,7 +106,9 @@ def test_reports(tmp_path, capsys, monkeypatch):
         assert [row["sentences"] for row in report["rows"]] == [n for n in counts for _ in pairs]
         for row in report["rows"]:
             assert row["error"] < 1e-4
-            assert row["tokens_per_second"] == pytest.approx(3e3 * row["sentences"] / row["total_ms"])
+            assert row["tokens_per_second"] == pytest.approx(
+                3e3 * counted * row["sentences"] / row["total_ms"]
+            )
             assert (row["speed_ratio"] == 1.0) == (row["model"] == gnmt.FAIRSEQ)
         assert capsys.readouterr().out.splitlines()[3].startswith("| model ")
         assert torch.__version__ == report["machine"]["torch"]

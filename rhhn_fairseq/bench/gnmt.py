@@ -60,19 +60,23 @@ class TranslationConfig(BenchConfig):
 
 SMOKE = dict(archs=("lstm_gnmt_small",), vocab_size=20, length=3, repeats=1)
 
-COLUMNS = (
-    Column("model", "model"),
-    Column("backend", "backend"),
-    Column("type", "dtype"),
-    Column("parameters", "parameters", ",d"),
-    Column("sentences", "sentences", "d"),
-    Column("ms", "total_ms", ".1f"),
-    Column("tokens/s", "tokens_per_second", ",.0f"),
-    Column("speed / fairseq", "speed_ratio", ".2f"),
-    Column("min..max", "speed_ratio_min speed_ratio_max", ".2f"),
-    Column("speed / reference", "reference_ratio", ".2f"),
-    Column("error", "error", ".1e"),
-)
+
+def columns(tokens: str) -> tuple[Column, ...]:
+    """The columns of a report; ``tokens`` says which are counted."""
+    return (
+        Column("model", "model"),
+        Column("backend", "backend"),
+        Column("type", "dtype"),
+        Column("parameters", "parameters", ",d"),
+        Column("sentences", "sentences", "d"),
+        Column("ms", "total_ms", ".1f"),
+        Column(f"{tokens} tokens/s", "tokens_per_second", ",.0f"),
+        Column("speed / fairseq", "speed_ratio", ".2f"),
+        Column("min..max", "speed_ratio_min speed_ratio_max", ".2f"),
+        Column("speed / reference", "reference_ratio", ".2f"),
+        Column("error", "error", ".1e"),
+    )
+
 
 PREFERRED = "preferred"
 """The backend that each cell of a model prefers."""
@@ -157,35 +161,46 @@ def loss_of(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()), logits
 
 
-def results(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
-    """Logits and gradients of a pass."""
+def results(model: nn.Module, tokens: Tensor, _: Dictionary) -> dict[str, Tensor]:
+    """Logits and gradients of a pass over the first sentences."""
     model.zero_grad(set_to_none=True)
-    loss, logits = loss_of(model, tokens)
+    loss, logits = loss_of(model, tokens[:CHECKED])
     loss.backward()
     return with_gradients({"logits": logits.detach()}, model)
 
 
-def compare(config: TranslationConfig, counts: tuple[int, ...], measure: Callable) -> list[dict]:
+def compare(
+    config: TranslationConfig, counts: tuple[int, ...], measure: Callable, check: Callable, counted: int
+) -> list[dict]:
     """The rows of a report: every model on its backends, for batches of several sizes.
 
     Args:
         counts: sentences in a batch. measure: from a model, sentences and the dictionary to seconds.
+        check: from the same to tensors by name, which are compared with float64's.
+        counted: tokens that count for each one of a target.
 
     Raises:
         UsageError: a model gives wrong results.
     """
     models, dictionary = build_models(config)
     pairs = [(name, kind) for name in models for kind in backends_of(models[name], config)]
-    few = draw_sentences(config, dictionary, CHECKED)
+    batches = {count: draw_sentences(config, dictionary, count) for count in counts}
     free = (PREFERRED, "torch")
     named = {(name, kind): (models[name], None if kind in free else kind) for name, kind in pairs}
     checks = {" ".join(pair): value for pair, value in named.items()}
-    errors = check_models(checks, lambda model: results(model, few), config.dtype)
+
+    def collect(model):
+        return {
+            f"{name} of {count} sentences": part
+            for count, tokens in batches.items()
+            for name, part in check(model, tokens, dictionary).items()
+        }
+
+    errors = check_models(checks, collect, config.dtype)
     for model in models.values():
         model.to(DTYPES[config.dtype])
     rows = []
-    for count in counts:
-        tokens = draw_sentences(config, dictionary, count)
+    for tokens in batches.values():
 
         def timed(pair, tokens=tokens):
             model, backend = named[pair]
@@ -195,11 +210,11 @@ def compare(config: TranslationConfig, counts: tuple[int, ...], measure: Callabl
         seconds = interleave(pairs, config.repeats, timed)
         for pair in pairs:
             row = {"parameters": count_parameters(models[pair[0]]), "error": errors[" ".join(pair)]}
-            rows.append(_row(pair, seconds, tokens) | row | {"dtype": config.dtype})
+            rows.append(_row(pair, seconds, tokens, counted) | row | {"dtype": config.dtype})
     return rows
 
 
-def _row(pair: tuple[str, str], seconds: dict, tokens: Tensor) -> dict:
+def _row(pair: tuple[str, str], seconds: dict, tokens: Tensor, counted: int) -> dict:
     """The report's entry of one model on one backend from the seconds of all."""
     own, (name, kind) = seconds[pair], pair
     # fairseq's seconds over its own are its own speed over fairseq's.
@@ -211,7 +226,7 @@ def _row(pair: tuple[str, str], seconds: dict, tokens: Tensor) -> dict:
         "backend": kind,
         "sentences": len(tokens),
         "total_ms": 1e3 * float(np.median(own)),
-        "tokens_per_second": tokens.numel() / float(np.median(own)),
+        "tokens_per_second": counted * tokens.numel() / float(np.median(own)),
         **speeds,
         "reference_ratio": beside,
         "seconds": own.tolist(),

@@ -1,5 +1,6 @@
 """``gnmt-decode``: beam search with translation models, beside fairseq's ``lstm``."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
 from rhhn_fairseq.bench import gnmt
-from rhhn_fairseq.bench.gnmt import COLUMNS, TranslationConfig, compare  # noqa: F401
+from rhhn_fairseq.bench.gnmt import TranslationConfig, columns, compare
 from rhhn_fairseq.bench.machine import measuring, now
 from rhhn_fairseq.bench.report import draw_bars, make_report
 from rhhn_fairseq.cells.base import option
@@ -24,22 +25,47 @@ class Config(TranslationConfig):
     beam: int = option(5, help="width of the beam", low=1)
 
 
+COLUMNS = columns("target")
+
 SMOKE = gnmt.SMOKE
 
 
-def time_generation(model: nn.Module, tokens: Tensor, dictionary: Dictionary, beam: int) -> float:
-    """Seconds of a beam search that gives as many symbols as the source has."""
+def search(
+    model: nn.Module, tokens: Tensor, dictionary: Dictionary, beam: int, prefix: Tensor | None = None
+) -> list[list[dict]]:
+    """A beam search that gives as many symbols as the source has; hypotheses by sentence, the best first.
+
+    Args:
+        prefix: symbols that it begins with, [sentences, up to one less than the length]; None for none.
+    """
     length = tokens.shape[1]
     generator = SequenceGenerator(
         [model], dictionary, beam_size=beam, max_len_b=length - 1, min_len=length - 1
     )
     lengths = torch.full((len(tokens),), length, device=tokens.device)
     sample = {"net_input": {"src_tokens": tokens, "src_lengths": lengths}}
-    start = now(tokens.device)
-    found = generator.generate([model], sample)
-    seconds = now(tokens.device) - start
+    found = generator.generate([model], sample, prefix_tokens=prefix)
     assert all(len(hypotheses[0]["tokens"]) == length for hypotheses in found)
-    return seconds
+    return found
+
+
+def time_generation(model: nn.Module, tokens: Tensor, dictionary: Dictionary, beam: int) -> float:
+    """Seconds of a ``search``."""
+    start = now(tokens.device)
+    search(model, tokens, dictionary, beam)
+    return now(tokens.device) - start
+
+
+def scores(model: nn.Module, tokens: Tensor, dictionary: Dictionary, beam: int) -> dict[str, Tensor]:
+    """Log-probabilities of the source's own symbols, over even ones, in a ``search`` that has to give these.
+
+    It takes the same steps as the search that is timed, whose own symbols rounding may change. Random weights
+    make all symbols almost as likely, so that an error shows in what is left without that.
+    """
+    # fairseq adds its scores up in float32, so that it takes them apart again.
+    found = search(model, tokens, dictionary, beam, tokens[:, :-1])
+    logarithms = torch.stack([hypotheses[0]["positional_scores"] for hypotheses in found])
+    return {"scores": logarithms + math.log(len(dictionary))}
 
 
 def run(config: Config) -> dict:
@@ -48,8 +74,11 @@ def run(config: Config) -> dict:
     def measure(model, tokens, dictionary):
         return time_generation(model, tokens, dictionary, config.beam)
 
+    def check(model, tokens, dictionary):
+        return scores(model, tokens, dictionary, config.beam)
+
     with measuring(config):
-        return make_report("gnmt-decode", config, compare(config, BATCHES, measure))
+        return make_report("gnmt-decode", config, compare(config, BATCHES, measure, check, counted=1))
 
 
 def draw(report: dict):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from rhhn_fairseq.bench import gnmt
-from rhhn_fairseq.bench.gnmt import COLUMNS, TranslationConfig, compare, loss_of  # noqa: F401
+from rhhn_fairseq.bench.gnmt import TranslationConfig, columns, compare, loss_of, results
 from rhhn_fairseq.bench.machine import measuring, now
 from rhhn_fairseq.bench.report import draw_bars, make_report
 from rhhn_fairseq.cells.base import option
@@ -17,6 +17,8 @@ class Config(TranslationConfig):
 
     sentences: int = option(128, help="sentences in a batch", low=1)
 
+
+COLUMNS = columns("source + target")
 
 SMOKE = gnmt.SMOKE | {"sentences": 2}
 
@@ -33,10 +35,16 @@ def time_training(model: nn.Module, tokens: Tensor) -> float:
 def run(config: Config) -> dict:
     """Checks and times all models. Raises UsageError if one gives wrong results."""
     with measuring(config):
-        rows = compare(config, (config.sentences,), lambda model, tokens, _: time_training(model, tokens))
+        rows = compare(
+            config,
+            (config.sentences,),
+            lambda model, tokens, _: time_training(model, tokens),
+            results,
+            counted=2,
+        )
         return make_report("gnmt-train", config, rows)
 
 
 def draw(report: dict):
     """Bars of the speeds beside fairseq's."""
-    return draw_bars(report, ("model", "backend"), "target tokens a second / fairseq lstm", "speed_ratio")
+    return draw_bars(report, ("model", "backend"), "tokens a second / fairseq lstm", "speed_ratio")
