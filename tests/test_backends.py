@@ -7,11 +7,12 @@ import sys
 import pytest
 import torch
 from fused_cells import SIZES, assert_equal, make_cell, run_pass
+from graph_imitation import imitated_graphs
 
 from rhhn_fairseq import kernels
 from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import backends, native, torch_nn
+from rhhn_fairseq.kernels import backends, graphs, native, torch_nn
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
@@ -102,6 +103,25 @@ def test_the_preferred_backend_is_the_compiled_one_and_is_named_once(monkeypatch
     assert backends(cell) == ("native", "aten", "reference")
     monkeypatch.setattr(native, "library", lambda: None)
     assert backends(cell) == ("aten", "reference")
+
+
+@pytest.mark.parametrize("imitated", [False, True])
+def test_what_comes_of_a_wish_for_graphs_is_named(imitated, monkeypatch, caplog):
+    monkeypatch.setattr(kernels, "_told", set())
+    monkeypatch.setenv(graphs.VARIABLE, "1")
+    if imitated:
+        imitated_graphs(monkeypatch)
+    cell = make_cell("rhn", (), dtype=torch.float32)
+    with caplog.at_level(logging.INFO, logger="rhhn_fairseq.kernels"):
+        for backend in ("aten", "reference"):
+            monkeypatch.setenv("RHHN_KERNEL", backend)
+            cell(torch.randn(2, 2, 4))
+    assert [record.message for record in caplog.records] == [
+        "RHN runs on the aten backend (cpu, torch.float32), "
+        + ("as CUDA graphs" if imitated else "without CUDA graphs, which need a GPU"),
+        "RHN runs on the reference backend (cpu, torch.float32), "
+        "without CUDA graphs, which this loop has none of",
+    ]
 
 
 @pytest.mark.parametrize(

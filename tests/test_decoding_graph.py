@@ -4,6 +4,7 @@ The graph is imitated on the CPU, see graph_imitation.py.
 """
 
 import gc
+import logging
 import weakref
 from types import SimpleNamespace
 
@@ -20,8 +21,16 @@ from rhhn_fairseq.layers import decoding
 
 
 @pytest.fixture
-def imitated(monkeypatch):
+def told(monkeypatch, caplog):
+    """What decoding says of its graphs."""
     monkeypatch.setenv(graphs.VARIABLE, "1")
+    monkeypatch.setattr(decoding, "_told", set())
+    caplog.set_level(logging.INFO, logger="rhhn_fairseq.layers.decoding")
+    return lambda: [record.message for record in caplog.records if record.name == decoding.__name__]
+
+
+@pytest.fixture
+def imitated(monkeypatch, told):
     imitated_graphs(monkeypatch)
 
 
@@ -102,6 +111,12 @@ def test_an_ensemble_has_a_graph_for_each_model(imitated, monkeypatch):
     _assert_same(found, _hypotheses([first, second], dictionary, sample))
 
 
+def test_where_there_is_no_gpu_it_is_said_once(told):
+    model, dictionary = _model()
+    _hypotheses([model], dictionary, _sentences([4, 6], dictionary))
+    assert told() == ["steps of decoding run without CUDA graphs, which need a GPU"]
+
+
 def test_batches_share_graphs(imitated):
     model, dictionary = _model()
     for seed, lengths in enumerate(([4, 9, 2, 7], [12, 3, 5], [16, 16, 16, 16], [3, 3, 3])):
@@ -163,13 +178,18 @@ def test_not_in_training_and_not_for_gradients(imitated):
     assert model.decoder not in decoding._recordings
 
 
-def test_not_under_autocast(imitated):
+def test_not_under_autocast(imitated, told):
     """Which keeps copies of the weights for as long as it lasts; a graph would go on reading them."""
     model, dictionary = _model()
     sample = _sentences([4, 6], dictionary)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         _hypotheses([model.float()], dictionary, sample)
     assert model.decoder not in decoding._recordings
+    _hypotheses([model], dictionary, sample)
+    assert told() == [
+        "steps of decoding run without CUDA graphs, which autocast does not allow",
+        "steps of decoding run as CUDA graphs",
+    ]
 
 
 @pytest.mark.gpu

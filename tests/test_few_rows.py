@@ -86,7 +86,7 @@ def test_it_does_what_it_is_for(small, monkeypatch, caplog):
     assert len(caplog.messages) == native.multiplies()
 
 
-REASONS = "gradient rows row double bfloat16 autocast forced strides size build"
+REASONS = "gradient rows row double bfloat16 autocast forced products precision strides size build"
 
 
 @pytest.mark.parametrize("why", REASONS.split())
@@ -99,6 +99,10 @@ def test_it_leaves_the_rest_alone(why, small, monkeypatch):
         x, weight = x.to(dtype), weight.to(dtype)
     if why == "forced":
         monkeypatch.setenv("RHHN_KERNEL", "reference")
+    if why == "products":
+        monkeypatch.setenv("RHHN_MATMUL", "torch")
+    if why == "precision":
+        monkeypatch.setattr(few_rows, "matmul_precision", lambda _: "medium")
     if why == "strides":
         weight = torch.randn(20, 80)[:, ::2]
     if why == "size":
@@ -108,6 +112,22 @@ def test_it_leaves_the_rest_alone(why, small, monkeypatch):
     with torch.set_grad_enabled(why == "gradient"), torch.autocast("cpu", enabled=why == "autocast"):
         assert not few_rows.chosen(x, weight)
         torch.testing.assert_close(affine(x, weight), x @ weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape, adds", [((3, 19), None), ((3, 40), None), ((2, 10), None), ((3, 20), (39,))])
+def test_what_does_not_fit_is_an_error(shape, adds, small):
+    add = None if adds is None else torch.randn(*adds)
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        affine(torch.randn(*shape), torch.randn(20, 40), add)
+    if native.library() is not None:
+        with pytest.raises(ValueError, match="cannot be written"):
+            native.product(torch.randn(*shape), torch.randn(20, 40), add, torch.empty(shape[0], 40))
+
+
+def test_a_row_for_all_rows_is_added_as_torch_does(small):
+    x, weight, add = torch.randn(3, 20), torch.randn(20, 40), torch.randn(1, 40)
+    with torch.no_grad():
+        torch.testing.assert_close(affine(x, weight, add), torch.addmm(add, x, weight))
 
 
 def test_a_gradient_passes_through_the_same_function(small):

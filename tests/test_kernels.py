@@ -10,6 +10,7 @@ from fused_cells import GATED_NOISE, RHN_NOISE, SIZES, assert_equal, make_cell, 
 
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.cells.base import reorder_state
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.kernels import (
     aten,
     gated,
@@ -55,6 +56,38 @@ def test_equals_the_loop(name, implementation, padded, noisy, monkeypatch):
         for one, other in zip(found, exact, strict=True):
             one, other = one.nan_to_num(), other.nan_to_num()
             assert (one - other).norm() <= 1e-13 * (1 + other.norm())
+
+
+@fused_cells
+@implementations
+@pytest.mark.parametrize("shared", ["steps", "sequences", "both"])
+def test_noise_for_all_steps_or_sequences_equals_the_loop(name, implementation, shared, monkeypatch):
+    """Noise of [T or 1, B or 1, ·], as a caller may give it."""
+    cell = make_cell(name, noise_options(name))
+    T, B = 5, 3
+    x, noise = torch.randn(T, B, 4, dtype=torch.float64), cell.sample_noise(T, B)
+    rows = slice(None) if shared == "sequences" else slice(1)
+    columns = slice(None) if shared == "steps" else slice(1)
+    noise = {key: part[rows, columns].clone() for key, part in noise.items()}
+    exact = run_pass(cell, x, None, None, noise, "reference", monkeypatch)
+    assert_equal(run_pass(cell, x, None, None, noise, implementation, monkeypatch), exact, 1e-13)
+
+
+@fused_cells
+@implementations
+def test_noise_that_does_not_fit_is_refused(name, implementation, monkeypatch):
+    cell = make_cell(name, noise_options(name))
+    x, noise = torch.randn(5, 3, 4, dtype=torch.float64), cell.sample_noise(5, 3)
+    monkeypatch.setenv("RHHN_KERNEL", implementation)
+    for key, part in noise.items():
+        # The hypernetwork of a HyperRHN has a part of the noise under its own name.
+        of = f"noise '{key.removeprefix('hyper_')}' has shape"
+        for wrong in (part[..., :-1], torch.cat([part, part], -1)):
+            with pytest.raises(UsageError, match=f"{of} .* this program reads"):
+                cell(x, noise=noise | {key: wrong})
+        for wrong in (part.expand(5, 3, -1)[:4], part.expand(5, 3, -1)[:, :2], part[0]):
+            with pytest.raises(UsageError, match=f"noise '{key}' has shape .* expected .5 or 1, 3 or 1, .]"):
+                cell(x, noise=noise | {key: wrong})
 
 
 @pytest.mark.parametrize("name", ["rhn", "hyperrhn"])

@@ -201,11 +201,11 @@ class Cell(nn.Module):
             the outputs [T, B, H] and the state after the last step.
 
         Raises:
-            UsageError: the input, state or mask does not have the shape the cell was built for.
+            UsageError: the input, state, mask or noise does not have the shape the cell was built for.
         """
         from rhhn_fairseq.kernels.recompute import in_parts
 
-        self._check_shapes(x_TBC, state, mask_TB)
+        self._check_shapes(x_TBC, state, mask_TB, noise)
         T, B, _ = x_TBC.shape
         if mask_TB is not None:
             # A NaN times a zero gradient is NaN, so padding is cleared before it meets a weight.
@@ -256,7 +256,7 @@ class Cell(nn.Module):
         """Numbers about the trained weights worth a line in the log; by default, none."""
         return {}
 
-    def _check_shapes(self, x_TBC, state, mask_TB) -> None:
+    def _check_shapes(self, x_TBC, state, mask_TB, noise) -> None:
         name, C = type(self).__name__, self.config.input_size
         if x_TBC.dim() != 3 or x_TBC.shape[-1] != C:
             raise UsageError(f"{name}: input has shape {tuple(x_TBC.shape)}, expected [T, B, {C}]")
@@ -273,6 +273,10 @@ class Cell(nn.Module):
                 f"{name}: mask is {mask_TB.dtype} of shape {tuple(mask_TB.shape)}, "
                 f"expected torch.bool of shape {(T, B)}"
             )
+        for key, part in (noise or {}).items():
+            shape = tuple(part.shape)
+            if len(shape) != 3 or shape[0] not in (1, T) or shape[1] not in (1, B):
+                raise UsageError(f"{name}: noise {key!r} has shape {shape}, expected [{T} or 1, {B} or 1, ·]")
 
 
 def detach_state(state: State) -> State:

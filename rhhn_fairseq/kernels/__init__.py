@@ -56,7 +56,7 @@ def whole(
     from rhhn_fairseq.kernels import few_rows, torch_nn
 
     forced = os.environ.get("RHHN_KERNEL")
-    small = not forced and _is_small(x_TBC)
+    small = not forced and _is_small(x_TBC, state)
     faster = not forced and (small or torch_nn.pays(cell, x_TBC.device, x_TBC.dtype))
     if forced != torch_nn.NAME and not faster:
         return None
@@ -73,18 +73,34 @@ def whole(
     return None
 
 
-def _tell(cell: Cell, x: Tensor, name: str) -> None:
-    """Says once which backend runs a class of cells on a device in a type."""
-    key = (type(cell), x.device.type, x.dtype, name)
+def _tell(cell: Cell, x: Tensor, name: str, more: str = "") -> None:
+    """Says once which backend runs a class of cells on a device in a type, and what ``more`` there is."""
+    key = (type(cell), x.device.type, x.dtype, name, more)
     if key not in _told:
         _told.add(key)
-        logger.info("%s runs on the %s backend (%s, %s)", type(cell).__name__, name, *key[1:3])
+        logger.info("%s runs on the %s backend (%s, %s)%s", type(cell).__name__, name, *key[1:3], more)
 
 
-def _is_small(g: Tensor) -> bool:
-    """Whether a pass is a step of decoding for few rows on the CPU; g is [T, B, ·]."""
+def _beside_graphs(g: Tensor, name: str) -> str:
+    """What a backend makes of a wish for CUDA graphs; nothing without one, or within a graph."""
+    if not graphs.wanted():
+        return ""
+    if name == "reference":
+        return ", without CUDA graphs, which this loop has none of"
+    if graphs.possible([g]):
+        return ", as CUDA graphs"
+    return "" if g.is_cuda else ", without CUDA graphs, which need a GPU"
+
+
+def _is_small(g: Tensor, state: State) -> bool:
+    """Whether a pass is a step of decoding for few rows on the CPU; g is [T, B, ·].
+
+    A state of a wider type, which ``recompute`` gives, would come back rounded from such a step.
+    """
     T, B = g.shape[:2]
-    return T == 1 and B <= STEP_ROWS and g.device.type == "cpu" and not torch.is_grad_enabled()
+    if T != 1 or B > STEP_ROWS or g.device.type != "cpu" or torch.is_grad_enabled():
+        return False
+    return all(part.dtype == g.dtype for part in state) or torch.is_autocast_enabled("cpu")
 
 
 def filled_up(
@@ -111,7 +127,7 @@ def scan(
         UsageError: ``RHHN_KERNEL`` names a backend that cannot run this cell.
     """
     forced = os.environ.get("RHHN_KERNEL")
-    if not forced and _is_small(g[0]) and fused(cell) is not None:
+    if not forced and _is_small(g[0], state) and fused(cell) is not None:
         _tell(cell, g[0], "reference, for single steps of few rows")
         return reference.scan(cell, g, state, mask_TB, noise)
     available = backends(cell, g[0].device, g[0].dtype)
@@ -122,7 +138,7 @@ def scan(
             f"RHHN_KERNEL={name}: {type(cell).__name__} runs on {', '.join(available)} only"
             + (f"; {why}" if why else "")
         )
-    _tell(cell, g[0], name)
+    _tell(cell, g[0], name, _beside_graphs(g[0], name))
     if name == "reference":
         return reference.scan(cell, g, state, mask_TB, noise)
     # Programs give addresses away, so that whatever may be a view is laid out in rows first; g by the program

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from rhhn_fairseq.cells.base import Cell, State
 from rhhn_fairseq.cells.lstm import LSTM
-from rhhn_fairseq.kernels import native
+from rhhn_fairseq.kernels import matmul, native
+from rhhn_fairseq.kernels.precision import matmul_precision
 from rhhn_fairseq.layers.product import affine
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,9 @@ def chosen(x: Tensor, weight_KN: Tensor, add: Tensor | None = None) -> bool:
     K, N = weight_KN.shape
     if not (K * N >= SMALLEST_WEIGHT and K >= SMALLEST_INPUT and x.numel() // K in ROWS):
         return False
+    # Whatever does not fit is torch's to refuse, or to broadcast.
+    if x.shape[-1] != K or add is not None and add.shape not in ((N,), (*x.shape[:-1], N)):
+        return False
     parts = (x, weight_KN) if add is None else (x, weight_KN, add)
     return (
         not torch.is_grad_enabled()
@@ -60,6 +64,8 @@ def chosen(x: Tensor, weight_KN: Tensor, add: Tensor | None = None) -> bool:
         and all(part.dtype == torch.float32 and part.device.type == "cpu" for part in parts)
         and 1 in weight_KN.stride()
         and native.multiplies()
+        and (os.environ.get(matmul.VARIABLE) or "native") == "native"
+        and matmul_precision("cpu") != "medium"
     )
 
 

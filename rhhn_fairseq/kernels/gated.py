@@ -23,6 +23,7 @@ from rhhn_fairseq.kernels.products import (
     before,
     gal_mask,
     gradient_share,
+    noise_of,
     or_zeros,
     seen,
     through_recurrence,
@@ -67,14 +68,16 @@ class Randomness:
     c_share: Tensor | None = None
 
     @staticmethod
-    def of(noise: Noise | None, config: GatedConfig, dtype: torch.dtype) -> "Randomness":
+    def of(noise: Noise | None, config: GatedConfig, g_TBG: Tensor) -> "Randomness":
+        (T, B, _), H, dtype = g_TBG.shape, config.hidden_size, g_TBG.dtype
+        keep = noise_at(noise, "update")
         return Randomness(
-            gal_mask(noise, config.gal_dropout, dtype),
-            noise_at(noise, "update"),
-            noise_at(noise, "zoneout"),
-            noise_at(noise, "zoneout_c"),
-            gradient_share(noise, "h_detach", state_dtype(dtype)),
-            gradient_share(noise, "c_detach", state_dtype(dtype)),
+            gal_mask(noise, config.gal_dropout, B, H, dtype),
+            keep if keep is None else noise_of(noise, "update", 1 if len(keep) == 1 else T, B, H),
+            noise_of(noise, "zoneout", T, B, H),
+            noise_of(noise, "zoneout_c", T, B, H),
+            gradient_share(noise, "h_detach", T, state_dtype(dtype)),
+            gradient_share(noise, "c_detach", T, state_dtype(dtype)),
         )
 
     def part(self, steps: slice) -> "Randomness":
@@ -277,7 +280,7 @@ def scan_lstm(
         cell.weight_h.to(dtype),
         norm_of(cell, dtype),
         mask_TB,
-        *fields_of(Randomness.of(noise, config, dtype)),
+        *fields_of(Randomness.of(noise, config, g_TBG)),
         list(astuple(Numbers.of(config))),
         backend,
     )

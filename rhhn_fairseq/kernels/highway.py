@@ -17,7 +17,7 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.cells.base import Noise, State, noise_at
+from rhhn_fairseq.cells.base import Noise, State
 from rhhn_fairseq.cells.hyper_rhn import HyperRHN
 from rhhn_fairseq.cells.rhn import RHN, RHNTrace
 from rhhn_fairseq.kernels import graphs, pointwise
@@ -26,6 +26,7 @@ from rhhn_fairseq.kernels.matmul import Factor, mm
 from rhhn_fairseq.kernels.products import (
     gal_mask,
     gradient_share,
+    noise_of,
     or_zeros,
     part_steps,
     seen,
@@ -340,7 +341,8 @@ def scan_rhn(
 ) -> tuple[Tensor, State]:
     """``Cell.forward`` after projection and preparation, by ``rhhn::highway``."""
     config, (gx, *scaling), (s0, *others) = cell.config, g, state
-    dtype = gx.dtype
+    dtype, L = gx.dtype, len(cell.weight_s)
+    T, B, H = *gx.shape[:2], config.hidden_size
     wide = state_dtype(dtype)
     hyper = weight_z = first = bias_x = bias_z = None
     if scaling:
@@ -359,10 +361,10 @@ def scan_rhn(
         weight_z,
         first,
         mask_TB,
-        gal_mask(noise, config.gal_dropout, dtype),
-        noise_at(noise, "update"),
-        None if isinstance(cell, RHNTrace) else noise_at(noise, "zoneout"),
-        gradient_share(noise, "h_detach", wide),
+        gal_mask(noise, config.gal_dropout, B, H, dtype),
+        noise_of(noise, "update", T, B, L * H),
+        None if isinstance(cell, RHNTrace) else noise_of(noise, "zoneout", T, B, H),
+        gradient_share(noise, "h_detach", T, wide),
         1.0 / (1.0 - config.recurrent_dropout),
         config.zoneout,
         isinstance(cell, RHNTrace),

@@ -404,7 +404,7 @@ def scan_hyper_lstm(
         norm_of(cell, dtype),
         norm_of(cell.hyper, dtype),
         mask_TB,
-        *fields_of(Randomness.of(noise, config, dtype)),
+        *fields_of(Randomness.of(noise, config, g[0])),
         list(astuple(Numbers.of(config))),
         config.hyper_state == "previous",
         backend,

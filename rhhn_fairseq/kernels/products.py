@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rhhn_fairseq.cells.base import Noise, noise_at
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.kernels.matmul import mm
 
 
@@ -52,15 +53,33 @@ def weight_gradient(
     return out
 
 
-def gradient_share(noise: Noise | None, name: str, dtype: torch.dtype) -> Tensor | None:
+def noise_of(noise: Noise | None, name: str, *shape: int) -> Tensor | None:
+    """One entry of a pass's noise as programs read it, of exactly this shape; None where there is none.
+
+    Raises:
+        UsageError: it has another shape, in which not only a leading or second size is 1.
+    """
+    part = noise_at(noise, name)
+    if part is None or tuple(part.shape) == shape:
+        return part
+    fits = len(part.shape) == len(shape) and part.shape[-1] == shape[-1]
+    if not fits or any(found not in (1, size) for found, size in zip(part.shape, shape, strict=True)):
+        raise UsageError(
+            f"noise {name!r} has shape {tuple(part.shape)}, this program reads {shape} "
+            "(RHHN_KERNEL=reference reads whatever a step can use)"
+        )
+    return part.expand(shape).contiguous()
+
+
+def gradient_share(noise: Noise | None, name: str, T: int, dtype: torch.dtype) -> Tensor | None:
     """What each step multiplies a gradient by, [T], from the coins of h-detach or c-detach."""
-    coin = noise_at(noise, name)
-    return None if coin is None else 1.0 - coin.reshape(-1).to(dtype)
+    coin = noise_of(noise, name, T, 1, 1)
+    return None if coin is None else 1.0 - coin.flatten().to(dtype)
 
 
-def gal_mask(noise: Noise | None, rate: float, dtype: torch.dtype) -> Tensor | None:
+def gal_mask(noise: Noise | None, rate: float, B: int, H: int, dtype: torch.dtype) -> Tensor | None:
     """Gal dropout's mask of a sequence, scaled, [B, H]."""
-    mask = noise_at(noise, "gal")
+    mask = noise_of(noise, "gal", 1, B, H)
     return None if mask is None else mask[0].to(dtype) * (1.0 / (1.0 - rate))
 
 

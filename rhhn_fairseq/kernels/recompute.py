@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rhhn_fairseq.kernels.buffers import state_dtype
+
 if TYPE_CHECKING:
     from rhhn_fairseq.cells.base import Cell, Noise, State
 
@@ -71,6 +73,9 @@ class _InParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, parts: _Parts, x_TBC, *state_and_parameters):
         state = state_and_parameters[: len(parts.cell.state_sizes)]
+        ctx.types = [start.dtype for start in state]
+        # As within a whole sequence, states of a narrow type are kept wide from part to part.
+        state = [start.to(state_dtype(start.dtype)) for start in state]
         # Whatever stays has its place before the work begins, so that all that a part takes comes free again.
         states = [start.new_empty(len(parts.slices), *start.shape) for start in state]
         outputs = None
@@ -85,16 +90,18 @@ class _InParts(torch.autograd.Function):
         # With the parameters, so that a change of theirs before the backward pass is an error, as elsewhere.
         ctx.save_for_backward(x_TBC, *states, *parts.parameters)
         ctx.parts = parts
-        return outputs, *state
+        return outputs, *(last.to(dtype) for last, dtype in zip(state, ctx.types, strict=True))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy, *dstate):
         parts, (x_TBC, *kept) = ctx.parts, ctx.saved_tensors
         states = kept[: len(dstate)]
+        dstate = [None if d is None else d.to(states[0].dtype) for d in dstate]
         needs_x = ctx.needs_input_grad[1]
         dx = torch.zeros_like(x_TBC) if needs_x else None
-        total = [torch.zeros_like(parameter) for parameter in parts.parameters]
+        # Sums of many parts, in the type of states for the same reason.
+        total = [torch.zeros_like(part, dtype=state_dtype(part.dtype)) for part in parts.parameters]
         for number, here in reversed(list(enumerate(parts.slices))):
             x = x_TBC[here].detach().requires_grad_(needs_x)
             state = [starts[number].detach().requires_grad_() for starts in states]
@@ -110,7 +117,8 @@ class _InParts(torch.autograd.Function):
                 if new is not None:
                     sum_ += new
             del dx_part, found
-        return None, dx, *dstate, *total
+        dstate = [None if d is None else d.to(dtype) for d, dtype in zip(dstate, ctx.types, strict=True)]
+        return None, dx, *dstate, *(sum_.to(p.dtype) for sum_, p in zip(total, parts.parameters, strict=True))
 
 
 def _gradients(outputs, gradients, x, state, parameters):

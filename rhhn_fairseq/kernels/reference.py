@@ -9,7 +9,14 @@ from rhhn_fairseq.cells.base import Cell, Noise, State
 def scan(
     cell: Cell, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None, noise: Noise | None
 ) -> tuple[Tensor, State]:
-    """Runs ``cell.step`` at every position; see ``Cell.forward`` for arguments and masks."""
+    """Runs ``cell.step`` at every position; see ``Cell.forward`` for arguments and masks.
+
+    Without autocast, which casts what a step needs, a state of a wider type is rounded to that of ``g``
+    before the first step; the last one has the type of the first again.
+    """
+    first, dtype = state, g[0].dtype
+    if any(part.dtype != dtype for part in state) and not torch.is_autocast_enabled(g[0].device.type):
+        state = tuple(part.to(dtype) for part in state)
     outputs = []
     # Unbinding once has one backward node that stacks; indexing at every step would have each step's
     # backward fill a tensor as large as the sequence.
@@ -21,7 +28,7 @@ def scan(
             new = keep_state(here_B1, new, state)
         outputs.append(y_BH)
         state = new
-    return torch.stack(outputs), state
+    return torch.stack(outputs), tuple(new.to(old.dtype) for new, old in zip(state, first, strict=True))
 
 
 def slice_noise(noise: Noise | None, t: int) -> Noise | None:

@@ -66,7 +66,7 @@ def run(cell: Cell, x_TBC: Tensor, state: State) -> tuple[Tensor, State]:
 
 def step(cell: Cell, x_1BC: Tensor, state: State) -> tuple[Tensor, State]:
     """The same for one step by torch's cells, which read the weights where they lie; without a gradient."""
-    dtype = x_1BC.dtype
+    dtype, before = x_1BC.dtype, state
     state = tuple(part.to(dtype) for part in state)
     *weights, second = _weights(cell)
     if second is None and x_1BC.is_cuda:
@@ -77,7 +77,7 @@ def step(cell: Cell, x_1BC: Tensor, state: State) -> tuple[Tensor, State]:
         after = torch.lstm_cell(x_1BC[0], state, *weights)
     else:
         after = (torch.gru_cell(x_1BC[0], *state, *weights),)
-    return after[0].unsqueeze(0), after
+    return after[0].unsqueeze(0), tuple(new.to(old.dtype) for new, old in zip(after, before, strict=True))
 
 
 def _lstm(cell: LSTM, x_TBC: Tensor, states: list[Tensor], dtype) -> tuple[Tensor, ...]:

@@ -9,6 +9,7 @@ Off unless ``RHHN_CUDA_GRAPHS=1``; see ``kernels/graphs.py``.
 Shapes: B rows, N sentences, S source positions, M memory, V dictionary.
 """
 
+import logging
 import os
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
@@ -21,6 +22,8 @@ from rhhn_fairseq.cells.base import State, reorder_state
 from rhhn_fairseq.kernels import graphs
 from rhhn_fairseq.layers.attention import Memory
 
+logger = logging.getLogger(__name__)
+
 POSITIONS = 16
 """Graphs are for multiples of so many source positions."""
 
@@ -28,6 +31,8 @@ Step = Callable[[Tensor, Memory, State], tuple[Tensor, Tensor, State]]
 
 # A graph reads the weights where they lie, so it belongs to its module and goes with it.
 _recordings: WeakKeyDictionary[nn.Module, graphs.Recordings] = WeakKeyDictionary()
+
+_told: set[str] = set()
 
 
 def decoding_step(
@@ -42,9 +47,7 @@ def decoding_step(
         state: tensors [any, ·]. order_B: the row of the state that each row goes on from; None for its own.
     """
     tensors = [tokens_B1, *state, *memory[:3]]
-    # Autocast would have the graph read its copies of the weights.
-    plain = module.training or torch.is_grad_enabled() or torch.is_autocast_enabled(tokens_B1.device.type)
-    if plain or not graphs.possible(tensors):
+    if not _as_graph(module, tensors):
         return step(tokens_B1, memory, state if order_B is None else reorder_state(state, order_B))
     B, (N, S) = len(tokens_B1), memory.mask_NS.shape
     more_N = _power_of_two(N) - N
@@ -77,6 +80,25 @@ def decoding_step(
     key = weights_at, memory.beams, step.__qualname__, os.environ.get("RHHN_KERNEL")
     logits, weights, *after = graphs.replayed(key, call, values, recordings)
     return logits[:B], weights[:B, :, :S], tuple(part[:B] for part in after)
+
+
+def _as_graph(module: nn.Module, tensors: list[Tensor]) -> bool:
+    """Whether a step is to run as a graph; where that is wished for, it is said once what comes of it."""
+    if not graphs.wanted() or module.training or torch.is_grad_enabled():
+        return False
+    if torch.is_autocast_enabled(tensors[0].device.type):
+        # The graph would read autocast's copies of the weights.
+        return _tell("without CUDA graphs, which autocast does not allow", False)
+    if not graphs.possible(tensors):
+        return _tell("without CUDA graphs, which need a GPU", False)
+    return _tell("as CUDA graphs", True)
+
+
+def _tell(how: str, found: bool) -> bool:
+    if how not in _told:
+        _told.add(how)
+        logger.info("steps of decoding run %s", how)
+    return found
 
 
 def _power_of_two(count: int) -> int:
