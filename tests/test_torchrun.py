@@ -102,7 +102,7 @@ def test_cpu_option_keeps_off_the_gpu(worker, monkeypatch):
 def test_bf16_needs_no_tpu(worker, monkeypatch):
     """train_bf16_without_tpu; fairseq's command line sets the flag for every --bf16."""
     monkeypatch.delenv("RANK")
-    worker.common.bf16 = worker.common.tpu = True
+    worker.common.bf16 = worker.common.tpu = worker.distributed_training.tpu = True
     distributed_utils.call_main(worker, lambda cfg: None)
     assert worker.common.tpu is False and worker.distributed_training.tpu is False
 
@@ -144,6 +144,18 @@ def test_two_workers_equal_update_freq_two(tiny_corpus, tmp_path, backend):
     ours, theirs = model_of(one), model_of(two)
     for name, value in ours.items():
         torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_workers_in_bfloat16_train_one_model(tiny_corpus, tmp_path):
+    """train_bf16_without_tpu: each would train a model of its own if it took itself for a TPU."""
+    options = ["--max-epoch", 1, "--clip-norm", 1, "--bf16"]
+    single = fairseq_train(lstm(tiny_corpus, tmp_path / "one", *options, "--update-freq", 2))
+    double = fairseq_train(lstm(tiny_corpus, tmp_path / "two", *options), workers=2)
+    one, two = (json_log(run.stdout) for run in (single, double))
+    assert [step["wpb"] for step in one[:7]] == [step["wpb"] for step in two[:7]]
+    # Measured: the same three decimals, which are all that is printed.
+    assert [step["loss"] for step in two[:7]] == pytest.approx([step["loss"] for step in one[:7]], abs=0.001)
 
 
 @pytest.mark.slow

@@ -135,7 +135,8 @@ def train_bf16_without_tpu() -> bool:
     @functools.wraps(inner)
     def call_main(cfg, main, **kwargs):
         if cfg.common.bf16 and cfg.common.tpu:
-            cfg.common.tpu = False
+            # The second, a copy, decides whether there are other workers.
+            cfg.common.tpu = cfg.distributed_training.tpu = False
         inner(cfg, main, **kwargs)
 
     utils.call_main = call_main
