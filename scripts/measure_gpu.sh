@@ -13,6 +13,9 @@
 #
 # DEVICE=cuda:1 takes another GPU; SMOKE=1 tries the commands out at tiny sizes, also with DEVICE=cpu.
 set -uo pipefail
+# Python ends of itself where it is interrupted, and this would go on with the next step.
+trap 'echo "error: interrupted" >&2; exit 130' INT TERM
+called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # The package need not be installed.
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
@@ -51,7 +54,8 @@ run_step() {
     [ "${SMOKE:-0}" = 1 ] && archs=(--archs hyperlstm_gnmt_small --attention v2 --dtype bfloat16)
     case $1 in
         # By name: other files of tests need packages that these do not.
-        tests) "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider \
+        tests) "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "torch finds no GPU")' &&
+            "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider \
             tests/test_{triton,graphs,decoding_graph,backends}.py ;;
         gated) bench cells --cells lstm,ln_lstm,hyperlstm,ln_hyperlstm "${both[@]}" -- "${big[@]}" --length 100 ;;
         highway) bench cells --cells rhn,hyperrhn "${both[@]}" -- "${big[@]}" --length 20 ;;
@@ -64,8 +68,8 @@ run_step() {
     esac
 }
 
-[ $# -ge 1 ] || usage
-out=$1
+[[ $# -ge 1 && $1 != -* ]] || usage
+[[ $1 == /* ]] && out=$1 || out=$called_from/$1
 shift
 [ $# -ge 1 ] || set -- "${STEPS[@]}"
 for step in "$@"; do
@@ -78,6 +82,8 @@ out=$(cd "$out" && pwd)
 attempt() {
     local name=$1 less=("${@:2}")
     echo "== $name"
+    # What an earlier run has left is none of this one's.
+    rm -f "$out/$name".{txt,json,png}
     run_step "$step" 2>&1 | tee "$out/$name.txt"
 }
 

@@ -2,20 +2,24 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "measure_gpu.sh"
 
 
-def run(*arguments, **environment):
+def run(*arguments, cwd=None, **environment):
     variables = os.environ | {"SMOKE": "1", "DEVICE": "cpu", "PYTHON": sys.executable} | environment
     return subprocess.run(
         ["bash", str(SCRIPT), *map(str, arguments)],
         env=variables,
+        cwd=cwd,
         capture_output=True,
         text=True,
         check=False,
@@ -69,7 +73,39 @@ def test_a_benchmark_that_fails_again_is_run_without_graphs(tmp_path):
     assert names >= {"highway-no-triton.txt", "highway-plain.json"} and "highway-no-triton.json" not in names
 
 
-@pytest.mark.parametrize("arguments", [(), ("DIR", "higway")])
+def test_files_of_an_earlier_run_go(tmp_path):
+    (tmp_path / "lm.json").write_text("{}")
+    assert run(tmp_path, "lm", DEVICE="cuda:99").returncode == 1
+    assert not (tmp_path / "lm.json").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_tests_without_a_gpu_fail(tmp_path):
+    found = run(tmp_path, "tests")
+    assert found.returncode == 1
+    assert (tmp_path / "tests.txt").read_text() == "torch finds no GPU\n"
+
+
+def test_a_directory_is_where_it_is_called(tmp_path):
+    found = run("out", "lm", cwd=tmp_path, DEVICE="cuda:99")
+    assert found.stderr.endswith(f"in {tmp_path / 'out'}: lm\n")
+
+
+def test_an_interruption_ends_it(tmp_path):
+    variables = os.environ | {"SMOKE": "1", "DEVICE": "cpu", "PYTHON": sys.executable}
+    command = ["bash", str(SCRIPT), str(tmp_path), "memory", "gated"]
+    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, start_new_session=True) as process:
+        while not (tmp_path / "memory.txt").exists():
+            time.sleep(0.1)
+        time.sleep(2)
+        # As a terminal does it: all of them.
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and said.endswith(b"error: interrupted\n")
+    assert {path.stem for path in tmp_path.iterdir()} == {"memory"}
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("DIR", "higway")])
 def test_usage(arguments, tmp_path):
     found = run(*(tmp_path / "x" if part == "DIR" else part for part in arguments))
     assert found.returncode == 2
