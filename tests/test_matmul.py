@@ -392,10 +392,14 @@ def test_without_onednn_plain_torch_is_left(monkeypatch):
     assert matmul.chosen("native") == "torch"
 
 
-def test_forced_compiled_products_are_not_those_of_plain_torch(monkeypatch):
+@pytest.mark.parametrize("slow, expected", [(True, "onednn"), (False, "torch")])
+def test_forced_compiled_products_are_not_those_of_aten(slow, expected, monkeypatch):
+    """It is what runs without them, and has what it would have had."""
     monkeypatch.setattr(native, "multiplies", lambda: True)
+    monkeypatch.setattr(matmul, "_has_onednn", lambda: True)
+    monkeypatch.setattr(matmul, "mkl_is_slow", lambda: slow)
     choose(monkeypatch, "native")
-    assert matmul.chosen("aten") == "torch" and matmul.chosen("native") == "native"
+    assert matmul.chosen("aten") == expected and matmul.chosen("native") == "native"
 
 
 @pytest.mark.parametrize(

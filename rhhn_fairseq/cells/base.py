@@ -70,7 +70,8 @@ def check_fields(config) -> None:
 
 def _check_field(owner: str, spec, value) -> None:
     """Raises UsageError unless ``value`` has the field's type and lies within its limits."""
-    where = f"{owner.removesuffix('Config')}: {spec.name}={value!r}"
+    owner = owner.removesuffix("Config")
+    where = f"{owner}: {spec.name}={value!r}" if owner else f"{spec.name}={value!r}"
     if spec.type is int and (isinstance(value, bool) or not isinstance(value, int)):
         raise UsageError(f"{where} is not a whole number")
     if spec.type is float and (isinstance(value, bool) or not isinstance(value, int | float)):

@@ -53,7 +53,9 @@ def chosen(x: Tensor, weight_KN: Tensor, add: Tensor | None = None) -> bool:
     if not (K * N >= SMALLEST_WEIGHT and K >= SMALLEST_INPUT and x.numel() // K in ROWS):
         return False
     # Whatever does not fit is torch's to refuse, or to broadcast.
-    if x.shape[-1] != K or add is not None and add.shape not in ((N,), (*x.shape[:-1], N)):
+    if x.shape[-1] != K:
+        return False
+    if add is not None and (add.shape[-1] != N or add.dim() != 1 and add.shape[:-1] != x.shape[:-1]):
         return False
     parts = (x, weight_KN) if add is None else (x, weight_KN, add)
     return (

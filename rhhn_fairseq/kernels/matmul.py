@@ -90,11 +90,11 @@ def mkl_is_slow() -> bool:
 def chosen(backend: str) -> str:
     """Which products a backend has in float32; logged. Decided once."""
     word = forced()
+    if backend == "aten" and word == "native":
+        word = None  # This backend is what runs without compiled code.
     if word is None:
         there = (word for word in available() if word != "native" or backend == "native")
         word = next(there) if mkl_is_slow() else "torch"
-    if backend == "aten" and word == "native":
-        word = "torch"  # This backend is what runs without compiled code.
     if word != "torch":
         whose = {"native": "compiled code", "onednn": "oneDNN's"}[word]
         logger.info(

@@ -281,7 +281,7 @@ def multiplies() -> bool:
 
 
 def product(x: Tensor, w: Tensor, add: Tensor | None, y: Tensor) -> None:
-    """Writes ``x @ w + add`` to y, all float32.
+    """Writes ``x @ w + add`` to y, all float32; ``few_rows.chosen`` has looked at them, and a step has many.
 
     Args:
         x: [..., K], contiguous, 1 to 8 rows. w: [K, N], stored by rows or by columns.
@@ -289,12 +289,6 @@ def product(x: Tensor, w: Tensor, add: Tensor | None, y: Tensor) -> None:
     """
     (K, N), by_rows = w.shape, w.stride(1) == 1
     M = x.numel() // K
-    parts = (x, y) if add is None else (x, y, add)
-    fits = x.shape[-1] == K and y.shape == (*x.shape[:-1], N) and 1 <= M <= 8
-    if add is not None:
-        fits = fits and add.shape in ((N,), y.shape)
-    if not fits or any(part.dtype != torch.float32 or not part.is_contiguous() for part in parts):
-        raise ValueError(f"{tuple(x.shape)} by {tuple(w.shape)} cannot be written to {tuple(y.shape)}")
     arguments = _Product(
         M,
         K,
