@@ -188,6 +188,17 @@ def test_too_short_a_text_is_refused(corpus):
         iterator(build_task(corpus, update_freq=[1, 2]))
 
 
+@pytest.mark.parametrize("batching", ["lanes", "windows"])
+@pytest.mark.parametrize("size", [0, -1])
+def test_sizes_of_an_update_below_one_are_refused(size, batching, corpus):
+    task = build_task(corpus, batching=batching)
+    with pytest.raises(UsageError, match=f"--batch-size {size} is too small, the smallest is 1"):
+        iterator(task, B=size)
+    task = build_task(corpus, batching=batching, update_freq=[size])
+    with pytest.raises(UsageError, match=f"--update-freq {size} is too small, the smallest is 1"):
+        iterator(task)
+
+
 def _sample(task, split="valid", **options):
     return next(iter(iterator(task, split, **options).next_epoch_itr()))
 

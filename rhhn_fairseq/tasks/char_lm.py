@@ -16,6 +16,7 @@ from rhhn_fairseq.data.lanes import Lanes, RandomWindows
 from rhhn_fairseq.data.stream import open_stream
 from rhhn_fairseq.data.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.tasks._sizes import frequency_of, rows_of
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
 from rhhn_fairseq.tasks.char_batches import BatchDataset, OrderedBatchIterator, StreamDataset
 from rhhn_fairseq.tasks.evaluation import Protocol, ScoredBatches
@@ -124,7 +125,7 @@ class CharLMTask(FairseqTask):
         """An iterator over a split in its fixed order; options that choose or shuffle sentences do
         not apply to one long text."""
         train = dataset.split == self.cfg.train_subset
-        B = max_sentences or max(1, (max_tokens or 0) // self.cfg.tokens_per_sample)
+        B = rows_of(max_sentences, max_tokens, self.cfg.tokens_per_sample)
         cutter = self._cut_training(dataset, B, num_shards, shard_id) if train else None
         if cutter is None:
             protocol = Protocol.parse(self.cfg.valid_protocol)
@@ -143,13 +144,8 @@ class CharLMTask(FairseqTask):
         )
 
     def _cut_training(self, dataset, B, workers, rank):
-        frequencies, T, N = set(self.cfg.update_freq), self.cfg.tokens_per_sample, len(dataset.stream)
-        if len(frequencies) != 1:
-            raise UsageError(
-                f"--update-freq {','.join(map(str, self.cfg.update_freq))}: the text is cut into lanes once, "
-                "so every epoch needs the same value"
-            )
-        groups = workers * frequencies.pop()
+        T, N = self.cfg.tokens_per_sample, len(dataset.stream)
+        groups = workers * frequency_of(self.cfg.update_freq, "the text is cut into lanes once")
         where = f"the {dataset.split} split of {self.cfg.data}"
         if N < B * groups * T:
             raise UsageError(

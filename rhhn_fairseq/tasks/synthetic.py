@@ -15,6 +15,7 @@ from rhhn_fairseq.data.problems.generated import COPYING_INPUTS
 from rhhn_fairseq.data.problems.mnist import STANDARD_SPLIT, T10K_SPLIT
 from rhhn_fairseq.data.problems.registry import OPTIONS, PROBLEMS, build_problem
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.tasks._sizes import frequency_of, rows_of
 from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.char_batches import OrderedBatchIterator
 from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
@@ -158,7 +159,7 @@ class SyntheticTask(DetachingTask, FairseqTask):
     ):
         """An iterator over a split; options that choose or group sentences by length do not apply."""
         train = dataset.split == self.cfg.train_subset
-        B = max_sentences or max(1, (max_tokens or 0) // self.problem.steps)
+        B = rows_of(max_sentences, max_tokens, self.problem.steps)
         # One iterator serves all epochs: ending the processes of one that is given up takes seconds.
         key = (dataset, B, num_shards, shard_id)
         if key not in self.dataset_to_epoch_iter:
@@ -182,13 +183,8 @@ class SyntheticTask(DetachingTask, FairseqTask):
         return StoredBatches(self.problem, dataset.codes, B, self.cfg.seed if train else None)
 
     def _epoch_batches(self, workers: int) -> int:
-        frequencies = set(self.cfg.update_freq)
-        if len(frequencies) != 1:
-            raise UsageError(
-                f"--update-freq {','.join(map(str, self.cfg.update_freq))}: batches of fresh examples are "
-                "numbered through all epochs, so every epoch needs the same value"
-            )
-        return self.cfg.epoch_updates * workers * frequencies.pop()
+        why = "batches of fresh examples are numbered through all epochs"
+        return self.cfg.epoch_updates * workers * frequency_of(self.cfg.update_freq, why)
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         torch.manual_seed(pass_seed(self.cfg.seed, update_num, sample["number"]))

@@ -1,0 +1,35 @@
+"""What tasks that cut their own batches make of fairseq's options for the size of an update."""
+
+from collections.abc import Sequence
+
+from rhhn_fairseq.errors import UsageError
+
+
+def rows_of(max_sentences: int | None, max_tokens: int | None, steps: int) -> int:
+    """Rows of a batch, each of so many steps: --batch-size, or what --max-tokens allows.
+
+    Raises:
+        UsageError: --batch-size is below 1.
+    """
+    if max_sentences is None:
+        return max(1, (max_tokens or 0) // steps)
+    if max_sentences < 1:
+        raise UsageError(f"--batch-size {max_sentences} is too small, the smallest is 1")
+    return max_sentences
+
+
+def frequency_of(update_freq: Sequence[int], why: str) -> int:
+    """--update-freq, which has to be the same for all epochs.
+
+    Args:
+        why: what makes it so, for the message.
+
+    Raises:
+        UsageError: it differs between epochs, or is below 1.
+    """
+    given = f"--update-freq {','.join(map(str, update_freq))}"
+    if len(set(update_freq)) != 1:
+        raise UsageError(f"{given}: {why}, so every epoch needs the same value")
+    if update_freq[0] < 1:
+        raise UsageError(f"{given} is too small, the smallest is 1")
+    return update_freq[0]
