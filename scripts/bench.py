@@ -17,8 +17,6 @@ from rhhn_fairseq.cli import run
 def main(argv=None) -> None:
     from rhhn_fairseq import bench
     from rhhn_fairseq.bench import report as reports
-    from rhhn_fairseq.kernels import matmul
-    from rhhn_fairseq.kernels.precision import set_matmul_precision
 
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -35,8 +33,6 @@ def main(argv=None) -> None:
     paths = {name: args.pop(name) for name in ("json", "png")}
     del args["smoke"]
 
-    set_matmul_precision()
-    matmul.forced()
     config = module.Config(**args)
     paths = {name: path and reports.check_path(f"--{name}", path) for name, path in paths.items()}
     report = module.run(config)

@@ -345,6 +345,7 @@ def test_commands_are_listed(capsys):
             ["--external-path", "/dev"],
             "--external-path /dev: holds none of flashrnn, haste_pytorch, labml_nn",
         ),
+        (["--hidden", "0"], "error: hidden=0 is too small, the smallest is 1"),
         (["--device", "tpu"], "device='tpu' is unknown, choose from cpu, cuda"),
         (["--device", "meta"], "device='meta' is unknown, choose from cpu, cuda"),
         (["--device", "cuda:99"], "device='cuda:99', but torch finds"),
@@ -358,6 +359,24 @@ def test_what_cannot_work_is_one_line(arguments, message, capsys):
     assert captured.out == ""
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
     assert message in captured.err
+
+
+@pytest.mark.parametrize("variable", ["RHHN_MATMUL", "RHHN_MATMUL_PRECISION"])
+def test_products_that_are_unknown_are_one_line(variable, monkeypatch, capsys):
+    """Also where none is large enough for a choice."""
+    monkeypatch.setenv(variable, "nope")
+    assert cli.run(lambda: bench.main(["cells", "--smoke", "--cells", "lstm"])) == 1
+    assert capsys.readouterr().err.startswith(f"error: {variable}=nope is unknown, choose from ")
+
+
+def test_products_are_as_precise_as_asked_for(monkeypatch):
+    before = torch.get_float32_matmul_precision()
+    monkeypatch.setenv("RHHN_MATMUL_PRECISION", "medium")
+    try:
+        report = cells.run(smoke(cells=("lstm",)))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert report["machine"]["float32 products"] == "medium"
 
 
 def test_unwritable_json_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):

@@ -83,7 +83,7 @@ def test_files_of_an_earlier_run_go(tmp_path):
 def test_tests_without_a_gpu_fail(tmp_path):
     found = run(tmp_path, "tests")
     assert found.returncode == 1
-    assert (tmp_path / "tests.txt").read_text() == "torch finds no GPU\n"
+    assert (tmp_path / "tests.txt").read_text().endswith("torch finds no GPU\n")
 
 
 def test_a_directory_is_where_it_is_called(tmp_path):

@@ -139,11 +139,12 @@ def _errors(name, steps, exact=None):
 
 @pytest.mark.parametrize("name", ["lstm", "ln_lstm", "hyperlstm", "rhn", "hyperrhn"])
 def test_parts_in_bfloat16_err_no_more_than_the_whole(name):
-    """Sums over 80 parts in bfloat16 would err by a hundredth and more, a whole sequence errs by 0.002."""
+    """Sums and states of 80 parts in bfloat16 would err more; a whole sequence errs by up to 0.003."""
     exact = _errors(name, 0)
     whole, parts = _errors(name, 0, exact), _errors(name, 5, exact)
     for key in exact:
-        assert parts[key] <= 1.5 * whole[key] + 5e-4, key
+        # Measured: up to 1.05 times as much.
+        assert parts[key] <= 1.2 * whole[key], key
 
 
 @pytest.mark.parametrize("steps", [1, 10])

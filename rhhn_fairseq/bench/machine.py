@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rhhn_fairseq.cells.base import check_fields, option
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import graphs
+from rhhn_fairseq.kernels import graphs, matmul
 from rhhn_fairseq.kernels.heap import keeps_freed_memory
-from rhhn_fairseq.kernels.precision import matmul_precision
+from rhhn_fairseq.kernels.precision import matmul_precision, set_matmul_precision
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -125,8 +125,13 @@ def cudnn_for(dtype: str) -> Iterator[None]:
 def measuring(config: BenchConfig) -> Iterator[None]:
     """The threads, precision and seed of a run, and memory that does not suffice as a UsageError.
 
-    Afterwards all settings are as before.
+    Afterwards all settings are as before, but for the precision where RHHN_MATMUL_PRECISION asks for one.
+
+    Raises:
+        UsageError: RHHN_MATMUL_PRECISION or RHHN_MATMUL holds an unknown word.
     """
+    set_matmul_precision()
+    matmul.forced()
     threads, cudnn = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
     torch.set_num_threads(config.threads or threads)
     # cuDNN's LSTM rounds float32 to TF32 where torch's own matrix products, which the cells use, do not.

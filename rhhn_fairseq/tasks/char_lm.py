@@ -16,10 +16,10 @@ from rhhn_fairseq.data.lanes import Lanes, RandomWindows
 from rhhn_fairseq.data.stream import open_stream
 from rhhn_fairseq.data.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.tasks._sizes import frequency_of, rows_of
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
 from rhhn_fairseq.tasks.char_batches import BatchDataset, OrderedBatchIterator, StreamDataset
 from rhhn_fairseq.tasks.evaluation import Protocol, ScoredBatches
+from rhhn_fairseq.tasks.sizes import frequency_of, rows_of
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from rhhn_fairseq.data.problems.generated import COPYING_INPUTS
 from rhhn_fairseq.data.problems.mnist import STANDARD_SPLIT, T10K_SPLIT
 from rhhn_fairseq.data.problems.registry import OPTIONS, PROBLEMS, build_problem
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.tasks._sizes import frequency_of, rows_of
 from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.char_batches import OrderedBatchIterator
 from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
 from rhhn_fairseq.tasks.problem_batches import ProblemBatchDataset, SplitDataset
+from rhhn_fairseq.tasks.sizes import frequency_of, rows_of
 
 logger = logging.getLogger(__name__)
 
