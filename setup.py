@@ -1,6 +1,6 @@
 """Builds the compiled point-wise kernels; all other metadata is in setup.cfg.
 
-The C++ sources are built once for every level of processor that ``rhhn_fairseq.kernels.native`` may load.
+The C++ sources are built once for every level of processor that ``rhhn_fairseq.ops.native`` may load.
 Where a build fails, installation goes on and the package uses torch's own operations instead.
 """
 
@@ -16,7 +16,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     # prefetchw, which level 4 does not name: every processor with AVX-512 has it.
     LEVELS["avx512"] = ["-march=x86-64-v4", "-mprefer-vector-width=512", "-mprfchw"]
 
-HERE = Path("rhhn_fairseq/kernels/native")
+HERE = Path("rhhn_fairseq/ops/native")
 SOURCES = ("energy.cpp", "gated.cpp", "highway.cpp", "hyper_sequence.cpp", "matmul.cpp", "product.cpp")
 HEADERS = ("gated.h", "math.h", "matmul.h", "normal.h", "rows.h", "scaling.h", "sequence.h", "vector.h")
 # Vectorised without -ffast-math: NaN and infinity have to pass through, a diverged run must show.
@@ -27,7 +27,7 @@ OPENMP = [] if sys.platform == "darwin" else ["-fopenmp"]
 setup(
     ext_modules=[
         Extension(
-            f"rhhn_fairseq.kernels.native._{level}",
+            f"rhhn_fairseq.ops.native._{level}",
             sources=[str(HERE / name) for name in SOURCES],
             depends=[str(HERE / name) for name in HEADERS],
             extra_compile_args=[*FLAGS, *OPENMP, *flags],

@@ -8,9 +8,7 @@ import importlib.util
 import pkgutil
 
 from rhhn_fairseq import compat
-from rhhn_fairseq.kernels import matmul
-from rhhn_fairseq.kernels.heap import keep_freed_memory
-from rhhn_fairseq.kernels.precision import set_matmul_precision
+from rhhn_fairseq.ops.gemm import check_policy, set_matmul_precision
 
 SUBPACKAGES = ("optim", "criterions", "tasks", "models")
 
@@ -30,8 +28,7 @@ def import_modules(package: str) -> list[str]:
 
 
 compat.apply()
-keep_freed_memory()
 set_matmul_precision()
-matmul.forced()
+check_policy()
 for subpackage in SUBPACKAGES:
     import_modules(f"{__package__}.{subpackage}")

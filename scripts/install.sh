@@ -17,7 +17,7 @@ command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/d
 }
 
 stamp=".venv/.installed-${extra:-base}"
-wanted=$(cat setup.cfg setup.py pyproject.toml constraints.txt rhhn_fairseq/kernels/native/*.{cpp,h} | cksum)
+wanted=$(cat setup.cfg setup.py pyproject.toml constraints.txt rhhn_fairseq/ops/native/*.{cpp,h} | cksum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
     exit 0
 fi

@@ -8,6 +8,8 @@ import torch
 from cli import preprocess
 from omegaconf import OmegaConf
 
+from rhhn_fairseq.ops import backends, gemm, policy
+
 # The tests' tensors are small, and threads that wait for each other cost more than they bring.
 torch.set_num_threads(1)
 
@@ -22,6 +24,14 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def settings_of_each_test(monkeypatch):
+    """The environment is read anew at every pass, and nothing is remembered from other tests."""
+    monkeypatch.setattr(policy, "current", policy.Policy.from_environment)
+    for remembered in (backends._select, backends._log_once, gemm.preferred):
+        remembered.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,10 @@
-"""The cells that have a program of their own, and a pass of one as the tests of programs compare it."""
+"""The cells that have a fused operation, and a pass of one as the tests of operations compare it."""
 
 import torch
 
-from rhhn_fairseq.cells import build_cell
+from rhhn_fairseq.cells import CELLS, build_cell
+from rhhn_fairseq.cells.base import available_backends
+from rhhn_fairseq.ops.backends import FUSED
 
 GATED_NOISE = dict(
     recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2, h_detach=0.5, c_detach=0.5
@@ -16,7 +18,14 @@ SIZES = {
     "rhn": dict(rhn_depth=3),
     "hyperrhn": dict(hyper_size=3, rhn_depth=3),
 }
-"""The cells that have a program of their own."""
+"""The cells that have a fused operation."""
+
+FUSED_CELLS = {entry.cell for entry in CELLS.values() if getattr(entry.cell, "operation", None) in FUSED}
+
+
+def backends(cell, device="cpu", dtype=torch.float32):
+    """Names of the backends that run a cell with masks and noise, the preferred first."""
+    return available_backends(cell, device, dtype, padded=True)
 
 
 def make_cell(name, options=(), C=4, H=5, dtype=torch.float64):

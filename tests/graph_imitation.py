@@ -3,7 +3,7 @@
 It has the same aliasing, which is what can go wrong.
 """
 
-from rhhn_fairseq.kernels import graphs
+from rhhn_fairseq.ops import graphs
 
 
 def imitate(call, values, beside=None):
@@ -28,6 +28,6 @@ def imitated_graphs(monkeypatch) -> graphs.Recordings:
     kept = graphs.Recordings(imitate)
     monkeypatch.setattr(graphs, "_recordings", kept)
     monkeypatch.setattr(graphs, "record", imitate)
-    monkeypatch.setattr(graphs, "applies", lambda values: True)
+    monkeypatch.setattr(graphs, "applies", lambda device: True)
     monkeypatch.setattr(graphs, "place", lambda values: "cpu")
     return kept

@@ -1,21 +1,20 @@
 """Compiled matrix products as tests need them."""
 
-import ctypes
-
 import pytest
 import torch
 
-from rhhn_fairseq.kernels import matmul, native
+from rhhn_fairseq.ops import gemm, native
+from rhhn_fairseq.ops.native import build as builds
 
 EPSILON = torch.finfo(torch.float32).eps
 
 
 def with_every_build():
     """Loads every build of the library that this processor can run, one after another."""
-    here = sorted(p for p in native.Path(native.__file__).parent.glob("_*.so"))
-    can = native.LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("any",))
+    here = sorted(builds.Path(builds.__file__).parent.glob("_*.so"))
+    can = builds.LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("any",))
     for path in (path for path in here if path.name.split(".")[0].removeprefix("_") in can):
-        library = ctypes.CDLL(str(path))
+        library = builds.load(path)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(native, "library", lambda library=library: library)
             yield
@@ -39,27 +38,23 @@ def assert_product(x, w, add, found):
 
 
 def choose(monkeypatch, word: str) -> None:
-    """Forces products of float32 matrices to be native's, oneDNN's or torch's."""
-    monkeypatch.setenv(matmul.VARIABLE, word)
-    matmul.chosen.cache_clear()
+    """Forces large products of float32 matrices to be native's or torch's."""
+    monkeypatch.setenv("RHHN_MATMUL", word)
+    gemm.preferred.cache_clear()
 
 
-def forced_products(monkeypatch, word: str):
-    """Has them be native's or oneDNN's, of every size; for a fixture, which yields the list of calls."""
+def forced_products(monkeypatch):
+    """Has them be native's, of every size; for a fixture, which yields the list of calls."""
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
-    choose(monkeypatch, word)
-    names = "SMALLEST SMALLEST_WITH_GRADIENT FEWEST_ROWS FEWEST_ROWS_BY_COLUMNS LARGE_TRANSPOSE"
-    for name in names.split():
-        monkeypatch.setattr(matmul, name, 1)
-    monkeypatch.setattr(matmul, "COPIED_COLUMNS", 7)
-    calls = []
-    module, name = {"native": (native, "_multiply"), "onednn": (matmul, "_by_onednn")}[word]
-    multiply = getattr(module, name)
+    choose(monkeypatch, "native")
+    for name in "SMALLEST SMALLEST_PRODUCT SMALLEST_WITH_GRADIENT ROWS ROWS_BY_COLUMNS".split():
+        monkeypatch.setattr(gemm, name, 1)
+    calls, multiply = [], native.matmul
 
-    def counted(*arguments, **others):
+    def counted(*arguments):
         calls.append(arguments)
-        return multiply(*arguments, **others)
+        return multiply(*arguments)
 
-    monkeypatch.setattr(module, name, counted)
+    monkeypatch.setattr(native, "matmul", counted)
     yield calls
-    matmul.chosen.cache_clear()
+    gemm.preferred.cache_clear()

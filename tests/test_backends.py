@@ -1,18 +1,23 @@
 """Which backend runs a cell: the choice, what is said of it, and torch.nn's own layers."""
 
+import ctypes
 import logging
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
-from fused_cells import SIZES, assert_equal, make_cell, run_pass
+from fused_cells import SIZES, assert_equal, backends, make_cell, run_pass
 from graph_imitation import imitated_graphs
 
-from rhhn_fairseq import kernels
 from rhhn_fairseq.cells import CELLS, build_cell
+from rhhn_fairseq.cells import base as cells_base
+from rhhn_fairseq.cells.base import explain
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import backends, graphs, native, torch_nn
+from rhhn_fairseq.ops import backends as table
+from rhhn_fairseq.ops import native, policy, torch_nn
+from rhhn_fairseq.ops.native import build
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
@@ -45,20 +50,21 @@ def test_torch_nn_says_what_it_cannot_do(name, options, padded, why, monkeypatch
     monkeypatch.setenv("RHHN_KERNEL", "torch_nn")
     cell = build_cell(name, 4, 5, **options)
     mask = torch.tensor([[True, False], [True, True]]) if padded else None
-    with pytest.raises(UsageError, match=f"RHHN_KERNEL=torch_nn: .* cannot run there, .*{why}"):
+    with pytest.raises(UsageError, match=f"RHHN_KERNEL=torch_nn: .* runs on .* only; .*{why}"):
         cell(torch.randn(2, 2, 4), mask_TB=mask)
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_plain_narrow_cells_go_to_torch_nn_on_a_cpu(name, monkeypatch):
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
-    monkeypatch.setattr(torch_nn, "NARROW", 8)
+    monkeypatch.setattr(table, "NARROW", 8)
     ran = []
     run = torch_nn.run
     monkeypatch.setattr(torch_nn, "run", lambda *args: ran.append(1) or run(*args))
 
     def runs(hidden=8, dtype=torch.float32, mask=None, **options):
         ran.clear()
+        table._select.cache_clear()
         build_cell(name, 4, hidden, **options).to(dtype)(torch.randn(3, 2, 4, dtype=dtype), None, mask)
         return bool(ran)
 
@@ -68,7 +74,7 @@ def test_plain_narrow_cells_go_to_torch_nn_on_a_cpu(name, monkeypatch):
     assert not runs(dtype=torch.bfloat16) and not runs(dtype=torch.float64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not runs()
-    monkeypatch.setattr(torch_nn, "matmul_precision", lambda device: "medium")
+    monkeypatch.setattr(table.gemm, "matmul_precision", lambda device: "medium")
     assert not runs()
     monkeypatch.setenv("RHHN_KERNEL", "reference")
     assert not runs()
@@ -78,9 +84,8 @@ def test_plain_narrow_cells_go_to_torch_nn_on_a_cpu(name, monkeypatch):
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_plain_cells_go_to_cudnn_on_a_gpu(name, monkeypatch, caplog):
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
-    monkeypatch.setattr(kernels, "_told", set())
     cell = build_cell(name, 4, 5).cuda()
-    with caplog.at_level(logging.INFO, logger="rhhn_fairseq.kernels"):
+    with caplog.at_level(logging.INFO, logger="rhhn_fairseq.ops"):
         cell(torch.randn(2, 2, 4, device="cuda"))
     assert "torch_nn backend" in caplog.text
 
@@ -92,62 +97,59 @@ def test_the_compiled_kernels_are_built():
 
 def test_the_preferred_backend_is_the_compiled_one_and_is_named_once(monkeypatch, caplog):
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
-    monkeypatch.setattr(kernels, "_told", set())
     cell = make_cell("rhn", (), dtype=torch.float32)
-    with caplog.at_level(logging.INFO, logger="rhhn_fairseq.kernels"):
+    with caplog.at_level(logging.INFO, logger="rhhn_fairseq.ops"):
         cell(torch.randn(2, 2, 4))
         cell(torch.randn(2, 2, 4))
-    assert [record.message for record in caplog.records] == [
-        "RHN runs on the native backend (cpu, torch.float32)"
-    ]
+    said = [record.message for record in caplog.records if record.name.endswith("backends")]
+    assert said == ["RHN runs on the native backend (cpu, torch.float32)"]
     assert backends(cell) == ("native", "aten", "reference")
     monkeypatch.setattr(native, "library", lambda: None)
+    table._select.cache_clear()
     assert backends(cell) == ("aten", "reference")
 
 
 @pytest.mark.parametrize("imitated", [False, True])
 def test_what_comes_of_a_wish_for_graphs_is_named(imitated, monkeypatch, caplog):
-    monkeypatch.setattr(kernels, "_told", set())
-    monkeypatch.setenv(graphs.VARIABLE, "1")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
     if imitated:
         imitated_graphs(monkeypatch)
     cell = make_cell("rhn", (), dtype=torch.float32)
-    with caplog.at_level(logging.INFO, logger="rhhn_fairseq.kernels"):
+    with caplog.at_level(logging.INFO, logger="rhhn_fairseq.ops"):
         for backend in ("aten", "reference"):
             monkeypatch.setenv("RHHN_KERNEL", backend)
             cell(torch.randn(2, 2, 4))
     assert [record.message for record in caplog.records] == [
-        "RHN runs on the aten backend (cpu, torch.float32), "
-        + ("as CUDA graphs" if imitated else "without CUDA graphs, which need a GPU"),
-        "RHN runs on the reference backend (cpu, torch.float32), "
-        "without CUDA graphs, which this loop has none of",
+        "RHN runs on the aten backend (cpu, torch.float32)"
+        + (", as CUDA graphs" if imitated else "; CUDA graphs need a GPU"),
+        "RHN runs on the reference backend (cpu, torch.float32); CUDA graphs unsupported by reference",
     ]
 
 
 @pytest.mark.parametrize(
     "T, B, graph, forced, loop",
     [
-        (1, kernels.STEP_ROWS, False, None, True),
-        (1, kernels.STEP_ROWS + 1, False, None, False),
+        (1, table.STEP_ROWS, False, None, True),
+        (1, table.STEP_ROWS + 1, False, None, False),
         (2, 1, False, None, False),
         (1, 1, True, None, False),
         (1, 1, False, "native", False),
     ],
 )
 def test_single_steps_of_few_rows_run_as_the_loop(T, B, graph, forced, loop, monkeypatch):
-    monkeypatch.setattr(kernels, "_told", set())
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
     if forced:
         monkeypatch.setenv("RHHN_KERNEL", forced)
     cell = make_cell("ln_lstm", ()).eval()
     runs = []
-    monkeypatch.setattr(kernels.reference, "scan", lambda *args: runs.append(args) or (None, None))
+    monkeypatch.setattr(cells_base, "scan", lambda *args: runs.append(args) or ((x,), None))
+    x = torch.randn(T, B, 4, dtype=torch.float64)
     with torch.set_grad_enabled(graph):
-        cell(torch.randn(T, B, 4, dtype=torch.float64))
+        cell(x)
     assert bool(runs) == loop
 
 
-def test_types_that_have_programs(monkeypatch):
+def test_types_that_have_fused_operations(monkeypatch):
     cell = make_cell("lstm")
     assert backends(cell, dtype=torch.bfloat16) == ("native", "aten", "reference")
     # CPUs multiply bfloat16; half precision of this kind is a GPU's.
@@ -155,7 +157,7 @@ def test_types_that_have_programs(monkeypatch):
     assert backends(cell, dtype=torch.int8) == ("reference",)
 
 
-def test_cells_without_a_program_say_what_they_run_on(monkeypatch):
+def test_cells_without_a_fused_operation_say_what_they_run_on(monkeypatch):
     without = [name for name in CELLS if name not in SIZES]
     assert "mlstm" in without
     monkeypatch.setenv("RHHN_KERNEL", "native")
@@ -176,7 +178,7 @@ def test_a_derived_cell_keeps_its_own_step(monkeypatch):
     assert not y.any()
 
 
-def test_cells_know_nothing_of_fairseq_with_their_kernels():
+def test_cells_and_operations_know_nothing_of_fairseq():
     code = (
         "import sys, torch\n"
         "from rhhn_fairseq.cells import build_cell\n"
@@ -201,3 +203,59 @@ def test_autocast_on_a_gpu(name, backend, dtype, monkeypatch):
     torch.testing.assert_close(y.float(), exact, rtol=0, atol=0.05)
     y.float().sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in cell.parameters())
+
+
+def test_the_environment_is_read_once(monkeypatch):
+    monkeypatch.undo()
+    code = (
+        "import os\n"
+        "from rhhn_fairseq.ops import policy\n"
+        "before = policy.current()\n"
+        "os.environ['RHHN_KERNEL'] = 'reference'\n"
+        "assert policy.current() is before and before.kernel is None\n"
+        "with policy.using(kernel='aten'):\n"
+        "    assert policy.current().kernel == 'aten'\n"
+        "assert policy.current() is before\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RHHN_")}
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0
+
+
+def test_a_cell_may_have_a_backend_of_its_own(monkeypatch):
+    monkeypatch.delenv("RHHN_KERNEL", raising=False)
+    cell = make_cell("rhn", (), dtype=torch.float32)
+    calls = []
+    monkeypatch.setattr(cell, "run_operation", lambda *args: calls.append(args) or (x, None))
+    x = torch.randn(2, 2, 4)
+    cell(x)
+    assert len(calls) == 1
+    cell.backend = "reference"
+    y, _ = cell(x)
+    assert len(calls) == 1 and y.shape == (2, 2, 5)
+    cell.backend = "nonsense"
+    with pytest.raises(UsageError, match="nonsense is unknown, choose from native, torch_nn, triton, aten"):
+        cell(x)
+
+
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("T, B, grad", [(50, 16, True), (1, 4, False), (1, 64, False)])
+def test_every_backend_is_explained_and_the_marked_one_runs(name, T, B, grad, monkeypatch):
+    monkeypatch.delenv("RHHN_KERNEL", raising=False)
+    cell = build_cell(name, 4, 5, **SIZES.get(name, {})).eval()
+    with torch.set_grad_enabled(grad):
+        rows = explain(cell, T, B)
+        plan = table.select(cell.request(torch.randn(T, B, 4), cell.zero_state(B, dtype=torch.float32)))
+    assert [backend for backend, _, _ in rows] == list(table.NAMES)
+    assert [backend for backend, runs, _ in rows if runs] == [plan.backend]
+    assert all(reason and "\n" not in reason for _, _, reason in rows)
+
+
+def test_structures_of_another_build_are_refused(monkeypatch):
+    path = next(build.Path(build.__file__).parent.glob("_any*"))
+
+    class Longer(build.GatedStruct):
+        _fields_ = [("more", ctypes.c_int64)]
+
+    monkeypatch.setitem(build.STRUCTURES, "gated", Longer)
+    with pytest.raises(ImportError, match="struct gated differs; install the package again"):
+        build.load(path)

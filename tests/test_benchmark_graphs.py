@@ -11,7 +11,7 @@ from graph_imitation import count, imitated_graphs
 from rhhn_fairseq.bench import cells, gnmt_train, lm, machine, memory
 from rhhn_fairseq.bench.timing import interleave
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import graphs
+from rhhn_fairseq.ops import policy
 
 
 @pytest.fixture
@@ -73,11 +73,11 @@ def test_what_is_replayed_is_what_is_checked(recordings, monkeypatch):
 
 
 def test_they_are_wanted_for_their_contenders_alone(monkeypatch):
-    monkeypatch.setenv(graphs.VARIABLE, "1")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
 
     def environment():
-        return os.environ.get("RHHN_KERNEL"), os.environ.get(graphs.VARIABLE)
+        return os.environ.get("RHHN_KERNEL"), os.environ.get(policy.CUDA_GRAPHS)
 
     for backend, expected in (("aten", ("aten", "0")), ("aten+graphs", ("aten", "1")), (None, (None, None))):
         with machine.forced(backend):

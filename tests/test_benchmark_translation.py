@@ -10,7 +10,7 @@ import torch
 
 from rhhn_fairseq.bench import gnmt, gnmt_decode, gnmt_train
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import native
+from rhhn_fairseq.ops import native
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "bench.py"
 

@@ -9,11 +9,11 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from fused_cells import backends
 
 from rhhn_fairseq.cells import CELLS, build_cell, cell_options, detach_state, reorder_state
 from rhhn_fairseq.cells.base import apply_maps
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import backends
 
 C, H = 3, 5
 

@@ -16,14 +16,14 @@ from fairseq.sequence_generator import SequenceGenerator
 from graph_imitation import count, imitate, imitated_graphs
 
 import rhhn_fairseq.plugin  # noqa: F401
-from rhhn_fairseq.kernels import graphs
 from rhhn_fairseq.layers import decoding
+from rhhn_fairseq.ops import graphs, policy
 
 
 @pytest.fixture
 def told(monkeypatch, caplog):
     """What decoding says of its graphs."""
-    monkeypatch.setenv(graphs.VARIABLE, "1")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
     monkeypatch.setattr(decoding, "_told", set())
     caplog.set_level(logging.INFO, logger="rhhn_fairseq.layers.decoding")
     return lambda: [record.message for record in caplog.records if record.name == decoding.__name__]
@@ -95,7 +95,7 @@ def test_hypotheses_are_the_same(variant, imitated, monkeypatch):
     samples.append(samples[0])
     found = [_hypotheses([model], dictionary, sample) for sample in samples]
     assert count(decoding._recordings[model.decoder]) > 0
-    monkeypatch.setenv(graphs.VARIABLE, "0")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
     expected = [_hypotheses([model], dictionary, sample) for sample in samples]
     assert len({len(tokens) for some in expected for tokens, *_ in some}) > 2
     for one, other in zip(found, expected, strict=True):
@@ -107,14 +107,14 @@ def test_an_ensemble_has_a_graph_for_each_model(imitated, monkeypatch):
     sample = _sentences([4, 6], dictionary)
     found = _hypotheses([first, second], dictionary, sample)
     assert all(count(decoding._recordings[model.decoder]) > 0 for model in (first, second))
-    monkeypatch.setenv(graphs.VARIABLE, "0")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
     _assert_same(found, _hypotheses([first, second], dictionary, sample))
 
 
 def test_where_there_is_no_gpu_it_is_said_once(told):
     model, dictionary = _model()
     _hypotheses([model], dictionary, _sentences([4, 6], dictionary))
-    assert told() == ["steps of decoding run without CUDA graphs, which need a GPU"]
+    assert told() == ["steps of decoding run without CUDA graphs: they need a GPU"]
 
 
 def test_batches_share_graphs(imitated):
@@ -150,7 +150,7 @@ def test_other_weights_and_no_weights(imitated, monkeypatch):
     model.float()
     moved = _hypotheses([model], dictionary, sample)
     assert len(decoding._recordings[model.decoder].met) > before
-    monkeypatch.setenv(graphs.VARIABLE, "0")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
     assert [tokens for tokens, *_ in moved] == [t for t, *_ in _hypotheses([model], dictionary, sample)]
     _assert_same(changed, _hypotheses([model.double()], dictionary, sample))
 
@@ -187,7 +187,7 @@ def test_not_under_autocast(imitated, told):
     assert model.decoder not in decoding._recordings
     _hypotheses([model], dictionary, sample)
     assert told() == [
-        "steps of decoding run without CUDA graphs, which autocast does not allow",
+        "steps of decoding run without CUDA graphs: unsupported under autocast",
         "steps of decoding run as CUDA graphs",
     ]
 
@@ -195,13 +195,13 @@ def test_not_under_autocast(imitated, told):
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_on_a_gpu(variant, monkeypatch):
-    monkeypatch.setenv(graphs.VARIABLE, "1")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
     model, dictionary = _model(**VARIANTS[variant])
     model.cuda()
     sample = _sentences([4, 9, 2, 7, 5], dictionary)
     sample = {"net_input": {key: value.cuda() for key, value in sample["net_input"].items()}}
     found = [_hypotheses([model], dictionary, sample) for _ in range(2)]
     assert count(decoding._recordings[model.decoder]) > 0
-    monkeypatch.setenv(graphs.VARIABLE, "0")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
     for one in found:
         _assert_same(one, _hypotheses([model], dictionary, sample))

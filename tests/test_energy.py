@@ -4,7 +4,7 @@ import pytest
 import torch
 from fused_cells import assert_equal
 
-from rhhn_fairseq.kernels import energy, native
+from rhhn_fairseq.ops import energy, native
 
 
 def _energies(q, k, v, mask):

@@ -1,7 +1,5 @@
 """Products of a few rows and the LSTM's step by compiled code, against float64 and against the loop."""
 
-import logging
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,16 +7,16 @@ from hypothesis import strategies as st
 from products import assert_product, draw_matrix, with_every_build
 
 from rhhn_fairseq.cells.registry import build_cell
-from rhhn_fairseq.kernels import few_rows, native
-from rhhn_fairseq.layers.product import affine
+from rhhn_fairseq.ops import gemm, native
+from rhhn_fairseq.ops.gemm import affine
 
 
 @pytest.fixture
 def small(monkeypatch):
     """Every size is large enough."""
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
-    monkeypatch.setattr(few_rows, "SMALLEST_WEIGHT", 1)
-    monkeypatch.setattr(few_rows, "SMALLEST_INPUT", 1)
+    for name in ("FEW_ROWS_SMALLEST", "FEW_ROWS_INPUT", "SMALLEST_PRODUCT"):
+        monkeypatch.setattr(gemm, name, 1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -38,7 +36,7 @@ def test_every_build_multiplies(M, K, N, transposed, added, skipped, seed):
     add = {"nothing": None, "row": torch.randn(N, generator=draw), "rows": torch.randn(M, N, generator=draw)}
     for _ in with_every_build():
         y = torch.full((M, N), float("nan"))
-        native.product(x, weight, add[added], y)
+        native.multiply_few_rows(x, weight, y, add[added])
         assert_product(x, weight, add[added], y)
 
 
@@ -55,7 +53,7 @@ def test_threads_share_the_columns(M, K, N, transposed, monkeypatch):
         torch.set_num_threads(threads)
         try:
             with torch.no_grad():
-                assert few_rows.chosen(x, weight, add) == native.multiplies()
+                assert gemm.fits_few_rows(x, weight) == native.multiplies()
                 results.append(affine(x, weight, add))
         finally:
             torch.set_num_threads(before)
@@ -74,23 +72,21 @@ def test_not_a_number_passes_through(small):
     assert y[0, 9].isinf()
 
 
-def test_it_does_what_it_is_for(small, monkeypatch, caplog):
+def test_rows_of_a_step_or_a_beam_are_compiled(small, monkeypatch):
     x, weight = torch.randn(4, 20), torch.randn(20, 40)
-    monkeypatch.setattr(few_rows, "_told", False)
     calls = []
-    monkeypatch.setattr(native, "product", lambda *args: calls.append(args))
-    with torch.no_grad(), caplog.at_level(logging.INFO):
+    monkeypatch.setattr(native, "multiply_few_rows", lambda *args: calls.append(args))
+    with torch.no_grad():
         affine(x, weight)
         affine(x.unsqueeze(0), weight.t().contiguous().t(), torch.randn(40))
     assert len(calls) == (2 if native.multiplies() else 0)
-    assert len(caplog.messages) == native.multiplies()
 
 
 REASONS = "gradient rows row double bfloat16 autocast forced products precision strides size build"
 
 
 @pytest.mark.parametrize("why", REASONS.split())
-def test_it_leaves_the_rest_alone(why, small, monkeypatch):
+def test_other_products_are_torchs(why, small, monkeypatch):
     x, weight = torch.randn(4, 20), torch.randn(20, 40)
     if why in ("rows", "row"):
         x = torch.randn(9 if why == "rows" else 1, 20)
@@ -102,15 +98,17 @@ def test_it_leaves_the_rest_alone(why, small, monkeypatch):
     if why == "products":
         monkeypatch.setenv("RHHN_MATMUL", "torch")
     if why == "precision":
-        monkeypatch.setattr(few_rows, "matmul_precision", lambda _: "medium")
+        monkeypatch.setattr(gemm, "matmul_precision", lambda _: "medium")
     if why == "strides":
         weight = torch.randn(20, 80)[:, ::2]
     if why == "size":
-        monkeypatch.setattr(few_rows, "SMALLEST_WEIGHT", 801)
+        monkeypatch.setattr(gemm, "FEW_ROWS_SMALLEST", 801)
     if why == "build":
         monkeypatch.setattr(native, "multiplies", lambda: False)
     with torch.set_grad_enabled(why == "gradient"), torch.autocast("cpu", enabled=why == "autocast"):
-        assert not few_rows.chosen(x, weight)
+        if why != "gradient":
+            assert not gemm.fits_few_rows(x, weight)
+        monkeypatch.setattr(native, "multiply_few_rows", None)
         torch.testing.assert_close(affine(x, weight), x @ weight, rtol=0, atol=0)
 
 
@@ -145,7 +143,7 @@ def test_a_step_of_an_lstm_equals_the_loop(forget_bias, B, small, monkeypatch):
         y, after = cell.double()(x.double(), tuple(part.double() for part in state))
         monkeypatch.delenv("RHHN_KERNEL")
         cell.float()
-        assert few_rows.steps(cell, state) == (B in few_rows.ROWS and native.multiplies())
+        assert cell.fits_few_rows(state) == (B in native.FEW_ROWS and native.multiplies())
         found, found_after = cell(x, state)
     # Measured: up to 8e-7, with sums of 80 terms around 9 in size.
     for one, other in zip((found, *found_after), (y, *after), strict=True):

@@ -11,13 +11,13 @@ from graph_imitation import count, imitate, imitated_graphs
 
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import graphs, lengths
+from rhhn_fairseq.ops import graphs, lengths, policy
 
 
 @pytest.fixture
 def recordings(monkeypatch):
     """Graphs are wanted, and imitated on the CPU."""
-    monkeypatch.setenv(graphs.VARIABLE, "1")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
     return imitated_graphs(monkeypatch)
 
 
@@ -56,7 +56,7 @@ def test_calls_that_interleave_keep_their_values(name, recordings, monkeypatch):
     batches = [(torch.randn(3, 2, 4, dtype=torch.float64), m) for m in (None, mask, None, mask, None, mask)]
     found = _losses(cell, batches)
     assert count(recordings) >= 4
-    monkeypatch.setenv(graphs.VARIABLE, "0")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
     for one, other in zip(found, _losses(cell, batches), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
 
@@ -73,7 +73,7 @@ def test_activation_checkpointing(recordings, monkeypatch):
 
     found = gradient()
     assert count(recordings) == 2
-    monkeypatch.setenv(graphs.VARIABLE, "0")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
     torch.testing.assert_close(found, gradient(), rtol=0, atol=1e-13)
 
 
@@ -213,21 +213,21 @@ def test_recordings_of_a_place_share_memory():
 
 
 def test_lengths_that_others_are_filled_up_to():
-    found = [lengths.bucket(T) for T in range(1, 4097)]
+    found = [lengths.graph_length(T) for T in range(1, 4097)]
     assert found[:16] == list(range(1, 17)) and found[16:24] == [18, 18, 20, 20, 22, 22, 24, 24]
     for T, length in enumerate(found, start=1):
-        assert T <= length < 1.125 * T and lengths.bucket(length) == length
+        assert T <= length < 1.125 * T and lengths.graph_length(length) == length
     assert len({length for length in found if 1024 < length <= 2048}) == lengths.PER_DOUBLING
 
 
 def test_the_first_lengths_stay_as_they_are():
     cell = torch.nn.Linear(1, 1)
     for _ in range(2):
-        assert all(lengths.stays(cell, T) for T in (35, 19, 35, 77, 50, 19))
-        assert not any(lengths.stays(cell, T) for T in (51, 49, 52, 33))
-        assert lengths.stays(cell, 1)
+        assert all(lengths.keeps_length(cell, T) for T in (35, 19, 35, 77, 50, 19))
+        assert not any(lengths.keeps_length(cell, T) for T in (51, 49, 52, 33))
+        assert lengths.keeps_length(cell, 1)
     # Another cell has its own.
-    assert lengths.stays(torch.nn.Linear(1, 1), 51)
+    assert lengths.keeps_length(torch.nn.Linear(1, 1), 51)
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -239,7 +239,7 @@ def test_lengths_share_recordings(name, recordings, monkeypatch):
     found = _losses(cell, batches)
     # Forward and backward, for two lengths, with a mask or without; a HyperRHN is two networks.
     assert count(recordings) == (8 if name == "hyperrhn" else 4)
-    monkeypatch.setenv(graphs.VARIABLE, "0")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
     # 8.5e-14 was measured, and with torch 2.6 1.4e-13 for a gradient of 166, its last digit.
     for one, other in zip(found, _losses(cell, batches), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-15, atol=1e-13)
@@ -277,7 +277,7 @@ def test_passes_that_are_not_recorded_are_not_filled_up(recordings, monkeypatch)
         read = []
         cell = _cell(name)
         project = cell.project
-        monkeypatch.setattr(cell, "project", lambda x: read.append(len(x)) or project(x))
+        monkeypatch.setattr(cell, "project", lambda x, gemm: read.append(len(x)) or project(x, gemm))
         monkeypatch.setenv("RHHN_KERNEL", backend)
         y, _ = cell(x)
         assert len(y) == 17
@@ -285,7 +285,7 @@ def test_passes_that_are_not_recorded_are_not_filled_up(recordings, monkeypatch)
 
     assert read("ln_lstm", "aten") == [18]
     assert read("ln_lstm", "reference") == read("elman", "reference") == [17]
-    monkeypatch.setenv(graphs.VARIABLE, "0")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
     assert read("ln_lstm", "aten") == [17]
 
 
@@ -309,15 +309,15 @@ def test_arguments_fall_into_values_and_key():
 
 
 def test_off_unless_asked_for(monkeypatch):
-    monkeypatch.delenv(graphs.VARIABLE, raising=False)
-    assert not graphs.wanted()
-    monkeypatch.setenv(graphs.VARIABLE, "1")
-    assert graphs.wanted()
+    monkeypatch.delenv(policy.CUDA_GRAPHS, raising=False)
+    assert not policy.current().graphs
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
+    assert policy.current().graphs
     # On the CPU the request changes nothing.
-    assert not graphs.applies([torch.ones(1)])
-    monkeypatch.setenv(graphs.VARIABLE, "yes")
+    assert not graphs.possible(torch.device("cpu"))
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "yes")
     with pytest.raises(UsageError, match="RHHN_CUDA_GRAPHS=yes is unknown, choose from 0, 1"):
-        graphs.wanted()
+        policy.current()
 
 
 @pytest.mark.gpu
@@ -334,7 +334,7 @@ def test_a_capture_that_fails_leaves_the_stream(monkeypatch):
 @pytest.mark.parametrize("name", RECORDED)
 def test_graphs_on_a_gpu_equal_the_loop(name, monkeypatch):
     """For some lengths, whose recordings take their memory from one pool."""
-    monkeypatch.setenv(graphs.VARIABLE, "1")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
     monkeypatch.setattr(lengths, "EXACT", 1)
     recordings = graphs.Recordings(graphs.record)
     monkeypatch.setattr(graphs, "_recordings", recordings)
@@ -344,6 +344,6 @@ def test_graphs_on_a_gpu_equal_the_loop(name, monkeypatch):
     found = _losses(cell, batches)
     assert count(recordings) >= 6
     assert len({recording.pool for recording in recordings.kept.values() if recording is not None}) == 1
-    monkeypatch.setenv(graphs.VARIABLE, "0")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
     for one, other in zip(found, _losses(cell, batches), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)

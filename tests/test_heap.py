@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs
 
 FAULTS = """
 import resource, torch
-from rhhn_fairseq.kernels.heap import keep_freed_memory, keeps_freed_memory
+from rhhn_fairseq.allocator import keep_freed_memory, keeps_freed_memory
 keep_freed_memory()
 keep_freed_memory()
 
@@ -29,7 +29,7 @@ print(keeps_freed_memory(), pages())
 
 LARGE = """
 import re
-from rhhn_fairseq.kernels.heap import keep_freed_memory
+from rhhn_fairseq.allocator import keep_freed_memory
 keep_freed_memory()
 heaps = re.findall(r"\\[heap\\]\\n(?:[A-Z].*\\n)*?VmFlags: (.*)", open("/proc/self/smaps").read())
 print(any("hg" in flags.split() for flags in heaps))
@@ -90,7 +90,7 @@ def test_limited_address_space_is_not_reserved():
         "resource.setrlimit(resource.RLIMIT_AS, (64 << 30, 64 << 30))\n"
         "size = lambda: int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "before = size()\n"
-        "from rhhn_fairseq.kernels.heap import keep_freed_memory, keeps_freed_memory\n"
+        "from rhhn_fairseq.allocator import keep_freed_memory, keeps_freed_memory\n"
         "keep_freed_memory()\n"
         "print(keeps_freed_memory(), size() - before < 1 << 28)"
     )

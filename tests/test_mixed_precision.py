@@ -8,16 +8,16 @@ import tiny_char_lm
 import torch
 import training_batches
 from fairseq.utils import apply_to_sample
+from fused_cells import FUSED_CELLS
 
 from rhhn_fairseq.cells.registry import CELLS
-from rhhn_fairseq.kernels.programs import PROGRAMS
 
 WAYS = [(way, dtype) for way in ("cast", "autocast") for dtype in (torch.bfloat16, torch.float16)]
 ways = pytest.mark.parametrize("way, dtype", WAYS, ids=lambda part: str(part).removeprefix("torch."))
 BACKENDS = [
     (name, backend)
     for name, entry in CELLS.items()
-    for backend in (("reference", "aten") if entry.cell in PROGRAMS else ("reference",))
+    for backend in (("reference", "aten") if entry.cell in FUSED_CELLS else ("reference",))
     # Its states, and so any rounding, grow without bounds.
     if name != "irnn"
 ]

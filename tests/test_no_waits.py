@@ -11,10 +11,10 @@ import pytest
 import tiny_char_lm
 import torch
 import training_batches
+from fused_cells import FUSED_CELLS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rhhn_fairseq.cells.registry import CELLS
-from rhhn_fairseq.kernels.programs import PROGRAMS
 
 aten = torch.ops.aten
 WAITS = {
@@ -61,7 +61,7 @@ def test_a_look_at_a_value_is_noticed(ask):
 
 
 LOOPS = [(name, "reference") for name in CELLS]
-WHOLE = [(name, "aten") for name, entry in CELLS.items() if entry.cell in PROGRAMS]
+WHOLE = [(name, "aten") for name, entry in CELLS.items() if entry.cell in FUSED_CELLS]
 
 
 @pytest.mark.parametrize("cell, backend", LOOPS + WHOLE)

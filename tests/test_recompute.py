@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 import torch
+from fused_cells import backends
 from torch.autograd.graph import saved_tensors_hooks
 
 from rhhn_fairseq.cells.registry import CELLS, build_cell, cell_options
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import backends, recompute
+from rhhn_fairseq.ops import recompute
 
 C, H, T, B = 4, 6, 7, 3
 NOISE = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
@@ -109,7 +110,7 @@ def test_less_is_kept(name):
 
 
 def test_evaluation_runs_whole(monkeypatch):
-    monkeypatch.setattr(recompute, "in_parts", lambda *_: pytest.fail("in parts"))
+    monkeypatch.setattr(recompute, "run_in_segments", lambda *_: pytest.fail("in segments"))
     cell = _cell("lstm", recompute_steps=2).eval()
     with torch.no_grad():
         cell(torch.randn(T, B, C, dtype=torch.float64))

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from fused_cells import backends
 
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import backends, pointwise
-from rhhn_fairseq.kernels import triton as implementation
+from rhhn_fairseq.ops import backends as table
+from rhhn_fairseq.ops import pointwise
+from rhhn_fairseq.ops import triton as implementation
 
 CASES = Path(__file__).with_name("triton_cases.py")
 MISSING = implementation.missing()
@@ -64,7 +66,7 @@ class Recorder:
 
 def _launches(name, dtype, monkeypatch, T=2):
     """What a cell's passes over T steps, plain, and noisy and padded, would launch."""
-    from rhhn_fairseq.kernels.triton import (
+    from rhhn_fairseq.ops.triton import (
         gated_step,
         highway_sequence,
         highway_step,
@@ -76,7 +78,8 @@ def _launches(name, dtype, monkeypatch, T=2):
     for module in (gated_step, highway_sequence, highway_step, hyper_step, lstm_sequence):
         for direction in ("forward", "backward"):
             monkeypatch.setattr(module, direction, Recorder(getattr(module, direction), calls))
-    monkeypatch.setattr(pointwise, "available", lambda device, dtype: ("triton",))
+    monkeypatch.setattr(implementation, "obstacle", lambda device: None)
+    table._select.cache_clear()
     monkeypatch.setenv("RHHN_KERNEL", "triton")
     noise = dict(recurrent_dropout=0.3, zoneout=0.1)
     sizes = dict(rhn_depth=2) if "rhn" in name else dict(zoneout_c=0.2, c_detach=0.5)
@@ -170,10 +173,12 @@ def test_on_the_cpu_it_is_offered_to_the_interpreter_only(monkeypatch):
 
 
 @installed
-def test_on_a_gpu_it_comes_after_aten():
+def test_on_a_gpu_it_runs_where_it_is_asked_for():
     cell = build_cell("lstm", 4, 5)
+    request = cell.request(torch.ones(2, 1, 4))._replace(device=torch.device("cuda"), extras=("gal",))
+    assert table._select(request)[0] == "aten"
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        assert backends(cell, "cuda", dtype) == ("aten", "triton", "reference")
+        assert backends(cell, "cuda", dtype) == ("triton", "aten", "reference")
 
 
 def test_without_the_package_that_is_said(monkeypatch):
@@ -206,17 +211,17 @@ def test_every_row_belongs_to_one_program(B, H, rows, cols):
 
 def test_sums_have_a_slot_for_every_program():
     state = torch.zeros(9, 129)
-    assert pointwise.sums_of("triton", [14 * 129], state).shape == (3, 14 * 129)
-    assert pointwise.sums_of("triton", [12, 2, 129], state).shape == (1, 12, 2, 129)
+    assert pointwise.gradient_sums(table.make_plan("triton"), [14 * 129], state).shape == (3, 14 * 129)
+    assert pointwise.gradient_sums(table.make_plan("triton"), [12, 2, 129], state).shape == (1, 12, 2, 129)
 
 
 @installed
 def test_buffers_that_are_not_rows_are_refused():
-    from rhhn_fairseq.kernels.gated import Numbers, Randomness, lstm_buffers
+    from rhhn_fairseq.ops.lstm import Masks, Numbers, make_buffers
 
     h, c = torch.zeros(3, 2, 5), torch.zeros(3, 5, 2).transpose(1, 2)
     u = torch.zeros(3, 2, 20)
-    buffers = lstm_buffers(u, h[0], c[0], h, c, [], None, Randomness(), Numbers(1.0, 1.0, 0.0, 0.0))
+    buffers = make_buffers((u, h, c), (h[0], c[0]), [], Masks(), Numbers(1.0))
     with pytest.raises(ValueError, match="c of strides"):
         implementation.gated(buffers, "forward")
 
@@ -234,7 +239,7 @@ def test_buffers_that_are_not_rows_are_refused():
     ],
 )
 def test_reads_ahead_where_there_is_room(units, matrices, dtype, shared, stages, monkeypatch):
-    from rhhn_fairseq.kernels.triton import products
+    from rhhn_fairseq.ops.triton import products
 
     device = torch.device("cpu")
     if shared is not None:

@@ -8,7 +8,7 @@ from fused_cells import doubled
 from products import forced_products
 
 from rhhn_fairseq.cells import build_cell
-from rhhn_fairseq.kernels import highway, native, pointwise, products
+from rhhn_fairseq.ops import backends, highway, native, sequence
 
 GATED_NOISE = dict(
     recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2, h_detach=0.5, c_detach=0.5
@@ -31,28 +31,33 @@ pytestmark = pytest.mark.skipif(not native.multiplies(), reason="needs the compi
 
 @pytest.fixture(autouse=True)
 def ran(monkeypatch):
-    """Which sequences came by, by direction, and whether steps of them ran in one call."""
+    """The directions in which many steps ran in one call."""
     calls = []
 
-    def count(function):
-        def counted(name, *arguments):
-            direction = next(part for part in arguments if isinstance(part, str))
-            found = function(name, *arguments)
-            calls.append((direction, bool(found)))
-            return found
+    def count(module, name):
+        function = getattr(module, name)
 
-        return counted
+        def counted(*arguments):
+            calls.append(next(part for part in arguments if isinstance(part, str)))
+            return function(*arguments)
+
+        monkeypatch.setattr(module, name, counted)
 
     for name in ("lstm_sequence", "hyper_lstm_sequence", "highway_steps"):
-        monkeypatch.setattr(pointwise, name, count(getattr(pointwise, name)))
+        count(native, name)
     monkeypatch.setenv("RHHN_KERNEL", "native")
     return calls
 
 
 @pytest.fixture
-def ours(monkeypatch):
+def compiled_products(monkeypatch):
     """Calls of compiled products that are not those of a whole sequence."""
-    yield from forced_products(monkeypatch, "native")
+    yield from forced_products(monkeypatch)
+
+
+def no_call_fits(monkeypatch):
+    """No pass has its steps in one call."""
+    monkeypatch.setattr(backends.Plan, "fits_one_call", lambda *_: False)
 
 
 def _cell(name, noisy, H):
@@ -108,7 +113,7 @@ def test_equals_the_loop(name, T, B, H, padded, noisy, ran, monkeypatch):
     found = _pass(cell, x, state, mask, noise)
     # A HyperRHN's hypernetwork is a sequence of its own.
     each = 2 if name == "hyperrhn" else 1
-    assert ran == each * [("forward", True)] + each * [("backward", True)]
+    assert ran == each * ["forward"] + each * ["backward"]
     _assert_as_the_loop(found, cell, x, state, mask, noise, monkeypatch)
 
 
@@ -118,16 +123,16 @@ def test_equals_the_loop(name, T, B, H, padded, noisy, ran, monkeypatch):
 def test_highways_in_parts_equal_the_loop(name, rows, scaled, padded, ran, monkeypatch):
     """As where gradients of products, or hypervectors, of all steps would be too many."""
     T, B = 7, 9
-    monkeypatch.setattr(products, "PART_ROWS", rows * B)
-    monkeypatch.setattr(highway._Scaling, "NEAR", 0)
+    monkeypatch.setattr(sequence, "BLOCK_ROWS", rows * B)
+    monkeypatch.setattr(highway._Scaling, "CACHED", 0)
     monkeypatch.setattr(highway._Scaling, "ROWS", scaled * B)
-    parts, steps_of = [], native._of_steps
+    parts, steps_of = [], native._bind_recurrence
 
     def counted(call, direction, *others):
         run = steps_of(call, direction, *others)
         return lambda start, stop: parts.append((direction, start, stop)) or run(start, stop)
 
-    monkeypatch.setattr(native, "_of_steps", counted)
+    monkeypatch.setattr(native, "_bind_recurrence", counted)
     cell = _cell(name, True, 33)
     x, state, mask = _inputs(cell, T, B, padded)
     noise = cell.sample_noise(T, B)
@@ -135,7 +140,7 @@ def test_highways_in_parts_equal_the_loop(name, rows, scaled, padded, ran, monke
     # The main network's, which are last forward and first backward.
     forward = [part[1:] for part in parts if part[0] == "forward"]
     backward = [part[1:] for part in parts if part[0] == "backward"]
-    cuts = _cuts(T, products.part_steps(T, B, torch.float32, torch.float32))
+    cuts = _cuts(T, sequence.block_steps(T, B, torch.float32, torch.float32))
     of_z = _cuts(T, {1: 1, 2: 2, 3: 3, 9: 7}[scaled]) if name == "hyperrhn" else {0, T}
     assert forward[-len(of_z) + 1 :] == _between(of_z)
     assert backward[: len(cuts | of_z) - 1] == _between(cuts | of_z)[::-1]
@@ -145,16 +150,16 @@ def test_highways_in_parts_equal_the_loop(name, rows, scaled, padded, ran, monke
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("T, B, H", [(1, 3, 9), (3, 9, 33), (5, 40, 17)])
 @pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noisy"])
-def test_steps_with_matrices_laid_out_equal_the_loop(name, T, B, H, noisy, ours, monkeypatch):
-    """The products of networks that are not small, by ``kernels.matmul``."""
-    monkeypatch.setattr(pointwise, "_in_one_call", lambda *_: False)
-    monkeypatch.setattr(highway._Scaling, "NEAR", 0)
+def test_steps_with_packed_matrices_equal_the_loop(name, T, B, H, noisy, compiled_products, monkeypatch):
+    """The products of networks that are not small, by ``ops.gemm``."""
+    no_call_fits(monkeypatch)
+    monkeypatch.setattr(highway._Scaling, "CACHED", 0)
     monkeypatch.setattr(highway._Scaling, "ROWS", 2 * B)
     cell = _cell(name, noisy, H)
     x, state, mask = _inputs(cell, T, B, True)
     noise = cell.sample_noise(T, B) if noisy else None
     found = _pass(cell, x, state, mask, noise)
-    assert len(ours) > 2 * T
+    assert len(compiled_products) > 2 * T
     _assert_as_the_loop(found, cell, x, state, mask, noise, monkeypatch)
 
 
@@ -178,17 +183,17 @@ def test_repeats_bit_by_bit_on_any_number_of_threads(name):
             assert (one - other).norm() <= 1e-5 * (1 + other.norm())
 
 
-def test_runs_where_it_is_faster(ran, monkeypatch):
-    """Where a core has the matrices near, or they meet many of its rows, and torch may not round."""
-    whose, threads = "torch", 2
-    monkeypatch.setattr(pointwise, "way", lambda *_: whose)
+def test_runs_where_a_thread_has_the_matrices_in_its_cache(ran, monkeypatch):
+    preferred, threads = "torch", 2
+    monkeypatch.setattr(backends.gemm, "preferred", lambda _: preferred)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
 
     def runs(T=8, B=40, H=16, dtype=torch.float32, name="lstm", **options):
         ran.clear()
         with torch.no_grad():
             build_cell(name, C, H, **options).to(dtype)(torch.randn(T, B, C, dtype=dtype))
-        return bool(ran) and ran[-1][1]
+        # A HyperRHN's hypernetwork is smaller, and may run so by itself.
+        return len(ran) == (2 if name == "hyperrhn" else 1)
 
     hyper = dict(name="hyperlstm", hyper_size=32, hyper_embed_size=4)
     highway, scaled = dict(name="rhn", rhn_depth=2), dict(name="hyperrhn", rhn_depth=2, hyper_size=8)
@@ -197,23 +202,13 @@ def test_runs_where_it_is_faster(ran, monkeypatch):
     assert runs(H=128, **hyper) and not runs(H=256, **hyper) and not runs(H=128, T=3, **hyper)
     assert not runs(T=3)
     assert not runs(dtype=torch.float64) and not runs(dtype=torch.bfloat16)
-    whose = "native"
+    preferred = "native"
     assert runs(H=991, B=8) and runs(H=257, **hyper) and runs(H=991, **highway) and runs(H=991, **scaled)
-    assert not runs(H=991, B=7) and not runs(H=992, B=64) and not runs(H=992, B=63, **highway)
-    assert runs(H=992, B=64, **highway) and runs(H=992, B=64, **scaled)
+    assert not runs(H=991, B=7) and not runs(H=992, B=64) and not runs(H=992, B=64, **highway)
     assert runs(B=1) and runs(B=1, T=4)
-    assert runs(H=362, B=1) and runs(H=724, B=7, **highway) and runs(H=723, B=1, **scaled)
-    assert not runs(H=363, B=7) and not runs(H=725, B=1, **highway)
     threads = 4
-    assert runs(H=362, B=2) and not runs(H=362, B=1) and runs(B=1)
-    threads = 2
-    precision = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("medium")
-        assert runs(B=32) and not runs(B=33)
-    finally:
-        torch.set_float32_matmul_precision(precision)
-    monkeypatch.setattr(native, "multiplies", lambda: False)
+    assert not runs(H=991, B=8) and runs(B=1)
+    monkeypatch.setattr(native, "runs_sequences", lambda dtype: False)
     assert not runs()
 
 

@@ -8,11 +8,11 @@ import os
 
 import pytest
 import torch
-from fused_cells import assert_equal, doubled, run_pass
+from fused_cells import assert_equal, backends, doubled, run_pass
 
 from rhhn_fairseq.cells import build_cell
-from rhhn_fairseq.kernels import backends, products
-from rhhn_fairseq.kernels.triton import sequences, slots, steps
+from rhhn_fairseq.ops import sequence
+from rhhn_fairseq.ops.triton import sequences, slots, steps
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
@@ -121,8 +121,9 @@ def multiplied(monkeypatch):
 
     def count(function):
         def counted(p, *arguments):
-            direction = next(part for part in arguments if isinstance(part, str))
+            named = [part for part in arguments if isinstance(part, str)]
             found = function(p, *arguments)
+            direction = named[0] if named else function.__name__.removeprefix("hypernetwork_")
             calls.append((direction, bool(found)))
             return found
 
@@ -130,7 +131,8 @@ def multiplied(monkeypatch):
 
     for name in ("highway", "lstm"):
         monkeypatch.setattr(sequences, name, count(getattr(sequences, name)))
-    monkeypatch.setattr(steps, "hypernetwork", count(steps.hypernetwork))
+    for name in ("hypernetwork_forward", "hypernetwork_backward"):
+        monkeypatch.setattr(steps, name, count(getattr(steps, name)))
     return calls
 
 
@@ -174,7 +176,7 @@ def test_small_networks_multiply_by_themselves(name, T, B, H, padded, noisy, mul
 @pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm", "rhn", "hyperrhn"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_backward_in_parts(name, dtype, monkeypatch):
-    monkeypatch.setattr(products, "PART_ROWS", 36)
+    monkeypatch.setattr(sequence, "BLOCK_ROWS", 36)
     noisy = FAMILIES[name][1]
     cell, oracle = make(name, dtype=dtype, **noisy), make(name, **noisy)
     x = torch.randn(5, 18, 4, dtype=torch.float64, device=DEVICE)

@@ -22,10 +22,10 @@ from rhhn_fairseq.bench.machine import (
     lstm_algorithm,
 )
 from rhhn_fairseq.bench.parity import ORACLE_ROWS, checked, draw_batch, pass_results
-from rhhn_fairseq.cells.base import Cell, option
+from rhhn_fairseq.cells.base import Cell, available_backends, explain, option
 from rhhn_fairseq.cells.registry import build_cell, cell_options
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import backends, fused, reference, torch_nn
+from rhhn_fairseq.ops import backends
 
 BASELINE = "nn.LSTM"
 
@@ -179,10 +179,10 @@ def contenders_of(name: str, config: SizesConfig, compiling: str = "none") -> li
 
 def only_loops(cell: Cell, backend: str, config: SizesConfig, dtype: str) -> bool:
     """Whether a cell is a loop in any case: unforced, its products are then what they are in training."""
-    if backend != "reference" or fused(cell) is not None or config.device != "cpu":
+    if backend != "reference" or config.device != "cpu":
         return False
-    here = torch.device(config.device), DTYPES[dtype]
-    return torch_nn.obstacle(cell, None, None) is not None or not torch_nn.pays(cell, *here)
+    rows = explain(cell, config.length, config.batch, config.device, DTYPES[dtype])
+    return next(name for name, runs, _ in rows if runs) == "reference"
 
 
 def in_parts(cell: Cell, config: SizesConfig) -> Cell:
@@ -200,9 +200,7 @@ def chosen_backends(name: str, cell: Cell, config: SizesConfig, dtype: str) -> l
     Raises:
         UsageError: it has none of those.
     """
-    available = backends(cell, config.device, DTYPES[dtype])
-    if torch_nn.obstacle(cell, None, cell.sample_noise(1, 1)) is None:
-        available = (torch_nn.NAME, *available)
+    available = available_backends(cell, config.device, DTYPES[dtype])
     available = (*available[:-1], *in_graphs(available, config.device), available[-1])
     chosen = [backend for backend in available if backend in (config.backends or available)]
     if not chosen:
@@ -225,9 +223,11 @@ def compiled(cell: Cell, what: str) -> Cell:
     if what == "sequence":
 
         def loop(x_TBC):
-            state = cell.zero_state(x_TBC.shape[1], x_TBC.device, x_TBC.dtype)
-            g, state = cell.prepare(cell.project(x_TBC), state, None, None)
-            return reference.scan(cell, g, state, None, None)
+            state, plan = (
+                cell.zero_state(x_TBC.shape[1], x_TBC.device, x_TBC.dtype),
+                backends.make_plan("reference"),
+            )
+            return cell.run(x_TBC, state, None, None, None, plan)
 
         # Without the choice of a backend in between, which cannot be traced.
         cell.forward = torch.compile(loop, dynamic=False)

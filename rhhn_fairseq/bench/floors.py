@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rhhn_fairseq.bench.machine import forced, now, records
 from rhhn_fairseq.cells.base import Cell
-from rhhn_fairseq.kernels import graphs
-from rhhn_fairseq.kernels.matmul import Factor, mm
+from rhhn_fairseq.ops import gemm, graphs
+from rhhn_fairseq.ops.gemm import PackedWeight, mm
 
 
 def matrix_flop(module: nn.Module, T: int, B: int) -> int:
@@ -158,7 +158,7 @@ def _recorded(run: Callable[[], None]) -> Callable[[], None]:
 class _Factors:
     """Random operands of a product and of its gradients, with buffers for what each of them gives.
 
-    The products are those that sequences are made of (``kernels.matmul``), for some steps with a matrix laid
+    The products are those that sequences are made of (``ops.gemm``), for some steps with a matrix laid
     out for them. Results have buffers of their own: operands that are overwritten grow to infinity within a
     few rounds.
     """
@@ -169,12 +169,13 @@ class _Factors:
 
         self.x, self.weight = draw(rows, product.inner), draw(product.inner, product.columns)
         self.dy = draw(rows, product.columns)
+        self.gemm = gemm.select_gemm(dtype, self.x.device)
         self.results: dict[str, Tensor] = {}
-        self.laid: dict[str, Factor] = {}
+        self.laid: dict[str, PackedWeight] = {}
         if product.stack == 1 and steps > 1:
             weight = self.weight[0]
-            self.laid["y"] = Factor(weight, steps, rows, "native")
-            self.laid["dx"] = Factor(weight, steps, rows, "native", transpose=True)
+            self.laid["y"] = PackedWeight(weight, steps, rows, self.gemm)
+            self.laid["dx"] = PackedWeight(weight, steps, rows, self.gemm, transpose=True)
 
     def forward(self) -> None:
         self._multiply(self.x, self.weight, "y")
@@ -195,7 +196,7 @@ class _Factors:
         if name in self.laid:
             self.laid[name].product(left, result)
         else:
-            mm(left, right, result, backend="native")
+            mm(left, right, result, None, self.gemm)
 
 
 class Ceiling:

@@ -18,10 +18,9 @@ from rhhn_fairseq.bench.machine import DTYPES, BenchConfig, cudnn_for, forced, i
 from rhhn_fairseq.bench.parity import check_models, with_gradients
 from rhhn_fairseq.bench.report import Column
 from rhhn_fairseq.bench.timing import interleave, ratio
-from rhhn_fairseq.cells.base import Cell, option
+from rhhn_fairseq.cells.base import Cell, available_backends, option
 from rhhn_fairseq.describe import count_parameters, known_architectures
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import backends
 
 FAIRSEQ = "fairseq lstm"
 
@@ -133,7 +132,9 @@ def backends_of(model: nn.Module, config: TranslationConfig) -> list[str]:
     cells = [module for module in model.modules() if isinstance(module, Cell)]
     if not cells:
         return ["torch"]
-    of_cells = [backends(cell, config.device, DTYPES[config.dtype]) for cell in cells]
+    of_cells = [
+        available_backends(cell, config.device, DTYPES[config.dtype], padded=True) for cell in cells
+    ]
     common = [name for name in max(of_cells, key=len) if all(name in names for names in of_cells)]
     recorded = in_graphs(common, config.device)
     for name in config.backends:

@@ -25,9 +25,9 @@ from rhhn_fairseq.cells.registry import cell_options
 from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy
 from rhhn_fairseq.describe import count_parameters, known_architectures
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.regularisation import sequence_dropout
 from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.models.char_lm import CharLM
+from rhhn_fairseq.ops.regularise import sequence_dropout
 from rhhn_fairseq.tasks.carry import Carry
 
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rhhn_fairseq.allocator import keeps_freed_memory
 from rhhn_fairseq.cells.base import check_fields, option
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels import graphs, matmul
-from rhhn_fairseq.kernels.heap import keeps_freed_memory
-from rhhn_fairseq.kernels.precision import matmul_precision, set_matmul_precision
+from rhhn_fairseq.ops import gemm, graphs, policy
+from rhhn_fairseq.ops.gemm import matmul_precision, set_matmul_precision
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -63,8 +63,8 @@ def now(device) -> float:
 
 def in_graphs(backends: Sequence[str], device: str) -> tuple[str, ...]:
     """Those of some backends that can run as CUDA graphs on a device, named so."""
-    there = [name for name in backends if name in ("aten", "triton")] if records(device) else []
-    return tuple(name + IN_GRAPHS for name in there)
+    recorded = [name for name in backends if name in ("aten", "triton")] if records(device) else []
+    return tuple(name + IN_GRAPHS for name in recorded)
 
 
 def records(device: str) -> bool:
@@ -87,24 +87,11 @@ def forced(backend: str | None) -> Iterator[None]:
 
     A name of ``in_graphs`` has CUDA graphs used, another one has not.
     """
-    wanted = {"RHHN_KERNEL": None, graphs.VARIABLE: None}
+    changes = {"kernel": None, "graphs": False}
     if backend is not None:
-        wanted["RHHN_KERNEL"] = backend.removesuffix(IN_GRAPHS)
-        wanted[graphs.VARIABLE] = str(int(backend.endswith(IN_GRAPHS)))
-    before = {variable: os.environ.get(variable) for variable in wanted}
-    _set(wanted)
-    try:
+        changes = {"kernel": backend.removesuffix(IN_GRAPHS), "graphs": backend.endswith(IN_GRAPHS)}
+    with policy.using(**changes):
         yield
-    finally:
-        _set(before)
-
-
-def _set(variables: dict[str, str | None]) -> None:
-    """Gives variables of the environment their values; None takes one away."""
-    for variable, value in variables.items():
-        os.environ.pop(variable, None)
-        if value is not None:
-            os.environ[variable] = value
 
 
 @contextlib.contextmanager
@@ -131,7 +118,7 @@ def measuring(config: BenchConfig) -> Iterator[None]:
         UsageError: RHHN_MATMUL_PRECISION or RHHN_MATMUL holds an unknown word.
     """
     set_matmul_precision()
-    matmul.forced()
+    gemm.check_policy()
     threads, cudnn = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
     torch.set_num_threads(config.threads or threads)
     # cuDNN's LSTM rounds float32 to TF32 where torch's own matrix products, which the cells use, do not.

@@ -1,7 +1,7 @@
 """``products``: float32 matrix products on the CPU, by everything that the kernels can multiply with.
 
 Each shape is timed with its two gradients, to the rows and to the matrix. The first two are made with the
-matrix as it is, as for a whole sequence at once, and laid out before, as for the steps of a sequence.
+matrix as it is, as for a whole sequence at once, and packed before, as for the steps of a sequence.
 
 Shapes: M rows, K inner width, N columns.
 """
@@ -20,10 +20,11 @@ from rhhn_fairseq.bench.report import Column, draw_bars, make_report
 from rhhn_fairseq.bench.timing import interleave, ratio
 from rhhn_fairseq.cells.base import option
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels.matmul import Factor, available, multiply
+from rhhn_fairseq.ops import gemm, native
+from rhhn_fairseq.ops.gemm import available
 
 STEPS = 50
-"""Products of a sequence for which a matrix is laid out."""
+"""Products of a sequence for which a matrix is packed."""
 
 ENOUGH_FLOP, MOST_TIMES = 4e9, 100
 """Small products are made several times for a measurement: until it has so many operations, or so often."""
@@ -114,22 +115,34 @@ def _products(M: int, K: int, N: int) -> dict[tuple[str, str], tuple[Callable[[]
             found[name, by] = _once(by, left, right), exact
         if name != "x' dy":
             for by in available():
-                found[f"{name} laid out", by] = _laid_out(by, left, right), exact
+                found[f"{name} packed", by] = _packed(by, left, right), exact
     return found
 
 
 def _once(by: str, left: Tensor, right: Tensor) -> Callable[[], Tensor]:
     out = left.new_empty(len(left), right.shape[1])
-    return lambda: multiply(by, left, right, out)
+    if by == "native":
+
+        def call() -> Tensor:
+            native.matmul(left, right, out)
+            return out
+
+        return call
+    return lambda: gemm.mm(left, right, out)
 
 
-def _laid_out(by: str, left: Tensor, right: Tensor) -> Callable[[], Tensor]:
+def _packed(by: str, left: Tensor, right: Tensor) -> Callable[[], Tensor]:
     out = left.new_empty(len(left), right.shape[1])
     transpose = right.stride(1) != 1
-    factor = Factor(right.t() if transpose else right, STEPS, len(left), "native", transpose, whose=by)
+    weight = right.t() if transpose else right
+    packed = (
+        native.PackedPanels(right)
+        if by == "native"
+        else gemm.PackedWeight(weight, STEPS, len(left), by, transpose)
+    )
 
     def call() -> Tensor:
-        factor.product(left, out)
+        packed.product(left, out)
         return out
 
     return call

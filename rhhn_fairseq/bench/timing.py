@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from rhhn_fairseq.allocator import keep_freed_memory
 from rhhn_fairseq.bench.machine import first_calls, now
-from rhhn_fairseq.kernels.heap import keep_freed_memory
 
 
 def interleave(keys: Sequence[Hashable], repeats: int, measure: Callable) -> dict[Hashable, np.ndarray]:

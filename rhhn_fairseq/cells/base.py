@@ -4,8 +4,9 @@ Shapes: T time, B batch, C input, H hidden, G gates times H. Row vectors: an inp
 weight as ``x_BC @ W_CG``.
 
 A cell owns its equations (``step``), the part of them that is affine in the input alone (``input_maps``)
-and the part that never reads the main state (``prepare``). The loop over time, masks, carried state,
-beam reordering and the choice of a faster implementation are written once, here and in ``kernels``.
+and the part that never reads the main state (``prepare``). The loop over time, masks, carried state and
+beam reordering are written once, here and in ``ops``. A cell with a fused operation hands its parameters
+to it (``run_operation``).
 """
 
 from dataclasses import MISSING, dataclass, field, fields
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.product import affine
-from rhhn_fairseq.layers.regularisation import detach_by_coin, draw_mask, dropout
+from rhhn_fairseq.ops import backends, lengths, policy, recompute, torch_nn
+from rhhn_fairseq.ops.backends import Plan, Request
+from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.loop import Noise, State, noise_at, scan
+from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout
 
-State = tuple[Tensor, ...]
-Noise = dict[str, Tensor]
 InputMap = tuple[Tensor, Tensor | None]
 
 
@@ -95,11 +97,21 @@ class Cell(nn.Module):
         config: the checked configuration.
         state_sizes: widths of the state's tensors, the first of which is the output.
         begins: whether the first step of a sequence that has no state is another one, see ``begin``.
+        operation: name of the fused operation that computes what ``step`` does, see ``backends``; None
+            without one. A derived class does not inherit it, because it may have another ``step``.
+        backend: name of the backend that this cell has to use; None for what the environment or ``backends``
+            chooses.
     """
 
     state_sizes: tuple[int, ...]
     config: CellConfig
     begins: bool = False
+    operation: str | None = None
+    backend: str | None = None
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        cls.operation = vars(cls).get("operation")
 
     def __init__(self, config: CellConfig):
         super().__init__()
@@ -119,12 +131,15 @@ class Cell(nn.Module):
         first = columns.start in (None, 0)
         return tuple((weight[columns], bias if first else None) for weight, bias in self.input_maps())
 
-    def project(self, x_TBC: Tensor) -> tuple[Tensor, ...]:
+    def project(self, x_TBC: Tensor, gemm: str | None = None) -> tuple[Tensor, ...]:
         """The input's part of every equation, [T, B, ·], in the order ``step`` takes them.
 
         One GEMM a weight for the whole sequence.
+
+        Args:
+            gemm: who multiplies, see ``ops.gemm.affine``.
         """
-        return apply_maps(x_TBC, self.input_maps())
+        return apply_maps(x_TBC, self.input_maps(), gemm)
 
     def begin(self, g: tuple[Tensor, ...], first_TB1: Tensor | None) -> tuple[Tensor, ...]:
         """Changes the projection of sequences that start without a state; by default, nothing.
@@ -134,21 +149,23 @@ class Cell(nn.Module):
         """
         return g
 
-    def first_positions(self, T: int, B: int, mask_TB: Tensor | None, device=None) -> Tensor | None:
+    def first_positions(self, T: int, B: int, mask_TB: Tensor | None, device=None) -> Tensor:
         """Where sequences without a state have their first step, bool [T, B, 1].
 
-        None unless ``begin`` asks for it.
+        It matters only to cells that ``begins``.
         """
-        if not self.begins:
-            return None
         if mask_TB is None:
             mask_TB = torch.ones(T, B, dtype=torch.bool, device=device)
         return (mask_TB & (mask_TB.cumsum(0) == 1)).unsqueeze(-1)
 
     def prepare(
-        self, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None, noise: Noise | None
+        self, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None, noise: Noise | None, plan: Plan
     ) -> tuple[tuple[Tensor, ...], State]:
-        """Runs whatever never reads the main state over the whole sequence; by default, nothing."""
+        """Runs whatever never reads the main state over the whole sequence; by default, nothing.
+
+        Args:
+            plan: how the pass runs.
+        """
         return g, state
 
     def sample_noise(self, T: int, B: int, device=None, generator=None) -> Noise:
@@ -204,8 +221,6 @@ class Cell(nn.Module):
         Raises:
             UsageError: the input, state, mask or noise does not have the shape the cell was built for.
         """
-        from rhhn_fairseq.kernels.recompute import in_parts
-
         self._check_shapes(x_TBC, state, mask_TB, noise)
         T, B, _ = x_TBC.shape
         if mask_TB is not None:
@@ -216,10 +231,59 @@ class Cell(nn.Module):
         first = None
         if state is None:
             state = self.zero_state(B, x_TBC.device, x_TBC.dtype)
-            first = self.first_positions(T, B, mask_TB, x_TBC.device)
-        if 0 < self.config.recompute_steps < T and torch.is_grad_enabled():
-            return in_parts(self, self.config.recompute_steps, x_TBC, state, first, mask_TB, noise)
-        return self.run(x_TBC, state, first, mask_TB, noise)
+            first = self.first_positions(T, B, mask_TB, x_TBC.device) if self.begins else None
+        plan = backends.select(self.request(x_TBC, state, mask_TB, noise))
+        if not 0 < self.config.recompute_steps < T or not torch.is_grad_enabled():
+            return self.run(x_TBC, state, first, mask_TB, noise, plan)
+
+        def run(*segment) -> tuple[Tensor, State]:
+            return self.run(*segment, plan)
+
+        whole_pass = recompute.Pass(run, list(self.parameters()), first, mask_TB, noise)
+        return recompute.run_in_segments(whole_pass, self.config.recompute_steps, x_TBC, state)
+
+    def request(
+        self,
+        x_TBC: Tensor,
+        state: State | None = None,
+        mask_TB: Tensor | None = None,
+        noise: Noise | None = None,
+    ) -> Request:
+        """What ``backends`` has to know of a pass; arguments as in ``forward``."""
+        (T, B, _), device, dtype = x_TBC.shape, x_TBC.device, x_TBC.dtype
+        rounds, wide = backends.rounding(device), False
+        for tensor in state or ():
+            wide = wide or tensor.dtype != dtype
+        if rounds not in (None, "precision") and dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(device.type)
+        return Request(
+            type(self).__name__,
+            self.operation,
+            T,
+            B,
+            self.config.hidden_size,
+            device,
+            dtype,
+            torch.is_grad_enabled(),
+            self.extras(mask_TB, noise),
+            rounds,
+            wide,
+            T == 1 and self.fits_few_rows(state),
+            self.backend or policy.current().kernel,
+        )
+
+    def extras(self, mask_TB: Tensor | None, noise: Noise | None) -> tuple[str, ...]:
+        """What a pass asks for beyond the plain equations of the LSTM or GRU, in words."""
+        names = sorted(noise) if noise else []
+        if self.config.zoneout:
+            names.append("zoneout")
+        if mask_TB is not None:
+            names.append("padding masks")
+        return tuple(names)
+
+    def fits_few_rows(self, state: State | None) -> bool:
+        """Whether a single step without a gradient has a compiled function of its own; by default, no."""
+        return False
 
     def run(
         self,
@@ -228,21 +292,55 @@ class Cell(nn.Module):
         first_TB1: Tensor | None,
         mask_TB: Tensor | None,
         noise: Noise | None,
+        plan: Plan,
     ) -> tuple[Tensor, State]:
-        """``forward`` when its arguments have been looked at: projection and the loop, on some backend."""
-        from rhhn_fairseq.kernels import filled_up, scan, whole
+        """``forward`` when its arguments have been checked and the backend has been selected.
 
-        done = whole(self, x_TBC, state, mask_TB, noise)
-        if done is not None:
-            return done
+        Args:
+            first_TB1: what ``first_positions`` returns.
+        """
+        if plan.backend == "torch_nn":
+            kind, weights = self.operation, self.torch_weights()
+            if len(x_TBC) == 1 and not torch.is_grad_enabled():
+                return torch_nn.step(kind, x_TBC, state, weights)
+            return torch_nn.run(kind, x_TBC, state, weights, self.training)
         T = len(x_TBC)
-        x_TBC, first_TB1, mask_TB, noise = filled_up(self, x_TBC, first_TB1, mask_TB, noise)
-        g = self.project(x_TBC)
+        if plan.records and not lengths.keeps_length(self, T):
+            x_TBC, first_TB1, mask_TB, noise = lengths.pad_to_graph_length(x_TBC, first_TB1, mask_TB, noise)
+        g = self.project(x_TBC, plan.gemm if plan.is_fused else None)
         if first_TB1 is not None:
             g = self.begin(g, first_TB1)
-        g, state = self.prepare(g, state, mask_TB, noise)
-        y_TBH, state = scan(self, g, state, mask_TB, noise)
-        return y_TBH if len(x_TBC) == T else y_TBH[:T], state
+        g, state = self.prepare(g, state, mask_TB, noise, plan)
+        y_TBH, state = self.run_steps(g, state, mask_TB, noise, plan)
+        return y_TBH if len(y_TBH) == T else y_TBH[:T], state
+
+    def run_steps(
+        self, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None, noise: Noise | None, plan: Plan
+    ) -> tuple[Tensor, State]:
+        """All steps, from what ``prepare`` gave."""
+        if plan.is_fused:
+            return self.run_operation(g, state, mask_TB, noise, plan)
+
+        def step(g_t, state, noise_t):
+            y_BH, state = self.step(g_t, state, noise_t)
+            return (y_BH,), state
+
+        (y_TBH,), state = scan(step, g, state, mask_TB, noise)
+        return y_TBH, state
+
+    def run_operation(
+        self, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None, noise: Noise | None, plan: Plan
+    ) -> tuple[Tensor, State]:
+        """``run_steps`` by the cell's fused operation."""
+        raise NotImplementedError(f"{type(self).__name__} has no fused operation")
+
+    def plan_of_steps(self, x_TBC: Tensor) -> Plan:
+        """How ``prepare`` runs where it is called for one step at a time, as by what feeds a context back."""
+        return backends.make_plan("reference")
+
+    def torch_weights(self) -> torch_nn.Weights:
+        """The parameters as torch.nn's layer of the same equations has them."""
+        raise NotImplementedError(f"torch.nn has no {type(self).__name__}")
 
     def recurrent_input(self, h_BH: Tensor, noise_t: Noise | None) -> Tensor:
         """The state as a matrix sees it: detached by the step's coin (h-detach), dropped out (Gal)."""
@@ -251,7 +349,10 @@ class Cell(nn.Module):
 
     def zero_state(self, B: int, device=None, dtype=None) -> State:
         """The state of B sequences that have read nothing."""
-        return tuple(torch.zeros(B, size, device=device, dtype=dtype) for size in self.state_sizes)
+        state = []
+        for size in self.state_sizes:
+            state.append(torch.zeros(B, size, device=device, dtype=dtype))
+        return tuple(state)
 
     def diagnostics(self) -> dict[str, float]:
         """Numbers about the trained weights worth a line in the log; by default, none."""
@@ -290,14 +391,48 @@ def reorder_state(state: State, index_B: Tensor) -> State:
     return tuple(part.index_select(0, index_B) for part in state)
 
 
-def apply_maps(x: Tensor, maps: tuple[InputMap, ...]) -> tuple[Tensor, ...]:
-    """``x W + b`` for each weight and bias; x is [..., C]."""
-    return tuple(affine(x, weight, bias) for weight, bias in maps)
+def apply_maps(x: Tensor, maps: tuple[InputMap, ...], gemm: str | None = None) -> tuple[Tensor, ...]:
+    """``x W + b`` for each weight and bias; x is [..., C]; ``gemm`` as for ``ops.gemm.affine``."""
+    g = []
+    for weight, bias in maps:
+        g.append(affine(x, weight, bias, gemm))
+    return tuple(g)
 
 
-def noise_at(noise_t: Noise | None, name: str) -> Tensor | None:
-    """One entry of a step's noise; None in evaluation and where none was asked for."""
-    return None if noise_t is None else noise_t.get(name)
+def available_backends(
+    cell: Cell, device="cpu", dtype: torch.dtype = torch.float32, padded: bool = False
+) -> tuple[str, ...]:
+    """Names of the backends that can run a cell in its present mode, the preferred first.
+
+    Args:
+        device, dtype: of the input. padded: whether there is a mask.
+    """
+    request = _request_without_input(cell, 2, 1, torch.device(device), dtype)
+    if padded:
+        request = request._replace(extras=(*request.extras, "padding masks"))
+    return backends.available(request)
+
+
+def explain(
+    cell: Cell, T: int, B: int, device="cpu", dtype: torch.dtype = torch.float32
+) -> list[tuple[str, bool, str]]:
+    """Which backend would run a cell in its present mode, and why not the others.
+
+    Args:
+        T, B: steps and sequences. device, dtype: of the input.
+
+    Returns:
+        for each backend its name, whether it runs, and the reason in one line; see ``backends.explain``.
+    """
+    return backends.explain(_request_without_input(cell, T, B, torch.device(device), dtype))
+
+
+def _request_without_input(cell: Cell, T: int, B: int, device: torch.device, dtype: torch.dtype) -> Request:
+    """The request of a pass that nobody makes."""
+    x_TBC = torch.empty(1, 1, cell.config.input_size, dtype=dtype).expand(T, B, -1)
+    noise = cell.sample_noise(1, 1) if cell.training else None
+    request = cell.request(x_TBC, cell.zero_state(B, dtype=dtype), None, noise)
+    return request._replace(device=device, rounds=backends.rounding(device))
 
 
 def orthogonal_(weight: Tensor, gates: int = 1) -> None:

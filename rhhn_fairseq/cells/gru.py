@@ -20,8 +20,9 @@ from torch import nn
 from rhhn_fairseq.cells.base import Cell, CellConfig, glorot_, noise_at, option, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.layers.product import affine, lerp
-from rhhn_fairseq.layers.regularisation import draw_mask, dropout, zoneout
+from rhhn_fairseq.ops import torch_nn
+from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.regularise import draw_mask, dropout, lerp, zoneout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,7 @@ class GRU(Cell):
     """GRU; see the module's docstring. State: (h [B, H],). Initialised as the LSTM is."""
 
     config: GRUConfig
+    operation = "gru"
 
     def __init__(self, config: GRUConfig):
         super().__init__(config)
@@ -94,3 +96,7 @@ class GRU(Cell):
         new = lerp(n, h, z)
         new = zoneout(h, new, config.zoneout, noise_at(noise_t, "zoneout"))
         return new, (new,)
+
+    def torch_weights(self):
+        second = nn.functional.pad(self.bias_n, (2 * len(self.bias_n), 0))
+        return torch_nn.Weights(self.weight_x.t(), self.weight_h.t(), self.bias, second)

@@ -46,8 +46,10 @@ from rhhn_fairseq.cells.lstm import (
 from rhhn_fairseq.cells.numpy_math import at, drop
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.layers.product import affine
-from rhhn_fairseq.layers.regularisation import LAYER_NORM_EPS, layer_norm
+from rhhn_fairseq.ops import hyper_lstm as op
+from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.lstm import gather_masks
+from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS, layer_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,7 @@ class HyperLSTM(GatedCell):
     """HyperLSTM; see the module's docstring. State: (h [B, H], c [B, H], e [B, N], k [B, N])."""
 
     config: HyperLSTMConfig
+    operation = "hyper_lstm"
 
     def __init__(self, config: HyperLSTMConfig):
         super().__init__(config)
@@ -162,6 +165,25 @@ class HyperLSTM(GatedCell):
             normalise_c = self.normalise_c
         y, main = self.update(a, h, c, noise_t, normalise_c)
         return y, (*main, e_new, k_new)
+
+    def run_operation(self, g, state, mask_TB, noise, plan):
+        config, scaling = self.config, self.scaling
+        weights = op.Weights(
+            self.weight_h,
+            self.weight_hyper,
+            self.hyper.weight_h,
+            scaling.weight_z,
+            nn.functional.pad(scaling.bias_z, (0, scaling.weight_z.shape[1] - len(scaling.bias_z))),
+            torch.cat([scaling.weight_d, scaling.weight_b]),
+            scaling.bias,
+        )
+        norms = ()
+        if config.layer_norm:
+            gates = self.gate_gain.flatten(), self.gate_shift.flatten()
+            norms = (*gates, self.c_gain, self.c_shift, *self.hyper.norm())
+        masks = gather_masks(mask_TB, noise, config.gal_dropout, g[0])
+        previous = config.hyper_state == "previous"
+        return op.hyper_lstm(g, state, weights, norms, masks, self.numbers(), previous, plan)
 
     def normalise_c(self, c_BH):
         """c as the output's tanh sees it."""

@@ -37,8 +37,10 @@ from rhhn_fairseq.cells.rhn import (
     naive_rhn,
 )
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.product import affine
-from rhhn_fairseq.layers.regularisation import detach_by_coin, draw_mask, dropout, zoneout
+from rhhn_fairseq.ops import backends
+from rhhn_fairseq.ops import highway as op
+from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,6 @@ class HyperRHNConfig(RHNConfig):
 
     hyper_size: int = option(128, help="width of the hypernetwork", low=1)
     hyper_bias: float = option(0.0, help="constant added to the hypervectors z")
-    hyper_rank: int = option(1, help="rank of the scaling of a weight matrix", low=1, high=1)
 
     def __post_init__(self):
         super().__post_init__()
@@ -122,6 +123,7 @@ class HyperRHN(Cell):
     """
 
     config: HyperRHNConfig
+    operation = "highway"
 
     def __init__(self, config: HyperRHNConfig):
         super().__init__(config)
@@ -154,16 +156,27 @@ class HyperRHN(Cell):
     def begin(self, g, first_TB1):
         return (g[0], *self.hyper.begin(g[1:], first_TB1), first_TB1)
 
-    def prepare(self, g, state, mask_TB, noise):
+    def prepare(self, g, state, mask_TB, noise, plan):
         """Runs the hypernetwork: g becomes (x U, its states after every layer [T, B, L N], first step)."""
-        from rhhn_fairseq.kernels import scan
-
         x_TBG, hyper_g, *first = g
         inner = noise
         if noise is not None:
             inner = {"update": noise["hyper_update"]} if "hyper_update" in noise else {}
-        trace, (hyper_s,) = scan(self.hyper, (hyper_g,), (state[1],), mask_TB, inner)
+        trace, (hyper_s,) = self.hyper.run_steps((hyper_g,), (state[1],), mask_TB, inner, plan)
         return (x_TBG, trace, *first), (state[0], hyper_s)
+
+    def plan_of_steps(self, x_TBC):
+        return backends.select(self.hyper.request(x_TBC[:1]))
+
+    def run_operation(self, g, state, mask_TB, noise, plan):
+        config, (gx, trace, *first) = self.config, g
+        first_TB1 = first[0] if first else None
+        masks = op.gather_masks(mask_TB, first_TB1, noise, config.gal_dropout, gx, config.rhn_depth)
+        numbers = op.Numbers(1.0 / (1.0 - config.recurrent_dropout), config.zoneout)
+        biases = op.Biases(torch.stack(list(self.bias_s)), self.bias_x, self.z_shift())
+        hyper = trace, self.weight_z
+        y, s = op.highway(gx, state[0], list(self.weight_s), biases, hyper, masks, numbers, plan)
+        return y, (s, state[1])
 
     def z_shift(self):
         """What is added to the product with ``weight_z``, [L, H]."""

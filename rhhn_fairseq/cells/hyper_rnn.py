@@ -33,8 +33,8 @@ from rhhn_fairseq.cells.base import Cell, CellConfig, glorot_, noise_at, option,
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.simple import Elman, ElmanConfig
-from rhhn_fairseq.layers.product import affine
-from rhhn_fairseq.layers.regularisation import zoneout
+from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.regularise import zoneout
 
 HYPER_STATES = ("current", "previous")
 HYPER_INITS = ("broken_symmetry", "paper")

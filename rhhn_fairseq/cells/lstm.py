@@ -32,8 +32,10 @@ from rhhn_fairseq.cells.base import (
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.layers.product import affine
-from rhhn_fairseq.layers.regularisation import (
+from rhhn_fairseq.ops import gemm, torch_nn
+from rhhn_fairseq.ops import lstm as op
+from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.regularise import (
     detach_by_coin,
     draw_mask,
     dropout,
@@ -85,6 +87,12 @@ class GatedCell(Cell):
         if config.c_detach:
             noise["c_detach"] = draw_mask((T, 1, 1), config.c_detach, device, generator)
         return noise
+
+    def numbers(self) -> op.Numbers:
+        """The configuration as fused operations read it."""
+        config = self.config
+        keep_scale = 1.0 / (1.0 - config.recurrent_dropout)
+        return op.Numbers(config.forget_bias, keep_scale, config.zoneout, config.zoneout_c)
 
     def update(self, gates, h_BH, c_BH, noise_t, normalise_c=None):
         """From the four gates' sums i, f, g, o ([B, H] each) to the output and the next state."""
@@ -149,6 +157,7 @@ class LSTM(GatedCell):
     """
 
     config: LSTMConfig
+    operation = "lstm"
 
     def __init__(self, config: LSTMConfig):
         super().__init__(config)
@@ -178,3 +187,34 @@ class LSTM(GatedCell):
     def normalise_c(self, c_BH):
         """c as the output's tanh sees it."""
         return layer_norm(c_BH, self.c_gain, self.c_shift)
+
+    def norm(self) -> tuple[torch.Tensor, ...]:
+        """The parameters of layer normalisation; nothing without."""
+        return (self.gate_gain, self.gate_shift, self.c_gain, self.c_shift) if self.config.layer_norm else ()
+
+    def run_operation(self, g, state, mask_TB, noise, plan):
+        masks = op.gather_masks(mask_TB, noise, self.config.gal_dropout, g[0])
+        return op.lstm(g[0], state, self.weight_h, self.norm(), masks, self.numbers(), plan)
+
+    def run(self, x_TBC, state, first_TB1, mask_TB, noise, plan):
+        if plan.backend != "native" or not plan.is_single_step:
+            return super().run(x_TBC, state, first_TB1, mask_TB, noise, plan)
+        weights = self.weight_x, self.weight_h, self.bias
+        h, c = op.lstm_step(x_TBC[0], state, weights, self.config.forget_bias)
+        return h.unsqueeze(0), (h, c)
+
+    def extras(self, mask_TB, noise):
+        names = super().extras(mask_TB, noise)
+        if self.config.layer_norm:
+            names = ("layer normalisation", *names)
+        return (*names, "zoneout") if self.config.zoneout_c and "zoneout" not in names else names
+
+    def fits_few_rows(self, state):
+        return state is not None and gemm.fits_few_rows(state[0], self.weight_h)
+
+    def torch_weights(self):
+        second = None
+        if self.config.forget_bias:
+            second = torch.zeros_like(self.bias)
+            second.view(4, -1)[1] = self.config.forget_bias
+        return torch_nn.Weights(self.weight_x.t(), self.weight_h.t(), self.bias, second)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rhhn_fairseq.layers.regularisation import LAYER_NORM_EPS
+from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
 
 
 def sigmoid(a):

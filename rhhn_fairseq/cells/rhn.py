@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from rhhn_fairseq.cells.base import Cell, CellConfig, noise_at, option, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.layers.product import affine, lerp
-from rhhn_fairseq.layers.regularisation import detach_by_coin, draw_mask, dropout, zoneout
+from rhhn_fairseq.ops import highway as op
+from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, lerp, zoneout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +104,7 @@ class RHN(Cell):
     """
 
     config: RHNConfig
+    operation = "highway"
 
     def __init__(self, config: RHNConfig):
         super().__init__(config)
@@ -153,10 +155,29 @@ class RHN(Cell):
         s = zoneout(old, s, self.config.zoneout, noise_at(noise_t, "zoneout"))
         return s, (s,)
 
+    def run_operation(self, g, state, mask_TB, noise, plan):
+        return self._run_highway(g, state, mask_TB, noise, plan, trace=False)
+
+    def _run_highway(self, g, state, mask_TB, noise, plan, trace):
+        config, gx = self.config, g[0]
+        masks = op.gather_masks(mask_TB, None, noise, config.gal_dropout, gx, config.rhn_depth)
+        numbers = op.Numbers(1.0 / (1.0 - config.recurrent_dropout), config.zoneout, float(trace))
+        biases = op.Biases(torch.stack(list(self.bias_s)))
+        y, s = op.highway(gx, state[0], list(self.weight_s), biases, (), masks, numbers, plan)
+        return y, (s,)
+
 
 class RHNTrace(RHN):
-    """An RHN whose output is the states of all its layers, [B, L H]: a hypernetwork's view of it."""
+    """An RHN whose output is the states of all its layers, [B, L H]: a hypernetwork's view of it.
+
+    It has no zoneout.
+    """
+
+    operation = "highway"
 
     def step(self, g_t, state, noise_t):
         states = self.layers(g_t, state[0], noise_t)
         return torch.cat(states, dim=-1), (states[-1],)
+
+    def run_operation(self, g, state, mask_TB, noise, plan):
+        return self._run_highway(g, state, mask_TB, noise, plan, trace=True)

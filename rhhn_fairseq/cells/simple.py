@@ -17,8 +17,8 @@ from torch import nn
 from rhhn_fairseq.cells.base import Cell, CellConfig, glorot_, noise_at, option, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.layers.product import affine
-from rhhn_fairseq.layers.regularisation import zoneout
+from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.regularise import zoneout
 
 ACTIVATIONS = {
     "tanh": (torch.tanh, np.tanh),

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from rhhn_fairseq.cells.base import Cell, Noise, State, apply_maps, reorder_state
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels.energy import energies
-from rhhn_fairseq.kernels.reference import keep_state
-from rhhn_fairseq.layers.feedback import fed_back_step
-from rhhn_fairseq.layers.product import affine
+from rhhn_fairseq.layers.feedback import FedBackCell
+from rhhn_fairseq.ops.energy import energies
+from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.loop import scan
 
 
 class Memory(NamedTuple):
@@ -149,7 +149,7 @@ class GeneralAttention(Attention):
         return energy_NRS.masked_fill(~memory.mask_NS.unsqueeze(1), float("-inf"))
 
 
-class FeedbackCell(Cell):
+class FeedbackCell(nn.Module):
     """A cell that reads ``[x; context]``, the context queried by its own output of the step before.
 
     GNMT's bottom decoder layer as printed (Wu et al. 2016, equation 4 and figure 1). Its state is the
@@ -161,7 +161,7 @@ class FeedbackCell(Cell):
     """
 
     def __init__(self, cell: Cell, attention: Attention):
-        super().__init__(cell.config)
+        super().__init__()
         self.cell, self.attention = cell, attention
         self.state_sizes = cell.state_sizes
 
@@ -184,12 +184,12 @@ class FeedbackCell(Cell):
         """
         T, B, C = x_TBC.shape
         M = memory.values_NSM.shape[-1]
-        if C + M != self.config.input_size:
+        cell = self.cell
+        if C + M != cell.config.input_size:
             raise UsageError(
                 f"FeedbackCell: input of width {C} and context of width {M}, the cell reads "
-                f"{self.config.input_size}"
+                f"{cell.config.input_size}"
             )
-        cell = self.cell
         if mask_TB is not None:
             x_TBC = x_TBC.masked_fill(~mask_TB.unsqueeze(-1), 0.0)
         if noise is None and self.training:
@@ -199,20 +199,15 @@ class FeedbackCell(Cell):
             state = cell.zero_state(B, x_TBC.device, x_TBC.dtype)
             if cell.begins:
                 g = cell.begin(g, cell.first_positions(T, B, mask_TB, x_TBC.device))
-        context_maps = cell.maps_of(slice(C, None))
-        outputs, contexts, weights = [], [], []
-        for t, g_t in enumerate(zip(*(part.unbind(0) for part in g), strict=True)):
+        fed_back = FedBackCell(cell, C, cell.plan_of_steps(x_TBC))
+
+        def step(g_t, state, noise_t):
             context, weight = self.attention(state[0].unsqueeze(0), memory)
-            y_BH, new = fed_back_step(cell, g_t, context[0], context_maps, state, mask_TB, noise, t)
-            if mask_TB is not None:
-                here_B1 = mask_TB[t].unsqueeze(-1)
-                y_BH = y_BH.masked_fill(~here_B1, 0.0)
-                new = keep_state(here_B1, new, state)
-            outputs.append(y_BH)
-            contexts.append(context[0])
-            weights.append(weight[:, 0])
-            state = new
-        return torch.stack(outputs), torch.stack(contexts), torch.stack(weights, dim=1), state
+            y_BH, state = fed_back.step(g_t, context[0], state, noise_t)
+            return (y_BH, context[0], weight[:, 0]), state
+
+        (y_TBH, context_TBM, weights_TBS), state = scan(step, g, state, mask_TB, noise)
+        return y_TBH, context_TBM, weights_TBS.transpose(0, 1), state
 
 
 class QueryingCell(nn.Module):

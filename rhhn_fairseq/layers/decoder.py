@@ -28,9 +28,9 @@ from rhhn_fairseq.layers.attention import (
     QueryingCell,
     SourceMemory,
 )
-from rhhn_fairseq.layers.product import affine
-from rhhn_fairseq.layers.regularisation import sequence_dropout
 from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.regularise import sequence_dropout
 
 ATTENTION_FORMS = ("paper", "v2")
 ATTENTION_SCORES = ("additive", "general")

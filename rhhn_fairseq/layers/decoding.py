@@ -4,13 +4,12 @@ A graph has fixed shapes. Sentences are filled up to a power of two and source p
 ``POSITIONS``, so that the batches of a corpus share a few graphs and a batch whose sentences end one by
 one changes graph a few times only. Beam search's reordering of the state is part of the step.
 
-Off unless ``RHHN_CUDA_GRAPHS=1``; see ``kernels/graphs.py``.
+Off unless ``RHHN_CUDA_GRAPHS=1``; see ``ops/graphs.py``.
 
 Shapes: B rows, N sentences, S source positions, M memory, V dictionary.
 """
 
 import logging
-import os
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
@@ -19,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rhhn_fairseq.cells.base import State, reorder_state
-from rhhn_fairseq.kernels import graphs
 from rhhn_fairseq.layers.attention import Memory
+from rhhn_fairseq.ops import graphs, policy
 
 logger = logging.getLogger(__name__)
 
@@ -77,20 +76,20 @@ def decoding_step(
     recordings = _recordings.setdefault(module, graphs.Recordings(graphs.record))
     weights_at = tuple(parameter.data_ptr() for parameter in module.parameters())
     # What is recorded are the kernels of a backend.
-    key = weights_at, memory.beams, step.__qualname__, os.environ.get("RHHN_KERNEL")
+    key = weights_at, memory.beams, step.__qualname__, policy.current().kernel
     logits, weights, *after = graphs.replayed(key, call, values, recordings)
     return logits[:B], weights[:B, :, :S], tuple(part[:B] for part in after)
 
 
 def _as_graph(module: nn.Module, tensors: list[Tensor]) -> bool:
     """Whether a step is to run as a graph; where that is wished for, it is said once what comes of it."""
-    if not graphs.wanted() or module.training or torch.is_grad_enabled():
+    if not policy.current().graphs or module.training or torch.is_grad_enabled():
         return False
     if torch.is_autocast_enabled(tensors[0].device.type):
         # The graph would read autocast's copies of the weights.
-        return _tell("without CUDA graphs, which autocast does not allow", False)
-    if not graphs.possible(tensors):
-        return _tell("without CUDA graphs, which need a GPU", False)
+        return _tell("without CUDA graphs: unsupported under autocast", False)
+    if not graphs.possible(tensors[0].device):
+        return _tell("without CUDA graphs: they need a GPU", False)
     return _tell("as CUDA graphs", True)
 
 

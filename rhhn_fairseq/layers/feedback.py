@@ -7,43 +7,40 @@ import torch
 from torch import Tensor
 
 from rhhn_fairseq.cells.base import Cell, InputMap, Noise, State, apply_maps
-from rhhn_fairseq.kernels.reference import slice_noise
+from rhhn_fairseq.ops.backends import Plan
 
 
-def fed_back_step(
-    cell: Cell,
-    g_t: tuple[Tensor, ...],
-    fed_BF: Tensor,
-    maps: tuple[InputMap, ...],
-    state: State,
-    mask_TB: Tensor | None,
-    noise: Noise | None,
-    t: int,
-) -> tuple[Tensor, State]:
-    """``cell.step`` at step t, after what the cell does in a pass of its own, as a pass of one step.
+class FedBackCell:
+    """A cell in a pass in which some columns of its input are fed back.
+
+    The maps of these columns are sliced once, because the gradient of a slice fills the whole weight with
+    zeros at every use.
 
     Args:
-        g_t: the projection of the input's other columns at this step, tensors [B, ·].
-        fed_BF: what is fed back. maps: the cell's maps of its columns, taken once before the loop.
-        state: the cell's. mask_TB, noise: of the whole sequence.
-
-    Returns:
-        the output [B, H] and the next state, also at padding, where the caller keeps the old one.
+        cell: the cell. columns: number of the other columns, which come first.
+        plan: how a pass of one step runs, see ``Cell.plan_of_steps``.
     """
-    shares = apply_maps(fed_BF, maps)
-    # What ``begin`` added behind the projections is not affine in the input.
-    g_t = (*map(torch.add, g_t, shares), *g_t[len(shares) :])
-    g_1, ready = cell.prepare(
-        tuple(part.unsqueeze(0) for part in g_t),
-        state,
-        None if mask_TB is None else mask_TB[t : t + 1],
-        _one_step(noise, t),
-    )
-    return cell.step(tuple(part[0] for part in g_1), ready, slice_noise(noise, t))
 
+    def __init__(self, cell: Cell, columns: int, plan: Plan):
+        self.cell, self.plan = cell, plan
+        self.maps: tuple[InputMap, ...] = cell.maps_of(slice(columns, None))
 
-def _one_step(noise: Noise | None, t: int) -> Noise | None:
-    """The noise of step ``t`` as that of a pass of one step."""
-    if noise is None:
-        return None
-    return {name: part[t : t + 1] if part.shape[0] > 1 else part for name, part in noise.items()}
+    def step(
+        self, g_t: tuple[Tensor, ...], fed_BF: Tensor, state: State, noise_t: Noise | None
+    ) -> tuple[Tensor, State]:
+        """``Cell.step``, after what the cell does in a pass of its own, as a pass of one step.
+
+        Args:
+            g_t: the projection of the other columns at this step, tensors [B, ...].
+            fed_BF: what is fed back.
+
+        Returns:
+            the output [B, H] and the next state.
+        """
+        shares = apply_maps(fed_BF, self.maps)
+        # What ``begin`` added behind the projections is not affine in the input.
+        g_t = (*map(torch.add, g_t, shares), *g_t[len(shares) :])
+        g_1 = tuple(tensor.unsqueeze(0) for tensor in g_t)
+        noise_1 = None if noise_t is None else {name: draw.unsqueeze(0) for name, draw in noise_t.items()}
+        g_1, ready = self.cell.prepare(g_1, state, None, noise_1, self.plan)
+        return self.cell.step(tuple(tensor[0] for tensor in g_1), ready, noise_t)

@@ -10,7 +10,7 @@ Shapes: P positions, H width, V symbols.
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.kernels.matmul import mm
+from rhhn_fairseq.ops.gemm import mm, select_gemm
 
 FLOAT16_SCALE = 8.0
 """What gradients of logits in float16 are multiplied by meanwhile.
@@ -53,9 +53,10 @@ def _chunks(y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, learns)
     operands = (y_PH, weight_VH, bias_V) if learns else ()
     gradients = [torch.zeros_like(part, dtype=wide) for part in operands]
     dy, dweight, dbias = gradients or (None,) * 3
+    gemm = select_gemm(y_PH.dtype, y_PH.device)
     parts = (part.split(chunk) for part in (y_PH, target_P, real_P, dy if learns else y_PH))
     for y, target, real, dy_chunk in zip(*parts, strict=True):
-        logits = mm(y, weight_VH.t(), add=bias_V).to(wide)
+        logits = mm(y, weight_VH.t(), None, bias_V, gemm).to(wide)
         total = logits.logsumexp(dim=-1)
         of_target = logits.gather(1, target.unsqueeze(1)).squeeze(1)
         nll = (total - of_target) * real
@@ -70,8 +71,8 @@ def _chunks(y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, learns)
         gradient = gradient.mul_((real * scale).unsqueeze(1))
         dbias += gradient.sum(dim=0)
         if wide == y.dtype:
-            mm(gradient, weight_VH, dy_chunk)
-            mm(gradient.t(), y, dweight, dweight)
+            mm(gradient, weight_VH, dy_chunk, None, gemm)
+            mm(gradient.t(), y, dweight, dweight, gemm)
         else:
             gradient = gradient.to(y.dtype)
             dy_chunk.copy_(gradient @ weight_VH)

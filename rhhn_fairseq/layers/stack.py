@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rhhn_fairseq.cells.base import Noise, State, check_fields, option
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.regularisation import sequence_dropout
+from rhhn_fairseq.ops.regularise import sequence_dropout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from rhhn_fairseq.cells.base import Cell, Noise, State, apply_maps, option
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.kernels.reference import keep_state
-from rhhn_fairseq.layers.feedback import fed_back_step
-from rhhn_fairseq.layers.regularisation import sequence_dropout
+from rhhn_fairseq.layers.feedback import FedBackCell
 from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.ops.loop import scan
+from rhhn_fairseq.ops.regularise import sequence_dropout
 
 LOG_LIMIT = 10.0
 
@@ -100,7 +100,7 @@ class WindowTrace(NamedTuple):
     phi_TBU: Tensor
 
 
-class WindowCell(Cell):
+class WindowCell(nn.Module):
     """A cell that reads ``[x; w]``, the window of its own output of the step before.
 
     Its state is the cell's, then w [B, V] and kappa [B, K]. The input's columns are projected outside the
@@ -112,14 +112,19 @@ class WindowCell(Cell):
     """
 
     def __init__(self, cell: Cell, window: Window, config: WindowConfig):
-        super().__init__(cell.config)
+        super().__init__()
         self.cell, self.window = cell, window
         self.state_sizes = (*cell.state_sizes, config.symbols, config.window)
 
     def zero_state(self, B: int, device=None, dtype=None) -> State:
         """See ``Cell.zero_state``; the position is float32 at least, for half precision loses its steps."""
-        *rest, kappa = super().zero_state(B, device, dtype)
-        return (*rest, kappa.to(torch.promote_types(kappa.dtype, torch.float32)))
+        V, K = self.state_sizes[-2:]
+        w, kappa = (
+            torch.zeros(B, V, device=device, dtype=dtype),
+            torch.zeros(B, K, device=device, dtype=dtype),
+        )
+        wide = torch.promote_types(kappa.dtype, torch.float32)
+        return (*self.cell.zero_state(B, device, dtype), w, kappa.to(wide))
 
     def forward(
         self,
@@ -148,22 +153,16 @@ class WindowCell(Cell):
             state = self.zero_state(B, x_TBC.device, x_TBC.dtype)
             if cell.begins:
                 g = cell.begin(g, cell.first_positions(T, B, mask_TB, x_TBC.device))
-        window_maps = cell.maps_of(slice(C, None))
-        outputs, windows, phis = [], [], []
-        for t, g_t in enumerate(zip(*(part.unbind(0) for part in g), strict=True)):
+        fed_back = FedBackCell(cell, C, cell.plan_of_steps(x_TBC))
+
+        def step(g_t, state, noise_t):
             *inner, w, kappa = state
-            y_BH, new = fed_back_step(cell, g_t, w, window_maps, tuple(inner), mask_TB, noise, t)
+            y_BH, new = fed_back.step(g_t, w, tuple(inner), noise_t)
             w, kappa, phi = self.window(y_BH, kappa, text_BUV)
-            new = (*new, w, kappa)
-            if mask_TB is not None:
-                here_B1 = mask_TB[t].unsqueeze(-1)
-                y_BH = y_BH.masked_fill(~here_B1, 0.0)
-                new = keep_state(here_B1, new, state)
-            outputs.append(y_BH)
-            windows.append(new[-2])
-            phis.append(phi)
-            state = new
-        return torch.stack(outputs), WindowTrace(torch.stack(windows), torch.stack(phis)), state
+            return (y_BH, w, phi), (*new, w, kappa)
+
+        (y_TBH, *trace), state = scan(step, g, state, mask_TB, noise)
+        return y_TBH, WindowTrace(*trace), state
 
     def diagnostics(self) -> dict[str, float]:
         return self.cell.diagnostics()

@@ -20,7 +20,6 @@ from rhhn_fairseq.cells.base import glorot_, orthogonal_
 from rhhn_fairseq.cells.registry import CELLS
 from rhhn_fairseq.cells.rhn import init_bias_
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.regularisation import draw_mask
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
 from rhhn_fairseq.models.options import (
@@ -30,6 +29,7 @@ from rhhn_fairseq.models.options import (
     stack_options,
     with_cell_options,
 )
+from rhhn_fairseq.ops.regularise import draw_mask
 
 OUTPUT_INITS = ("glorot", "orthogonal")
 

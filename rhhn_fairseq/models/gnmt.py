@@ -33,7 +33,6 @@ from rhhn_fairseq.layers.decoder import (
     DecoderConfig,
 )
 from rhhn_fairseq.layers.decoding import decoding_step
-from rhhn_fairseq.layers.product import affine
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.gnmt_table import ARCHITECTURES
 from rhhn_fairseq.models.options import (
@@ -44,6 +43,7 @@ from rhhn_fairseq.models.options import (
     register_architecture,
     with_cell_options,
 )
+from rhhn_fairseq.ops.gemm import affine
 
 SHARED_EMBEDDINGS = ("none", "decoder", "all")
 CELL_INITS = ("uniform", "own")

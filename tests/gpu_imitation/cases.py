@@ -10,13 +10,13 @@ import training_batches
 from fairseq import utils
 from fairseq.optim.adam import FairseqAdam
 from fairseq.optim.amp_optimizer import AMPOptimizer
+from fused_cells import FUSED_CELLS
 from omegaconf import OmegaConf
 
 from rhhn_fairseq import compat
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.cells.registry import CELLS
-from rhhn_fairseq.kernels import graphs, torch_nn
-from rhhn_fairseq.kernels.programs import PROGRAMS
+from rhhn_fairseq.ops import graphs, policy, torch_nn
 from rhhn_fairseq.tasks.carry import Carry, gather_states
 
 # ---- What is imitated ----
@@ -284,7 +284,7 @@ def _assert_as_on_the_host(model, criterion, sample, monkeypatch):
     # Their noise is drawn on the device, here by the host's generators: the same for both.
     expected = _pass(model, criterion, sample)
     on_gpu = model.cuda(), criterion.cuda(), utils.move_to_cuda(sample)
-    monkeypatch.setenv(graphs.VARIABLE, "1")
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
     before = imitated_gpu.CUDAGraph.replays
     for _ in range(3):
         found = _pass(*on_gpu)
@@ -294,7 +294,7 @@ def _assert_as_on_the_host(model, criterion, sample, monkeypatch):
     return imitated_gpu.CUDAGraph.replays - before
 
 
-WHOLE = [(name, "aten") for name, entry in CELLS.items() if entry.cell in PROGRAMS]
+WHOLE = [(name, "aten") for name, entry in CELLS.items() if entry.cell in FUSED_CELLS]
 LOOPS = [(name, "reference") for name in CELLS]
 
 

@@ -371,7 +371,7 @@ _address = torch.Tensor.data_ptr
 
 
 def _address_unless_compiled(tensor):
-    if tensor.device.type == "cuda" and "kernels/native" in sys._getframe(1).f_code.co_filename:
+    if tensor.device.type == "cuda" and "ops/native" in sys._getframe(1).f_code.co_filename:
         raise RuntimeError("imitated GPU: compiled code for the CPU was given a tensor of the GPU")
     return _address(tensor)
 

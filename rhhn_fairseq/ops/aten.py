@@ -1,0 +1,367 @@
+"""The point-wise part of a time step in torch's own operations: any device, and what C++ falls back on.
+
+Gates are kept gate-major, [4, B, H], so that each is one contiguous block.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.ops.buffers import Gated, Highway
+
+
+def gated(p: Gated, direction: str) -> Callable[[int], None]:
+    """The function that runs one step of a sequence, forward or backward."""
+    step = _GatedStep(p)
+    return step.forward if direction == "forward" else step.backward
+
+
+class _GatedStep:
+    """One step of ``buffers.Gated``; see there for the names, and cells/lstm.py for the equations.
+
+    A hypernetwork's weight_d has a row more here, which meets a column of ones beside z: the bias of b, zeros
+    for d_h and d_x. So the bias and its gradient come out of products that are made anyway.
+    """
+
+    def __init__(self, p: Gated):
+        self.p = p
+        self.dtype = p.c.dtype
+        (_, B, H), new = p.c.shape, p.c.new_empty
+        self.inner = new(B, H)
+        if p.weight_d is None:
+            self.a, self.da = new(4, B, H), new(4, B, H)
+        else:
+            # b goes into the sums as it is: they are made in its place, and its gradient is theirs.
+            self.d, self.dd = new(12, B, H), new(12, B, H)
+            self.a, self.da = self.d[8:], self.dd[8:]
+            self.weight = torch.nn.functional.pad(p.weight_d, (0, 0, 0, 1))
+            self.weight[8:, -1] = p.bias
+            self.dweight = torch.zeros_like(self.weight)
+            self.z = new(12, B, self.weight.shape[1]).fill_(1.0)
+        self.gains = self.shifts = None
+        if p.gate_gain is not None:
+            self.gains, self.shifts = p.gate_gain.view(4, 1, H), p.gate_shift.view(4, 1, H).clone()
+            self.shifts[1] += p.forget_bias
+
+    def forward(self, t: int) -> None:
+        p = self.p
+        h_old, c_old = self._before(t)
+        (i, f, g, o), _ = self._gates(t)
+        # Where nothing comes after them, c and h are computed where they are kept.
+        c_ends = p.mask is None and p.zone_c is None and not p.zone_c_rate
+        h_ends = p.mask is None and p.zone_h is None and not p.zone_h_rate
+        c = torch.mul(f, c_old, out=p.c[t] if c_ends else None).addcmul_(i, self._keep(g, t))
+        inner = c
+        if p.c_gain is not None:
+            inner, _ = _normalise(c, p.c_gain, p.c_shift, p.epsilon)
+        inner = torch.tanh(inner, out=self.inner)
+        h = torch.mul(o, inner, out=p.h[t] if h_ends else o)
+        if p.mask is None:
+            if not h_ends:
+                p.h[t].copy_(zone(h_old.to(self.dtype), h, p.zone_h, t, p.zone_h_rate))
+            if not c_ends:
+                p.c[t].copy_(zone(c_old, c, p.zone_c, t, p.zone_c_rate))
+            return
+        h = zone(h_old.to(self.dtype), h, p.zone_h, t, p.zone_h_rate)
+        c = zone(c_old, c, p.zone_c, t, p.zone_c_rate)
+        here = p.mask[t].bool().unsqueeze(-1)
+        torch.where(here, h.to(h_old.dtype), h_old, out=p.h[t])
+        torch.where(here, c, c_old, out=p.c[t])
+        torch.mul(p.h[t], here, out=p.y[t])
+
+    def backward(self, t: int) -> None:
+        p, da = self.p, self.da
+        _, c_old = self._before(t)
+        (i, f, g, o), norms = self._gates(t)
+        d_i, d_f, d_g, d_o = da
+        update = self._keep(g, t)
+        inner = torch.mul(f, c_old, out=self.inner).addcmul_(i, update)
+        if p.c_gain is not None:
+            inner, c_norm = _normalise(inner, p.c_gain, p.c_shift, p.epsilon)
+        inner = torch.tanh(inner, out=inner)
+
+        dh, dc = self._arriving(t), p.dc
+        here = None
+        if p.mask is not None:
+            # With nothing arriving at padding, all that follows is zero there.
+            here = p.mask[t].bool().unsqueeze(-1)
+            dh, dc = dh.masked_fill(~here, 0.0), dc.masked_fill(~here, 0.0)
+        stays = share(p.zone_c, t, p.zone_c_rate, self.dtype)
+        sigmoid_backward(torch.mul(dh, inner, out=d_o), o)
+        dc_new = tanh_backward(dh.mul_(o), inner)
+        if p.c_gain is not None:
+            dc_new, *sums = _normalise_backward(dc_new, self.inner, c_norm, p.c_gain, p.c_shift)
+            self._add(12, torch.stack(sums))
+        dc_new.add_(dc if p.zone_c is None and not p.zone_c_rate else dc * (1 - stays))
+        sigmoid_backward(torch.mul(dc_new, c_old, out=d_f), f)
+        sigmoid_backward(torch.mul(dc_new, update, out=d_i), i)
+        tanh_backward(self._keep_(torch.mul(dc_new, i, out=d_g), t), g)
+        through = dc_new.mul_(f)
+        if p.c_scale is not None:
+            through.mul_(p.c_scale[t])
+        if p.zone_c is not None or p.zone_c_rate:
+            through.add_(dc * stays)
+        p.dc = through if here is None else torch.where(here, through, p.dc)
+        if norms is not None:
+            da = self._gates_backward(da, norms)
+        self._spread(t, da)
+
+    def _before(self, t: int) -> tuple[Tensor, Tensor]:
+        """h and c before step t."""
+        return (self.p.h[t - 1], self.p.c[t - 1]) if t else (self.p.h0, self.p.c0)
+
+    def _gate_major(self, rows: Tensor) -> Tensor:
+        """[4, B, H] of [B, 4 H], a view."""
+        return rows.unflatten(-1, (4, -1)).transpose(0, 1)
+
+    def _embeddings(self, t: int) -> Tensor:
+        """z of a step by kind with ones beside it, [12, B, Z + 1]."""
+        self.z[..., :-1].copy_(self._by_kind(self.p.z[t]))
+        return self.z
+
+    def _by_kind(self, z: Tensor) -> Tensor:
+        """[12, B, Z] of [B, 12 Z], a view."""
+        return z.unflatten(-1, (12, -1)).transpose(0, 1)
+
+    def _gates(self, t: int) -> tuple[Tensor, tuple | None]:
+        """i, f, g, o [4, B, H], and what the backward of their normalisation needs."""
+        p, a = self.p, self.a
+        u = self._gate_major(p.u[t])
+        if p.weight_d is None:
+            a.copy_(u)
+        else:
+            torch.bmm(self._embeddings(t), self.weight, out=self.d)
+            d_h, d_x, _ = self.d.chunk(3)
+            a.addcmul_(d_x, self._gate_major(p.gx[t]).to(self.dtype)).addcmul_(d_h, u.to(self.dtype))
+        gates, norms = a, None
+        if self.gains is None:
+            a[1].add_(p.forget_bias)
+        else:
+            norms = _normalise(a, None, None, p.epsilon)
+            gates = torch.addcmul(self.shifts, norms[0], self.gains)
+        gates[:2].sigmoid_()
+        gates[2].tanh_()
+        gates[3].sigmoid_()
+        return gates, norms
+
+    def _gates_backward(self, da: Tensor, norms: tuple) -> Tensor:
+        """From the gradient of the normalised gates to that of their sums, [4, B, H]."""
+        normal, statistics = norms
+        self._add(0, (da * normal).sum(1))
+        self._add(4, da.sum(1))
+        da.mul_(self.gains)
+        return da.copy_(_normalise_backward(da, self.a, statistics, None, None)[0])
+
+    def _keep(self, update: Tensor, t: int) -> Tensor:
+        return update if self.p.keep is None else self._keep_(update.clone(), t)
+
+    def _keep_(self, update: Tensor, t: int) -> Tensor:
+        """Recurrent dropout, in place."""
+        keep = self.p.keep
+        if keep is None:
+            return update
+        return update.mul_(keep[t if len(keep) > 1 else 0]).mul_(self.p.keep_scale)
+
+    def _arriving(self, t: int) -> Tensor:
+        """The gradient that reaches the new h, to be changed; leaves in dh_direct what goes past the step."""
+        p = self.p
+        through = p.dh.to(self.dtype)
+        dh = through.clone() if p.dy is None else through + p.dy[t]
+        if p.dh_direct is None:
+            return dh
+        stays = share(p.zone_h, t, p.zone_h_rate, self.dtype)
+        everything = dh + p.dh_direct
+        past = everything * stays
+        if p.mask is not None:
+            # Padding has no output, so that dy ends there.
+            past = torch.where(p.mask[t].bool().unsqueeze(-1), past, through + p.dh_direct)
+        p.dh_direct.copy_(past)
+        return everything * (1 - stays)
+
+    def _add(self, row: int, gradients: Tensor) -> None:
+        """Adds to rows of ``buffers.Gated.sums``: the gates' gains from 0, shifts 4, biases 8, c's two 12."""
+        sums = self.p.sums[0].view(-1, gradients.shape[-1])
+        sums[row : row + len(gradients)].add_(gradients)
+
+    def _spread(self, t: int, da: Tensor) -> None:
+        """From the gradient of the gates' sums, [4, B, H], to those of their summands."""
+        p = self.p
+        du = self._gate_major(p.du[t])
+        if p.weight_d is None:
+            du.copy_(da)
+            return
+        u, gx, dgx = (self._gate_major(rows) for rows in (p.u[t], p.gx[t], p.dgx[t]))
+        d_h, d_x, _ = self.d.chunk(3)
+        torch.mul(da, d_h, out=du)
+        torch.mul(da, d_x, out=dgx)
+        torch.mul(da, u.to(self.dtype), out=self.dd[:4])
+        torch.mul(da, gx.to(self.dtype), out=self.dd[4:8])
+        # The last third of dd is da itself, see __init__; z is there from making the gates again.
+        self.dweight.baddbmm_(self.z.transpose(1, 2), self.dd)
+        self._by_kind(p.dz[t]).copy_(torch.bmm(self.dd, p.weight_d.transpose(1, 2)))
+        if t == 0:
+            # The last step of the backward pass.
+            p.dweight_d[0].add_(self.dweight[:, :-1])
+            self._add(8, self.dweight[8:, -1])
+
+
+def highway(p: Highway, direction: str) -> Callable[[int], None]:
+    """The function that runs one layer of a time step, number ``t L + l``, forward or backward."""
+    step = _HighwayStep(p)
+    return step.forward if direction == "forward" else step.backward
+
+
+class _HighwayStep:
+    """One layer of ``buffers.Highway``; see there for the names, and cells/rhn.py for the equations."""
+
+    def __init__(self, p: Highway):
+        self.p = p
+        self.L, _, _, self.H = p.s.shape
+        self.dtype = p.s.dtype
+
+    def forward(self, n: int) -> None:
+        p, (t, layer) = self.p, divmod(n, self.L)
+        old, start = self._before(t, layer), self._start(t)
+        h, gate = self._halves(t, layer)
+        new = (1 - gate).mul_(old).addcmul_(self._keep(gate, t, layer), h)
+        here = None if p.mask is None else p.mask[t].bool().unsqueeze(-1)
+        last = layer == self.L - 1
+        if last:
+            new = zone(start, new, p.zone, t, p.zone_rate)
+        if last or p.trace:
+            y = p.y[t, :, layer * self.H : (layer + 1) * self.H] if p.trace else p.y[t]
+            y.copy_(new if here is None else new * here)
+        if here is not None:
+            new = torch.where(here, new, start if last else 0.0)
+        p.s[layer, t].copy_(new)
+        if p.o is not None:
+            p.o[layer, t].copy_(new)
+
+    def backward(self, n: int) -> None:
+        p, (t, layer) = self.p, divmod(n, self.L)
+        H, last = self.H, layer == self.L - 1
+        here = None if p.mask is None else p.mask[t].bool().unsqueeze(-1)
+        ds = p.ds_direct + p.ds
+        arriving = ds
+        if p.dy is not None and (last or p.trace):
+            ds = ds + (p.dy[t, :, layer * H : (layer + 1) * H] if p.trace else p.dy[t])
+        if here is not None:
+            ds = ds * here
+        if last:
+            # The states after all layers are read before zoneout; only there is no zoneout then.
+            stays = share(p.zone, t, p.zone_rate, self.dtype)
+            past = ds * stays
+            p.past.copy_(past if here is None else torch.where(here, past, arriving))
+            ds = ds * (1 - stays)
+        h, gate = self._halves(t, layer)
+        old = self._before(t, layer)
+        da = torch.cat(
+            [
+                (ds * self._keep(gate, t, layer)) * (1 - h * h),
+                (self._keep(ds * h, t, layer) - ds * old) * gate * (1 - gate),
+            ],
+            dim=-1,
+        )
+        p.ds_direct.copy_(ds * (1 - gate))
+        if layer == 0:
+            p.ds_direct.add_(p.past)
+        self._spread(t, layer, da)
+
+    def _start(self, t: int) -> Tensor:
+        """The state that the time step starts from."""
+        return self.p.s[-1, t - 1] if t else self.p.s0
+
+    def _before(self, t: int, layer: int) -> Tensor:
+        """The state that the layer reads."""
+        return self.p.s[layer - 1, t] if layer else self._start(t)
+
+    def _products(self, t: int, layer: int) -> Tensor:
+        """What z scales, [B, 2 H]; without z, all but the bias."""
+        u = self.p.u[layer, t].to(self.dtype)
+        return u if layer else u + self.p.gx[t]
+
+    def _scaling(self, t: int, layer: int) -> Tensor:
+        """z of both halves, [B, 1, H]."""
+        return (self.p.z[layer, t] + self.p.bias_z[layer]).unsqueeze(1)
+
+    def _bias(self, t: int, layer: int) -> Tensor:
+        """The bias of each row or of all."""
+        p = self.p
+        bias = p.bias[layer]
+        if layer:
+            return bias
+        if p.first is not None:
+            bias = bias * ~p.first[t].bool().unsqueeze(-1)
+        return bias if p.bias_x is None else bias + p.bias_x
+
+    def _halves(self, t: int, layer: int) -> tuple[Tensor, Tensor]:
+        """tanh and sigmoid of the sums."""
+        a = self._products(t, layer)
+        if self.p.z is not None:
+            a = (a.unflatten(-1, (2, -1)) * self._scaling(t, layer)).flatten(-2)
+        h, gate = (a + self._bias(t, layer)).chunk(2, dim=-1)
+        return torch.tanh(h), torch.sigmoid(gate)
+
+    def _keep(self, x: Tensor, t: int, layer: int) -> Tensor:
+        keep = self.p.keep
+        if keep is None:
+            return x
+        return x * keep[t, :, layer * self.H : (layer + 1) * self.H] * self.p.keep_scale
+
+    def _spread(self, t: int, layer: int, da: Tensor) -> None:
+        """From the gradient of the sums to those of their parts."""
+        p, width, H = self.p, 2 * self.H, self.H
+        biased = da
+        if layer == 0 and p.first is not None:
+            biased = da * ~p.first[t].bool().unsqueeze(-1)
+        p.sums[0, layer * width : (layer + 1) * width] += biased.sum(0)
+        if layer == 0 and p.bias_x is not None:
+            p.sums[0, self.L * width : (self.L + 1) * width] += da.sum(0)
+        du = da
+        if p.z is not None:
+            halves = da.unflatten(-1, (2, -1))
+            products = self._products(t, layer).unflatten(-1, (2, -1))
+            dz = (halves * products).sum(1)
+            p.dz[layer, t % p.dz.shape[1]].copy_(dz)
+            p.sums[0, (self.L + 1) * width :].view(-1, H)[layer] += dz.sum(0)
+            du = (halves * self._scaling(t, layer)).flatten(-2)
+        p.du[layer, t % p.du.shape[1]].copy_(du)
+        if layer == 0:
+            p.dgx[t].copy_(du)
+
+
+def _normalise(x: Tensor, gain: Tensor | None, shift: Tensor | None, epsilon: float) -> tuple[Tensor, tuple]:
+    """x normalised in its last dimension, scaled and shifted, and the statistics for its backward."""
+    y, *statistics = torch.native_layer_norm(x, x.shape[-1:], gain, shift, epsilon)
+    return y, tuple(statistics)
+
+
+def _normalise_backward(
+    grad: Tensor, x: Tensor, statistics: tuple, gain: Tensor | None, shift: Tensor | None
+) -> tuple:
+    """Gradients of x, gain and shift of ``_normalise``; of what is None, None."""
+    wanted = [True, gain is not None, shift is not None]
+    return torch.ops.aten.native_layer_norm_backward(grad, x, x.shape[-1:], *statistics, gain, shift, wanted)
+
+
+def sigmoid_backward(grad: Tensor, value: Tensor) -> Tensor:
+    """The gradient through a sigmoid from its value, in place of ``grad``."""
+    return torch.ops.aten.sigmoid_backward.grad_input(grad, value, grad_input=grad)
+
+
+def tanh_backward(grad: Tensor, value: Tensor) -> Tensor:
+    """The gradient through a tanh from its value, in place of ``grad``."""
+    return torch.ops.aten.tanh_backward.grad_input(grad, value, grad_input=grad)
+
+
+def share(mask: Tensor | None, t: int, rate: float, dtype) -> Tensor | float:
+    """How much of the old value zoneout keeps at a step: its mask, or the expectation."""
+    return rate if mask is None else mask[t].to(dtype)
+
+
+def zone(old: Tensor, new: Tensor, mask: Tensor | None, t: int, rate: float) -> Tensor:
+    """Zoneout with the mask of a step, or in expectation."""
+    if mask is not None:
+        return torch.where(mask[t].bool(), old, new)
+    return new if rate == 0.0 else torch.lerp(new, old, rate)

@@ -1,0 +1,341 @@
+"""Which backend runs a cell over a sequence: the one table, the choice, and the reasons for it.
+
+``select`` is asked once for every pass of a cell. It returns a ``Plan``, which is handed to everything that
+has to know how the pass runs. ``explain`` tells a person why.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops import gemm, graphs, native, policy, triton
+
+logger = logging.getLogger(__name__)
+
+STEP_ROWS = 32
+"""Rows up to which a single step on the CPU is faster without a fused operation: its setup costs more.
+
+Measured at 512 units with two threads: the loop takes 0.7 to 1.0 times the operation's time with 1 to 20
+rows, 0.9 to 1.2 times with 80 rows.
+"""
+
+NARROW = 384
+"""Units up to which torch.nn runs a plain LSTM or GRU faster on a CPU.
+
+Measured forward and backward with 1 to 256 sequences and two threads: an LSTM takes 0.6 to 1.0 times the time
+of the fused operation (above, 1.0 to 1.6 times), a GRU 0.8 to 1.06 times that of the loop.
+"""
+
+L2_WEIGHTS = 1 << 18
+"""Numbers of recurrent matrices that stay in a core's own cache."""
+
+L3_WEIGHTS = 15 << 18
+"""Numbers of recurrent matrices that stay in the cache that cores share."""
+
+L3_ROWS = 4
+"""Sequences a thread needs for matrices in the shared cache, which are read for so many at a time."""
+
+SEQUENCE_STEPS = 4
+"""Steps from which packing the matrices for a whole sequence is worth it."""
+
+
+class Request(NamedTuple):
+    """A pass of a cell: all that the choice depends on.
+
+    Attributes:
+        cell: name of the cell's class.
+        operation: the fused operation that the cell has, or None.
+        steps, rows: T and B. hidden_size: H.
+        device: where. dtype: of the operands.
+        grad: whether a gradient is recorded.
+        extras: what the pass asks for that torch.nn lacks, such as "padding masks".
+        rounds: whether float32 operands are rounded: autocast or torch's setting.
+        wide_state: whether a state has a wider type than the operands.
+        few_rows: whether the recurrent product is one that ``gemm`` has for few rows.
+        forced: the backend that has to be taken, or None.
+    """
+
+    cell: str
+    operation: str | None
+    steps: int
+    rows: int
+    hidden_size: int
+    device: torch.device
+    dtype: torch.dtype
+    grad: bool
+    extras: tuple[str, ...] = ()
+    rounds: str | None = None
+    wide_state: bool = False
+    few_rows: bool = False
+    forced: str | None = None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether this is a step of decoding for few rows on the CPU."""
+        single = self.steps == 1 and self.rows <= STEP_ROWS and self.device.type == "cpu" and not self.grad
+        # A state of a wider type would come back rounded.
+        return single and (not self.wide_state or self.rounds == "autocast")
+
+
+class Plan(NamedTuple):
+    """How a pass runs.
+
+    Attributes:
+        backend: a name of the table. gemm: who multiplies large matrices, see ``gemm.select_gemm``.
+        is_fused: whether the cell's operation runs the pass.
+        is_single_step: whether this is a step of decoding for few rows, which needs no fused operation.
+        records: whether the operation runs as a CUDA graph.
+        text: the plan as an operation's argument; ``read_plan`` is the inverse.
+    """
+
+    backend: str
+    gemm: str = "torch"
+    is_fused: bool = False
+    is_single_step: bool = False
+    records: bool = False
+    text: str = ""
+
+    def fits_one_call(self, steps: int, rows: int, weights: int, dtype: torch.dtype) -> bool:
+        """Whether compiled code runs many steps in one call, each thread its own sequences.
+
+        A thread then never waits for another, but reads every matrix by itself: they have to stay in its
+            cache.
+
+        Args:
+            weights: numbers of all recurrent matrices.
+        """
+        if self.backend != "native" or steps < SEQUENCE_STEPS or not native.runs_sequences(dtype):
+            return False
+        if weights <= L2_WEIGHTS:
+            return True
+        each = rows // torch.get_num_threads()
+        return self.gemm == "native" and weights <= L3_WEIGHTS and each >= L3_ROWS
+
+
+@functools.cache
+def make_plan(backend: str, gemm: str = "torch", is_single_step: bool = False, records: bool = False) -> Plan:
+    """A plan with what follows from its choices."""
+    return Plan(backend, gemm, backend in FUSED_BACKENDS, is_single_step, records, f"{backend}/{gemm}")
+
+
+@functools.cache
+def read_plan(text: str) -> Plan:
+    """A plan from its ``text``."""
+    return make_plan(*text.split("/"))
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A row of the table.
+
+    Attributes:
+        name: what RHHN_KERNEL takes. description: one line.
+        operations: the fused operations it has; empty for every cell.
+        dtypes: of operands; empty for all.
+        obstacle: why it cannot run a pass on its device, or None.
+        drawback: why another row is taken although it could, or None.
+    """
+
+    name: str
+    description: str
+    operations: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    obstacle: Callable[[Request], str | None]
+    drawback: Callable[[Request], str | None]
+
+    def refusal(self, request: Request) -> str | None:
+        """Why it cannot run a pass; None where it can."""
+        if self.operations and request.operation not in self.operations:
+            return f"{self.name} has no operation for {request.cell}"
+        if self.dtypes and request.dtype not in self.dtypes:
+            return f"{self.name} has no kernels for {str(request.dtype).removeprefix('torch.')}"
+        return self.obstacle(request)
+
+
+def _native_obstacle(request: Request) -> str | None:
+    if request.device.type != "cpu":
+        return "native runs on the CPU only"
+    return None if native.library() is not None else "the compiled kernels are not built"
+
+
+def _native_drawback(request: Request) -> str | None:
+    plain = request.operation == "lstm" and not request.extras
+    if request.is_small:
+        if plain and request.few_rows:
+            return None
+        return f"the setup of a fused operation costs more than a single step of up to {STEP_ROWS} rows"
+    return f"torch_nn is faster up to {NARROW} units" if plain and not _torch_nn_drawback(request) else None
+
+
+def _torch_nn_obstacle(request: Request) -> str | None:
+    if request.operation not in ("lstm", "gru"):
+        return "torch.nn has LSTM and GRU only"
+    return f"torch.nn has no {request.extras[0]}" if request.extras else None
+
+
+def _torch_nn_drawback(request: Request) -> str | None:
+    if request.device.type == "cuda":
+        return "torch casts to float16 what cuDNN reads" if request.rounds == "autocast to bfloat16" else None
+    if request.device.type != "cpu":
+        return "measured on CPUs and CUDA devices only"
+    if request.is_small:
+        return None
+    if request.dtype != torch.float32 or request.rounds:
+        return "its states would not be float32"
+    return (
+        f"slower than the loops of this package beyond {NARROW} units"
+        if request.hidden_size > NARROW
+        else None
+    )
+
+
+def _aten_drawback(request: Request) -> str | None:
+    return "the loop is faster for a single step of few rows" if request.is_small else None
+
+
+FUSED = ("lstm", "hyper_lstm", "highway")
+HALF = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+BACKENDS = (
+    Backend(
+        "native",
+        "fused operation, point-wise work and products in compiled C++",
+        FUSED,
+        tuple(native.DTYPES),
+        _native_obstacle,
+        _native_drawback,
+    ),
+    Backend(
+        "torch_nn",
+        "torch.nn's LSTM and GRU, on a GPU cuDNN's",
+        (),
+        (),
+        _torch_nn_obstacle,
+        _torch_nn_drawback,
+    ),
+    Backend(
+        "triton",
+        "fused operation, point-wise work in Triton kernels",
+        FUSED,
+        HALF,
+        lambda request: triton.obstacle(request.device),
+        lambda request: "no GPU has run it yet; RHHN_KERNEL=triton asks for it",
+    ),
+    Backend(
+        "aten",
+        "fused operation, point-wise work in torch's own operations",
+        FUSED,
+        HALF,
+        lambda request: None,
+        _aten_drawback,
+    ),
+    Backend(
+        "reference",
+        "loop over the cell's step",
+        (),
+        (),
+        lambda request: None,
+        lambda request: None,
+    ),
+)
+"""All backends, the preferred first: the first row without refusal and drawback runs."""
+
+NAMES = tuple(backend.name for backend in BACKENDS)
+FUSED_BACKENDS = tuple(backend.name for backend in BACKENDS if backend.operations == FUSED)
+
+
+@functools.lru_cache(maxsize=4096)
+def _select(request: Request) -> tuple[str, bool]:
+    """The backend of a pass, and whether it is a single step that the loop or the library does sooner."""
+    for backend in BACKENDS:
+        if request.forced not in (None, backend.name):
+            continue
+        refusal = backend.refusal(request)
+        if request.forced and refusal:
+            raise UsageError(_refused(request, refusal))
+        if request.forced or not (refusal or backend.drawback(request)):
+            return backend.name, request.is_small and not request.forced
+    raise UsageError(f"{policy.KERNEL}={request.forced} is unknown, choose from {', '.join(NAMES)}")
+
+
+def _refused(request: Request, refusal: str) -> str:
+    runs = ", ".join(available(request))
+    return f"{policy.KERNEL}={request.forced}: {request.cell} runs on {runs} only; {refusal}"
+
+
+def available(request: Request) -> tuple[str, ...]:
+    """Names of the backends that can run a pass, in the order of the table."""
+    return tuple(backend.name for backend in BACKENDS if backend.refusal(request) is None)
+
+
+def select(request: Request) -> Plan:
+    """How a pass runs; logged once for every cell, device, type and backend.
+
+    Raises:
+        UsageError: the backend that is forced is unknown or cannot run this pass.
+    """
+    name, single = _select(request)
+    note = ", for single steps of few rows" if single else ""
+    records = False
+    if policy.current().graphs:
+        records = name in FUSED_BACKENDS and graphs.possible(request.device)
+        note += _graph_note(name, request.device)
+    _log_once(request.cell, request.device.type, request.dtype, name, note)
+    # ``request.rounds`` has the rest of what ``gemm.select_gemm`` asks.
+    plain = name == "native" and request.dtype == torch.float32 and request.rounds is None
+    gemm_name = gemm.preferred(policy.current().matmul) if plain else "torch"
+    return make_plan(name, gemm_name, single, records)
+
+
+def explain(request: Request) -> list[tuple[str, bool, str]]:
+    """Every backend, whether it is the one that runs, and the reason for or against it in one line."""
+    rows, chosen = [], None
+    for backend in BACKENDS:
+        refusal = backend.refusal(request)
+        if request.forced is not None and refusal is None:
+            reason = "forced" if backend.name == request.forced else f"{request.forced} is forced"
+            runs = backend.name == request.forced
+        else:
+            reason = (
+                refusal
+                or backend.drawback(request)
+                or (chosen and f"{chosen} comes first")
+                or backend.description
+            )
+            runs = not (refusal or backend.drawback(request) or chosen)
+        chosen = backend.name if runs else chosen
+        rows.append((backend.name, runs, reason))
+    return rows
+
+
+def _graph_note(name: str, device: torch.device) -> str:
+    """What the log says of a wish for CUDA graphs; nothing within a graph."""
+    if name in ("reference", "torch_nn"):
+        return f"; CUDA graphs unsupported by {name}"
+    if graphs.possible(device):
+        return ", as CUDA graphs"
+    return "" if device.type == "cuda" else "; CUDA graphs need a GPU"
+
+
+@functools.cache
+def _log_once(cell: str, device: str, dtype: torch.dtype, name: str, note: str) -> None:
+    logger.info("%s runs on the %s backend (%s, %s)%s", cell, name, device, dtype, note)
+
+
+def rounding(device: torch.device) -> str | None:
+    """What rounds float32 operands of products on a device: autocast, torch's precision setting, or None."""
+    if device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type):
+        bfloat16 = torch.get_autocast_dtype(device.type) == torch.bfloat16
+        return "autocast to bfloat16" if bfloat16 and device.type == "cuda" else "autocast"
+    return None if gemm.matmul_precision(device.type) == "highest" else "precision"
+
+
+def names_of(rows: Sequence[tuple[str, bool, str]]) -> str:
+    """``explain``'s rows as lines for a person, the one that runs marked."""
+    width = max(len(name) for name, _, _ in rows)
+    return "\n".join(f"{'*' if runs else ' '} {name:{width}}  {reason}" for name, runs, reason in rows)

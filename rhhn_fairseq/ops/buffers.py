@@ -1,0 +1,163 @@
+"""What the point-wise part of a time step reads and writes, the same for every implementation of it.
+
+An operation (``lstm``, ``hyper_lstm``, ``highway``) allocates these for a whole sequence, runs the matrix
+products itself and calls a point-wise implementation (``aten``, ``native``, ``triton``) once or twice a step.
+
+Operands have the type of the activations (float32, float64, bfloat16, float16). States, gradients of states,
+parameters of normalisation and sums have the state type: float64 for float64 operands, else float32.
+
+Shapes: T time, B batch, H hidden, G gates times H, L layers of a time step.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Masks = Tensor | None
+"""Bool or uint8; None where there is nothing to mask."""
+
+
+@functools.cache
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of states and of all arithmetic for operands of a type."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(kw_only=True)
+class Gated:
+    """A sequence of an LSTM, plain or with layer normalisation, alone or scaled by a hypernetwork.
+
+    Attributes:
+        u: [T, B, 4 H], rows may lie apart: the gates' sums i, f, g, o; with a hypernetwork h W_h.
+        gx: x W_x [T, B, 4 H]; without a hypernetwork part of u, read by ``pointwise.lstm_sequence`` alone.
+        z: the embeddings [T, B, 12 Z] of the scaling vectors d_h, d_x and b, each for i, f, g, o. weight_d:
+            from z to those, [12, Z, H], and bias: added to b, [4, H], state type. With a hypernetwork only.
+        z_now: [12, B, Z], state type: z of the step by kind, where what made it left it there as well.
+        gate_gain, gate_shift: [4 H]; c_gain, c_shift: [H], state type; None without normalisation.
+        mask: [T, B], true at real positions. keep: [T or 1, B, H], kept units of the update.
+        zone_h, zone_c: [T, B, H], units that keep their value; without them ``zone_h_rate`` and
+            ``zone_c_rate`` are the share of the old value that is kept.
+        c_scale: [T], state type: what the gradient through c is multiplied by.
+        h0: [B, H]. c0: [B, H], state type. h: [T, B, H], the state after each step. c: the same, state type.
+        y: [T, B, H], h with zeros at padding; None without a mask.
+        dy: gradient of the outputs [T, B, H] or None.
+        dh: [B, H], the gradient of h that came through matrices. dh_direct: [B, H], state type, the rest of
+            it, in and out; None where that is always zero. dc: [B, H], state type, in and out.
+        du, dgx, dz: gradients of u, gx and z. dweight_d: [threads, 12, Z, H] and sums: [threads, 14 H], state
+            type, gradients of weight_d and of gate_gain, gate_shift, bias, c_gain and c_shift, added up over
+            rows and steps.
+    """
+
+    u: Tensor
+    h0: Tensor
+    c0: Tensor
+    h: Tensor
+    c: Tensor
+    forget_bias: float
+    epsilon: float
+    gx: Tensor | None = None
+    z: Tensor | None = None
+    z_now: Tensor | None = None
+    weight_d: Tensor | None = None
+    bias: Tensor | None = None
+    gate_gain: Tensor | None = None
+    gate_shift: Tensor | None = None
+    c_gain: Tensor | None = None
+    c_shift: Tensor | None = None
+    mask: Masks = None
+    keep: Masks = None
+    keep_scale: float = 1.0
+    zone_h: Masks = None
+    zone_c: Masks = None
+    zone_h_rate: float = 0.0
+    zone_c_rate: float = 0.0
+    c_scale: Tensor | None = None
+    y: Tensor | None = None
+    dy: Tensor | None = None
+    dh: Tensor | None = None
+    dh_direct: Tensor | None = None
+    dc: Tensor | None = None
+    du: Tensor | None = None
+    dgx: Tensor | None = None
+    dz: Tensor | None = None
+    dweight_d: Tensor | None = None
+    sums: Tensor | None = None
+
+
+@dataclass(kw_only=True)
+class Highway:
+    """A sequence of a recurrent highway network, plain or scaled by hypervectors; one layer is one step.
+
+    Attributes:
+        u: s W_l [L, T, B, 2 H]. gx: what layer 0 adds to that [T, B, 2 H]. z: [L, T, B, H] without its bias
+            bias_z [L, H], state type; both None without a hypernetwork.
+        bias: [L, 2 H], state type. bias_x: layer 0's second bias [2 H], state type, or None; it is None
+            where ``gx`` holds it. first: [T, B], where layer 0 leaves ``bias`` out.
+        mask: [T, B], true at real positions. keep: [T, B, L H], kept units of the transform gate.
+        zone: [T, B, H], units of the time step's state that keep their value; without it ``zone_rate`` is
+            the share of the old value that is kept.
+        s0: [B, H], state type. s: [L, T, B, H], state type, the state after each layer. o: the same as
+            operands; None where operands are of the state type.
+        y: outputs [T, B, H], or [T, B, L H] for the states after all layers; zeros at padding.
+        dy: gradient of y or None. ds: [B, H], the gradient of a layer's output that came through the next
+            matrix. ds_direct: [B, H], state type, the rest of it, in and out. past: [B, H], state type, what
+            goes past all layers of a time step.
+        du, dgx, dz: gradients of u, gx and z; du [L, K, B, 2 H] and dz [L, K, B, H] for the K steps from a
+            multiple of K on, each with a K of its own. sums:
+            [threads, (3 L + 2) H], state type, gradients of bias, bias_x and bias_z, added up over rows and
+            steps.
+    """
+
+    u: Tensor
+    gx: Tensor
+    bias: Tensor
+    s0: Tensor
+    s: Tensor
+    y: Tensor | None = None
+    o: Tensor | None = None
+    z: Tensor | None = None
+    bias_x: Tensor | None = None
+    bias_z: Tensor | None = None
+    first: Masks = None
+    mask: Masks = None
+    keep: Masks = None
+    keep_scale: float = 1.0
+    zone: Masks = None
+    zone_rate: float = 0.0
+    dy: Tensor | None = None
+    ds: Tensor | None = None
+    ds_direct: Tensor | None = None
+    past: Tensor | None = None
+    du: Tensor | None = None
+    dgx: Tensor | None = None
+    dz: Tensor | None = None
+    sums: Tensor | None = None
+    trace: bool = False
+
+    @property
+    def operands(self) -> Tensor:
+        """The states after each layer as matrices see them, [L, T, B, H]."""
+        return self.s if self.o is None else self.o
+
+
+@dataclass(kw_only=True)
+class Energy:
+    """Additive attention between the queries and the source positions of N sentences.
+
+    Attributes:
+        q: [N, R, A]. k: [N, S, A]. v: [A], state type. mask: [N, S], true at real positions.
+        e: energies [N, R, S], state type, and de: their gradients.
+        dq, dk: gradients of q and k. dv: [threads, A], state type, zeros to add to.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor
+    e: Tensor | None = None
+    de: Tensor | None = None
+    dq: Tensor | None = None
+    dk: Tensor | None = None
+    dv: Tensor | None = None

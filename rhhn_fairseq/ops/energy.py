@@ -1,0 +1,70 @@
+"""Energies of additive attention without its hidden layer in memory, as the operation ``rhhn::energy``.
+
+``v . tanh(q + k)`` over a batch keeps A numbers for every pair of a target and a source position, several
+times with its gradients: 0.4 GB a copy for 100 sentences of 49 and 40 pieces and A = 512. Compiled, a pair's
+hidden layer stays in registers, and the backward pass makes it again.
+
+Shapes: N sentences, R queries of each, S source positions, A width of the hidden layer.
+"""
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.ops import native
+from rhhn_fairseq.ops.buffers import Energy, state_dtype
+
+
+def energies(q_NRA: Tensor, k_NSA: Tensor, v_A: Tensor, mask_NS: Tensor) -> Tensor:
+    """``v . tanh(q + k)`` for every pair, [N, R, S], minus infinity where the mask is false.
+
+    In float32, or float64 for float64 operands, whatever half precision these have: a softmax over a long
+    source needs it.
+    """
+    wide = state_dtype(q_NRA.dtype)
+    on_cpu = q_NRA.device.type == "cpu" and q_NRA.dtype in native.DTYPES
+    if on_cpu and q_NRA.dtype == k_NSA.dtype and native.library() is not None:
+        parts = (part.contiguous() for part in (q_NRA, k_NSA, v_A.to(wide), mask_NS))
+        return energy(*parts)
+    hidden_NRSA = (q_NRA.unsqueeze(2) + k_NSA.unsqueeze(1)).tanh_()
+    return (hidden_NRSA @ v_A).to(wide).masked_fill(~mask_NS.unsqueeze(1), float("-inf"))
+
+
+@torch.library.custom_op("rhhn::energy", mutates_args=())
+def energy(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """See ``energies``; all contiguous on the CPU, v in the state type."""
+    found = v.new_empty(q.shape[0], q.shape[1], k.shape[1])
+    native.energy(Energy(q=q, k=k, v=v, mask=mask, e=found), "forward")(0)
+    return found
+
+
+@energy.register_fake
+def _(q, k, v, mask):
+    return v.new_empty(q.shape[0], q.shape[1], k.shape[1])
+
+
+@torch.library.custom_op("rhhn::energy_backward", mutates_args=())
+def energy_backward(
+    de: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v from that of the energies."""
+    dq, dk = torch.empty_like(q), torch.empty_like(k)
+    dv = v.new_zeros(torch.get_num_threads(), len(v))
+    buffers = Energy(q=q, k=k, v=v, mask=mask, de=de.contiguous(), dq=dq, dk=dk, dv=dv)
+    native.energy(buffers, "backward")(0)
+    return dq, dk, dv.sum(0)
+
+
+@energy_backward.register_fake
+def _(de, q, k, v, mask):
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx, de):
+    return *energy_backward(de, *ctx.saved_tensors), None
+
+
+energy.register_autograd(_gradients, setup_context=_context)

@@ -1,0 +1,280 @@
+"""Matrix products in float32 on the CPU: torch's, or this package's own where torch's library is slow.
+
+MKL, the library behind torch's products, has AVX-512 code for Intel's processors alone. On other processors
+with AVX-512 the products of ``native/matmul.cpp`` are more than twice as fast. The processor decides, not a
+measurement at start, so runs repeat. ``RHHN_MATMUL`` forces either. All other types and devices are torch's.
+
+When an own product is used, in this order:
+
+====================================
+=============================================================================
+2 to 8 rows, without a gradient       matrices of ``FEW_ROWS_SMALLEST`` numbers on any processor with AVX2: a
+                                      step of decoding reads the matrix once ``ROWS`` rows or more
+                                      products of ``SMALLEST`` multiplications, where MKL is slow all other
+                                      products                    torch's ====================================
+                                      =============================================================================
+
+Shapes: M rows, K inner width, N columns.
+"""
+
+import functools
+import logging
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops import native, policy
+
+logger = logging.getLogger(__name__)
+
+PRECISION = "RHHN_MATMUL_PRECISION"
+PRECISIONS = ("highest", "high", "medium")
+
+CPUINFO = Path("/proc/cpuinfo")
+
+SMALLEST = 1 << 19
+"""Multiplications of a product below which the call costs what it saves."""
+
+SMALLEST_WITH_GRADIENT = 1 << 22
+"""The same for an operation that autograd records, which costs more to call."""
+
+ROWS, ROWS_BY_COLUMNS = 8, 32
+"""Rows from which packing a matrix for one product is worth it; the second where it is stored by columns."""
+
+FEW_ROWS_SMALLEST, FEW_ROWS_INPUT = 1 << 17, 64
+"""Numbers and rows of a matrix below which a product of few rows is torch's."""
+
+SMALLEST_PRODUCT = 2 * FEW_ROWS_SMALLEST
+"""Multiplications below which no product here is anything but torch's."""
+
+STEPS = 4
+"""Products by torch for which copying a transpose is worth it."""
+
+
+def matmul_precision(device_type: str) -> str:
+    """How torch multiplies float32 matrices on a type of device: one of ``PRECISIONS``."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        # Somebody used torch's newer settings, one for each library. The older function then refuses to
+        # answer.
+        library = torch.backends.cuda if device_type == "cuda" else torch.backends.mkldnn
+        return {"tf32": "high", "bf16": "medium"}.get(library.matmul.fp32_precision, "highest")
+
+
+def set_matmul_precision() -> None:
+    """Sets torch's precision of float32 matrix products to what RHHN_MATMUL_PRECISION says, and logs it.
+
+    ``medium`` rounds operands to bfloat16 inside the product (to TF32 at least on a GPU). Sums, results and
+    everything between the products stay float32. CPUs with AMX are several times faster then. If the variable
+    is unset, torch's own setting stays, which is full float32.
+
+    Raises:
+        UsageError: the variable holds another word.
+    """
+    value = os.environ.get(PRECISION)
+    if not value:
+        return
+    if value not in PRECISIONS:
+        raise UsageError(f"{PRECISION}={value} is unknown, choose from {', '.join(PRECISIONS)}")
+    torch.set_float32_matmul_precision(value)
+    logger.info("float32 matrix products have the precision %r (%s)", value, PRECISION)
+
+
+@functools.cache
+def mkl_is_slow() -> bool:
+    """Whether this is a processor with AVX-512 for which MKL has no such code: not one of Intel's."""
+    try:
+        lines = CPUINFO.read_text().splitlines()
+    except OSError:
+        return False
+    vendors = {line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")}
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and "GenuineIntel" not in vendors
+
+
+def check_policy() -> None:
+    """Raises UsageError where RHHN_MATMUL asks for what this machine lacks."""
+    if policy.current().matmul == "native" and not native.multiplies():
+        raise UsageError("RHHN_MATMUL=native needs the compiled kernels and a processor with AVX2")
+
+
+def available() -> list[str]:
+    """Who can multiply here, of ``policy.GEMMS``."""
+    return [name for name in policy.GEMMS if name == "torch" or native.multiplies()]
+
+
+@functools.cache
+def preferred(asked: str | None) -> str:
+    """Who multiplies large float32 matrices on this processor, logged once."""
+    check_policy()
+    gemm = asked or ("native" if mkl_is_slow() and native.multiplies() else "torch")
+    if gemm != "torch":
+        logger.info("float32 matrix products on the CPU are compiled code (RHHN_MATMUL=torch for torch's)")
+    return gemm
+
+
+def select_gemm(dtype: torch.dtype, device: torch.device) -> str:
+    """Who multiplies large matrices of a type on a device: one of ``policy.GEMMS``."""
+    if dtype != torch.float32 or device.type != "cpu" or not _is_plain():
+        return "torch"
+    asked = policy.current()
+    return preferred(asked.matmul) if asked.kernel in (None, "native", "torch_nn") else "torch"
+
+
+def _is_plain() -> bool:
+    """Whether float32 products are float32: nothing rounds operands, and nothing traces them."""
+    # Libraries have code for bfloat16 operands on every processor.
+    return not (
+        torch.is_autocast_enabled("cpu")
+        or torch.compiler.is_compiling()
+        or matmul_precision("cpu") == "medium"
+    )
+
+
+def is_large(x: Tensor, w: Tensor) -> bool:
+    """Whether a product [M, K] by [K, N] is large enough, and its rows enough to pack w for them."""
+    M, K, N = x.shape[-2], w.shape[-2], w.shape[-1]
+    return M * K * N >= SMALLEST and M >= (ROWS if w.stride(-1) == 1 else ROWS_BY_COLUMNS)
+
+
+def mm(
+    x: Tensor, w: Tensor, out: Tensor | None = None, add: Tensor | None = None, gemm: str = "torch"
+) -> Tensor:
+    """``add + x @ w`` without a gradient.
+
+    Args:
+        x: [M, K]. w: [K, N]. Either may be a transpose. Or stacks of L of them.
+        out: [M, N], of stacks [L, M, N], where the result goes; None for a new tensor.
+        add: [N], but not for a stack, or as ``out``, which it may be; None for nothing.
+        gemm: what ``select_gemm`` gave; small products are torch's all the same.
+    """
+    if gemm == "native" and is_large(x, w):
+        out = x.new_empty(*x.shape[:-1], w.shape[-1]) if out is None else out
+        native.matmul(x, w, out, add)
+        return out
+    if x.dim() == 2:
+        return torch.mm(x, w, out=out) if add is None else torch.addmm(add, x, w, out=out)
+    return torch.bmm(x, w, out=out) if add is None else torch.baddbmm(add, x, w, out=out)
+
+
+class PackedWeight:
+    """A matrix [K, N] that every step of a sequence multiplies its rows with, packed for that; or a stack.
+
+    Args:
+        weight: [K, N], of a stack [L, K, N]; with ``transpose`` [N, K] or [L, N, K].
+        T, B: steps, and rows of each.
+        gemm: what ``select_gemm`` gave.
+    """
+
+    def __init__(self, weight: Tensor, T: int, B: int, gemm: str, transpose: bool = False):
+        self.panels = None
+        self.weight = weight.transpose(-1, -2) if transpose else weight
+        rows = ROWS if self.weight.stride(-1) == 1 else ROWS_BY_COLUMNS
+        size = weight.shape[-2] * weight.shape[-1]
+        if gemm == "native" and B * size >= SMALLEST and T * B >= rows:
+            self.panels = native.PackedPanels(self.weight)
+        elif transpose and T >= STEPS:
+            # A product reads rows faster.
+            self.weight = self.weight.contiguous()
+
+    def product(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
+        """Writes ``add + x @ weight`` to ``out``; add may be ``out``."""
+        if self.panels is not None:
+            self.panels.product(x, out, add)
+        else:
+            mm(x, self.weight, out, add)
+
+
+def affine(x: Tensor, weight_KN: Tensor, add: Tensor | None = None, gemm: str | None = None) -> Tensor:
+    """``x @ weight + add`` with its gradients, by whoever is fastest: what cells and layers call.
+
+    Args:
+        x: [..., K]. weight_KN: [K, N].
+        add: [N], or [M, N] for an x of M rows; None for nothing.
+        gemm: what ``select_gemm`` gave for these operands; None to select here.
+    """
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    size = len(rows) * weight_KN.numel()
+    y = None
+    if size >= SMALLEST_PRODUCT and weight_KN.dtype == torch.float32 and gemm != "torch":
+        y = _try_native(rows, weight_KN, add, gemm)
+    if y is None:
+        if add is None:
+            return x @ weight_KN
+        y = torch.addmm(add, rows, weight_KN)
+    return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
+
+
+def _try_native(x: Tensor, w: Tensor, add: Tensor | None, gemm: str | None) -> Tensor | None:
+    """``affine`` of rows [M, K] by compiled code; None where torch's product is as good, or has to refuse."""
+    (M, K), (inner, N) = x.shape, w.shape
+    for operand in (x, w) if add is None else (x, w, add):
+        if operand.dtype != torch.float32 or operand.device.type != "cpu":
+            return None
+    # What does not fit is torch's to refuse, or to broadcast.
+    if inner != K or (add is not None and add.shape not in ((N,), (M, N))):
+        return None
+    if M <= native.FEW_ROWS[-1] and not torch.is_grad_enabled() and fits_few_rows(x, w):
+        out = x.new_empty(M, N)
+        native.multiply_few_rows(x.contiguous(), w, out, None if add is None else add.contiguous())
+        return out
+    if M * K * N < SMALLEST_WITH_GRADIENT or not is_large(x, w):
+        return None
+    if gemm is None and select_gemm(w.dtype, w.device) == "torch":
+        return None
+    return _matmul(x, w, add)
+
+
+def fits_few_rows(x: Tensor, w: Tensor) -> bool:
+    """Whether a product [M, K] by [K, N] of ``native.FEW_ROWS`` rows is done sooner by compiled code."""
+    asked = policy.current()
+    return (
+        len(x) in native.FEW_ROWS
+        and w.numel() >= FEW_ROWS_SMALLEST
+        and w.shape[0] >= FEW_ROWS_INPUT
+        and 1 in w.stride()
+        and x.dtype == w.dtype == torch.float32
+        and x.device.type == w.device.type == "cpu"
+        and asked.kernel in (None, "native")
+        and asked.matmul in (None, "native")
+        and native.multiplies()
+        and _is_plain()
+    )
+
+
+@torch.library.custom_op("rhhn::matmul", mutates_args=())
+def _matmul(x: Tensor, w: Tensor, add: Tensor | None) -> Tensor:
+    out = x.new_empty(len(x), w.shape[1])
+    native.matmul(x, w, out, None if add is None else add.contiguous())
+    return out
+
+
+@_matmul.register_fake
+def _(x, w, add):
+    return x.new_empty(len(x), w.shape[1])
+
+
+def _context(ctx, inputs, output):
+    x, w, add = inputs
+    ctx.save_for_backward(x, w)
+    ctx.adds_rows = add is not None and add.dim() == 2
+
+
+def _gradients(ctx, dy):
+    x, w = ctx.saved_tensors
+    for_x, for_w, for_add = ctx.needs_input_grad
+    dadd = None
+    if for_add:
+        dadd = dy if ctx.adds_rows else dy.sum(0)
+    return _multiply(dy, w.t()) if for_x else None, _multiply(x.t(), dy) if for_w else None, dadd
+
+
+def _multiply(x: Tensor, w: Tensor) -> Tensor:
+    """A product of the backward pass, which can be differentiated again."""
+    return _matmul(x, w, None) if is_large(x, w) else x @ w
+
+
+_matmul.register_autograd(_gradients, setup_context=_context)

@@ -1,0 +1,369 @@
+"""Whole loops of a sequence program as CUDA graphs: thousands of small launches become one.
+
+Off unless RHHN_CUDA_GRAPHS=1, because no GPU has run them yet. An operation's body is recorded the second
+time it is called with the same shapes, types and numbers on the same stream, and replayed from then on; where
+lengths vary, ``lengths`` makes many of them one. A recording owns its inputs and outputs: arguments are
+copied in, results copied out, so that what autograd keeps, or accumulates, is never written again, whatever
+calls lie between a forward and its backward. Layers of the same shape share a recording.
+
+That costs one more pass over memory a call, and for each recording the memory of its inputs and outputs, and
+what the driver keeps of its kernels. What is only written and read inside shares its place with all other
+recordings of the stream: between two replays nothing has to last. There are at most ``LIMIT`` recordings, in
+``SHARE`` of the device's memory; calls for which no room is left run as they are. Single recordings never go,
+which would not give back what they share; where most calls find no room any more, all go at once.
+"""
+
+import contextlib
+import functools
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.ops import policy
+from rhhn_fairseq.ops.gemm import matmul_precision
+
+logger = logging.getLogger(__name__)
+
+LIMIT = 256
+"""Recordings kept: forward and backward of a few kinds of layers for some thirty lengths."""
+
+KEYS = 2000
+"""Calls remembered that are not recorded."""
+
+SHARE = 0.25
+"""The part of a device's memory that recordings may take."""
+
+PATIENCE = 500
+"""Calls without room after which recordings go if fewer replays came between; each time twice as many."""
+
+
+@dataclass
+class Recording:
+    """A call that can be repeated with other values: it reads ``inputs`` and writes ``outputs``."""
+
+    inputs: list[Tensor]
+    outputs: tuple[Tensor, ...]
+    replay: Callable[[], None]
+    settle: Callable[[], None]
+    """Returns when no replay is under way any more, so that the memory may go."""
+    pool: object = None
+    """Where the memory of all else that it writes comes from."""
+    kernels: int = 0
+    """Bytes that the driver keeps of it."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of what it alone owns."""
+        return self.kernels + sum(tensor.nbytes for tensor in (*self.inputs, *self.outputs))
+
+    def __call__(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        for own, value in zip(self.inputs, values, strict=True):
+            own.copy_(value)
+        self.replay()
+        return tuple(output.clone() for output in self.outputs)
+
+
+def memory_of_device() -> float:
+    """Bytes that the current device has; without a GPU, where graphs are only imitated, no bounds."""
+    if not torch.cuda.is_available():
+        return float("inf")
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+
+
+class Recordings:
+    """The recordings by where they run and what else may not differ between calls.
+
+    Args:
+        record: makes one from a function of a list of tensors, the first values of these, and another one
+            that runs at the same place or None.
+        limit: how many are kept. share: of the device's memory, which all together may take.
+        memory: gives the bytes of that.
+    """
+
+    def __init__(
+        self,
+        record: Callable[[Callable, list[Tensor], Recording | None], Recording],
+        limit: int = LIMIT,
+        share: float = SHARE,
+        memory: Callable[[], float] = memory_of_device,
+    ):
+        self.record, self.limit, self.share, self.memory = record, limit, share, memory
+        self.kept: dict[tuple[Hashable, Hashable], Recording] = {}
+        self.met: OrderedDict[tuple[Hashable, Hashable], None] = OrderedDict()
+        self.too_large: set[tuple[Hashable, Hashable]] = set()
+        self.patience, self.replays, self.refused = PATIENCE, 0, 0
+        # Backward passes run in threads of autograd's, one for each device.
+        self.lock = threading.Lock()
+
+    def run(
+        self, where: Hashable, what: Hashable, call: Callable, values: list[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """``call(values)``, by a recording from the second time on.
+
+        Once is not enough: the batches of an epoch may all differ in length, and recording costs many calls.
+
+        Args:
+            where: see ``place``. what: all else that ``call`` depends on beside the values.
+        """
+        key = where, what
+        with self.lock:
+            if key not in self.kept and key not in self.too_large and self._met(key) and self._room():
+                self._keep(key, call, values)
+            # Under the lock, because values that two threads copy in would mix.
+            if key in self.kept:
+                self.replays += 1
+                return self.kept[key](values)
+        return call(values)
+
+    def change(self, limit: int, share: float) -> None:
+        """Keeps another number and share of the memory from now on; if there are more, all go."""
+        with self.lock:
+            self.limit, self.share = limit, share
+            if len(self.kept) > limit or self._size() > share * self.memory():
+                self._let_go()
+
+    def _met(self, key: Hashable) -> bool:
+        """Whether a call came before; from now on it did."""
+        known = key in self.met
+        self.met[key] = None
+        self.met.move_to_end(key)
+        if len(self.met) > KEYS:
+            self.met.popitem(last=False)
+        return known
+
+    def _size(self) -> int:
+        return sum(recording.size for recording in self.kept.values())
+
+    def _room(self) -> bool:
+        """Whether one more recording may be made. If not for long, it is made in place of all others."""
+        if len(self.kept) < self.limit and self._size() < self.share * self.memory():
+            return True
+        if self.refused == 0 and self.patience == PATIENCE:
+            logger.info(
+                "no room for more CUDA graphs than %d (%.1f GB): other calls run without",
+                len(self.kept),
+                self._size() / 1e9,
+            )
+        self.refused += 1
+        if self.refused < self.patience:
+            return False
+        pays = self.replays < self.refused
+        self.replays = self.refused = 0
+        if pays:
+            # If they find no room again, the recordings to have are too many.
+            self.patience *= 2
+            self._let_go()
+        return pays
+
+    def _keep(self, key: tuple[Hashable, Hashable], call: Callable, values: list[Tensor]) -> None:
+        """Makes a recording, unless memory does not suffice for it."""
+        beside = next((found for (where, _), found in self.kept.items() if where == key[0]), None)
+        try:
+            self.kept[key] = self.record(call, values, beside)
+        except BaseException as error:
+            # What a capture that failed has left in the memory they share is unknown.
+            self._let_go()
+            if not isinstance(error, torch.OutOfMemoryError):
+                raise
+            logger.info("no memory to record a CUDA graph: such calls run without")
+            self.too_large.add(key)
+
+    def _let_go(self) -> None:
+        for recording in self.kept.values():
+            recording.settle()
+        self.kept.clear()
+        if torch.cuda.is_available():
+            # Only now is there nothing that holds the memory they shared.
+            torch.cuda.empty_cache()
+
+
+def record(call: Callable, values: list[Tensor], beside: Recording | None = None) -> Recording:
+    """Captures ``call`` on the current device in a CUDA graph.
+
+    Args:
+        beside: a recording that never runs at the same time, whose memory may be written as well.
+    """
+    inputs = [value.clone() for value in values]
+    current, side = torch.cuda.current_stream(), _capture_stream(torch.cuda.current_device())
+    graph = torch.cuda.CUDAGraph()
+    pool = torch.cuda.graph_pool_handle() if beside is None else beside.pool
+    side.wait_stream(current)
+    # It brings the current stream back also where a capture fails.
+    with torch.cuda.stream(side):
+        # Compiling kernels cannot be captured, and happens in a first run.
+        call(inputs)
+        before = _taken_by_driver()
+        # Other threads (NCCL's watchdog, a loader that pins memory) may use CUDA meanwhile.
+        with (
+            _allocating_elsewhere_after(pool),
+            _work_space_of_its_own(),
+            torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"),
+        ):
+            outputs = call(inputs)
+        # The first replay takes what the driver needs.
+        graph.replay()
+        kernels = max(0, _taken_by_driver() - before)
+    current.wait_stream(side)
+    return Recording(inputs, tuple(outputs), graph.replay, current.synchronize, pool, kernels)
+
+
+@contextlib.contextmanager
+def _allocating_elsewhere_after(pool) -> Iterator[None]:
+    """Has a capture that fails not leave the allocator in the graph's pool, as torch does before 2.13."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        raise
+
+
+@contextlib.contextmanager
+def _work_space_of_its_own() -> Iterator[None]:
+    """Has products captured meanwhile take their work space from the graph's pool, where it lasts as long.
+
+    Otherwise graphs of a stream would share one with each other and with other work there, and the end of any
+    graph frees it for all (as torch._inductor knows, too).
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
+def _taken_by_driver() -> int:
+    """Bytes of the device's memory in use that are not torch's; those of other processes among them."""
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
+
+
+@functools.cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """The stream that a device's graphs are recorded on: libraries keep work space for every one they see."""
+    return torch.cuda.Stream(device)
+
+
+_recordings = Recordings(record)
+_inner = threading.local()
+
+
+@contextlib.contextmanager
+def keeping(limit: int, share: float) -> Iterator[None]:
+    """Keeps other numbers of recordings of loops meanwhile, where many shapes come back in turn."""
+    before = _recordings.limit, _recordings.share
+    _recordings.change(limit, share)
+    try:
+        yield
+    finally:
+        _recordings.change(*before)
+
+
+def applies(device: torch.device) -> bool:
+    """Whether calls on a device can run as graphs: on a GPU, and where nothing else captures."""
+    return device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+
+
+def place(values: Sequence[Tensor]) -> Hashable:
+    """Where a call runs: recordings of different streams may replay at the same time and share no memory."""
+    device = values[0].device
+    return device, torch.cuda.current_stream(device).cuda_stream
+
+
+def captured(body: Callable) -> Callable:
+    """An operation's body, of positional arguments, that runs as a CUDA graph where that is ``possible``.
+
+    Tensors, alone or in lists, may differ in value from call to call; all other arguments are in the key.
+    Autocast ends here: its operands have the types that the body wants, and what is float32 is to stay so.
+    """
+
+    @functools.wraps(body)
+    def run(*args):
+        rounds = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        if not rounds and not policy.current().graphs:
+            return body(*args)
+        device = first_tensor(args).device
+        with torch.autocast(device.type, enabled=False):
+            if not possible(device):
+                return body(*args)
+            rest = (body.__qualname__, key_of(args))
+            call = functools.partial(_call_with, body, args)
+            return replayed(rest, call, tensors_of(args), _recordings)
+
+    return run
+
+
+def _call_with(body: Callable, args: Sequence, tensors: Sequence[Tensor]):
+    return body(*with_tensors(args, tensors))
+
+
+def first_tensor(args: Sequence) -> Tensor:
+    """The first tensor among arguments and in lists among them."""
+    for arg in args:
+        for item in arg if isinstance(arg, list | tuple) else (arg,):
+            if isinstance(item, Tensor):
+                return item
+    raise ValueError("no argument is a tensor")
+
+
+def possible(device: torch.device) -> bool:
+    """Whether calls on a device are to run as graphs of their own."""
+    return policy.current().graphs and not getattr(_inner, "busy", False) and applies(device)
+
+
+def replayed(
+    key: Hashable, call: Callable, values: Sequence[Tensor], recordings: Recordings
+) -> tuple[Tensor, ...]:
+    """``call(values)`` where it is ``possible``, by one of ``recordings`` from the second time on.
+
+    Args:
+        key: all that the call depends on beside the values; their shapes, the device, the stream and the
+            modes of torch are added to it.
+    """
+    modes = (matmul_precision("cuda"), torch.is_inference_mode_enabled())
+    # What runs inside is a part of this graph and has none of its own.
+    _inner.busy = True
+    try:
+        with torch.cuda.device_of(values[0]):
+            return recordings.run(place(values), (key, modes, key_of(values)), call, values)
+    finally:
+        _inner.busy = False
+
+
+def tensors_of(args: Sequence) -> list[Tensor]:
+    """The tensors among arguments and in lists among them, in their order."""
+    parts = (arg if _is_list(arg) else [arg] for arg in args)
+    return [part for some in parts for part in some if isinstance(part, Tensor)]
+
+
+def with_tensors(args: Sequence, tensors: Sequence[Tensor]) -> list:
+    """The arguments with other tensors in place of theirs."""
+    others = iter(tensors)
+
+    def other(arg):
+        if _is_list(arg):
+            return [other(part) for part in arg]
+        return next(others) if isinstance(arg, Tensor) else arg
+
+    return [other(arg) for arg in args]
+
+
+def key_of(args: Sequence) -> Hashable:
+    """What a recording depends on: shapes, strides and types of tensors, everything else by value."""
+
+    def key(arg):
+        if _is_list(arg):
+            return tuple(key(part) for part in arg)
+        return (arg.shape, arg.stride(), arg.dtype) if isinstance(arg, Tensor) else arg
+
+    return tuple(key(arg) for arg in args)
+
+
+def _is_list(arg) -> bool:
+    return isinstance(arg, list | tuple)

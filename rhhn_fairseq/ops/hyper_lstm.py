@@ -1,0 +1,460 @@
+"""Whole sequences of HyperLSTM and LN HyperLSTM as one differentiable operation, ``rhhn::hyper_lstm``.
+
+A step: one product of h with [W_h, W of the hypernetwork's h], the hypernetwork's LSTM, its z and from them
+the scaling vectors d of this step only, and the main cell's point-wise work. The backward pass makes d again,
+so memory holds 4 H numbers a position for the products and none for the 12 H scaling vectors. The backward
+pass goes over blocks of steps; the gradients of a block's products end in those of the weights.
+
+Shapes: T time, B batch, H hidden, N hyper, Z embedding; gates i, f, g, o in every weight's columns, d in the
+order d_h, d_x, b, each for all gates.
+"""
+
+import functools
+from typing import NamedTuple, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.ops import graphs, native, pointwise
+from rhhn_fairseq.ops.backends import Plan, read_plan
+from rhhn_fairseq.ops.buffers import Gated, state_dtype
+from rhhn_fairseq.ops.gemm import PackedWeight
+from rhhn_fairseq.ops.lstm import (
+    SUMS,
+    Masks,
+    Numbers,
+    add_gradients,
+    cast,
+    make_buffers,
+    split_sums,
+    state_gradient,
+)
+from rhhn_fairseq.ops.sequence import (
+    block_steps,
+    no_gradients,
+    operand_blocks,
+    previous_states,
+    through_recurrence,
+    weight_gradient,
+)
+
+
+class Weights(NamedTuple):
+    """The parameters of both networks but for normalisation.
+
+    Attributes:
+        weight: W_h [H, 4 H]. weight_hyper: from h to the hypernetwork [H, 4 N].
+        weight_e: the hypernetwork's recurrent matrix [N, 4 N].
+        weight_z: [N, 12 Z] with bias_z [12 Z].
+        weight_d: [12, Z, H] and bias: b_0 [4, H], state type.
+    """
+
+    weight: Tensor
+    weight_hyper: Tensor
+    weight_e: Tensor
+    weight_z: Tensor
+    bias_z: Tensor
+    weight_d: Tensor
+    bias: Tensor
+
+
+class Kept(NamedTuple):
+    """What the forward pass keeps for the backward pass.
+
+    Attributes:
+        u: products of h with [weight, weight_hyper], [T, B, 4 (H + N)].
+        h, c: all states of the main network, [T, B, H]; h is empty where the outputs are the same.
+        a: sums of the hypernetwork's gates, [T, B, 4 N]. e, k: its states, [T, B, N]. z: [T, B, 12 Z].
+    """
+
+    u: Tensor
+    h: Tensor
+    c: Tensor
+    a: Tensor
+    e: Tensor
+    k: Tensor
+    z: Tensor
+
+
+def hyper_lstm(
+    g: tuple[Tensor, Tensor],
+    state: tuple[Tensor, ...],
+    weights: Weights,
+    norms: Sequence[Tensor],
+    masks: Masks,
+    numbers: Numbers,
+    previous: bool,
+    plan: Plan,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """A HyperLSTM over a sequence.
+
+    Args:
+        g: x W_x [T, B, 4 H], and the hypernetwork's x W_x + b [T, B, 4 N].
+        state: h, c [B, H], e, k [B, N].
+        norms: gate_gain, gate_shift, c_gain, c_shift of the main network and of the hypernetwork, or nothing.
+        masks: the noise is the main network's.
+        previous: z comes from the hypernetwork's state of the step before.
+
+    Returns:
+        outputs [T, B, H] and the last state, in the types of the first.
+    """
+    (gx, g_hyper), (h0, c0, e0, k0) = g, state
+    dtype, wide = gx.dtype, state_dtype(gx.dtype)
+    y, h, c, e, k, *_ = hyper_lstm_op(
+        [gx.contiguous(), g_hyper.contiguous()],
+        cast((h0, c0, e0, k0), (dtype, wide, dtype, wide)),
+        cast(weights, (*(dtype,) * 5, wide, wide)),
+        cast(norms, (wide,) * len(norms)),
+        list(masks),
+        list(numbers),
+        previous,
+        plan.text,
+    )
+    return y, (h.to(h0.dtype), c.to(c0.dtype), e.to(e0.dtype), k.to(k0.dtype))
+
+
+@torch.library.custom_op("rhhn::hyper_lstm", mutates_args=())
+@graphs.captured
+def hyper_lstm_op(
+    g: Sequence[Tensor],
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    masks: Sequence[Optional[Tensor]],
+    numbers: Sequence[float],
+    previous: bool,
+    plan: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See ``hyper_lstm``; c, k, norms and the last two weights in the state type, all contiguous.
+
+    Returns:
+        outputs [T, B, H], last h, c, e and k; and ``Kept``.
+    """
+    (gx, g_hyper), (h0, c0, e0, k0), w = g, state, Weights(*weights)
+    masks, how, rows = Masks(*masks), read_plan(plan), gx.new_empty
+    (T, B, _), H, N = gx.shape, h0.shape[-1], e0.shape[-1]
+    y = rows(T, B, H)
+    h = y if masks.real is None else torch.empty_like(y)
+    c, k = c0.new_empty(T, B, H), k0.new_empty(T, B, N)
+    kept = Kept(rows(T, B, 4 * (H + N)), h, c, rows(T, B, 4 * N), rows(T, B, N), k, rows(T, B, len(w.bias_z)))
+    main, hyper = _make_buffers(kept, state, norms, masks, Numbers(*numbers))
+    main.gx, main.weight_d, main.bias = gx, w.weight_d, w.bias
+    if masks.real is not None:
+        main.y, hyper.y = y, torch.empty_like(kept.e)
+    # For a step or two, as in decoding, copying the weights side by side costs more than a second product.
+    merged = torch.cat([w.weight, w.weight_hyper], dim=1) if T >= 4 else None
+    if merged is not None and how.fits_one_call(
+        T, B, merged.numel() + w.weight_e.numel() + w.weight_z.numel(), y.dtype
+    ):
+        panels = []
+        for matrix in (merged, w.weight_e, w.weight_z):
+            panels.append(native.pack([matrix], "forward"))
+        vectors = w.bias_z, g_hyper, masks.gal, None
+        native.hyper_lstm_sequence(main, hyper, "forward", panels, vectors, previous)
+    else:
+        _Forward(kept, w, merged, previous, how).run(main, hyper, g_hyper, masks.gal)
+    kept = kept if masks.real is not None else kept._replace(h=rows(0))
+    return y, h[-1].clone(), c[-1].clone(), kept.e[-1].clone(), k[-1].clone(), *kept
+
+
+class _Forward:
+    """The forward pass step by step: the products, and a call of either network for each.
+
+    Args:
+        merged: weight and weight_hyper side by side; None for a product with each.
+    """
+
+    def __init__(self, kept: Kept, weights: Weights, merged: Tensor | None, previous: bool, plan: Plan):
+        (T, B, H), N = kept.c.shape, kept.e.shape[-1]
+        self.u, self.weights, self.previous, self.plan = kept.u, weights, previous, plan
+        self.sides = kept.u.split((4 * H, 4 * N), dim=-1)
+        self.from_h = None if merged is None else PackedWeight(merged, T, B, plan.gemm)
+        self.from_e = PackedWeight(weights.weight_e, T, B, plan.gemm)
+        self.to_z = PackedWeight(weights.weight_z, T, B, plan.gemm)
+
+    def run(self, main: Gated, hyper: Gated, g_hyper: Tensor, gal: Tensor | None) -> None:
+        main_step = pointwise.gated(self.plan, main, "forward")
+        run_hyper = self._hypernetwork(main, hyper, g_hyper)
+        from_main = zip(
+            self.u.unbind(0),
+            *(side.unbind(0) for side in self.sides),
+            previous_states(main.h0, main.h),
+            strict=True,
+        )
+        for t, (u_t, main_t, hyper_t, h_t) in enumerate(from_main):
+            if gal is not None:
+                h_t = h_t * gal
+            if self.from_h is not None:
+                self.from_h.product(h_t, u_t)
+            else:
+                torch.mm(h_t, self.weights.weight, out=main_t)
+                torch.mm(h_t, self.weights.weight_hyper, out=hyper_t)
+            run_hyper(t)
+            main_step(t)
+
+    def _hypernetwork(self, main: Gated, hyper: Gated, g_hyper: Tensor):
+        """The function that makes z of a step, from what h gives the hypernetwork."""
+        if self.plan.backend == "triton":
+            inner = pointwise.triton.hypernetwork_forward(
+                hyper, main, self.weights[2:5], (g_hyper, self.sides[1]), self.previous
+            )
+            if inner is not None:
+                return inner
+        step = pointwise.gated(self.plan, hyper, "forward")
+        rows = zip(
+            g_hyper.unbind(0),
+            self.sides[1].unbind(0),
+            hyper.u.unbind(0),
+            previous_states(hyper.h0, hyper.h),
+            hyper.h.unbind(0),
+            main.z.unbind(0),
+            strict=True,
+        )
+
+        def run(t: int) -> None:
+            g_t, side_t, a_t, e_t, e_new, z_t = next(rows)
+            torch.add(g_t, side_t, out=a_t)
+            self.from_e.product(e_t, a_t, a_t)
+            step(t)
+            self.to_z.product(e_t if self.previous else e_new, z_t, self.weights.bias_z)
+
+        return run
+
+
+def _make_buffers(
+    kept: Kept, state: Sequence[Tensor], norms: Sequence[Tensor], masks: Masks, numbers: Numbers
+) -> tuple[Gated, Gated]:
+    """The buffers of both networks; the hypernetwork has no noise of its own."""
+    u, h, c, a, e, k, z = kept
+    half = len(norms) // 2
+    main = make_buffers((u[:, :, : 4 * h.shape[-1]], h, c), state[:2], norms[:half], masks, numbers)
+    main.z = z
+    plain = Numbers(numbers.forget_bias)
+    return main, make_buffers((a, e, k), state[2:], norms[half:], Masks(masks.real), plain)
+
+
+@hyper_lstm_op.register_fake
+def _(g, state, weights, norms, masks, *_):
+    (gx, g_hyper), (h0, c0, e0, k0), w = g, state, Weights(*weights)
+    (T, B, _), H, N = gx.shape, h0.shape[-1], e0.shape[-1]
+    y, u = gx.new_empty(T, B, H), gx.new_empty(T, B, 4 * (H + N))
+    c, k = c0.new_empty(T, B, H), k0.new_empty(T, B, N)
+    h = gx.new_empty(0) if masks[0] is None else torch.empty_like(y)
+    e, z = gx.new_empty(T, B, N), gx.new_empty(T, B, len(w.bias_z))
+    return y, *(torch.empty_like(tensor) for tensor in state), u, h, c, torch.empty_like(g_hyper), e, k, z
+
+
+@torch.library.custom_op("rhhn::hyper_lstm_backward", mutates_args=())
+@graphs.captured
+def hyper_lstm_backward(
+    gradients: Sequence[Optional[Tensor]],
+    kept: Sequence[Tensor],
+    gx: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    masks: Sequence[Optional[Tensor]],
+    numbers: Sequence[float],
+    previous: bool,
+    plan: str,
+) -> tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
+]:
+    """The backward pass of ``hyper_lstm_op``.
+
+    Args:
+        gradients: of the outputs and of the last h, c, e and k. kept: see ``Kept``, with h.
+
+    Returns:
+        gradients of gx, g_hyper, h0, c0, e0, k0, [weight, weight_hyper], weight_e, weight_z, bias_z and
+        weight_d, and the sums of ``buffers.Gated`` of either network.
+    """
+    backward = _Backward(Kept(*kept), gx, state, Weights(*weights), previous, read_plan(plan))
+    return backward.run(gradients, norms, Masks(*masks), Numbers(*numbers))
+
+
+class _Backward:
+    """The backward pass, block of steps by block of steps from the last."""
+
+    def __init__(
+        self,
+        kept: Kept,
+        gx: Tensor,
+        state: Sequence[Tensor],
+        weights: Weights,
+        previous: bool,
+        plan: Plan,
+    ):
+        self.kept, self.gx, self.state, self.weights = kept, gx, state, weights
+        self.previous, self.plan = previous, plan
+        self.T, self.B, self.H = kept.c.shape
+        self.N = kept.e.shape[-1]
+        self.steps = block_steps(self.T, self.B, kept.u.dtype, kept.c.dtype)
+        self.matrices = torch.cat(weights[:2], dim=1), weights.weight_e, weights.weight_z
+        self.dgx, self.dg_hyper, self.dz = (torch.empty_like(tensor) for tensor in (gx, kept.a, kept.z))
+
+    @functools.cached_property
+    def panels(self) -> list[Tensor]:
+        """The transposes that a block in one call multiplies by."""
+        return [native.pack([matrix], "backward") for matrix in self.matrices]
+
+    @functools.cached_property
+    def packed(self) -> list[PackedWeight]:
+        """The transposes that steps multiply by."""
+        return [
+            PackedWeight(matrix, self.T, self.B, self.plan.gemm, transpose=True) for matrix in self.matrices
+        ]
+
+    def run(self, gradients, norms: Sequence[Tensor], masks: Masks, numbers: Numbers) -> tuple[Tensor, ...]:
+        """See ``hyper_lstm_backward``."""
+        dy, *last = gradients
+        kept, gemm = self.kept, self.plan.gemm
+        dmerged, dweight_e = torch.empty_like(self.matrices[0]), torch.empty_like(self.matrices[1])
+        whole_du = kept.u.new_empty(self.steps, *kept.u.shape[1:])
+        after = None
+        for start in reversed(range(0, self.T, self.steps)):
+            block = slice(start, start + self.steps)
+            main, hyper = self._buffers_of(block, norms, masks, numbers)
+            if after is None:
+                add_gradients(main, last[:2], self.plan)
+                add_gradients(hyper, last[2:], self.plan)
+                main.dweight_d = pointwise.gradient_sums(self.plan, self.weights.weight_d.shape, main.c0)
+            else:
+                _hand_gradients(after[0], main)
+                _hand_gradients(after[1], hyper)
+            main.dy = None if dy is None else dy[block].contiguous()
+            main.dgx, main.dz, du = self.dgx[block], self.dz[block], whole_du[: len(main.h)]
+            main.du, hyper.du = du.split((4 * self.H, 4 * self.N), dim=-1)
+            self._run_block(main, hyper, du, masks.of_steps(block))
+            self.dg_hyper[block] = hyper.du
+            add = after is not None
+            weight_gradient(operand_blocks(self.state[0], kept.h, masks.gal, block), du, gemm, dmerged, add)
+            weight_gradient(
+                operand_blocks(self.state[2], kept.e, None, block), hyper.du, gemm, dweight_e, add
+            )
+            after = main, hyper
+        e_blocks = operand_blocks(self.state[2], kept.e, None) if self.previous else [kept.e]
+        return (
+            self.dgx,
+            self.dg_hyper,
+            state_gradient(main),
+            main.dc,
+            state_gradient(hyper),
+            hyper.dc,
+            dmerged,
+            dweight_e,
+            weight_gradient(e_blocks, self.dz, gemm),
+            self.dz.sum((0, 1)),
+            main.dweight_d.sum(0),
+            main.sums.sum(0),
+            hyper.sums.sum(0),
+        )
+
+    def _buffers_of(
+        self, block: slice, norms: Sequence[Tensor], masks: Masks, numbers: Numbers
+    ) -> tuple[Gated, Gated]:
+        """The buffers of both networks for a block of steps."""
+        kept, before = self.kept, block.start - 1
+        pairs = zip(self.state, (kept.h, kept.c, kept.e, kept.k), strict=True)
+        state = [states[before] if block.start else first for first, states in pairs]
+        of_block = Kept(*(tensor[block] for tensor in kept))
+        main, hyper = _make_buffers(of_block, state, norms, masks.of_steps(block), numbers)
+        main.gx, main.weight_d, main.bias = self.gx[block], self.weights.weight_d, self.weights.bias
+        return main, hyper
+
+    def _run_block(self, main: Gated, hyper: Gated, du_TBU: Tensor, masks: Masks) -> None:
+        """All steps of some buffers backward, in one call or with a call of either network and the products
+        for each."""
+        numbers = sum(matrix.numel() for matrix in self.matrices)
+        if self.plan.fits_one_call(len(main.h), self.B, numbers, main.u.dtype):
+            vectors = (None, None, masks.gal, masks.h_share)
+            native.hyper_lstm_sequence(main, hyper, "backward", self.panels, vectors, self.previous)
+            return
+        main_step = pointwise.gated(self.plan, main, "backward")
+        run_hyper = self._hypernetwork(main, hyper)
+        to_h, du = self.packed[0], du_TBU.unbind(0)
+        for t in reversed(range(len(du))):
+            main_step(t)
+            run_hyper(t)
+            to_h.product(du[t], main.dh)
+            through_recurrence(main.dh, masks.gal, masks.h_share, t)
+
+    def _hypernetwork(self, main: Gated, hyper: Gated):
+        """The function that goes, for a step, from the gradient of z to those of the hypernetwork's sums and
+        state."""
+        if self.plan.backend == "triton":
+            inner = pointwise.triton.hypernetwork_backward(hyper, main, self.matrices[1:], self.previous)
+            if inner is not None:
+                return inner
+        step = pointwise.gated(self.plan, hyper, "backward")
+        _, to_e, from_z = self.packed
+        du, dz = hyper.du.unbind(0), main.dz.unbind(0)
+
+        def run(t: int) -> None:
+            if not self.previous:
+                from_z.product(dz[t], hyper.dh, hyper.dh)
+            step(t)
+            to_e.product(du[t], hyper.dh)
+            if self.previous:
+                from_z.product(dz[t], hyper.dh, hyper.dh)
+
+        return run
+
+
+def _hand_gradients(after: Gated, buffers: Gated) -> None:
+    """Gives the buffers of some steps the gradients that the steps after them have left, and the sums."""
+    for name in ("dh", "dh_direct", "dc", "dweight_d", "sums"):
+        setattr(buffers, name, getattr(after, name))
+
+
+@hyper_lstm_backward.register_fake
+def _(gradients, kept, gx, state, weights, *_):
+    kept, w = Kept(*kept), Weights(*weights)
+    c0, H, N = state[1], state[0].shape[-1], state[2].shape[-1]
+    return (
+        torch.empty_like(gx),
+        torch.empty_like(kept.a),
+        *(torch.empty_like(tensor) for tensor in state),
+        gx.new_empty(H, 4 * (H + N)),
+        torch.empty_like(w.weight_e),
+        torch.empty_like(w.weight_z),
+        torch.empty_like(w.bias_z),
+        torch.empty_like(w.weight_d),
+        c0.new_empty(SUMS * H),
+        c0.new_empty(SUMS * N),
+    )
+
+
+def _context(ctx, inputs, output):
+    g, state, weights, norms, masks, *ctx.rest = inputs
+    y, kept = output[0], Kept(*output[5:])
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*kept)
+    # Without a mask the outputs are the states, which are not kept twice.
+    kept = kept._replace(h=y if masks[0] is None else kept.h)
+    ctx.save_for_backward(*kept, g[0], *state, *weights, *masks, *norms)
+
+
+def _gradients(ctx, dy, *gradients):
+    saved = ctx.saved_tensors
+    kept, gx, state, weights, masks, norms = (
+        saved[:7],
+        saved[7],
+        saved[8:12],
+        saved[12:19],
+        saved[19:26],
+        saved[26:],
+    )
+    *of_inputs, dmerged, dweight_e, dweight_z, dbias_z, dweight_d, sums, hyper_sums = hyper_lstm_backward(
+        [dy, *gradients[:4]], kept, gx, state, weights, norms, masks, *ctx.rest
+    )
+    H, N = state[0].shape[-1], state[2].shape[-1]
+    dweight, dweight_hyper = dmerged.split((4 * H, 4 * N), dim=1)
+    dbias, dnorm = split_sums(sums, H)
+    _, dhyper_norm = split_sums(hyper_sums, N)
+    dweights = [dweight, dweight_hyper, dweight_e, dweight_z, dbias_z, dweight_d, dbias.view(4, H)]
+    dnorms = [*dnorm, *dhyper_norm] if norms else []
+    return of_inputs[:2], of_inputs[2:], dweights, dnorms, no_gradients(masks), None, None, None
+
+
+hyper_lstm_op.register_autograd(_gradients, setup_context=_context)

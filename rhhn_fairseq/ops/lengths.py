@@ -1,0 +1,59 @@
+"""Lengths of the sequences that are recorded as CUDA graphs, which fit one length each.
+
+The first ``EXACT`` lengths that a cell reads stay as they are: language models have a few only, and pay
+nothing. All others are filled up by masked steps to the next of ``PER_DOUBLING`` lengths between powers of
+two, so that the sentences of a translation corpus share some thirty lengths.
+
+Shapes: T time, B batch, C input.
+"""
+
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+EXACT = 4
+"""Lengths of a cell that are taken as they are, beside single steps."""
+
+PER_DOUBLING = 8
+"""Lengths from one power of two to the next, so that less than an eighth is added."""
+
+_exact: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
+
+
+def graph_length(T: int) -> int:
+    """The smallest length not below T that others are filled up to."""
+    unit = max(1, (1 << (T - 1).bit_length()) // (2 * PER_DOUBLING))
+    return T + -T % unit
+
+
+def keeps_length(cell: nn.Module, T: int) -> bool:
+    """Whether a cell takes a length as it is: from its first to its last call."""
+    exact = _exact.setdefault(cell, {1})
+    if len(exact) <= EXACT:
+        exact.add(T)
+    return T in exact
+
+
+def pad_to_graph_length(
+    x_TBC: Tensor,
+    first_TB1: Tensor | None,
+    mask_TB: Tensor | None,
+    noise: dict[str, Tensor] | None,
+) -> tuple[Tensor, Tensor | None, Tensor, dict[str, Tensor] | None]:
+    """A pass's input at the length of its ``graph_length``, with a mask also where nothing is added.
+
+    Args: as ``Cell.run``. Noise of a step is filled up, that of a sequence not.
+    """
+    T, B, _ = x_TBC.shape
+    more = graph_length(T) - T
+
+    def fill(part: Tensor) -> Tensor:
+        return F.pad(part, (0, 0) * (part.dim() - 1) + (0, more)) if more else part
+
+    if mask_TB is None:
+        mask_TB = torch.ones(T, B, dtype=torch.bool, device=x_TBC.device)
+    if noise is not None:
+        noise = {name: fill(part) if len(part) == T else part for name, part in noise.items()}
+    return fill(x_TBC), None if first_TB1 is None else fill(first_TB1), fill(mask_TB), noise

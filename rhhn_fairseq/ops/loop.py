@@ -1,0 +1,73 @@
+"""The loop over a step of a cell: right for every cell, device and dtype, and what all faster code is
+compared with.
+
+Shapes: T time, B batch.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+State = tuple[Tensor, ...]
+Noise = dict[str, Tensor]
+
+Step = Callable[[tuple[Tensor, ...], State, Noise | None], tuple[tuple[Tensor, ...], State]]
+"""From a step's projections, the state and its noise to some outputs [B, ...] and the next state.
+
+What a network feeds back into itself, such as a context that its last output asked for, is made inside the
+step.
+"""
+
+
+def scan(
+    step: Step, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None, noise: Noise | None
+) -> tuple[tuple[Tensor, ...], State]:
+    """Runs ``step`` at every position.
+
+    Args:
+        g: projections of the input, tensors [T, B, ...], of which a step gets its own.
+        state: tensors [B, ...]. Without autocast, which casts what a step needs, a state of a wider type is
+            rounded to that of ``g`` before the first step. The last state has the type of the first again.
+        mask_TB: true at real positions. At all others the state stays as it was and the first output is zero.
+        noise: see ``slice_noise``.
+
+    Returns:
+        the step's outputs [T, B, ...], and the state after the last step.
+    """
+    first, dtype = state, g[0].dtype
+    if any(tensor.dtype != dtype for tensor in state) and not torch.is_autocast_enabled(g[0].device.type):
+        state = tuple(tensor.to(dtype) for tensor in state)
+    outputs = []
+    # Unbinding once has one backward node that stacks. Indexing at every step would have each step's backward
+    # fill a tensor as large as the sequence.
+    for t, g_t in enumerate(zip(*(tensor.unbind(0) for tensor in g), strict=True)):
+        (y, *others), new = step(g_t, state, slice_noise(noise, t))
+        if mask_TB is not None:
+            real_B1 = mask_TB[t].unsqueeze(-1)
+            y = y.masked_fill(~real_B1, 0.0)
+            new = keep_state(real_B1, new, state)
+        outputs.append((y, *others))
+        state = new
+    stacked = tuple(torch.stack(each) for each in zip(*outputs, strict=True))
+    return stacked, tuple(new.to(old.dtype) for new, old in zip(state, first, strict=True))
+
+
+def slice_noise(noise: Noise | None, t: int) -> Noise | None:
+    """The noise of step ``t``, tensors [B or 1, ...]: entries with a leading 1 hold for every step."""
+    if noise is None:
+        return None
+    return {name: draw[t if draw.shape[0] > 1 else 0] for name, draw in noise.items()}
+
+
+def noise_at(noise_t: Noise | None, name: str) -> Tensor | None:
+    """One entry of a step's noise; None in evaluation and where none was asked for."""
+    return None if noise_t is None else noise_t.get(name)
+
+
+def keep_state(real_B1: Tensor, new: State, old: State) -> State:
+    """The new state at real positions, the old one at padding."""
+    return tuple(
+        after if after is before else torch.where(real_B1, after, before)
+        for after, before in zip(new, old, strict=True)
+    )

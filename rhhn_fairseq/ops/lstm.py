@@ -1,0 +1,314 @@
+"""Whole sequences of LSTM and LN LSTM as one differentiable operation, ``rhhn::lstm``.
+
+A step is matrix products into buffers of the whole sequence, and one call of the point-wise work. The forward
+pass keeps the products u and the states. The backward pass computes the gates from them again and leaves the
+gradients of u in a buffer, so the gradient of a weight is one product over all steps. All noise comes as
+masks from outside. The operation cannot be differentiated twice.
+
+Shapes: T time, B batch, H hidden; gates i, f, g, o in every weight's columns.
+"""
+
+from typing import NamedTuple, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.ops import graphs, native, pointwise
+from rhhn_fairseq.ops.backends import Plan, read_plan
+from rhhn_fairseq.ops.buffers import Gated, state_dtype
+from rhhn_fairseq.ops.gemm import PackedWeight, affine
+from rhhn_fairseq.ops.loop import Noise
+from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
+from rhhn_fairseq.ops.sequence import (
+    expand_noise,
+    gal_mask,
+    gradient_share,
+    no_gradients,
+    operand_blocks,
+    or_zeros,
+    previous_states,
+    through_recurrence,
+    weight_gradient,
+)
+
+SUMS = 14
+"""Gradients that the point-wise part adds up over rows, in units of H; see ``buffers.Gated.sums``."""
+
+
+class Numbers(NamedTuple):
+    """The numbers of a pass.
+
+    Attributes:
+        keep_scale: what a kept unit of the update is multiplied by.
+        zone_h_rate, zone_c_rate: the share of the old value that zoneout keeps where there is no mask.
+    """
+
+    forget_bias: float
+    keep_scale: float = 1.0
+    zone_h_rate: float = 0.0
+    zone_c_rate: float = 0.0
+
+
+class Masks(NamedTuple):
+    """A pass's padding and noise; every field may be missing.
+
+    Attributes:
+        real: [T, B], true at real positions.
+        gal: scaled mask on the state, [B, H]. keep: kept units of the update, [T or 1, B, H].
+        zone_h, zone_c: units that keep their value, [T, B, H].
+        h_share, c_share: [T], what gradients through h and c are multiplied by.
+    """
+
+    real: Tensor | None = None
+    gal: Tensor | None = None
+    keep: Tensor | None = None
+    zone_h: Tensor | None = None
+    zone_c: Tensor | None = None
+    h_share: Tensor | None = None
+    c_share: Tensor | None = None
+
+    def of_steps(self, steps: slice) -> "Masks":
+        """Those of some steps."""
+        if not any(mask is not None for mask in self):
+            return self
+        by_step = {name: mask if mask is None else mask[steps] for name, mask in self._asdict().items()}
+        # One mask may serve all steps.
+        keep = self.keep if self.keep is None or len(self.keep) == 1 else by_step["keep"]
+        return Masks(**by_step | {"gal": self.gal, "keep": keep})
+
+
+def gather_masks(mask_TB: Tensor | None, noise: Noise | None, gal_rate: float, g_TBG: Tensor) -> Masks:
+    """The padding and the noise that a cell drew, as the operation takes them.
+
+    Args:
+        noise: entries ``gal``, ``update``, ``zoneout``, ``zoneout_c``, ``h_detach``, ``c_detach``.
+        gal_rate: Gal dropout's. g_TBG: sums of the gates, G = 4 H.
+
+    Raises:
+        UsageError: an entry's shape cannot be expanded to what the operation reads.
+    """
+    if mask_TB is not None and not mask_TB.is_contiguous():
+        mask_TB = mask_TB.contiguous()
+    if not noise:
+        return Masks(mask_TB)
+    (T, B, G), dtype = g_TBG.shape, g_TBG.dtype
+    H, update = G // 4, noise.get("update")
+    return Masks(
+        mask_TB,
+        gal_mask(noise, gal_rate, B, H, dtype),
+        update if update is None else expand_noise(noise, "update", 1 if len(update) == 1 else T, B, H),
+        expand_noise(noise, "zoneout", T, B, H),
+        expand_noise(noise, "zoneout_c", T, B, H),
+        gradient_share(noise, "h_detach", T, state_dtype(dtype)),
+        gradient_share(noise, "c_detach", T, state_dtype(dtype)),
+    )
+
+
+def lstm(
+    g: Tensor,
+    state: tuple[Tensor, Tensor],
+    weight: Tensor,
+    norm: Sequence[Tensor],
+    masks: Masks,
+    numbers: Numbers,
+    plan: Plan,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """An LSTM over a sequence.
+
+    Args:
+        g: x W_x + b [T, B, 4 H]. state: h and c [B, H]. weight: W_h [H, 4 H].
+        norm: gate_gain, gate_shift [4 H], c_gain, c_shift [H], or nothing.
+
+    Returns:
+        outputs [T, B, H] and the last state, in the types of the first.
+    """
+    dtype, wide, (h0, c0) = g.dtype, state_dtype(g.dtype), state
+    y, h, c, *_ = lstm_op(
+        g.contiguous(),
+        cast(state, (dtype, wide)),
+        weight.to(dtype),
+        cast(norm, (wide,) * len(norm)),
+        list(masks),
+        list(numbers),
+        plan.text,
+    )
+    return y, (h.to(h0.dtype), c.to(c0.dtype))
+
+
+def cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+    """Contiguous tensors of these types."""
+    result = []
+    for tensor, dtype in zip(tensors, dtypes, strict=True):
+        result.append(tensor.to(dtype).contiguous())
+    return result
+
+
+def lstm_step(
+    x_BC: Tensor, state: tuple[Tensor, Tensor], weights: tuple[Tensor, Tensor, Tensor], forget_bias: float
+) -> tuple[Tensor, Tensor]:
+    """One step of a plain LSTM by products of few rows and compiled gates, without a gradient.
+
+    Args:
+        state: h and c [B, H]. weights: W_x [C, 4 H], W_h [H, 4 H] and b [4 H]. All float32 on the CPU.
+
+    Returns:
+        the new h and c.
+    """
+    (h, c), (weight_x, weight_h, bias) = state, weights
+    return native.lstm_gates(affine(h, weight_h, affine(x_BC, weight_x, bias)), c, forget_bias)
+
+
+@torch.library.custom_op("rhhn::lstm", mutates_args=())
+@graphs.captured
+def lstm_op(
+    g: Tensor,
+    state: Sequence[Tensor],
+    weight: Tensor,
+    norm: Sequence[Tensor],
+    masks: Sequence[Optional[Tensor]],
+    numbers: Sequence[float],
+    plan: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See ``lstm``; c and norm in the state type, all contiguous, ``masks`` as ``Masks``, ``numbers`` as
+    ``Numbers``.
+
+    Returns:
+        outputs [T, B, H], last h and c; and for the backward pass u [T, B, 4 H], all c, and with a mask all
+        h.
+    """
+    (h0, c0), masks, how = state, Masks(*masks), read_plan(plan)
+    (T, B, _), H = g.shape, h0.shape[-1]
+    y, u = g.new_empty(T, B, H), torch.empty_like(g)
+    h = y if masks.real is None else torch.empty_like(y)
+    c = c0.new_empty(T, B, H)
+    buffers = make_buffers((u, h, c), state, norm, masks, Numbers(*numbers))
+    buffers.y, buffers.gx = None if masks.real is None else y, g
+    if not pointwise.lstm_sequence(how, buffers, "forward", weight, masks.gal, None):
+        step = pointwise.gated(how, buffers, "forward")
+        recurrent = PackedWeight(weight, T, B, how.gemm)
+        for t, (g_t, u_t, h_t) in enumerate(
+            zip(g.unbind(0), u.unbind(0), previous_states(h0, h), strict=True)
+        ):
+            recurrent.product(h_t if masks.gal is None else h_t * masks.gal, u_t, g_t)
+            step(t)
+    return y, h[-1].clone(), c[-1].clone(), u, c, (g.new_empty(0) if masks.real is None else h)
+
+
+def make_buffers(
+    sequence: Sequence[Tensor],
+    state: Sequence[Tensor],
+    norm: Sequence[Tensor],
+    masks: Masks,
+    numbers: Numbers,
+) -> Gated:
+    """The buffers that forward and backward share; see ``buffers.Gated`` for the names.
+
+    Args:
+        sequence: u, h and c. state: h0 and c0.
+    """
+    (u, h, c), (h0, c0) = sequence, state
+    buffers = Gated(u=u, h0=h0, c0=c0, h=h, c=c, forget_bias=numbers.forget_bias, epsilon=LAYER_NORM_EPS)
+    buffers.keep_scale, buffers.zone_h_rate, buffers.zone_c_rate = numbers[1:]
+    buffers.mask, buffers.keep, buffers.c_scale = masks.real, masks.keep, masks.c_share
+    buffers.zone_h, buffers.zone_c = masks.zone_h, masks.zone_c
+    if norm:
+        buffers.gate_gain, buffers.gate_shift, buffers.c_gain, buffers.c_shift = norm
+    return buffers
+
+
+@lstm_op.register_fake
+def _(g, state, weight, norm, masks, numbers, plan):
+    (h0, c0), (T, B, _) = state, g.shape
+    y, c = g.new_empty(T, B, h0.shape[-1]), c0.new_empty(T, B, h0.shape[-1])
+    h = g.new_empty(0) if masks[0] is None else torch.empty_like(y)
+    return y, torch.empty_like(h0), torch.empty_like(c0), torch.empty_like(g), c, h
+
+
+@torch.library.custom_op("rhhn::lstm_backward", mutates_args=())
+@graphs.captured
+def lstm_backward(
+    gradients: Sequence[Optional[Tensor]],
+    sequence: Sequence[Tensor],
+    state: Sequence[Tensor],
+    weight: Tensor,
+    norm: Sequence[Tensor],
+    masks: Sequence[Optional[Tensor]],
+    numbers: Sequence[float],
+    plan: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The backward pass of ``lstm_op``.
+
+    Args:
+        gradients: of the outputs and of the last h and c. sequence: u, h and c.
+
+    Returns:
+        gradients of g, h0, c0 and weight, and the sums [14 H] of ``buffers.Gated``.
+    """
+    (dy, *last), masks, how = gradients, Masks(*masks), read_plan(plan)
+    buffers = make_buffers(sequence, state, norm, masks, Numbers(*numbers))
+    T, B, _ = buffers.c.shape
+    add_gradients(buffers, last, how)
+    buffers.dy = None if dy is None else dy.contiguous()
+    buffers.du = torch.empty_like(buffers.u)
+    if not pointwise.lstm_sequence(how, buffers, "backward", weight, masks.gal, masks.h_share):
+        step = pointwise.gated(how, buffers, "backward")
+        recurrent = PackedWeight(weight, T, B, how.gemm, transpose=True)
+        du = buffers.du.unbind(0)
+        for t in reversed(range(T)):
+            step(t)
+            recurrent.product(du[t], buffers.dh)
+            through_recurrence(buffers.dh, masks.gal, masks.h_share, t)
+    dweight = weight_gradient(operand_blocks(buffers.h0, buffers.h, masks.gal), buffers.du, how.gemm)
+    return buffers.du, state_gradient(buffers), buffers.dc, dweight, buffers.sums.sum(0)
+
+
+def add_gradients(buffers: Gated, last: Sequence[Tensor | None], plan: Plan) -> None:
+    """Gives the buffers of a forward pass what a backward pass of any kind needs beside dy and du.
+
+    Args:
+        last: gradients of the last h and c.
+    """
+    zoned = buffers.zone_h is not None or buffers.zone_h_rate != 0.0
+    buffers.dh, buffers.dc = or_zeros(last[0], buffers.h0), or_zeros(last[1], buffers.c0)
+    if zoned or buffers.mask is not None:
+        buffers.dh_direct = torch.zeros_like(buffers.c0)
+    buffers.sums = pointwise.gradient_sums(plan, [SUMS * buffers.c0.shape[-1]], buffers.c0)
+
+
+def state_gradient(buffers: Gated) -> Tensor:
+    """After a backward pass, the gradient of h0."""
+    return buffers.dh if buffers.dh_direct is None else buffers.dh + buffers.dh_direct.to(buffers.dh.dtype)
+
+
+@lstm_backward.register_fake
+def _(gradients, sequence, state, weight, *_):
+    (h0, c0), u = state, sequence[0]
+    sums = c0.new_empty(SUMS * h0.shape[-1])
+    return torch.empty_like(u), torch.empty_like(h0), torch.empty_like(c0), torch.empty_like(weight), sums
+
+
+def split_sums(sums: Tensor, H: int) -> tuple[Tensor, list[Tensor]]:
+    """The gradient of the bias, and those of gate_gain, gate_shift, c_gain and c_shift."""
+    gain, shift, bias, c_gain, c_shift = sums.split((4 * H, 4 * H, 4 * H, H, H))
+    return bias, [gain, shift, c_gain, c_shift]
+
+
+def _context(ctx, inputs, output):
+    g, state, weight, norm, masks, *ctx.rest = inputs
+    y, _, _, u, c, h = output
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(u, c, h)
+    ctx.save_for_backward(u, y if masks[0] is None else h, c, *state, weight, *masks, *norm)
+
+
+def _gradients(ctx, dy, dh_last, dc_last, *_):
+    saved = ctx.saved_tensors
+    sequence, state, weight, masks, norm = saved[:3], saved[3:5], saved[5], saved[6:13], saved[13:]
+    dg, dh0, dc0, dweight, sums = lstm_backward(
+        [dy, dh_last, dc_last], sequence, state, weight, norm, masks, *ctx.rest
+    )
+    dnorm = split_sums(sums, dh0.shape[-1])[1] if norm else []
+    return dg, [dh0, dc0], dweight, dnorm, no_gradients(masks), None, None
+
+
+lstm_op.register_autograd(_gradients, setup_context=_context)

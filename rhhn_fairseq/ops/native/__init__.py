@@ -1,0 +1,310 @@
+"""Compiled C++ for the CPU: the point-wise work of a time step, whole sequences, and matrix products.
+
+The library is built with the package, three times for x86 (for AVX-512, for AVX2 and for any processor). The
+best build that this processor can run is loaded. It knows nothing of torch: an operation hands it the
+addresses of its buffers once, and then the number of the step.
+"""
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.ops.buffers import Energy, Gated, Highway
+from rhhn_fairseq.ops.native.build import (
+    DTYPES,
+    EnergyStruct,
+    GatedStruct,
+    HighwayStruct,
+    HyperRecurrenceStruct,
+    MatmulStruct,
+    ProductStruct,
+    RecurrenceStruct,
+    library,
+    multiplies,
+    runs_sequences,
+)
+
+__all__ = ["DTYPES", "library", "multiplies", "runs_sequences"]
+
+SHARED = 1 << 19
+"""Multiplications of a product from which threads share it."""
+
+FEW_ROWS = range(2, 9)
+"""Numbers of rows that have a function of their own, which reads the matrix once where it lies."""
+
+
+def lstm_sequence(
+    buffers: Gated, direction: str, weight: Tensor, gal: Tensor | None, share: Tensor | None
+) -> None:
+    """Runs all steps of an LSTM without a hypernetwork, with their products.
+
+    Args:
+        buffers: those of the steps, with ``gx`` for what the products are added to.
+        direction: forward or backward.
+        weight: the recurrent matrix, [H, 4 H].
+        gal: scaled mask on h, [B, H]; None for no dropout.
+        share: [T], what the gradient of h through the matrix is multiplied by; None for one.
+    """
+    call = _bind(f"lstm_sequence_{direction}", GatedStruct, buffers, _gated_sizes(buffers))
+    _bind_recurrence(call, direction, [weight], gal, share)(0, len(buffers.h))
+
+
+def hyper_lstm_sequence(
+    main: Gated,
+    hyper: Gated,
+    direction: str,
+    panels: Sequence[Tensor],
+    vectors: Sequence[Tensor | None],
+    previous: bool,
+) -> None:
+    """The same for a HyperLSTM; see ``hyper_lstm.hyper_lstm`` for the names.
+
+    Args:
+        main, hyper: the buffers of either network. The main network's rows of u and du go on with the
+            hypernetwork's products of h and their gradients.
+        panels: both matrices of h side by side, [H, 4 (H + N)], weight_e and weight_z, each packed by
+            ``pack`` for this direction.
+        vectors: bias_z [12 Z], g_hyper [T, B, 4 N] with which the hypernetwork's sums begin, gal and share.
+            The first two may be None in the backward pass, which does not need them.
+    """
+    recurrence = HyperRecurrenceStruct(previous)
+    for name, tensor in zip(("weight", "weight_e", "weight_z"), panels, strict=True):
+        setattr(recurrence, name, tensor.data_ptr())
+    for name, tensor in zip(("bias_z", "g_hyper", "gal", "share"), vectors, strict=True):
+        setattr(recurrence, name, None if tensor is None else _address(name, tensor))
+    first = _arguments(GatedStruct, main, _gated_sizes(main))
+    second = _arguments(GatedStruct, hyper, _gated_sizes(hyper))
+    call = getattr(library(), f"hyper_lstm_sequence_{direction}")
+    call(ctypes.addressof(first), ctypes.addressof(second), ctypes.addressof(recurrence))
+
+
+def highway_steps(
+    buffers: Highway, direction: str, weights: Sequence[Tensor], gal: Tensor | None, share: Tensor | None
+) -> Callable[[int, int], None]:
+    """The function that runs all layers of some time steps, with their products.
+
+    Args:
+        buffers: those of the steps.
+        direction: forward or backward.
+        weights: the recurrent matrix of each layer, [H, 2 H].
+        gal, share: as for ``lstm_sequence``, of the state and layer 0's matrix.
+
+    Returns:
+        A function of the first step and of the one after the last.
+    """
+    call = _bind(f"highway_sequence_{direction}", HighwayStruct, buffers, _highway_sizes(buffers))
+    return _bind_recurrence(call, direction, weights, gal, share)
+
+
+def _bind_recurrence(
+    call: Callable[[int], None], direction: str, weights, gal, share
+) -> Callable[[int, int], None]:
+    """The function of a first and a last step from one of a recurrence's address."""
+    panels = pack(weights, direction)
+    gal_at, share_at = (None if tensor is None else _address("", tensor) for tensor in (gal, share))
+    recurrence = RecurrenceStruct(panels.data_ptr(), gal_at, share_at)
+
+    def run(start: int, stop: int) -> None:
+        recurrence.start, recurrence.stop = start, stop
+        call(ctypes.addressof(recurrence))
+
+    run.holds = (panels, gal, share)
+    return run
+
+
+def pack(weights: Sequence[Tensor], direction: str) -> Tensor:
+    """Matrices [K, N], backward their transposes, as products read them: [L, ceil(N / P), K, P]."""
+    panels = None
+    for layer, weight in enumerate(weights):
+        matrix = weight if direction == "forward" else weight.t()
+        if panels is None:
+            (K, N), P = matrix.shape, library().panel_columns()
+            panels = matrix.new_empty(len(weights), -(-N // P), K, P)
+        arguments = MatmulStruct(K=K, N=N, threads=torch.get_num_threads())
+        arguments.w, (arguments.ld_w, arguments.next_w) = matrix.data_ptr(), matrix.stride()
+        library().lay_panels(ctypes.addressof(arguments), panels[layer].data_ptr())
+    return panels
+
+
+def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
+    """The function that runs one step of ``buffers``.
+
+    Args:
+        direction: forward or backward.
+    """
+    name = "lstm" if buffers.weight_d is None else "hyper_lstm"
+    return _bind(f"{name}_{direction}_{DTYPES[buffers.u.dtype]}", GatedStruct, buffers, _gated_sizes(buffers))
+
+
+def _gated_sizes(buffers: Gated) -> dict[str, int]:
+    T, B, H = buffers.c.shape
+    keep = buffers.keep
+    return dict(
+        T=T,
+        B=B,
+        H=H,
+        Z=0 if buffers.weight_d is None else buffers.weight_d.shape[1],
+        ld_u=buffers.u.stride(1),
+        ld_du=0 if buffers.du is None else buffers.du.stride(1),
+        keep_t=0 if keep is None or keep.shape[0] == 1 else keep.stride(0),
+        keep_b=0 if keep is None or keep.shape[1] == 1 else keep.stride(1),
+        threads=torch.get_num_threads() if buffers.sums is None else len(buffers.sums),
+    )
+
+
+def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
+    """The function that runs one layer of a time step, number ``t L + l``."""
+    return _bind(
+        f"highway_{direction}_{DTYPES[buffers.u.dtype]}", HighwayStruct, buffers, _highway_sizes(buffers)
+    )
+
+
+def _highway_sizes(buffers: Highway) -> dict[str, int]:
+    L, T, B, H = buffers.s.shape
+    return dict(
+        T=T,
+        B=B,
+        H=H,
+        L=L,
+        D=0 if buffers.du is None else buffers.du.shape[1],
+        Z=0 if buffers.dz is None else buffers.dz.shape[1],
+        ld_y=L * H if buffers.trace else H,
+        threads=torch.get_num_threads() if buffers.sums is None else len(buffers.sums),
+    )
+
+
+def energy(buffers: Energy, direction: str) -> Callable[[int], None]:
+    """The function that does all of ``buffers``; its argument means nothing."""
+    (N, R, A), S = buffers.q.shape, buffers.k.shape[1]
+    threads = torch.get_num_threads() if buffers.dv is None else len(buffers.dv)
+    sizes = dict(B=N, R=R, S=S, A=A, H=R * S * A, threads=threads)
+    return _bind(f"energy_{direction}_{DTYPES[buffers.q.dtype]}", EnergyStruct, buffers, sizes)
+
+
+class PackedPanels:
+    """A float32 matrix [K, N], or a stack [L, K, N], for many products; it may be a transpose.
+
+    It is packed into panels where that is of use, and must not change.
+    """
+
+    def __init__(self, w: Tensor):
+        self.w = w
+        self.panels = None
+        if not library().stays(*w.stride()[-2:]):
+            self.panels = pack([w] if w.dim() == 2 else w.unbind(0), "forward")
+
+    def product(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
+        """Writes ``add + x @ w`` to ``out``; as ``matmul``."""
+        matmul(x, self.w, out, add, self.panels)
+
+
+def matmul(
+    x: Tensor, w: Tensor, out: Tensor, add: Tensor | None = None, panels: Tensor | None = None
+) -> None:
+    """Writes ``add + x @ w`` to ``out``, all float32 on the CPU; a row may lie apart from the next.
+
+    Args:
+        x: [M, K]. w: [K, N]. Either may be a transpose. Or stacks of L of them.
+        out: [M, N], nowhere where x or w are; of stacks [L, M, N].
+        add: [N] or as ``out``, which it may be; None for nothing.
+        panels: w as ``pack`` makes it, which is then read in its place.
+
+    Raises:
+        ValueError: shapes, types or strides do not fit.
+    """
+    *stack, M, K = x.shape
+    N = w.shape[-1]
+    fits = (*stack, K, N) == w.shape and out.shape == (*stack, M, N)
+    fits = fits and (add is None or add.shape == out.shape or add.shape == (N,))
+    for rows in (out,) if add is None else (out, add):
+        fits = fits and rows.dtype == torch.float32 and rows.stride(-1) == 1
+    if not fits:
+        raise ValueError(f"{tuple(x.shape)} by {tuple(w.shape)} cannot be written to {tuple(out.shape)}")
+    threads = torch.get_num_threads() if math.prod(stack) * M * K * N >= SHARED else 1
+    ld_x, next_x = x.stride()[-2:]
+    arguments = MatmulStruct(1, M, K, N, ld_x=ld_x, next_x=next_x, ld_y=out.stride(-2), threads=threads)
+    arguments.x, arguments.y = x.data_ptr(), out.data_ptr()
+    if panels is None:
+        arguments.w, (arguments.ld_w, arguments.next_w) = w.data_ptr(), w.stride()[-2:]
+    else:
+        arguments.panels = panels.data_ptr()
+    if add is not None:
+        arguments.add, arguments.ld_add = add.data_ptr(), add.stride(-2) if add.dim() > 1 else 0
+    if stack:
+        arguments.stack, arguments.stack_x, arguments.stack_y = stack[0], x.stride(0), out.stride(0)
+        arguments.stack_w = w.stride(0)
+        arguments.stack_add = add.stride(0) if add is not None and add.dim() == 3 else 0
+    library().matmul(ctypes.addressof(arguments))
+
+
+def multiply_few_rows(x: Tensor, w: Tensor, out: Tensor, add: Tensor | None = None) -> None:
+    """``matmul`` for as many rows as ``FEW_ROWS`` names, as in a step of a beam search.
+
+    The time of such a product is that of reading the matrix once. Nothing is packed.
+
+    Args:
+        x: [M, K], contiguous. w: [K, N], stored by rows or by columns. out: [M, N], contiguous.
+        add: [N] or [M, N], contiguous; None for nothing.
+    """
+    (M, K), N, by_rows = x.shape, w.shape[1], w.stride(1) == 1
+    arguments = ProductStruct(
+        M, K, N, w.stride(0) if by_rows else w.stride(1), threads=torch.get_num_threads()
+    )
+    arguments.x, arguments.w, arguments.y = x.data_ptr(), w.data_ptr(), out.data_ptr()
+    if add is not None:
+        arguments.add, arguments.ld_add = add.data_ptr(), 0 if add.dim() == 1 else N
+    call = library().product if by_rows else library().product_transposed
+    call(ctypes.addressof(arguments))
+
+
+def lstm_gates(a: Tensor, c: Tensor, forget_bias: float) -> tuple[Tensor, Tensor]:
+    """The new h and c [B, H] of an LSTM from the sums of its gates i, f, g, o, [B, 4 H], all float32."""
+    c = c.contiguous()
+    h, after = torch.empty_like(c), torch.empty_like(c)
+    library().lstm_gates(*c.shape, forget_bias, a.data_ptr(), c.data_ptr(), after.data_ptr(), h.data_ptr())
+    return h, after
+
+
+def _bind(function: str, structure: type, buffers, sizes: dict) -> Callable[[int], None]:
+    """A call of ``function`` with the addresses of ``buffers``, which it keeps alive."""
+    arguments = _arguments(structure, buffers, sizes)
+    bound = functools.partial(getattr(library(), function), ctypes.addressof(arguments))
+    # An address keeps nothing alive; what it points into has to live as long as the call.
+    bound.holds = (arguments, buffers)
+    return bound
+
+
+def _arguments(structure: type, buffers, sizes: dict):
+    """A C++ structure of ``sizes`` and of the numbers and addresses of ``buffers``."""
+    values = vars(buffers)
+    arguments = structure(**sizes)
+    for name, kind in structure._fields_:
+        if name in sizes:
+            continue
+        value = values[name]
+        if kind is ctypes.c_void_p and value is not None:
+            # Contiguous tensors, which nearly all are, are spared a call of ``_address``.
+            plain = value.is_contiguous() and not value.is_cuda
+            value = value.data_ptr() if plain else _address(name, value)
+        setattr(arguments, name, value)
+    return arguments
+
+
+def _address(name: str, tensor: Tensor) -> int:
+    """Where a tensor's elements lie; an LSTM's rows of u and du may lie apart, all else is contiguous.
+
+    Raises:
+        ValueError: the elements lie otherwise, or not in the host's memory.
+    """
+    if name in ("u", "du") and tensor.dim() == 3:
+        T, B, ld = tensor.shape[0], tensor.shape[1], tensor.stride(1)
+        regular = tensor.stride(2) == 1 and (T == 1 or tensor.stride(0) == B * ld)
+    else:
+        regular = tensor.is_contiguous()
+    if not regular or tensor.device.type != "cpu":
+        raise ValueError(f"{name} of strides {tensor.stride()} on {tensor.device} cannot be given to C++")
+    return tensor.data_ptr()

@@ -1,0 +1,223 @@
+// Whole matrix products of floats, shared between threads; and matrices laid out in panels for many of them.
+
+#include <memory>
+#include <new>
+
+#include "matmul.h"
+#include "rows.h"
+
+namespace rhhn {
+
+// Mirrored, field by field, by ops/native/build.py. One product, or a stack of them.
+struct Matmul {
+    int64_t stack, M, K, N;
+    int64_t stack_x, stack_w, stack_add, stack_y;  // elements between matrices of a stack
+    int64_t ld_x, next_x;  // elements between rows of x, and between the numbers of a row
+    int64_t ld_w, next_w;
+    int64_t ld_add, ld_y;  // ld_add is 0 where all rows get the same
+    int64_t threads;
+    const float* x;       // [M, K]
+    const float* w;       // [K, N]; null where panels has it
+    const float* panels;  // [ceil(N / PANEL), K, PANEL]
+    const float* add;     // [M or 1, N]; null for zero
+    float* y;             // [M, N] = add + x w
+
+    // A product of the stack.
+    Matmul one(int64_t i) const {
+        Matmul p = *this;
+        p.x += i * stack_x;
+        p.y += i * stack_y;
+        if (w) p.w += i * stack_w;
+        if (panels) p.panels += i * panels_of(N) * K * PANEL;
+        if (add) p.add += i * stack_add;
+        return p;
+    }
+};
+
+// Numbers of a row that are multiplied before the next ones: a panel of so many lines stays in a core's cache.
+constexpr int64_t DEPTH = 1536;
+// Tiles that are multiplied with a panel before the next ones.
+constexpr int64_t HEIGHT = 64;
+// Panels that are laid out at a time.
+constexpr int64_t BREADTH = 24;
+
+// Numbers that begin where a cache line does, so that no vector of a panel lies in two.
+class Scratch {
+   public:
+    float* of(int64_t size) {
+        if (size > held) {
+            held = size;
+            numbers.reset(static_cast<float*>(::operator new(size * sizeof(float), LINE)));
+        }
+        return numbers.get();
+    }
+
+   private:
+    static constexpr std::align_val_t LINE{64};
+    struct Free {
+        void operator()(float* numbers) const { ::operator delete(numbers, LINE); }
+    };
+    std::unique_ptr<float, Free> numbers;
+    int64_t held = 0;
+};
+
+// Splits a number of things into parts of at most so many, as equal as can be.
+template <typename Work>
+void in_parts(int64_t first, int64_t last, int64_t most, Work work) {
+    const int64_t size = last - first, parts = (size + most - 1) / most;
+    for (int64_t i = 0; i < parts; ++i) work(first + size * i / parts, first + size * (i + 1) / parts);
+}
+
+// Whether products read a matrix as well where it is as laid out: its rows are stored as such, and do not lie so
+// that panels push their own lines out of the cache.
+inline bool stays(int64_t ld, int64_t next) { return next == 1 && ld % 256 != 0; }
+
+// Rows of x that are stored by columns, laid out tile by tile from the first to the last.
+inline void lay_tiles(Rows<const float> x, int64_t rows, int64_t first, int64_t last, int64_t K, float* to) {
+    // A few numbers of all rows at a time: those of two tiles share cache lines.
+    constexpr int64_t NUMBERS = 16;
+    const int64_t begin = tile_start(rows, first);
+    for (int64_t k = 0; k < K; k += NUMBERS)
+        in_tiles(rows, first, last, [&](int64_t start, int64_t count) {
+            const float* from = x.data + start * x.ld + k * x.next;
+            float* tile = to + (start - begin) * K + k * count;
+            for (int64_t i = std::min(NUMBERS, K - k); i > 0; --i, from += x.next, tile += count) {
+                __builtin_prefetch(from + AHEAD * x.next);
+                if (x.ld == 1 && count == TILE)
+                    std::copy(from, from + TILE, tile);
+                else
+                    for (int64_t m = 0; m < count; ++m) tile[m] = from[m * x.ld];
+            }
+        });
+}
+
+// A thread's share of some rows of y: counted in tiles, panel by panel, those from the first to the last. So
+// threads have as much to do as each other however many panels there are.
+class Share {
+   public:
+    Share(const Matmul& p, int64_t m, int64_t rows, int64_t thread, int64_t count)
+        : p(p), m(m), rows(rows), first_tile(all_tiles() * thread / count),
+          last_tile(all_tiles() * (thread + 1) / count) {}
+
+    void run() {
+        const int64_t tiles = tiles_of(rows), end = (last_tile + tiles - 1) / tiles;
+        in_parts(0, p.K, DEPTH, [&](int64_t k_first, int64_t k_last) {
+            in_parts(first_tile / tiles, end, BREADTH, [&](int64_t first, int64_t last) {
+                lay(k_first, k_last - k_first, first, last);
+                in_parts(0, tiles, HEIGHT, [&](int64_t tile, int64_t tile_last) {
+                    block(tile, tile_last, k_first, k_last - k_first, first, last);
+                });
+            });
+        });
+    }
+
+   private:
+    // Whether a panel is read where it is in w: nothing but whole vectors may be.
+    bool in_place(int64_t i) const {
+        return stays(p.ld_w, p.next_w) && std::min(PANEL, p.N - i * PANEL) % WIDTH == 0;
+    }
+
+    void lay(int64_t k, int64_t K, int64_t first, int64_t last) {
+        panels = panel_scratch.of((last - first) * K * PANEL);
+        const Rows<const float> w{p.w, p.ld_w, p.next_w};
+        for (int64_t i = first; i < last; ++i)
+            if (!in_place(i))
+                lay_panel(w.from(k, i * PANEL), K, p.N - i * PANEL, panels + (i - first) * K * PANEL);
+    }
+
+    // Tiles and panels from the first to the last: what K numbers of a row from number k on add.
+    void block(int64_t tile, int64_t tile_last, int64_t k, int64_t K, int64_t first, int64_t last) {
+        const Rows<const float> x = Rows<const float>{p.x, p.ld_x, p.next_x}.from(m, k);
+        const bool by_columns = p.next_x != 1;
+        const int64_t laid_from = tile_start(rows, tile);
+        if (by_columns) {
+            tiles = tile_scratch.of((tile_start(rows, tile_last) - laid_from) * K);
+            lay_tiles(x, rows, tile, tile_last, K, tiles);
+        }
+        const auto tile_at = [&](int64_t start, int64_t count) {
+            return by_columns ? Rows<const float>{tiles + (start - laid_from) * K, 1, count} : x.from(start);
+        };
+        const Rows<float> y{p.y, p.ld_y};
+        const Rows<const float> add = k ? Rows<const float>{p.y, p.ld_y} : Rows<const float>{p.add, p.ld_add};
+        for (int64_t i = first; i < last; ++i) {
+            const int64_t n = i * PANEL, before = i * tiles_of(rows);
+            const int64_t begin = std::max(tile, first_tile - before);
+            const int64_t end = std::min(tile_last, last_tile - before);
+            const auto multiply = [&](Rows<const float> panel, const float* next) {
+                multiply_tiles(tile_at, rows, begin, end, K, panel, next, add.from(m, n), y.from(m, n), p.N - n);
+            };
+            const float *there = p.w + k * p.ld_w + n, *laid = panels + (i - first) * K * PANEL;
+            in_place(i) ? multiply({there, p.ld_w}, there + PANEL) : multiply({laid, PANEL}, laid + K * PANEL);
+        }
+    }
+
+    int64_t all_tiles() const { return panels_of(p.N) * tiles_of(rows); }
+
+    const Matmul& p;
+    const int64_t m, rows, first_tile, last_tile;
+    float *panels = nullptr, *tiles = nullptr;
+    static thread_local Scratch panel_scratch, tile_scratch;
+};
+
+thread_local Scratch Share::panel_scratch, Share::tile_scratch;
+
+void matmul(const Matmul& p) {
+    if (p.M == 0) return;
+    const int64_t panels = panels_of(p.N);
+    const bool lays_rows = p.next_x != 1, lays_panels = !stays(p.ld_w, p.next_w);
+    in_threads(p.threads, [&](int64_t thread, int64_t count) {
+        // A thread lays out what it reads. So threads share rows where only those are laid out, or panels are few;
+        // else tiles, panel by panel.
+        const bool few = lays_panels ? panels < 4 * count && p.M >= TILE * count : p.M >= 4 * TILE * count;
+        const bool by_rows = (lays_rows || lays_panels) && few;
+        const int64_t m = by_rows ? p.M * thread / count : 0;
+        const int64_t rows = (by_rows ? p.M * (thread + 1) / count : p.M) - m;
+        for (int64_t i = 0; i < p.stack; ++i) {
+            const Matmul one = p.one(i);
+            by_rows ? Share(one, m, rows, 0, 1).run() : Share(one, m, rows, thread, count).run();
+        }
+    });
+}
+
+// The same with panels that are there. Threads share them in pieces of some rows each.
+void matmul_panels(const Matmul& p) {
+    const int64_t panels = panels_of(p.N), pieces = std::max<int64_t>(1, p.M / (4 * TILE));
+    in_threads(p.threads, [&](int64_t thread, int64_t count) {
+        const int64_t each = panels * pieces, all = p.stack * each;
+        for (int64_t i = all * thread / count; i < all * (thread + 1) / count; ++i) {
+            const Matmul one = p.one(i / each);
+            const Rows<const float> x{one.x, p.ld_x, p.next_x}, add{one.add, p.ld_add};
+            const Rows<float> y{one.y, p.ld_y};
+            const int64_t n = i % each / pieces * PANEL, m = p.M * (i % pieces) / pieces;
+            const int64_t rows = p.M * (i % pieces + 1) / pieces - m;
+            const float* panel = one.panels + n * p.K;
+            in_parts(0, p.K, DEPTH, [&](int64_t k, int64_t k_last) {
+                const Rows<const float> first = k ? Rows<const float>{p.y, p.ld_y} : add;
+                multiply_panel(x.from(m, k), rows, k_last - k, panel + k * PANEL, first.from(m, n), y.from(m, n),
+                               p.N - n);
+            });
+        }
+    });
+}
+
+void lay_panels(const Matmul& p, float* to) {
+    const int64_t panels = panels_of(p.N);
+    const Rows<const float> w{p.w, p.ld_w, p.next_w};
+    in_threads(p.threads, [&](int64_t thread, int64_t count) {
+        for (int64_t i = panels * thread / count; i < panels * (thread + 1) / count; ++i)
+            lay_panel(w.from(0, i * PANEL), p.K, p.N - i * PANEL, to + i * PANEL * p.K);
+    });
+}
+
+}  // namespace rhhn
+
+extern "C" void matmul(const rhhn::Matmul* p) {
+    if (p->panels)
+        rhhn::matmul_panels(*p);
+    else
+        rhhn::matmul(*p);
+}
+extern "C" void lay_panels(const rhhn::Matmul* p, float* to) { rhhn::lay_panels(*p, to); }
+extern "C" int stays(int64_t ld, int64_t next) { return rhhn::stays(ld, next); }
+extern "C" int64_t panel_columns() { return rhhn::PANEL; }
+extern "C" int64_t size_of_matmul() { return sizeof(rhhn::Matmul); }

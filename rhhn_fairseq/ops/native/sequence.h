@@ -1,0 +1,73 @@
+// Many steps of a network in one call: its products with the recurrent matrices and the point-wise work
+// between them.
+//
+// Sequences of a batch do not meet, so that each thread takes its share of them from the first step to the
+// last and never waits for another. It reads every matrix, which has to be near or meet many rows.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "matmul.h"
+#include "rows.h"
+
+namespace rhhn {
+
+// Mirrored, field by field, by ops/native/build.py.
+struct Recurrence {
+    const float* weights;  // for each layer a matrix [K, N] in panels [ceil(N / PANEL), K, PANEL], zeros past N
+    const float* gal;      // [B, H] or null: what the state is multiplied by before the product
+    const float* share;    // [T] or null: what the gradient through layer 0's product is multiplied by
+    int64_t start, stop;   // the time steps that are run: from start to before stop
+};
+
+// Runs the steps for one thread's rows. A Step has read, sums, start, gradient and arriving, which say where
+// what its product takes and gives lies, from a row on.
+template <typename Step, typename Sequence>
+void forward_rows(const Sequence& p, const Recurrence& r, int64_t first, int64_t last, float* scratch) {
+    const int64_t H = p.H, G = Step::sums_of(p), rows = last - first;
+    const int64_t size = (G + PANEL - 1) / PANEL * PANEL * H;
+    std::vector<float> dropped(r.gal ? rows * H : 0);
+    for (int64_t n = r.start * Step::layers(p); n < r.stop * Step::layers(p); ++n) {
+        const Step step(p, n);
+        Rows<const float> x{step.read(first), H};
+        if (r.gal) {
+            for (int64_t i = 0; i < rows * H; ++i) dropped[i] = x.data[i] * r.gal[first * H + i];
+            x.data = dropped.data();
+        }
+        multiply(x, rows, H, r.weights + step.layer() * size, step.start(first), step.sums_at(first), G);
+        step.forward(first, last, scratch);
+    }
+}
+
+template <typename Step, typename Sequence>
+void backward_rows(const Sequence& p, const Recurrence& r, int64_t first, int64_t last, float* scratch,
+                   int64_t slot) {
+    const int64_t H = p.H, G = Step::sums_of(p), rows = last - first;
+    const int64_t size = (H + PANEL - 1) / PANEL * PANEL * G;
+    for (int64_t n = r.stop * Step::layers(p) - 1; n >= r.start * Step::layers(p); --n) {
+        const Step step(p, n);
+        step.backward(first, last, scratch, slot);
+        const Rows<const float> du = step.gradient(first);
+        float* dh = step.arriving_at(first);
+        multiply(du, rows, G, r.weights + step.layer() * size, {nullptr, 0}, {dh, H}, H);
+        if (r.gal)
+            for (int64_t i = 0; i < rows * H; ++i) dh[i] *= r.gal[first * H + i];
+        if (r.share && step.layer() == 0)
+            for (int64_t i = 0; i < rows * H; ++i) dh[i] *= r.share[step.time()];
+    }
+}
+
+template <typename Step, bool BACKWARD, typename Sequence>
+void whole_sequence(const Sequence& p, const Recurrence& r) {
+    share_rows(p.B, p.threads, [&](int64_t first, int64_t last, int64_t thread) {
+        std::vector<float> scratch(Step::scratch_size(p));
+        if constexpr (BACKWARD)
+            backward_rows<Step>(p, r, first, last, scratch.data(), thread);
+        else
+            forward_rows<Step>(p, r, first, last, scratch.data());
+    });
+}
+
+}  // namespace rhhn

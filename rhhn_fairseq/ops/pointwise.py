@@ -1,0 +1,65 @@
+"""The point-wise part of time steps by backend: single steps, and many steps in one call where a backend has
+that."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.ops import aten, native, triton
+from rhhn_fairseq.ops.backends import Plan
+from rhhn_fairseq.ops.buffers import Gated, Highway
+
+IMPLEMENTATIONS = {"native": native, "aten": aten, "triton": triton}
+
+
+def gated(plan: Plan, buffers: Gated, direction: str) -> Callable[[int], None]:
+    """The function that runs one step of ``buffers``, forward or backward."""
+    return IMPLEMENTATIONS[plan.backend].gated(buffers, direction)
+
+
+def highway(plan: Plan, buffers: Highway, direction: str) -> Callable[[int], None]:
+    """The function that runs one layer of a time step, number ``t L + l``, forward or backward."""
+    return IMPLEMENTATIONS[plan.backend].highway(buffers, direction)
+
+
+def lstm_sequence(
+    plan: Plan, buffers: Gated, direction: str, weight: Tensor, gal: Tensor | None, share: Tensor | None
+) -> bool:
+    """Whether all steps of an LSTM ran in one call; see ``native.lstm_sequence``."""
+    if plan.backend == "triton":
+        return triton.run_lstm(buffers, direction, weight, gal, share)
+    T, B, _ = buffers.c.shape
+    if not plan.fits_one_call(T, B, weight.numel(), buffers.u.dtype):
+        return False
+    native.lstm_sequence(buffers, direction, weight, gal, share)
+    return True
+
+
+def highway_steps(
+    plan: Plan,
+    buffers: Highway,
+    direction: str,
+    weights: Sequence[Tensor],
+    gal: Tensor | None,
+    share: Tensor | None,
+) -> Callable[[int, int], None] | None:
+    """The function that runs some time steps of a highway in one call, if there is one; see
+    ``native.highway_steps``."""
+    if plan.backend == "triton":
+        return triton.highway_steps(buffers, direction, weights, gal, share)
+    _, T, B, _ = buffers.s.shape
+    if not plan.fits_one_call(T, B, sum(weight.numel() for weight in weights), buffers.u.dtype):
+        return None
+    return native.highway_steps(buffers, direction, weights, gal, share)
+
+
+def gradient_sums(plan: Plan, shape: Sequence[int], like: Tensor) -> Tensor:
+    """Zeros [slots, *shape] for a parameter's gradient, a slot for each thread or program that adds to it.
+
+    Args:
+        shape: the parameter's.
+        like: a state, [B, H].
+    """
+    slots = {"native": torch.get_num_threads(), "aten": 1}.get(plan.backend) or triton.slots(shape, like)
+    return like.new_zeros(slots, *shape)

@@ -1,0 +1,111 @@
+"""What operations over a whole sequence share: products around the loop over time, and noise in their form.
+
+Shapes: T time, B batch, H hidden, G columns of a weight.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops.gemm import mm
+from rhhn_fairseq.ops.loop import Noise
+
+BLOCK_ROWS = 1536
+"""Rows of a product over steps from which more make it no faster."""
+
+
+def previous_states(first: Tensor, rest_TBH: Tensor) -> list[Tensor]:
+    """The state that each step reads: the initial one, then the state after each step but the last; views."""
+    return [first, *rest_TBH[:-1].unbind(0)]
+
+
+def operand_blocks(
+    first: Tensor, rest_TBH: Tensor, gal_BH: Tensor | None, steps: slice = slice(None)
+) -> list[Tensor]:
+    """The states as a matrix read them at some steps, in blocks [K, B, H] of those that lie together."""
+    start, stop, _ = steps.indices(len(rest_TBH))
+    blocks = [rest_TBH[start - 1 : stop - 1]] if start else [first.unsqueeze(0), rest_TBH[: stop - 1]]
+    return blocks if gal_BH is None else [block * gal_BH for block in blocks]
+
+
+def block_steps(T: int, B: int, operands: torch.dtype, states: torch.dtype) -> int:
+    """For how many steps at a time a backward pass keeps gradients that only make those of weights.
+
+    These are then added up in the operands' type, which has to be that of the states.
+    """
+    blocks = T * B // BLOCK_ROWS if operands == states else 1
+    return -(-T // max(1, blocks))
+
+
+def weight_gradient(
+    blocks: list[Tensor], du_TBG: Tensor, gemm: str, out: Tensor | None = None, add: bool = False
+) -> Tensor:
+    """The gradient [H, G] of a weight from what it read (``operand_blocks``) and the gradients of the
+    products.
+
+    Args:
+        gemm: who multiplies.
+        out: where it is written, or with ``add`` added; None for a new tensor.
+    """
+    gradients = du_TBG.split([len(block) for block in blocks])
+    for block, du in zip(blocks, gradients, strict=True):
+        if len(block):
+            rows = block.flatten(0, 1).t()
+            out = mm(rows, du.flatten(0, 1), out, out if add else None, gemm)
+            add = True
+    return out
+
+
+def expand_noise(noise: Noise | None, name: str, *shape: int) -> Tensor | None:
+    """One entry of a pass's noise in exactly this shape; None where there is none.
+
+    Raises:
+        UsageError: it has another shape, in which not only a leading or second size is 1.
+    """
+    draw = None if noise is None else noise.get(name)
+    if draw is None or tuple(draw.shape) == shape:
+        return draw if draw is None or draw.is_contiguous() else draw.contiguous()
+    fits = len(draw.shape) == len(shape) and draw.shape[-1] == shape[-1]
+    if not fits or any(given not in (1, size) for given, size in zip(draw.shape, shape, strict=True)):
+        raise UsageError(
+            f"noise {name!r} has shape {tuple(draw.shape)}, this operation reads {shape} "
+            "(RHHN_KERNEL=reference reads whatever a step can use)"
+        )
+    return draw.expand(shape).contiguous()
+
+
+def gradient_share(noise: Noise | None, name: str, T: int, dtype: torch.dtype) -> Tensor | None:
+    """What each step multiplies a gradient by, [T], from the coins of h-detach or c-detach."""
+    coin = expand_noise(noise, name, T, 1, 1)
+    return None if coin is None else 1.0 - coin.flatten().to(dtype)
+
+
+def gal_mask(noise: Noise | None, rate: float, B: int, H: int, dtype: torch.dtype) -> Tensor | None:
+    """Gal dropout's mask of a sequence, scaled, [B, H]."""
+    mask = expand_noise(noise, "gal", 1, B, H)
+    return None if mask is None else mask[0].to(dtype) * (1.0 / (1.0 - rate))
+
+
+def through_recurrence(dh: Tensor, gal_BH: Tensor | None, share_T: Tensor | None, t: int) -> None:
+    """Turns, in place, the gradient of what a matrix read at step t into that of the state."""
+    if gal_BH is not None:
+        dh.mul_(gal_BH)
+    if share_T is not None:
+        dh.mul_(share_T[t])
+
+
+def or_zeros(gradient: Tensor | None, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A gradient that may be missing, as a fresh tensor."""
+    if gradient is None:
+        return torch.zeros_like(like, dtype=dtype)
+    return gradient.to(dtype or gradient.dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def no_gradients(tensors: Sequence[Tensor | None]) -> list[None] | None:
+    """What a backward function returns for a list of tensors without gradients.
+
+    torch counts a list with a missing tensor as one argument.
+    """
+    return None if any(tensor is None for tensor in tensors) else [None] * len(tensors)

@@ -1,0 +1,63 @@
+"""Plain LSTM and GRU as torch has them: cuDNN's on a GPU, oneDNN's LSTM on a CPU.
+
+The weights stay the cell's. torch.nn adds a second bias, which is made for the call: it holds the LSTM's
+constant forget bias, or the GRU's bias inside the reset gate.
+
+Shapes: T time, B batch, C input, H hidden, G gates times H; gates i, f, g, o or r, z, n as in the cells.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+State = tuple[Tensor, ...]
+
+
+class Weights(NamedTuple):
+    """A layer's weights in torch.nn's order: [G, C], [G, H], [G] and [G]; the second bias None if it is
+    zero."""
+
+    weight_x: Tensor
+    weight_h: Tensor
+    bias: Tensor
+    second: Tensor | None
+
+
+def run(kind: str, x_TBC: Tensor, state: State, weights: Weights, training: bool) -> tuple[Tensor, State]:
+    """An LSTM or a GRU over a sequence.
+
+    Args:
+        kind: ``lstm`` or ``gru``.
+        state: (h, c) or (h,), tensors [B, H].
+        training: whether cuDNN has to keep what its backward pass needs.
+
+    Returns:
+        the outputs [T, B, H] and the last state, in the types of the first.
+    """
+    dtype = x_TBC.dtype
+    states = [tensor.to(dtype).unsqueeze(0).contiguous() for tensor in state]
+    second = torch.zeros_like(weights.bias) if weights.second is None else weights.second
+    flat = [tensor.to(dtype).contiguous() for tensor in (*weights[:3], second)]
+    keeps = training or torch.is_grad_enabled()
+    if kind == "lstm":
+        y_TBH, *after = torch.lstm(x_TBC, states, flat, True, 1, 0.0, keeps, False, False)
+    else:
+        y_TBH, *after = torch.gru(x_TBC, states[0], flat, True, 1, 0.0, keeps, False, False)
+    return y_TBH, tuple(new.squeeze(0).to(old.dtype) for new, old in zip(after, state, strict=True))
+
+
+def step(kind: str, x_1BC: Tensor, state: State, weights: Weights) -> tuple[Tensor, State]:
+    """The same for one step by torch's cells, which read the weights where they lie; without a gradient."""
+    dtype = x_1BC.dtype
+    second = weights.second
+    if second is None and x_1BC.is_cuda:
+        # There torch's cells take both biases or none.
+        second = torch.zeros_like(weights.bias)
+    flat = [None if tensor is None else tensor.to(dtype) for tensor in (*weights[:3], second)]
+    before = tuple(tensor.to(dtype) for tensor in state)
+    if kind == "lstm":
+        after = torch.lstm_cell(x_1BC[0], before, *flat)
+    else:
+        after = (torch.gru_cell(x_1BC[0], *before, *flat),)
+    return after[0].unsqueeze(0), tuple(new.to(old.dtype) for new, old in zip(after, state, strict=True))

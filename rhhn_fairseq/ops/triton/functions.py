@@ -1,0 +1,130 @@
+"""Device functions that the Triton kernels share: tiles, point-wise functions, normalisation, sums.
+
+A program works on a tile of whole rows, [ROWS, COLS], of which COLS >= H is a power of two; ``inside`` says
+which elements exist and ``live`` which of them are at real positions. Everything is computed in the state
+type S. Numbers of a pass are compile-time constants, because Triton rounds any other Python float to float32.
+"""
+
+import triton
+import triton.language as tl
+
+from rhhn_fairseq.ops.triton.interpreter import mend
+
+mend()
+
+
+@triton.jit
+def tile(B, H: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Row [ROWS, 1] and column [1, COLS] of each element of the program's tile, and which exist."""
+    # Offsets into a whole sequence can be larger than 32 bits.
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = tl.arange(0, COLS)[None, :]
+    return row, column, (row < B) & (column < H)
+
+
+@triton.jit
+def real(inside, mask, at, exists):
+    """The elements at real positions: the mask [T, B] at ``at``, for those rows that exist."""
+    live = inside
+    if mask is not None:
+        live = inside & (tl.load(mask + at, mask=exists, other=0) != 0)
+    return live
+
+
+@triton.jit
+def get(pointer, place, where, S: tl.constexpr):
+    """Elements in the state type, zero where there are none."""
+    return tl.load(pointer + place, mask=where, other=0.0).to(S)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)); NaN stays NaN."""
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def tanh(x):
+    """Near zero Cephes' approximations for either type, elsewhere from exp(2 |x|); NaN stays NaN.
+
+    Made of operations that the interpreter has; libdevice's tanh exists on a GPU only.
+    """
+    size = tl.abs(x)
+    square = x * x
+    if x.dtype == tl.float64:
+        above = (-9.64399179425052238628e-1 * square - 9.92877231001918586564e1) * square
+        below = ((square + 1.12811678491632931402e2) * square + 2.23548839060100448583e3) * square
+        p = (above - 1.61468768441708447952e3) / (below + 4.84406305325125486048e3)
+    else:
+        p = -5.70498872745e-3 * square + 2.06390887954e-2
+        p = p * square - 5.37397155531e-2
+        p = p * square + 1.33314422036e-1
+        p = p * square - 3.33332819422e-1
+    near = x + x * square * p
+    far = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
+    return tl.where(size < 0.625, near, tl.where(x < 0.0, -far, far))
+
+
+@triton.jit
+def dropped(x, gal, own, inside, TYPE: tl.constexpr):
+    """What a matrix sees of the state: an operand, after Gal dropout; and the same of its gradient."""
+    S: tl.constexpr = x.dtype
+    x = x.to(TYPE)
+    if gal is not None:
+        x = (x.to(S) * get(gal, own, inside, S)).to(TYPE)
+    return x
+
+
+@triton.jit
+def kept(x, keep, place, live, SCALE: tl.constexpr):
+    """Dropout by a mask; x itself without one."""
+    if keep is not None:
+        x = tl.where(tl.load(keep + place, mask=live, other=0) != 0, x * SCALE, 0.0)
+    return x
+
+
+@triton.jit
+def zoned(old, new, zone, place, live, RATE: tl.constexpr):
+    """Zoneout by a mask, or in expectation."""
+    if zone is not None:
+        new = tl.where(tl.load(zone + place, mask=live, other=0) != 0, old, new)
+    else:
+        if RATE != 0.0:
+            new = new + RATE * (old - new)
+    return new
+
+
+@triton.jit
+def staying(zone, place, live, RATE: tl.constexpr, S: tl.constexpr):
+    """How much of the old value zoneout keeps: its mask, or the expectation."""
+    if zone is not None:
+        share = tl.load(zone + place, mask=live, other=0).to(S)
+    else:
+        share = tl.full([1, 1], RATE, S)
+    return share
+
+
+@triton.jit
+def normalise(x, inside, H: tl.constexpr, EPSILON: tl.constexpr):
+    """Mean zero and variance one in every row; the result and one over the deviation [ROWS, 1]."""
+    mean = tl.sum(tl.where(inside, x, 0.0), axis=1)[:, None] / H
+    centred = tl.where(inside, x - mean, 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1)[:, None] / H + EPSILON)
+    return centred * rstd, rstd
+
+
+@triton.jit
+def normalise_backward(grad, normal, rstd, inside, H: tl.constexpr):
+    """The gradient of x from that of ``normalise(x)``, which is zero outside."""
+    mean = tl.sum(grad, axis=1)[:, None] / H
+    product = tl.sum(grad * normal, axis=1)[:, None] / H
+    return tl.where(inside, rstd * (grad - mean - normal * product), 0.0)
+
+
+@triton.jit
+def add_up(slot, x, H: tl.constexpr, COLS: tl.constexpr):
+    """Adds the tile's rows to H sums of the program's own slot, so that the order of adding is fixed."""
+    column = tl.arange(0, COLS)
+    place = slot + column
+    sums = tl.load(place, mask=column < H, other=0.0)
+    tl.store(place, sums + tl.sum(x, axis=0), mask=column < H)

@@ -1,0 +1,280 @@
+"""Calls of the Triton kernels: from the buffers of a sequence to the arguments of a step.
+
+Nothing here is read from the device, and everything a step needs is allocated beforehand or by torch's
+allocator, so that the loop over a sequence can be captured in a CUDA graph.
+"""
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.ops.buffers import Gated, Highway
+from rhhn_fairseq.ops.triton import gated_step, highway_step, hyper_step
+from rhhn_fairseq.ops.triton.products import ROWS, arguments, multiplies
+from rhhn_fairseq.ops.triton.tiles import Tile
+
+
+class GatedStep:
+    """One step of ``buffers.Gated``; see there for the names.
+
+    The scaling vectors d and the gradients that belong to them come from torch.bmm, for a step at a time.
+    """
+
+    def __init__(self, p: Gated, direction: str):
+        self.p = p
+        B, H = p.c0.shape
+        tile = Tile.of(B, H)
+        self.d, self.dd = None, None
+        # The embeddings by kind, [T, 12, B, Z].
+        self.z = None if p.z is None else p.z.unflatten(-1, (12, -1)).transpose(1, 2)
+        if p.z is not None and direction == "backward":
+            # All are there: one call makes the state type of them.
+            self.z = self.z.to(p.c0.dtype)
+        if p.weight_d is not None:
+            self.d = p.c0.new_empty(12, B, H)
+            self.dd = torch.empty_like(self.d) if direction == "backward" else None
+        self.guard = on_device(p.u.device)
+        self.tensors = buffers_of(p, "u gx bias gate_gain gate_shift c_gain c_shift mask keep zone_h zone_c")
+        self.numbers = dict(
+            B=B,
+            H=H,
+            LD_U=_row_stride("u", p.u),
+            FORGET_BIAS=p.forget_bias,
+            EPSILON=p.epsilon,
+            KEEP_SCALE=p.keep_scale,
+            ZONE_H_RATE=p.zone_h_rate,
+            ZONE_C_RATE=p.zone_c_rate,
+            **tile.arguments,
+        )
+        if direction == "forward":
+            self.kernel = gated_step.forward[(tile.blocks,)]
+            self.tensors |= buffers_of(p, "h c y")
+        else:
+            self.numbers["LD_DU"] = _row_stride("du", p.du)
+            self.kernel = gated_step.backward[(tile.blocks,)]
+            self.tensors |= buffers_of(p, "c_scale dy dh dh_direct dc du dgx sums") | {"dd": self.dd}
+
+    def forward(self, t: int) -> None:
+        p = self.p
+        with self.guard:
+            self._scale(t)
+            self._launch(t, h_before=p.h if t else p.h0)
+
+    def backward(self, t: int) -> None:
+        p = self.p
+        with self.guard:
+            z = self._scale(t)
+            self._launch(t)
+            if z is not None:
+                p.dweight_d[0].baddbmm_(z.transpose(1, 2), self.dd)
+                dz = p.dz[t].unflatten(-1, (12, -1)).transpose(0, 1)
+                dz.copy_(torch.bmm(self.dd, p.weight_d.transpose(1, 2)))
+
+    def _scale(self, t: int) -> Tensor | None:
+        """Makes the scaling vectors of a step; returns its embeddings by kind, [12, B, Z], state type."""
+        if self.z is None:
+            return None
+        z = self.z[t].to(self.d.dtype) if self.p.z_now is None else self.p.z_now
+        torch.bmm(z, self.p.weight_d, out=self.d)
+        return z
+
+    def _launch(self, t: int, **before: Tensor) -> None:
+        p = self.p
+        self.kernel(
+            **self.tensors,
+            **before,
+            **self.numbers,
+            d=self.d,
+            c_before=p.c if t else p.c0,
+            t=t,
+            t_before=max(t - 1, 0),
+            t_keep=t if p.keep is not None and len(p.keep) > 1 else 0,
+        )
+
+
+class HyperStep:
+    """One step of a HyperLSTM's hypernetwork with its products; see ``triton.hypernetwork_forward``.
+
+    Args:
+        p: the hypernetwork's buffers. main: those of the main network, for z.
+        weights: weight_e and weight_z.
+    """
+
+    def __init__(self, p: Gated, main: Gated, direction: str, weights: tuple[Tensor, Tensor], previous: bool):
+        self.p, self.main = p, main
+        B, N = p.c0.shape
+        weight_e, weight_z = (weight.contiguous() for weight in weights)
+        self.grid = (-(-B // ROWS),)
+        self.guard = on_device(p.u.device)
+        self.tensors = buffers_of(p, "gate_gain gate_shift c_gain c_shift mask") | {"a": p.u}
+        self.tensors |= dict(weight_e=weight_e, weight_z=weight_z)
+        self.numbers = dict(
+            B=B,
+            N=N,
+            WIDTH=weight_z.shape[1],
+            PREVIOUS=previous,
+            FORGET_BIAS=p.forget_bias,
+            EPSILON=p.epsilon,
+            **arguments(N, 4, p.u.dtype, p.u.device),
+            BLOCK=hyper_step.BLOCK,
+        )
+        self.kernel = getattr(hyper_step, direction)[self.grid]
+
+    def prepare_forward(self, bias_z: Tensor, g_hyper: Tensor, side: Tensor) -> None:
+        """Adds what only the forward kernel reads and writes."""
+        p, main = self.p, self.main
+        self.tensors |= buffers_of(p, "h c") | buffers_of(main, "z")
+        if p.u.dtype != p.c0.dtype:
+            # The main network multiplies them in the state type, and by kind.
+            main.z_now = p.c0.new_empty(12, len(p.c0), self.numbers["WIDTH"] // 12)
+        self.tensors |= dict(side=side, g_hyper=g_hyper, bias_z=bias_z, z_now=main.z_now)
+        self.numbers["LD_SIDE"] = _row_stride("the products of h", side)
+
+    def prepare_backward(self) -> None:
+        """Adds what only the backward kernel reads and writes."""
+        p = self.p
+        if len(p.sums) != self.grid[0]:
+            # A slot for each of these programs.
+            p.sums = p.sums.new_zeros(*self.grid, p.sums.shape[1])
+        self.tensors |= buffers_of(p, "dh dh_direct dc du sums") | buffers_of(self.main, "dz")
+        self.numbers["LD_DU"] = _row_stride("du", p.du)
+
+    def forward(self, t: int) -> None:
+        self._launch(t, h_before=self.p.h if t else self.p.h0)
+
+    def backward(self, t: int) -> None:
+        self._launch(t)
+
+    def _launch(self, t: int, **before: Tensor) -> None:
+        with self.guard:
+            self.kernel(
+                **self.tensors,
+                **before,
+                **self.numbers,
+                c_before=self.p.c if t else self.p.c0,
+                t=t,
+                t_before=max(t - 1, 0),
+            )
+
+
+class HighwayStep:
+    """One layer of ``buffers.Highway``; see there for the names."""
+
+    def __init__(self, p: Highway, direction: str):
+        self.p = p
+        self.L, self.T, self.B, H = p.s.shape
+        tile = Tile.of(self.B, H)
+        self.guard = on_device(p.u.device)
+        self.tensors = buffers_of(p, "u z bias bias_z mask keep zone")
+        # What only layer 0 has, and what only layers with an output have.
+        self.of_first = buffers_of(p, "gx bias_x first")
+        self.output = buffers_of(p, "y" if direction == "forward" else "dy")
+        self.numbers = dict(
+            T=self.T,
+            B=self.B,
+            H=H,
+            L=self.L,
+            LD_Y=self.L * H if p.trace else H,
+            KEEP_SCALE=p.keep_scale,
+            ZONE_RATE=p.zone_rate,
+            **tile.arguments,
+        )
+        if direction == "forward":
+            self.kernel = highway_step.forward[(tile.blocks,)]
+            self.tensors |= buffers_of(p, "s o")
+        else:
+            self.kernel = highway_step.backward[(tile.blocks,)]
+            self.numbers["U_STEPS"] = p.du.shape[1]
+            self.numbers["Z_STEPS"] = 1 if p.dz is None else p.dz.shape[1]
+            self.tensors |= buffers_of(p, "ds ds_direct past du dz sums")
+            self.of_first |= buffers_of(p, "dgx")
+
+    def forward(self, n: int) -> None:
+        t, layer = divmod(n, self.L)
+        s_start, start = self._start(t)
+        self._launch(t, layer, s_start=s_start, start=start)
+
+    def backward(self, n: int) -> None:
+        self._launch(*divmod(n, self.L))
+
+    def _start(self, t: int) -> tuple[Tensor, int]:
+        """The tensor that holds the state that a time step starts from, and the first of its rows there."""
+        return (self.p.s, ((self.L - 1) * self.T + t - 1) * self.B) if t else (self.p.s0, 0)
+
+    def _launch(self, t: int, layer: int, **start) -> None:
+        last = layer == self.L - 1
+        s_before, before = (self.p.s, ((layer - 1) * self.T + t) * self.B) if layer else self._start(t)
+        with self.guard:
+            self.kernel(
+                **self.tensors,
+                **(self.of_first if layer == 0 else dict.fromkeys(self.of_first)),
+                **(self.output if last or self.p.trace else dict.fromkeys(self.output)),
+                **start,
+                **self.numbers,
+                s_before=s_before,
+                before=before,
+                t=t,
+                layer=layer,
+                LAST=last,
+            )
+
+
+def buffers_of(p: Gated | Highway, names: str) -> dict[str, Tensor | None]:
+    """Buffers by name, as kernels take them; masks as bytes.
+
+    Raises:
+        ValueError: one is not laid out in rows.
+    """
+    found = {name: getattr(p, name) for name in names.split()}
+    for name, tensor in found.items():
+        if tensor is None:
+            continue
+        # The rows of an LSTM's u and du may lie apart; GatedStep looks at how.
+        if name not in ("u", "du") and not tensor.is_contiguous():
+            raise ValueError(f"{name} of strides {tensor.stride()} cannot be given to a Triton kernel")
+        if tensor.dtype == torch.bool:
+            found[name] = tensor.view(torch.uint8)
+    return found
+
+
+def _row_stride(name: str, tensor: Tensor) -> int:
+    """Elements between the rows of u or du [T, B, G], which are evenly spaced over all steps."""
+    T, B, _ = tensor.shape
+    # A single row may have any stride.
+    ld = tensor.stride(1 if B > 1 else 0)
+    if tensor.stride(2) != 1 or (T > 1 and tensor.stride(0) != B * ld):
+        raise ValueError(f"{name} of strides {tensor.stride()} cannot be given to a Triton kernel")
+    return ld
+
+
+def hypernetwork_forward(
+    p: Gated,
+    main: Gated,
+    weights: tuple[Tensor, Tensor, Tensor],
+    inputs: tuple[Tensor, Tensor],
+    previous: bool,
+) -> Callable[[int], None] | None:
+    """See ``triton.hypernetwork_forward``."""
+    if not multiplies(p.c0.shape[1], p.u.dtype):
+        return None
+    step = HyperStep(p, main, "forward", weights[:2], previous)
+    step.prepare_forward(weights[2], *inputs)
+    return step.forward
+
+
+def hypernetwork_backward(
+    p: Gated, main: Gated, weights: tuple[Tensor, Tensor], previous: bool
+) -> Callable[[int], None] | None:
+    """See ``triton.hypernetwork_backward``."""
+    if not multiplies(p.c0.shape[1], p.u.dtype):
+        return None
+    step = HyperStep(p, main, "backward", weights, previous)
+    step.prepare_backward()
+    return step.backward
+
+
+def on_device(device: torch.device):
+    """Makes a device the current one, on whose current stream kernels are launched."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
