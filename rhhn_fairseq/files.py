@@ -1,6 +1,7 @@
 """Files that a person names: opened without hanging, read within limits, and what is wrong with them said in
 one line."""
 
+import gzip
 import json
 import lzma
 import os
@@ -74,8 +75,12 @@ def read_json(path: str | Path, advice: str = "") -> object:
         FileNotFoundError: there is no such file.
         UsageError: it cannot be read, or is not JSON.
     """
-    if not os.path.lexists(path):
-        raise FileNotFoundError(path)
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
     try:
         return json.loads(read_regular(path, LARGEST_JSON).decode("utf-8"))
     except UsageError:
@@ -95,6 +100,7 @@ def readable(name: str) -> Iterator[None]:
         raise
     except (
         EOFError,
+        gzip.BadGzipFile,
         zlib.error,
         lzma.LZMAError,
         struct.error,

@@ -1,6 +1,7 @@
 """scripts/prepare_chars.py: texts, checks, errors, interruptions, memory."""
 
 import gzip
+import json
 import os
 import re
 import subprocess
@@ -162,6 +163,53 @@ def test_same_request_is_reused_and_another_is_refused(tmp_path, capsys):
     assert names(tmp_path) == ["dest", "test.txt", "train.txt", "valid.txt"]
 
 
+def test_a_change_that_keeps_the_size_is_found(tmp_path, capsys, caplog):
+    options = ["text", *write_splits(tmp_path), "--dest", tmp_path / "dest"]
+    assert run(*options) == 0
+    path = tmp_path / "dest" / "train.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert "train.bin: was changed (SHA-256 " in error_of(capsys, *options)
+    # Earlier versions recorded sizes alone.
+    manifest = manifest_of(tmp_path / "dest")
+    del manifest["sha256"]
+    (tmp_path / "dest" / "manifest.json").write_text(json.dumps(manifest))
+    assert run(*options) == 0
+    assert "has no SHA-256 of 7 files, so only sizes were compared; --force" in caplog.text
+    assert run(*options, "--force") == 0
+    assert path.read_bytes() == content
+    assert len(manifest_of(tmp_path / "dest")["sha256"]) == 7
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"request": {}},
+        {"request": {"corpus": "text", "mode": "text", "options": {}, "inputs": [1, 2, 3]}},
+        {"files": {}},
+        {"files": "all"},
+        {"files": dict.fromkeys(("dict.txt", "train.bin"), "long")},
+        {"sha256": 5},
+        {"sha256": {"dict.txt": None}},
+        {"splits": {"train": 5}},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_was_changed(tmp_path, capsys, change):
+    options = ["text", *write_splits(tmp_path), "--dest", tmp_path / "dest"]
+    assert run(*options) == 0
+    path = tmp_path / "dest" / "manifest.json"
+    path.write_text(json.dumps(manifest_of(tmp_path / "dest") | change))
+    assert re.search("--force|prepare the corpus again", error_of(capsys, *options))
+
+
+def test_a_manifest_nested_too_deeply(tmp_path, capsys):
+    options = ["text", *write_splits(tmp_path), "--dest", tmp_path / "dest"]
+    assert run(*options) == 0
+    (tmp_path / "dest" / "manifest.json").write_text("[" * 200_000 + "]" * 200_000)
+    assert "is not JSON (its brackets are nested too deeply)" in error_of(capsys, *options)
+
+
 def test_damaged_destination_is_found_and_force_mends_it(tmp_path, capsys):
     options = write_splits(tmp_path)
     dest = tmp_path / "dest"
@@ -275,7 +323,7 @@ BAD_FILES = [
 ]
 BAD_ARCHIVES = [
     ("t.gz", lambda p: p.write_bytes(gzip.compress(b"a" * 1000)[:-9]), "cut off or damaged"),
-    ("t.gz", lambda p: p.write_bytes(b"plain"), "cannot be read .Not a gzipped file"),
+    ("t.gz", lambda p: p.write_bytes(b"plain"), "damaged .Not a gzipped file"),
     ("t.gz", lambda p: p.write_bytes(gzip.compress(b"")), "is empty"),
     ("t.zip", lambda p: p.write_bytes(b"PK\3\4 and then nothing"), "cut off or damaged"),
     ("t.zip", lambda p: zip_of(p, a="a", b="b"), "holds 2 files"),

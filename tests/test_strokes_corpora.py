@@ -360,6 +360,9 @@ def test_preparing_again(tmp_path, capsys):
     assert contents(dest) == before
     assert run(*options, "--force", "--min-points", 7) == 0
     assert manifest_of(dest)["splits"]["train"]["lines"] == 21
+    content = (dest / "train.points.npy").read_bytes()
+    (dest / "train.points.npy").write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    assert "train.points.npy: was changed (SHA-256 " in error_of(capsys, *options, "--min-points", 7)
     (dest / "train.points.npy").write_bytes(b"")
     assert "train.points.npy: has 0 bytes" in error_of(capsys, *options, "--min-points", 7)
     assert "has nothing to do" not in error_of(capsys, "stroke3", "--input", path, "--dest", path)

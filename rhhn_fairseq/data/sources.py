@@ -4,7 +4,6 @@ import gzip
 import os
 import tarfile
 import zipfile
-import zlib
 from codecs import utf_8_decode
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ import numpy as np
 
 from rhhn_fairseq.data.vocabulary import text_codes
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import readable
 
 CHUNK = 1 << 20
 TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz")
@@ -92,7 +92,7 @@ def find_in_directory(directory: Path, name: str) -> FileSource:
         path = directory / (name + suffix)
         if os.path.isfile(path):
             return FileSource(path)
-    with _readable(str(directory)):
+    with readable(str(directory)):
         paths = sorted(directory.iterdir())
     found = []
     for path in paths:
@@ -112,7 +112,7 @@ def find_in_directory(directory: Path, name: str) -> FileSource:
 
 
 def _members(path: Path) -> list[str]:
-    with _readable(str(path)):
+    with readable(str(path)):
         if path.name.endswith(".zip"):
             with zipfile.ZipFile(path) as archive:
                 return [entry.filename for entry in archive.infolist() if not entry.is_dir()]
@@ -121,24 +121,8 @@ def _members(path: Path) -> list[str]:
 
 
 @contextmanager
-def _readable(name: str):
-    """Turn what goes wrong while reading a file into one line that names it."""
-    try:
-        yield
-    except (EOFError, zlib.error, tarfile.ReadError, zipfile.BadZipFile) as error:
-        # tarfile lists what each kind of compression says, one a line.
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"{name}: the archive is cut off or damaged ({reason})") from error
-    # zipfile raises this for encrypted members and for methods it was built without.
-    except RuntimeError as error:
-        raise UsageError(f"{name}: cannot be unpacked ({error})") from error
-    except OSError as error:
-        raise UsageError(f"{name}: cannot be read ({error.strerror or error})") from error
-
-
-@contextmanager
 def _opened(path: Path, member: str | None, name: str) -> Iterator[BinaryIO]:
-    with _readable(name), ExitStack() as stack:
+    with readable(name), ExitStack() as stack:
         if path.name.endswith(TAR_SUFFIXES) and member:
             archive = stack.enter_context(tarfile.open(path))
             file = archive.extractfile(member)

@@ -16,9 +16,7 @@ import hashlib
 import re
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree
 
@@ -28,6 +26,7 @@ from tqdm import tqdm
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.points import Line, from_strokes
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import readable
 
 PROTOCOLS = {
     "task1": {"train": ["trainset"], "valid": ["testset_v"], "valid1": ["testset_t"], "test": ["testset_f"]},
@@ -185,7 +184,7 @@ def _files(from_dir: Path) -> Iterator[tuple[str, bytes]]:
     if not from_dir.is_dir():
         kind = "is a file, not a directory" if from_dir.exists() else "no such directory"
         raise UsageError(f"--from-dir {from_dir}: {kind}")
-    with _readable(str(from_dir)):
+    with readable(str(from_dir)):
         paths = sorted(path for path in from_dir.rglob("*") if path.is_file())
     seen: set[str] = set()
 
@@ -196,11 +195,11 @@ def _files(from_dir: Path) -> Iterator[tuple[str, bytes]]:
 
     for path in paths:
         if wanted(path.name):
-            with _readable(str(path)):
+            with readable(str(path)):
                 yield path.as_posix(), path.read_bytes()
     for path in paths:
         if _ARCHIVE.fullmatch(path.name) and not _LEFT_ALONE.search(path.name):
-            with _readable(str(path)):
+            with readable(str(path)):
                 yield from _members(path, wanted)
 
 
@@ -216,17 +215,3 @@ def _members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, b
         for entry in archive:
             if entry.isfile() and wanted(PurePosixPath(entry.name).name):
                 yield f"{path.as_posix()}:{entry.name}", archive.extractfile(entry).read()
-
-
-@contextmanager
-def _readable(name: str):
-    """Turns what goes wrong while files are read into one line that names where."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except (EOFError, zlib.error, tarfile.ReadError, zipfile.BadZipFile) as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"{name}: the archive is cut off or damaged ({reason})") from error
-    except OSError as error:
-        raise UsageError(f"{name}: cannot be read ({error.strerror or error})") from error
