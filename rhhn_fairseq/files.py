@@ -118,3 +118,15 @@ def readable(name: str) -> Iterator[None]:
         raise UsageError(f"{name}: cannot be unpacked ({error})") from error
     except OSError as error:
         raise UsageError(f"{name}: cannot be read ({error.strerror or error})") from error
+
+
+def tar_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The regular files in an open tar archive, in their order.
+
+    Raises:
+        EOFError: the archive ends without the block of zeros that marks the end. tarfile itself takes an
+            archive that is cut off between two files for whole.
+    """
+    yield from (entry for entry in archive if entry.isfile())
+    if archive.fileobj.tell() < archive.offset + tarfile.BLOCKSIZE:
+        raise EOFError("it ends without its end mark")

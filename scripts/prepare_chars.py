@@ -13,6 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from rhhn_fairseq.cli import run
 from rhhn_fairseq.data import corpora
 from rhhn_fairseq.data.download import default_download_dir
 from rhhn_fairseq.data.manifest import SPLITS
@@ -97,25 +98,23 @@ def choose_corpus(arguments):
     return corpora.text_split(arguments.input, arguments.split, arguments.bytes)
 
 
-def main(argv=None) -> int:
-    """Run the program; its exit status: 0, 1 for bad input, 130 when interrupted."""
+def prepare_corpus(argv) -> None:
+    arguments = parse_arguments(argv)
+    dest = arguments.dest or Path("data-bin") / arguments.corpus
+    verify = not getattr(arguments, "no_verify", False)
     try:
-        arguments = parse_arguments(argv)
-        dest = arguments.dest or Path("data-bin") / arguments.corpus
-        verify = not getattr(arguments, "no_verify", False)
         manifest, reused = prepare(choose_corpus(arguments), dest, arguments.force, verify)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print("error: interrupted; nothing was prepared", file=sys.stderr)
-        return 130
+        raise
     print(f"{'already prepared' if reused else 'prepared'}: {dest}")
     print(report(manifest))
-    return 0
+
+
+def main(argv=None) -> int:
+    """Run the program; its exit status: 0, 1 for bad input, 130 when interrupted."""
+    return run(lambda: prepare_corpus(argv))
 
 
 if __name__ == "__main__":
-    # A file name that is not valid Unicode must not end a good run in a traceback.
-    sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(main())

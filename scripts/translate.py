@@ -125,14 +125,7 @@ def opened_output(path):
         with replacing(path) as file:
             yield file.write
         return
-    try:
-        yield write_through
-    except OSError as error:
-        # What could not be written would be tried again when Python ends, and fail with a traceback.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            raise
-        raise UsageError(f"standard output: cannot be written ({error.strerror})") from error
+    yield write_through
 
 
 def write_through(content: bytes) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rhhn_fairseq.data.vocabulary import text_codes
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import readable
+from rhhn_fairseq.files import readable, tar_files
 
 CHUNK = 1 << 20
 TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz")
@@ -117,7 +117,7 @@ def _members(path: Path) -> list[str]:
             with zipfile.ZipFile(path) as archive:
                 return [entry.filename for entry in archive.infolist() if not entry.is_dir()]
         with tarfile.open(path) as archive:
-            return [entry.name for entry in archive if entry.isfile()]
+            return [entry.name for entry in tar_files(archive)]
 
 
 @contextmanager

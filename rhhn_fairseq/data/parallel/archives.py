@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import readable
+from rhhn_fairseq.files import readable, tar_files
 
 _CHUNK = 1 << 20
 _SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
@@ -36,8 +36,8 @@ class ArchiveText:
         """The text in chunks. Raises UsageError if it is not there or cannot be unpacked."""
         # "r|*" reads from front to back, in one pass, and finds out about the packing by itself.
         with readable(self.name), tarfile.open(self.path, "r|*") as archive:
-            for entry in archive:
-                if entry.isfile() and PurePosixPath(entry.name).name == self.member:
+            for entry in tar_files(archive):
+                if PurePosixPath(entry.name).name == self.member:
                     with closing(archive.extractfile(entry)) as file:
                         yield from _unpack(self.member, file)
                     return
@@ -67,4 +67,4 @@ def segments(document: bytes) -> bytes:
 def member_names(path: Path) -> set[str]:
     """The names, without folders, of all files in a tar archive. Raises UsageError if it is damaged."""
     with readable(str(path)), tarfile.open(path) as archive:
-        return {PurePosixPath(entry.name).name for entry in archive if entry.isfile()}
+        return {PurePosixPath(entry.name).name for entry in tar_files(archive)}

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.points import Line, from_strokes
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import read_regular, read_within, readable
+from rhhn_fairseq.files import read_regular, read_within, readable, tar_files
 
 PROTOCOLS = {
     "task1": {"train": ["trainset"], "valid": ["testset_v"], "valid1": ["testset_t"], "test": ["testset_f"]},
@@ -218,7 +218,7 @@ def _members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, b
         return
     # From front to back, because every step backwards would unpack it from its start.
     with tarfile.open(path, "r|*") as archive:
-        for entry in archive:
-            if entry.isfile() and wanted(PurePosixPath(entry.name).name):
+        for entry in tar_files(archive):
+            if wanted(PurePosixPath(entry.name).name):
                 place = f"{path.as_posix()}:{entry.name}"
                 yield place, read_within(archive.extractfile(entry), LARGEST, place)
