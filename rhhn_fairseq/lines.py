@@ -93,6 +93,8 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """
     # A link stays a link: what it leads to is replaced.
     place = Path(os.path.realpath(path))
+    if place.is_symlink():
+        raise UsageError(f"{path}: cannot be written (it is a link that leads to itself)")
     direct = place.exists() and not place.is_file()
     stage = place if direct else place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:

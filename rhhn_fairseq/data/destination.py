@@ -21,6 +21,14 @@ def is_data_file(name: str) -> bool:
     return name in DATA_FILES
 
 
+def resolved(dest: str | Path) -> Path:
+    """The place that ``dest`` names, links followed. Raises UsageError for a link that leads to itself."""
+    place = Path(os.path.realpath(dest))
+    if place.is_symlink():
+        raise UsageError(f"{dest}: is a link that leads to itself; choose another --dest")
+    return place
+
+
 def check_replaceable(dest: Path, force: bool, is_own: Callable[[str], bool] = is_data_file) -> None:
     """Raise UsageError if ``dest`` exists and preparing a corpus must not take its place.
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from rhhn_fairseq.data.checksums import check_files, describe_file
 from rhhn_fairseq.data.corpora import Corpus, Input
-from rhhn_fairseq.data.destination import DATA_FILES, check_replaceable, staged
+from rhhn_fairseq.data.destination import DATA_FILES, check_replaceable, resolved, staged
 from rhhn_fairseq.data.manifest import (
     DICTIONARY_NAME,
     FORMAT,
@@ -43,7 +43,7 @@ def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool 
     Raises UsageError for input that is empty, unreadable, or not the published one; and for a
     ``dest`` that holds something else.
     """
-    dest = Path(dest).resolve()
+    dest = resolved(dest)
     check_replaceable(dest, force)
     inputs = [_inspect(entry, verify) for entry in corpus.inputs]
     request = {

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from rhhn_fairseq.data.checksums import check_files, describe_file
-from rhhn_fairseq.data.destination import check_replaceable, publish
+from rhhn_fairseq.data.destination import check_replaceable, publish, resolved
 from rhhn_fairseq.data.manifest import MANIFEST_NAME, intact, write_manifest
 from rhhn_fairseq.data.parallel.binarising import binarise
 from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig
@@ -49,7 +49,7 @@ def prepare(
     """
     if workers < 1:
         raise UsageError(f"--workers {workers}: must be 1 or more")
-    dest = Path(dest).resolve()
+    dest = resolved(dest)
     check_replaceable(dest, force, is_parallel_file)
     work = dest.with_name(f".{dest.name}.work")
     request = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rhhn_fairseq.data.checksums import check_files, describe_file
-from rhhn_fairseq.data.destination import check_replaceable, staged
+from rhhn_fairseq.data.destination import check_replaceable, resolved, staged
 from rhhn_fairseq.data.manifest import MANIFEST_NAME, intact, write_manifest
 from rhhn_fairseq.data.strokes.cleaning import REASONS, CleaningConfig, clean
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
@@ -47,7 +47,7 @@ def prepare(
         UsageError: input that is unreadable, damaged, or leaves a split without lines; a ``dest`` that holds
             something else.
     """
-    dest = Path(dest).resolve()
+    dest = resolved(dest)
     check_replaceable(dest, force, is_stroke_file)
     # Before the corpus is read, which may take minutes.
     given = None if statistics_of is None else StrokeManifest.load(statistics_of).normalisation
