@@ -25,8 +25,10 @@ def main(argv=None) -> None:
         raise UsageError(f"--metric {args.metric} goes with --best")
 
     from rhhn_fairseq import averaging
+    from rhhn_fairseq.lines import check_output
 
     paths = chosen(args, averaging)
+    check_output("--output", args.output, paths)
     averaging.save(averaging.average(paths, args.ema), args.output)
     for path in paths:
         print(f"averaged: {path}")

@@ -71,6 +71,12 @@ def parse_arguments(argv):
     text.add_argument("--input", type=Path, metavar="FILE", help="one file, cut by --split")
     text.add_argument("--split", metavar="P/P/P", help="percentages for --input, such as 90/5/5")
     text.add_argument("--bytes", action="store_true", help="symbols are bytes, not characters")
+    text.add_argument(
+        "--errors",
+        choices=("strict", "replace"),
+        default="strict",
+        help="bytes that are not UTF-8 end the preparation (default), or are read as U+FFFD",
+    )
     stdlib = subparsers.add_parser(
         "stdlib", parents=[common], help="the source of this Python's standard library"
     )
@@ -90,12 +96,14 @@ def choose_corpus(arguments):
         return corpora.enwik8(arguments.bytes, arguments.from_dir, arguments.download_dir)
     if arguments.corpus == "stdlib":
         return corpora.stdlib(arguments.size)
+    if arguments.bytes and arguments.errors != "strict":
+        raise UsageError(f"--errors {arguments.errors}: has no meaning with --bytes, which takes every byte")
     files = {split: getattr(arguments, split) for split in SPLITS}
     if arguments.input is None and arguments.split is None:
-        return corpora.text_files(files, arguments.bytes)
+        return corpora.text_files(files, arguments.bytes, arguments.errors)
     if arguments.input is None or arguments.split is None or any(files.values()):
         raise UsageError("pass either --input with --split, or --train, --valid and --test")
-    return corpora.text_split(arguments.input, arguments.split, arguments.bytes)
+    return corpora.text_split(arguments.input, arguments.split, arguments.bytes, arguments.errors)
 
 
 def prepare_corpus(argv) -> None:

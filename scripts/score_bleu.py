@@ -37,9 +37,10 @@ def main(argv=None) -> None:
     if args.seed < 1:
         raise UsageError(f"--seed {args.seed} is too small, the smallest is 1")
 
-    from rhhn_fairseq.lines import read_lines, replacing
+    from rhhn_fairseq.lines import check_output, read_lines, replacing
     from rhhn_fairseq.search import scoring
 
+    check_output("--json", args.json, (args.hypotheses, args.reference, args.baseline))
     system = scoring.read_translations(args.hypotheses)
     if args.reference is not None:
         references, name = read_lines(args.reference), args.reference

@@ -127,8 +127,9 @@ def test_the_mean_that_training_keeps(trained, tmp_path, capsys):
     run(capsys, paths[1], "--ema", "--output", output)
     check_mean(weights(output), kept[1:])
     assert "holds no such weights; train with --store-ema" in run(
-        capsys, output, "--ema", "--output", output, status=1
+        capsys, output, "--ema", "--output", tmp_path / "other.pt", status=1
     )
+    assert "is the file" in run(capsys, paths[1], output, "--output", output, status=1)
 
 
 def test_the_result_is_a_model(trained, corpus, tmp_path, capsys):

@@ -15,6 +15,7 @@ from rhhn_fairseq import cli
 from rhhn_fairseq.data.sources import FileSource
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import read_json, read_regular, readable, tar_files
+from rhhn_fairseq.lines import decode_parts
 
 NEEDS_FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 
@@ -145,3 +146,51 @@ def test_the_output_comes_back_to_where_it_was(capfd):
     assert cli.run(lambda: print("text \udc80")) == 0
     assert sys.stdout is before
     assert capfd.readouterr().out == "text \\udc80\n"
+
+
+def taken(parts, size=4) -> list[list[str]]:
+    """The lists that a program gets whose input comes in these pieces, each when it asks for more."""
+    reader, writer = os.pipe()
+    found = []
+    with open(reader, "rb") as file:
+        lists = decode_parts(file, "a pipe", size, patience=0.02)
+        for content, expected in parts:
+            if content is None:
+                os.close(writer)
+            else:
+                os.write(writer, content)
+            found.append([next(lists) for _ in range(expected)])
+        assert next(lists, None) is None
+    return found
+
+
+def test_lines_that_come_slowly_are_not_waited_for():
+    pieces = [(b"one\n", 1), (b"two\nthr", 1), (b"ee\nfour\n", 1), (b"a\nb\nc\nd\ne\nf\n", 2), (b"end", 0)]
+    assert taken([*pieces, (None, 1)]) == [
+        [["one"]],
+        [["two"]],
+        [["three", "four"]],
+        [["a", "b", "c", "d"], ["e", "f"]],
+        [],
+        [["end"]],
+    ]
+
+
+def test_lines_that_come_quickly_are_full_lists(tmp_path):
+    text = "".join(f"line {number}\n" for number in range(20_000)).encode() + b"end"
+    expected = text.decode().split("\n")
+    path = tmp_path / "text"
+    path.write_bytes(text)
+
+    def checked(file):
+        parts = list(decode_parts(file, "text", 1024))
+        assert [line for part in parts for line in part] == expected
+        return [len(part) for part in parts]
+
+    full = [1024] * (len(expected) // 1024) + [len(expected) % 1024]
+    with path.open("rb") as file:
+        assert checked(file) == full
+    assert checked(io.BytesIO(text)) == full
+    with subprocess.Popen(["cat", path], stdout=subprocess.PIPE) as process:
+        # The other program may have to wait for its turn, so not every list must be full.
+        assert len(checked(process.stdout)) < 2 * len(full)

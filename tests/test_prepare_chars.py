@@ -27,7 +27,7 @@ from fairseq.data import Dictionary, data_utils
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rhhn_fairseq.data import corpora, stream
+from rhhn_fairseq.data import corpora, sources, stream
 from rhhn_fairseq.data.stream import LONGEST_ITEM
 from rhhn_fairseq.data.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
@@ -93,6 +93,22 @@ def test_bytes_round_trip(data):
         assert [read_back(dest, split) for split in SPLITS] == [data, data[::-1], data]
         Dictionary.load(str(dest / "dict.txt"))
         assert (dest / "dict.txt").read_bytes().isascii()
+
+
+@pytest.mark.parametrize("size", [1, 3, 1 << 20])
+def test_errors_replace(tmp_path, capsys, monkeypatch, size):
+    """What is not UTF-8 is read as Python's own decoder reads it, wherever a chunk ends."""
+    monkeypatch.setattr(sources, "CHUNK", size)
+    data = "aé€😀".encode() + b"\xff\xe2\x82b\xc3(\xf0\x9f\x98" + "é\n".encode() + b"\xed\xa0\x80\xe2\x82"
+    options = ["text", *write_splits(tmp_path, data, data, b"ok\xff"), "--dest", tmp_path / "dest"]
+    assert "is not UTF-8, so this is no text; --bytes takes any file" in error_of(capsys, *options)
+    assert run(*options, "--errors", "replace") == 0
+    assert read_back(tmp_path / "dest", "train") == data.decode("utf-8", "replace")
+    assert "was prepared with options" in error_of(capsys, *options)
+    assert run(*options, "--errors", "replace") == 0
+    assert "no meaning with --bytes" in error_of(capsys, *options, "--errors", "replace", "--bytes")
+    nul = ["text", *write_splits(tmp_path, b"a\0b"), "--dest", tmp_path / "nul", "--errors", "replace"]
+    assert "is NUL, so this is no text" in error_of(capsys, *nul)
 
 
 def test_text_without_newlines_streams_in_items(tmp_path):

@@ -24,7 +24,7 @@ def is_data_file(name: str) -> bool:
 def resolved(dest: str | Path) -> Path:
     """The place that ``dest`` names, links followed. Raises UsageError for a link that leads to itself."""
     place = Path(os.path.realpath(dest))
-    if place.is_symlink():
+    if os.path.islink(place):
         raise UsageError(f"{dest}: is a link that leads to itself; choose another --dest")
     return place
 

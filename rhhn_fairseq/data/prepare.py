@@ -190,7 +190,7 @@ def _build(
 def _codes(corpus: Corpus, stretches: list[Stretch], title: str) -> Iterator[np.ndarray]:
     with tqdm(desc=title, unit="symbol", unit_scale=True, disable=None) as progress:
         for source, start, stop in stretches:
-            for codes in read_codes(source, corpus.mode, start, stop):
+            for codes in read_codes(source, corpus.mode, start, stop, corpus.errors):
                 if corpus.separator is not None:
                     codes = codes[codes != corpus.separator]
                 progress.update(codes.size)

@@ -152,12 +152,21 @@ def next_character(source: Source, position: int) -> int:
     return position + len(window)
 
 
-def read_codes(source: Source, mode: str, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
+def read_codes(
+    source: Source, mode: str, start: int = 0, stop: int | None = None, errors: str = "strict"
+) -> Iterator[np.ndarray]:
     """The symbols of bytes [start, stop) of a source, chunk by chunk, [T] unsigned integers.
 
     Byte values in bytes mode, else code points, with nothing translated: no newline conversion,
-    and a byte order mark is a character like any other. Raises UsageError, naming the source and
-    the byte, where text mode meets a NUL byte or something that is not UTF-8.
+    and a byte order mark is a character like any other.
+
+    Args:
+        errors: what text mode does about bytes that are not UTF-8: "strict", or "replace", which reads
+            U+FFFD in their place.
+
+    Raises:
+        UsageError: text mode meets a NUL byte, or under "strict" something that is not UTF-8; the message
+            names the source and the byte.
     """
     if mode == "bytes":
         for chunk in source.chunks(start, stop):
@@ -167,14 +176,16 @@ def read_codes(source: Source, mode: str, start: int = 0, stop: int | None = Non
     unfinished = b""
     offset = start
     for chunk in source.chunks(start, stop):
-        text, offset, unfinished = _decode(source.name, unfinished + chunk, offset, final=False)
+        text, offset, unfinished = _decode(source.name, unfinished + chunk, offset, False, errors)
         yield text_codes(text)
-    _decode(source.name, unfinished, offset, final=True)
+    text, _, _ = _decode(source.name, unfinished, offset, True, errors)
+    if text:
+        yield text_codes(text)
 
 
-def _decode(name: str, data: bytes, offset: int, final: bool) -> tuple[str, int, bytes]:
+def _decode(name: str, data: bytes, offset: int, final: bool, errors: str) -> tuple[str, int, bytes]:
     try:
-        text, consumed = utf_8_decode(data, "strict", final)
+        text, consumed = utf_8_decode(data, errors, final)
     except UnicodeDecodeError as error:
         nul = data.find(b"\0", 0, error.start)
         position, problem = (nul, "NUL") if nul >= 0 else (error.start, "not UTF-8")
@@ -185,4 +196,5 @@ def _decode(name: str, data: bytes, offset: int, final: bool) -> tuple[str, int,
     raise UsageError(
         f"{name}: byte {offset + position} is {problem}, so this is no text; "
         "--bytes takes any file, byte by byte"
+        + ("" if problem == "NUL" else ", and --errors replace reads U+FFFD there")
     )
