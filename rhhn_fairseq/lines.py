@@ -51,14 +51,20 @@ def decode_parts(
     chunks = _Arrivals(file)
     part: list[str] = []
     taken, deadline = 0, 0.0
-    for line in _decode_chunks(chunks, name, errors):
-        if not part:
-            deadline = time.monotonic() + patience
-        part.append(line)
-        taken += 1
-        if len(part) == size or (taken == chunks.lines and not chunks.ready(deadline)):
+    try:
+        for line in _decode_chunks(chunks, name, errors):
+            if not part:
+                deadline = time.monotonic() + patience
+            part.append(line)
+            taken += 1
+            if len(part) == size or (taken == chunks.lines and not chunks.ready(deadline)):
+                full, part = part, []
+                yield full
+    except UsageError:
+        # The lines before one that is no text are answered first.
+        if part:
             yield part
-            part = []
+        raise
     if part:
         yield part
 
