@@ -4,7 +4,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rhhn_fairseq.data.manifest import DICTIONARY_NAME, MANIFEST_NAME, SPLITS
@@ -74,6 +74,7 @@ def staged(dest: Path) -> Iterator[Path]:
     UsageError where the file system refuses.
     """
     stage = dest.with_name(f".{dest.name}.{uuid.uuid4().hex}.tmp")
+    above = [folder for folder in dest.parents if not os.path.exists(folder)]
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)
         stage.mkdir()
@@ -83,6 +84,10 @@ def staged(dest: Path) -> Iterator[Path]:
         raise UsageError(f"{dest}: cannot be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+        # Folders that were made for it go too, where nothing came into them.
+        with suppress(OSError):
+            for folder in above:
+                folder.rmdir()
 
 
 def publish(stage: Path, dest: Path) -> None:
