@@ -14,6 +14,8 @@ ARCHITECTURES = (
     char_lm_table.ARCHITECTURES | gnmt_table.ARCHITECTURES | handwriting_table.ARCHITECTURES | OF_PROBLEMS
 )
 
+LARGEST_VOCABULARY = 1 << 31
+
 
 def known_architectures() -> list[str]:
     """Names of the project's architectures."""
@@ -48,6 +50,8 @@ def build_empty(arch: str, vocab_size: int | None = None) -> nn.Module:
         vocab_size = ARCHITECTURES[arch].vocab_size
     if vocab_size < 1:
         raise UsageError(f"--vocab-size {vocab_size} is too small, the smallest is 1")
+    if vocab_size > LARGEST_VOCABULARY:
+        raise UsageError(f"--vocab-size {vocab_size} is too large, the largest is {LARGEST_VOCABULARY:,}")
     with torch.device("meta"):
         return MODEL_REGISTRY[arch].for_vocabulary(config, vocab_size)
 

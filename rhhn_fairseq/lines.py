@@ -6,7 +6,10 @@ be compared with another sentence's reference.
 """
 
 import os
-from collections.abc import Iterator
+import select
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -15,6 +18,9 @@ from rhhn_fairseq.data.parallel.lines import LONGEST_LINE, lines
 from rhhn_fairseq.errors import UsageError
 
 CHUNK = 1 << 16
+
+# A line that comes alone waits for so many seconds; a program that writes many has written them by then.
+PATIENCE = 0.05
 
 
 def decode_lines(file: BinaryIO, name: str, errors: str = "strict") -> Iterator[str]:
@@ -31,8 +37,82 @@ def decode_lines(file: BinaryIO, name: str, errors: str = "strict") -> Iterator[
         UsageError: a line is not UTF-8 and ``errors`` is strict, or is too long to be one, or the file
             cannot be read.
     """
+    return _decode_chunks(_Arrivals(file), name, errors)
+
+
+def decode_parts(
+    file: BinaryIO, name: str, size: int, errors: str = "strict", patience: float = PATIENCE
+) -> Iterator[list[str]]:
+    """As ``decode_lines``, in lists of at most ``size`` lines, none of which waits for lines to come.
+
+    A list ends where no further line is ready ``patience`` seconds after its first. Files on disk, and all
+    that comes quickly, are so read in full lists.
+    """
+    chunks = _Arrivals(file)
+    part: list[str] = []
+    taken, deadline = 0, 0.0
     try:
-        for number, line in enumerate(lines(iter(lambda: file.read1(CHUNK), b"")), start=1):
+        for line in _decode_chunks(chunks, name, errors):
+            if not part:
+                deadline = time.monotonic() + patience
+            part.append(line)
+            taken += 1
+            if len(part) == size or (taken == chunks.lines and not chunks.ready(deadline)):
+                full, part = part, []
+                yield full
+    except UsageError:
+        # The lines before one that is no text are answered first.
+        if part:
+            yield part
+        raise
+    if part:
+        yield part
+
+
+class _Arrivals:
+    """The chunks of a binary file, and whether another line has come.
+
+    Attributes:
+        lines: how many lines end in the chunks that were taken.
+    """
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self._waiting: deque[bytes] = deque()
+        self._ended = False
+        self.lines = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self._waiting or self._read():
+            chunk = self._waiting.popleft()
+            self.lines += chunk.count(b"\n")
+            yield chunk
+
+    def ready(self, deadline: float) -> bool:
+        """Whether the end of a line or of the file comes until a moment of ``time.monotonic``."""
+        try:
+            descriptor = self._file.fileno()
+        except (AttributeError, OSError, ValueError):
+            # What is in memory is never waited for.
+            return True
+        # ``read1`` leaves nothing in Python's buffer, which ``select`` would not know of.
+        while not self._ended and b"\n" not in (self._waiting[-1] if self._waiting else b""):
+            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return False
+            self._read()
+        return True
+
+    def _read(self) -> bool:
+        chunk = b"" if self._ended else self._file.read1(CHUNK)
+        self._ended = not chunk
+        if chunk:
+            self._waiting.append(chunk)
+        return not self._ended
+
+
+def _decode_chunks(chunks: Iterable[bytes], name: str, errors: str) -> Iterator[str]:
+    try:
+        for number, line in enumerate(lines(chunks), start=1):
             if line is None:
                 raise UsageError(
                     f"{name}: line {number} has more than {LONGEST_LINE:,} bytes, no sentence has"
@@ -81,6 +161,17 @@ def one_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
+def check_output(option: str, path: str | Path | None, inputs: Iterable[str | Path | None]) -> None:
+    """Raises UsageError if a file to write is one of those that are read, whatever link leads there."""
+    # /dev/null and the like are read and written as often as anybody wants.
+    if path is None or (os.path.exists(path) and not os.path.isfile(path)):
+        return
+    for given in filter(None, inputs):
+        same = os.path.realpath(path) == os.path.realpath(given)
+        if same or (os.path.exists(path) and os.path.exists(given) and os.path.samefile(path, given)):
+            raise UsageError(f"{option} {path}: is the file {given} that is read; name another")
+
+
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """A file to write that takes the place of ``path`` when the context ends well, and not before.
@@ -93,6 +184,8 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """
     # A link stays a link: what it leads to is replaced.
     place = Path(os.path.realpath(path))
+    if os.path.islink(place):
+        raise UsageError(f"{path}: cannot be written (it is a link that leads to itself)")
     direct = place.exists() and not place.is_file()
     stage = place if direct else place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:

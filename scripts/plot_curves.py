@@ -16,7 +16,7 @@ from rhhn_fairseq.errors import UsageError
 
 def main(argv=None) -> None:
     from rhhn_fairseq.analysis import curves
-    from rhhn_fairseq.lines import replacing
+    from rhhn_fairseq.lines import check_output, replacing
 
     description, _, rest = __doc__.partition("\n\n")
     parser = argparse.ArgumentParser(
@@ -37,6 +37,8 @@ def main(argv=None) -> None:
     subsets = [name for name in args.subsets.split(",") if name]
     if not subsets:
         raise UsageError("--subsets names no subset, take for instance valid,train_inner")
+    check_output("--png", args.png, (*args.logs, args.table))
+    check_output("--table", args.table, args.logs)
     better = args.better or curves.default_better(args.metric)
     found = curves.read_curves(args.logs, args.metric, subsets)
     table = curves.table(found, args.metric, better, args.threshold)

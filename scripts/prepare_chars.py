@@ -13,6 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from rhhn_fairseq.cli import run
 from rhhn_fairseq.data import corpora
 from rhhn_fairseq.data.download import default_download_dir
 from rhhn_fairseq.data.manifest import SPLITS
@@ -70,6 +71,12 @@ def parse_arguments(argv):
     text.add_argument("--input", type=Path, metavar="FILE", help="one file, cut by --split")
     text.add_argument("--split", metavar="P/P/P", help="percentages for --input, such as 90/5/5")
     text.add_argument("--bytes", action="store_true", help="symbols are bytes, not characters")
+    text.add_argument(
+        "--errors",
+        choices=("strict", "replace"),
+        default="strict",
+        help="bytes that are not UTF-8 end the preparation (default), or are read as U+FFFD",
+    )
     stdlib = subparsers.add_parser(
         "stdlib", parents=[common], help="the source of this Python's standard library"
     )
@@ -89,33 +96,33 @@ def choose_corpus(arguments):
         return corpora.enwik8(arguments.bytes, arguments.from_dir, arguments.download_dir)
     if arguments.corpus == "stdlib":
         return corpora.stdlib(arguments.size)
+    if arguments.bytes and arguments.errors != "strict":
+        raise UsageError(f"--errors {arguments.errors}: has no meaning with --bytes, which takes every byte")
     files = {split: getattr(arguments, split) for split in SPLITS}
     if arguments.input is None and arguments.split is None:
-        return corpora.text_files(files, arguments.bytes)
+        return corpora.text_files(files, arguments.bytes, arguments.errors)
     if arguments.input is None or arguments.split is None or any(files.values()):
         raise UsageError("pass either --input with --split, or --train, --valid and --test")
-    return corpora.text_split(arguments.input, arguments.split, arguments.bytes)
+    return corpora.text_split(arguments.input, arguments.split, arguments.bytes, arguments.errors)
+
+
+def prepare_corpus(argv) -> None:
+    arguments = parse_arguments(argv)
+    dest = arguments.dest or Path("data-bin") / arguments.corpus
+    verify = not getattr(arguments, "no_verify", False)
+    try:
+        manifest, reused = prepare(choose_corpus(arguments), dest, arguments.force, verify)
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing was prepared", file=sys.stderr)
+        raise
+    print(f"{'already prepared' if reused else 'prepared'}: {dest}")
+    print(report(manifest))
 
 
 def main(argv=None) -> int:
     """Run the program; its exit status: 0, 1 for bad input, 130 when interrupted."""
-    try:
-        arguments = parse_arguments(argv)
-        dest = arguments.dest or Path("data-bin") / arguments.corpus
-        verify = not getattr(arguments, "no_verify", False)
-        manifest, reused = prepare(choose_corpus(arguments), dest, arguments.force, verify)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing was prepared", file=sys.stderr)
-        return 130
-    print(f"{'already prepared' if reused else 'prepared'}: {dest}")
-    print(report(manifest))
-    return 0
+    return run(lambda: prepare_corpus(argv))
 
 
 if __name__ == "__main__":
-    # A file name that is not valid Unicode must not end a good run in a traceback.
-    sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(main())

@@ -14,6 +14,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
+from rhhn_fairseq.cli import run
 from rhhn_fairseq.data.strokes.cleaning import CleaningConfig
 from rhhn_fairseq.data.strokes.hershey import HersheyConfig, hershey
 from rhhn_fairseq.data.strokes.iam import PROTOCOLS, iam
@@ -121,11 +122,10 @@ def choose_corpus(arguments):
     return stroke3(arguments.input, arguments.split, arguments.first_row, arguments.y_up, arguments.seed)
 
 
-def main(argv=None) -> int:
-    """Run the program; its exit status: 0, 1 for bad input, 130 when interrupted."""
+def prepare_corpus(argv) -> None:
+    arguments = parse_arguments(argv)
+    dest = arguments.dest or Path("data-bin") / arguments.corpus
     try:
-        arguments = parse_arguments(argv)
-        dest = arguments.dest or Path("data-bin") / arguments.corpus
         manifest, reused = prepare(
             choose_corpus(arguments),
             dest,
@@ -134,18 +134,17 @@ def main(argv=None) -> int:
             arguments.statistics_of,
             arguments.force,
         )
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print("error: interrupted; nothing was prepared", file=sys.stderr)
-        return 130
+        raise
     print(f"{'already prepared' if reused else 'prepared'}: {dest}")
     print(report(manifest))
-    return 0
+
+
+def main(argv=None) -> int:
+    """Run the program; its exit status: 0, 1 for bad input, 130 when interrupted."""
+    return run(lambda: prepare_corpus(argv))
 
 
 if __name__ == "__main__":
-    # A file name that is not valid Unicode must not end a good run in a traceback.
-    sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(main())

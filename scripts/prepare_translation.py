@@ -155,6 +155,4 @@ def main(argv=None) -> None:
 
 
 if __name__ == "__main__":
-    # A file name that is not valid Unicode must not end a good run in a traceback.
-    sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(main))

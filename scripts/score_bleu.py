@@ -14,6 +14,9 @@ import sys
 from rhhn_fairseq.cli import run
 from rhhn_fairseq.errors import UsageError
 
+# More resamplings change no figure, and do not fit in memory.
+MOST_SAMPLES = 1_000_000
+
 
 def main(argv=None) -> None:
     description, _, rest = __doc__.partition("\n\n")
@@ -34,12 +37,15 @@ def main(argv=None) -> None:
     args = parser.parse_args(argv)
     if args.samples < 1:
         raise UsageError(f"--samples {args.samples} is too small, the smallest is 1")
+    if args.samples > MOST_SAMPLES:
+        raise UsageError(f"--samples {args.samples} is too large, the largest is {MOST_SAMPLES:,}")
     if args.seed < 1:
         raise UsageError(f"--seed {args.seed} is too small, the smallest is 1")
 
-    from rhhn_fairseq.lines import read_lines, replacing
+    from rhhn_fairseq.lines import check_output, read_lines, replacing
     from rhhn_fairseq.search import scoring
 
+    check_output("--json", args.json, (args.hypotheses, args.reference, args.baseline))
     system = scoring.read_translations(args.hypotheses)
     if args.reference is not None:
         references, name = read_lines(args.reference), args.reference

@@ -3,7 +3,8 @@
 Usage: python scripts/translate.py --checkpoint checkpoints/lstm_gnmt_small/checkpoint_best.pt < text.en
 
 Standard input is read in parts of --buffer-size lines, each of which is translated and written before the
-next is read, so the text may be of any length. At a terminal a part is one line. Empty lines stay empty.
+next is read, so the text may be of any length. Where lines come slowly, those that have come are a part.
+Empty lines stay empty.
 """
 
 import argparse
@@ -11,14 +12,14 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import sys
 from contextlib import contextmanager
-from itertools import islice
 
 from rhhn_fairseq.cli import run
 from rhhn_fairseq.errors import UsageError
 
-# Lines read before any is written; enough for batches of sentences of one length.
+# The most lines read before any is written; enough for batches of sentences of one length.
 BUFFER_SIZE = 1024
 
 # These end lines for some readers of JSON lines, although not by its definition.
@@ -37,18 +38,18 @@ def main(argv=None) -> None:
         raise UsageError(f"--buffer-size {args.buffer_size} is too small, the smallest is 1")
     if args.nbest > 1 and not args.json:
         raise UsageError(f"--nbest {args.nbest} needs --json: plain text has one translation a line")
-    if args.input and args.output and os.path.realpath(args.input) == os.path.realpath(args.output):
-        raise UsageError(f"--output {args.output} is the --input; name another file")
 
     import torch
 
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
+    from rhhn_fairseq.lines import check_output
     from rhhn_fairseq.models.translation_loading import load_translation_models
     from rhhn_fairseq.translate import SearchConfig, Translator
 
     fields = [field.name for field in dataclasses.fields(SearchConfig)]
     config = SearchConfig(**{name: getattr(args, name) for name in fields})
-    checkpoints = [path for given in args.checkpoint for path in given.split(",") if path]
+    checkpoints = [path for given in args.checkpoint for path in named_checkpoints(given)]
+    check_output("--output", args.output, (args.input, *checkpoints))
     with opened_input(args.input) as (source, name), opened_output(args.output) as output:
         loaded = load_translation_models(checkpoints, args.data, args.sentencepiece_model, task_options)
         on_gpu = torch.cuda.is_available() and not args.cpu
@@ -69,7 +70,7 @@ def parse_arguments(argv):
         action="append",
         required=True,
         metavar="FILE",
-        help="trained model; several, repeated or with commas between, are an ensemble",
+        help="trained model; several, repeated or as a.pt:b.pt, are an ensemble",
     )
     add("--data", metavar="DIR", help="directory of its dictionaries (default: where it was trained)")
     add("--sentencepiece-model", metavar="FILE", help="default: pieces.model in the data directory")
@@ -98,10 +99,17 @@ def parse_arguments(argv):
         "--buffer-size",
         type=int,
         metavar="N",
-        help=f"lines read before any is written (default: {BUFFER_SIZE}, at a terminal 1)",
+        help=f"most lines read before any is written (default: {BUFFER_SIZE}, at a terminal 1)",
     )
     add("--cpu", action="store_true", help="leave a GPU alone")
     return parser.parse_args(argv)
+
+
+def named_checkpoints(given: str) -> list[str]:
+    """The files of an ensemble, with commas between or, as fairseq has it, colons."""
+    if os.path.exists(given) or "://" in given:
+        return [given]
+    return [path for path in re.split("[,:]", given) if path]
 
 
 @contextmanager
@@ -125,14 +133,7 @@ def opened_output(path):
         with replacing(path) as file:
             yield file.write
         return
-    try:
-        yield write_through
-    except OSError as error:
-        # What could not be written would be tried again when Python ends, and fail with a traceback.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            raise
-        raise UsageError(f"standard output: cannot be written ({error.strerror})") from error
+    yield write_through
 
 
 def write_through(content: bytes) -> None:
@@ -144,15 +145,14 @@ def translate(translator, source, name, write, args) -> None:
     """Reads, translates and writes part by part, with progress on standard error for a file."""
     from tqdm import tqdm
 
-    from rhhn_fairseq.lines import count_lines, decode_lines
+    from rhhn_fairseq.lines import count_lines, decode_parts
 
     size = args.buffer_size or (1 if source.isatty() else BUFFER_SIZE)
-    lines = decode_lines(source, name, args.errors)
     # A pipe can be read only once.
     total = count_lines(args.input) if args.input and os.path.isfile(args.input) else None
     done = 0
     with tqdm(total=total, unit=" lines", disable=None if args.input else True) as progress:
-        while part := list(islice(lines, size)):
+        for part in decode_parts(source, name, size, args.errors):
             found = translator.translate(part, first_line=done + 1, on_batch=progress.update)
             rows = map(json_line, part, found) if args.json else (best[0].text for best in found)
             write("".join(f"{row}\n" for row in rows).encode("utf-8"))

@@ -49,7 +49,7 @@ BAD = {
     "too long": ("x", GOOD + b"!", "says 6 x 4 x 3 = 72 bytes, there are more than that"),
     "packed truncated": ("x.gz", PACKED[:-12], "the archive is cut off or damaged"),
     "packed damaged": ("x.gz", PACKED[:20] + bytes(8) + PACKED[28:], "damaged|cannot be read"),
-    "not packed": ("x.gz", GOOD, "cannot be read .Not a gzipped file"),
+    "not packed": ("x.gz", GOOD, "damaged .Not a gzipped file"),
     "packed twice": ("x.gz", gzip.compress(PACKED), "begins with 1f8b"),
 }
 

@@ -1,6 +1,7 @@
 """scripts/prepare_chars.py: texts, checks, errors, interruptions, memory."""
 
 import gzip
+import json
 import os
 import re
 import subprocess
@@ -26,7 +27,7 @@ from fairseq.data import Dictionary, data_utils
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rhhn_fairseq.data import corpora, stream
+from rhhn_fairseq.data import corpora, sources, stream
 from rhhn_fairseq.data.stream import LONGEST_ITEM
 from rhhn_fairseq.data.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
@@ -92,6 +93,22 @@ def test_bytes_round_trip(data):
         assert [read_back(dest, split) for split in SPLITS] == [data, data[::-1], data]
         Dictionary.load(str(dest / "dict.txt"))
         assert (dest / "dict.txt").read_bytes().isascii()
+
+
+@pytest.mark.parametrize("size", [1, 3, 1 << 20])
+def test_errors_replace(tmp_path, capsys, monkeypatch, size):
+    """What is not UTF-8 is read as Python's own decoder reads it, wherever a chunk ends."""
+    monkeypatch.setattr(sources, "CHUNK", size)
+    data = "aé€😀".encode() + b"\xff\xe2\x82b\xc3(\xf0\x9f\x98" + "é\n".encode() + b"\xed\xa0\x80\xe2\x82"
+    options = ["text", *write_splits(tmp_path, data, data, b"ok\xff"), "--dest", tmp_path / "dest"]
+    assert "is not UTF-8, so this is no text; --bytes takes any file" in error_of(capsys, *options)
+    assert run(*options, "--errors", "replace") == 0
+    assert read_back(tmp_path / "dest", "train") == data.decode("utf-8", "replace")
+    assert "was prepared with options" in error_of(capsys, *options)
+    assert run(*options, "--errors", "replace") == 0
+    assert "no meaning with --bytes" in error_of(capsys, *options, "--errors", "replace", "--bytes")
+    nul = ["text", *write_splits(tmp_path, b"a\0b"), "--dest", tmp_path / "nul", "--errors", "replace"]
+    assert "is NUL, so this is no text" in error_of(capsys, *nul)
 
 
 def test_text_without_newlines_streams_in_items(tmp_path):
@@ -160,6 +177,53 @@ def test_same_request_is_reused_and_another_is_refused(tmp_path, capsys):
     assert run("text", *options, "--dest", dest, "--force") == 0
     assert read_back(dest, "valid") == "bab\n"
     assert names(tmp_path) == ["dest", "test.txt", "train.txt", "valid.txt"]
+
+
+def test_a_change_that_keeps_the_size_is_found(tmp_path, capsys, caplog):
+    options = ["text", *write_splits(tmp_path), "--dest", tmp_path / "dest"]
+    assert run(*options) == 0
+    path = tmp_path / "dest" / "train.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert "train.bin: was changed (SHA-256 " in error_of(capsys, *options)
+    # Earlier versions recorded sizes alone.
+    manifest = manifest_of(tmp_path / "dest")
+    del manifest["sha256"]
+    (tmp_path / "dest" / "manifest.json").write_text(json.dumps(manifest))
+    assert run(*options) == 0
+    assert "has no SHA-256 of 7 files, so only sizes were compared; --force" in caplog.text
+    assert run(*options, "--force") == 0
+    assert path.read_bytes() == content
+    assert len(manifest_of(tmp_path / "dest")["sha256"]) == 7
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"request": {}},
+        {"request": {"corpus": "text", "mode": "text", "options": {}, "inputs": [1, 2, 3]}},
+        {"files": {}},
+        {"files": "all"},
+        {"files": dict.fromkeys(("dict.txt", "train.bin"), "long")},
+        {"sha256": 5},
+        {"sha256": {"dict.txt": None}},
+        {"splits": {"train": 5}},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_was_changed(tmp_path, capsys, change):
+    options = ["text", *write_splits(tmp_path), "--dest", tmp_path / "dest"]
+    assert run(*options) == 0
+    path = tmp_path / "dest" / "manifest.json"
+    path.write_text(json.dumps(manifest_of(tmp_path / "dest") | change))
+    assert re.search("--force|prepare the corpus again", error_of(capsys, *options))
+
+
+def test_a_manifest_nested_too_deeply(tmp_path, capsys):
+    options = ["text", *write_splits(tmp_path), "--dest", tmp_path / "dest"]
+    assert run(*options) == 0
+    (tmp_path / "dest" / "manifest.json").write_text("[" * 200_000 + "]" * 200_000)
+    assert "is not JSON (its brackets are nested too deeply)" in error_of(capsys, *options)
 
 
 def test_damaged_destination_is_found_and_force_mends_it(tmp_path, capsys):
@@ -275,7 +339,7 @@ BAD_FILES = [
 ]
 BAD_ARCHIVES = [
     ("t.gz", lambda p: p.write_bytes(gzip.compress(b"a" * 1000)[:-9]), "cut off or damaged"),
-    ("t.gz", lambda p: p.write_bytes(b"plain"), "cannot be read .Not a gzipped file"),
+    ("t.gz", lambda p: p.write_bytes(b"plain"), "damaged .Not a gzipped file"),
     ("t.gz", lambda p: p.write_bytes(gzip.compress(b"")), "is empty"),
     ("t.zip", lambda p: p.write_bytes(b"PK\3\4 and then nothing"), "cut off or damaged"),
     ("t.zip", lambda p: zip_of(p, a="a", b="b"), "holds 2 files"),

@@ -184,6 +184,9 @@ def test_a_damaged_destination_is_found_and_force_mends_it(tmp_path, capsys):
     command = ["files", *options, *SMALL, "--dest", dest]
     assert run(*command) == 0
     before = contents(dest)
+    content = (dest / "raw/test.fr").read_bytes()
+    (dest / "raw/test.fr").write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    assert "raw/test.fr: was changed (SHA-256 " in error_of(capsys, *command)
     (dest / "raw" / "test.fr").unlink()
     assert "raw/test.fr: is missing, expected" in error_of(capsys, *command)
     (dest / "raw" / "test.fr").write_bytes(b"")

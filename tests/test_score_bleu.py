@@ -212,3 +212,16 @@ def test_refusals_are_one_line(case, tmp_path, capsys):
 def test_a_directory_is_no_file(tmp_path):
     with pytest.raises(UsageError, match="cannot be read"):
         scoring.read_translations(str(tmp_path))
+
+
+def test_no_input_is_overwritten(tmp_path, capsys):
+    hypotheses = write(tmp_path, "hypotheses", HYPOTHESES)
+    references = write(tmp_path, "references", REFERENCES)
+    (tmp_path / "link").symlink_to(references)
+    os.link(hypotheses, tmp_path / "hard")
+    command = [hypotheses, "--reference", references, "--json"]
+    for output in (hypotheses, references, str(tmp_path / "link"), str(tmp_path / "hard")):
+        assert cli.run(lambda output=output: score_bleu.main([*command, output])) == 1
+        assert f"error: --json {output}: is the file {tmp_path}" in capsys.readouterr().err
+    assert Path(references).read_text().splitlines() == REFERENCES
+    assert Path(hypotheses).read_text().splitlines() == HYPOTHESES

@@ -23,6 +23,7 @@ from strokes_cli import (
     write_iam,
 )
 
+from rhhn_fairseq.data.strokes import iam
 from rhhn_fairseq.data.strokes.manifest import StrokeManifest
 from rhhn_fairseq.data.strokes.points import to_strokes
 from rhhn_fairseq.data.strokes.store import StrokeSplit
@@ -198,6 +199,14 @@ def test_iam_defaults_drop_short_lines_and_long_steps(tmp_path, capsys):
     assert counts["outliers"] == 2
 
 
+# Each entity is ten of the one before, so the last would be 10 GB of text.
+ENTITIES = (
+    '<!DOCTYPE a [<!ENTITY e0 "aaaaaaaaaa">'
+    + "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 10))
+    + "]><a>&e9;</a>"
+)
+
+
 @pytest.mark.parametrize(
     "content, reason",
     [
@@ -208,7 +217,16 @@ def test_iam_defaults_drop_short_lines_and_long_steps(tmp_path, capsys):
         (line_xml([[(1, 2), ("nan", 3)]]), "point 1 is not finite"),
         (line_xml([[(1, 2)], [("", 3)]]), "a point of stroke 2 has no number for x or y"),
         (line_xml([[(1, 2)]]).replace("y=", "z="), "a point of stroke 1 has no number for x or y"),
+        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "no-such-code"), "is no well-formed XML"),
+        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "UTF-16"), "is no well-formed XML"),
+        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "utf-7"), "is no well-formed XML"),
+        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "big5"), "is no well-formed XML"),
+        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "rot13"), "is no well-formed XML"),
+        ("<a>" * 200_000, "is no well-formed XML"),
+        ("<a>" * 200_000 + "</a>" * 200_000, "has no StrokeSet"),
+        (ENTITIES, "is no well-formed XML"),
     ],
+    ids=range(15),
 )
 def test_damaged_iam_lines(tmp_path, capsys, content, reason):
     source = write_iam(tmp_path / "iam")
@@ -217,6 +235,37 @@ def test_damaged_iam_lines(tmp_path, capsys, content, reason):
     message = error_of(capsys, "iam", "--from-dir", source, "--dest", tmp_path / "data")
     assert str(path) in message and reason in message
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["iam"]
+
+
+def test_iam_archives_that_cannot_be_unpacked(tmp_path, capsys, monkeypatch):
+    source = write_iam(tmp_path / "iam")
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    command = ["iam", "--from-dir", folder, "--dest", tmp_path / "data"]
+    for packing in ("gz", "bz2", "xz"):
+        path = folder / "lineStrokes.tgz"
+        with tarfile.open(path, f"w:{packing}") as archive:
+            archive.add(source / "lineStrokes", "lineStrokes")
+        content = path.read_bytes()
+        for cut in (5, len(content) // 3, len(content) // 2):
+            path.write_bytes(content[:cut])
+            assert "lineStrokes.tgz: " in error_of(capsys, *command)
+        path.unlink()
+    path = folder / "lineStrokes.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(source / "trainset.txt", "trainset.txt")
+    content = path.read_bytes()
+    locked = bytearray(content)
+    locked[6] |= 1
+    locked[content.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(locked)
+    assert "lineStrokes.zip: cannot be unpacked" in error_of(capsys, *command)
+    for cut in (2, 30, len(content) - 10):
+        path.write_bytes(content[:cut])
+        assert "lineStrokes.zip: " in error_of(capsys, *command)
+    path.write_bytes(content)
+    monkeypatch.setattr(iam, "LARGEST", 5)
+    assert "lineStrokes.zip:trainset.txt: has more than 5 bytes" in error_of(capsys, *command)
 
 
 def test_incomplete_iam(tmp_path, capsys):
@@ -360,6 +409,9 @@ def test_preparing_again(tmp_path, capsys):
     assert contents(dest) == before
     assert run(*options, "--force", "--min-points", 7) == 0
     assert manifest_of(dest)["splits"]["train"]["lines"] == 21
+    content = (dest / "train.points.npy").read_bytes()
+    (dest / "train.points.npy").write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    assert "train.points.npy: was changed (SHA-256 " in error_of(capsys, *options, "--min-points", 7)
     (dest / "train.points.npy").write_bytes(b"")
     assert "train.points.npy: has 0 bytes" in error_of(capsys, *options, "--min-points", 7)
     assert "has nothing to do" not in error_of(capsys, "stroke3", "--input", path, "--dest", path)

@@ -177,7 +177,7 @@ def test_a_file_is_replaced_when_all_is_translated(translate, tmp_path):
     assert translate(b"", "--input", source, "--output", link) == b""
     assert output.read_bytes() == b"un\ndeux\n" and link.is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "out", "source"]
-    assert "is the --input" in translate(b"", "--input", source, "--output", source, status=1)
+    assert "is the file" in translate(b"", "--input", source, "--output", source, status=1)
     assert translate(b"one\n", "--output", "/dev/null") == b"" and not Path("/dev/null").is_file()
 
 
@@ -226,7 +226,7 @@ def test_memory_is_bounded_and_a_closed_pipe_ends_quietly(checkpoint, monkeypatc
 
 def test_line_by_line_through_pipes(checkpoint):
     """What a program that asks for one translation after the other needs: each comes before the next asks."""
-    command = [sys.executable, str(SCRIPT), "--checkpoint", str(checkpoint), "--buffer-size", "1"]
+    command = [sys.executable, str(SCRIPT), "--checkpoint", str(checkpoint)]
     pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
     with subprocess.Popen(command, **pipes, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
         for question, answer in ((b"the cat\n", b"le chat\n"), (b"\n", b"\n"), (b"two\n", b"deux\n")):
@@ -265,6 +265,11 @@ def test_an_ensemble_averages_probabilities(translate, checkpoint, tmp_path):
     unsure_scores = found(checkpoint=other)[1]
     assert mixed == texts and bool((unsure_scores < mixed_scores).all() and (mixed_scores < scores).all())
     assert torch.equal(found(checkpoint=f"{checkpoint},{other}")[1], mixed_scores)
+    assert torch.equal(found(checkpoint=f"{checkpoint}:{other}")[1], mixed_scores)
+    with_colon = tmp_path / "a:b.pt"
+    shutil.copy(other, with_colon)
+    assert torch.equal(found(checkpoint=with_colon)[1], unsure_scores)
+    assert "nowhere.pt" in translate(b"", checkpoint=f"{checkpoint}:{tmp_path}/nowhere.pt", status=1)
 
 
 @pytest.fixture(scope="module")

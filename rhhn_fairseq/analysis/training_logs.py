@@ -12,8 +12,10 @@ Lines of training within an epoch belong to the subset ``train_inner``, those af
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.lines import opened
@@ -44,6 +46,10 @@ class Record:
     figures: dict[str, float]
 
 
+# A progress bar writes all of an epoch in one line.
+LONGEST_LINE = 1 << 26
+
+
 def read_log(path: str | Path) -> list[Record]:
     """The records of a log in its order.
 
@@ -51,11 +57,18 @@ def read_log(path: str | Path) -> list[Record]:
         UsageError: the file cannot be read, or there is no line of a training in it.
     """
     with opened(path) as file:
-        lines = (line.decode("utf-8", "replace") for line in file)
+        lines = (line.decode("utf-8", "replace") for line in _lines(file, path))
         records = [record for line in lines if (record := parse_line(line)) is not None]
     if not records:
         raise UsageError(f"{path}: has no line with figures of a training, as fairseq-train logs them")
     return records
+
+
+def _lines(file: BinaryIO, path) -> Iterator[bytes]:
+    while line := file.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE:
+            raise UsageError(f"{path}: has a line of more than {LONGEST_LINE:,} bytes, no log has")
+        yield line
 
 
 def parse_line(line: str) -> Record | None:

@@ -43,6 +43,7 @@ class Corpus:
         begin.
     separator: a code that only separates symbols and is dropped.
     expected_symbols: symbols of each split, to within one in a thousand.
+    errors: what happens to bytes that are not UTF-8, see ``read_codes``.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Corpus:
     cut: Callable[[int], tuple[int, int]] | None = None
     separator: int | None = None
     expected_symbols: dict[str, int] | None = None
+    errors: str = "strict"
 
 
 PTB_VARIANTS = ("raw", "mikolov-char")
@@ -126,7 +128,7 @@ def enwik8(as_bytes: bool, from_dir: Path | None, download_dir: Path) -> Corpus:
     )
 
 
-def text_files(files: dict[str, Sequence[Path] | None], as_bytes: bool) -> Corpus:
+def text_files(files: dict[str, Sequence[Path] | None], as_bytes: bool, errors: str = "strict") -> Corpus:
     """The user's own files, those of each split concatenated in the order given."""
     missing = [f"--{split}" for split in SPLITS if not files[split]]
     if missing:
@@ -135,18 +137,31 @@ def text_files(files: dict[str, Sequence[Path] | None], as_bytes: bool) -> Corpu
         )
     inputs = tuple(Input(split, user_file(path)) for split in SPLITS for path in files[split])
     names = "; ".join(" + ".join(Path(path).name for path in files[split]) for split in SPLITS)
-    return Corpus("text", f"user text ({names})", "bytes" if as_bytes else "text", inputs)
+    return Corpus(
+        "text",
+        f"user text ({names})",
+        "bytes" if as_bytes else "text",
+        inputs,
+        options=_replaced(errors),
+        errors=errors,
+    )
 
 
-def text_split(path: Path, split: str, as_bytes: bool) -> Corpus:
+def _replaced(errors: str) -> dict:
+    """What the manifest says of ``errors``: nothing of the default, so that earlier manifests agree."""
+    return {} if errors == "strict" else {"errors": errors}
+
+
+def text_split(path: Path, split: str, as_bytes: bool, errors: str = "strict") -> Corpus:
     """One file of the user's own, cut by percentages such as ``90/5/5``."""
     return Corpus(
         "text",
         f"user text ({Path(path).name}, {split} split)",
         "bytes" if as_bytes else "text",
         (Input("all", user_file(path)),),
-        options={"split": split},
+        options={"split": split} | _replaced(errors),
         cut=parse_split(split),
+        errors=errors,
     )
 
 

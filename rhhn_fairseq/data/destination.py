@@ -4,7 +4,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rhhn_fairseq.data.manifest import DICTIONARY_NAME, MANIFEST_NAME, SPLITS
@@ -19,6 +19,14 @@ DATA_FILES = (
 def is_data_file(name: str) -> bool:
     """Whether a prepared character corpus has a file of this name besides its manifest."""
     return name in DATA_FILES
+
+
+def resolved(dest: str | Path) -> Path:
+    """The place that ``dest`` names, links followed. Raises UsageError for a link that leads to itself."""
+    place = Path(os.path.realpath(dest))
+    if os.path.islink(place):
+        raise UsageError(f"{dest}: is a link that leads to itself; choose another --dest")
+    return place
 
 
 def check_replaceable(dest: Path, force: bool, is_own: Callable[[str], bool] = is_data_file) -> None:
@@ -66,6 +74,7 @@ def staged(dest: Path) -> Iterator[Path]:
     UsageError where the file system refuses.
     """
     stage = dest.with_name(f".{dest.name}.{uuid.uuid4().hex}.tmp")
+    above = [folder for folder in dest.parents if not os.path.exists(folder)]
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)
         stage.mkdir()
@@ -75,6 +84,10 @@ def staged(dest: Path) -> Iterator[Path]:
         raise UsageError(f"{dest}: cannot be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+        # Folders that were made for it go too, where nothing came into them.
+        with suppress(OSError):
+            for folder in above:
+                folder.rmdir()
 
 
 def publish(stage: Path, dest: Path) -> None:

@@ -1,9 +1,12 @@
 """``manifest.json``: what a prepared directory holds, from which input, made by which versions."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import read_json
 
 MANIFEST_NAME = "manifest.json"
 DICTIONARY_NAME = "dict.txt"
@@ -12,6 +15,29 @@ MODES = ("text", "bytes")
 
 # Counts up when a change makes directories prepared earlier unreadable or different.
 FORMAT = 1
+ADVICE = "prepare the corpus again with --force"
+
+
+def load_manifest(data_dir: str | Path) -> object | None:
+    """What the manifest of a directory holds, or None where there is none. Raises UsageError."""
+    try:
+        return read_json(Path(data_dir) / MANIFEST_NAME, ADVICE)
+    except FileNotFoundError:
+        return None
+
+
+@contextmanager
+def intact(data_dir: str | Path) -> Iterator[None]:
+    """Says in one line that a manifest was changed, where an entry of it is missing or of another type."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        raise UsageError(
+            f"{Path(data_dir) / MANIFEST_NAME}: is not as it was written ({type(error).__name__}: {error}); "
+            f"{ADVICE}"
+        ) from error
 
 
 def read_manifest(data_dir: Path) -> dict | None:
@@ -20,18 +46,12 @@ def read_manifest(data_dir: Path) -> dict | None:
     Raises UsageError where the file cannot be read or is not such a manifest.
     """
     path = Path(data_dir) / MANIFEST_NAME
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    manifest = load_manifest(data_dir)
+    if manifest is None:
         return None
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
-    # Both JSONDecodeError and UnicodeDecodeError are ValueErrors.
-    except ValueError as error:
-        raise UsageError(f"{path}: is not JSON ({error}); prepare the corpus again with --force") from error
     problem = _problem(manifest)
     if problem:
-        raise UsageError(f"{path}: {problem}; prepare the corpus again with --force")
+        raise UsageError(f"{path}: {problem}; {ADVICE}")
     return manifest
 
 

@@ -13,13 +13,15 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from rhhn_fairseq.data.checksums import check_files, describe_file
 from rhhn_fairseq.data.corpora import Corpus, Input
-from rhhn_fairseq.data.destination import DATA_FILES, check_replaceable, staged
+from rhhn_fairseq.data.destination import DATA_FILES, check_replaceable, resolved, staged
 from rhhn_fairseq.data.manifest import (
     DICTIONARY_NAME,
     FORMAT,
     MANIFEST_NAME,
     SPLITS,
+    intact,
     read_manifest,
     write_manifest,
 )
@@ -41,7 +43,7 @@ def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool 
     Raises UsageError for input that is empty, unreadable, or not the published one; and for a
     ``dest`` that holds something else.
     """
-    dest = Path(dest).resolve()
+    dest = resolved(dest)
     check_replaceable(dest, force)
     inputs = [_inspect(entry, verify) for entry in corpus.inputs]
     request = {
@@ -51,8 +53,12 @@ def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool 
         "inputs": inputs,
     }
     if not force and (manifest := read_manifest(dest)) is not None:
-        _check_same(dest, manifest["request"], request)
-        _check_complete(dest, manifest["files"])
+        with intact(dest):
+            _check_same(dest, manifest["request"], request)
+            check_files(
+                dest, {name: manifest["files"][name] for name in DATA_FILES}, manifest.get("sha256", {})
+            )
+            report(manifest)
         return manifest, True
     stretches = _stretches(corpus, inputs)
     with staged(dest) as stage:
@@ -121,17 +127,6 @@ def _check_same(dest: Path, prepared: dict, request: dict) -> None:
             )
 
 
-def _check_complete(dest: Path, sizes: dict) -> None:
-    for name in DATA_FILES:
-        path = dest / name
-        found = path.stat().st_size if path.is_file() else None
-        if found != sizes.get(name):
-            problem = "is missing" if found is None else f"has {found:,} bytes"
-            raise UsageError(
-                f"{path}: {problem}, expected {sizes.get(name, 0):,} bytes; --force prepares it again"
-            )
-
-
 def _stretches(corpus: Corpus, inputs: list[dict]) -> dict[str, list[Stretch]]:
     """Which bytes of which sources make up each split."""
     if corpus.cut is None:
@@ -171,6 +166,7 @@ def _build(
     if splits["train"]["symbols"] != counts.sum() or splits["train"]["unknown"]:
         raise UsageError("the training text changed while it was read; prepare the corpus again")
     number = len(vocabulary.model_indices())
+    files = {name: describe_file(stage / name) for name in DATA_FILES}
     manifest = {
         "format": FORMAT,
         "variant": f"{corpus.variant}, {number} symbols",
@@ -179,7 +175,8 @@ def _build(
         "symbols": number,
         "splits": splits,
         "request": request,
-        "files": {name: (stage / name).stat().st_size for name in DATA_FILES},
+        "files": {name: entry["bytes"] for name, entry in files.items()},
+        "sha256": {name: entry["sha256"] for name, entry in files.items()},
         "versions": {
             "python": platform.python_version(),
             "fairseq": _version("fairseq-fixed", "fairseq"),
@@ -193,7 +190,7 @@ def _build(
 def _codes(corpus: Corpus, stretches: list[Stretch], title: str) -> Iterator[np.ndarray]:
     with tqdm(desc=title, unit="symbol", unit_scale=True, disable=None) as progress:
         for source, start, stop in stretches:
-            for codes in read_codes(source, corpus.mode, start, stop):
+            for codes in read_codes(source, corpus.mode, start, stop, corpus.errors):
                 if corpus.separator is not None:
                     codes = codes[codes != corpus.separator]
                 progress.update(codes.size)

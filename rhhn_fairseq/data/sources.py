@@ -4,7 +4,6 @@ import gzip
 import os
 import tarfile
 import zipfile
-import zlib
 from codecs import utf_8_decode
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ import numpy as np
 
 from rhhn_fairseq.data.vocabulary import text_codes
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import readable, tar_files
 
 CHUNK = 1 << 20
 TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz")
@@ -92,7 +92,7 @@ def find_in_directory(directory: Path, name: str) -> FileSource:
         path = directory / (name + suffix)
         if os.path.isfile(path):
             return FileSource(path)
-    with _readable(str(directory)):
+    with readable(str(directory)):
         paths = sorted(directory.iterdir())
     found = []
     for path in paths:
@@ -112,33 +112,17 @@ def find_in_directory(directory: Path, name: str) -> FileSource:
 
 
 def _members(path: Path) -> list[str]:
-    with _readable(str(path)):
+    with readable(str(path)):
         if path.name.endswith(".zip"):
             with zipfile.ZipFile(path) as archive:
                 return [entry.filename for entry in archive.infolist() if not entry.is_dir()]
         with tarfile.open(path) as archive:
-            return [entry.name for entry in archive if entry.isfile()]
-
-
-@contextmanager
-def _readable(name: str):
-    """Turn what goes wrong while reading a file into one line that names it."""
-    try:
-        yield
-    except (EOFError, zlib.error, tarfile.ReadError, zipfile.BadZipFile) as error:
-        # tarfile lists what each kind of compression says, one a line.
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"{name}: the archive is cut off or damaged ({reason})") from error
-    # zipfile raises this for encrypted members and for methods it was built without.
-    except RuntimeError as error:
-        raise UsageError(f"{name}: cannot be unpacked ({error})") from error
-    except OSError as error:
-        raise UsageError(f"{name}: cannot be read ({error.strerror or error})") from error
+            return [entry.name for entry in tar_files(archive)]
 
 
 @contextmanager
 def _opened(path: Path, member: str | None, name: str) -> Iterator[BinaryIO]:
-    with _readable(name), ExitStack() as stack:
+    with readable(name), ExitStack() as stack:
         if path.name.endswith(TAR_SUFFIXES) and member:
             archive = stack.enter_context(tarfile.open(path))
             file = archive.extractfile(member)
@@ -168,12 +152,21 @@ def next_character(source: Source, position: int) -> int:
     return position + len(window)
 
 
-def read_codes(source: Source, mode: str, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
+def read_codes(
+    source: Source, mode: str, start: int = 0, stop: int | None = None, errors: str = "strict"
+) -> Iterator[np.ndarray]:
     """The symbols of bytes [start, stop) of a source, chunk by chunk, [T] unsigned integers.
 
     Byte values in bytes mode, else code points, with nothing translated: no newline conversion,
-    and a byte order mark is a character like any other. Raises UsageError, naming the source and
-    the byte, where text mode meets a NUL byte or something that is not UTF-8.
+    and a byte order mark is a character like any other.
+
+    Args:
+        errors: what text mode does about bytes that are not UTF-8: "strict", or "replace", which reads
+            U+FFFD in their place.
+
+    Raises:
+        UsageError: text mode meets a NUL byte, or under "strict" something that is not UTF-8; the message
+            names the source and the byte.
     """
     if mode == "bytes":
         for chunk in source.chunks(start, stop):
@@ -183,14 +176,16 @@ def read_codes(source: Source, mode: str, start: int = 0, stop: int | None = Non
     unfinished = b""
     offset = start
     for chunk in source.chunks(start, stop):
-        text, offset, unfinished = _decode(source.name, unfinished + chunk, offset, final=False)
+        text, offset, unfinished = _decode(source.name, unfinished + chunk, offset, False, errors)
         yield text_codes(text)
-    _decode(source.name, unfinished, offset, final=True)
+    text, _, _ = _decode(source.name, unfinished, offset, True, errors)
+    if text:
+        yield text_codes(text)
 
 
-def _decode(name: str, data: bytes, offset: int, final: bool) -> tuple[str, int, bytes]:
+def _decode(name: str, data: bytes, offset: int, final: bool, errors: str) -> tuple[str, int, bytes]:
     try:
-        text, consumed = utf_8_decode(data, "strict", final)
+        text, consumed = utf_8_decode(data, errors, final)
     except UnicodeDecodeError as error:
         nul = data.find(b"\0", 0, error.start)
         position, problem = (nul, "NUL") if nul >= 0 else (error.start, "not UTF-8")
@@ -201,4 +196,5 @@ def _decode(name: str, data: bytes, offset: int, final: bool) -> tuple[str, int,
     raise UsageError(
         f"{name}: byte {offset + position} is {problem}, so this is no text; "
         "--bytes takes any file, byte by byte"
+        + ("" if problem == "NUL" else ", and --errors replace reads U+FFFD there")
     )

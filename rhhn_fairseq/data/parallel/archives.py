@@ -4,7 +4,6 @@ import gzip
 import html
 import re
 import tarfile
-import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import readable, tar_files
 
 _CHUNK = 1 << 20
 _SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
@@ -34,19 +34,13 @@ class ArchiveText:
 
     def chunks(self) -> Iterator[bytes]:
         """The text in chunks. Raises UsageError if it is not there or cannot be unpacked."""
-        try:
-            # "r|*" reads from front to back, in one pass, and finds out about the packing by itself.
-            with tarfile.open(self.path, "r|*") as archive:
-                for entry in archive:
-                    if entry.isfile() and PurePosixPath(entry.name).name == self.member:
-                        with closing(archive.extractfile(entry)) as file:
-                            yield from _unpack(self.member, file)
-                        return
-        except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.ReadError) as error:
-            reason = str(error).partition("\n")[0]
-            raise UsageError(f"{self.name}: the archive is cut off or damaged ({reason})") from error
-        except OSError as error:
-            raise UsageError(f"{self.name}: cannot be read ({error.strerror or error})") from error
+        # "r|*" reads from front to back, in one pass, and finds out about the packing by itself.
+        with readable(self.name), tarfile.open(self.path, "r|*") as archive:
+            for entry in tar_files(archive):
+                if PurePosixPath(entry.name).name == self.member:
+                    with closing(archive.extractfile(entry)) as file:
+                        yield from _unpack(self.member, file)
+                    return
         raise UsageError(f"{self.path}: the archive has no {self.member}")
 
 
@@ -72,11 +66,5 @@ def segments(document: bytes) -> bytes:
 
 def member_names(path: Path) -> set[str]:
     """The names, without folders, of all files in a tar archive. Raises UsageError if it is damaged."""
-    try:
-        with tarfile.open(path) as archive:
-            return {PurePosixPath(entry.name).name for entry in archive if entry.isfile()}
-    except (EOFError, zlib.error, tarfile.ReadError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"{path}: the archive is cut off or damaged ({reason})") from error
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from error
+    with readable(str(path)), tarfile.open(path) as archive:
+        return {PurePosixPath(entry.name).name for entry in tar_files(archive)}

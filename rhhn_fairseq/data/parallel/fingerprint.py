@@ -1,10 +1,9 @@
 """Which sentencepiece model a prepared directory was cut with."""
 
-import json
 import re
 from pathlib import Path
 
-from rhhn_fairseq.data.manifest import MANIFEST_NAME
+from rhhn_fairseq.data.manifest import MANIFEST_NAME, load_manifest
 from rhhn_fairseq.errors import UsageError
 
 
@@ -15,12 +14,7 @@ def pieces_sha256(data_dir: str | Path) -> str | None:
         UsageError: there is a manifest, but it cannot be read or its entry is no SHA-256.
     """
     path = Path(data_dir) / MANIFEST_NAME
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read as JSON ({error}); prepare the data again") from error
+    manifest = load_manifest(data_dir)
     found = manifest.get("pieces_sha256") if isinstance(manifest, dict) else None
     if found is not None and not re.fullmatch("[0-9a-f]{64}", str(found)):
         raise UsageError(f"{path}: pieces_sha256 is {found!r}, not 64 hexadecimal digits")

@@ -91,9 +91,14 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
     for chunk in chunks:
         *complete, rest = (rest + chunk).split(b"\n")
         for line in complete:
-            yield None if too_long or len(line) > LONGEST_LINE else line.removesuffix(b"\r")
+            # The end of a line for which None was given.
+            if not too_long:
+                yield None if len(line) > LONGEST_LINE else line.removesuffix(b"\r")
             too_long = False
         if len(rest) > LONGEST_LINE:
+            # Not at its end, which may never come.
+            if not too_long:
+                yield None
             rest, too_long = b"", True
-    if rest or too_long:
-        yield None if too_long else rest.removesuffix(b"\r")
+    if rest and not too_long:
+        yield rest.removesuffix(b"\r")

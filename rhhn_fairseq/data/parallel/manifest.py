@@ -1,10 +1,9 @@
 """``manifest.json`` of a prepared parallel corpus, and which files such a directory has."""
 
-import json
 import re
 from pathlib import Path
 
-from rhhn_fairseq.data.manifest import MANIFEST_NAME
+from rhhn_fairseq.data.manifest import ADVICE, MANIFEST_NAME, load_manifest
 from rhhn_fairseq.errors import UsageError
 
 KIND = "parallel"
@@ -28,22 +27,15 @@ def read_parallel_manifest(data_dir: Path) -> dict | None:
     Raises UsageError where the file cannot be read or is not such a manifest.
     """
     path = Path(data_dir) / MANIFEST_NAME
-    advice = "prepare the corpus again with --force"
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    manifest = load_manifest(data_dir)
+    if manifest is None:
         return None
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
-    # Both JSONDecodeError and UnicodeDecodeError are ValueErrors.
-    except ValueError as error:
-        raise UsageError(f"{path}: is not JSON ({error}); {advice}") from error
     if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
-        raise UsageError(f"{path}: is not the manifest of a parallel corpus; {advice}")
+        raise UsageError(f"{path}: is not the manifest of a parallel corpus; {ADVICE}")
     if missing := [key for key in ("request", "files", "splits") if not isinstance(manifest.get(key), dict)]:
-        raise UsageError(f"{path}: {missing[0]} is missing; {advice}")
+        raise UsageError(f"{path}: {missing[0]} is missing; {ADVICE}")
     if manifest.get("format") != FORMAT:
         raise UsageError(
-            f"{path}: has format {manifest.get('format')!r}, this version reads format {FORMAT}; {advice}"
+            f"{path}: has format {manifest.get('format')!r}, this version reads format {FORMAT}; {ADVICE}"
         )
     return manifest

@@ -12,15 +12,16 @@ from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
-from rhhn_fairseq.data.destination import check_replaceable, publish
-from rhhn_fairseq.data.manifest import MANIFEST_NAME, write_manifest
+from rhhn_fairseq.data.checksums import check_files, describe_file
+from rhhn_fairseq.data.destination import check_replaceable, publish, resolved
+from rhhn_fairseq.data.manifest import MANIFEST_NAME, intact, write_manifest
 from rhhn_fairseq.data.parallel.binarising import binarise
 from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig
 from rhhn_fairseq.data.parallel.corpora import Corpus
 from rhhn_fairseq.data.parallel.encoding import encode_texts
 from rhhn_fairseq.data.parallel.manifest import FORMAT, KIND, is_parallel_file, read_parallel_manifest
 from rhhn_fairseq.data.parallel.pieces import MODEL_NAME, PiecesConfig, train_pieces
-from rhhn_fairseq.data.parallel.stages import Stages, describe_file, stages_in
+from rhhn_fairseq.data.parallel.stages import Stages, stages_in
 from rhhn_fairseq.data.parallel.texts import RAW, write_texts
 from rhhn_fairseq.errors import UsageError
 
@@ -48,7 +49,7 @@ def prepare(
     """
     if workers < 1:
         raise UsageError(f"--workers {workers}: must be 1 or more")
-    dest = Path(dest).resolve()
+    dest = resolved(dest)
     check_replaceable(dest, force, is_parallel_file)
     work = dest.with_name(f".{dest.name}.work")
     request = {
@@ -58,8 +59,12 @@ def prepare(
         "inputs": _inputs(corpus),
     }
     if not force and (manifest := read_parallel_manifest(dest)) is not None:
-        _check_same(dest, manifest["request"], request)
-        _check_complete(dest, manifest["files"])
+        with intact(dest):
+            _check_same(dest, manifest["request"], request)
+            files = manifest["files"].items()
+            sums = {name: entry["sha256"] for name, entry in files if "sha256" in entry}
+            check_files(dest, {name: entry["bytes"] for name, entry in files}, sums)
+            report(manifest)
         return manifest, True
     with stages_in(work, say) as stages:
         if force:
@@ -222,17 +227,6 @@ def _check_same(dest: Path, prepared: dict, request: dict) -> None:
             raise UsageError(
                 f"{new['name']}: SHA-256 {new['sha256'][:16]}… is not the one recorded in "
                 f"{dest / MANIFEST_NAME}; {advice}"
-            )
-
-
-def _check_complete(dest: Path, files: dict) -> None:
-    for name, entry in files.items():
-        path = dest / name
-        found = path.stat().st_size if path.is_file() else None
-        if found != entry["bytes"]:
-            problem = "is missing" if found is None else f"has {found:,} bytes"
-            raise UsageError(
-                f"{path}: {problem}, expected {entry['bytes']:,} bytes; --force prepares it again"
             )
 
 

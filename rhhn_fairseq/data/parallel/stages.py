@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tqdm import tqdm
-
+from rhhn_fairseq.data.checksums import describe_file
 from rhhn_fairseq.errors import UsageError
 
 _LOCK = "lock"
@@ -94,23 +93,9 @@ class Stages:
                 describe_file(self.folder(name) / path) == entry for path, entry in record["files"].items()
             )
         # A record or file that cannot be read, for whatever reason, is made again.
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         return record if same else None
-
-
-def describe_file(path: Path) -> dict:
-    """Size in bytes and SHA-256 of a file as it is stored. Raises OSError if it cannot be read."""
-    sha256 = hashlib.sha256()
-    size = path.stat().st_size
-    progress = tqdm(
-        desc=f"checksum {path.name}", total=size, unit="B", unit_scale=True, disable=None, leave=False
-    )
-    with progress, path.open("rb") as file:
-        while block := file.read(1 << 20):
-            sha256.update(block)
-            progress.update(len(block))
-    return {"bytes": size, "sha256": sha256.hexdigest()}
 
 
 @contextmanager

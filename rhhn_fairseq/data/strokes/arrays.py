@@ -1,89 +1,99 @@
-"""NumPy's files without NumPy's trust: lists of arrays are pickles, and a pickle can run any program.
+"""NumPy's files without NumPy's trust in them.
 
-Here a pickle may hold arrays and numbers, and nothing else is ever looked up.
+``numpy.load`` unpickles lists of arrays, and a pickle can run any program. Even one that may name nothing but
+NumPy's own functions can build arrays over addresses of its choice. So nothing here is unpickled, and only
+plain numbers and texts are read, after their type, shape and length are checked.
 """
 
-import codecs
-import pickle
+import re
 import zipfile
-import zlib
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from rhhn_fairseq.data.strokes.buffers import array_over, plain_dtype
+from rhhn_fairseq.data.strokes.object_arrays import parse_object_array
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import open_regular, read_within, readable
 
-# What NumPy names in a pickled array, by the last part of the module: it has moved between versions.
-_FUNCTIONS = {
-    ("multiarray", "_reconstruct"): np.zeros(1).__reduce__()[0],
-    ("multiarray", "scalar"): np.float64(0).__reduce__()[0],
-    ("numeric", "_frombuffer"): np.zeros(1).__reduce_ex__(5)[0],
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): codecs.encode,
-}
+# The largest files of QuickDraw unpack to some 200 MB.
+LARGEST = 1 << 30
+"""The most bytes that a file may have, unpacked."""
 
-
-class ArrayUnpickler(pickle.Unpickler):
-    """Reads arrays of arrays, also those that Python 2 wrote."""
-
-    def __init__(self, file: BinaryIO):
-        # Python 2's pickles hold bytes as text, which latin1 maps one to one.
-        super().__init__(file, encoding="latin1")
-
-    def find_class(self, module: str, name: str):
-        found = _FUNCTIONS.get((module.rpartition(".")[2], name))
-        if found is None or module.partition(".")[0] not in ("numpy", "_codecs"):
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
-        return found
+LONGEST_HEADER = 1 << 16
+_MAGIC = b"\x93NUMPY"
+_DESCRIPTION = re.compile(rb"'descr': *'([<>|=]?)([biufSUO])([0-9]{0,9})' *[,}]")
+_ORDER = re.compile(rb"'fortran_order': *(True|False) *[,}]")
+# Python 2 wrote an L after some numbers.
+_SHAPE = re.compile(rb"'shape': *\(((?:[0-9]{1,18}L? *, *)*(?:[0-9]{1,18}L? *)?)\) *[,}]")
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
     """The arrays of a .npz file by name, or that of a .npy file under the name "".
 
+    Returns:
+        Read-only arrays of numbers or texts. A list of arrays, as sketch-rnn's files have it, is an array
+        [n] of objects, each of which is an array of numbers.
+
     Raises:
-        UsageError: the file cannot be read, is damaged, or holds something that is no array.
+        UsageError: the file cannot be read, is damaged, has more than ``LARGEST`` bytes unpacked, or holds
+            something that is neither an array nor a list of arrays.
     """
-    path = Path(path)
-    try:
-        with path.open("rb") as file:
-            start = file.read(6)
-            file.seek(0)
-            if not start:
-                raise UsageError(f"{path}: is empty")
-            if start.startswith(b"PK"):
-                with zipfile.ZipFile(file) as archive:
-                    return {
-                        name.removesuffix(".npy"): _read(archive.open(name)) for name in archive.namelist()
-                    }
-            if start.startswith(b"\x93NUMPY"):
-                return {"": _read(file)}
-    except UsageError:
-        raise
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from error
-    # A damaged pickle or header may raise nearly anything while it is read.
-    except (Exception, zlib.error) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(f"{path}: is damaged or holds something that is no array ({reason})") from error
+    with open_regular(path) as file:
+        start = file.read(len(_MAGIC))
+        file.seek(0)
+        if not start:
+            raise UsageError(f"{path}: is empty")
+        if start == _MAGIC:
+            return {"": _parse(read_within(file, LARGEST, str(path)), str(path))}
+        if start.startswith(b"PK"):
+            return _read_archive(file, str(path))
     raise UsageError(f"{path}: is neither a .npy nor a .npz file")
 
 
-def _read(file: BinaryIO) -> np.ndarray:
-    version = np.lib.format.read_magic(file)
-    read_header = (
-        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    )
-    shape, fortran, dtype = read_header(file)
-    if dtype.hasobject:
-        array = ArrayUnpickler(file).load()
-        if not isinstance(array, np.ndarray):
-            raise ValueError(f"a {type(array).__name__}")
-        return array
-    count = int(np.prod(shape, dtype=np.int64))
-    content = file.read(count * dtype.itemsize)
-    if len(content) < count * dtype.itemsize:
-        raise EOFError("it ends too early")
-    array = np.frombuffer(content, dtype=dtype, count=count)
-    return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
+def _read_archive(file: BinaryIO, path: str) -> dict[str, np.ndarray]:
+    with readable(path), zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+        remaining = LARGEST
+        if sum(entry.file_size for entry in entries) > remaining:
+            raise UsageError(f"{path}: unpacks to more than {LARGEST:,} bytes, the most that is read")
+        arrays = {}
+        for entry in entries:
+            name = f"{path}:{entry.filename}"
+            with readable(name), archive.open(entry) as member:
+                content = read_within(member, remaining, name)
+            remaining -= len(content)
+            arrays[entry.filename.removesuffix(".npy")] = _parse(content, name)
+    return arrays
+
+
+def _parse(content: bytes, name: str) -> np.ndarray:
+    """The array that the bytes of a .npy file hold."""
+    try:
+        return parse_npy(content)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{name}: is damaged or holds something that is no array ({reason})") from error
+
+
+def parse_npy(content: bytes) -> np.ndarray:
+    """As ``read_arrays``, from the bytes of a .npy file; ValueError says why that cannot be.
+
+    The header is matched and not evaluated: Python's parser, which ``numpy.load`` calls, can be crashed by
+    what is nested deeply enough.
+    """
+    major = content[6] if content.startswith(_MAGIC) and len(content) > 12 else 0
+    if major not in (1, 2, 3):
+        raise ValueError("it has no header of NumPy's format 1, 2 or 3")
+    begin = 10 if major == 1 else 12
+    end = begin + int.from_bytes(content[8:begin], "little")
+    header = content[begin : min(end, LONGEST_HEADER)]
+    description, order, shape_text = (pattern.search(header) for pattern in (_DESCRIPTION, _ORDER, _SHAPE))
+    if not (description and order and shape_text):
+        raise ValueError("its header does not describe an array of numbers, of texts or of arrays")
+    shape = tuple(int(size.rstrip(b"L ")) for size in shape_text[1].split(b",") if size.strip())
+    if description[2] == b"O":
+        return parse_object_array(content[end:], shape, LARGEST)
+    dtype = plain_dtype(*(group.decode() for group in description.groups()))
+    return array_over(content[end:], dtype, shape, order[1] == b"True")

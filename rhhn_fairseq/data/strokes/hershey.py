@@ -18,12 +18,16 @@ from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.points import Line, from_strokes
 from rhhn_fairseq.data.strokes.words import WORDS
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import read_regular
 
 DISTRIBUTION = "Hershey-Fonts"
 FONTS = "futural,cursive,scripts"
 
 # The units of one font height, from descender to ascender; a drawing of this size has steps of a few units.
 HEIGHT = 100.0
+
+# The most bytes of a file of words.
+LARGEST_WORDS = 1 << 26
 
 # Points over which a displacement of the pen fades, about a quarter of a letter.
 SMOOTHING = 4
@@ -115,10 +119,7 @@ def _load_fonts(names: str) -> dict:
 
 
 def _read_words(path: Path) -> tuple[list[str], list[dict]]:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from error
+    content = read_regular(path, LARGEST_WORDS)
     words = content.decode("utf-8", "replace").split()
     if not words:
         raise UsageError(f"{path}: has no words")

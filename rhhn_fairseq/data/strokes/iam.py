@@ -16,9 +16,7 @@ import hashlib
 import re
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree
 
@@ -28,6 +26,7 @@ from tqdm import tqdm
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.points import Line, from_strokes
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import read_regular, read_within, readable, tar_files
 
 PROTOCOLS = {
     "task1": {"train": ["trainset"], "valid": ["testset_v"], "valid1": ["testset_t"], "test": ["testset_f"]},
@@ -40,6 +39,9 @@ smaller validation set (Graves 2013, section 4.2), so it has no test split.
 """
 
 SETS = ("trainset", "testset_v", "testset_t", "testset_f")
+
+LARGEST = 1 << 26
+"""The most bytes that a file may have; those of IAM-OnDB have some hundred thousand at most."""
 
 # A line's strokes, a form's text, and the sets.
 _WANTED = re.compile(rf"\w+-\w+-\d+\.xml|\w+-\w+\.txt|({'|'.join(SETS)})\.txt")
@@ -133,7 +135,8 @@ def _points(content: bytes, place: str) -> np.ndarray:
     """The points of a line's XML, y downwards as on the whiteboard."""
     try:
         root = ElementTree.fromstring(content)
-    except ElementTree.ParseError as error:
+    # The last two are about encodings that Python does not know or the parser does not take.
+    except (ElementTree.ParseError, LookupError, ValueError) as error:
         raise UsageError(f"{place}: is no well-formed XML ({error})") from error
     found = root.find("StrokeSet")
     if found is None:
@@ -185,7 +188,7 @@ def _files(from_dir: Path) -> Iterator[tuple[str, bytes]]:
     if not from_dir.is_dir():
         kind = "is a file, not a directory" if from_dir.exists() else "no such directory"
         raise UsageError(f"--from-dir {from_dir}: {kind}")
-    with _readable(str(from_dir)):
+    with readable(str(from_dir)):
         paths = sorted(path for path in from_dir.rglob("*") if path.is_file())
     seen: set[str] = set()
 
@@ -196,11 +199,11 @@ def _files(from_dir: Path) -> Iterator[tuple[str, bytes]]:
 
     for path in paths:
         if wanted(path.name):
-            with _readable(str(path)):
-                yield path.as_posix(), path.read_bytes()
+            with readable(str(path)):
+                yield path.as_posix(), read_regular(path, LARGEST)
     for path in paths:
         if _ARCHIVE.fullmatch(path.name) and not _LEFT_ALONE.search(path.name):
-            with _readable(str(path)):
+            with readable(str(path)):
                 yield from _members(path, wanted)
 
 
@@ -209,24 +212,13 @@ def _members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, b
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
                 if wanted(PurePosixPath(name).name):
-                    yield f"{path.as_posix()}:{name}", archive.read(name)
+                    place = f"{path.as_posix()}:{name}"
+                    with archive.open(name) as file:
+                        yield place, read_within(file, LARGEST, place)
         return
     # From front to back, because every step backwards would unpack it from its start.
     with tarfile.open(path, "r|*") as archive:
-        for entry in archive:
-            if entry.isfile() and wanted(PurePosixPath(entry.name).name):
-                yield f"{path.as_posix()}:{entry.name}", archive.extractfile(entry).read()
-
-
-@contextmanager
-def _readable(name: str):
-    """Turns what goes wrong while files are read into one line that names where."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except (EOFError, zlib.error, tarfile.ReadError, zipfile.BadZipFile) as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"{name}: the archive is cut off or damaged ({reason})") from error
-    except OSError as error:
-        raise UsageError(f"{name}: cannot be read ({error.strerror or error})") from error
+        for entry in tar_files(archive):
+            if wanted(PurePosixPath(entry.name).name):
+                place = f"{path.as_posix()}:{entry.name}"
+                yield place, read_within(archive.extractfile(entry), LARGEST, place)

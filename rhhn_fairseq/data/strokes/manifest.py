@@ -1,11 +1,10 @@
 """``manifest.json`` of prepared handwriting, and which files such a directory has."""
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rhhn_fairseq.data.manifest import MANIFEST_NAME
+from rhhn_fairseq.data.manifest import ADVICE, MANIFEST_NAME, load_manifest
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
 
@@ -68,21 +67,14 @@ def read_stroke_manifest(data_dir: Path) -> dict | None:
     Raises UsageError where the file cannot be read or is not such a manifest.
     """
     path = Path(data_dir) / MANIFEST_NAME
-    advice = "prepare the corpus again with --force"
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+    manifest = load_manifest(data_dir)
+    if manifest is None:
         return None
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
-    # Both JSONDecodeError and UnicodeDecodeError are ValueErrors.
-    except ValueError as error:
-        raise UsageError(f"{path}: is not JSON ({error}); {advice}") from error
     if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
         raise UsageError(f"{path}: is not the manifest of handwriting; scripts/prepare_strokes.py makes one")
     if manifest.get("format") != FORMAT:
         raise UsageError(
-            f"{path}: has format {manifest.get('format')!r}, this version reads format {FORMAT}; {advice}"
+            f"{path}: has format {manifest.get('format')!r}, this version reads format {FORMAT}; {ADVICE}"
         )
     kinds = {
         "request": dict,
@@ -94,10 +86,10 @@ def read_stroke_manifest(data_dir: Path) -> dict | None:
     }
     for key, kind in kinds.items():
         if not isinstance(manifest.get(key), kind):
-            raise UsageError(f"{path}: {key} is missing; {advice}")
+            raise UsageError(f"{path}: {key} is missing; {ADVICE}")
     try:
         normalisation_of(manifest)
         float(manifest["points_per_symbol"])
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path}: its statistics cannot be read ({error}); {advice}") from error
+        raise UsageError(f"{path}: its statistics cannot be read ({error}); {ADVICE}") from error
     return manifest

@@ -2,15 +2,15 @@
 all."""
 
 import dataclasses
-import hashlib
 import platform
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
-from rhhn_fairseq.data.destination import check_replaceable, staged
-from rhhn_fairseq.data.manifest import MANIFEST_NAME, write_manifest
+from rhhn_fairseq.data.checksums import check_files, describe_file
+from rhhn_fairseq.data.destination import check_replaceable, resolved, staged
+from rhhn_fairseq.data.manifest import MANIFEST_NAME, intact, write_manifest
 from rhhn_fairseq.data.strokes.cleaning import REASONS, CleaningConfig, clean
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.manifest import (
@@ -47,7 +47,7 @@ def prepare(
         UsageError: input that is unreadable, damaged, or leaves a split without lines; a ``dest`` that holds
             something else.
     """
-    dest = Path(dest).resolve()
+    dest = resolved(dest)
     check_replaceable(dest, force, is_stroke_file)
     # Before the corpus is read, which may take minutes.
     given = None if statistics_of is None else StrokeManifest.load(statistics_of).normalisation
@@ -62,8 +62,10 @@ def prepare(
         "inputs": loaded.inputs,
     }
     if prepared is not None:
-        _check_same(dest, prepared["request"], request)
-        _check_complete(dest, prepared["files"])
+        with intact(dest):
+            _check_same(dest, prepared["request"], request)
+            check_files(dest, prepared["files"], prepared.get("sha256", {}))
+            report(prepared)
         return prepared, True
     with staged(dest) as stage:
         manifest = _build(corpus, loaded, request, cleaning, given, stage)
@@ -108,7 +110,7 @@ def _build(corpus, loaded: Loaded, request, cleaning, given, stage: Path) -> dic
     symbols = "".join(sorted({symbol for line in train for symbol in line.text or ""}))
     written = [line for line in train if line.text]
     letters = sum(len(line.text) for line in written)
-    paths = sorted(stage.iterdir())
+    files = {path.name: describe_file(path) for path in sorted(stage.iterdir())}
     manifest = {
         "kind": KIND,
         "format": FORMAT,
@@ -119,8 +121,8 @@ def _build(corpus, loaded: Loaded, request, cleaning, given, stage: Path) -> dic
         "splits": counts,
         "notes": loaded.notes,
         "request": request,
-        "files": {path.name: path.stat().st_size for path in paths},
-        "sha256": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths},
+        "files": {name: entry["bytes"] for name, entry in files.items()},
+        "sha256": {name: entry["sha256"] for name, entry in files.items()},
         "versions": {"python": platform.python_version(), "rhhn_fairseq": _version("rhhn-fairseq")},
     }
     write_manifest(stage, manifest)
@@ -185,15 +187,6 @@ def _check_same(dest: Path, prepared: dict, request: dict) -> None:
                 f"{entry['name']}: SHA-256 {new[:16]}… is not the one recorded in "
                 f"{dest / MANIFEST_NAME}; {advice}"
             )
-
-
-def _check_complete(dest: Path, sizes: dict) -> None:
-    for name, expected in sizes.items():
-        path = dest / name
-        found = path.stat().st_size if path.is_file() else None
-        if found != expected:
-            problem = "is missing" if found is None else f"has {found:,} bytes"
-            raise UsageError(f"{path}: {problem}, expected {expected:,} bytes; --force prepares it again")
 
 
 def _version(distribution: str) -> str:

@@ -52,7 +52,7 @@ class StrokeSplit:
             raise UsageError(
                 f"{error.filename}: is missing; the directory has no {split} split of handwriting"
             ) from error
-        except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UsageError(
                 f"{directory}: its {split} split cannot be read ({error}); prepare it again with --force"
             ) from error

@@ -19,10 +19,11 @@ import numpy as np
 
 from rhhn_fairseq.data.corpora import parse_split
 from rhhn_fairseq.data.manifest import SPLITS
-from rhhn_fairseq.data.strokes.arrays import read_arrays
+from rhhn_fairseq.data.strokes.arrays import LARGEST, read_arrays
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.points import FIRST_ROWS, Line, from_offsets
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import read_regular
 
 STROKES_SUFFIX = "-strokes.npy"
 CHARS_SUFFIX = "-chars.npy"
@@ -57,7 +58,7 @@ def _load(paths, split, first_row, y_up, seed) -> Loaded:
     unsplit: list[Line] = []
     for path in paths:
         for file in _files(path):
-            content = _content(file)
+            content = read_regular(file, LARGEST)
             found.inputs.append(
                 {"name": file.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             )
@@ -102,13 +103,6 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from error
-
-
 def _lines(array: np.ndarray, name: str, first_row: str, y_up: bool, text: str | None = None) -> list[Line]:
     """The lines of one array: one [n, 3], a list of such, or a block [lines, n, 3]."""
     if array.dtype != object and array.ndim == 2:
@@ -136,7 +130,7 @@ def _text(file: Path) -> str | None:
         text = found.item()
         return text if isinstance(text, str) else _decoded(text, chars)
     file = file.with_suffix(".txt")
-    return _decoded(_content(file), file).strip() if file.exists() else None
+    return _decoded(read_regular(file, LARGEST), file).strip() if file.exists() else None
 
 
 def _decoded(content: bytes, path: Path) -> str:

@@ -1,0 +1,260 @@
+"""Lists of arrays as NumPy pickles them, read without unpickling.
+
+A pickle is a program for a small stack machine. The machine here keeps a call as a record of what would be
+called with which arguments; nothing is ever called. The records are then compared with the few forms that
+NumPy has written for arrays of numbers since Python 2, and the numbers taken from their bytes.
+"""
+
+import math
+import pickletools
+from dataclasses import dataclass
+
+import numpy as np
+
+from rhhn_fairseq.data.strokes.buffers import MOST_DIMENSIONS, NUMBERS, array_over
+
+# A million lines of handwriting take some 18 million.
+MOST_INSTRUCTIONS = 20_000_000
+
+# What NumPy names in a pickled array, by the last part of the module: it has moved between versions.
+_FUNCTIONS = {
+    ("multiarray", "_reconstruct"): "_reconstruct",
+    ("numeric", "_frombuffer"): "_frombuffer",
+    ("numpy", "ndarray"): "ndarray",
+    ("numpy", "dtype"): "dtype",
+    ("_codecs", "encode"): "encode",
+    # Protocol 2 has no empty bytes and writes a call of ``bytes`` instead.
+    ("builtins", "bytes"): "bytes",
+    ("__builtin__", "bytes"): "bytes",
+}
+_MODULES = ("numpy", "_codecs", "builtins", "__builtin__")
+
+
+@dataclass(frozen=True)
+class Function:
+    """The name of a function, which stands for it."""
+
+    name: str
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that a pickle asks for, and the state that it gives to the result."""
+
+    function: str
+    arguments: tuple
+    state: object = None
+
+
+def parse_object_array(content: bytes, shape: tuple[int, ...], limit: int) -> np.ndarray:
+    """The list of arrays in a pickle.
+
+    Args:
+        shape: of the list, as the header of the file says. limit: the most bytes that the arrays may have
+            together.
+
+    Returns:
+        An array of objects, which are arrays of numbers. Where the pickle holds single numbers, as NumPy
+        makes them of arrays of one shape, they are an array of float64.
+
+    Raises:
+        ValueError: the pickle is damaged or holds anything else.
+    """
+    try:
+        outer = _call(run(content), "_reconstruct")
+        _check_reconstruct(outer)
+        version, outer_shape, dtype, fortran, elements = outer.state
+    except (IndexError, KeyError, TypeError) as error:
+        raise ValueError("its pickle is not that of an array") from error
+    if (version, fortran) != (1, False) or not _is_object_dtype(dtype) or not isinstance(elements, list):
+        raise ValueError("its pickle is not that of a list of arrays")
+    if _shape(outer_shape) != shape or math.prod(shape) != len(elements):
+        raise ValueError(f"its pickle has another shape than {shape}, which its header says")
+    if elements and all(type(element) in (bool, int, float) for element in elements):
+        return _numbers(elements, shape)
+    if len(shape) != 1:
+        raise ValueError(f"a list of shape {shape}")
+    return _list(elements, limit)
+
+
+def _numbers(elements: list, shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        return np.array([float(element) for element in elements]).reshape(shape)
+    except OverflowError as error:
+        raise ValueError("a number beyond float64") from error
+
+
+def _list(elements: list, limit: int) -> np.ndarray:
+    # A pickle can name one array any number of times.
+    arrays: dict[int, np.ndarray] = {}
+    result = np.empty(len(elements), dtype=object)
+    for index, element in enumerate(elements):
+        if id(element) not in arrays:
+            arrays[id(element)] = _array(element)
+        result[index] = arrays[id(element)]
+        limit -= result[index].nbytes
+        if limit < 0:
+            raise ValueError("its arrays have too many bytes together")
+    return result
+
+
+def _array(value) -> np.ndarray:
+    """The array of numbers that a call would make."""
+    try:
+        if isinstance(value, Call) and value.function == "_frombuffer":
+            data, dtype, shape, order = value.arguments
+            if value.state is not None or order not in ("C", "F"):
+                raise ValueError("a buffer in an unknown order")
+            return array_over(_bytes(data), _number_dtype(dtype), _shape(shape), order == "F")
+        call = _call(value, "_reconstruct")
+        _check_reconstruct(call)
+        version, shape, dtype, fortran, data = call.state
+        if version != 1 or type(fortran) not in (bool, int):
+            raise ValueError("an array of an unknown version")
+        return array_over(_bytes(data), _number_dtype(dtype), _shape(shape), bool(fortran))
+    except TypeError as error:
+        raise ValueError("something that is no array of numbers") from error
+
+
+def _call(value, function: str) -> Call:
+    if not isinstance(value, Call) or value.function != function:
+        raise ValueError("something that is no array")
+    return value
+
+
+def _check_reconstruct(call: Call) -> None:
+    subtype, shape, kind = call.arguments
+    if subtype != Function("ndarray") or shape != (0,) or _bytes(kind) != b"b":
+        raise ValueError("an array of an unknown form")
+
+
+def _shape(value) -> tuple[int, ...]:
+    known = type(value) is tuple and len(value) <= MOST_DIMENSIONS
+    if not (known and all(type(size) is int and 0 <= size < 2**63 for size in value)):
+        raise ValueError("a shape that no line of handwriting has")
+    return value
+
+
+def _bytes(value) -> bytes:
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value)
+    # Python 2's byte strings come as text that latin1 maps one to one.
+    if isinstance(value, str):
+        return value.encode("latin1")
+    if isinstance(value, Call) and value.state is None:
+        if (value.function, value.arguments) == ("bytes", ()):
+            return b""
+        if value.function == "encode":
+            text, encoding = value.arguments
+            if isinstance(text, str) and encoding == "latin1":
+                return text.encode("latin1")
+    raise ValueError("an array without bytes")
+
+
+def _dtype_fields(value) -> tuple[str, tuple]:
+    """The code of a dtype, such as i2, and its state: byte order and seven fields more."""
+    call = _call(value, "dtype")
+    code, align, copy = call.arguments
+    if not isinstance(code, str) or align not in (0, 1) or copy not in (0, 1):
+        raise ValueError("a type of an unknown form")
+    if type(call.state) is not tuple or len(call.state) != 8:
+        raise ValueError("a type of an unknown version")
+    return code, call.state
+
+
+def _is_object_dtype(value) -> bool:
+    code, state = _dtype_fields(value)
+    return code in ("O4", "O8") and state == (3, "|", None, None, None, -1, -1, 63)
+
+
+def _number_dtype(value) -> np.dtype:
+    """The dtype of plain numbers; its flags, fields and sizes must be those that every such dtype has."""
+    code, (version, order, *rest) = _dtype_fields(value)
+    if (code[:1], code[1:]) not in NUMBERS:
+        raise ValueError(f"elements of type {code[:20]}, which are no plain numbers")
+    if version != 3 or order not in ("<", ">", "|", "=") or rest != [None, None, None, -1, -1, 0]:
+        raise ValueError(f"a changed type {code}")
+    return np.dtype(order + code)
+
+
+_PUSHES = {
+    *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "SHORT_BINSTRING", "BINSTRING"),
+    *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
+    "BYTEARRAY8",
+}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+def run(content: bytes):
+    """What a pickle of numbers, texts, bytes, tuples, lists and calls would make, with the calls not made.
+
+    Raises:
+        ValueError: it has another instruction, or names a function that no array needs.
+        IndexError, KeyError, TypeError: it takes from an empty stack, or what it takes does not fit.
+    """
+    stack: list = []
+    # The stacks that were put aside, one for each open mark.
+    outer: list[list] = []
+    memo: dict[int, object] = {}
+    for count, (instruction, argument, _) in enumerate(pickletools.genops(content)):
+        name = instruction.name
+        if count > MOST_INSTRUCTIONS:
+            raise ValueError(f"its pickle has more than {MOST_INSTRUCTIONS:,} instructions")
+        if name in _PUSHES:
+            stack.append(argument)
+        elif name in _CONSTANTS:
+            stack.append(_CONSTANTS[name])
+        elif name in _TUPLES:
+            items = tuple(stack.pop() for _ in range(_TUPLES[name]))
+            stack.append(items[::-1])
+        elif name == "EMPTY_LIST":
+            stack.append([])
+        elif name == "MARK":
+            outer.append(stack)
+            stack = []
+        elif name == "TUPLE":
+            items, stack = tuple(stack), outer.pop()
+            stack.append(items)
+        elif name == "APPENDS":
+            items, stack = stack, outer.pop()
+            _of(list, stack[-1]).extend(items)
+        elif name == "APPEND":
+            item = stack.pop()
+            _of(list, stack[-1]).append(item)
+        elif name in ("BINPUT", "LONG_BINPUT"):
+            memo[argument] = stack[-1]
+        elif name == "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(memo[argument])
+        elif name == "GLOBAL":
+            stack.append(_function(*argument.split(" ", 1)))
+        elif name == "STACK_GLOBAL":
+            item = _of(str, stack.pop())
+            stack.append(_function(_of(str, stack.pop()), item))
+        elif name == "REDUCE":
+            arguments = _of(tuple, stack.pop())
+            stack.append(Call(_of(Function, stack.pop()).name, arguments))
+        elif name == "BUILD":
+            state = stack.pop()
+            _of(Call, stack[-1]).state = state
+        elif name == "STOP":
+            return stack.pop()
+        elif name not in ("PROTO", "FRAME"):
+            raise ValueError(f"its pickle has an instruction {name}, which no array needs")
+    raise ValueError("its pickle ends too early")
+
+
+def _of(kind: type, value):
+    if not isinstance(value, kind):
+        raise TypeError(f"a {type(value).__name__} where a {kind.__name__} was expected")
+    return value
+
+
+def _function(module: str, name: str) -> Function:
+    known = _FUNCTIONS.get((module.rpartition(".")[2], name))
+    if known is None or module.partition(".")[0] not in _MODULES:
+        asked = " ".join(f"{module[:40]}.{name[:40]}".split())
+        raise ValueError(f"it asks for {asked}, which no array needs")
+    return Function(known)
