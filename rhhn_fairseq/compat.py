@@ -42,6 +42,7 @@ ADAPTATIONS = (
     checkpoints.leave_no_empty_directory,
     restarts.copy_whole,
     restarts.batch_alike_in_every_start,
+    restarts.count_batches_of_all_workers,
     configuration_is_data,
     torchrun.honour_environment,
     torchrun.keep_off_gpu,
