@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from rhhn_fairseq.data.corpora import Corpus, Input
-from rhhn_fairseq.data.destination import DATA_FILES, check_replaceable, staged
+from rhhn_fairseq.data.destination import DATA_FILES, check_replaceable, one_at_a_time, staged
 from rhhn_fairseq.data.manifest import (
     DICTIONARY_NAME,
     FORMAT,
@@ -32,6 +32,7 @@ from rhhn_fairseq.errors import UsageError
 Stretch = tuple[Source, int, int | None]
 
 
+@one_at_a_time
 def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool = True) -> tuple[dict, bool]:
     """Prepare ``corpus`` in the directory ``dest``; its manifest, and whether it was there already.
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
-from rhhn_fairseq.data.destination import check_replaceable, publish
+from rhhn_fairseq.data.destination import check_replaceable, one_at_a_time, publish
 from rhhn_fairseq.data.manifest import MANIFEST_NAME, write_manifest
 from rhhn_fairseq.data.parallel.binarising import binarise
 from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig
@@ -29,6 +29,7 @@ TEXTS, PIECES, ENCODED, BINARY = "texts", "pieces", "encoded", "binary"
 _PACKAGES = {"fairseq": "fairseq-fixed", "sentencepiece": "sentencepiece", "rhhn_fairseq": "rhhn-fairseq"}
 
 
+@one_at_a_time
 def prepare(
     corpus: Corpus,
     cleaning: CleaningConfig,
