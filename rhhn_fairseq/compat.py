@@ -21,6 +21,7 @@ from rhhn_fairseq.adaptations import (
     mixed_precision,
     one_line,
     restarts,
+    starting,
     torchrun,
     user_dir,
 )
@@ -36,6 +37,8 @@ ADAPTATIONS = (
     checkpoints.allow_namespace,
     checkpoints.load_weights_only,
     checkpoints.name_missing_file,
+    starting.start_from_a_good_checkpoint,
+    starting.train_alone,
     checkpoints.require_named_checkpoint,
     checkpoints.name_mismatch,
     checkpoints.gather_before_saving,

@@ -1,9 +1,14 @@
 """Going on with a training: with other workers, and from the checkpoint that is right."""
 
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from cli import fairseq_train, json_log, lstm, model_of
 from in_process import LOG, char_lm, train
+from test_locks import holder
 
 from rhhn_fairseq.adaptations.restarts import position_of_worker
 from rhhn_fairseq.errors import UsageError
@@ -99,3 +104,85 @@ def test_resuming_with_other_workers(corpus, tiny_corpus, tmp_path, task, before
     rest = fairseq_train(arguments(tmp_path / "cut", after, *end), workers=after)
     assert len(losses(expected)) == 12
     assert losses(rest) == losses(expected)[5:]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def zeros(path):
+    """What a power failure can leave: blocks that were never written."""
+    content = path.read_bytes()
+    middle = len(content) // 2
+    path.write_bytes(content[:middle] + bytes(512) + content[middle + 512 :])
+
+
+@pytest.fixture
+def stopped(whole, tmp_path):
+    """A directory with checkpoints after 13, 26 and 30 updates."""
+    for path in whole[1].iterdir():
+        shutil.copy(path, tmp_path)
+    assert {"checkpoint_1_13.pt", "checkpoint_last.pt"} < {path.name for path in tmp_path.iterdir()}
+    return tmp_path
+
+
+@pytest.mark.parametrize("spoil", [cut, empty, zeros])
+def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_good_one(corpus, whole, stopped, spoil):
+    """start_from_a_good_checkpoint; the newest name is damaged as well, and the oldest file the youngest."""
+    older = sorted(stopped.glob("checkpoint_*_*.pt"), key=lambda path: path.stat().st_mtime)
+    names = [path.name for path in older]
+    assert names == ["checkpoint_1_13.pt", "checkpoint_2_26.pt"]
+    (stopped / "checkpoint_best.pt").write_bytes(b"PK")
+    os.utime(older[0])
+    spoil(stopped / "checkpoint_last.pt")
+    log = train(*char_lm(corpus, stopped, "--max-update", 30))
+    (warning,) = [message for message in log.messages if "going on from" in message]
+    assert str(stopped / "checkpoint_last.pt") in warning and str(stopped / "checkpoint_2_26.pt") in warning
+    assert log.losses == whole[0].losses[26:]
+    assert same_parameters(whole[1], stopped)
+
+
+def test_a_directory_in_the_place_of_the_last_checkpoint_is_refused(corpus, stopped):
+    (stopped / "checkpoint_last.pt").unlink()
+    (stopped / "checkpoint_last.pt").mkdir()
+    newest = stopped / "checkpoint_2_26.pt"
+    with pytest.raises(UsageError, match=rf"last.pt: is a directory.* --restore-file {newest}$"):
+        train(*char_lm(corpus, stopped, "--max-update", 30))
+
+
+def test_a_missing_last_checkpoint_is_no_start_from_scratch(corpus, whole, stopped):
+    (stopped / "checkpoint_last.pt").unlink()
+    newest = stopped / "checkpoint_2_26.pt"
+    with pytest.raises(UsageError, match=rf"last.pt: is missing .* --restore-file {newest}$"):
+        train(*char_lm(corpus, stopped, "--max-update", 30))
+    assert not (stopped / ".training.lock").exists()
+    log = train(*char_lm(corpus, stopped, "--max-update", 30, "--restore-file", newest))
+    assert log.losses == whole[0].losses[26:]
+
+
+def test_nothing_but_damage_is_refused_by_its_name(corpus, tmp_path):
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"PK")
+    with pytest.raises(UsageError, match=f"checkpoint {tmp_path}/checkpoint_last.pt cannot be read"):
+        train(*char_lm(corpus, tmp_path, "--max-update", 30))
+
+
+def test_a_hostile_last_checkpoint_is_not_passed_over(corpus, stopped):
+    torch.save({"model": {}, "call": Path.cwd}, stopped / "checkpoint_last.pt")
+    with pytest.raises(UsageError, match="checkpoint_last.pt is refused: it would load"):
+        train(*char_lm(corpus, stopped, "--max-update", 30))
+
+
+def test_two_trainings_in_one_directory(corpus, tmp_path):
+    """train_alone: the second is refused before it has read or written a checkpoint."""
+    with holder(tmp_path / ".training.lock") as first:
+        with pytest.raises(UsageError, match=rf"--save-dir {tmp_path}: another .*process {first.pid} on"):
+            train(*char_lm(corpus, tmp_path, "--max-update", 1))
+        assert [path.name for path in tmp_path.iterdir()] == [".training.lock"]
+        train(*char_lm(corpus, tmp_path, "--max-update", 1, "--no-save"))
+    (tmp_path / "checkpoint_1_1.pt.tmp").write_bytes(b"cut short by a kill")
+    train(*char_lm(corpus, tmp_path, "--max-update", 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_last.pt"]
