@@ -6,6 +6,7 @@ import logging
 from omegaconf import OmegaConf
 
 from rhhn_fairseq.adaptations import mentions
+from rhhn_fairseq.adaptations.saving import staged_file
 from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger("rhhn_fairseq.compat")
@@ -22,17 +23,14 @@ def copy_whole() -> bool:
     from fairseq.file_io import PathManager
 
     inner = PathManager.copy
-    if mentions(inner, "rename"):
+    if mentions(inner, "staged_file"):
         return False
 
     def copy(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
         if not (overwrite and PathManager.supports_rename(dst_path)):
             return inner(src_path, dst_path, overwrite)
-        stage = dst_path + ".tmp"
-        done = inner(src_path, stage, overwrite)
-        if done:
-            PathManager.rename(stage, dst_path)
-        return done
+        with staged_file(dst_path) as stage:
+            return inner(src_path, stage, overwrite)
 
     PathManager.copy = staticmethod(copy)
     return True
