@@ -18,6 +18,7 @@ from rhhn_fairseq.data.download import default_download_dir
 from rhhn_fairseq.data.manifest import SPLITS
 from rhhn_fairseq.data.prepare import prepare, report
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.signals import exit_status, interrupted_by_sigterm
 
 
 class _Parser(argparse.ArgumentParser):
@@ -97,8 +98,9 @@ def choose_corpus(arguments):
     return corpora.text_split(arguments.input, arguments.split, arguments.bytes)
 
 
+@interrupted_by_sigterm()
 def main(argv=None) -> int:
-    """Run the program; its exit status: 0, 1 for bad input, 130 when interrupted."""
+    """Run the program; its exit status: 0, 1 for bad input, 130 when interrupted, 143 after SIGTERM."""
     try:
         arguments = parse_arguments(argv)
         dest = arguments.dest or Path("data-bin") / arguments.corpus
@@ -107,9 +109,9 @@ def main(argv=None) -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("error: interrupted; nothing was prepared", file=sys.stderr)
-        return 130
+        return exit_status(interrupt)
     print(f"{'already prepared' if reused else 'prepared'}: {dest}")
     print(report(manifest))
     return 0

@@ -22,6 +22,7 @@ from rhhn_fairseq.data.strokes.points import FIRST_ROWS
 from rhhn_fairseq.data.strokes.prepare import prepare, report
 from rhhn_fairseq.data.strokes.stroke3 import stroke3
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.signals import exit_status, interrupted_by_sigterm
 
 
 class _Parser(argparse.ArgumentParser):
@@ -121,8 +122,9 @@ def choose_corpus(arguments):
     return stroke3(arguments.input, arguments.split, arguments.first_row, arguments.y_up, arguments.seed)
 
 
+@interrupted_by_sigterm()
 def main(argv=None) -> int:
-    """Run the program; its exit status: 0, 1 for bad input, 130 when interrupted."""
+    """Run the program; its exit status: 0, 1 for bad input, 130 when interrupted, 143 after SIGTERM."""
     try:
         arguments = parse_arguments(argv)
         dest = arguments.dest or Path("data-bin") / arguments.corpus
@@ -137,9 +139,9 @@ def main(argv=None) -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("error: interrupted; nothing was prepared", file=sys.stderr)
-        return 130
+        return exit_status(interrupt)
     print(f"{'already prepared' if reused else 'prepared'}: {dest}")
     print(report(manifest))
     return 0

@@ -5,6 +5,7 @@ into pieces; binary: fairseq-preprocess. The stages are in a hidden directory be
 takes their results when all are done, in one step.
 """
 
+import os
 import platform
 import shutil
 from collections.abc import Callable
@@ -47,8 +48,10 @@ def prepare(
     Raises UsageError for input that is unreadable or does not fit together, for a full disk, and for a
     ``dest`` that holds something else.
     """
-    if workers < 1:
-        raise UsageError(f"--workers {workers}: must be 1 or more")
+    if not 1 <= workers <= most_workers():
+        raise UsageError(
+            f"--workers {workers}: must be 1 or more, and {most_workers()} at most on this machine"
+        )
     dest = Path(dest).resolve()
     check_replaceable(dest, force, is_parallel_file)
     work = dest.with_name(f".{dest.name}.work")
@@ -235,6 +238,11 @@ def _check_complete(dest: Path, files: dict) -> None:
             raise UsageError(
                 f"{path}: {problem}, expected {entry['bytes']:,} bytes; --force prepares it again"
             )
+
+
+def most_workers() -> int:
+    """More processes than some for each processor only wait for each other, and use up the memory."""
+    return max(16, 4 * (os.cpu_count() or 1))
 
 
 def versions() -> dict[str, str]:
