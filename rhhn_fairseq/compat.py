@@ -23,6 +23,7 @@ from rhhn_fairseq.adaptations import (
     restarts,
     saving,
     starting,
+    stopping,
     torchrun,
     user_dir,
 )
@@ -44,6 +45,7 @@ ADAPTATIONS = (
     checkpoints.name_mismatch,
     checkpoints.gather_before_saving,
     checkpoints.leave_no_empty_directory,
+    stopping.stop_with_a_checkpoint,
     saving.leave_no_cut_checkpoint,
     restarts.copy_whole,
     restarts.batch_alike_in_every_start,

@@ -51,9 +51,9 @@ def configuration(arguments):
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, given))
 
 
-def train(*arguments) -> Log:
-    """fairseq-train with these arguments; what it raises comes through."""
-    cfg, log = configuration(arguments), Log()
+def train(*arguments, log: Log | None = None) -> Log:
+    """fairseq-train with these arguments, and its log; what it raises comes through."""
+    cfg, log = configuration(arguments), log or Log()
     vars(checkpoint_utils.save_checkpoint).pop("best", None)
     metrics.reset()
     root = logging.getLogger()
