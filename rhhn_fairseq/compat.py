@@ -60,6 +60,7 @@ ADAPTATIONS = (
     torchrun.gather_objects_on_cpu,
     torchrun.validate_on_uneven_shares,
     mixed_precision.unscale_once,
+    mixed_precision.keep_master_weights,
     loading.restore_numpy_names,
     loading.keep_the_last_batch,
     loading.stop_reading_at_the_end,
