@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.signals import exit_status, interrupted_by_sigterm
 
 
 def run(main: Callable[[], None]) -> int:
-    """Calls ``main``; returns the exit status, 1 after an error that is the user's, said in one line.
+    """Calls ``main``; returns the exit status.
 
-    A reader of standard output that leaves early, as in ``... | head``, has had what it wanted: the program
-    ends there with status 0. Any other failure to write is an error.
+    That is 1 after an error that is the user's, said in one line, 130 after Ctrl-C and 143 after SIGTERM. A
+    reader of standard output that leaves early, as in ``... | head``, has had what it wanted: the program ends
+    there with status 0. Any other failure to write is an error.
     """
     if sys.stderr is None:
         # ``print`` would write errors to standard output instead.
@@ -27,12 +29,13 @@ def run(main: Callable[[], None]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     with watched_output() as output:
         try:
-            main()
+            with interrupted_by_sigterm():
+                main()
             sys.stdout.flush()
         except UsageError as error:
             return _refuse(str(error))
-        except KeyboardInterrupt:
-            return 130
+        except KeyboardInterrupt as interrupt:
+            return exit_status(interrupt)
         except SystemExit:
             # argparse ignores it where --help cannot be written.
             _flush()

@@ -120,7 +120,7 @@ def prepare_corpus(argv) -> None:
 
 
 def main(argv=None) -> int:
-    """Run the program; its exit status: 0, 1 for bad input, 130 when interrupted."""
+    """Run the program; its exit status: 0, 1 for bad input, 130 when interrupted, 143 after SIGTERM."""
     return run(lambda: prepare_corpus(argv))
 
 

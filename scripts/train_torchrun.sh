@@ -110,6 +110,13 @@ else
     fi
     [ -n "$endpoint" ] || fail "--nnodes $nnodes needs --rdzv-endpoint HOST:PORT, one of the machines, the same for all"
     meeting=(--nnodes "$nnodes" --rdzv-backend c10d --rdzv-endpoint "$endpoint" --rdzv-id "$job")
+    # A machine's own name may lead to itself alone (127.0.1.1). The others are told the address that it has on
+    # the way to the endpoint, and gloo listens there.
+    reach=$("$python" -P "$root/rhhn_fairseq/network.py" "$endpoint")
+    read -r address interface role <<<"$reach"
+    [ "$address" = - ] || meeting+=(--local-addr "$address")
+    [ "$role" = - ] || meeting+=(--rdzv-conf is_host=1)
+    [ "$interface" = - ] || export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface}
 fi
 
 # By default the machines' agents keep one store for the addresses of the workers for as long as they live.

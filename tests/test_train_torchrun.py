@@ -78,7 +78,10 @@ def test_threads_are_shared_out():
 def test_several_machines():
     shown = command("--nproc", 4, "--nnodes", 2, "--rdzv-endpoint", "first:29400", *RUN)
     assert "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint first:29400 --rdzv-id rhhn_fairseq" in shown
+    # The name leads nowhere, so torchrun is left to find out.
     assert "--standalone" not in shown and "--local-addr" not in shown
+    shown = command("--nproc", 4, "--nnodes", 2, "--rdzv-endpoint", "127.0.0.1:29400", *RUN)
+    assert "--rdzv-id rhhn_fairseq --local-addr 127.0.0.1 --nproc-per-node 4" in shown
     values = {"NNODES": "2:4", "RDZV_ENDPOINT": "first:1", "RDZV_ID": "mine", "NPROC": "1"}
     assert "--nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint first:1 --rdzv-id mine" in command(
         *RUN, **values

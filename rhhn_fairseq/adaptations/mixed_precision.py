@@ -1,8 +1,16 @@
-"""Repairs of fairseq's ``--amp``."""
+"""Repairs of fairseq's ``--amp``, ``--bf16`` and ``--fp16``."""
 
 import functools
+import logging
+
+import torch
 
 from rhhn_fairseq.adaptations import mentions
+
+logger = logging.getLogger("rhhn_fairseq.compat")
+
+# The place of the float32 weights in the optimizer's state.
+MASTER = "master_weights"
 
 
 def unscale_once() -> bool:
@@ -25,3 +33,44 @@ def unscale_once() -> bool:
 
     AMPOptimizer.__init__ = init_with_one_object
     return True
+
+
+def keep_master_weights() -> bool:
+    """Under --bf16 and --fp16 the optimizer has float32 copies of the weights, which fairseq does not save.
+
+    A run that goes on starts from the rounded weights, and all that was too small for their digits is lost.
+    Here the copies are part of the optimizer's state. Older checkpoints, which lack them, load as before.
+    """
+    from fairseq.optim.fp16_optimizer import FP16Optimizer
+
+    save, load = FP16Optimizer.state_dict, FP16Optimizer.load_state_dict
+
+    @functools.wraps(save)
+    def state_dict(self):
+        return save(self) | {MASTER: [weights.data for weights in _flat_or_not(self.fp32_params)]}
+
+    @functools.wraps(load)
+    def load_state_dict(self, state_dict, optimizer_overrides=None):
+        saved = state_dict.get(MASTER)
+        rest = {key: value for key, value in state_dict.items() if key != MASTER}
+        load(self, rest, optimizer_overrides)
+        if saved is None:
+            logger.info("the checkpoint has no float32 weights: training goes on from the rounded ones")
+            return
+        masters = _flat_or_not(self.fp32_params)
+        if [weights.shape for weights in saved] != [weights.shape for weights in masters]:
+            logger.warning("the checkpoint's float32 weights are of other sizes: the rounded ones are taken")
+            return
+        for weights, exact in zip(masters, saved, strict=True):
+            exact = exact.to(weights.device)
+            # The model's weights may have been changed in the file, as averaging does; then they count.
+            same = exact.to(self.fp16_params[0].dtype).float() == weights.data
+            weights.data.copy_(torch.where(same, exact, weights.data))
+
+    FP16Optimizer.state_dict, FP16Optimizer.load_state_dict = state_dict, load_state_dict
+    return True
+
+
+def _flat_or_not(fp32_params) -> list:
+    """The float32 weights as a list: one for each parameter, or one for each device if they are flattened."""
+    return list(fp32_params.values()) if isinstance(fp32_params, dict) else list(fp32_params)

@@ -1,8 +1,15 @@
 """Training that is killed and started again loses nothing: neither its last checkpoint nor sentences."""
 
 import functools
+import logging
+
+from omegaconf import OmegaConf
 
 from rhhn_fairseq.adaptations import mentions
+from rhhn_fairseq.adaptations.saving import staged_file
+from rhhn_fairseq.errors import UsageError
+
+logger = logging.getLogger("rhhn_fairseq.compat")
 
 
 def copy_whole() -> bool:
@@ -16,17 +23,14 @@ def copy_whole() -> bool:
     from fairseq.file_io import PathManager
 
     inner = PathManager.copy
-    if mentions(inner, "rename"):
+    if mentions(inner, "staged_file"):
         return False
 
     def copy(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
         if not (overwrite and PathManager.supports_rename(dst_path)):
             return inner(src_path, dst_path, overwrite)
-        stage = dst_path + ".tmp"
-        done = inner(src_path, stage, overwrite)
-        if done:
-            PathManager.rename(stage, dst_path)
-        return done
+        with staged_file(dst_path) as stage:
+            return inner(src_path, stage, overwrite)
 
     PathManager.copy = staticmethod(copy)
     return True
@@ -56,3 +60,69 @@ def batch_alike_in_every_start() -> bool:
 
     FairseqTask.get_batch_iterator = get_batch_iterator
     return True
+
+
+def count_batches_of_all_workers() -> bool:
+    """A run that goes on in mid-epoch with other workers must go on at the same batch.
+
+    fairseq saves how many batches one worker has read and takes that number for this run's worker, however
+    many there are. Two workers that have read 20 batches each are at batch 40; one worker would go on at
+    batch 20. Here the number is converted when a checkpoint is loaded. The checkpoint's configuration says
+    how many workers saved it, so older checkpoints work too.
+    """
+    from fairseq import checkpoint_utils
+    from fairseq.trainer import Trainer
+
+    load_to_cpu, load = checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint
+
+    @functools.wraps(load_to_cpu)
+    def load_checkpoint_to_cpu(path, *args, **kwargs):
+        state = load_to_cpu(path, *args, **kwargs)
+        cfg = state.get("cfg")
+        if OmegaConf.is_config(cfg) and "train_iterator" in state.get("extra_state", {}):
+            # Only rank 0 reads the file; the others see what it sends them.
+            workers = OmegaConf.select(cfg, "distributed_training.distributed_world_size")
+            state["extra_state"]["train_iterator"]["workers"] = workers
+        return state
+
+    @functools.wraps(load)
+    def load_checkpoint(self, filename, *args, **kwargs):
+        extra_state = load(self, filename, *args, **kwargs)
+        position = (extra_state or {}).get("train_iterator", {})
+        before, now = position.get("workers"), self.data_parallel_world_size
+        if before is None or not position.get("iterations_in_epoch"):
+            return extra_state
+        if before != now and self.cfg.dataset.grouped_shuffling and not self.cfg.checkpoint.reset_dataloader:
+            raise UsageError(
+                f"checkpoint {filename} was saved in mid-epoch by {before} worker(s), this run has {now}: "
+                "--grouped-shuffling orders batches by the number of workers; resume with as many, or give "
+                "--reset-dataloader to start the epoch again"
+            )
+        frequencies = self.cfg.optimization.update_freq
+        frequency = frequencies[min(position["epoch"], len(frequencies)) - 1]
+        seen = position["iterations_in_epoch"] * before
+        position["iterations_in_epoch"], again = position_of_worker(seen, now, frequency)
+        if again:
+            logger.warning(
+                "%s was saved after batch %d of an epoch, within an update of this run's %d worker(s) "
+                "with --update-freq %d: the last %d batches are trained on again",
+                filename,
+                seen,
+                now,
+                frequency,
+                again,
+            )
+        return extra_state
+
+    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+    Trainer.load_checkpoint = load_checkpoint
+    return True
+
+
+def position_of_worker(seen: int, workers: int, frequency: int) -> tuple[int, int]:
+    """Where each worker goes on after ``seen`` batches of an epoch, and how many of these come again.
+
+    An update takes ``frequency`` batches of each of ``workers``, and begins with a batch of its own.
+    """
+    updates, again = divmod(seen, workers * frequency)
+    return updates * frequency, again

@@ -1,5 +1,7 @@
-"""Makes a directory whole or not at all: filled beside its place, then renamed."""
+"""Makes a directory whole or not at all: filled beside its place, then renamed, by one process at a time."""
 
+import functools
+import inspect
 import os
 import shutil
 import uuid
@@ -9,6 +11,7 @@ from pathlib import Path
 
 from rhhn_fairseq.data.manifest import DICTIONARY_NAME, MANIFEST_NAME, SPLITS
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.locks import locked
 
 DATA_FILES = (
     DICTIONARY_NAME,
@@ -64,6 +67,38 @@ def _contents(dest: Path, is_own: Callable[[str], bool]) -> Iterator[str]:
         yield name
         if path.is_dir() and is_own(name):
             yield from (name + inner.name for inner in sorted(path.iterdir()))
+
+
+def one_at_a_time(prepare: Callable) -> Callable:
+    """A function that prepares the directory ``dest``, one of its parameters, as this process alone.
+
+    While it runs, it raises UsageError in every other process that is asked for the same directory. Nothing
+    is locked where the file system cannot be written.
+    """
+    signature = inspect.signature(prepare)
+
+    @functools.wraps(prepare)
+    def prepare_alone(*args, **kwargs):
+        dest = Path(os.path.realpath(signature.bind(*args, **kwargs).arguments["dest"]))
+        refusal = f"{dest}: another process is preparing it; wait for that one, or choose another --dest"
+        with _made(dest.parent), locked(dest.with_name(f".{dest.name}.lock"), refusal):
+            return prepare(*args, **kwargs)
+
+    return prepare_alone
+
+
+@contextmanager
+def _made(directory: Path) -> Iterator[None]:
+    """Makes a directory if it can be made; those that were made and hold nothing are removed in the end."""
+    missing = [path for path in (directory, *directory.parents) if not os.path.lexists(path)]
+    with suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            for path in missing:
+                path.rmdir()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from rhhn_fairseq.data.checksums import check_files, describe_file
 from rhhn_fairseq.data.corpora import Corpus, Input
-from rhhn_fairseq.data.destination import DATA_FILES, check_replaceable, resolved, staged
+from rhhn_fairseq.data.destination import DATA_FILES, check_replaceable, one_at_a_time, resolved, staged
 from rhhn_fairseq.data.manifest import (
     DICTIONARY_NAME,
     FORMAT,
@@ -34,6 +34,7 @@ from rhhn_fairseq.errors import UsageError
 Stretch = tuple[Source, int, int | None]
 
 
+@one_at_a_time
 def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool = True) -> tuple[dict, bool]:
     """Prepare ``corpus`` in the directory ``dest``; its manifest, and whether it was there already.
 

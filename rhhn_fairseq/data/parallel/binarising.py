@@ -1,7 +1,9 @@
 """The fourth stage: fairseq-preprocess, run as its users run it, and a check of what it wrote."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,13 +19,22 @@ from rhhn_fairseq.data.parallel.encoding import DICTIONARY_NAME
 from rhhn_fairseq.data.stream import StreamWriter, read_index, storage_dtype
 from rhhn_fairseq.errors import UsageError
 
-PREPROCESS = "fairseq_cli.preprocess"
+# fairseq-preprocess starts a process for every part that it cuts a text into; here as many as it is told.
+_PREPROCESS = """
+import sys
+from multiprocessing import Pool
+from fairseq import binarizer
+from fairseq_cli import preprocess
+workers = int(sys.argv.pop(1))
+binarizer.Pool = lambda processes: Pool(min(processes, workers))
+preprocess.cli_main()
+"""
 
 SENTENCES_AT_A_TIME = 4_000_000
 """Training pairs that one process binarises: it keeps two Python integers for each, some 80 bytes."""
 
-# fairseq cuts a file into one part for each of its workers, but begins with the first when all others are
-# done. Small parts keep the processors busy until then; what is left for one of them is a small part too.
+# fairseq begins with the first part of a text when all others are done. Small parts keep the processors busy
+# until then; what is left for one of them is a small part too.
 _PARTS_PER_WORKER = 4
 _EOS = 2
 _BLOCK = 1 << 20
@@ -40,7 +51,8 @@ def binarise(encoded: Path, subsets: dict[str, dict], vocab_size: int, workers: 
     """
     source, target = subsets["train"]
     parts = workers * _PARTS_PER_WORKER if workers > 1 else 1
-    command = [sys.executable, "-m", PREPROCESS, "--source-lang", source, "--target-lang", target]
+    command = [sys.executable, "-c", _PREPROCESS, str(workers)]
+    command += ["--source-lang", source, "--target-lang", target]
     command += ["--joined-dictionary", "--srcdict", str((encoded / DICTIONARY_NAME).resolve())]
     command += ["--workers", str(parts)]
     tests = ",".join(name for name in subsets if name.startswith("test"))
@@ -117,7 +129,10 @@ def _run(command: list[str], directory: Path, total: int, folder: Path) -> None:
     """
     command = [*command, "--destdir", str(folder.resolve())]
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, cwd=directory, stdout=output, stderr=subprocess.STDOUT)
+        # Its processes are a group of their own, because each of them has to be ended with it.
+        process = subprocess.Popen(
+            command, cwd=directory, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
         progress = tqdm(desc="fairseq-preprocess", total=total, unit="B", unit_scale=True, disable=None)
         try:
             with progress:
@@ -125,8 +140,9 @@ def _run(command: list[str], directory: Path, total: int, folder: Path) -> None:
                     progress.update(min(_bytes_written(folder), total) - progress.n)
                     time.sleep(_SECONDS)
         finally:
-            process.kill()
-            process.wait()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         if process.returncode:
             output.seek(0)
             raise _failure(output.read().decode("utf-8", "replace"), process.returncode)

@@ -15,7 +15,7 @@ from itertools import chain
 from multiprocessing import get_context, parent_process
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from signal import SIG_IGN, SIGINT, signal
+from signal import SIG_IGN, SIGINT, SIGTERM, signal
 
 import numpy as np
 from tqdm import tqdm
@@ -97,8 +97,10 @@ _encoder: _Encoder | None = None
 
 def _start_worker(pieces: Path) -> None:
     global _encoder
-    # Ctrl-C reaches every process of the terminal; the main one tells the workers what to do.
+    # Ctrl-C reaches every process of the terminal, and SIGTERM may be sent to all; the main one tells the
+    # workers what to do.
     signal(SIGINT, SIG_IGN)
+    signal(SIGTERM, SIG_IGN)
     # An executor's processes wait for work for ever if the one that started them is killed.
     threading.Thread(target=_leave_with, args=(parent_process(),), daemon=True).start()
     _encoder = _Encoder(pieces)

@@ -2,6 +2,7 @@
 
 import io
 import re
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +68,8 @@ def train_pieces(texts: list[Path], pairs: int, config: PiecesConfig, folder: Pa
 
     def learn(size: int) -> bytes:
         model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
+        _call_in_thread(
+            sentencepiece.SentencePieceTrainer.train,
             sentence_iterator=_sample(texts, pairs, take),
             model_writer=model,
             vocab_size=size,
@@ -90,6 +92,23 @@ def train_pieces(texts: list[Path], pairs: int, config: PiecesConfig, folder: Pa
         for index in range(processor.vocab_size()):
             file.write(f"{processor.id_to_piece(index)}\t{processor.get_score(index):g}\n")
     return {"sentences": 2 * take}
+
+
+def _call_in_thread(function: Callable, **options) -> None:
+    """Calls a function of C++ in a thread, so that Ctrl-C and SIGTERM are heard before it returns."""
+    raised = []
+
+    def call():
+        try:
+            function(**options)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
 
 
 def load_pieces(folder: Path) -> sentencepiece.SentencePieceProcessor:

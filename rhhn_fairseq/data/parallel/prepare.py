@@ -5,6 +5,7 @@ into pieces; binary: fairseq-preprocess. The stages are in a hidden directory be
 takes their results when all are done, in one step.
 """
 
+import os
 import platform
 import shutil
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from rhhn_fairseq.data.checksums import check_files, describe_file
-from rhhn_fairseq.data.destination import check_replaceable, publish, resolved
+from rhhn_fairseq.data.destination import check_replaceable, one_at_a_time, publish, resolved
 from rhhn_fairseq.data.manifest import MANIFEST_NAME, intact, write_manifest
 from rhhn_fairseq.data.parallel.binarising import binarise
 from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig
@@ -30,6 +31,7 @@ TEXTS, PIECES, ENCODED, BINARY = "texts", "pieces", "encoded", "binary"
 _PACKAGES = {"fairseq": "fairseq-fixed", "sentencepiece": "sentencepiece", "rhhn_fairseq": "rhhn-fairseq"}
 
 
+@one_at_a_time
 def prepare(
     corpus: Corpus,
     cleaning: CleaningConfig,
@@ -47,8 +49,10 @@ def prepare(
     Raises UsageError for input that is unreadable or does not fit together, for a full disk, and for a
     ``dest`` that holds something else.
     """
-    if workers < 1:
-        raise UsageError(f"--workers {workers}: must be 1 or more")
+    if not 1 <= workers <= most_workers():
+        raise UsageError(
+            f"--workers {workers}: must be 1 or more, and {most_workers()} at most on this machine"
+        )
     dest = resolved(dest)
     check_replaceable(dest, force, is_parallel_file)
     work = dest.with_name(f".{dest.name}.work")
@@ -228,6 +232,11 @@ def _check_same(dest: Path, prepared: dict, request: dict) -> None:
                 f"{new['name']}: SHA-256 {new['sha256'][:16]}… is not the one recorded in "
                 f"{dest / MANIFEST_NAME}; {advice}"
             )
+
+
+def most_workers() -> int:
+    """More processes than some for each processor only wait for each other, and use up the memory."""
+    return max(16, 4 * (os.cpu_count() or 1))
 
 
 def versions() -> dict[str, str]:

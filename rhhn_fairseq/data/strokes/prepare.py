@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rhhn_fairseq.data.checksums import check_files, describe_file
-from rhhn_fairseq.data.destination import check_replaceable, resolved, staged
+from rhhn_fairseq.data.destination import check_replaceable, one_at_a_time, resolved, staged
 from rhhn_fairseq.data.manifest import MANIFEST_NAME, intact, write_manifest
 from rhhn_fairseq.data.strokes.cleaning import REASONS, CleaningConfig, clean
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
@@ -26,6 +26,7 @@ from rhhn_fairseq.data.strokes.store import write_split
 from rhhn_fairseq.errors import UsageError
 
 
+@one_at_a_time
 def prepare(
     corpus: StrokeCorpus,
     dest: str | Path,

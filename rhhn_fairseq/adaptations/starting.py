@@ -1,0 +1,203 @@
+"""How a training starts: alone in its directory, and from the newest checkpoint that can be read."""
+
+import atexit
+import copy
+import functools
+import logging
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from rhhn_fairseq.adaptations.checkpoints import LATEST
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.locks import acquire, release
+
+logger = logging.getLogger("rhhn_fairseq.compat")
+
+LOCK = ".training.lock"
+
+
+def train_alone() -> bool:
+    """Two trainings with one --save-dir overwrite each other's checkpoints, and fairseq does not look.
+
+    Rank 0 holds a lock on the directory from before it reads the first checkpoint until the program ends.
+    A training with --no-save takes none, and programs that only read checkpoints never do.
+    """
+    from fairseq import checkpoint_utils
+    from fairseq.distributed import utils
+
+    load, call_main = checkpoint_utils.load_checkpoint, utils.call_main
+    held: list[Path] = []
+
+    def release_all():
+        while held:
+            release(held.pop())
+
+    def take(cfg):
+        directory = Path(cfg.save_dir)
+        refusal = f"--save-dir {directory}: another training is at work there; wait for it, or name another"
+        if not cfg.no_save and acquire(directory / LOCK, refusal):
+            held.append(directory / LOCK)
+            # Those are from a training that was killed while it saved.
+            for left in directory.glob("checkpoint*.pt.tmp"):
+                left.unlink(missing_ok=True)
+
+    @functools.wraps(load)
+    def load_checkpoint(cfg, trainer, **kwargs):
+        decided_by_rank_0(trainer, lambda: take(cfg))
+        return load(cfg, trainer, **kwargs)
+
+    @functools.wraps(call_main)
+    def call_main_and_release(*args, **kwargs):
+        try:
+            return call_main(*args, **kwargs)
+        finally:
+            release_all()
+
+    checkpoint_utils.load_checkpoint = load_checkpoint
+    utils.call_main = call_main_and_release
+    # Under Hydra `call_main` runs already when it is replaced.
+    atexit.register(release_all)
+    return True
+
+
+def start_from_a_good_checkpoint() -> bool:
+    """A damaged checkpoint_last.pt ends every restart, and without one fairseq trains from scratch.
+
+    Where the directory has other checkpoints, the newest good one takes the place of a damaged last one, with
+    a warning. If the last one is missing, the run ends in a line that says which --restore-file to give: it
+    may have been removed so that the training begins anew, which another --save-dir does.
+    """
+    from fairseq import checkpoint_utils
+
+    load = checkpoint_utils.load_checkpoint
+
+    @functools.wraps(load)
+    def load_checkpoint(cfg, trainer, **kwargs):
+        suffix = trainer.checkpoint_suffix
+        sharded = suffix != (trainer.cfg.checkpoint.checkpoint_suffix or "")
+        if cfg.restore_file == LATEST and not sharded:
+            found = decided_by_rank_0(trainer, lambda: replacement(cfg, suffix))
+            if found is not None:
+                cfg = copy.copy(cfg)
+                cfg.restore_file, cfg.finetune_from_model = found, None
+        return load(cfg, trainer, **kwargs)
+
+    checkpoint_utils.load_checkpoint = load_checkpoint
+    return True
+
+
+def decided_by_rank_0(trainer, decide: Callable):
+    """What ``decide`` returns on rank 0, on every worker. Its UsageError is raised on every worker too."""
+    from fairseq.distributed import utils
+
+    outcome = None
+    if trainer.data_parallel_rank == 0:
+        try:
+            outcome = decide(), None
+        except UsageError as error:
+            outcome = None, str(error)
+    if trainer.data_parallel_world_size > 1:
+        group = trainer.data_parallel_process_group
+        outcome = utils.broadcast_object(outcome, src_rank=0, group=group, dist_device=trainer.device)
+    value, refusal = outcome
+    if refusal is not None:
+        raise UsageError(refusal)
+    return value
+
+
+def replacement(cfg, suffix: str) -> str | None:
+    """The --restore-file to take in place of the last checkpoint; None to start as fairseq does.
+
+    Args:
+        cfg: fairseq's options of checkpoints. suffix: of their names, before ".pt".
+
+    Raises:
+        UsageError: the last checkpoint is a directory, or missing beside others.
+    """
+    last = Path(cfg.save_dir) / f"checkpoint_last{suffix}.pt"
+    if last.is_dir():
+        raise UsageError(
+            f"{last}: is a directory, in whose place no checkpoint can be saved; remove it or choose another "
+            f"--save-dir{_hint(last.parent, suffix)}"
+        )
+    if not os.path.lexists(last):
+        asked = cfg.finetune_from_model or getattr(cfg, "continue_once", None)
+        hint = "" if asked else _hint(last.parent, suffix)
+        if hint:
+            raise UsageError(f"{last}: is missing beside other checkpoints; choose another --save-dir{hint}")
+        return None
+    reason = damage(last)
+    newest = newest_good(last.parent, suffix) if reason else None
+    if newest is None:
+        return None
+    logger.warning("%s %s: going on from %s, the newest good checkpoint beside it", last, reason, newest)
+    # fairseq adds the suffix itself.
+    return str(newest.with_name(f"{newest.name.removesuffix(f'{suffix}.pt')}.pt"))
+
+
+def _hint(directory: Path, suffix: str) -> str:
+    newest = newest_good(directory, suffix)
+    return "" if newest is None else f", or go on from the newest good one with --restore-file {newest}"
+
+
+def newest_good(directory: Path, suffix: str) -> Path | None:
+    """The checkpoint with the most updates, by fairseq's names, that can be read whole; None if none can."""
+    pattern = re.compile(rf"checkpoint(\d+|_\d+_\d+|_best|\.best_.+){re.escape(suffix)}\.pt")
+    present = (path for path in directory.glob("checkpoint*.pt") if pattern.fullmatch(path.name))
+    updates = {path: _updates(path) for path in present}
+    known = [path for path, number in updates.items() if number is not None]
+    for path in sorted(known, key=lambda path: (updates[path], path.stat().st_mtime), reverse=True):
+        if damage(path) is None:
+            return path
+    return None
+
+
+def _updates(path: Path) -> int | None:
+    """After how many updates a checkpoint was saved; its tensors stay on the disk. None if it is damaged."""
+    try:
+        state = _open(path)
+        return int(state["optimizer_history"][-1]["num_updates"])
+    # Damaged bytes make the unpickler fail in any way.
+    except Exception:
+        return None
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with the bytes of a checkpoint, read whole; None if it is well, or not to be read.
+
+    A file without permission, or one with classes that may not be loaded, is refused when it is loaded.
+    """
+    try:
+        if path.stat().st_size == 0:
+            return "is empty"
+        if spoilt := _wrong_checksum(path):
+            return f"is damaged (the checksum of {spoilt} is wrong)"
+        state = _open(path)
+    except OSError:
+        return None
+    except Exception as error:
+        if isinstance(error, pickle.UnpicklingError) and "GLOBAL" in str(error):
+            return None
+        return f"is damaged or cut short ({type(error).__name__})"
+    return None if isinstance(state, dict) and "model" in state else "holds no model"
+
+
+def _open(path: Path):
+    """What is in a checkpoint. Its tensors stay on the disk unless PyTorch older than 1.6 wrote it."""
+    return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+
+
+def _wrong_checksum(path: Path) -> str | None:
+    """The first record whose checksum is not that of its bytes, which `torch.load` does not ask; or None."""
+    if not zipfile.is_zipfile(path):
+        return None
+    with zipfile.ZipFile(path) as archive:
+        # PyTorch compresses nothing; what somebody else compressed may be of any size.
+        stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+        return archive.testzip() if stored else None

@@ -1,0 +1,191 @@
+"""SIGTERM and Ctrl-C in a training: it saves a checkpoint at the next update, says so, and ends."""
+
+import functools
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import torch.distributed as dist
+
+from rhhn_fairseq.adaptations.starting import decided_by_rank_0
+
+logger = logging.getLogger("rhhn_fairseq.compat")
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+# torchrun kills its workers 30 seconds after it has told them to end. A worker whose peer is dead waits for
+# it in a collective operation, and does not hear the signal; it ends by itself after this time.
+SECONDS_TO_AGREE = 20.0
+
+# What one worker writes into the job's store, for the others to read.
+_KEY = "rhhn_fairseq/stop"
+
+
+def stop_with_a_checkpoint() -> bool:
+    """fairseq dies of a signal at once, and all that was trained since the last checkpoint is lost.
+
+    Here a signal is noted, and the training goes on to the end of an update, or of a batch of validation.
+    There all workers save together as they do at any other time, and end with the status that a shell gives a
+    program that the signal has killed. A second Ctrl-C ends the program at once.
+    """
+    from fairseq import checkpoint_utils
+    from fairseq.distributed import utils
+    from fairseq.trainer import Trainer
+
+    load, call_main, valid_step = checkpoint_utils.load_checkpoint, utils.call_main, Trainer.valid_step
+    request = StopRequest()
+
+    @functools.wraps(load)
+    def load_checkpoint(cfg, trainer, **kwargs):
+        request.listen(several=trainer.data_parallel_world_size > 1)
+        # The training loop is a function of the program, which may be called __main__.
+        for program in filter(None, map(sys.modules.get, ("__main__", "fairseq_cli.train"))):
+            inner = getattr(program, "validate_and_save", None)
+            if inner is not None and not hasattr(inner, "stops"):
+                program.validate_and_save = _stopping(inner, request)
+        return load(cfg, trainer, **kwargs)
+
+    @functools.wraps(call_main)
+    def call_main_and_listen(*args, **kwargs):
+        try:
+            return call_main(*args, **kwargs)
+        finally:
+            request.listen_no_more()
+
+    @functools.wraps(valid_step)
+    def validate_and_stop(self, *args, **kwargs):
+        result = valid_step(self, *args, **kwargs)
+        # After the last update of all, a run that goes on would train one more.
+        last = self.cfg.optimization.max_update or float("inf")
+        if request.epoch_itr is not None and self.get_num_updates() < last and request.agreed(self):
+            save_and_end(self, request)
+        return result
+
+    checkpoint_utils.load_checkpoint = load_checkpoint
+    utils.call_main = call_main_and_listen
+    Trainer.valid_step = validate_and_stop
+    return True
+
+
+def _stopping(validate_and_save, request: "StopRequest"):
+    """fairseq's function for the end of an update, after a look whether it was the last one."""
+
+    @functools.wraps(validate_and_save)
+    def stop_or_validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs):
+        request.epoch_itr = epoch_itr
+        if request.agreed(trainer):
+            save_and_end(trainer, request)
+        return validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs)
+
+    stop_or_validate_and_save.stops = True
+    return stop_or_validate_and_save
+
+
+class StopRequest:
+    """A signal that this process or, in a job of several workers, another one has had.
+
+    Attributes:
+        signum: the signal, 0 before it comes. epoch_itr: where the training is, None before its first update.
+        settled: set when all workers know after which step they stop.
+    """
+
+    def __init__(self):
+        self.signum, self.epoch_itr, self._steps = 0, None, 0
+        self.settled = threading.Event()
+        self._before: dict[int, object] = {}
+
+    def listen(self, several: bool) -> None:
+        """Notes the signals from now on, but those that are ignored, as SIGINT is in a background job.
+
+        several: whether there are other workers, of which one may be dead when the signal comes.
+        """
+        self.signum, self.epoch_itr, self._steps = 0, None, 0
+        if self._before or threading.current_thread() is not threading.main_thread():
+            return
+        for signum in SIGNALS:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                self._before[signum] = signal.signal(signum, self._note)
+        if several:
+            _end_even_if_stuck(self.settled)
+
+    def listen_no_more(self) -> None:
+        """Leaves the signals to whoever had them before."""
+        if self._before:
+            signal.set_wakeup_fd(-1)
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def _note(self, signum, frame):
+        if self.signum == signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signum = signum
+
+    def agreed(self, trainer) -> bool:
+        """Whether to stop now. Every worker asks after each step, and all get the same answer.
+
+        The first worker with a signal writes down that the step after this one is the last. No other worker
+        has ended that step yet, because in each step workers wait for each other's numbers. So all read it.
+        """
+        self._steps += 1
+        if trainer.data_parallel_world_size == 1:
+            return bool(self.signum)
+        store = dist.distributed_c10d._get_default_store()
+        if not store.check([_KEY]):
+            if self.signum:
+                store.compare_set(_KEY, "", f"{self._steps + 1} {int(self.signum)}")
+            return False
+        self.settled.set()
+        step, self.signum = map(int, store.get(_KEY).split())
+        return self._steps >= step
+
+
+def _end_even_if_stuck(settled: threading.Event) -> None:
+    """Ends the process some time after a signal, unless ``settled``, even if its main thread is stuck."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    # Python writes the signal's number there at once, in whatever the main thread is.
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    # Signals of data loaders' processes are theirs.
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+
+    def watch():
+        while (signum := os.read(reader, 1)[0]) not in SIGNALS:
+            pass
+        if not settled.wait(SECONDS_TO_AGREE):
+            os.write(2, b"error: the workers do not answer each other; nothing was saved after the signal\n")
+            os._exit(128 + signum)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def save_and_end(trainer, request: StopRequest) -> None:
+    """Saves a checkpoint, on all workers together, and raises SystemExit."""
+    from fairseq import checkpoint_utils
+    from fairseq.file_io import PathManager
+
+    cfg = trainer.cfg.checkpoint
+
+    def save():
+        return checkpoint_utils.save_checkpoint(cfg, trainer, request.epoch_itr, None)
+
+    if trainer.data_parallel_rank > 0:
+        save()
+    # torchrun ends a job when its first worker has ended, so none leaves before the file is written.
+    saved = decided_by_rank_0(trainer, save)
+    if cfg.write_checkpoints_asynchronously:
+        PathManager.async_close()
+    if trainer.data_parallel_rank == 0:
+        name, update = signal.Signals(request.signum).name, trainer.get_num_updates()
+        logger.warning("%s: stopped after update %d; %s", name, update, _how_to_go_on(cfg, saved))
+    raise SystemExit(128 + request.signum)
+
+
+def _how_to_go_on(cfg, saved: str | None) -> str:
+    if saved is None:
+        return f"nothing was saved ({'--no-save' if cfg.no_save else '--no-last-checkpoints'})"
+    if cfg.no_last_checkpoints:
+        return f"--restore-file {saved} goes on from there"
+    return f"the same command goes on from {Path(saved).with_name('checkpoint_last.pt')}"
