@@ -1,8 +1,8 @@
 """Brings the plugin into fairseq's programs where the package is installed: they need no --user-dir.
 
-``rhhn_fairseq_autoload.pth`` imports this module whenever Python starts. The module imports ``sys`` and ``os``,
-and leaves a finder behind that waits for the import of fairseq. In fairseq's own programs, and in no others, the
-finder then imports ``rhhn_fairseq``. RHHN_AUTOLOAD=0 switches it off.
+``rhhn_fairseq_autoload.pth`` imports this module whenever Python starts. That imports ``sys`` and ``os`` and
+leaves a finder behind, which waits for the import of fairseq. Only in fairseq's own programs will it then
+import ``rhhn_fairseq``. RHHN_AUTOLOAD=0 switches it off.
 """
 
 import os

@@ -8,8 +8,8 @@ from rhhn_fairseq.adaptations import mentions
 def average_floating_point_only() -> bool:
     """fairseq averages integer buffers too, which ends in "Float can't be cast to Long".
 
-    The symbols of a character model and the fingerprint of a translation model's pieces are such buffers. They
-    are copied as they are, for which fairseq has a set of names.
+    The symbols of a character model and the fingerprint of a translation model's pieces are such buffers. Now
+    they are copied; fairseq keeps a set of names for that.
     """
     from fairseq.models.ema.ema import EMA
 

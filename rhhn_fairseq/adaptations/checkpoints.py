@@ -10,7 +10,6 @@ import types
 import torch
 
 from rhhn_fairseq.adaptations import mentions
-from rhhn_fairseq.adaptations.numbers import numeric_scalars
 from rhhn_fairseq.errors import UsageError
 
 # fairseq's default for --restore-file: the newest checkpoint of --save-dir, if there is one.
@@ -45,8 +44,7 @@ class WeightsOnlyTorch(types.ModuleType):
         """
         name = getattr(file, "name", file)
         try:
-            with numeric_scalars():
-                state = torch.load(file, *args, **{**kwargs, "weights_only": True})
+            state = torch.load(file, *args, **{**kwargs, "weights_only": True})
         except OSError:
             raise
         # Damaged bytes make the unpickler fail in any way: KeyError, EOFError, RuntimeError, ...

@@ -29,7 +29,7 @@ def fill_in_configuration() -> bool:
 
     # Where fairseq's program imported the user directory, it has the function under a name of its own.
     for module in (initialize, sys.modules.get("fairseq_cli.train")):
-        if module is not None:
+        if hasattr(module, "add_defaults"):
             module.add_defaults = _filling(module.add_defaults)
     return True
 
