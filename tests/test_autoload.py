@@ -15,14 +15,19 @@ from rhhn_fairseq_autoload import ProgramFinder, runs_fairseq, user_dir
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# The repository may be installed here: what that installation left behind is taken away first.
 START = """
-import site, sys
+import importlib.util, site, sys
+sys.meta_path = [finder for finder in sys.meta_path if "ditable" not in repr(finder)]
+sys.meta_path = [finder for finder in sys.meta_path if type(finder).__name__ != "ProgramFinder"]
+sys.modules.pop("rhhn_fairseq_autoload", None)
 site.addsitedir({installed!r})
 sys.argv = {line!r}
-sys.path[:0] = {first!r}
-import fairseq
+{then}
 print("rhhn_fairseq" in sys.modules and sys.modules["rhhn_fairseq"].__path__[0])
 """
+FIND = "importlib.util.find_spec('fairseq')"
+IMPORT = "import fairseq.tasks; assert 'char_lm' in fairseq.tasks.TASK_REGISTRY"
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +40,11 @@ def installed(tmp_path_factory) -> Path:
     return place
 
 
-def start(installed, line, cwd, first=(), **env) -> str:
+def start(installed, line, cwd, then=FIND, **env) -> str:
     """The copy of the package that a program of this command line has imported; "False" for none."""
-    # Neither this repository's own installation nor its finder: PYTHONPATH names the dependencies alone.
-    code = START.format(installed=str(installed), line=line, first=list(first))
-    here = [place for place in sys.path if "site-packages" in place]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(here), **env}
-    command = [sys.executable, "-S", "-c", code]
+    code = START.format(installed=str(installed), line=line, then=then)
+    command = [sys.executable, "-P", "-c", code]
+    environment = os.environ | env
     result = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()[-1]
@@ -50,6 +53,11 @@ def start(installed, line, cwd, first=(), **env) -> str:
 def test_programs_find_the_installed_package_from_anywhere(installed, tmp_path):
     for line in (["/bin/fairseq-eval-lm"], ["/bin/fairseq-train", "--user-dir", "rhhn_fairseq"]):
         assert start(installed, line, tmp_path) == str(installed / "rhhn_fairseq")
+
+
+def test_the_plugin_follows_fairseq(installed, tmp_path):
+    line = ["/bin/fairseq-eval-lm"]
+    assert start(installed, line, tmp_path, then=IMPORT) == str(installed / "rhhn_fairseq")
 
 
 def test_a_copy_that_is_named_is_the_one_to_import(installed, tmp_path):
@@ -70,7 +78,7 @@ def test_start_of_python_costs_next_to_nothing(installed):
     best = 5000
     for _ in range(3):
         code = f"import site; site.addsitedir({str(installed)!r})"
-        command = [sys.executable, "-S", "-X", "importtime", "-c", code]
+        command = [sys.executable, "-I", "-S", "-X", "importtime", "-c", code]
         lines = subprocess.run(command, capture_output=True, text=True, timeout=60).stderr.splitlines()
         (line,) = [line for line in lines if line.endswith("rhhn_fairseq_autoload")]
         best = min(best, int(line.split("|")[1]))
