@@ -48,7 +48,6 @@ VALUES = {
     "--bpe": "sentencepiece",
     "--optimizer": "fused_adam",
     "--lr-scheduler": "inverse_sqrt",
-    "--sentencepiece-model": "PIECES",
     "--scoring": "sacrebleu",
     "--task": "TASK",
     # Data
@@ -336,7 +335,6 @@ VALUES = {
 
 WITH = {
     "--bpe": ["--sentencepiece-model", "PIECES"],
-    "--sentencepiece-model": ["--bpe", "sentencepiece"],
     "--embedding-dropout": ["--embed-dim", "4"],
     "--residual-from": ["--layers", "2"],
     "--layer-dropout": ["--layers", "2"],
@@ -351,7 +349,7 @@ WITH = {
     "--hyper-bias": ["--cell", "hyperrhn", "--hyper-size", "4", "--rhn-depth", "2"],
     "--hyper-rank": ["--cell", "hyperrhn", "--hyper-size", "4", "--rhn-depth", "2"],
     "--hyper-form": ["--cell", "hyperrnn", "--hyper-size", "4", "--hyper-embed-size", "2"],
-    "--inner-size": ["--cell", "mlstm"],
+    "--inner-size": ["--cell", "jordan"],
     "--alpha-init": ["--cell", "mi_lstm"],
     "--beta-init": ["--cell", "mi_lstm"],
     "--attention-size": ["--attention-score", "additive"],

@@ -3,7 +3,9 @@
 ``python tests/option_walk.py FOLDER PROGRAM TASK [OPTION ...]`` prints how options end, one a line.
 """
 
+import functools
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -21,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 ARCHITECTURES = {
     "char_lm": "char_lm",
-    "gnmt_translation": "lstm_gnmt_small",
+    "gnmt_translation": "gnmt",
     "handwriting": "handwriting",
     "synthetic": "classifier",
 }
@@ -34,7 +36,7 @@ CRITERIONS = {
 # What makes a training short; an option that is tried takes the place of its like here.
 TINY = {
     "char_lm": "--cell lstm --hidden-size 6 --tokens-per-sample 5 --batch-size 2",
-    "gnmt_translation": "--hidden-size 6 --embed-dim 6 --max-tokens 100 --share-embeddings none",
+    "gnmt_translation": "--hidden-size 6 --embed-dim 6 --encoder-layers 2 --decoder-layers 2 --batch-size 8",
     "handwriting": "--hidden-size 6 --mixtures 2 --batch-size 4",
     "synthetic": "--problem xor --length 4 --hidden-size 6 --batch-size 4 --valid-examples 8",
 }
@@ -73,7 +75,7 @@ class Workplace:
     def data_of(self, task: str) -> list[str]:
         if task not in self.data:
             place = self.folder / f"data-{task}"
-            place.mkdir(parents=True)
+            place.mkdir(parents=True, exist_ok=True)
             makers = {"char_lm": tiny_char_lm.write_corpus, "gnmt_translation": tiny_translation.prepare}
             make = makers.get(task, lambda place: prepare_words(place / "data", lines=12))
             self.data[task] = str(make(place))
@@ -124,20 +126,35 @@ def training(task: str, place: Workplace) -> list[str]:
     return [*place.data_of(task), "--arch", ARCHITECTURES[task], *f"{TINY[task]} {TRAINING}".split()]
 
 
-def options_of(program: str, task: str, place: Workplace) -> list[str]:
+def options_of(program: str, task: str) -> list[str]:
     """The options that ``--help`` names, in its order, each by its first long name."""
     parser = PARSERS[program]()
-    line = place.data_of(task)
+    line = [] if task == "synthetic" else ["data"]
     line += ["--arch", ARCHITECTURES[task]] if program == "train" else ["--task", task]
     options.parse_args_and_arch(parser, line)
     names = (next((s for s in a.option_strings if s.startswith("--")), None) for a in parser._actions)
     return [name for name in names if name not in (None, "--help")]
 
 
-def own_options(program: str, task: str, place: Workplace) -> list[str]:
-    """The options that another task's models have not, and those that change how a model computes."""
-    general = set(options_of("train" if program != "train" else "validate", "synthetic", place))
-    return [name for name in options_of(program, task, place) if name not in general]
+def programs_of_options() -> dict[str, list[str]]:
+    """Every option of every program, with the programs that have it."""
+    found: dict[str, list[str]] = {}
+    for program, _, option in cases():
+        programs = found.setdefault(option, [])
+        if program not in programs:
+            programs.append(program)
+    return found
+
+
+@functools.cache
+def cases() -> list[tuple[str, str, str]]:
+    """Every option of every program for every task that the program is for."""
+    return [
+        (program, task, option)
+        for program, tasks in TASKS.items()
+        for task in tasks
+        for option in options_of(program, task)
+    ]
 
 
 def command(program: str, task: str, option: str, place: Workplace) -> list[str]:
@@ -148,6 +165,9 @@ def command(program: str, task: str, option: str, place: Workplace) -> list[str]
         base = [*training(task, place), "--save-dir", str(place.new_path())]
     else:
         base = [*place.data_of(task), "--path", str(place.checkpoint_of(task)), *EVALUATION[program].split()]
+        if option == "--checkpoint-suffix":
+            path = place.checkpoint_of(task)
+            shutil.copy(path, path.with_name(f"checkpoint_last{VALUES[option]}.pt"))
     if option == "--cpu":
         base.remove("--cpu")
     if option == "--max-tokens" and "--batch-size" in base:
@@ -160,6 +180,8 @@ def companions(program: str, task: str, option: str) -> list[str]:
     """What stands beside the option. A training's options for its model are no others' options."""
     if program != "train" and option in OF_THE_MODEL:
         return []
+    if (program, option) == ("interactive", "--batch-size"):
+        return ["--buffer-size", "3"]
     if option in ("--residual-from", "--layer-dropout") and task == "gnmt_translation":
         return []
     return WITH.get(option, [])
@@ -172,7 +194,7 @@ def try_option(program: str, task: str, option: str, place: Workplace) -> Outcom
 def main(folder: str, program: str, task: str, *wanted: str) -> None:
     place = Workplace(Path(folder))
     stdout = sys.stdout
-    for option in wanted or options_of(program, task, place):
+    for option in wanted or options_of(program, task):
         if option not in VALUES:
             print("NO VALUE", option, file=stdout, flush=True)
             continue

@@ -45,11 +45,25 @@ def _searches_data(args: Namespace) -> bool:
     return hasattr(args, "beam") and not hasattr(args, "buffer_size")
 
 
+def _on_cpu(args: Namespace) -> bool:
+    return args.cpu or not torch.cuda.is_available()
+
+
+def _reads_input(args: Namespace) -> bool:
+    """Whether this is fairseq-interactive."""
+    return hasattr(args, "buffer_size")
+
+
 REFUSALS = (
     Refusal(
         "--tpu",
         lambda args: args.tpu and not args.bf16 and _missing("torch_xla"),
         "needs the package torch_xla, which is not installed",
+    ),
+    Refusal(
+        "--memory-efficient-fp16",
+        lambda args: hasattr(args, "arch") and args.memory_efficient_fp16 and _on_cpu(args),
+        "trains on a GPU only; on a CPU use --bf16, or neither for float32",
     ),
     Refusal(
         "--profile",
@@ -70,6 +84,11 @@ REFUSALS = (
         "--quantization-config-path",
         lambda args: getattr(args, "quantization_config_path", None) and _trains_ours(args),
         "quantises linear layers and embeddings of fairseq's transformer, which no model here has",
+    ),
+    Refusal(
+        "--fp16-adam-stats",
+        lambda args: getattr(args, "fp16_adam_stats", False) and _missing("apex"),
+        "needs Adam of the package apex, which is not installed",
     ),
     Refusal(
         "--zero-sharding os",
@@ -96,6 +115,16 @@ REFUSALS = (
         "--constraints",
         lambda args: _searches_data(args) and args.constraints is not None,
         "stand behind the sentences in the input of fairseq-interactive; data directories have none",
+    ),
+    Refusal(
+        "--score-reference",
+        lambda args: _reads_input(args) and args.score_reference,
+        "scores the translations of a data directory, and the input of fairseq-interactive has none",
+    ),
+    Refusal(
+        "--batch-size",
+        lambda args: _reads_input(args) and (args.batch_size or 0) > max(args.buffer_size, 1),
+        "must not be larger than --buffer-size, the sentences that are read at a time",
     ),
     Refusal(
         "--sampling",
