@@ -1,14 +1,16 @@
-"""Builds the compiled point-wise kernels; all other metadata is in setup.cfg.
+"""Builds the compiled point-wise kernels and adds the autoload file; all other metadata is in setup.cfg.
 
 The C++ sources are built once for every level of processor that ``rhhn_fairseq.ops.native`` may load.
 Where a build fails, installation goes on and the package uses torch's own operations instead.
 """
 
 import platform
+import shutil
 import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 LEVELS = {"any": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
@@ -24,7 +26,22 @@ FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-Wno-psa
 # Apple's compiler has no OpenMP; one thread does the point-wise work there.
 OPENMP = [] if sys.platform == "darwin" else ["-fopenmp"]
 
+AUTOLOAD = "rhhn_fairseq_autoload.pth"
+
+
+class BuildWithAutoload(build_py):
+    """Puts the file that Python reads at its start beside the packages; see ``rhhn_fairseq_autoload.py``."""
+
+    def run(self):
+        super().run()
+        # An editable wheel has no build directory: what it holds itself is what ``install`` would install.
+        place = self.get_finalized_command("install").install_lib if self.editable_mode else self.build_lib
+        Path(place).mkdir(parents=True, exist_ok=True)
+        shutil.copy(AUTOLOAD, place)
+
+
 setup(
+    cmdclass={"build_py": BuildWithAutoload},
     ext_modules=[
         Extension(
             f"rhhn_fairseq.ops.native._{level}",

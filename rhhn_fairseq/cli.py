@@ -15,8 +15,8 @@ def run(main: Callable[[], None]) -> int:
     """Calls ``main``; returns the exit status.
 
     That is 1 after an error that is the user's, said in one line, 130 after Ctrl-C and 143 after SIGTERM. A
-    reader of standard output that leaves early, as in ``... | head``, has had what it wanted: the program ends
-    there with status 0. Any other failure to write is an error.
+    reader of standard output that leaves early, as in ``... | head``, has had what it wanted: the program
+    ends there with status 0. Any other failure to write is an error.
     """
     if sys.stderr is None:
         # ``print`` would write errors to standard output instead.

@@ -19,15 +19,14 @@ if [ -f "$run/finished" ]; then
     echo "== training: $run is trained already (remove it to train again)"
 else
     echo "== training: about three minutes on two cores"
-    fairseq-train "$data" --user-dir rhhn_fairseq --task char_lm --criterion char_cross_entropy \
+    fairseq-train "$data" --user-dir rhhn_fairseq \
         --arch char_lm --cell ln_hyperlstm --hidden-size 160 --hyper-size 32 --hyper-embed-size 4 \
-        --optimizer adam --lr 0.005 --clip-norm 1.0 --batch-size 32 --tokens-per-sample 50 \
-        --max-epoch 2 --save-dir "$run" --no-epoch-checkpoints --log-interval 50
+        --lr 0.005 --batch-size 32 --tokens-per-sample 50 --max-epoch 2 --save-dir "$run" --log-interval 50
     touch "$run/finished"
 fi
 
 echo "== evaluation on text the model has not seen"
-fairseq-eval-lm "$data" --user-dir rhhn_fairseq --task char_lm --gen-subset test \
+fairseq-eval-lm "$data" --user-dir rhhn_fairseq --gen-subset test \
     --path "$run/checkpoint_best.pt" --protocol carry:8 |& tee "$run/test.log" | grep -v "tokens/s"
 
 echo "== the model's own text"

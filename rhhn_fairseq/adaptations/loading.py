@@ -23,12 +23,19 @@ class NumpyWithOldNames(types.ModuleType):
     int = int
     compat = types.SimpleNamespace(long=int)
 
+    @staticmethod
+    def percentile(values, shares, interpolation="linear", **options):
+        """As NumPy's, whose ``interpolation`` is called ``method`` now."""
+        return np.percentile(values, shares, **{"method": interpolation, **options})
+
     def __getattr__(self, name):
         return getattr(np, name)
 
 
 def restore_numpy_names() -> bool:
     """`np.compat.long` and `np.int` are gone, and with them --sample-break-mode eos and bucketing.
+
+    So is the argument `interpolation` of `np.percentile`, and with it --num-batch-buckets.
 
     The names come back in the three fairseq modules that use them, not in NumPy, where other
     libraries look for them to find out its version.

@@ -163,7 +163,10 @@ def join_late_under_hydra() -> bool:
     from fairseq.distributed import utils
 
     train = sys.modules.get("fairseq_cli.train")
-    if train is None or mentions(utils._infer_torch_distributed_launch_init, "LOCAL_RANK"):
+    if mentions(utils._infer_torch_distributed_launch_init, "LOCAL_RANK"):
+        return False
+    # Where the plugin is loaded with fairseq, that module is still empty, and `call_main` is early enough.
+    if not hasattr(train, "add_defaults"):
         return False
     inner = train.add_defaults
 

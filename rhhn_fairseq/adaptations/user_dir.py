@@ -53,10 +53,14 @@ def accept_same_directory() -> bool:
 def locate(user_dir: str, beside: str) -> str:
     """The real path of a user directory, looked for where fairseq looks: here, in and beside fairseq.
 
+    The name of this package stands for the package that is imported, wherever it is installed.
+
     Raises UsageError if there is no such directory.
     """
     places = [os.path.abspath(user_dir), *(os.path.join(beside, up, user_dir) for up in ("", ".."))]
     for place in places:
         if os.path.exists(place):
             return os.path.realpath(place)
+    if user_dir == PACKAGE:
+        return os.path.realpath(sys.modules[PACKAGE].__path__[0])
     raise UsageError(f"--user-dir {user_dir}: there is no directory {places[0]}")

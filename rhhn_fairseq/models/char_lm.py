@@ -21,7 +21,7 @@ from rhhn_fairseq.cells.registry import CELLS
 from rhhn_fairseq.cells.rhn import init_bias_
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
-from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
+from rhhn_fairseq.models.char_lm_table import ARCHITECTURES, BASE_RECIPE, recipe_of
 from rhhn_fairseq.models.options import (
     check_probability,
     check_shapes,
@@ -29,6 +29,7 @@ from rhhn_fairseq.models.options import (
     stack_options,
     with_cell_options,
 )
+from rhhn_fairseq.models.recipes import HasRecipe
 from rhhn_fairseq.ops.regularise import draw_mask
 
 OUTPUT_INITS = ("glorot", "orthogonal")
@@ -66,7 +67,7 @@ CharLMConfig = with_cell_options("CharLMConfig", CharLMBaseConfig, __name__)
 
 
 @register_model("char_lm", dataclass=CharLMConfig)
-class CharLM(BaseFairseqModel):
+class CharLM(HasRecipe, BaseFairseqModel):
     """Character language model; see the module's docstring.
 
     Args:
@@ -76,6 +77,8 @@ class CharLM(BaseFairseqModel):
             vocabularies apart.
         entries: D, the size of the dictionary.
     """
+
+    RECIPE = BASE_RECIPE
 
     def __init__(self, config, indices: Tensor, codes: Tensor, entries: int):
         super().__init__()
@@ -203,4 +206,5 @@ class CharLM(BaseFairseqModel):
 
 
 for _name, _row in ARCHITECTURES.items():
-    register_architecture(_name, _row.options, CharLM, CharLMConfig, f"``{_name}``: see ``char_lm_table``.")
+    _note = f"``{_name}``: see ``char_lm_table``."
+    register_architecture(_name, _row.options, CharLM, CharLMConfig, _note, recipe_of(_name))

@@ -6,6 +6,8 @@ is the count that the printed sizes give; it equals the paper's figure unless a 
 
 from dataclasses import dataclass
 
+from rhhn_fairseq.models.recipes import Recipe
+
 
 @dataclass(frozen=True)
 class Row:
@@ -121,3 +123,40 @@ ARCHITECTURES = {
         test=1.340,
     ),
 }
+
+# What the papers train with. Ha et al. print no number of epochs and stop early.
+LANES = {
+    "task": "char_lm",
+    "criterion": "char_cross_entropy",
+    "optimizer": "adam",
+    "lr": [1e-3],
+    "lr_scheduler": "fixed",
+    "clip_norm": 1.0,
+    "batch_size": 128,
+    "no_epoch_checkpoints": True,
+}
+WINDOWS = LANES | {
+    "optimizer": "adam_l1",
+    "clip_norm": 10.0,
+    "batch_size": 256,
+    "batching": "windows",
+    "valid_protocol": "window:100/50",
+}
+RECIPES = {
+    PTB: LANES | {"max_epoch": 100},
+    ENWIK8: LANES | {"tokens_per_sample": 250, "max_epoch": 20},
+    PTB_SUAREZ: WINDOWS,
+}
+OWN_RECIPES = {
+    "ln_hyperlstm_2048_enwik8": {"tokens_per_sample": 300},
+    "lstm_1125_ptb": {"max_epoch": 350},
+    "rhn_ptb": {"max_epoch": 618},
+    "hyperrhn_ptb": {"max_epoch": 660},
+}
+# ``--arch char_lm``, which stands in no table, is trained as Ha's models of Penn Treebank.
+BASE_RECIPE = RECIPES[PTB]
+
+
+def recipe_of(name: str) -> Recipe:
+    """What the architecture is trained with."""
+    return RECIPES[ARCHITECTURES[name].source] | OWN_RECIPES.get(name, {})

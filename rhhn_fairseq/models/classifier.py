@@ -22,13 +22,14 @@ from rhhn_fairseq.data.problems.base import Problem
 from rhhn_fairseq.data.problems.registry import blank_problem
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
-from rhhn_fairseq.models.classifier_table import ARCHITECTURES
+from rhhn_fairseq.models.classifier_table import ARCHITECTURES, BASE_PROBLEM, recipe_of
 from rhhn_fairseq.models.options import (
     check_shapes,
     register_architecture,
     stack_options,
     with_cell_options,
 )
+from rhhn_fairseq.models.recipes import HasRecipe
 
 
 @dataclass
@@ -54,12 +55,14 @@ ClassifierConfig = with_cell_options("ClassifierConfig", ClassifierBaseConfig, _
 
 
 @register_model("classifier", dataclass=ClassifierConfig)
-class Classifier(BaseFairseqModel):
+class Classifier(HasRecipe, BaseFairseqModel):
     """See the module's docstring. The output layer starts as Glorot uniform with zero bias.
 
     Args:
         config: sizes and options, a ``ClassifierConfig``. problem: what is read and answered.
     """
+
+    RECIPE = recipe_of(BASE_PROBLEM)
 
     def __init__(self, config, problem: Problem):
         super().__init__()
@@ -84,6 +87,11 @@ class Classifier(BaseFairseqModel):
             )
         config = OmegaConf.to_object(cfg) if OmegaConf.is_config(cfg) else cfg
         return cls(config, task.problem)
+
+    @classmethod
+    def recipe(cls, given):
+        """That of the problem that is given, or else of the one that the architecture is for."""
+        return recipe_of(given.get("problem", cls.RECIPE["problem"]))
 
     @classmethod
     def for_problem(cls, config, name: str):
@@ -125,6 +133,5 @@ class Classifier(BaseFairseqModel):
 
 
 for _name, _row in ARCHITECTURES.items():
-    register_architecture(
-        _name, _row.options, Classifier, ClassifierConfig, f"``{_name}``: see ``classifier_table``."
-    )
+    _note = f"``{_name}``: see ``classifier_table``."
+    register_architecture(_name, _row.options, Classifier, ClassifierConfig, _note, recipe_of(_row.problem))

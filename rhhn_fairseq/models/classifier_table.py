@@ -8,6 +8,8 @@ biases a gate, of which only the sum matters; here it has one.
 
 from dataclasses import dataclass
 
+from rhhn_fairseq.models.recipes import Recipe
+
 
 @dataclass(frozen=True)
 class Row:
@@ -58,3 +60,32 @@ ARCHITECTURES = {
     "hyperrhn_mnist": _row("hyperrhn", 100, "mnist", 52_762),
     "elman_xor": Row({"cell": "elman", "hidden_size": 16}, "xor", 322),
 }
+
+SHARED = {
+    "task": "synthetic",
+    "criterion": "problem_loss",
+    "optimizer": "adam",
+    "lr": [1e-3],
+    "lr_scheduler": "fixed",
+    "clip_norm": 1.0,
+    "batch_size": 100,
+    "no_epoch_checkpoints": True,
+}
+MOST_ACCURATE = {"best_checkpoint_metric": "accuracy", "maximize_best_checkpoint_metric": True}
+DIGITS = {"lr": [5e-3], "batch_size": 50, "max_epoch": 100} | MOST_ACCURATE
+# By problem, because an architecture for one problem serves others as well.
+RECIPES = {
+    "copying": {"length": 100, "max_epoch": 600} | MOST_ACCURATE,
+    "adding": {"length": 200, "batch_size": 50, "max_epoch": 50, "best_checkpoint_metric": "mse"},
+    "mnist": {"max_epoch": 200} | MOST_ACCURATE,
+    "pmnist": {"max_epoch": 200} | MOST_ACCURATE,
+    "digits": DIGITS,
+    "pdigits": DIGITS,
+    "xor": {"lr": [0.01], "clip_norm": 0.0, "batch_size": 32, "epoch_updates": 250, "max_epoch": 2},
+}
+BASE_PROBLEM = "digits"
+
+
+def recipe_of(problem: str) -> Recipe:
+    """What a model of the problem is trained with."""
+    return SHARED | {"problem": problem} | RECIPES.get(problem, {})

@@ -34,7 +34,7 @@ from rhhn_fairseq.layers.decoder import (
 )
 from rhhn_fairseq.layers.decoding import decoding_step
 from rhhn_fairseq.layers.stack import Stack, StackConfig
-from rhhn_fairseq.models.gnmt_table import ARCHITECTURES
+from rhhn_fairseq.models.gnmt_table import ARCHITECTURES, BASE_RECIPE, recipe_of
 from rhhn_fairseq.models.options import (
     check_probability,
     check_shapes,
@@ -43,6 +43,7 @@ from rhhn_fairseq.models.options import (
     register_architecture,
     with_cell_options,
 )
+from rhhn_fairseq.models.recipes import HasRecipe
 from rhhn_fairseq.ops.gemm import affine
 
 SHARED_EMBEDDINGS = ("none", "decoder", "all")
@@ -274,12 +275,14 @@ class OutputLayer(nn.Module):
 
 
 @register_model("gnmt", dataclass=GNMTConfig)
-class GNMT(FairseqEncoderDecoderModel):
+class GNMT(HasRecipe, FairseqEncoderDecoderModel):
     """See the module's docstring.
 
     ``pieces_sha256`` holds the bytes of the SHA-256 of the sentencepiece model that the training data was
     cut with, zeros where it is not known; a checkpoint of other pieces is refused.
     """
+
+    RECIPE = BASE_RECIPE
 
     def __init__(self, encoder, decoder):
         super().__init__(encoder, decoder)
@@ -472,4 +475,5 @@ def _init_uniform(model: nn.Module, bound: float, cells: bool) -> None:
 
 
 for _name, _row in ARCHITECTURES.items():
-    register_architecture(_name, _row.options, GNMT, GNMTConfig, f"``{_name}``: see ``gnmt_table``.")
+    _note = f"``{_name}``: see ``gnmt_table``."
+    register_architecture(_name, _row.options, GNMT, GNMTConfig, _note, recipe_of(_name))

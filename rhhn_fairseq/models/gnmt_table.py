@@ -7,6 +7,8 @@ paper.
 
 from dataclasses import dataclass
 
+from rhhn_fairseq.models.recipes import Recipe
+
 
 @dataclass(frozen=True)
 class Row:
@@ -119,3 +121,43 @@ ARCHITECTURES = {
     for size, cells in SIZES.items()
     for cell, hyper in cells.items()
 }
+
+# Wu et al. 2016, section 8.3, without its second phase of plain gradient descent.
+PAPER = {
+    "task": "gnmt_translation",
+    "criterion": "label_smoothed_cross_entropy",
+    "optimizer": "adam",
+    "lr": [2e-4],
+    "lr_scheduler": "fixed",
+    "clip_norm": 5.0,
+    "batch_size": 128,
+    "max_update": 1_000_000,
+    "no_epoch_checkpoints": True,
+}
+# docs/translation.md has the measurements behind these.
+ONE_MACHINE = {
+    "task": "gnmt_translation",
+    "criterion": "label_smoothed_cross_entropy",
+    "label_smoothing": 0.1,
+    "optimizer": "adam",
+    "adam_betas": "(0.9, 0.98)",
+    "warmup_updates": 400,
+    "clip_norm": 5.0,
+    "max_tokens": 2000,
+    "no_epoch_checkpoints": True,
+}
+RECIPES = {
+    "gnmt": PAPER,
+    "gnmt_iwslt": ONE_MACHINE | {"lr_scheduler": "inverse_sqrt", "lr": [1e-3], "max_epoch": 30},
+    # 3,468 updates are 12 epochs of Multi30k.
+    "gnmt_small": ONE_MACHINE
+    | {"lr_scheduler": "polynomial_decay", "total_num_update": 3468.0, "lr": [2e-3], "max_epoch": 12},
+}
+# ``--arch gnmt`` has the papers' sizes.
+BASE_RECIPE = PAPER
+
+
+def recipe_of(name: str) -> Recipe:
+    """What the architecture is trained with."""
+    _, size = name.split("_", 1)
+    return RECIPES[size]

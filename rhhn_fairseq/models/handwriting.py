@@ -24,13 +24,14 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.mixture import output_size
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.layers.window import WindowConfig, WindowStack, one_hot
-from rhhn_fairseq.models.handwriting_table import ARCHITECTURES
+from rhhn_fairseq.models.handwriting_table import ARCHITECTURES, BASE_RECIPE
 from rhhn_fairseq.models.options import (
     check_shapes,
     register_architecture,
     stack_options,
     with_cell_options,
 )
+from rhhn_fairseq.models.recipes import HasRecipe
 
 POINT_SIZE = 3
 
@@ -62,7 +63,7 @@ HandwritingConfig = with_cell_options("HandwritingConfig", HandwritingBaseConfig
 
 
 @register_model("handwriting", dataclass=HandwritingConfig)
-class Handwriting(BaseFairseqModel):
+class Handwriting(HasRecipe, BaseFairseqModel):
     """See the module's docstring.
 
     The buffer ``statistics`` holds the normalisation of the offsets it was trained on, ``symbol_codes`` the
@@ -74,6 +75,8 @@ class Handwriting(BaseFairseqModel):
         normalisation: of the offsets. symbols: the characters of the text, in the model's order.
         points_per_symbol: points for each character in the training lines, 0 where they have no text.
     """
+
+    RECIPE = BASE_RECIPE
 
     def __init__(self, config, normalisation: Normalisation, symbols: str, points_per_symbol: float):
         super().__init__()
@@ -195,6 +198,5 @@ class Handwriting(BaseFairseqModel):
 
 
 for _name, _row in ARCHITECTURES.items():
-    register_architecture(
-        _name, _row.options, Handwriting, HandwritingConfig, f"``{_name}``: see ``handwriting_table``."
-    )
+    _note = f"``{_name}``: see ``handwriting_table``."
+    register_architecture(_name, _row.options, Handwriting, HandwritingConfig, _note, BASE_RECIPE)

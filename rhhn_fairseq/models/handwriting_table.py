@@ -48,3 +48,16 @@ ARCHITECTURES = {
     "hyperlstm_900_iam": Row(_ha("hyperlstm", **HYPER), 3_941_181, -1162),
     "ln_hyperlstm_900_iam": Row(_ha("ln_hyperlstm", **HYPER), 3_951_461, -1067),
 }
+
+# The number of epochs stands in no paper. ``--arch handwriting`` is trained alike.
+BASE_RECIPE = {
+    "task": "handwriting",
+    "criterion": "mixture_density",
+    "optimizer": "adam",
+    "lr": [1e-4],
+    "lr_scheduler": "fixed",
+    "clip_norm": 5.0,
+    "batch_size": 32,
+    "max_epoch": 100,
+    "no_epoch_checkpoints": True,
+}

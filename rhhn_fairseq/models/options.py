@@ -8,6 +8,7 @@ from fairseq.models import register_model
 
 from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.models.recipes import Recipe
 
 
 def _cell_fields():
@@ -100,12 +101,15 @@ def check_probability(config, name: str) -> float:
     return value
 
 
-def register_architecture(name: str, defaults: dict, model: type, config: type, note: str) -> None:
+def register_architecture(
+    name: str, defaults: dict, model: type, config: type, note: str, recipe: Recipe
+) -> None:
     """Registers an architecture as a model of its own, so that --arch and Hydra build the same.
 
     Args:
         name: what --arch takes. defaults: fields of ``config`` whose defaults it changes.
         model: the class it is a subclass of. config: that class's configuration. note: its docstring.
+        recipe: what it is trained with where the user says nothing.
     """
     specs = {spec.name: spec for spec in dataclasses.fields(config)}
     changed = [
@@ -115,4 +119,4 @@ def register_architecture(name: str, defaults: dict, model: type, config: type, 
     title = "".join(part.capitalize() for part in name.split("_"))
     place = {"__module__": model.__module__}
     own = dataclasses.make_dataclass(f"{title}Config", changed, bases=(config,), namespace=place)
-    register_model(name, dataclass=own)(type(title, (model,), {"__doc__": note} | place))
+    register_model(name, dataclass=own)(type(title, (model,), {"__doc__": note, "RECIPE": recipe} | place))

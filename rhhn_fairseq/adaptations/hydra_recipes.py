@@ -1,0 +1,141 @@
+"""The recipes of ``adaptations/recipes.py`` under Hydra, where a configuration is a tree."""
+
+import functools
+import sys
+from collections.abc import Iterator, Mapping
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from rhhn_fairseq.adaptations import recipes
+
+# Where fairseq keeps the options that belong to no component.
+SECTIONS = ("dataset", "optimization", "checkpoint")
+
+# fairseq copies these values by interpolation, which may be resolved already.
+COPIES = {
+    "optimization.lr": ("optimizer.lr", "lr_scheduler.lr"),
+    "dataset.batch_size": ("dataset.batch_size_valid",),
+    "dataset.max_tokens": ("dataset.max_tokens_valid",),
+}
+
+
+def fill_in_configuration() -> bool:
+    """``fairseq-hydra-train model=NAME`` gets what the user leaves open from the recipe of the architecture.
+
+    fairseq's ``add_defaults`` completes a configuration once the user's modules are imported. It is called by
+    ``fairseq_cli.train`` too, which has read a command line by then: nothing is filled in there.
+    """
+    from fairseq.dataclass import initialize
+
+    # Where fairseq's program imported the user directory, it has the function under a name of its own.
+    for module in (initialize, sys.modules.get("fairseq_cli.train")):
+        if hasattr(module, "add_defaults"):
+            module.add_defaults = _filling(module.add_defaults)
+    return True
+
+
+def _filling(inner):
+    @functools.wraps(inner)
+    def add_defaults(cfg):
+        keys = keys_of_the_user()
+        if keys is not None:
+            fill_tree(cfg, keys)
+        inner(cfg)
+
+    return add_defaults
+
+
+def keys_of_the_user() -> set[str] | None:
+    """The dotted keys that the user's overrides and configuration file name; None outside of Hydra."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return None
+    hydra = HydraConfig.get()
+    keys = {override.lstrip("+~").split("=", 1)[0].split("@")[0] for override in hydra.overrides.task}
+    for source in hydra.runtime.config_sources:
+        # fairseq's own file is no choice of the user's, and has no components but null ones.
+        if source.schema == "file" and not source.path.endswith("fairseq/config"):
+            keys |= _keys_in_file(f"{source.path}/{hydra.job.config_name}")
+    return keys
+
+
+def _keys_in_file(path: str) -> set[str]:
+    try:
+        content = OmegaConf.load(path if path.endswith(".yaml") else f"{path}.yaml")
+    except FileNotFoundError:
+        return set()
+    return set(_dotted(OmegaConf.to_container(content, resolve=False)))
+
+
+def _dotted(tree, prefix: str = "") -> Iterator[str]:
+    if not isinstance(tree, Mapping):
+        yield prefix.removesuffix(".")
+        return
+    for key, value in tree.items():
+        yield from _dotted(value, f"{prefix}{key}.")
+
+
+def fill_tree(cfg: DictConfig, keys: set[str]) -> None:
+    """Sets in a configuration what the recipe of its model says and ``keys``, dotted, do not name."""
+    arch = _name(cfg.get("model"))
+    given = _given(cfg, keys)
+    filled = recipes.fill(recipes.recipe_of(arch, given), given)
+    if not filled:
+        return
+    before = OmegaConf.to_container(cfg, resolve=False)
+    with open_dict(cfg):
+        for kind in recipes.COMPONENTS:
+            if kind in filled:
+                _choose(cfg, kind, filled[kind], keys)
+        for name, value in filled.items():
+            if name not in recipes.COMPONENTS:
+                _set(cfg, f"{_section(cfg, name)}.{name}", value, keys)
+    if OmegaConf.to_container(cfg, resolve=False) != before:
+        recipes.announce(arch, filled)
+
+
+def _name(component) -> str | None:
+    return component if isinstance(component, str) else getattr(component, "_name", None)
+
+
+def _given(cfg: DictConfig, keys: set[str]) -> dict:
+    """The options that the user gave, by name without a section."""
+    given = {}
+    for key in keys:
+        first, _, rest = key.partition(".")
+        if first in recipes.COMPONENTS and rest in ("", "_name"):
+            given[first] = _name(cfg.get(first))
+        elif rest and first in (*recipes.COMPONENTS, *SECTIONS):
+            given[rest] = OmegaConf.select(cfg, key)
+    # A component that is named as null is none.
+    return {key: value for key, value in given.items() if key not in recipes.COMPONENTS or value is not None}
+
+
+def _choose(cfg: DictConfig, kind: str, name: str, keys: set[str]) -> None:
+    """Makes ``name`` the component, with the options that the user gave it and no others."""
+    if _name(cfg.get(kind)) == name:
+        return
+    own = [key for key in keys if key.startswith(f"{kind}.")]
+    kept = {key.split(".", 1)[1]: OmegaConf.select(cfg, key) for key in own}
+    cfg[kind] = kept | {"_name": name}
+
+
+def _section(cfg: DictConfig, name: str) -> str:
+    from fairseq.dataclass.configs import FairseqConfig
+
+    for section in SECTIONS:
+        if name in FairseqConfig.__dataclass_fields__[section].type.__dataclass_fields__:
+            return section
+    names = {kind: _name(cfg.get(kind)) for kind in recipes.COMPONENTS}
+    return next(kind for kind in recipes.COMPONENTS if name in recipes.fields_of(kind, names))
+
+
+def _set(cfg: DictConfig, key: str, value, keys: set[str]) -> None:
+    section, name = key.split(".")
+    cfg[section][name] = value
+    for copy in COPIES.get(key, ()):
+        section, name = copy.split(".")
+        node = cfg.get(section) or {}
+        if name in node and copy not in keys and not OmegaConf.is_interpolation(node, name):
+            node[name] = value

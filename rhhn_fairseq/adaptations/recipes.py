@@ -1,0 +1,177 @@
+"""What the user leaves open in a training is filled in from the architecture's recipe.
+
+fairseq's own defaults for task, criterion, optimizer and learning rate belong to no model in particular: an
+architecture alone ended in "Must specify batch size", or in a training at learning rate 0.25.
+"""
+
+import argparse
+import dataclasses
+import functools
+import logging
+import os
+import sys
+from collections.abc import Iterable, Mapping
+
+logger = logging.getLogger("rhhn_fairseq.recipes")
+
+COMPONENTS = ("task", "criterion", "optimizer", "lr_scheduler")
+
+# An option is left alone where the user gave one that says the same thing in another way.
+ALTERNATIVES = {
+    "batch_size": ("max_tokens",),
+    "max_tokens": ("batch_size",),
+    "max_epoch": ("max_update",),
+    "max_update": ("max_epoch",),
+    "no_epoch_checkpoints": ("keep_last_epochs", "save_interval"),
+    "maximize_best_checkpoint_metric": ("best_checkpoint_metric",),
+}
+# Metrics are the criterion's.
+METRIC = ("best_checkpoint_metric", "maximize_best_checkpoint_metric")
+
+
+def fill(recipe: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """The options of a recipe that apply beside those that the user gave.
+
+    An option of the recipe's task, criterion, optimizer or scheduler is left out where the user chose another
+    one that has no such option.
+
+    Args:
+        recipe: option names and values. given: what the user gave, in the same form.
+    """
+    chosen = {kind: given.get(kind, recipe.get(kind)) for kind in COMPONENTS}
+    filled = {}
+    for name, value in recipe.items():
+        stated = name in given or any(other in given for other in ALTERNATIVES.get(name, ()))
+        if not stated and _applies(name, recipe, chosen):
+            filled[name] = value
+    return _end_with_schedule(filled, recipe, given)
+
+
+def _applies(name: str, recipe: Mapping, chosen: Mapping) -> bool:
+    if name == "lr":
+        # Rates of Adam and its relatives compare with each other, and with no other optimizer's.
+        return chosen["optimizer"] == recipe["optimizer"] or "adam_betas" in fields_of("optimizer", chosen)
+    if name == "clip_norm":
+        # An L1 norm is larger by orders of magnitude, so its bound means nothing for the L2 norm.
+        return (chosen["optimizer"] == "adam_l1") == (recipe["optimizer"] == "adam_l1")
+    if name in METRIC:
+        return chosen["criterion"] == recipe["criterion"]
+    owners = [kind for kind in COMPONENTS if name in fields_of(kind, recipe)]
+    return not owners or any(name in fields_of(kind, chosen) for kind in owners)
+
+
+def _end_with_schedule(filled: dict, recipe: Mapping, given: Mapping) -> dict:
+    """Ties a schedule of a fixed number of updates to the length of the training.
+
+    After its end the learning rate is zero, and training would go on for nothing.
+    """
+    if "total_num_update" not in filled:
+        return filled
+    updates = filled["total_num_update"]
+    if (given.get("max_update") or 0) > 0:
+        return filled | {"total_num_update": float(given["max_update"])}
+    if (given.get("max_epoch") or 0) > 0:
+        share = given["max_epoch"] / recipe["max_epoch"]
+        return filled | {"total_num_update": float(round(updates * share))}
+    return filled if "max_update" in given or "max_epoch" in given else filled | {"max_update": int(updates)}
+
+
+def fields_of(kind: str, names: Mapping) -> set[str]:
+    """The options of a component's own, without those that it shares with all of fairseq."""
+    from fairseq.registry import REGISTRIES
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY
+
+    registry = TASK_DATACLASS_REGISTRY if kind == "task" else REGISTRIES[kind]["dataclass_registry"]
+    config = registry.get(names.get(kind))
+    return set() if config is None else {spec.name for spec in dataclasses.fields(config)} - {"lr"}
+
+
+def recipe_of(arch: str | None, given: Mapping[str, object]) -> Mapping[str, object]:
+    """The recipe of an architecture; an empty one for fairseq's own models and for none."""
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    model = ARCH_MODEL_REGISTRY.get(arch)
+    return model.recipe(given) if hasattr(model, "recipe") else {}
+
+
+def announce(arch: str, filled: Mapping[str, object]) -> None:
+    """Logs in one line, and by the first worker alone, what was filled in."""
+    if filled and os.environ.get("RANK", "0") == "0":
+        options = " ".join(_as_option(name, value) for name, value in filled.items())
+        logger.info("--arch %s is trained with %s (what you give takes precedence)", arch, options)
+
+
+def _as_option(name: str, value) -> str:
+    flag = "--" + name.replace("_", "-")
+    if value is True:
+        return flag
+    if isinstance(value, list):
+        value = ",".join(f"{number:g}" for number in value)
+    value = f"{value:.10g}" if isinstance(value, float) else str(value)
+    return f"{flag} '{value}'" if " " in value else f"{flag} {value}"
+
+
+def given_options(parser: argparse.ArgumentParser, arguments: Iterable[str] | None) -> dict[str, object]:
+    """The options on a command line that the parser knows, by name, with their values."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # --help is fairseq's to answer, once the parser is complete.
+    arguments = [str(argument) for argument in arguments if argument not in ("-h", "--help")]
+    kept = [(action, action.default, action.required) for action in parser._actions]
+    defaults, parser._defaults = parser._defaults, {}
+    for action, _, _ in kept:
+        action.default, action.required = argparse.SUPPRESS, False
+    try:
+        return vars(parser.parse_known_args(arguments)[0])
+    finally:
+        parser._defaults = defaults
+        for action, default, required in kept:
+            action.default, action.required = default, required
+
+
+def fill_in_command_line() -> bool:
+    """``fairseq-train --arch NAME`` gets its defaults from the recipe of the architecture.
+
+    fairseq reads a command line twice, first to learn task, criterion, optimizer and scheduler, then with the
+    options of these; before both it lets a caller change the defaults.
+    """
+    from fairseq import options
+
+    inner = options.parse_args_and_arch
+
+    @functools.wraps(inner)
+    def parse_args_and_arch(
+        parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
+    ):
+        trains = any(action.dest == "arch" for action in parser._actions)
+        if suppress_defaults or not trains:
+            return inner(parser, input_args, parse_known, suppress_defaults, modify_parser)
+        filler = _Filler(input_args, modify_parser)
+        parsed = inner(parser, input_args, parse_known, suppress_defaults, filler)
+        announce(filler.arch, filler.filled)
+        return parsed
+
+    options.parse_args_and_arch = parse_args_and_arch
+    return True
+
+
+class _Filler:
+    """Sets a parser's defaults: at the first call those of the components, then all.
+
+    Attributes:
+        arch: the architecture on the command line. filled: what was set at the last call.
+    """
+
+    def __init__(self, arguments, then):
+        self.arguments, self.then = arguments, then
+        self.arch, self.filled, self.complete = None, {}, False
+
+    def __call__(self, parser):
+        if self.then is not None:
+            self.then(parser)
+        given = given_options(parser, self.arguments)
+        self.arch = given.get("arch", parser.get_default("arch"))
+        filled = fill(recipe_of(self.arch, given), given)
+        if not self.complete:
+            filled = {kind: filled[kind] for kind in COMPONENTS if kind in filled}
+        self.filled, self.complete = filled, True
+        parser.set_defaults(**filled)

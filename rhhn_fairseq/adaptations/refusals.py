@@ -1,0 +1,214 @@
+"""Options that fairseq takes and that cannot do their work here: each is refused in a line.
+
+Without this they end in an AssertionError, an ImportError or a KeyError from deep within fairseq.
+"""
+
+import functools
+import importlib.util
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from rhhn_fairseq.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An option, when it is refused, and the reason, which follows the option in the message."""
+
+    option: str
+    applies: Callable[[Namespace], bool]
+    reason: str
+
+
+def _missing(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:
+        # The package around it is missing.
+        return True
+
+
+def _trains_ours(args: Namespace) -> bool:
+    """Whether this is the training of a model of this package."""
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    model = ARCH_MODEL_REGISTRY.get(getattr(args, "arch", None))
+    return model is not None and model.__module__.split(".")[0] == __name__.split(".")[0]
+
+
+def _searches_data(args: Namespace) -> bool:
+    """Whether this is fairseq-generate, whose sentences come from a data directory."""
+    return hasattr(args, "beam") and not hasattr(args, "buffer_size")
+
+
+def _on_cpu(args: Namespace) -> bool:
+    return args.cpu or not torch.cuda.is_available()
+
+
+def _reads_input(args: Namespace) -> bool:
+    """Whether this is fairseq-interactive."""
+    return hasattr(args, "buffer_size")
+
+
+REFUSALS = (
+    Refusal(
+        "--tpu",
+        lambda args: args.tpu and not args.bf16 and _missing("torch_xla"),
+        "needs the package torch_xla, which is not installed",
+    ),
+    Refusal(
+        "--memory-efficient-fp16",
+        lambda args: hasattr(args, "arch") and args.memory_efficient_fp16 and _on_cpu(args),
+        "trains on a GPU only; on a CPU use --bf16, or neither for float32",
+    ),
+    Refusal(
+        "--profile",
+        lambda args: getattr(args, "profile", False) and not torch.cuda.is_available(),
+        "is CUDA's profiler and needs a GPU; scripts/profile_train.py works on a CPU",
+    ),
+    Refusal(
+        "--use-plasma-view",
+        lambda args: getattr(args, "use_plasma_view", False) and _missing("pyarrow.plasma"),
+        "needs the store plasma, which pyarrow no longer has",
+    ),
+    Refusal(
+        "--pipeline-model-parallel",
+        lambda args: getattr(args, "pipeline_model_parallel", False) and _trains_ours(args),
+        "cuts a model of fairseq's own into stages; no model here can be cut, use torchrun for several GPUs",
+    ),
+    Refusal(
+        "--quantization-config-path",
+        lambda args: getattr(args, "quantization_config_path", None) and _trains_ours(args),
+        "quantises linear layers and embeddings of fairseq's transformer, which no model here has",
+    ),
+    Refusal(
+        "--fp16-adam-stats",
+        lambda args: getattr(args, "fp16_adam_stats", False) and _missing("apex"),
+        "needs Adam of the package apex, which is not installed",
+    ),
+    Refusal(
+        "--zero-sharding os",
+        lambda args: getattr(args, "zero_sharding", "none") == "os" and _missing("fairscale"),
+        "needs the package fairscale, which is not installed",
+    ),
+    Refusal(
+        "--ddp-backend fully_sharded",
+        lambda args: getattr(args, "ddp_backend", "") == "fully_sharded" and _missing("fairscale"),
+        "needs the package fairscale, which is not installed",
+    ),
+    Refusal(
+        "--cpu-offload",
+        lambda args: getattr(args, "cpu_offload", False) and args.ddp_backend != "fully_sharded",
+        "goes with --ddp-backend fully_sharded only",
+    ),
+    Refusal(
+        "--replace-unk",
+        lambda args: _searches_data(args) and args.replace_unk is not None and args.dataset_impl != "raw",
+        "copies words of the text itself, which binary data have not: give --dataset-impl raw with raw data, "
+        "or use fairseq-interactive",
+    ),
+    Refusal(
+        "--constraints",
+        lambda args: _searches_data(args) and args.constraints is not None,
+        "stand behind the sentences in the input of fairseq-interactive; data directories have none",
+    ),
+    Refusal(
+        "--score-reference",
+        lambda args: _reads_input(args) and args.score_reference,
+        "scores the translations of a data directory, and the input of fairseq-interactive has none",
+    ),
+    Refusal(
+        "--batch-size",
+        lambda args: _reads_input(args) and (args.batch_size or 0) > max(args.buffer_size, 1),
+        "must not be larger than --buffer-size, the sentences that are read at a time",
+    ),
+    Refusal(
+        "--sampling",
+        lambda args: getattr(args, "sampling", False) and args.nbest != args.beam,
+        "gives as many samples as beams: --nbest and --beam must be the same number",
+    ),
+)
+
+
+def refuse_what_cannot_work() -> bool:
+    """Raises UsageError for the options in REFUSALS, once a command line is read."""
+    from fairseq import options
+
+    inner = options.parse_args_and_arch
+
+    @functools.wraps(inner)
+    def parse_args_and_arch(parser, *args, suppress_defaults=False, **kwargs):
+        parsed = inner(parser, *args, suppress_defaults=suppress_defaults, **kwargs)
+        if isinstance(parsed, Namespace) and not suppress_defaults:
+            check(parsed)
+        return parsed
+
+    options.parse_args_and_arch = parse_args_and_arch
+    return True
+
+
+def check(args: Namespace) -> None:
+    """Raises UsageError for the first option that is refused."""
+    for refusal in REFUSALS:
+        if refusal.applies(args):
+            raise UsageError(f"{refusal.option} {refusal.reason}")
+
+
+def name_components_without_options() -> bool:
+    """A component of fairseq's that has no dataclass, such as --bpe characters, cannot be configured.
+
+    Hydra then prints a list of its search paths, and the traceback.
+    """
+    from fairseq.dataclass import utils
+    from hydra.errors import MissingConfigException
+
+    inner = utils.convert_namespace_to_omegaconf
+
+    @functools.wraps(inner)
+    def convert_namespace_to_omegaconf(args):
+        try:
+            return inner(args)
+        except MissingConfigException as error:
+            group, _, name = str(error.missing_cfg_file).partition("/")
+            known = ", ".join(sorted(error.options or ()))
+            raise UsageError(
+                f"--{group} {name} has no configuration in fairseq; choose from {known}"
+            ) from error
+
+    for module in (utils, *_importers("convert_namespace_to_omegaconf")):
+        module.convert_namespace_to_omegaconf = convert_namespace_to_omegaconf
+    return True
+
+
+def _importers(name: str) -> list:
+    """Modules of fairseq's that have a function under a name of their own."""
+    return [
+        module
+        for key, module in list(sys.modules.items())
+        if key.startswith(("fairseq.", "fairseq_cli.")) and name in vars(module)
+    ]
+
+
+def name_checkpoint_without_averages() -> bool:
+    """--ema-seed-model of a checkpoint that was trained without --store-ema ended in a KeyError."""
+    from fairseq import checkpoint_utils
+
+    inner = checkpoint_utils.load_ema_from_checkpoint
+
+    @functools.wraps(inner)
+    def load_ema_from_checkpoint(fpath):
+        try:
+            return inner(fpath)
+        except KeyError as error:
+            if error.args != ("ema",):
+                raise
+            raise UsageError(
+                f"checkpoint {fpath} has no averages: it was trained without --store-ema"
+            ) from error
+
+    checkpoint_utils.load_ema_from_checkpoint = load_ema_from_checkpoint
+    return True

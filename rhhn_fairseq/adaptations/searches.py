@@ -1,0 +1,32 @@
+"""Repairs of fairseq's ways to search."""
+
+import functools
+
+import torch
+
+from rhhn_fairseq.adaptations import mentions
+
+
+def number_diverse_groups_by_batch() -> bool:
+    """--diverse-beam-groups looks sentences up by their number in the data, in a table of one batch.
+
+    Every batch but one that begins the data ends in an IndexError. Here a sentence's number is its place
+    among those with which the search of the batch began.
+    """
+    from fairseq.search import DiverseBeamSearch
+
+    inner = DiverseBeamSearch.step
+    if mentions(inner, "argmax"):
+        return False
+
+    @functools.wraps(inner)
+    def step(self, step, lprobs, scores, prev_output_tokens=None, original_batch_idxs=None):
+        if original_batch_idxs is not None:
+            if step == 0:
+                self.sentences = original_batch_idxs
+            same = original_batch_idxs.unsqueeze(1) == self.sentences
+            original_batch_idxs = same.to(torch.uint8).argmax(dim=1)
+        return inner(self, step, lprobs, scores, prev_output_tokens, original_batch_idxs)
+
+    DiverseBeamSearch.step = step
+    return True

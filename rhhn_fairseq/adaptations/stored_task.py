@@ -1,0 +1,122 @@
+"""fairseq-eval-lm, -generate, -interactive and -validate take the task and its options from the checkpoint.
+
+fairseq looks up the task before it opens a checkpoint: without ``--task`` a character model was evaluated as
+``language_modeling``, and a translation model without its languages. Both ended in a traceback.
+"""
+
+import argparse
+import dataclasses
+import functools
+import logging
+import os
+
+from rhhn_fairseq.adaptations.checkpoints import WeightsOnlyTorch
+from rhhn_fairseq.adaptations.recipes import given_options
+from rhhn_fairseq.errors import UsageError
+
+logger = logging.getLogger("rhhn_fairseq.recipes")
+
+# fairseq-validate asks for one of these, and a training has said.
+SIZES = ("batch_size", "max_tokens")
+
+
+def take_task_from_checkpoint() -> bool:
+    """Programs that read ``--path`` have the checkpoint's task as the default, with the options it was given.
+
+    Where ``--task`` is given, fairseq's defaults stay what they are.
+    """
+    from fairseq import options
+
+    inner = options.parse_args_and_arch
+
+    @functools.wraps(inner)
+    def parse_args_and_arch(
+        parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
+    ):
+        names = {action.dest for action in parser._actions}
+        if not suppress_defaults and {"path", "task"} <= names:
+            modify_parser = _Stored(input_args, modify_parser)
+        return inner(parser, input_args, parse_known, suppress_defaults, modify_parser)
+
+    options.parse_args_and_arch = parse_args_and_arch
+    return True
+
+
+class _Stored:
+    """Sets a parser's defaults to what the first checkpoint of ``--path`` holds."""
+
+    def __init__(self, arguments, then):
+        self.arguments, self.then, self.defaults = arguments, then, None
+
+    def __call__(self, parser):
+        if self.then is not None:
+            self.then(parser)
+        if self.defaults is None:
+            given = given_options(parser, self.arguments)
+            self.defaults = {} if "task" in given else stored_defaults(given)
+            # Programs with a search, and fairseq-eval-lm, have batch sizes of their own.
+            own = any(action.dest in ("beam", "output_word_probs") for action in parser._actions)
+            if own or any(name in given for name in SIZES):
+                self.defaults = {key: value for key, value in self.defaults.items() if key not in SIZES}
+        parser.set_defaults(**self.defaults)
+
+
+def stored_defaults(given: dict) -> dict[str, object]:
+    """The task, its options and the batch size of the checkpoint that ``--path`` names; {} without one.
+
+    Raises:
+        UsageError: the file cannot be read, or is of a task that nobody has registered.
+    """
+    from fairseq.checkpoint_utils import get_maybe_sharded_checkpoint_filename
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+    from fairseq.utils import split_paths
+
+    if not given.get("path"):
+        return {}
+    path = get_maybe_sharded_checkpoint_filename(
+        split_paths(given["path"])[0],
+        given.get("checkpoint_suffix", ""),
+        0,
+        given.get("checkpoint_shard_count", 1),
+    )
+    cfg = _configuration(path)
+    task = cfg.get("task") or {}
+    # fairseq's older tasks have a namespace here.
+    task = vars(task) if isinstance(task, argparse.Namespace) else task
+    name = task.get("_name") or task.get("task")
+    if not name:
+        return {}
+    if name not in TASK_REGISTRY:
+        raise UsageError(
+            f"checkpoint {path} is of the task {name}, which is not known here: give --user-dir with the "
+            "directory that has it, or --task"
+        )
+    sizes = cfg.get("dataset") or task
+    stored = {"task": name} | {key: sizes.get(f"{key}_valid") or sizes.get(key) for key in SIZES}
+    config = TASK_DATACLASS_REGISTRY.get(name)
+    for spec in dataclasses.fields(config) if config else ():
+        # A value that is another option's, such as the seed, is this program's and not the training's.
+        other = isinstance(spec.default, str) and spec.default.startswith("${")
+        if spec.name in task and spec.name not in ("_name", "data") and not other:
+            stored[spec.name] = task[spec.name]
+    logger.info("--task %s and its options are those of %s", name, path)
+    return stored
+
+
+def _configuration(path: str) -> dict:
+    """The configuration in a checkpoint, as a dictionary; of an old one, all of its options as its task's."""
+    try:
+        stat = os.stat(path)
+        cfg, args = _read(path, stat.st_mtime_ns, stat.st_size)
+    except OSError as error:
+        raise UsageError(f"checkpoint {path} cannot be read: {error.strerror or error}") from error
+    return cfg or {"task": vars(args) if args else {}}
+
+
+@functools.lru_cache(maxsize=1)
+def _read(path: str, modified: int, size: int) -> tuple:
+    """A checkpoint's ``cfg`` and ``args``; its tensors stay on disk. fairseq-validate asks several times."""
+    with open(path, "rb") as file:
+        zipped = file.read(2) == b"PK"
+    state = WeightsOnlyTorch.load(path, map_location="cpu", mmap=zipped)
+    return state.get("cfg"), state.get("args")

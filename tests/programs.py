@@ -1,0 +1,69 @@
+"""fairseq's programs in this process: what a command prints, and whether it ends well or in a line."""
+
+import contextlib
+import importlib
+import io
+import signal
+import sys
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from fairseq.logging import metrics
+from hydra.core.global_hydra import GlobalHydra
+
+from rhhn_fairseq.adaptations.one_line import usage_message
+
+SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended: it "works", is "refused" in a line, or "fails" with a traceback; and its text."""
+
+    kind: str
+    text: str
+
+
+def run(program: str, arguments, stdin: str = "") -> Outcome:
+    """``fairseq-<program> <arguments>``; the name as in ``fairseq_cli``."""
+    module = importlib.import_module(f"fairseq_cli.{program}")
+    metrics.reset()
+    GlobalHydra.instance().clear()
+    torch.manual_seed(0)
+    output, errors = io.StringIO(), io.StringIO()
+    line = [f"fairseq-{program}", *map(str, arguments)]
+    try:
+        with (
+            mock.patch.object(sys, "argv", line),
+            mock.patch.object(sys, "stdin", io.StringIO(stdin)),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(errors),
+            limited(SECONDS),
+        ):
+            module.cli_main()
+    except SystemExit as end:
+        lines = errors.getvalue().strip().splitlines() or [""]
+        return Outcome("refused" if end.code else "works", lines[-1] if end.code else output.getvalue())
+    except Exception as error:
+        message = usage_message(error)
+        if message is None:
+            return Outcome("fails", f"{type(error).__name__}: {error}")
+        return Outcome("refused", message)
+    return Outcome("works", output.getvalue())
+
+
+@contextlib.contextmanager
+def limited(seconds: int):
+    """Raises TimeoutError in the main thread after so many seconds."""
+
+    def stop(*_):
+        raise TimeoutError(f"not done after {seconds} s")
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
