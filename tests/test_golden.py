@@ -7,8 +7,8 @@ from fairseq.checkpoint_utils import load_checkpoint_to_cpu, load_model_ensemble
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the models)
 
-# The code that wrote the files differs by 0, and by 4.8e-7 where it runs the loop over `step` instead. The logits
-# are below 3.
+# The code that wrote the files differs by 0, and by 4.8e-7 where it runs the loop over `step` instead. The
+# logits are below 3.
 TOLERANCE = 1e-6
 
 

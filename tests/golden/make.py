@@ -1,8 +1,8 @@
 """Makes the golden checkpoints that ``tests/test_golden.py`` loads.
 
 The files beside this script were made by the code of commit 9966edc, before cells and kernels were rebuilt.
-They show that checkpoints of that time still load and still mean the same. Files of later code would only show
-that this code agrees with itself, so the script never replaces a file. It adds families that have none.
+They show that checkpoints of that time still load and still mean the same. Files of later code would only
+show that this code agrees with itself, so the script never replaces a file. It adds families that have none.
 
     python tests/golden/make.py            makes the families that have no file yet
     python tests/golden/make.py --list     names them all
