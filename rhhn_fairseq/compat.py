@@ -20,6 +20,7 @@ from rhhn_fairseq.adaptations import (
     mentions,
     mixed_precision,
     one_line,
+    recipes,
     restarts,
     torchrun,
     user_dir,
@@ -63,6 +64,7 @@ ADAPTATIONS = (
     logs.restore_root_logger,
     logs.repair_inf_score_record,
     logs.silence_known_warnings,
+    recipes.refuse_repeated_values,
 )
 
 _applied: set[str] = set()

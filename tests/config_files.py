@@ -1,10 +1,12 @@
 """What the tests of configs/ share: a file's comment, its commands, and what fairseq makes of it."""
 
+import dataclasses
 import functools
 import json
 import shlex
 from pathlib import Path
 
+import yaml
 from fairseq import options
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.initialize import add_defaults, hydra_init
@@ -13,8 +15,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf, open_dict
 
 from rhhn_fairseq.cells import cell_options
+from rhhn_fairseq.models.options import CELL_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = ROOT / "tests" / "golden" / "commands.txt"
 SNAPSHOT = ROOT / "tests" / "golden" / "configs.json"
 RECIPES = sorted((ROOT / "configs").glob("*/*.yaml"))
 
@@ -31,9 +35,22 @@ def comment(path: Path) -> str:
 
 def command(path: Path, program: str) -> list[str]:
     """The arguments of the one command with ``program`` in a file's comment."""
-    joined = comment(path).replace("\\\n", " ")
+    return only_command(comment(path), program)
+
+
+def only_command(text: str, program: str) -> list[str]:
+    joined = text.replace("\\\n", " ")
     (line,) = [line for line in joined.splitlines() if line.strip().startswith(program + " ")]
     return shlex.split(line)[1:]
+
+
+def shared_command(path: Path, program: str) -> list[str]:
+    """The same of the one file in its defaults list that has such a command for every recipe NAME."""
+    entries = yaml.safe_load(path.read_text())["defaults"]
+    texts = ((path.parent / f"{entry}.yaml").read_text() for entry in entries if entry != "_self_")
+    (text,) = [text for text in texts if "# The figures of a recipe NAME:\n" in text]
+    lines = [line.removeprefix("#") for line in text.splitlines()]
+    return only_command("\n".join(lines).replace("NAME", path.stem), program)
 
 
 @functools.cache
@@ -81,11 +98,26 @@ def write_snapshot() -> None:
     SNAPSHOT.write_text("{\n" + ",\n".join(files) + "\n}\n")
 
 
+def training_command(path: Path) -> list[str]:
+    """The arguments of fairseq-train that are the same training."""
+    start = f"{path.parent.name}/{path.stem}: "
+    (line,) = [line for line in COMMANDS.read_text().splitlines() if line.startswith(start)]
+    return shlex.split(line.removeprefix(start))
+
+
 def by_command_line(path: Path) -> dict:
-    """The values of the fairseq-train command in a file's comment."""
+    """The values of the fairseq-train command that is the same training."""
     parser = options.get_training_parser()
-    arguments = options.parse_args_and_arch(parser, command(path, "fairseq-train"))
+    arguments = options.parse_args_and_arch(parser, training_command(path))
     return resolved(convert_namespace_to_omegaconf(arguments))
+
+
+def assert_has_every_option(model, base: type) -> None:
+    """Hydra overrides what a file gives by its name; what it does not give needs a plus sign."""
+    own = [key for key in cell_options(model.cell) if key in CELL_OPTIONS and key != "hyper_rank"]
+    names = [spec.name for spec in dataclasses.fields(base) if spec.name != "_name"]
+    assert set(model) == {"_name", *names, *own}
+    assert None not in model.values()
 
 
 def resolved(cfg) -> dict:
