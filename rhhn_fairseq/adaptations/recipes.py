@@ -11,8 +11,8 @@ def refuse_repeated_values() -> bool:
     """A value in a recipe is silently replaced where a file of its defaults list also gives it.
 
     fairseq fills a recipe with the defaults of all options before Hydra merges anything, so the recipe has to
-    come first (``_self_``) for the other files to have any effect. Then the other files win. Here training ends
-    in one line that names the value and both files.
+    come first (``_self_``) for the other files to have any effect. Then the other files win. Here training
+    ends in one line that names the value and both files.
     """
     from hydra.core.hydra_config import HydraConfig
 
