@@ -23,8 +23,8 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from omegaconf import OmegaConf
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
-from rhhn_fairseq.data.corpora import text_files
-from rhhn_fairseq.data.prepare import prepare
+from rhhn_fairseq.data.text.corpora import text_files
+from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.describe import count_parameters
 from rhhn_fairseq.models.char_lm import CharLMBaseConfig
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES

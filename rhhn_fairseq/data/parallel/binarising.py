@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from rhhn_fairseq.data.parallel.encoding import DICTIONARY_NAME
-from rhhn_fairseq.data.stream import StreamWriter, read_index, storage_dtype
+from rhhn_fairseq.data.text.stream import StreamWriter, read_index, storage_dtype
 from rhhn_fairseq.errors import UsageError
 
 PREPROCESS = "fairseq_cli.preprocess"
