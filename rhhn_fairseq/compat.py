@@ -16,6 +16,7 @@ from rhhn_fairseq.adaptations import (
     alignments,
     averages,
     checkpoints,
+    config_files,
     hydra_recipes,
     loading,
     logs,
@@ -90,6 +91,7 @@ ADAPTATIONS = (
     logs.restore_root_logger,
     logs.repair_inf_score_record,
     logs.silence_known_warnings,
+    config_files.refuse_repeated_values,
 )
 
 _applied: set[str] = set()

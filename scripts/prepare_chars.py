@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 from rhhn_fairseq.cli import run
-from rhhn_fairseq.data import corpora
-from rhhn_fairseq.data.download import default_download_dir
-from rhhn_fairseq.data.manifest import SPLITS
-from rhhn_fairseq.data.prepare import prepare, report
+from rhhn_fairseq.data.common.download import default_download_dir
+from rhhn_fairseq.data.common.manifest import SPLITS
+from rhhn_fairseq.data.text import corpora
+from rhhn_fairseq.data.text.prepare import prepare, report
 from rhhn_fairseq.errors import UsageError
 
 

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from rhhn_fairseq.cli import run
-from rhhn_fairseq.data.download import default_download_dir
+from rhhn_fairseq.data.common.download import default_download_dir
 from rhhn_fairseq.data.parallel import corpora, synthetic, wmt14
 from rhhn_fairseq.data.parallel.cleaning import CleaningConfig
 from rhhn_fairseq.data.parallel.pieces import PiecesConfig

@@ -5,8 +5,8 @@ import json
 import zipfile
 from pathlib import Path
 
-from rhhn_fairseq.data.stream import open_stream
-from rhhn_fairseq.data.vocabulary import CharVocabulary
+from rhhn_fairseq.data.text.stream import open_stream
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "prepare_chars.py"
 SPLITS = ("train", "valid", "test")

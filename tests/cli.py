@@ -10,10 +10,13 @@ from pathlib import Path
 
 import torch
 
+# Seconds after which a program hangs, however busy the machine is: no verdict depends on how fast it is.
+HANGS = 1800
+
 USER_DIR = str(Path(__file__).resolve().parent.parent / "rhhn_fairseq")
 
 
-def run_module(module, args, *, workers=None, env=None, timeout=300, check=True, cwd=None):
+def run_module(module, args, *, workers=None, env=None, timeout=HANGS, check=True, cwd=None):
     """Runs `python -m module args`; with `workers`, that many copies under torchrun on localhost.
 
     Each process computes with one thread, and shows where it was if it is aborted. Returns the

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rhhn_fairseq.cli import run as run_main
-from rhhn_fairseq.data.stream import StreamWriter
+from rhhn_fairseq.data.text.stream import StreamWriter
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "prepare_translation.py"
 SPLITS = ("train", "valid", "test")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cli import HANGS
 from graph_imitation import imitate
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -308,7 +309,7 @@ def test_smoke_leaves_given_sizes_alone(capsys):
 def test_program_as_its_users_start_it():
     command = [sys.executable, SCRIPT, "cells", "--smoke", "--cells", "irnn,rhn", "--backends", "reference"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANGS)
     assert (result.returncode, result.stderr) == (0, "")
     rows = [text.split("|")[1].strip() for text in result.stdout.splitlines() if text.startswith("| ")]
     assert rows == ["cell", BASELINE, "irnn", "rhn"]

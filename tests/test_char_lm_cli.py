@@ -10,8 +10,8 @@ import pytest
 import torch
 from cli import USER_DIR, fairseq_train, json_log, run_module
 
-from rhhn_fairseq.data.corpora import text_files
-from rhhn_fairseq.data.prepare import prepare
+from rhhn_fairseq.data.text.corpora import text_files
+from rhhn_fairseq.data.text.prepare import prepare
 
 TEXT = "".join(f"line {n}: the quick brown fox jumps over {n * 7 % 13} lazy dogs\n" for n in range(40))
 

@@ -12,8 +12,8 @@ from fairseq.data import Dictionary, data_utils, indexed_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhhn_fairseq.data.sources import CHUNK, FileSource, MemorySource, next_character, read_codes
-from rhhn_fairseq.data.stream import (
+from rhhn_fairseq.data.common.sources import CHUNK, FileSource, MemorySource, next_character, read_codes
+from rhhn_fairseq.data.text.stream import (
     LONGEST_ITEM,
     StreamWriter,
     cut_lines,
@@ -21,7 +21,7 @@ from rhhn_fairseq.data.stream import (
     read_index,
     storage_dtype,
 )
-from rhhn_fairseq.data.vocabulary import (
+from rhhn_fairseq.data.text.vocabulary import (
     EOS,
     FIRST_SYMBOL,
     UNK,

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from cli import fairseq_train, hydra_arguments, lstm, run_module
+from cli import HANGS, fairseq_train, hydra_arguments, lstm, run_module
 from fairseq import checkpoint_utils, utils
 from fairseq.data import TokenBlockDataset, data_utils, iterators
 from fairseq.distributed import utils as distributed_utils
@@ -41,7 +41,7 @@ def test_each_adaptation_is_logged_once():
         "import logging; logging.basicConfig(level=logging.DEBUG)\n"
         "import rhhn_fairseq.plugin; rhhn_fairseq.plugin.compat.apply()"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS)
     (line,) = re.findall(r"DEBUG:rhhn_fairseq.compat:(.*)", result.stderr)
     names = re.findall(r"(\w+) \((?:done|not needed)\)", line)
     assert names == [adapt.__name__ for adapt in compat.ADAPTATIONS]
@@ -139,7 +139,7 @@ def test_nothing_but_namespace_is_allowed():
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS,
     )
     assert result.returncode == 0, result.stderr
 

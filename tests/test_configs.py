@@ -6,21 +6,28 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from cli import USER_DIR, run_module
-from config_files import ROOT, by_command_line, command, comment, composed, effective, resolved
+from config_files import (
+    ROOT,
+    assert_has_every_option,
+    by_command_line,
+    by_hydra,
+    command,
+    comment,
+    composed,
+    effective,
+    resolved,
+)
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from omegaconf import OmegaConf
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
-from rhhn_fairseq.cells import cell_options
-from rhhn_fairseq.data.corpora import text_files
-from rhhn_fairseq.data.prepare import prepare
+from rhhn_fairseq.data.text.corpora import text_files
+from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.describe import count_parameters
 from rhhn_fairseq.models.char_lm import CharLMBaseConfig
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
-from rhhn_fairseq.models.options import CELL_OPTIONS
 
 CONFIGS = ROOT / "configs" / "char_lm"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
@@ -48,8 +55,7 @@ def of(name) -> Path:
 
 def tiny(name) -> list[str]:
     """Overrides that make the training of a file a matter of milliseconds; none needs a plus sign."""
-    model = yaml.safe_load(of(name).read_text())["model"]
-    sizes = [f"model.{key}={value}" for key, value in TINY.items() if key in model]
+    sizes = [f"model.{key}={value}" for key, value in TINY.items() if key in by_hydra(of(name)).model]
     rest = ["task.tokens_per_sample=5", "dataset.batch_size=2", "optimization.max_update=2"]
     return [*sizes, *rest, "dataset.num_workers=0"]
 
@@ -80,21 +86,9 @@ def test_one_file_for_each_architecture():
     assert set(NAMES) == set(ARCHITECTURES)
 
 
-def test_all_files_have_the_same_form():
-    """Only the cell's own options differ, so that a difference between two files means something."""
-    sections = {}
-    for name in NAMES:
-        config = yaml.safe_load(of(name).read_text())
-        own = [key for key in cell_options(config["model"]["cell"]) if key in CELL_OPTIONS]
-        base = [spec.name for spec in dataclasses.fields(CharLMBaseConfig) if spec.name != "_name"]
-        # Hydra overrides what is in a file by its name; what is not there needs a plus sign.
-        assert list(config["model"]) == ["_name", *base, *own]
-        assert None not in config["model"].values()
-        assert config["task"]["data"] == "???"
-        del config["model"]
-        sections[name] = {key: list(value) for key, value in config.items()}
-    first = sections[NAMES[0]]
-    assert all(found == first for found in sections.values())
+@every_config
+def test_every_option_of_the_model_can_be_overridden(name):
+    assert_has_every_option(by_hydra(of(name)).model, CharLMBaseConfig)
 
 
 @every_config
@@ -110,7 +104,7 @@ def test_model_is_that_of_the_architecture(name):
 
 
 @every_config
-def test_command_in_the_comment_is_the_same_training(name, monkeypatch):
+def test_command_without_hydra_is_the_same_training(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     by_command, by_file = by_command_line(of(name)), resolved(composed(of(name)))
     # The score of translations, which no training looks at; the command line cannot leave it out.
@@ -131,8 +125,7 @@ def test_comment_tells_the_row_of_the_table(name):
     assert f"{row.vocab_size} symbols." in text
     evaluation = command(of(name), "fairseq-eval-lm")
     assert f"Protocol: {evaluation[evaluation.index('--protocol') + 1]}," in text
-    config = yaml.safe_load(of(name).read_text())
-    assert f"{config['checkpoint']['save_dir']}/checkpoint_best.pt" in evaluation
+    assert f"{composed(of(name)).checkpoint.save_dir}/checkpoint_best.pt" in evaluation
     assert command(of(name), "fairseq-hydra-train")[:4] == (
         ["--config-dir", "configs/char_lm", "--config-name", name]
     )

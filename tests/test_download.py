@@ -13,8 +13,8 @@ from chars_cli import (
     run,
 )
 
-from rhhn_fairseq.data import corpora
-from rhhn_fairseq.data.download import download
+from rhhn_fairseq.data.common.download import download
+from rhhn_fairseq.data.text import corpora
 from rhhn_fairseq.errors import UsageError
 
 

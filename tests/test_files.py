@@ -12,7 +12,7 @@ import zipfile
 import pytest
 
 from rhhn_fairseq import cli
-from rhhn_fairseq.data.sources import FileSource
+from rhhn_fairseq.data.common.sources import FileSource
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import read_json, read_regular, readable, tar_files
 from rhhn_fairseq.lines import decode_parts

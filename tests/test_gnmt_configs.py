@@ -7,19 +7,27 @@ import shutil
 
 import pytest
 import torch
-import yaml
 from cli import USER_DIR, run_module
-from config_files import ROOT, by_command_line, command, comment, composed, effective, resolved
+from config_files import (
+    ROOT,
+    assert_has_every_option,
+    by_command_line,
+    by_hydra,
+    command,
+    comment,
+    composed,
+    effective,
+    resolved,
+    shared_command,
+)
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from omegaconf import OmegaConf
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
-from rhhn_fairseq.cells import cell_options
 from rhhn_fairseq.describe import count_parameters
 from rhhn_fairseq.models.gnmt import GNMTBaseConfig
 from rhhn_fairseq.models.gnmt_table import ARCHITECTURES
-from rhhn_fairseq.models.options import CELL_OPTIONS
 
 CONFIGS = sorted((ROOT / "configs" / "gnmt").glob("*.yaml"))
 
@@ -31,19 +39,15 @@ every_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.st
 TINY = {"hidden_size": 8, "embed_dim": 6, "hyper_size": 4, "hyper_embed_size": 2}
 
 
-def _read(path):
-    return yaml.safe_load(path.read_text())
-
-
 def test_a_file_for_each_architecture():
-    assert {_read(path)["model"]["_name"] for path in CONFIGS} == set(ARCHITECTURES)
+    assert {by_hydra(path).model._name for path in CONFIGS} == set(ARCHITECTURES)
     assert {path.stem for path in CONFIGS} == {*ARCHITECTURES, "lstm_gnmt_sgd"}
 
 
 @every_config
 def test_model_is_that_of_the_architecture(path):
-    name = _read(path)["model"]["_name"]
     cfg = composed(path)
+    name = cfg.model._name
     config = OmegaConf.to_object(cfg.model)
     default = MODEL_DATACLASS_REGISTRY[name](_name=name)
     found, expected = (effective(dataclasses.asdict(c)) for c in (config, default))
@@ -57,17 +61,12 @@ def test_model_is_that_of_the_architecture(path):
 
 
 @every_config
-def test_every_option_of_the_model_is_in_the_file(path):
-    model = _read(path)["model"]
-    own = [key for key in cell_options(model["cell"]) if key in CELL_OPTIONS]
-    base = [spec.name for spec in dataclasses.fields(GNMTBaseConfig) if spec.name != "_name"]
-    # Hydra overrides what is in a file by its name; what is not there needs a plus sign.
-    assert list(model) == ["_name", *base, *own]
-    assert None not in model.values()
+def test_every_option_of_the_model_can_be_overridden(path):
+    assert_has_every_option(by_hydra(path).model, GNMTBaseConfig)
 
 
 @every_config
-def test_command_in_the_comment_is_the_same_training(path, monkeypatch):
+def test_command_without_hydra_is_the_same_training(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     by_command, by_file = by_command_line(path), resolved(composed(path))
     # The score of translations, which no training looks at; the command line cannot leave it out.
@@ -88,7 +87,7 @@ def test_command_in_the_comment_is_the_same_training(path, monkeypatch):
         ["--config-dir", "configs/gnmt", "--config-name", path.stem]
     )
     best = f"checkpoints/{path.stem}/checkpoint_best.pt"
-    assert best in command(path, "fairseq-generate")
+    assert best in shared_command(path, "fairseq-generate")
 
 
 def test_recipes_of_the_papers():
@@ -130,7 +129,7 @@ def workplace(tmp_path_factory):
 
 
 def _train(path, workplace):
-    sizes = [f"model.{key}={value}" for key, value in TINY.items() if key in _read(path)["model"]]
+    sizes = [f"model.{key}={value}" for key, value in TINY.items() if key in by_hydra(path).model]
     stop = ["optimization.max_update=2", "dataset.num_workers=0"]
     # Another test may have trained it, which this run would go on with.
     shutil.rmtree(workplace / "checkpoints" / path.stem, ignore_errors=True)
@@ -139,14 +138,14 @@ def _train(path, workplace):
     )
     state = load_checkpoint_to_cpu(str(workplace / "checkpoints" / path.stem / "checkpoint_last.pt"))
     assert state["optimizer_history"][-1]["num_updates"] == 2
-    assert state["cfg"]["model"]["_name"] == _read(path)["model"]["_name"]
+    assert state["cfg"]["model"]["_name"] == composed(path).model._name
     return state
 
 
-def test_commands_in_the_comment_train_and_generate(workplace):
+def test_commands_in_the_comments_train_and_generate(workplace):
     (path,) = (path for path in CONFIGS if path.stem == "hyperlstm_gnmt_small")
     _train(path, workplace)
-    arguments = command(path, "fairseq-generate")
+    arguments = shared_command(path, "fairseq-generate")
     result = run_module("fairseq_cli.generate", arguments[: arguments.index(">")], cwd=workplace)
     assert result.stdout.count("\nH-") == 10
 

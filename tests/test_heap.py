@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from cli import HANGS
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 
@@ -40,7 +41,7 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess:
     ours = ("GLIBC_TUNABLES", "LD_PRELOAD", "RHHN_KEEP_MEMORY")
     others = {k: v for k, v in os.environ.items() if k not in ours and not k.startswith("MALLOC_")}
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=others | environment
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS, env=others | environment
     )
 
 

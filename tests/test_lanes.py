@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhhn_fairseq.data.lanes import PAD, Lanes, RandomWindows, Windows
+from rhhn_fairseq.data.text.lanes import PAD, Lanes, RandomWindows, Windows
 from rhhn_fairseq.errors import UsageError
 
 FIRST = 2

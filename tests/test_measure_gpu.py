@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -91,18 +90,31 @@ def test_a_directory_is_where_it_is_called(tmp_path):
     assert found.stderr.endswith(f"in {tmp_path / 'out'}: lm\n")
 
 
+WAITING = """#!{python}
+import os, time
+
+# Opened for both, the pipe keeps what is written until it is read.
+os.write(os.open({pipe!r}, os.O_RDWR), b"x")
+time.sleep(60)
+"""
+
+
 def test_an_interruption_ends_it(tmp_path):
-    variables = os.environ | {"SMOKE": "1", "DEVICE": "cpu", "PYTHON": sys.executable}
-    command = ["bash", str(SCRIPT), str(tmp_path), "memory", "gated"]
+    """A Python that is interrupted while it works; a script that went on would end with another status."""
+    pipe, python, out = tmp_path / "pipe", tmp_path / "python", tmp_path / "out"
+    os.mkfifo(pipe)
+    python.write_text(WAITING.format(python=sys.executable, pipe=str(pipe)))
+    python.chmod(0o755)
+    variables = os.environ | {"SMOKE": "1", "DEVICE": "cpu", "PYTHON": str(python)}
+    command = ["bash", str(SCRIPT), str(out), "memory", "gated"]
     with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, start_new_session=True) as process:
-        while not (tmp_path / "memory.txt").exists():
-            time.sleep(0.1)
-        time.sleep(2)
+        # Returns when the program of the first step runs.
+        assert pipe.open("rb").read(1) == b"x"
         # As a terminal does it: all of them.
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate()
     assert process.returncode == 130 and said.endswith(b"error: interrupted\n")
-    assert {path.stem for path in tmp_path.iterdir()} == {"memory"}
+    assert {path.stem for path in out.iterdir()} == {"memory"}
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("DIR", "higway")])

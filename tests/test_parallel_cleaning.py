@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rhhn_fairseq.data.common.sources import MemorySource
 from rhhn_fairseq.data.parallel import duplicates, texts
 from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig, clean
 from rhhn_fairseq.data.parallel.corpora import Corpus
 from rhhn_fairseq.data.parallel.duplicates import KEY, mark_duplicates
 from rhhn_fairseq.data.parallel.lines import TextPairs
 from rhhn_fairseq.data.parallel.texts import write_texts
-from rhhn_fairseq.data.sources import MemorySource
 from rhhn_fairseq.errors import UsageError
 
 LIMITS = CleaningConfig(max_words=5, max_chars=40, max_ratio=2.0)

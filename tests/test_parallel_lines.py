@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rhhn_fairseq.data.common.sources import MemorySource, user_file
 from rhhn_fairseq.data.parallel import lines as lines_module
 from rhhn_fairseq.data.parallel.lines import TextPairs, lines
-from rhhn_fairseq.data.sources import MemorySource, user_file
 from rhhn_fairseq.errors import UsageError
 
 

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 
 import pytest
+from cli import HANGS
 from parallel_cli import lines_of, sentences
 
 from rhhn_fairseq.data.parallel import encoding, pieces
@@ -211,7 +212,7 @@ def test_workers_leave_with_a_killed_program(model, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(ORPHANS)
     # The output ends when the last process that may write to it has ended.
-    result = subprocess.run([sys.executable, program, model], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, program, model], capture_output=True, text=True, timeout=HANGS)
     assert result.returncode == -signal.SIGKILL
     assert len(result.stdout.split()) == 2
 

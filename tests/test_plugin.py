@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from cli import USER_DIR
+from cli import HANGS, USER_DIR
 
 from rhhn_fairseq.plugin import import_modules
 
@@ -27,7 +27,7 @@ assert not [f for f in sys.meta_path if type(f).__name__ == "FairseqFinder"]
 
 def python(code: str, **options) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, **options
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS, **options
     )
 
 

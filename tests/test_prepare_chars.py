@@ -27,9 +27,10 @@ from fairseq.data import Dictionary, data_utils
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rhhn_fairseq.data import corpora, sources, stream
-from rhhn_fairseq.data.stream import LONGEST_ITEM
-from rhhn_fairseq.data.vocabulary import CharVocabulary
+from rhhn_fairseq.data.common import sources
+from rhhn_fairseq.data.text import corpora, stream
+from rhhn_fairseq.data.text.stream import LONGEST_ITEM
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 
 

@@ -20,8 +20,8 @@ from chars_cli import (
 )
 from fairseq.data import Dictionary, data_utils
 
-from rhhn_fairseq.data import corpora
-from rhhn_fairseq.data.vocabulary import CharVocabulary
+from rhhn_fairseq.data.text import corpora
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 
 
 def test_real_ptb(tmp_path, data_dir, capsys):

@@ -194,7 +194,7 @@ def test_a_damaged_destination_is_found_and_force_mends_it(tmp_path, capsys):
     for text, message in (
         ("{", "is not JSON"),
         ("{}", "is not the manifest of a parallel corpus"),
-        ('{"kind": "parallel", "request": {}, "splits": {}}', "files is missing"),
+        ('{"kind": "parallel", "format": 1, "request": {}, "splits": {}}', "files is missing"),
         ('{"kind": "parallel", "request": {}, "splits": {}, "files": {}, "format": 9}', "has format 9"),
     ):
         (dest / "manifest.json").write_text(text)

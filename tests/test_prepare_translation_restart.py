@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from parallel_cli import (
@@ -17,7 +16,6 @@ from parallel_cli import (
     error_of,
     names,
     run,
-    script,
     sentences,
     write_files,
 )
@@ -120,19 +118,33 @@ def test_a_failure_after_the_last_stage_repeats_nothing(tmp_path, capsys, monkey
     assert contents(tmp_path / "dest") == whole
 
 
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import parallel_cli
+from rhhn_fairseq.data.parallel import prepare
+
+train_pieces = prepare.train_pieces
+
+def die_after(*arguments):
+    train_pieces(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+prepare.train_pieces = die_after
+parallel_cli.run(*sys.argv[2:])
+"""
+
+
 def test_a_killed_run_goes_on(tmp_path, capsys):
-    # Enough text that the run is still at work when its first stage is done.
-    options = write_files(tmp_path, train=sentences(5000))
-    command = ["files", *options, *SMALL, "--dest", tmp_path / "dest"]
-    process = subprocess.Popen(script(*command), stdout=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / ".dest.work" / "texts.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    """Killed within its second stage, of which all files are written and nothing is recorded."""
+    command = ["files", *write_files(tmp_path), *SMALL, "--dest", tmp_path / "dest"]
+    tests = os.path.dirname(__file__)
+    process = subprocess.run([sys.executable, "-c", KILLED, tests, *map(str, command)], capture_output=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert (tmp_path / ".dest.work" / "texts.json").exists()
     assert not (tmp_path / "dest").exists()
     assert run(*command) == 0
-    assert said(capsys)[0] == "texts: finished before"
+    assert said(capsys) == ["texts: finished before", *STAGES[1:]]
     undisturbed = tmp_path / "undisturbed"
     assert run(*command[:-1], undisturbed) == 0
     assert contents(tmp_path / "dest") == contents(undisturbed)
@@ -178,12 +190,20 @@ def test_fairseq_preprocess_is_ended_with_its_caller(tmp_path, monkeypatch):
     def interrupt(seconds):
         raise KeyboardInterrupt
 
+    started = []
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+
     monkeypatch.undo()
     monkeypatch.setattr(binarising.time, "sleep", interrupt)
-    started = time.monotonic()
+    monkeypatch.setattr(binarising.subprocess, "Popen", Popen)
     with pytest.raises(KeyboardInterrupt):
         binarising._run([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, 1, tmp_path)
-    assert time.monotonic() - started < 30
+    # One that ended of itself would have status 0.
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 PEAK = """

@@ -53,7 +53,7 @@ def test_cleaning_up_is_not_interrupted_by_a_second_signal():
 def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch, capsys, signum):
     options = write_splits(tmp_path)
     before = names(tmp_path)
-    monkeypatch.setattr("rhhn_fairseq.data.prepare._build", lambda *arguments: kill(signum))
+    monkeypatch.setattr("rhhn_fairseq.data.text.prepare._build", lambda *arguments: kill(signum))
     status = prepare_chars.main(["text", *options, "--dest", str(tmp_path / "a" / "dest")])
     assert status == SIGNALS[signum]
     assert capsys.readouterr().err == "error: interrupted; nothing was prepared\n"

@@ -3,19 +3,26 @@
 import dataclasses
 
 import pytest
-import yaml
 from cli import USER_DIR, run_module
-from config_files import ROOT, by_command_line, command, comment, composed, effective, resolved
+from config_files import (
+    ROOT,
+    assert_has_every_option,
+    by_command_line,
+    by_hydra,
+    command,
+    comment,
+    composed,
+    effective,
+    resolved,
+)
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
-from rhhn_fairseq.cells import cell_options
 from rhhn_fairseq.data.problems.registry import PROBLEMS
 from rhhn_fairseq.models.classifier import ClassifierBaseConfig
 from rhhn_fairseq.models.classifier_table import ARCHITECTURES
-from rhhn_fairseq.models.options import CELL_OPTIONS
 from rhhn_fairseq.tasks.synthetic import SyntheticTaskConfig
 
 CONFIGS = sorted((ROOT / "configs" / "synthetic").glob("*.yaml"))
@@ -26,18 +33,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 every_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 
 
-def _read(path):
-    return yaml.safe_load(path.read_text())
-
-
 def test_there_is_a_file_for_the_problems_of_the_papers():
-    problems = {_read(path)["task"]["problem"] for path in CONFIGS}
+    problems = {by_hydra(path).task.problem for path in CONFIGS}
     assert problems == set(PROBLEMS) - {"pdigits"}
 
 
 @every_config
 def test_model_is_that_of_the_architecture(path):
-    name = _read(path)["model"]["_name"]
+    name = by_hydra(path).model._name
     found = effective(dataclasses.asdict(OmegaConf.to_object(composed(path).model)))
     expected = effective(dataclasses.asdict(MODEL_DATACLASS_REGISTRY[name](_name=name)))
     # What the recipe is about; the architecture leaves it off.
@@ -47,18 +50,15 @@ def test_model_is_that_of_the_architecture(path):
 
 
 @every_config
-def test_every_option_is_in_the_file(path):
-    """Hydra overrides what is in a file by its name; what is not there needs a plus sign."""
-    model, task = _read(path)["model"], _read(path)["task"]
-    own = [key for key in cell_options(model["cell"]) if key in CELL_OPTIONS]
-    base = [spec.name for spec in dataclasses.fields(ClassifierBaseConfig) if spec.name != "_name"]
-    assert list(model) == ["_name", *base, *own] and None not in model.values()
-    assert PROBLEMS[task["problem"]].options.keys() <= task.keys()
+def test_every_option_can_be_overridden(path):
+    task = by_hydra(path).task
+    assert_has_every_option(by_hydra(path).model, ClassifierBaseConfig)
+    assert PROBLEMS[task.problem].options.keys() <= task.keys()
     assert task.keys() <= {spec.name for spec in dataclasses.fields(SyntheticTaskConfig)}
 
 
 @every_config
-def test_command_in_the_comment_is_the_same_training(path, monkeypatch):
+def test_command_without_hydra_is_the_same_training(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     by_command, by_file = by_command_line(path), resolved(composed(path))
     # The score of translations, which no training looks at; the command line cannot leave it out.
@@ -74,7 +74,7 @@ def test_command_in_the_comment_is_the_same_training(path, monkeypatch):
 
 @every_config
 def test_evaluation_in_the_comment_is_of_the_best_checkpoint(path):
-    evaluation, config = command(path, "fairseq-validate"), _read(path)
+    evaluation, config = command(path, "fairseq-validate"), by_hydra(path)
     assert f"{config['checkpoint']['save_dir']}/checkpoint_best.pt" in evaluation
     assert evaluation[evaluation.index("--problem") + 1] == config["task"]["problem"]
     if "length" in config["task"]:

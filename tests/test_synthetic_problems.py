@@ -5,7 +5,7 @@ import builtins
 import numpy as np
 import pytest
 
-from rhhn_fairseq.data.problems.base import SPLITS
+from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.problems.batches import (
     FreshBatches,
     StoredBatches,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli import USER_DIR, json_log, model_of
+from cli import HANGS, USER_DIR, json_log, model_of
 from fairseq.data import FairseqDataset
 from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
@@ -36,7 +36,7 @@ def environment(**values) -> dict[str, str]:
 
 def launch(*arguments, **values):
     command = ["bash", str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(**values), timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, env=environment(**values), timeout=HANGS)
 
 
 def command(*arguments, **values) -> str:
@@ -282,7 +282,7 @@ def undisturbed(data, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(HANGS)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds the workers in /proc")
 def test_a_killed_worker_comes_back_and_goes_on(data, undisturbed, tmp_path, rank):
@@ -311,7 +311,7 @@ def test_a_killed_worker_comes_back_and_goes_on(data, undisturbed, tmp_path, ran
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(HANGS)
 def test_restarts_are_counted(data, tmp_path):
     """What fails at every start ends after the restarts that were asked for, with its reason."""
     arguments = [*training(data, tmp_path), "--task", "nothing"]
@@ -322,7 +322,7 @@ def test_restarts_are_counted(data, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(HANGS)
 def test_two_machines_meet(data, undisturbed, tmp_path):
     """Two agents on this machine, a worker each, train what two workers of one agent train."""
     with socket.socket() as free:
@@ -330,7 +330,7 @@ def test_two_machines_meet(data, undisturbed, tmp_path):
         endpoint = f"localhost:{free.getsockname()[1]}"
     options = ["--nnodes", 2, "--nproc", 1, "--rdzv-endpoint", endpoint]
     with start(*options, *training(data, tmp_path)) as one, start(*options, *training(data, tmp_path)) as two:
-        logs = one.communicate(timeout=240)[0], two.communicate(timeout=240)[0]
+        logs = one.communicate(timeout=HANGS)[0], two.communicate(timeout=HANGS)[0]
     assert (one.returncode, two.returncode) == (0, 0), logs
     assert sorted(len(updates(log)) for log in logs) == [0, 60]
     found = model_of(tmp_path)

@@ -7,9 +7,9 @@ import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
-from rhhn_fairseq.data.corpora import text_files
-from rhhn_fairseq.data.prepare import prepare
-from rhhn_fairseq.data.vocabulary import UNK
+from rhhn_fairseq.data.text.corpora import text_files
+from rhhn_fairseq.data.text.prepare import prepare
+from rhhn_fairseq.data.text.vocabulary import UNK
 from rhhn_fairseq.tasks.char_lm import CharLMTask, CharLMTaskConfig
 
 TRAIN = "the cat sat on the mat\nand the dog sat on the log\n" * 12

@@ -1,1 +1,1 @@
-"""Character corpora: from text to fairseq's binary format and back. Nothing here needs fairseq."""
+"""Corpora of every kind, and what preparing them has in common. Nothing here needs fairseq."""

@@ -1,11 +1,11 @@
-"""fairseq's datasets and iterators over the batches of ``data/lanes.py``."""
+"""fairseq's datasets and iterators over the batches of ``data/text/lanes.py``."""
 
 import numpy as np
 import torch
 from fairseq.data import FairseqDataset, iterators
 
-from rhhn_fairseq.data.lanes import PAD, Batch
-from rhhn_fairseq.data.vocabulary import UNK
+from rhhn_fairseq.data.text.lanes import PAD, Batch
+from rhhn_fairseq.data.text.vocabulary import UNK
 
 
 class StreamDataset(FairseqDataset):

@@ -12,9 +12,9 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf
 
-from rhhn_fairseq.data.lanes import Lanes, RandomWindows
-from rhhn_fairseq.data.stream import open_stream
-from rhhn_fairseq.data.vocabulary import CharVocabulary
+from rhhn_fairseq.data.text.lanes import Lanes, RandomWindows
+from rhhn_fairseq.data.text.stream import open_stream
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
 from rhhn_fairseq.tasks.char_batches import BatchDataset, OrderedBatchIterator, StreamDataset

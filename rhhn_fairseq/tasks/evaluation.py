@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.data.lanes import PAD, Lanes, Windows
-from rhhn_fairseq.data.vocabulary import UNK
+from rhhn_fairseq.data.text.lanes import PAD, Lanes, Windows
+from rhhn_fairseq.data.text.vocabulary import UNK
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import Carry
 

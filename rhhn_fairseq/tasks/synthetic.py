@@ -9,7 +9,8 @@ import torch
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, OmegaConf
 
-from rhhn_fairseq.data.problems.base import SPLITS, GeneratedProblem, Problem
+from rhhn_fairseq.data.common.manifest import SPLITS
+from rhhn_fairseq.data.problems.base import GeneratedProblem, Problem
 from rhhn_fairseq.data.problems.batches import FreshBatches, StoredBatches, evaluation_set, training_set
 from rhhn_fairseq.data.problems.generated import COPYING_INPUTS
 from rhhn_fairseq.data.problems.mnist import STANDARD_SPLIT, T10K_SPLIT

@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from rhhn_fairseq.data.parallel.encoding import DICTIONARY_NAME
-from rhhn_fairseq.data.stream import StreamWriter, read_index, storage_dtype
+from rhhn_fairseq.data.text.stream import StreamWriter, read_index, storage_dtype
 from rhhn_fairseq.errors import UsageError
 
 # fairseq-preprocess starts a process for every part that it cuts a text into; here as many as it is told.

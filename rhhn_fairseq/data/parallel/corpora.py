@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rhhn_fairseq.data.common.manifest import SPLITS
+from rhhn_fairseq.data.common.sources import find_in_directory, user_file
 from rhhn_fairseq.data.parallel.lines import Pairs, TextPairs
-from rhhn_fairseq.data.sources import find_in_directory, user_file
 from rhhn_fairseq.errors import UsageError
 
 # fairseq reads the languages out of names such as train.en-fr.en.bin.
@@ -47,9 +48,6 @@ class Corpus:
         """By fairseq's names of the subsets: valid, test, test1, ..."""
         tests = {f"test{number or ''}": (pairs,) for number, pairs in enumerate(self.tests)}
         return {"valid": self.valid, **tests}
-
-
-SPLITS = ("train", "valid", "test")
 
 
 def files(paths: dict[str, Sequence[Path] | None], source_lang: str, target_lang: str) -> Corpus:

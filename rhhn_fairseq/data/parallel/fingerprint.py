@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from rhhn_fairseq.data.manifest import MANIFEST_NAME, load_manifest
+from rhhn_fairseq.data.common.manifest import MANIFEST_NAME, load_manifest
 from rhhn_fairseq.errors import UsageError
 
 

@@ -10,17 +10,16 @@ import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 
-from rhhn_fairseq.data.checksums import check_files, describe_file
-from rhhn_fairseq.data.destination import check_replaceable, one_at_a_time, publish, resolved
-from rhhn_fairseq.data.manifest import MANIFEST_NAME, intact, write_manifest
+from rhhn_fairseq.data.common.checksums import check_files, describe_file
+from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, publish, resolved
+from rhhn_fairseq.data.common.manifest import check_request, installed_version, intact, write_manifest
 from rhhn_fairseq.data.parallel.binarising import binarise
 from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig
 from rhhn_fairseq.data.parallel.corpora import Corpus
 from rhhn_fairseq.data.parallel.encoding import encode_texts
-from rhhn_fairseq.data.parallel.manifest import FORMAT, KIND, is_parallel_file, read_parallel_manifest
+from rhhn_fairseq.data.parallel.manifest import FORMAT, KIND, PARALLEL, is_parallel_file
 from rhhn_fairseq.data.parallel.pieces import MODEL_NAME, PiecesConfig, train_pieces
 from rhhn_fairseq.data.parallel.stages import Stages, stages_in
 from rhhn_fairseq.data.parallel.texts import RAW, write_texts
@@ -62,9 +61,9 @@ def prepare(
         "options": {**corpus.options, **asdict(cleaning), **asdict(pieces)},
         "inputs": _inputs(corpus),
     }
-    if not force and (manifest := read_parallel_manifest(dest)) is not None:
+    if not force and (manifest := PARALLEL.read(dest)) is not None:
         with intact(dest):
-            _check_same(dest, manifest["request"], request)
+            check_request(dest, manifest["request"], request, ("split", "language", "sha256"))
             files = manifest["files"].items()
             sums = {name: entry["sha256"] for name, entry in files if "sha256" in entry}
             check_files(dest, {name: entry["bytes"] for name, entry in files}, sums)
@@ -206,34 +205,6 @@ def _inputs(corpus: Corpus) -> list[dict]:
     return inputs
 
 
-def _check_same(dest: Path, prepared: dict, request: dict) -> None:
-    """Raise UsageError unless the directory was prepared from the same text with the same options.
-
-    File names do not matter, only what is in the files.
-    """
-    advice = "--force prepares it again; or choose another --dest"
-    for key in ("corpus", "languages"):
-        if prepared[key] != request[key]:
-            raise UsageError(
-                f"{dest}: was prepared with {key} {prepared[key]!r}, not {request[key]!r}; {advice}"
-            )
-    before, now = prepared["options"], request["options"]
-    for key in sorted({*before, *now}):
-        if before.get(key) != now.get(key):
-            raise UsageError(
-                f"{dest}: was prepared with {key} {before.get(key)!r}, not {now.get(key)!r}; {advice}"
-            )
-    before, now = prepared["inputs"], request["inputs"]
-    if len(before) != len(now):
-        raise UsageError(f"{dest}: was prepared from {len(before)} texts, not {len(now)}; {advice}")
-    for old, new in zip(before, now, strict=True):
-        if any(old[key] != new[key] for key in ("split", "language", "sha256")):
-            raise UsageError(
-                f"{new['name']}: SHA-256 {new['sha256'][:16]}… is not the one recorded in "
-                f"{dest / MANIFEST_NAME}; {advice}"
-            )
-
-
 def most_workers() -> int:
     """More processes than some for each processor only wait for each other, and use up the memory."""
     return max(16, 4 * (os.cpu_count() or 1))
@@ -241,10 +212,5 @@ def most_workers() -> int:
 
 def versions() -> dict[str, str]:
     """The versions of what decides the result; "none" for a package that is not installed."""
-    found = {"python": platform.python_version()}
-    for name, distribution in _PACKAGES.items():
-        try:
-            found[name] = metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            found[name] = "none"
-    return found
+    packages = {name: installed_version(distribution) for name, distribution in _PACKAGES.items()}
+    return {"python": platform.python_version()} | packages

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rhhn_fairseq.data.checksums import describe_file
+from rhhn_fairseq.data.common.checksums import describe_file
 from rhhn_fairseq.errors import UsageError
 
 _LOCK = "lock"

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rhhn_fairseq.data.checksums import describe_file
-from rhhn_fairseq.data.download import download
+from rhhn_fairseq.data.common.checksums import describe_file
+from rhhn_fairseq.data.common.download import download
 from rhhn_fairseq.data.parallel.archives import ArchiveText, member_names
 from rhhn_fairseq.data.parallel.corpora import Corpus
 from rhhn_fairseq.data.parallel.lines import TextPairs

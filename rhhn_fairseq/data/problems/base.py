@@ -8,8 +8,6 @@ import numpy as np
 Codes = tuple[np.ndarray, ...]
 """Examples in the smallest form that holds them, arrays [N, ...] of equal N."""
 
-SPLITS = ("train", "valid", "test")
-
 
 class Problem:
     """A supervised problem on sequences of one length; subclasses set the attributes.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rhhn_fairseq.data.sources import FileSource
+from rhhn_fairseq.data.common.sources import FileSource
 from rhhn_fairseq.errors import UsageError
 
 UNSIGNED_BYTES = 0x08

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rhhn_fairseq.data.problems.base import SPLITS, Codes, StoredProblem
+from rhhn_fairseq.data.common.manifest import SPLITS
+from rhhn_fairseq.data.problems.base import Codes, StoredProblem
 from rhhn_fairseq.data.problems.mnist import CLASSES, MnistSplit, load_mnist
 from rhhn_fairseq.errors import UsageError
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rhhn_fairseq.data.download import download
-from rhhn_fairseq.data.problems.base import SPLITS
+from rhhn_fairseq.data.common.download import download
+from rhhn_fairseq.data.common.manifest import SPLITS
+from rhhn_fairseq.data.common.sources import FileSource
 from rhhn_fairseq.data.problems.idx import read_labelled_images
-from rhhn_fairseq.data.sources import FileSource
 from rhhn_fairseq.errors import UsageError
 
 # The copy that torchvision downloads; the original address refuses programs.

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rhhn_fairseq.data.download import default_download_dir
-from rhhn_fairseq.data.problems.base import SPLITS, Problem
+from rhhn_fairseq.data.common.download import default_download_dir
+from rhhn_fairseq.data.common.manifest import SPLITS
+from rhhn_fairseq.data.problems.base import Problem
 from rhhn_fairseq.data.problems.generated import Adding, Copying, TemporalXor
 from rhhn_fairseq.data.problems.images import MNIST_BRIGHTEST, PixelSequences, digits, mnist
 from rhhn_fairseq.data.problems.mnist import STANDARD_SPLIT

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rhhn_fairseq.data.manifest import SPLITS
+from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.points import Line, from_strokes
 from rhhn_fairseq.data.strokes.words import WORDS

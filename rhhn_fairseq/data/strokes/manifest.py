@@ -4,13 +4,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rhhn_fairseq.data.manifest import ADVICE, MANIFEST_NAME, load_manifest
+from rhhn_fairseq.data.common.manifest import MANIFEST_NAME, ManifestForm
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
 
 KIND = "strokes"
 
-# Counts up when a change makes directories prepared earlier unreadable or different.
 FORMAT = 1
 
 _OWN = re.compile(r"(train|valid1?|test)\.(points\.npy|starts\.npy|jsonl)")
@@ -41,7 +40,7 @@ class StrokeManifest:
     @classmethod
     def load(cls, data_dir: str | Path) -> "StrokeManifest":
         """The manifest of a prepared directory; UsageError where there is none or it cannot be read."""
-        found = read_stroke_manifest(Path(data_dir))
+        found = STROKES.read(data_dir)
         if found is None:
             raise UsageError(
                 f"{data_dir}: has no {MANIFEST_NAME}; name a directory that scripts/prepare_strokes.py made"
@@ -61,35 +60,27 @@ def normalisation_of(manifest: dict) -> Normalisation:
     return Normalisation(tuple(statistics["mean"]), tuple(statistics["std"]))
 
 
-def read_stroke_manifest(data_dir: Path) -> dict | None:
-    """The manifest of prepared handwriting, or None where there is none.
+def _problem(manifest: dict) -> str | None:
+    try:
+        normalisation_of(manifest)
+        float(manifest["points_per_symbol"])
+    except (KeyError, TypeError, ValueError) as error:
+        return f"its statistics cannot be read ({error})"
+    return None
 
-    Raises UsageError where the file cannot be read or is not such a manifest.
-    """
-    path = Path(data_dir) / MANIFEST_NAME
-    manifest = load_manifest(data_dir)
-    if manifest is None:
-        return None
-    if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
-        raise UsageError(f"{path}: is not the manifest of handwriting; scripts/prepare_strokes.py makes one")
-    if manifest.get("format") != FORMAT:
-        raise UsageError(
-            f"{path}: has format {manifest.get('format')!r}, this version reads format {FORMAT}; {ADVICE}"
-        )
-    kinds = {
+
+STROKES = ManifestForm(
+    corpus="handwriting",
+    kind=KIND,
+    format=FORMAT,
+    types={
         "request": dict,
         "files": dict,
         "splits": dict,
         "statistics": dict,
         "symbols": str,
         "variant": str,
-    }
-    for key, kind in kinds.items():
-        if not isinstance(manifest.get(key), kind):
-            raise UsageError(f"{path}: {key} is missing; {ADVICE}")
-    try:
-        normalisation_of(manifest)
-        float(manifest["points_per_symbol"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path}: its statistics cannot be read ({error}); {ADVICE}") from error
-    return manifest
+    },
+    check=_problem,
+    advice="scripts/prepare_strokes.py makes one",
+)

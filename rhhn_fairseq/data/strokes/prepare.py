@@ -3,22 +3,21 @@ all."""
 
 import dataclasses
 import platform
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
-from rhhn_fairseq.data.checksums import check_files, describe_file
-from rhhn_fairseq.data.destination import check_replaceable, one_at_a_time, resolved, staged
-from rhhn_fairseq.data.manifest import MANIFEST_NAME, intact, write_manifest
+from rhhn_fairseq.data.common.checksums import check_files, describe_file
+from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, resolved, staged
+from rhhn_fairseq.data.common.manifest import check_request, installed_version, intact, write_manifest
 from rhhn_fairseq.data.strokes.cleaning import REASONS, CleaningConfig, clean
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.manifest import (
     FORMAT,
     KIND,
+    STROKES,
     StrokeManifest,
     is_stroke_file,
-    read_stroke_manifest,
 )
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.data.strokes.points import Line
@@ -52,7 +51,7 @@ def prepare(
     check_replaceable(dest, force, is_stroke_file)
     # Before the corpus is read, which may take minutes.
     given = None if statistics_of is None else StrokeManifest.load(statistics_of).normalisation
-    prepared = None if force else read_stroke_manifest(dest)
+    prepared = None if force else STROKES.read(dest)
     loaded = corpus.load()
     request = {
         "corpus": corpus.name,
@@ -64,7 +63,7 @@ def prepare(
     }
     if prepared is not None:
         with intact(dest):
-            _check_same(dest, prepared["request"], request)
+            check_request(dest, prepared["request"], request, ("sha256",))
             check_files(dest, prepared["files"], prepared.get("sha256", {}))
             report(prepared)
         return prepared, True
@@ -124,7 +123,7 @@ def _build(corpus, loaded: Loaded, request, cleaning, given, stage: Path) -> dic
         "request": request,
         "files": {name: entry["bytes"] for name, entry in files.items()},
         "sha256": {name: entry["sha256"] for name, entry in files.items()},
-        "versions": {"python": platform.python_version(), "rhhn_fairseq": _version("rhhn-fairseq")},
+        "versions": {"python": platform.python_version(), "rhhn_fairseq": installed_version("rhhn-fairseq")},
     }
     write_manifest(stage, manifest)
     return manifest
@@ -167,31 +166,3 @@ def _empty(split: str, counts: dict | None, cleaning: CleaningConfig) -> str:
     }
     reasons = ", ".join(f"{number} with {why[reason]}" for reason, number in dropped.items() if number)
     return f"the {split} split has no lines left, dropped were {reasons}"
-
-
-def _check_same(dest: Path, prepared: dict, request: dict) -> None:
-    """Raises UsageError unless the directory was prepared from the same input with the same options."""
-    advice = "--force prepares it again; or choose another --dest"
-    for key, now in request.items():
-        before = prepared.get(key)
-        if key != "inputs" and before != now:
-            if isinstance(before, dict) and isinstance(now, dict):
-                key = next(name for name in (*before, *now) if before.get(name) != now.get(name))
-                before, now = before.get(key), now.get(key)
-            raise UsageError(f"{dest}: was prepared with {key} {before!r}, not {now!r}; {advice}")
-    before, now = ([entry["sha256"] for entry in one["inputs"]] for one in (prepared, request))
-    if len(before) != len(now):
-        raise UsageError(f"{dest}: was prepared from {len(before)} files, not {len(now)}; {advice}")
-    for old, new, entry in zip(before, now, request["inputs"], strict=True):
-        if old != new:
-            raise UsageError(
-                f"{entry['name']}: SHA-256 {new[:16]}… is not the one recorded in "
-                f"{dest / MANIFEST_NAME}; {advice}"
-            )
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "none"

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rhhn_fairseq.data.corpora import parse_split
-from rhhn_fairseq.data.manifest import SPLITS
+from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.strokes.arrays import LARGEST, read_arrays
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.points import FIRST_ROWS, Line, from_offsets
+from rhhn_fairseq.data.text.corpora import parse_split
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import read_regular
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rhhn_fairseq.data.manifest import DICTIONARY_NAME, MODES, read_manifest
+from rhhn_fairseq.data.common.sources import text_codes
+from rhhn_fairseq.data.text.manifest import CHARACTERS, DICTIONARY_NAME, MODES
 from rhhn_fairseq.errors import UsageError
 
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -124,7 +125,7 @@ class CharVocabulary:
         data_dir = Path(data_dir)
         path = data_dir / DICTIONARY_NAME
         symbols = _read_symbols(path)
-        manifest = read_manifest(data_dir)
+        manifest = CHARACTERS.read(data_dir)
         try:
             if manifest is None:
                 return cls(symbols)
@@ -238,13 +239,6 @@ class IncrementalDecoder:
     def finish(self) -> str:
         """What is left at the end: U+FFFD for an unfinished character, else nothing."""
         return self._utf8.decode(b"", final=True)
-
-
-def text_codes(text: str) -> np.ndarray:
-    """The code points of a str, [T], unsigned integers."""
-    if text.isascii():
-        return np.frombuffer(text.encode("ascii"), dtype=np.uint8)
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
 
 def _read_symbols(path: Path) -> list[str]:

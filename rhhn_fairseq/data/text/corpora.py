@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
-from rhhn_fairseq.data.download import download
-from rhhn_fairseq.data.manifest import SPLITS
-from rhhn_fairseq.data.sources import FileSource, MemorySource, Source, find_in_directory, user_file
+from rhhn_fairseq.data.common.download import download
+from rhhn_fairseq.data.common.manifest import SPLITS
+from rhhn_fairseq.data.common.sources import FileSource, MemorySource, Source, find_in_directory, user_file
 from rhhn_fairseq.errors import UsageError
 
 

@@ -13,7 +13,6 @@ from typing import BinaryIO
 
 import numpy as np
 
-from rhhn_fairseq.data.vocabulary import text_codes
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import readable, tar_files
 
@@ -198,3 +197,10 @@ def _decode(name: str, data: bytes, offset: int, final: bool, errors: str) -> tu
         "--bytes takes any file, byte by byte"
         + ("" if problem == "NUL" else ", and --errors replace reads U+FFFD there")
     )
+
+
+def text_codes(text: str) -> np.ndarray:
+    """The code points of a str, [T], unsigned integers."""
+    if text.isascii():
+        return np.frombuffer(text.encode("ascii"), dtype=np.uint8)
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")

@@ -7,27 +7,25 @@ encoding. Memory does not grow with the corpus.
 import hashlib
 import platform
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from rhhn_fairseq.data.checksums import check_files, describe_file
-from rhhn_fairseq.data.corpora import Corpus, Input
-from rhhn_fairseq.data.destination import DATA_FILES, check_replaceable, one_at_a_time, resolved, staged
-from rhhn_fairseq.data.manifest import (
-    DICTIONARY_NAME,
-    FORMAT,
-    MANIFEST_NAME,
+from rhhn_fairseq.data.common.checksums import check_files, describe_file
+from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, resolved, staged
+from rhhn_fairseq.data.common.manifest import (
     SPLITS,
+    check_request,
+    installed_version,
     intact,
-    read_manifest,
     write_manifest,
 )
-from rhhn_fairseq.data.sources import Source, next_character, read_codes
-from rhhn_fairseq.data.stream import StreamWriter
-from rhhn_fairseq.data.vocabulary import NEWLINE, UNK, CharVocabulary, escape, escape_byte
+from rhhn_fairseq.data.common.sources import Source, next_character, read_codes
+from rhhn_fairseq.data.text.corpora import Corpus, Input
+from rhhn_fairseq.data.text.manifest import CHARACTERS, DATA_FILES, DICTIONARY_NAME, FORMAT, is_data_file
+from rhhn_fairseq.data.text.stream import StreamWriter
+from rhhn_fairseq.data.text.vocabulary import NEWLINE, UNK, CharVocabulary, escape, escape_byte
 from rhhn_fairseq.errors import UsageError
 
 # A stretch of a source: bytes [start, stop), None for its end.
@@ -45,7 +43,7 @@ def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool 
     ``dest`` that holds something else.
     """
     dest = resolved(dest)
-    check_replaceable(dest, force)
+    check_replaceable(dest, force, is_data_file)
     inputs = [_inspect(entry, verify) for entry in corpus.inputs]
     request = {
         "corpus": corpus.name,
@@ -53,9 +51,9 @@ def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool 
         "options": corpus.options,
         "inputs": inputs,
     }
-    if not force and (manifest := read_manifest(dest)) is not None:
+    if not force and (manifest := CHARACTERS.read(dest)) is not None:
         with intact(dest):
-            _check_same(dest, manifest["request"], request)
+            check_request(dest, manifest["request"], request, ("split", "sha256"))
             check_files(
                 dest, {name: manifest["files"][name] for name in DATA_FILES}, manifest.get("sha256", {})
             )
@@ -104,28 +102,6 @@ def _inspect(entry: Input, verify: bool) -> dict:
         "bytes": size,
         "sha256": sha256.hexdigest(),
     }
-
-
-def _check_same(dest: Path, prepared: dict, request: dict) -> None:
-    """Raise UsageError unless the directory was prepared from the same input with the same options.
-
-    File names do not matter, only what is in the files.
-    """
-    advice = "--force prepares it again; or choose another --dest"
-    for key in ("corpus", "mode", "options"):
-        if prepared.get(key) != request[key]:
-            raise UsageError(
-                f"{dest}: was prepared with {key} {prepared.get(key)!r}, not {request[key]!r}; " + advice
-            )
-    before, now = prepared.get("inputs", []), request["inputs"]
-    if len(before) != len(now):
-        raise UsageError(f"{dest}: was prepared from {len(before)} files, not {len(now)}; {advice}")
-    for old, new in zip(before, now, strict=True):
-        if (old.get("split"), old.get("sha256")) != (new["split"], new["sha256"]):
-            raise UsageError(
-                f"{new['name']}: SHA-256 {new['sha256'][:16]}… is not the one recorded in "
-                f"{dest / MANIFEST_NAME}; {advice}"
-            )
 
 
 def _stretches(corpus: Corpus, inputs: list[dict]) -> dict[str, list[Stretch]]:
@@ -180,8 +156,8 @@ def _build(
         "sha256": {name: entry["sha256"] for name, entry in files.items()},
         "versions": {
             "python": platform.python_version(),
-            "fairseq": _version("fairseq-fixed", "fairseq"),
-            "rhhn_fairseq": _version("rhhn-fairseq"),
+            "fairseq": installed_version("fairseq-fixed", "fairseq"),
+            "rhhn_fairseq": installed_version("rhhn-fairseq"),
         },
     }
     write_manifest(stage, manifest)
@@ -238,13 +214,3 @@ def _check_symbols(split: str, found: int, expected: int) -> None:
             f"the {split} split has {found:,} symbols, expected about {expected:,}; "
             "replace the file, or pass --no-verify to accept it"
         )
-
-
-def _version(*distributions: str) -> str:
-    """The version of the first of these distributions that is installed, else "none"."""
-    for name in distributions:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return "none"

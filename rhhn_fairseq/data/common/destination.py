@@ -9,19 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rhhn_fairseq.data.manifest import DICTIONARY_NAME, MANIFEST_NAME, SPLITS
+from rhhn_fairseq.data.common.manifest import MANIFEST_NAME
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.locks import locked
-
-DATA_FILES = (
-    DICTIONARY_NAME,
-    *(f"{split}.{kind}" for split in SPLITS for kind in ("bin", "idx")),
-)
-
-
-def is_data_file(name: str) -> bool:
-    """Whether a prepared character corpus has a file of this name besides its manifest."""
-    return name in DATA_FILES
 
 
 def resolved(dest: str | Path) -> Path:
@@ -32,7 +22,7 @@ def resolved(dest: str | Path) -> Path:
     return place
 
 
-def check_replaceable(dest: Path, force: bool, is_own: Callable[[str], bool] = is_data_file) -> None:
+def check_replaceable(dest: Path, force: bool, is_own: Callable[[str], bool]) -> None:
     """Raise UsageError if ``dest`` exists and preparing a corpus must not take its place.
 
     Only a directory with nothing but the files of a prepared corpus is ever replaced, and even

@@ -1,0 +1,1 @@
+"""Character corpora: from text to fairseq's binary format and back. Nothing here needs fairseq."""
