@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable
 
+from rhhn_fairseq.adaptations.one_line import usage_message, wants_traceback
 from rhhn_fairseq.errors import UsageError
 
 
@@ -22,4 +23,10 @@ def run(main: Callable[[], None]) -> int:
         sys.stderr.close()
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        message = usage_message(error)
+        if message is None or wants_traceback():
+            raise
+        print(f"error: {message}", file=sys.stderr)
+        return 1
     return 0
