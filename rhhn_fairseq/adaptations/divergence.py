@@ -58,10 +58,7 @@ def end_divergence_in_one_line() -> bool:
 
     @functools.wraps(reduce)
     def reduce_and_log_stats(self, logging_outputs, sample_size, grad_norm=None):
-        try:
-            figures = reduce(self, logging_outputs, sample_size, grad_norm)
-        except OverflowError as error:
-            raise _diverged(self, self.get_num_updates(), "the loss is out of range", None) from error
+        figures = reduce(self, logging_outputs, sample_size, grad_norm)
         loss = figures.get("nll_loss", figures.get("loss"))
         # A number on a GPU is waited for when fairseq itself shows it, and not at every update.
         shown = self.get_num_updates() % self.cfg.common.log_interval == 0
@@ -79,12 +76,17 @@ def end_divergence_in_one_line() -> bool:
 
 
 def largest_loss(task) -> float:
-    """The loss in bits beyond which a training has diverged; infinite for a task without a vocabulary."""
-    try:
-        entries = len(task.target_dictionary)
-    except (NotImplementedError, TypeError):
-        return math.inf
-    return ABSURD * math.log2(max(entries, 2))
+    """The loss in bits beyond which a training has diverged; infinite for a task without classes.
+
+    Squared errors and densities have no bound that all data share.
+    """
+    classes = getattr(getattr(task, "problem", None), "classes", None)
+    if not classes:
+        try:
+            classes = len(task.target_dictionary)
+        except (NotImplementedError, TypeError):
+            return math.inf
+    return ABSURD * math.log2(max(classes, 2))
 
 
 def _diverged(trainer, update: int, what: str, parameter: str | None) -> UsageError:
