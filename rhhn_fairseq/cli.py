@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rhhn_fairseq.adaptations.one_line import usage_message, wants_traceback
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.signals import exit_status, interrupted_by_sigterm
 
@@ -41,9 +42,12 @@ def run(main: Callable[[], None]) -> int:
             _flush()
             if output.failure is None:
                 raise
-        except OSError as error:
+        except Exception as error:
             if error is not output.failure:
-                raise
+                message = usage_message(error)
+                if message is None or wants_traceback():
+                    raise
+                return _refuse(message)
         if isinstance(output.failure, OSError) and not isinstance(output.failure, BrokenPipeError):
             return _refuse(f"standard output: cannot be written ({output.failure.strerror})")
     return 0

@@ -21,6 +21,7 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from rhhn_fairseq import compat
 from rhhn_fairseq.adaptations import logs, mentions, one_line
+from rhhn_fairseq.adaptations.divergence import is_divergence
 from rhhn_fairseq.adaptations.expressions import evaluate
 from rhhn_fairseq.errors import UsageError
 
@@ -68,6 +69,9 @@ class Smuggler:
         return os.system, (self.command,)
 
 
+NAMES = {"arch": "lstm_lm", "task": "language_modeling"}
+
+
 def save_pickle(obj, path):
     path.write_bytes(pickle.dumps(obj))
 
@@ -100,10 +104,10 @@ def test_weights_only_cannot_be_switched_off_by_the_caller(tmp_path):
 def test_other_classes_are_refused_and_namespace_is_not(tmp_path):
     """allow_namespace."""
     path = tmp_path / "checkpoint.pt"
-    torch.save({"model": {}, "args": argparse.Namespace(task="language_modeling")}, path)
+    torch.save({"model": {}, "args": argparse.Namespace(**NAMES)}, path)
     with path.open("rb") as file:
         assert checkpoint_utils.torch.load(file)["args"].task == "language_modeling"
-    torch.save({"model": {}, "args": SimpleNamespace(task="language_modeling")}, path)
+    torch.save({"model": {}, "args": SimpleNamespace(**NAMES)}, path)
     with pytest.raises(UsageError, match="types.SimpleNamespace"):
         checkpoint_utils.load_checkpoint_to_cpu(str(path))
 
@@ -285,8 +289,10 @@ def test_divergence_ends_in_one_line(tiny_corpus, tmp_path):
     result = fairseq_train(arguments, check=False)
     assert result.returncode == 1
     assert re.fullmatch(
-        r"error: training diverged in update \d+: the loss or a gradient became NaN or infinite; try "
-        r"a lower --lr \(now 1e\+38\) or a stronger --clip-norm \(now off\)\n",
+        r"error: training diverged in update \d+: the loss or a gradient became NaN or infinite "
+        r"\(in decoder\.\S+\); try "
+        r"a lower --lr \(now 1e\+38\) or a stronger --clip-norm \(now off\); fairseq left the weights before "
+        r"it in \S+/crash.pt\n",
         result.stderr,
     )
     assert "NaN detected in output of" in result.stdout
@@ -306,7 +312,7 @@ def test_divergence_ends_in_one_line(tiny_corpus, tmp_path):
     ],
 )
 def test_is_divergence(text, expected):
-    assert one_line.is_divergence(FloatingPointError(text)) is expected
+    assert is_divergence(FloatingPointError(text)) is expected
 
 
 @pytest.mark.slow

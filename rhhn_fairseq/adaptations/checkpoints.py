@@ -3,14 +3,21 @@
 import argparse
 import atexit
 import functools
+import logging
 import os
 import re
 import types
 
 import torch
+from omegaconf import OmegaConf
 
 from rhhn_fairseq.adaptations import mentions
+from rhhn_fairseq.adaptations.combinations import check_combination, require_known
+from rhhn_fairseq.adaptations.forms import allowance, check_file, check_state
+from rhhn_fairseq.adaptations.ranges import check
 from rhhn_fairseq.errors import UsageError
+
+logger = logging.getLogger("rhhn_fairseq.compat")
 
 # fairseq's default for --restore-file: the newest checkpoint of --save-dir, if there is one.
 LATEST = "checkpoint_last.pt"
@@ -40,9 +47,11 @@ class WeightsOnlyTorch(types.ModuleType):
         """`torch.load` with `weights_only=True`, whatever the caller and the environment ask for.
 
         Raises UsageError, with the file's name, if it holds other classes, cannot be read, or is
-        no checkpoint.
+        no checkpoint of the form that fairseq gives it.
         """
         name = getattr(file, "name", file)
+        if hasattr(file, "seek"):
+            check_file(name, file)
         try:
             state = torch.load(file, *args, **{**kwargs, "weights_only": True})
         except OSError:
@@ -50,8 +59,7 @@ class WeightsOnlyTorch(types.ModuleType):
         # Damaged bytes make the unpickler fail in any way: KeyError, EOFError, RuntimeError, ...
         except Exception as error:
             raise UsageError(_why_unreadable(name, error)) from error
-        if not (isinstance(state, dict) and "model" in state):
-            raise UsageError(f"{name} is not a fairseq checkpoint: it holds no 'model'")
+        check_state(name, state)
         return state
 
 
@@ -84,7 +92,7 @@ def load_weights_only() -> bool:
 
 def name_missing_file() -> bool:
     """A checkpoint that is missing or may not be read ends in one line instead of a traceback."""
-    from fairseq import checkpoint_utils
+    from fairseq import checkpoint_utils, models
 
     load_to_cpu = checkpoint_utils.load_checkpoint_to_cpu
     load_ensemble = checkpoint_utils.load_model_ensemble_and_task
@@ -92,10 +100,13 @@ def name_missing_file() -> bool:
     @functools.wraps(load_to_cpu)
     def load_checkpoint_to_cpu(path, *args, **kwargs):
         try:
-            return load_to_cpu(path, *args, **kwargs)
+            state = load_to_cpu(path, *args, **kwargs)
         except OSError as error:
             reason = error.strerror or str(error)
             raise UsageError(f"checkpoint {path} cannot be read: {reason}") from error
+        if state.get("args") is not None:
+            require_known("model", state["args"].arch, {*models.MODEL_REGISTRY, *models.ARCH_MODEL_REGISTRY})
+        return state
 
     @functools.wraps(load_ensemble)
     def load_model_ensemble_and_task(*args, **kwargs):
@@ -225,3 +236,107 @@ def _remove_empty(directories: list[str]) -> None:
             os.rmdir(directory)
         except OSError:
             return
+
+
+def bound_the_model() -> bool:
+    """A configuration of a billion units takes all memory before anybody is told.
+
+    A model that is built to load a checkpoint has no more numbers than the checkpoint; every byte of the file
+    is counted as one, and four times as many leave room for what initialisations need. A model to train has
+    no more than this machine's memory holds. What else is wrong with a checkpoint's configuration ends in one
+    line as well.
+    """
+    from fairseq import checkpoint_utils, models, tasks
+
+    load, build = checkpoint_utils.load_model_ensemble_and_task, models.build_model
+    fill = models.BaseFairseqModel.load_state_dict
+
+    @functools.wraps(load)
+    def load_model_ensemble_and_task(filenames, arg_overrides=None, *args, **kwargs):
+        if not isinstance(arg_overrides or {}, dict) or not all(
+            isinstance(key, str) for key in arg_overrides or ()
+        ):
+            raise UsageError(
+                f"--model-overrides {arg_overrides} is no dictionary such as \"{{'dropout': 0.1}}\""
+            )
+        sizes = [os.path.getsize(name) for name in filenames if os.path.isfile(name)]
+        names = ":".join(map(str, filenames))
+        refusal = f"checkpoint {names}: its configuration asks for a model far larger than its weights"
+        with allowance(4 * sum(sizes) + (1 << 24), refusal):
+            try:
+                return load(filenames, arg_overrides, *args, **kwargs)
+            except RuntimeError as error:
+                text = str(error)
+                if text.startswith("Error(s) in loading state_dict"):
+                    detail = text.splitlines()[1].strip()
+                    raise UsageError(f"checkpoint {names} does not fit its model: {detail[:200]}") from error
+                if text.startswith("Neither args nor cfg"):
+                    raise UsageError(f"checkpoint {names} holds no configuration of its model") from error
+                raise
+
+    @functools.wraps(build)
+    def build_model(cfg, task, from_checkpoint=False):
+        names = [name for name, kind in tasks.TASK_REGISTRY.items() if kind is type(task)]
+        name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
+        require_known("model", name, {*models.MODEL_REGISTRY, *models.ARCH_MODEL_REGISTRY})
+        check_combination(names[0] if names else None, name)
+        check({f"model.{option}": value for option, value in _items(cfg)})
+        if from_checkpoint:
+            return build(cfg, task, from_checkpoint)
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        refusal = f"the model takes more than the {memory >> 30} GB of memory that this machine has"
+        with allowance(memory // 4, refusal):
+            return build(cfg, task, from_checkpoint)
+
+    @functools.wraps(fill)
+    def load_state_dict(self, state_dict, *args, **kwargs):
+        for name, weight in self.state_dict().items():
+            given = state_dict.get(name, weight)
+            # PyTorch would round them without a word.
+            if given.is_floating_point() != weight.is_floating_point():
+                raise UsageError(
+                    f"the checkpoint's {name} is of {given.dtype}, the model's of {weight.dtype}"
+                )
+        return fill(self, state_dict, *args, **kwargs)
+
+    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
+    models.build_model = build_model
+    models.BaseFairseqModel.load_state_dict = load_state_dict
+    return True
+
+
+def _items(cfg) -> dict:
+    """The options of a model: fairseq has them in OmegaConf's containers or in a namespace."""
+    values = OmegaConf.to_container(cfg, resolve=False) if OmegaConf.is_config(cfg) else vars(cfg)
+    return values.items()
+
+
+def refuse_to_do_nothing() -> bool:
+    """A training that makes no update ends with status 0, as one that has learnt something.
+
+    One that goes on from a checkpoint which has reached its end already is done, and says so.
+    """
+    from fairseq import checkpoint_utils
+
+    load = checkpoint_utils.load_checkpoint
+
+    @functools.wraps(load)
+    def load_checkpoint(cfg, trainer, **kwargs):
+        extra_state, epochs = load(cfg, trainer, **kwargs)
+        limits = trainer.cfg.optimization
+        reasons = {
+            f"--max-epoch {limits.max_epoch}": 0 < limits.max_epoch < epochs.next_epoch_idx,
+            f"--stop-min-lr {limits.stop_min_lr:g} and --lr {trainer.get_lr():g}": (
+                trainer.get_lr() <= limits.stop_min_lr
+            ),
+            "no batches in the training data": len(epochs) == 0,
+        }
+        nothing = next((reason for reason, holds in reasons.items() if holds), None)
+        if nothing is not None:
+            if trainer.get_num_updates() == 0:
+                raise UsageError(f"there is nothing to train: {nothing}")
+            logger.warning("update %d is the last already: %s", trainer.get_num_updates(), nothing)
+        return extra_state, epochs
+
+    checkpoint_utils.load_checkpoint = load_checkpoint
+    return True

@@ -12,6 +12,8 @@ KNOWN_WARNINGS = (
     # cuDNN's LSTM and GRU of kernels/torch_nn.py get their weights as the cell has them.
     (UserWarning, r"RNN module weights are not part of single contiguous chunk", r"rhhn_fairseq\..*"),
     (UserWarning, r"amp_C fused kernels unavailable", r"fairseq\..*"),
+    # A damaged checkpoint, of which the error that follows says more.
+    (UserWarning, r"Detected pickle protocol", r"torch\._weights_only_unpickler"),
     (FutureWarning, r"`broadcast_buffers` is deprecated", r"(rhhn_)?fairseq\..*"),
     (UserWarning, r"'pin_memory' argument is set as true but no accelerator", r"torch\.utils\.data\..*"),
     (UserWarning, r"hydra\.experimental\.\w+\(\) is no longer experimental", r"hydra\.experimental\..*"),

@@ -4,14 +4,11 @@ Nothing here imports fairseq at the top, so the line also appears when fairseq i
 """
 
 import functools
-import logging
 import os
-import re
 import sys
 
+from rhhn_fairseq.adaptations.mistakes import describe
 from rhhn_fairseq.errors import UsageError
-
-logger = logging.getLogger("rhhn_fairseq.compat")
 
 # How a traceback that was turned into text names the error, in front of its message.
 MARK = f"{UsageError.__module__}.{UsageError.__qualname__}: "
@@ -21,10 +18,11 @@ def usage_message(error: BaseException | None) -> str | None:
     """The message of the first UsageError in the chain of causes and contexts, or None.
 
     fairseq wraps errors in a plain Exception, a data loader's worker and a spawned process hand
-    theirs over as text with a traceback in it; the message is found in all three forms.
+    theirs over as text with a traceback in it; the message is found in all three forms. Without a
+    UsageError, the exception itself may be one of those that `mistakes` describes.
     """
     seen: set[int] = set()
-    waiting = [error]
+    waiting, caught = [error], error
     while waiting:
         error = waiting.pop(0)
         if error is None or id(error) in seen:
@@ -35,7 +33,7 @@ def usage_message(error: BaseException | None) -> str | None:
         if isinstance(error, UsageError):
             return " ".join(str(error).split())
         waiting += [error.__cause__, error.__context__]
-    return None
+    return None if caught is None else describe(caught)
 
 
 def wants_traceback() -> bool:
@@ -105,53 +103,3 @@ def end_fp16_on_cpu_in_one_line() -> bool:
 
     FP16Optimizer.build_optimizer = classmethod(build_on_gpu)
     return True
-
-
-def end_divergence_in_one_line() -> bool:
-    """A diverging run prints its whole model: fairseq dumps the norm and gradient of every parameter.
-
-    It then ends in a FloatingPointError. Here the dump is left out, the names of the first module
-    with a NaN and of three parameters with such a gradient are logged, and the error says which
-    update it was and what to try. With several GPUs fairseq calls the same event "gradients are
-    inconsistent"; it is told apart by the norms in that message. Workers that really disagree keep
-    fairseq's error.
-    """
-    from fairseq import trainer
-
-    class BriefNanDetector(trainer.NanDetector):
-        def __init__(self, model):
-            # fairseq's hooks on the backward pass are of a kind that PyTorch warns about.
-            super().__init__(model, backward=False)
-
-        def __exit__(self, *exception):
-            gradients = ((name, parameter.grad) for name, parameter in self.named_parameters)
-            bad = [name for name, g in gradients if g is not None and not g.isfinite().all()]
-            if bad:
-                more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-                logger.warning("NaN or infinite gradients: %s%s", ", ".join(bad[:3]), more)
-            self.close()
-
-    train_step = trainer.Trainer.train_step
-
-    @functools.wraps(train_step)
-    def train_step_or_one_line(self, *args, **kwargs):
-        try:
-            return train_step(self, *args, **kwargs)
-        except FloatingPointError as error:
-            if not is_divergence(error):
-                raise
-            clip = self.cfg.optimization.clip_norm
-            raise UsageError(
-                f"training diverged in update {self.get_num_updates() + 1}: the loss or a gradient "
-                f"became NaN or infinite; try a lower --lr (now {self.get_lr():g}) or a stronger "
-                f"--clip-norm (now {f'{clip:g}' if clip > 0 else 'off'})"
-            ) from error
-
-    trainer.NanDetector = BriefNanDetector
-    trainer.Trainer.train_step = train_step_or_one_line
-    return True
-
-
-def is_divergence(error: FloatingPointError) -> bool:
-    """Whether this is fairseq's error for numbers out of range, not for workers that disagree."""
-    return bool(re.search(r"Nan/Inf|[Mm]inimum loss scale reached|= *[-+]?(nan|inf)\b", str(error)))

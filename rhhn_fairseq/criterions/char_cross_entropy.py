@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
+from fairseq.utils import get_perplexity
 
 
 @register_criterion("char_cross_entropy", dataclass=FairseqDataclass)
@@ -53,7 +54,7 @@ class CharCrossEntropy(FairseqCriterion):
             metrics.log_scalar("loss", bits, scored, round=3)
             metrics.log_scalar("bpc", bits, scored, round=4)
             metrics.log_scalar("accuracy", 100.0 * total("correct") / scored, scored, round=2)
-            metrics.log_derived("ppl", lambda meters: round(2 ** meters["loss"].avg, 3))
+            metrics.log_derived("ppl", lambda meters: get_perplexity(meters["loss"].avg, 3))
         unknown = total("unknown")
         if unknown:
             metrics.log_scalar_sum("unknown", unknown, round=0)

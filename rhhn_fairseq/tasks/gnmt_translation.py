@@ -56,6 +56,19 @@ class GNMTTranslationTask(DetachingTask, TranslationTask):
         super().__init__(cfg, src_dict, tgt_dict)
         self.pieces_sha256 = pieces_sha256(utils.split_paths(cfg.data)[0])
 
+    @classmethod
+    def setup_task(cls, cfg, **kwargs):
+        """Reads the dictionaries; UsageError for scores that mean nothing and for half a language pair."""
+        GNMTScore.parse(cfg.length_penalty, cfg.coverage_penalty, 1.0)
+        if (cfg.source_lang is None) != (cfg.target_lang is None):
+            # fairseq would infer both from the data, and forget the one that was given.
+            raise UsageError(
+                f"--source-lang {cfg.source_lang} and --target-lang {cfg.target_lang}: give both, or neither"
+            )
+        if cfg.source_lang is not None and cfg.source_lang == cfg.target_lang:
+            raise UsageError(f"--source-lang and --target-lang are both {cfg.source_lang}")
+        return super().setup_task(cfg, **kwargs)
+
     def build_generator(self, models, args, seq_gen_cls=None, extra_gen_cls_kwargs=None, **kwargs):
         """A generator that scores as the configuration says; UsageError for values that mean nothing."""
         cfg = self.cfg

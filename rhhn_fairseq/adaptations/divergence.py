@@ -1,0 +1,121 @@
+"""A training that diverges ends in one line, whether its numbers are infinite or only absurd."""
+
+import functools
+import logging
+import math
+import os
+import re
+
+import torch
+
+from rhhn_fairseq.errors import UsageError
+
+logger = logging.getLogger("rhhn_fairseq.compat")
+
+# A loss of this many times the uniform distribution's over the vocabulary is no loss of a model that learns.
+# A cross-entropy of x nats means that logits differ by x. Before the first update weights of a standard
+# deviation of 1, which is more than any initialisation takes, make logits of sqrt(H) from H units: 100 from
+# 10,000 of them, and a loss of a few hundred at most. A thousand times ln 2, of the smallest vocabulary there
+# is, are 693; of 50 characters 3,912. After one update with --lr 1e6 the loss is above a million.
+ABSURD = 1000.0
+
+
+def end_divergence_in_one_line() -> bool:
+    """A diverging run prints its whole model: fairseq dumps the norm and gradient of every parameter.
+
+    It then ends in a FloatingPointError. Here the dump is left out, the names of the first module
+    with a NaN and of three parameters with such a gradient are logged, and the error says which
+    update it was and what to try. With several GPUs fairseq calls the same event "gradients are
+    inconsistent"; it is told apart by the norms in that message. Workers that really disagree keep
+    fairseq's error.
+    """
+    from fairseq import trainer
+
+    class BriefNanDetector(trainer.NanDetector):
+        def __init__(self, model):
+            # fairseq's hooks on the backward pass are of a kind that PyTorch warns about.
+            super().__init__(model, backward=False)
+
+        def __exit__(self, *exception):
+            gradients = ((name, parameter.grad) for name, parameter in self.named_parameters)
+            bad = [name for name, g in gradients if g is not None and not g.isfinite().all()]
+            if bad:
+                more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+                logger.warning("NaN or infinite gradients: %s%s", ", ".join(bad[:3]), more)
+            self.close()
+
+    train_step, reduce = trainer.Trainer.train_step, trainer.Trainer._reduce_and_log_stats
+
+    @functools.wraps(train_step)
+    def train_step_or_one_line(self, *args, **kwargs):
+        try:
+            return train_step(self, *args, **kwargs)
+        except FloatingPointError as error:
+            if not is_divergence(error):
+                raise
+            what = "the loss or a gradient became NaN or infinite"
+            raise _diverged(self, self.get_num_updates() + 1, what, _first_infinite(self.model)) from error
+
+    @functools.wraps(reduce)
+    def reduce_and_log_stats(self, logging_outputs, sample_size, grad_norm=None):
+        figures = reduce(self, logging_outputs, sample_size, grad_norm)
+        loss = figures.get("nll_loss", figures.get("loss"))
+        # A number on a GPU is waited for when fairseq itself shows it, and not at every update.
+        shown = self.get_num_updates() % self.cfg.common.log_interval == 0
+        if loss is not None and (shown or not (torch.is_tensor(loss) and loss.is_cuda)):
+            bound = largest_loss(self.task)
+            if not float(loss) <= bound:
+                what = f"a loss of {float(loss):.4g} bits, and no model that learns has more than {bound:.4g}"
+                raise _diverged(self, self.get_num_updates(), what, _largest(self.model))
+        return figures
+
+    trainer.NanDetector = BriefNanDetector
+    trainer.Trainer.train_step = train_step_or_one_line
+    trainer.Trainer._reduce_and_log_stats = reduce_and_log_stats
+    return True
+
+
+def largest_loss(task) -> float:
+    """The loss in bits beyond which a training has diverged; infinite for a task without classes.
+
+    Squared errors and densities have no bound that all data share.
+    """
+    classes = getattr(getattr(task, "problem", None), "classes", None)
+    if not classes:
+        try:
+            classes = len(task.target_dictionary)
+        except (NotImplementedError, TypeError):
+            return math.inf
+    return ABSURD * math.log2(max(classes, 2))
+
+
+def _diverged(trainer, update: int, what: str, parameter: str | None) -> UsageError:
+    """The error for a training that cannot go on; the dump that fairseq leaves is named."""
+    clip = trainer.cfg.optimization.clip_norm
+    where = f" (in {parameter})" if parameter else ""
+    dump = os.path.join(trainer.cfg.checkpoint.save_dir, "crash.pt")
+    left = f"; fairseq left the weights before it in {dump}" if os.path.exists(dump) else ""
+    hint = f"try a lower --lr (now {trainer.get_lr():g}) or a stronger --clip-norm"
+    return UsageError(
+        f"training diverged in update {update}: {what}{where}; {hint} "
+        f"(now {f'{clip:g}' if clip > 0 else 'off'}){left}"
+    )
+
+
+def _first_infinite(model) -> str | None:
+    """The first parameter that is, or whose gradient is, NaN or infinite."""
+    for name, parameter in model.named_parameters():
+        for values in (parameter, parameter.grad):
+            if values is not None and not bool(values.isfinite().all()):
+                return name
+    return None
+
+
+def _largest(model) -> str:
+    """The parameter with the largest number in it."""
+    return max(model.named_parameters(), key=lambda named: float(named[1].detach().abs().max()))[0]
+
+
+def is_divergence(error: FloatingPointError) -> bool:
+    """Whether this is fairseq's error for numbers out of range, not for workers that disagree."""
+    return bool(re.search(r"Nan/Inf|[Mm]inimum loss scale reached|= *[-+]?(nan|inf)\b", str(error)))

@@ -1,0 +1,237 @@
+"""What fairseq, OmegaConf and PyTorch raise for a user's mistake, and the line to say instead.
+
+A row of MISTAKES names the exception's type, the module that raises it, a pattern of its message, and the
+line. What no row describes stays a traceback, because it is a defect and not a mistake.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A row.
+
+    Args:
+        kind: names of exceptions, with | between. module: pattern of the raising module's whole name.
+        message: pattern of the message's beginning. line: what is said instead, with the message's groups
+            (`\\1`) in it, or a function of the exception and the match.
+    """
+
+    kind: str
+    module: str
+    message: str
+    line: str | Callable[[BaseException, re.Match], str]
+
+    def describe(self, error: BaseException, module: str) -> str | None:
+        """The line for an exception that `module` raised, or None if this row does not describe it."""
+        names = {kind.__name__ for kind in type(error).__mro__}
+        if not names & set(self.kind.split("|")) or not re.fullmatch(self.module, module):
+            return None
+        found = re.match(self.message, str(error), re.DOTALL)
+        if found is None:
+            return None
+        text = found.expand(self.line) if isinstance(self.line, str) else self.line(error, found)
+        return " ".join(text.split())
+
+
+def describe(error: BaseException) -> str | None:
+    """The line for an exception as it was caught, or None if it is no user's mistake."""
+    module = raising_module(error)
+    lines = (row.describe(error, module) for row in MISTAKES)
+    return next((line for line in lines if line is not None), None)
+
+
+def raising_module(error: BaseException) -> str:
+    """The name of the module whose code raised an exception."""
+    trace = error.__traceback__
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_globals.get("__name__", "")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint: the valid names that look most like `name`, or all of a few, or nothing."""
+    known = sorted(map(str, known))
+    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"choose from {', '.join(known)}" if 0 < len(known) <= 12 else ""
+
+
+def _no_split(error, found) -> str:
+    split, folder = found[1], found[2]
+    splits = (
+        {path.name.split(".")[0] for path in Path(folder).glob("*.idx")} if os.path.isdir(folder) else set()
+    )
+    return f"{folder} holds no data set {split}: {nearest(split, splits)}"
+
+
+def _no_file(error, found) -> str:
+    return f"{error.filename or 'a file'}: cannot be read ({error.strerror})"
+
+
+def _not_written(error, found) -> str:
+    return f"{error.filename or 'a file'}: cannot be written ({error.strerror})"
+
+
+def _no_name(error, found) -> str:
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    # fairseq has one function for all its registries; which it is, it knows alone.
+    local = trace.tb_frame.f_locals
+    return f"there is no {local['registry_name']} {found[1]!r}: {nearest(found[1], local['REGISTRY'])}"
+
+
+def _configuration(error, found) -> str:
+    key = getattr(error, "full_key", None)
+    parent = getattr(error, "parent_node", None)
+    known = [] if parent is None or "not in" not in str(error) else parent
+    where = f"{key}: " if key else ""
+    reason = str(error).splitlines()[0]
+    return f"the configuration cannot be used: {where}{reason} {nearest(str(key).split('.')[-1], known)}"
+
+
+DICTIONARY = "a dictionary such as \"{'dropout': 0.1}\""
+
+MISTAKES = (
+    # Data directories.
+    Mistake(
+        "Exception",
+        r"fairseq\.tasks\.translation(_.*)?",
+        "Could not infer language pair",
+        "the data directory holds no data sets named SPLIT.SOURCE-TARGET.LANGUAGE: name the directory that "
+        "scripts/prepare_translation.py made, or give --source-lang and --target-lang",
+    ),
+    Mistake("FileNotFoundError", r"fairseq\.tasks\..*", r"Dataset not found: (\S*) \((.*)\)", _no_split),
+    Mistake(
+        "AssertionError",
+        r"fairseq\.data\.language_pair_dataset",
+        "Source and target must contain the same number",
+        "the two sides of a data set have different numbers of sentences: prepare the data again",
+    ),
+    Mistake(
+        "OSError", r"fairseq\.(tasks|data|utils|options)\b.*|fairseq_cli\..*|fileinput", r"\[Errno", _no_file
+    ),
+    Mistake(
+        "OSError", r"fairseq\.(checkpoint_utils|file_io)|os|logging|<frozen os>", r"\[Errno", _not_written
+    ),
+    Mistake(
+        "Exception",
+        r"fairseq\.(tasks\.fairseq_task|data\.data_utils)",
+        r"Size of sample #(\S+) is invalid.*?(max_positions=.*?), skip",
+        r"sentence \1 is longer than the model takes (\2): raise --max-source-positions and "
+        r"--max-target-positions, or give --skip-invalid-size-inputs-valid-test",
+    ),
+    Mistake(
+        "ValueError",
+        r"fairseq\.data\.data_utils",
+        r"Valid paths \{(.+)\} will be ignored|.*--ignore-unused-valid-subsets",
+        "the data directory holds validation sets that --valid-subset does not name: name them, or give "
+        "--combine-valid-subsets or --ignore-unused-valid-subsets",
+    ),
+    Mistake(
+        "Exception",
+        r"fairseq\.data\.dictionary",
+        r"Incorrect encoding detected in (.*), please rebuild",
+        r"\1: is not UTF-8; prepare the data again",
+    ),
+    # Batches and sizes.
+    Mistake("AssertionError", r"fairseq_cli\..*", r"(\S.*)", r"\1"),
+    Mistake("ValueError", r"fairseq_cli\..*|numpy.*", r"(Seed must be between .*)", r"common.seed: \1"),
+    Mistake(
+        "RuntimeError|MemoryError",
+        r"torch\..*|rhhn_fairseq\.(cells|layers|models|kernels)\..*|fairseq\..*",
+        r".*?(you tried to allocate (\d+) bytes|Storage size calculation overflowed|CUDA out of memory)",
+        r"there is not enough memory: \1; take a smaller model, --max-tokens, --batch-size or --beam",
+    ),
+    Mistake(
+        "MemoryError",
+        r"(numpy|rhhn_fairseq)\b.*",
+        r"(Unable to allocate .*? for an array)",
+        r"there is not enough memory: \1",
+    ),
+    # Names and combinations.
+    Mistake("KeyError", r"fairseq\.registry", r"'(\S+)'$", _no_name),
+    Mistake("ValueError", r"fairseq\.registry", r"(\w+) is required!", r"no \1 is named: give --\1"),
+    Mistake(
+        "ValueError|AssertionError|NotImplementedError|ImportError",
+        r"fairseq\.(optim|trainer|tasks\.fairseq_task|search|sequence_generator|data\.iterators|checkpoint_utils|"
+        r"scoring|models\.distributed_fairseq_model|distributed)\b.*",
+        r"(.*(--\w|[Pp]lease|Cannot|Invalid|requires|must|incompatible|not match|[Uu]nknown).*)",
+        r"\1",
+    ),
+    Mistake(
+        "ZeroDivisionError",
+        r"fairseq\.optim\.lr_scheduler\.(\w+)",
+        "",
+        "the learning rate's schedule divides by zero: give --warmup-updates and such of 1 and more",
+    ),
+    Mistake(
+        "AssertionError",
+        r"fairseq\.optim\.lr_scheduler\..*",
+        r"$",
+        "the learning rate's schedule needs lengths of 1 and more: see its options in --help",
+    ),  # fmt: skip
+    Mistake(
+        "KeyError",
+        r"fairseq\.(trainer|checkpoint_utils)",
+        r"'(extra_state|optimizer_history|train_iterator|num_updates|criterion_name|optimizer_name)'",
+        r"the checkpoint does not hold its \1, so training cannot go on from it",
+    ),
+    Mistake(
+        "IndexError",
+        r"fairseq\.(trainer|checkpoint_utils)",
+        "list index out of range",
+        "the checkpoint's optimizer_history is empty, so training cannot go on from it",
+    ),
+    Mistake(
+        "KeyError",
+        r"fairseq_cli\.train",
+        r"'(\S+)'$",
+        r"--best-checkpoint-metric \1: the validation has no such figure, it logs what it has",
+    ),
+    Mistake(
+        "NotImplementedError",
+        r"fairseq\.data\.data_utils",
+        "Unknown post_process option: (.*)",
+        r"--post-process \1 is unknown, choose from sentencepiece, subword_nmt, wordpiece, letter, silence",
+    ),
+    Mistake(
+        "ValueError",
+        r"fairseq\.options",
+        r"Cannot combine --fp16 and --tpu",
+        "--fp16 and --bf16 exclude each other",
+    ),
+    # Values that are read as Python.
+    Mistake(
+        "ValueError|SyntaxError",
+        r"ast|fairseq_cli\..*|fairseq\.checkpoint_utils|<unknown>",
+        r"(malformed node|.*invalid syntax|unexpected EOF|.*was never closed|.*leading zeros|.*unterminated)",
+        "--model-overrides and --optimizer-overrides take " + DICTIONARY,
+    ),  # fmt: skip
+    Mistake(
+        "ValueError", r"json\.decoder", r"(Expecting .*)", r"an option takes JSON such as '{\"beam\": 4}': \1"
+    ),
+    Mistake("SyntaxError", "ast", "", "--model-overrides and --optimizer-overrides take " + DICTIONARY),
+    Mistake(
+        "NameError",
+        r"fairseq_cli\.eval_lm",
+        r"name '(.*?)' is",
+        r"--model-overrides \1: it takes " + DICTIONARY,
+    ),
+    Mistake(
+        "InterpolationKeyError|InterpolationResolutionError|UnsupportedInterpolationType|GrammarParseError|"
+        "MissingMandatoryValue|ValidationError|ConfigKeyError",
+        r"(omegaconf|fairseq|rhhn_fairseq|fairseq_cli)\b.*",
+        "",
+        _configuration,
+    ),
+)

@@ -1,0 +1,250 @@
+"""What the numbers among fairseq's options may be: one table, read when a configuration is complete.
+
+fairseq looks at few of them. A negative learning rate trains away from the data, a NaN spoils every weight,
+an interval of 0 is a division by zero after the first epoch, and `--max-epoch -1` ends with status 0 before
+the first update. Options of the project's own cells, models and tasks are checked there; a row here adds what
+only the whole program knows, such as a bound against sizes that no machine has.
+"""
+
+import functools
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from omegaconf import DictConfig, OmegaConf
+
+from rhhn_fairseq.adaptations.combinations import check_combination, require_known
+from rhhn_fairseq.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, and `also`, which switches something off.
+
+    `above` and `below` leave the bound itself out.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+    also: float | None = None
+
+    def __contains__(self, number: float) -> bool:
+        if number == self.also:
+            return True
+        enough = number > self.low if self.above else number >= self.low
+        return enough and (number < self.high if self.below else number <= self.high)
+
+    def __str__(self) -> str:
+        bounds = []
+        if self.low > -math.inf:
+            bounds.append(f"{'more than' if self.above else 'at least'} {self.low:g}")
+        if self.high < math.inf:
+            bounds.append(f"{'less than' if self.below else 'at most'} {self.high:g}")
+        text = " and ".join(bounds) or "a finite number"
+        return text if self.also is None else f"{text}, or {self.also:g}"
+
+
+COUNT = Range(1)
+NUMBER = Range(0)
+SWITCHED = Range(1, also=-1)
+FINITE = Range(-math.inf, math.inf, above=True, below=True)
+POSITIVE = Range(0, math.inf, above=True, below=True)
+STRENGTH = Range(0, math.inf, below=True)
+SHARE = Range(0, 1)
+PART = Range(0, 1, below=True)
+SEED = Range(0, 2**32 - 1)
+# Beyond this a layer's weights alone would fill terabytes.
+WIDTH = Range(0, 10**6)
+DEPTH = Range(1, 1000)
+# One process for each, beside the training: more than a few a core only fill memory.
+WORKERS = Range(0, max(32, 4 * (os.cpu_count() or 1)))
+
+RANGES = {
+    # How long to train, and what to do at which intervals.
+    **dict.fromkeys(("max_epoch", "max_update", "curriculum", "validate_after_updates"), NUMBER),
+    **dict.fromkeys(("save_interval_updates", "validate_interval_updates", "empty_cache_freq"), NUMBER),
+    **dict.fromkeys(("log_interval", "save_interval", "validate_interval", "max_valid_steps"), COUNT),
+    **dict.fromkeys(("keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints"), Range(-1)),
+    **dict.fromkeys(("patience", "keep_interval_updates_pattern"), SWITCHED),
+    "stop_time_hours": STRENGTH,
+    # Batches.
+    **dict.fromkeys(
+        ("max_tokens", "batch_size", "max_tokens_valid", "batch_size_valid", "update_freq"), COUNT
+    ),
+    **dict.fromkeys(("required_batch_size_multiple", "required_seq_len_multiple", "num_shards"), COUNT),
+    **dict.fromkeys(("tokens_per_sample", "max_source_positions", "max_target_positions"), COUNT),
+    **dict.fromkeys(("shard_id", "data_buffer_size", "num_batch_buckets", "buffer_size"), NUMBER),
+    **dict.fromkeys(("distributed_world_size", "checkpoint_shard_count", "softmax_batch"), COUNT),
+    "upsample_primary": SWITCHED,
+    "num_workers": WORKERS,
+    **dict.fromkeys(("seed", "fixed_validation_seed"), SEED),
+    # Optimizers, schedules, losses.
+    "lr": POSITIVE,
+    **dict.fromkeys(("clip_norm", "adam_eps", "weight_decay", "fp16_scale_tolerance"), STRENGTH),
+    **dict.fromkeys(("adam_betas", "momentum", "label_smoothing"), PART),
+    **dict.fromkeys(("warmup_updates", "lr_patience"), NUMBER),
+    "total_num_update": COUNT,
+    **dict.fromkeys(("force_anneal", "fp16_init_scale", "amp_init_scale", "ema_update_freq"), COUNT),
+    "lr_shrink": Range(0, 1, above=True),
+    "ema_decay": SHARE,
+    # Models. Their own checks know more; these bounds hold whatever the model.
+    **dict.fromkeys(("hidden_size", "embed_dim", "hyper_size", "hyper_embed_size", "attention_size"), WIDTH),
+    **dict.fromkeys(("layers", "encoder_layers", "decoder_layers", "rhn_depth"), DEPTH),
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), SHARE),
+    # Search and evaluation.
+    "beam": Range(1, 10_000),
+    "nbest": COUNT,
+    **dict.fromkeys(("max_len_a", "coverage_penalty", "beam_size_threshold"), STRENGTH),
+    "max_len_b": COUNT,
+    **dict.fromkeys(("min_len", "prefix_size", "no_repeat_ngram_size", "context_window"), NUMBER),
+    "iter_decode_max_iter": NUMBER,
+    **dict.fromkeys(("lenpen", "unkpen", "lm_weight", "diverse_beam_strength"), FINITE),
+    "temperature": POSITIVE,
+    **dict.fromkeys(("sampling_topk", "diverse_beam_groups"), SWITCHED),
+    "sampling_topp": Range(0, 1, above=True, also=-1),
+    "diversity_rate": Range(0, math.inf, below=True, also=-1),
+}
+
+# Options that do not fit each other: when, and what to say, with the configuration's values filled in.
+CONFLICTS = (
+    (
+        lambda given: (given("nbest") or 1) > (given("beam") or math.inf),
+        "--nbest {nbest} is more than --beam {beam} hypotheses",
+    ),
+    (
+        lambda given: (given("shard_id") or 0) >= (given("num_shards") or math.inf),
+        "--shard-id {shard_id} does not exist, it is less than --num-shards {num_shards}",
+    ),
+    (
+        lambda given: (given("min_len") or 0) > (given("max_len_b") or math.inf) and not given("max_len_a"),
+        "--min-len {min_len} is more than --max-len-b {max_len_b}",
+    ),
+    (
+        lambda given: (
+            (given("diverse_beam_groups") or 0) > 0 and given("beam") % given("diverse_beam_groups")
+        ),
+        "--beam {beam} is no multiple of --diverse-beam-groups {diverse_beam_groups}",
+    ),
+    (
+        lambda given: (
+            ((given("sampling_topk") or 0) > 0 or (given("sampling_topp") or 0) > 0) and not given("sampling")
+        ),
+        "--sampling-topk {sampling_topk} and --sampling-topp {sampling_topp} need --sampling",
+    ),
+    (
+        lambda given: given("fp16") and given("bf16"),
+        "--fp16 and --bf16 exclude each other; leave one of them out",
+    ),
+)
+
+
+def check(options: Mapping[str, object]) -> None:
+    """Raises UsageError for the first option out of its range.
+
+    Args:
+        options: values by name as `--name` or as `section.name`. Lists are checked number by number; None
+            is no value.
+    """
+    for name, value in options.items():
+        allowed = RANGES.get(_plain(name))
+        # A text without a range is a name, and may read like a number.
+        for number in () if isinstance(value, str) and allowed is None else _numbers(value):
+            # A NaN is no number that any option could want.
+            if math.isnan(number) or (allowed is not None and number not in allowed):
+                raise UsageError(f"{name} {_shown(value)} is not possible: {allowed or FINITE}")
+        if name.endswith(("eval_bleu_args", "eval-bleu-args")) and value:
+            check(_json(name, value))
+    values = {_plain(name): value for name, value in options.items()}
+    for conflict, text in CONFLICTS:
+        if conflict(values.get):
+            raise UsageError(text.format_map(values))
+
+
+def _plain(name: str) -> str:
+    """The field that an option sets."""
+    return re.split(r"[. ]", name)[-1].lstrip("-").replace("-", "_")
+
+
+def _json(name: str, text: str) -> dict[str, object]:
+    """Options that are given to an option, as JSON."""
+    try:
+        inner = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{name} {text} is no JSON ({error}), it takes such as '{{\"beam\": 4}}'") from error
+    if not isinstance(inner, dict):
+        raise UsageError(f"{name} {text} is no JSON object, it takes such as '{{\"beam\": 4}}'")
+    return {f"{name} {key}": value for key, value in inner.items()}
+
+
+def _numbers(value) -> Iterator[float]:
+    """The numbers in a value; texts that are no number have none."""
+    if isinstance(value, bool) or value is None:
+        return
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _numbers(inner)
+    elif isinstance(value, str):
+        for word in value.strip("()[] ").split(","):
+            try:
+                yield float(word)
+            except ValueError:
+                return
+
+
+def _shown(value) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def options_of(cfg: DictConfig) -> dict[str, object]:
+    """The options of a complete configuration as `section.name`."""
+    sections = OmegaConf.to_container(cfg, resolve=False)
+    return {
+        f"{section}.{name}": value
+        for section, values in sections.items()
+        if isinstance(values, dict)
+        for name, value in values.items()
+    }
+
+
+def check_options() -> bool:
+    """See the module's docstring; a configuration is complete when arguments are parsed or a task is set up.
+
+    The second is for Hydra, under which the plugin is loaded by the running program.
+    """
+    from fairseq import options, tasks
+
+    parse, setup = options.parse_args_and_arch, tasks.setup_task
+
+    @functools.wraps(parse)
+    def parse_args_and_arch(parser, *args, **kwargs):
+        found = parse(parser, *args, **kwargs)
+        namespace = found[0] if isinstance(found, tuple) else found
+        given = vars(namespace)
+        check({"--" + name.replace("_", "-"): value for name, value in given.items()})
+        check_combination(given.get("task"), given.get("arch"), given.get("criterion"))
+        return found
+
+    @functools.wraps(setup)
+    def setup_task(cfg, **kwargs):
+        name = getattr(cfg, "task", None)
+        require_known(
+            "task", name if isinstance(name, str) else getattr(cfg, "_name", None), tasks.TASK_REGISTRY
+        )
+        # A checkpoint's configuration belongs to a training that is over.
+        if isinstance(cfg, DictConfig) and not kwargs.get("from_checkpoint"):
+            root = cfg._get_root()
+            if "common" in root:
+                check(options_of(root))
+                names = (getattr(root.get(part), "_name", None) for part in ("task", "model", "criterion"))
+                check_combination(*names)
+        return setup(cfg, **kwargs)
+
+    options.parse_args_and_arch, tasks.setup_task = parse_args_and_arch, setup_task
+    return True
