@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from rhhn_fairseq.adaptations.checkpoints import WeightsOnlyTorch
+from rhhn_fairseq.adaptations.checkpoints import WeightsOnlyTorch, allow_namespace
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.lines import replacing
 
@@ -117,6 +117,8 @@ def updates_of(state: dict) -> int:
 
 def load(path: str | Path) -> dict:
     """A checkpoint as fairseq stored it; its tensors stay in the file until they are asked for."""
+    # fairseq's older models keep their options in one.
+    allow_namespace()
     try:
         return WeightsOnlyTorch.load(str(path), map_location="cpu", mmap=True)
     except OSError as error:
