@@ -1,19 +1,17 @@
 """Runs scripts/prepare_chars.py within the tests' process, and reads back what it made."""
 
-import importlib.util
-import json
 import zipfile
 from pathlib import Path
+
+import script_cli
+from script_cli import manifest_of, names  # noqa: F401  (for the tests)
 
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "prepare_chars.py"
+SCRIPT = script_cli.SCRIPTS / "prepare_chars.py"
 SPLITS = ("train", "valid", "test")
-
-spec = importlib.util.spec_from_file_location("prepare_chars", SCRIPT)
-prepare_chars = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(prepare_chars)
+prepare_chars = script_cli.load("prepare_chars")
 
 
 def run(*arguments) -> int:
@@ -35,27 +33,12 @@ def read_back(dest, split):
     return vocabulary.decode(open_stream(Path(dest) / split, len(vocabulary)))
 
 
-def manifest_of(dest) -> dict:
-    return json.loads((Path(dest) / "manifest.json").read_text())
-
-
-def names(directory) -> list[str]:
-    return sorted(path.name for path in Path(directory).iterdir())
-
-
 def contents(directory) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(directory).iterdir()}
 
 
 def error_of(capsys, *arguments) -> str:
-    """The one line that a refused command prints."""
-    capsys.readouterr()
-    assert run(*arguments) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("error: ")
-    assert captured.err.count("\n") == 1
-    return captured.err
+    return script_cli.error_of(run, capsys, *arguments)
 
 
 def zip_of(path, **members):

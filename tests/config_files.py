@@ -4,10 +4,13 @@ import dataclasses
 import functools
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import yaml
+from cli import USER_DIR, run_module
 from fairseq import options
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.initialize import add_defaults, hydra_init
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -110,6 +113,31 @@ def by_command_line(path: Path) -> dict:
     parser = options.get_training_parser()
     arguments = options.parse_args_and_arch(parser, training_command(path))
     return resolved(convert_namespace_to_omegaconf(arguments))
+
+
+def link_root(root: Path) -> Path:
+    """A directory that looks like the repository's root to the commands in the comments."""
+    (root / "configs").symlink_to(ROOT / "configs")
+    (root / "rhhn_fairseq").symlink_to(USER_DIR)
+    return root
+
+
+def train_tiny(path: Path, root: Path, sizes: dict) -> dict:
+    """Two updates by a file's fairseq-hydra-train command; the checkpoint.
+
+    Args:
+        root: see ``link_root``. sizes: options of the model, those that the file has.
+    """
+    model = by_hydra(path).model
+    tiny = [f"model.{key}={value}" for key, value in sizes.items() if key in model]
+    stop = ["optimization.max_update=2", "dataset.num_workers=0"]
+    # Another test may have trained it, which this run would go on with.
+    shutil.rmtree(root / "checkpoints" / path.stem, ignore_errors=True)
+    run_module("fairseq_cli.hydra_train", [*command(path, "fairseq-hydra-train"), *tiny, *stop], cwd=root)
+    state = load_checkpoint_to_cpu(str(root / "checkpoints" / path.stem / "checkpoint_last.pt"))
+    assert state["optimizer_history"][-1]["num_updates"] == 2
+    assert state["cfg"]["model"]["_name"] == model._name
+    return state
 
 
 def assert_has_every_option(model, base: type) -> None:

@@ -1,22 +1,19 @@
 """Runs scripts/prepare_translation.py within the tests' process, on small texts of its own."""
 
-import importlib.util
 import itertools
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
+import script_cli
+from script_cli import manifest_of, names  # noqa: F401  (for the tests)
 
 from rhhn_fairseq.cli import run as run_main
 from rhhn_fairseq.data.text.stream import StreamWriter
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "prepare_translation.py"
+SCRIPT = script_cli.SCRIPTS / "prepare_translation.py"
 SPLITS = ("train", "valid", "test")
-
-spec = importlib.util.spec_from_file_location("prepare_translation", SCRIPT)
-prepare_translation = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(prepare_translation)
+prepare_translation = script_cli.load("prepare_translation")
 
 _ENGLISH = "a man and the dog walk on street near old house with red door while it rains".split()
 _FRENCH = "un homme et le chien marchent dans rue près vieille maison avec porte rouge quand pleut".split()
@@ -57,21 +54,8 @@ def run(*arguments) -> int:
 
 
 def error_of(capsys, *arguments) -> str:
-    """The one line that a refused command prints to standard error."""
-    capsys.readouterr()
-    assert run(*arguments) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    return error
-
-
-def manifest_of(dest) -> dict:
-    return json.loads((Path(dest) / "manifest.json").read_text())
-
-
-def names(directory) -> list[str]:
-    return sorted(path.name for path in Path(directory).iterdir())
+    """The one line of a refused command, which may have said before what it did."""
+    return script_cli.error_of(run, capsys, *arguments, silent=False)
 
 
 def contents(directory) -> dict[str, bytes]:

@@ -1,16 +1,14 @@
 """Runs scripts/prepare_strokes.py within the tests' process, and makes small corpora for it."""
 
-import importlib.util
-import json
 from pathlib import Path
 
 import numpy as np
+import script_cli
+from script_cli import manifest_of  # noqa: F401  (for the tests)
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "prepare_strokes.py"
+SCRIPT = script_cli.SCRIPTS / "prepare_strokes.py"
 
-spec = importlib.util.spec_from_file_location("prepare_strokes", SCRIPT)
-prepare_strokes = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(prepare_strokes)
+prepare_strokes = script_cli.load("prepare_strokes")
 
 
 def run(*arguments) -> int:
@@ -18,18 +16,7 @@ def run(*arguments) -> int:
 
 
 def error_of(capsys, *arguments) -> str:
-    """The one line that a refused command prints."""
-    capsys.readouterr()
-    assert run(*arguments) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("error: ")
-    assert captured.err.count("\n") == 1
-    return captured.err
-
-
-def manifest_of(dest) -> dict:
-    return json.loads((Path(dest) / "manifest.json").read_text())
+    return script_cli.error_of(run, capsys, *arguments)
 
 
 def contents(directory) -> dict[str, bytes]:

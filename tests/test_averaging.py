@@ -1,10 +1,10 @@
 """Means of the weights of really trained checkpoints, and scripts/average_checkpoints.py."""
 
-import importlib.util
 import shutil
 from pathlib import Path
 
 import pytest
+import script_cli
 import torch
 from cli import USER_DIR, fairseq_train, run_module
 from tiny_char_lm import write_corpus
@@ -13,10 +13,8 @@ from rhhn_fairseq import averaging, cli
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.loading import load_char_lm
 
-SCRIPT = Path(USER_DIR).parent / "scripts" / "average_checkpoints.py"
-spec = importlib.util.spec_from_file_location("average_checkpoints", SCRIPT)
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
+SCRIPT = script_cli.SCRIPTS / "average_checkpoints.py"
+script = script_cli.load("average_checkpoints")
 
 
 @pytest.fixture(scope="module")

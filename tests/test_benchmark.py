@@ -1,7 +1,6 @@
 """The benchmarks of single layers: what is counted, in which order, what is reported and what is refused."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import script_cli
 import torch
 from cli import HANGS
 from graph_imitation import imitate
@@ -28,11 +28,8 @@ from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.cells.lstm import LSTM
 from rhhn_fairseq.errors import UsageError
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "bench.py"
-
-spec = importlib.util.spec_from_file_location("bench", SCRIPT)
-bench = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(bench)
+SCRIPT = script_cli.SCRIPTS / "bench.py"
+bench = script_cli.load("bench")
 
 
 def smoke(**changes) -> Config:

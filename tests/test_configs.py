@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli import USER_DIR, run_module
+from cli import run_module
 from config_files import (
     ROOT,
     assert_has_every_option,
@@ -16,6 +16,7 @@ from config_files import (
     comment,
     composed,
     effective,
+    link_root,
     resolved,
 )
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
@@ -70,9 +71,7 @@ def check_trained(checkpoint: Path, name) -> None:
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory) -> Path:
     """A directory that looks like the repository's root to the commands in the comments."""
-    root = tmp_path_factory.mktemp("root")
-    (root / "configs").symlink_to(CONFIGS.parent)
-    (root / "rhhn_fairseq").symlink_to(USER_DIR)
+    root = link_root(tmp_path_factory.mktemp("root"))
     texts = {}
     for split, lines in (("train", 30), ("valid", 6), ("test", 6)):
         texts[split] = [root.parent / f"{split}.txt"]

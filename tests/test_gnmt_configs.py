@@ -3,11 +3,10 @@
 import ast
 import dataclasses
 import random
-import shutil
 
 import pytest
 import torch
-from cli import USER_DIR, run_module
+from cli import run_module
 from config_files import (
     ROOT,
     assert_has_every_option,
@@ -17,10 +16,11 @@ from config_files import (
     comment,
     composed,
     effective,
+    link_root,
     resolved,
     shared_command,
+    train_tiny,
 )
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from omegaconf import OmegaConf
 
@@ -112,9 +112,7 @@ def test_recipes_of_the_papers():
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     """A directory that looks like the repository's root to the commands in the comments."""
-    root = tmp_path_factory.mktemp("root")
-    (root / "configs").symlink_to(ROOT / "configs")
-    (root / "rhhn_fairseq").symlink_to(USER_DIR)
+    root = link_root(tmp_path_factory.mktemp("root"))
     draw = random.Random(1)
     for split in ("train", "valid", "test"):
         lines = [" ".join(draw.choices("abcdefgh", k=draw.randint(1, 6))) for _ in range(10)]
@@ -128,23 +126,9 @@ def workplace(tmp_path_factory):
     return root
 
 
-def _train(path, workplace):
-    sizes = [f"model.{key}={value}" for key, value in TINY.items() if key in by_hydra(path).model]
-    stop = ["optimization.max_update=2", "dataset.num_workers=0"]
-    # Another test may have trained it, which this run would go on with.
-    shutil.rmtree(workplace / "checkpoints" / path.stem, ignore_errors=True)
-    run_module(
-        "fairseq_cli.hydra_train", [*command(path, "fairseq-hydra-train"), *sizes, *stop], cwd=workplace
-    )
-    state = load_checkpoint_to_cpu(str(workplace / "checkpoints" / path.stem / "checkpoint_last.pt"))
-    assert state["optimizer_history"][-1]["num_updates"] == 2
-    assert state["cfg"]["model"]["_name"] == composed(path).model._name
-    return state
-
-
 def test_commands_in_the_comments_train_and_generate(workplace):
     (path,) = (path for path in CONFIGS if path.stem == "hyperlstm_gnmt_small")
-    _train(path, workplace)
+    train_tiny(path, workplace, TINY)
     arguments = shared_command(path, "fairseq-generate")
     result = run_module("fairseq_cli.generate", arguments[: arguments.index(">")], cwd=workplace)
     assert result.stdout.count("\nH-") == 10
@@ -152,8 +136,8 @@ def test_commands_in_the_comments_train_and_generate(workplace):
 
 def test_the_second_phase_starts_from_the_first_ones_weights(workplace):
     by_name = {path.stem: path for path in CONFIGS}
-    first = _train(by_name["lstm_gnmt"], workplace)
-    second = _train(by_name["lstm_gnmt_sgd"], workplace)
+    first = train_tiny(by_name["lstm_gnmt"], workplace, TINY)
+    second = train_tiny(by_name["lstm_gnmt_sgd"], workplace, TINY)
     assert second["optimizer_history"][-1]["optimizer_name"] == "SGD"
     # Two updates from there are near it; from new weights they would not be.
     key = "encoder.stack.cells.3.weight_x"
@@ -165,4 +149,4 @@ def test_the_second_phase_starts_from_the_first_ones_weights(workplace):
 def test_every_file_trains(path, workplace):
     if path.stem == "lstm_gnmt_sgd":
         pytest.skip("has a test of its own")
-    _train(path, workplace)
+    train_tiny(path, workplace, TINY)

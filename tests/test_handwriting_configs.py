@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from cli import USER_DIR, run_module
+from cli import run_module
 from config_files import (
     ROOT,
     assert_has_every_option,
@@ -14,9 +14,10 @@ from config_files import (
     comment,
     composed,
     effective,
+    link_root,
     resolved,
+    train_tiny,
 )
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from omegaconf import OmegaConf
 from tiny_handwriting import prepare_words
@@ -91,26 +92,14 @@ def test_recipe_of_the_paper(path):
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     """A directory that looks like the repository's root to the commands in the comments."""
-    root = tmp_path_factory.mktemp("root")
-    (root / "configs").symlink_to(ROOT / "configs")
-    (root / "rhhn_fairseq").symlink_to(USER_DIR)
+    root = link_root(tmp_path_factory.mktemp("root"))
     prepare_words(root / "data-bin" / "iam")
     return root
-
-
-def _train(path, workplace):
-    sizes = [f"model.{key}={value}" for key, value in TINY.items() if key in by_hydra(path).model]
-    stop = ["optimization.max_update=2", "dataset.num_workers=0"]
-    arguments = [*command(path, "fairseq-hydra-train"), *sizes, *stop]
-    run_module("fairseq_cli.hydra_train", arguments, cwd=workplace)
-    state = load_checkpoint_to_cpu(str(workplace / "checkpoints" / path.stem / "checkpoint_last.pt"))
-    assert state["optimizer_history"][-1]["num_updates"] == 2
-    assert state["cfg"]["model"]["_name"] == path.stem
 
 
 @pytest.mark.slow
 @every_config
 def test_commands_in_the_comment_train_and_validate(path, workplace):
-    _train(path, workplace)
+    train_tiny(path, workplace, TINY)
     result = run_module("fairseq_cli.validate", command(path, "fairseq-validate"), cwd=workplace)
     assert result.stderr.count("nats_seq") + result.stdout.count("nats_seq") >= 2

@@ -1,21 +1,19 @@
 """scripts/plot_curves.py: reading fairseq's logs, the table and the picture."""
 
-import importlib.util
 import json
 import math
 from pathlib import Path
 
 import pytest
+import script_cli
 
 from rhhn_fairseq.analysis.curves import Curve, default_better, read_curves, run_names, table
 from rhhn_fairseq.analysis.training_logs import Record, parse_line, read_log
 from rhhn_fairseq.cli import run
 from rhhn_fairseq.errors import UsageError
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "plot_curves.py"
-spec = importlib.util.spec_from_file_location("plot_curves", SCRIPT)
-plot_curves = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(plot_curves)
+SCRIPT = script_cli.SCRIPTS / "plot_curves.py"
+plot_curves = script_cli.load("plot_curves")
 
 TIME = "2026-01-02 03:04:05 | INFO | "
 HYDRA = "[2026-01-02 03:04:05,678]"

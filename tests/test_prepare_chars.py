@@ -105,7 +105,7 @@ def test_errors_replace(tmp_path, capsys, monkeypatch, size):
     assert "is not UTF-8, so this is no text; --bytes takes any file" in error_of(capsys, *options)
     assert run(*options, "--errors", "replace") == 0
     assert read_back(tmp_path / "dest", "train") == data.decode("utf-8", "replace")
-    assert "was prepared with options" in error_of(capsys, *options)
+    assert "was prepared with errors 'replace', not None" in error_of(capsys, *options)
     assert run(*options, "--errors", "replace") == 0
     assert "no meaning with --bytes" in error_of(capsys, *options, "--errors", "replace", "--bytes")
     nul = ["text", *write_splits(tmp_path, b"a\0b"), "--dest", tmp_path / "nul", "--errors", "replace"]

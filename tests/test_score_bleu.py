@@ -1,21 +1,19 @@
 """scripts/score_bleu.py: reading, figures against sacreBLEU's own, significance, and what is refused."""
 
-import importlib.util
 import json
 import os
 from pathlib import Path
 
 import pytest
+import script_cli
 from sacrebleu.metrics import BLEU, CHRF
 
 from rhhn_fairseq import cli
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.search import scoring
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "score_bleu.py"
-spec = importlib.util.spec_from_file_location("score_bleu", SCRIPT)
-score_bleu = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(score_bleu)
+SCRIPT = script_cli.SCRIPTS / "score_bleu.py"
+score_bleu = script_cli.load("score_bleu")
 
 REFERENCES = [
     "L'homme porte un chapeau.",

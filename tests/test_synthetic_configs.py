@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from cli import USER_DIR, run_module
+from cli import run_module
 from config_files import (
     ROOT,
     assert_has_every_option,
@@ -13,6 +13,7 @@ from config_files import (
     comment,
     composed,
     effective,
+    link_root,
     resolved,
 )
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
@@ -86,8 +87,7 @@ def test_evaluation_in_the_comment_is_of_the_best_checkpoint(path):
 @pytest.mark.slow
 def test_commands_in_the_comment_train_and_evaluate(tmp_path):
     path = ROOT / "configs" / "synthetic" / "lstm_copying_300_hdetach.yaml"
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    (tmp_path / "rhhn_fairseq").symlink_to(USER_DIR)
+    link_root(tmp_path)
     tiny = ["task.length=5", "task.epoch_updates=2", "task.valid_examples=10", "model.hidden_size=8"]
     arguments = [*command(path, "fairseq-hydra-train"), *tiny, "optimization.max_epoch=1"]
     run_module("fairseq_cli.hydra_train", arguments, cwd=tmp_path)

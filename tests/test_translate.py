@@ -1,7 +1,6 @@
 """scripts/translate.py and rhhn_fairseq.translate, with a model of fairseq's own that has learnt its text."""
 
 import hashlib
-import importlib.util
 import io
 import json
 import logging
@@ -14,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import script_cli
 import sentencepiece
 import torch
 from cli import USER_DIR, fairseq_train, run_module
@@ -28,10 +28,8 @@ from rhhn_fairseq.models.translation_loading import check_fingerprint, load_tran
 from rhhn_fairseq.search.scoring import read_translations
 from rhhn_fairseq.translate import EMPTY, SearchConfig, Translator, batches
 
-SCRIPT = Path(USER_DIR).parent / "scripts" / "translate.py"
-spec = importlib.util.spec_from_file_location("translate_script", SCRIPT)
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
+SCRIPT = script_cli.SCRIPTS / "translate.py"
+script = script_cli.load("translate")
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,11 @@
 """Writing from a handwriting model: what is drawn, how weights change, pictures, and scripts/write.py."""
 
 import dataclasses
-import importlib.util
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import script_cli
 import torch
 from matplotlib.image import imread
 from strokes_cli import random_rows
@@ -24,12 +23,9 @@ from rhhn_fairseq.writing.picture import column_changes, draw, output_paths
 from rhhn_fairseq.writing.prime import read_prime
 from rhhn_fairseq.writing.sampling import Hand, WritingConfig, Written, write
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "write.py"
+SCRIPT = script_cli.SCRIPTS / "write.py"
 SVG = "{http://www.w3.org/2000/svg}"
-
-spec = importlib.util.spec_from_file_location("write_script", SCRIPT)
-write_script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(write_script)
+write_script = script_cli.load("write")
 
 
 def _disturb(model, size=0.3):
