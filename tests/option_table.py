@@ -11,9 +11,7 @@ WORKS, REFUSED, MEANINGLESS = "works", "refused", "no meaning"
 GPU = "for GPUs; without an effect on a CPU"
 FSDP = "for fairscale's sharding, which --ddp-backend fully_sharded asks for"
 STAGES = "for models cut into stages, which no model here can be"
-UNUSED = "read by other tasks of fairseq's"
-TRAINING = "an option of training"
-SEARCH = "an option of a search"
+TRAINING = "goes with a training's --h-detach or --c-detach"
 
 # Refused by every program that has the option; the reason in a few words.
 REFUSALS = {
@@ -34,6 +32,12 @@ REFUSED_BY = {
     ("generate", "--constraints"): "stand in the input of fairseq-interactive",
     ("interactive", "--score-reference"): "the input has no references",
     ("generate", "--lm-path"): "a character model knows no pieces; for fairseq's own language models",
+    ("interactive", "--h-detach-final"): TRAINING,
+    ("interactive", "--c-detach-final"): TRAINING,
+    ("interactive", "--detach-until"): TRAINING,
+    ("generate", "--h-detach-final"): TRAINING,
+    ("generate", "--c-detach-final"): TRAINING,
+    ("generate", "--detach-until"): TRAINING,
     ("eval_lm", "--num-shards"): "a text is evaluated by one process",
 }
 # These programs take the option although it is refused in training.
@@ -41,7 +45,6 @@ IN_TRAINING = (
     "--fp16",
     "--memory-efficient-fp16",
     "--quantization-config-path",
-    "--pipeline-model-parallel",
 )
 TAKEN_BY = {
     (program, option)

@@ -334,6 +334,7 @@ VALUES = {
 }
 
 WITH = {
+    "--num-batch-buckets": ["--max-tokens", "100"],
     "--bpe": ["--sentencepiece-model", "PIECES"],
     "--embedding-dropout": ["--embed-dim", "4"],
     "--residual-from": ["--layers", "2"],

@@ -173,6 +173,9 @@ def command(program: str, task: str, option: str, place: Workplace) -> list[str]
     if option == "--max-tokens" and "--batch-size" in base:
         at = base.index("--batch-size")
         del base[at : at + 2]
+    if "--problem" in tried and "--length" in base:
+        at = base.index("--length")
+        del base[at : at + 2]
     return base + tried
 
 
@@ -182,8 +185,8 @@ def companions(program: str, task: str, option: str) -> list[str]:
         return []
     if (program, option) == ("interactive", "--batch-size"):
         return ["--buffer-size", "3"]
-    if option in ("--residual-from", "--layer-dropout") and task == "gnmt_translation":
-        return []
+    if (option, task) == ("--residual-from", "gnmt_translation"):
+        return ["--encoder-layers", "3", "--decoder-layers", "3", "--residual-from", "3"]
     return WITH.get(option, [])
 
 
