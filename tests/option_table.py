@@ -32,14 +32,14 @@ REFUSED_BY = {
     ("generate", "--constraints"): "stand in the input of fairseq-interactive",
     ("interactive", "--score-reference"): "the input has no references",
     ("generate", "--lm-path"): "a character model knows no pieces; for fairseq's own language models",
-    ("interactive", "--h-detach-final"): TRAINING,
-    ("interactive", "--c-detach-final"): TRAINING,
-    ("interactive", "--detach-until"): TRAINING,
-    ("generate", "--h-detach-final"): TRAINING,
-    ("generate", "--c-detach-final"): TRAINING,
-    ("generate", "--detach-until"): TRAINING,
     ("eval_lm", "--num-shards"): "a text is evaluated by one process",
 }
+DETACHING = ("--h-detach-final", "--c-detach-final", "--detach-anneal-updates", "--detach-until")
+OF_A_PROBLEM = ("--problem", "--copying-input", "--mnist-dir", "--mnist-split", "--permutation-seed")
+REFUSED_BY |= {
+    (program, option): TRAINING for program in ("generate", "interactive", "validate") for option in DETACHING
+}
+REFUSED_BY |= {("validate", option): "the problem is the checkpoint's" for option in OF_A_PROBLEM}
 # These programs take the option although it is refused in training.
 IN_TRAINING = (
     "--fp16",

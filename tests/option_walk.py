@@ -54,7 +54,11 @@ PARSERS = {
     "interactive": options.get_interactive_generation_parser,
     "validate": options.get_validation_parser,
 }
-OF_THE_MODEL = ("--h-detach-final", "--c-detach-final", "--detach-anneal-updates", "--detach-until")
+# Options of a task that go with others of the model or the problem, which only a training takes.
+OF_THE_TRAINING = (
+    *("--h-detach-final", "--c-detach-final", "--detach-anneal-updates", "--detach-until"),
+    *("--length", "--copying-input", "--mnist-dir", "--mnist-split", "--permutation-seed"),
+)
 # The tasks whose models a program is for.
 TASKS = {
     "train": tuple(ARCHITECTURES),
@@ -181,7 +185,7 @@ def command(program: str, task: str, option: str, place: Workplace) -> list[str]
 
 def companions(program: str, task: str, option: str) -> list[str]:
     """What stands beside the option. A training's options for its model are no others' options."""
-    if program != "train" and option in OF_THE_MODEL:
+    if program != "train" and option in OF_THE_TRAINING:
         return []
     if (program, option) == ("interactive", "--batch-size"):
         return ["--buffer-size", "3"]
