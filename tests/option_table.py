@@ -11,9 +11,7 @@ WORKS, REFUSED, MEANINGLESS = "works", "refused", "no meaning"
 GPU = "for GPUs; without an effect on a CPU"
 FSDP = "for fairscale's sharding, which --ddp-backend fully_sharded asks for"
 STAGES = "for models cut into stages, which no model here can be"
-UNUSED = "read by other tasks of fairseq's"
-TRAINING = "an option of training"
-SEARCH = "an option of a search"
+TRAINING = "goes with a training's --h-detach or --c-detach"
 
 # Refused by every program that has the option; the reason in a few words.
 REFUSALS = {
@@ -36,12 +34,17 @@ REFUSED_BY = {
     ("generate", "--lm-path"): "a character model knows no pieces; for fairseq's own language models",
     ("eval_lm", "--num-shards"): "a text is evaluated by one process",
 }
+DETACHING = ("--h-detach-final", "--c-detach-final", "--detach-anneal-updates", "--detach-until")
+OF_A_PROBLEM = ("--problem", "--copying-input", "--mnist-dir", "--mnist-split", "--permutation-seed")
+REFUSED_BY |= {
+    (program, option): TRAINING for program in ("generate", "interactive", "validate") for option in DETACHING
+}
+REFUSED_BY |= {("validate", option): "the problem is the checkpoint's" for option in OF_A_PROBLEM}
 # These programs take the option although it is refused in training.
 IN_TRAINING = (
     "--fp16",
     "--memory-efficient-fp16",
     "--quantization-config-path",
-    "--pipeline-model-parallel",
 )
 TAKEN_BY = {
     (program, option)

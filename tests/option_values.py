@@ -86,7 +86,6 @@ VALUES = {
     "--distributed-init-method": "PATH",
     "--distributed-port": "29555",
     "--device-id": "0",
-    "--local_rank": "0",
     "--distributed-no-spawn": "",
     "--ddp-backend": "legacy_ddp",
     "--ddp-comm-hook": "fp16",
@@ -99,7 +98,6 @@ VALUES = {
     "--broadcast-buffers": "",
     "--slowmo-momentum": "0.5",
     "--slowmo-base-algorithm": "sgp",
-    "--slowmo-algorithm": "sgp",
     "--localsgd-frequency": "2",
     "--nprocs-per-node": "1",
     "--pipeline-model-parallel": "",
@@ -138,9 +136,6 @@ VALUES = {
     "--force-anneal": "1",
     "--lr-shrink": "0.5",
     "--warmup-updates": "2",
-    "--total-num-update": "10",
-    "--end-learning-rate": "1e-5",
-    "--power": "2.0",
     # Checkpoints
     "--save-dir": "PATH",
     "--restore-file": "CHECKPOINT",
@@ -277,7 +272,6 @@ VALUES = {
     # Evaluation
     "--path": "CHECKPOINT",
     "--post-process": "sentencepiece",
-    "--remove-bpe": "sentencepiece",
     "--quiet": "",
     "--model-overrides": "{}",
     "--results-path": "PATH",
@@ -334,6 +328,7 @@ VALUES = {
 }
 
 WITH = {
+    "--num-batch-buckets": ["--max-tokens", "100"],
     "--bpe": ["--sentencepiece-model", "PIECES"],
     "--embedding-dropout": ["--embed-dim", "4"],
     "--residual-from": ["--layers", "2"],

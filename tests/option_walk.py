@@ -54,7 +54,11 @@ PARSERS = {
     "interactive": options.get_interactive_generation_parser,
     "validate": options.get_validation_parser,
 }
-OF_THE_MODEL = ("--h-detach-final", "--c-detach-final", "--detach-anneal-updates", "--detach-until")
+# Options of a task that go with others of the model or the problem, which only a training takes.
+OF_THE_TRAINING = (
+    *("--h-detach-final", "--c-detach-final", "--detach-anneal-updates", "--detach-until"),
+    *("--length", "--copying-input", "--mnist-dir", "--mnist-split", "--permutation-seed"),
+)
 # The tasks whose models a program is for.
 TASKS = {
     "train": tuple(ARCHITECTURES),
@@ -173,17 +177,20 @@ def command(program: str, task: str, option: str, place: Workplace) -> list[str]
     if option == "--max-tokens" and "--batch-size" in base:
         at = base.index("--batch-size")
         del base[at : at + 2]
+    if "--problem" in tried and "--length" in base:
+        at = base.index("--length")
+        del base[at : at + 2]
     return base + tried
 
 
 def companions(program: str, task: str, option: str) -> list[str]:
     """What stands beside the option. A training's options for its model are no others' options."""
-    if program != "train" and option in OF_THE_MODEL:
+    if program != "train" and option in OF_THE_TRAINING:
         return []
     if (program, option) == ("interactive", "--batch-size"):
         return ["--buffer-size", "3"]
-    if option in ("--residual-from", "--layer-dropout") and task == "gnmt_translation":
-        return []
+    if (option, task) == ("--residual-from", "gnmt_translation"):
+        return ["--encoder-layers", "3", "--decoder-layers", "3", "--residual-from", "3"]
     return WITH.get(option, [])
 
 

@@ -14,11 +14,15 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
+from option_walk import Workplace
+from programs import run
 from tiny_char_lm import write_corpus
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
 from rhhn_fairseq.adaptations.hydra_recipes import fill_tree
 from rhhn_fairseq.adaptations.recipes import fill, given_options, recipe_of
+from rhhn_fairseq.data.corpora import text_files
+from rhhn_fairseq.data.prepare import prepare
 from rhhn_fairseq.models import char_lm_table, classifier_table, gnmt_table, handwriting_table
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.
@@ -260,3 +264,38 @@ def test_hydra_trains_an_architecture_alone(corpus, tmp_path):
     assert cfg.optimization.clip_norm == 10.0
     assert cfg.optimization.lr == cfg.optimizer.lr == cfg.lr_scheduler.lr == [1e-3]
     assert (cfg.optimization.max_epoch, cfg.dataset.batch_size_valid) == (0, 2)
+
+
+SHRUNK = ["--hidden-size", "4"]
+SHRUNK_GNMT = ["--embed-dim", "4", "--encoder-layers", "2", "--decoder-layers", "2", "--max-update", "1"]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """Data in which every recipe's update has its symbols."""
+    place = Workplace(tmp_path_factory.mktemp("workplace"))
+    texts = {}
+    for split, lines in (("train", 2000), ("valid", 20), ("test", 20)):
+        texts[split] = [place.folder / f"{split}.txt"]
+        texts[split][0].write_text("weights that change as the network reads\n" * lines)
+    place.data["char_lm"] = str(place.folder / "long")
+    prepare(text_files(texts, False), place.folder / "long")
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [*ARCHITECTURES, *BASES])
+def test_every_architecture_trains_with_nothing_else(arch, workplace, tmp_path):
+    """But for sizes and a length that suit a test."""
+    task = recipe_of(arch, {})["task"]
+    line = [*workplace.data_of(task), "--arch", arch, *SHRUNK, "--max-update", "1", "--cpu"]
+    if task == "gnmt_translation":
+        line += SHRUNK_GNMT
+    if "hyper" in arch or arch == "char_lm":
+        line += ["--hyper-size", "4"]
+    if recipe_of(arch, {}).get("problem") == "mnist":
+        line += ["--mnist-dir", workplace.place("MNIST", task), "--mnist-split", "t10k:30/10/10"]
+    outcome = run("train", [*line, "--save-dir", tmp_path])
+    assert outcome.kind == "works", outcome.text
+    state = load_checkpoint_to_cpu(str(tmp_path / "checkpoint_best.pt"))
+    assert state["optimizer_history"][-1]["num_updates"] == 1

@@ -77,7 +77,10 @@ REFUSALS = (
     ),
     Refusal(
         "--pipeline-model-parallel",
-        lambda args: getattr(args, "pipeline_model_parallel", False) and _trains_ours(args),
+        lambda args: (
+            getattr(args, "pipeline_model_parallel", False)
+            and (_trains_ours(args) or not (args.pipeline_balance or args.pipeline_encoder_balance))
+        ),
         "cuts a model of fairseq's own into stages; no model here can be cut, use torchrun for several GPUs",
     ),
     Refusal(
@@ -125,6 +128,11 @@ REFUSALS = (
         "--batch-size",
         lambda args: _reads_input(args) and (args.batch_size or 0) > max(args.buffer_size, 1),
         "must not be larger than --buffer-size, the sentences that are read at a time",
+    ),
+    Refusal(
+        "--num-batch-buckets",
+        lambda args: getattr(args, "num_batch_buckets", 0) and args.max_tokens is None,
+        "fills batches of a few lengths with symbols, and needs --max-tokens",
     ),
     Refusal(
         "--sampling",
