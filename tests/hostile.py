@@ -17,7 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import sentencepiece
+import tiny_handwriting
 from forks import ROOT, Outcome, Programs
+
+from rhhn_fairseq.models.handwriting import HandwritingConfig
 
 WORDS = ("one two three four five six cat dog", "un deux trois quatre cinq six chat chien")
 SPLITS = {"train": 60, "valid": 8, "test": 8}
@@ -170,6 +173,8 @@ class World:
             if outcome.status:
                 raise RuntimeError(outcome.stdout + outcome.stderr)
             (scene.here / "saved/checkpoint_last.pt").rename(self.checkpoints / f"{name}.pt")
+        handwriting = HandwritingConfig(cell="lstm", hidden_size=8, mixtures=2)
+        tiny_handwriting.save(tiny_handwriting.build(), handwriting, self.checkpoints / "handwriting.pt")
         self.digest = self._digest()
 
     def scene(self, name: str) -> Scene:

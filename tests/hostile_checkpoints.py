@@ -211,6 +211,12 @@ COMMANDS = {
     "write": ("write.py", "char_lm", lambda s, path: [path, "--text", "a", "--points", 3]),
     "resume": ("train", "gnmt", lambda s, path: training(s, "--restore-file", path, "--max-update", 4)),
 }
+WRITING = [
+    *("weights on the meta device", "NaN weights", "a weight of terabytes", "a weight of another shape"),
+    *("a weight missing", "model a list", "code", "cfg None", "cfg a string", "cfg.model of no known name"),
+    *("cfg.model of absurd width", "cfg.model of huge width", "cfg.model of absurd depth"),
+    *("cfg.model a width of text", "cfg.model a dangling reference", "cfg.model None"),
+]
 # What a program does not look at, and so may accept.
 UNREAD = {
     "write": {
@@ -267,5 +273,11 @@ def checkpoint_cases() -> list[Case]:
             cases.append(
                 Case(f"checkpoint/{name}/file {kind}", program, _file(model, command, damage), slow=slow)
             )
+    write = lambda s, path: [path, "--lines", 1, "--points", 3]  # noqa: E731
+    for kind in WRITING:
+        made = _form("handwriting", write, (FORMS | CONFIGURATIONS)[kind])
+        cases.append(Case(f"handwriting/write/{kind}", "write.py", made, slow=True))
+    good = Case("control/write", "write.py", _form("handwriting", write, lambda state: state), harmless=True)
+    cases.append(good)
     cases += [Case(f"checkpoint/{kind}", program, arguments) for kind, (program, arguments) in OTHER.items()]
     return cases

@@ -143,6 +143,12 @@ MISTAKES = (
         r"Incorrect encoding detected in (.*), please rebuild",
         r"\1: is not UTF-8; prepare the data again",
     ),
+    Mistake(
+        "RuntimeError",
+        r"torch\.nn\.modules\.module",
+        r"Error\(s\) in loading state_dict for \w+:\s*(.{1,200})",
+        r"the checkpoint does not fit its model: \1",
+    ),
     # Batches and sizes.
     Mistake("AssertionError", r"fairseq_cli\..*", r"(\S.*)", r"\1"),
     Mistake("ValueError", r"fairseq_cli\..*|numpy.*", r"(Seed must be between .*)", r"common.seed: \1"),

@@ -1,12 +1,15 @@
 """Loading trained handwriting models for use outside of fairseq's own programs; they need no data."""
 
 import dataclasses
+import os
 
 import torch
 from fairseq import checkpoint_utils
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from omegaconf import OmegaConf
 
+from rhhn_fairseq.adaptations.forms import allowance
+from rhhn_fairseq.adaptations.ranges import check
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.handwriting import Handwriting
@@ -34,7 +37,10 @@ def load_handwriting(path: str) -> tuple[Handwriting, str | None]:
     if "statistics" not in weights or "symbol_codes" not in weights:
         raise UsageError(f"{path} is not a checkpoint of a handwriting model: no statistics in it")
     symbols = "".join(map(chr, weights["symbol_codes"].tolist()))
-    built = kind(config, Normalisation.from_bits(weights["statistics"].numpy()), symbols, 0.0)
+    check({f"model.{key}": value for key, value in model.items()})
+    refusal = f"checkpoint {path}: its configuration asks for a model far larger than its weights"
+    with allowance(4 * os.path.getsize(path) + (1 << 24), refusal):
+        built = kind(config, Normalisation.from_bits(weights["statistics"].numpy()), symbols, 0.0)
     built.load_state_dict(weights)
     for name, parameter in built.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
