@@ -6,8 +6,10 @@ import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from torch import nn
 
+from rhhn_fairseq.cells.base import Cell, explain
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models import char_lm_table, classifier_table, gnmt_table, handwriting_table
+from rhhn_fairseq.ops.backends import format_rows
 
 OF_PROBLEMS = classifier_table.ARCHITECTURES
 ARCHITECTURES = (
@@ -77,4 +79,25 @@ def describe(arch: str, vocab_size: int | None = None) -> str:
             lines.append(f"expected:   {row.parameters:,} ({same})")
         if row.reported():
             lines.append(f"paper:      {row.reported()}")
+    return "\n".join(lines)
+
+
+def describe_backends(arch: str, vocab_size: int | None = None, device: str = "cpu") -> str:
+    """Which backend runs the cells of an architecture in training and in decoding, and why not the others.
+
+    Args:
+        arch, vocab_size: see ``build_empty``, also for errors. device: where the model would be.
+    """
+    cells = {}
+    for module in build_empty(arch, vocab_size).modules():
+        if isinstance(module, Cell):
+            cells.setdefault((type(module).__name__, module.config.hidden_size), module)
+    lines = []
+    for (name, units), cell in cells.items():
+        for mode, T, B in (("training", 100, 128), ("decoding", 1, 5)):
+            cell.train(mode == "training")
+            with torch.set_grad_enabled(mode == "training"):
+                rows = explain(cell, T, B, device)
+            lines.append(f"{name} of {units} units, {mode} with T={T}, B={B} on {device}:")
+            lines.append(format_rows(rows))
     return "\n".join(lines)

@@ -335,7 +335,7 @@ def rounding(device: torch.device) -> str | None:
     return None if gemm.matmul_precision(device.type) == "highest" else "precision"
 
 
-def names_of(rows: Sequence[tuple[str, bool, str]]) -> str:
+def format_rows(rows: Sequence[tuple[str, bool, str]]) -> str:
     """``explain``'s rows as lines for a person, the one that runs marked."""
     width = max(len(name) for name, _, _ in rows)
-    return "\n".join(f"{'*' if runs else ' '} {name:{width}}  {reason}" for name, runs, reason in rows)
+    return "\n".join(f"  {'*' if runs else ' '} {name:{width}}  {reason}" for name, runs, reason in rows)
