@@ -68,7 +68,7 @@ REFUSALS = (
     ),
     Refusal(
         "--memory-efficient-fp16",
-        lambda args: hasattr(args, "arch") and args.memory_efficient_fp16 and _on_cpu(args),
+        lambda args: hasattr(args, "max_update") and args.memory_efficient_fp16 and _on_cpu(args),
         "trains on a GPU only; on a CPU use --bf16, or neither for float32",
     ),
     Refusal(
