@@ -228,7 +228,9 @@ def check_options() -> bool:
         namespace = found[0] if isinstance(found, tuple) else found
         given = vars(namespace)
         check({"--" + name.replace("_", "-"): value for name, value in given.items()})
-        check_combination(given.get("task"), given.get("arch"), given.get("criterion"))
+        # What evaluates has a criterion too, which it does not use.
+        criterion = given.get("criterion") if "max_update" in given else None
+        check_combination(given.get("task"), given.get("arch"), criterion)
         return found
 
     @functools.wraps(setup)
@@ -242,8 +244,9 @@ def check_options() -> bool:
             root = cfg._get_root()
             if "common" in root:
                 check(options_of(root))
-                names = (getattr(root.get(part), "_name", None) for part in ("task", "model", "criterion"))
-                check_combination(*names)
+                training = root.common_eval.path is None
+                sections = ("task", "model", "criterion") if training else ("task", "model")
+                check_combination(*(getattr(root.get(section), "_name", None) for section in sections))
         return setup(cfg, **kwargs)
 
     options.parse_args_and_arch, tasks.setup_task = parse_args_and_arch, setup_task
