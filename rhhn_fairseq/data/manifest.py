@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from rhhn_fairseq.data.files import refuse_endless
 from rhhn_fairseq.errors import UsageError
 
 MANIFEST_NAME = "manifest.json"
@@ -20,6 +21,7 @@ def read_manifest(data_dir: Path) -> dict | None:
     Raises UsageError where the file cannot be read or is not such a manifest.
     """
     path = Path(data_dir) / MANIFEST_NAME
+    refuse_endless(path)
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -27,7 +29,7 @@ def read_manifest(data_dir: Path) -> dict | None:
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
     # Both JSONDecodeError and UnicodeDecodeError are ValueErrors.
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: is not JSON ({error}); prepare the corpus again with --force") from error
     problem = _problem(manifest)
     if problem:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rhhn_fairseq.data.files import refuse_endless
 from rhhn_fairseq.data.manifest import DICTIONARY_NAME, MODES, read_manifest
 from rhhn_fairseq.errors import UsageError
 
@@ -249,6 +250,7 @@ def text_codes(text: str) -> np.ndarray:
 
 def _read_symbols(path: Path) -> list[str]:
     """The escaped symbols of a dict.txt, read by the rules of fairseq's Dictionary."""
+    refuse_endless(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
