@@ -157,6 +157,8 @@ def check(options: Mapping[str, object]) -> None:
             # A NaN is no number that any option could want.
             if math.isnan(number) or (allowed is not None and number not in allowed):
                 raise UsageError(f"{name} {_shown(value)} is not possible: {allowed or FINITE}")
+        if _plain(name) == "adam_betas" and isinstance(value, str) and len(list(_numbers(value))) != 2:
+            raise UsageError(f"{name} {value} is not possible: two numbers such as (0.9, 0.999)")
         if name.endswith(("eval_bleu_args", "eval-bleu-args")) and value:
             check(_json(name, value))
     values = {_plain(name): value for name, value in options.items()}
