@@ -50,6 +50,16 @@ def open_regular(path: str | Path) -> Iterator[BinaryIO]:
             yield file
 
 
+def refuse_endless(path: str | Path) -> None:
+    """Raises UsageError for a pipe, a socket or a device. What is missing is left to whoever opens it."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UsageError(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}, expected a file")
+
+
 def read_regular(path: str | Path, limit: int) -> bytes:
     """The content of a regular file of at most ``limit`` bytes. Raises UsageError."""
     with open_regular(path) as file:

@@ -99,8 +99,8 @@ def write_pairs(folder: Path) -> Path:
 
 def write_chars(folder: Path) -> Path:
     """A text as scripts/prepare_chars.py prepares it; its directory."""
-    from rhhn_fairseq.data.corpora import text_files
-    from rhhn_fairseq.data.prepare import prepare
+    from rhhn_fairseq.data.text.corpora import text_files
+    from rhhn_fairseq.data.text.prepare import prepare
 
     files = {}
     for split in SPLITS:

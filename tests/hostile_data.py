@@ -129,7 +129,8 @@ PLACES = {
 CHAR_FILES = {
     "dict.txt": DICTIONARY,
     "manifest.json": {
-        **ODD,
+        # Without a manifest a directory is read as text.
+        **{kind: damage for kind, damage in ODD.items() if kind != "missing"},
         "empty": lambda d, f: write(d, f, b""),
         "garbage": lambda d, f: write(d, f, b"\xff\x00{"),
         "a list": lambda d, f: write(d, f, b"[1]"),

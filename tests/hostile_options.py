@@ -139,7 +139,7 @@ dataset.num_workers=500
 optimization.max_epoch=-1; common.seed=-1; task._name=char_lmm; model._name=char_lmn; criterion._name=nope
 optimizer._name=adm; lr_scheduler._name=fixd; dataset.batch_size=0; dataset.batch_size=null
 task.data=nowhere
-model.hidden_size=0; +model.hiden_size=8; task.batching=nope; dataset.valid_subset=nope
+model.hidden_size=0; +model.hiden_size=8; +task.batching=nope; dataset.valid_subset=nope
 common.log_interval=0
 +optimizer.adam_betas=[0.9,2]; checkpoint.save_interval=-1; optimization.update_freq=[0]
 """

@@ -32,6 +32,9 @@ REFUSED_BY = {
     ("generate", "--constraints"): "stand in the input of fairseq-interactive",
     ("interactive", "--score-reference"): "the input has no references",
     ("generate", "--lm-path"): "a character model knows no pieces; for fairseq's own language models",
+    ("generate", "--print-step"): "for models that are not autoregressive",
+    ("generate", "--retain-iter-history"): "for models that are not autoregressive",
+    ("eval_lm", "--post-process"): "characters are not joined",
     ("eval_lm", "--num-shards"): "a text is evaluated by one process",
 }
 DETACHING = ("--h-detach-final", "--c-detach-final", "--detach-anneal-updates", "--detach-until")

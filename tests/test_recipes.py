@@ -16,8 +16,8 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 from option_walk import Workplace
 from programs import run
-from rhhn_fairseq.data.corpora import text_files
-from rhhn_fairseq.data.prepare import prepare
+from rhhn_fairseq.data.text.corpora import text_files
+from rhhn_fairseq.data.text.prepare import prepare
 from tiny_char_lm import write_corpus
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)

@@ -92,7 +92,7 @@ def load_weights_only() -> bool:
 
 def name_missing_file() -> bool:
     """A checkpoint that is missing or may not be read ends in one line instead of a traceback."""
-    from fairseq import checkpoint_utils, models
+    from fairseq import checkpoint_utils
 
     load_to_cpu = checkpoint_utils.load_checkpoint_to_cpu
     load_ensemble = checkpoint_utils.load_model_ensemble_and_task
@@ -100,13 +100,10 @@ def name_missing_file() -> bool:
     @functools.wraps(load_to_cpu)
     def load_checkpoint_to_cpu(path, *args, **kwargs):
         try:
-            state = load_to_cpu(path, *args, **kwargs)
+            return load_to_cpu(path, *args, **kwargs)
         except OSError as error:
             reason = error.strerror or str(error)
             raise UsageError(f"checkpoint {path} cannot be read: {reason}") from error
-        if state.get("args") is not None:
-            require_known("model", state["args"].arch, {*models.MODEL_REGISTRY, *models.ARCH_MODEL_REGISTRY})
-        return state
 
     @functools.wraps(load_ensemble)
     def load_model_ensemble_and_task(*args, **kwargs):

@@ -51,4 +51,4 @@ def require_known(kind: str, name: object, known: Collection[str]) -> None:
     if not name:
         raise UsageError(f"the configuration names no {kind}: its {kind}._name is missing")
     if name not in known:
-        raise UsageError(f"there is no {kind} {name!r}: {nearest(name, known)}")
+        raise UsageError(f"there is no {kind} {name!r}: {nearest(name, known) or 'see --help'}")

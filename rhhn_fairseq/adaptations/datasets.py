@@ -7,12 +7,12 @@ in the place of a file never ends.
 
 import functools
 import os
-import stat
 import struct
 
 import numpy as np
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import refuse_endless
 
 MAGIC = b"MMIDIDX\0\0"
 # Of fairseq's older and its compressed formats, which are left to fairseq.
@@ -24,19 +24,12 @@ TYPES |= {9: np.uint32, 10: np.uint64}
 
 def require_file(path: str) -> int:
     """The size of a file in bytes. Raises UsageError if it cannot be read or is no regular file."""
+    refuse_endless(path)
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            status = os.fstat(file.fileno())
+        with open(path, "rb") as file:
+            return os.fstat(file.fileno()).st_size
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise UsageError(f"{path}: is no file")
-    return status.st_size
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    # Without this flag, to open a pipe is to wait for somebody who writes to it.
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def check_indexed(prefix: str, entries: int | None) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch.overrides import TorchFunctionMode
 
+from rhhn_fairseq.adaptations.combinations import require_known
 from rhhn_fairseq.errors import UsageError
 
 NONE = type(None)
@@ -71,6 +72,8 @@ def check_state(name: str, state) -> None:
     Raises:
         UsageError: it is no checkpoint, or a part of it is not of the form that fairseq gives it.
     """
+    from fairseq import models
+
     if not (isinstance(state, dict) and "model" in state):
         raise UsageError(f"{name} is not a fairseq checkpoint: it holds no 'model'")
     _check_depth(name, state)
@@ -87,6 +90,8 @@ def check_state(name: str, state) -> None:
     args = state.get("args")
     if args is not None and not (isinstance(getattr(args, "arch", None), str) and hasattr(args, "task")):
         raise UsageError(f"checkpoint {name}: its args lack the architecture or the task")
+    if args is not None:
+        require_known("model", args.arch, {*models.MODEL_REGISTRY, *models.ARCH_MODEL_REGISTRY})
     for key, weight in state["model"].items():
         problem = _problem(key, weight)
         if problem:

@@ -36,7 +36,7 @@ class Mistake:
         if found is None:
             return None
         text = found.expand(self.line) if isinstance(self.line, str) else self.line(error, found)
-        return " ".join(text.split())
+        return " ".join(text.split()).rstrip(":,; ")
 
 
 def describe(error: BaseException) -> str | None:

@@ -157,6 +157,8 @@ def check(options: Mapping[str, object]) -> None:
             # A NaN is no number that any option could want.
             if math.isnan(number) or (allowed is not None and number not in allowed):
                 raise UsageError(f"{name} {_shown(value)} is not possible: {allowed or FINITE}")
+        if _plain(name) == "adam_betas" and isinstance(value, str) and len(list(_numbers(value))) != 2:
+            raise UsageError(f"{name} {value} is not possible: two numbers such as (0.9, 0.999)")
         if name.endswith(("eval_bleu_args", "eval-bleu-args")) and value:
             check(_json(name, value))
     values = {_plain(name): value for name, value in options.items()}
@@ -228,7 +230,9 @@ def check_options() -> bool:
         namespace = found[0] if isinstance(found, tuple) else found
         given = vars(namespace)
         check({"--" + name.replace("_", "-"): value for name, value in given.items()})
-        check_combination(given.get("task"), given.get("arch"), given.get("criterion"))
+        # What evaluates has a criterion too, which it does not use.
+        criterion = given.get("criterion") if "max_update" in given else None
+        check_combination(given.get("task"), given.get("arch"), criterion)
         return found
 
     @functools.wraps(setup)
@@ -242,8 +246,9 @@ def check_options() -> bool:
             root = cfg._get_root()
             if "common" in root:
                 check(options_of(root))
-                names = (getattr(root.get(part), "_name", None) for part in ("task", "model", "criterion"))
-                check_combination(*names)
+                training = root.common_eval.path is None
+                sections = ("task", "model", "criterion") if training else ("task", "model")
+                check_combination(*(getattr(root.get(section), "_name", None) for section in sections))
         return setup(cfg, **kwargs)
 
     options.parse_args_and_arch, tasks.setup_task = parse_args_and_arch, setup_task

@@ -142,7 +142,8 @@ def fill_in_command_line() -> bool:
     def parse_args_and_arch(
         parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
     ):
-        trains = any(action.dest == "arch" for action in parser._actions)
+        # fairseq-generate has an --arch as well, which it does not read.
+        trains = any(action.dest == "max_update" for action in parser._actions)
         if suppress_defaults or not trains:
             return inner(parser, input_args, parse_known, suppress_defaults, modify_parser)
         filler = _Filler(input_args, modify_parser)

@@ -14,6 +14,8 @@ import torch
 
 from rhhn_fairseq.errors import UsageError
 
+JOINED_BY_EVAL_LM = (None, "subword_nmt", "@@ ")
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -49,6 +51,10 @@ def _on_cpu(args: Namespace) -> bool:
     return args.cpu or not torch.cuda.is_available()
 
 
+def _translates_once(args: Namespace) -> bool:
+    return _searches_data(args) and args.task in ("translation", "gnmt_translation")
+
+
 def _reads_input(args: Namespace) -> bool:
     """Whether this is fairseq-interactive."""
     return hasattr(args, "buffer_size")
@@ -62,7 +68,7 @@ REFUSALS = (
     ),
     Refusal(
         "--memory-efficient-fp16",
-        lambda args: hasattr(args, "arch") and args.memory_efficient_fp16 and _on_cpu(args),
+        lambda args: hasattr(args, "max_update") and args.memory_efficient_fp16 and _on_cpu(args),
         "trains on a GPU only; on a CPU use --bf16, or neither for float32",
     ),
     Refusal(
@@ -128,6 +134,21 @@ REFUSALS = (
         "--batch-size",
         lambda args: _reads_input(args) and (args.batch_size or 0) > max(args.buffer_size, 1),
         "must not be larger than --buffer-size, the sentences that are read at a time",
+    ),
+    Refusal(
+        "--print-step",
+        lambda args: _translates_once(args) and args.print_step,
+        "is for models that refine a translation in steps; these write it once, from left to right",
+    ),
+    Refusal(
+        "--retain-iter-history",
+        lambda args: _translates_once(args) and args.retain_iter_history,
+        "is for models that refine a translation in steps; these write it once, from left to right",
+    ),
+    Refusal(
+        "--post-process",
+        lambda args: hasattr(args, "output_word_probs") and args.post_process not in JOINED_BY_EVAL_LM,
+        "in fairseq-eval-lm joins the pieces of subword_nmt only; leave it out for a model of characters",
     ),
     Refusal(
         "--num-batch-buckets",

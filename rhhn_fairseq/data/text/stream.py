@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import refuse_endless
 
 # An item holds at most this many symbols, so that a text without newlines can be read in pieces.
 LONGEST_ITEM = 65_536
@@ -227,6 +228,7 @@ def _size(path: Path) -> int:
 
 
 def _open(path: Path):
+    refuse_endless(path)
     try:
         return path.open("rb")
     except OSError as error:

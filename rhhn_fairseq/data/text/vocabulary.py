@@ -18,6 +18,7 @@ import numpy as np
 from rhhn_fairseq.data.common.sources import text_codes
 from rhhn_fairseq.data.text.manifest import CHARACTERS, DICTIONARY_NAME, MODES
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import refuse_endless
 
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 EOS = 2
@@ -243,6 +244,7 @@ class IncrementalDecoder:
 
 def _read_symbols(path: Path) -> list[str]:
     """The escaped symbols of a dict.txt, read by the rules of fairseq's Dictionary."""
+    refuse_endless(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
