@@ -16,7 +16,6 @@ from rhhn_fairseq.adaptations import (
     alignments,
     averages,
     checkpoints,
-    config_files,
     datasets,
     divergence,
     hydra_recipes,
@@ -101,7 +100,6 @@ ADAPTATIONS = (
     logs.restore_root_logger,
     logs.repair_inf_score_record,
     logs.silence_known_warnings,
-    config_files.refuse_repeated_values,
 )
 
 _applied: set[str] = set()

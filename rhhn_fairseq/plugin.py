@@ -8,7 +8,7 @@ import importlib.util
 import pkgutil
 
 from rhhn_fairseq import compat
-from rhhn_fairseq.ops.gemm import check_policy, set_matmul_precision
+from rhhn_fairseq.ops import gemm
 
 SUBPACKAGES = ("optim", "criterions", "tasks", "models")
 
@@ -28,7 +28,8 @@ def import_modules(package: str) -> list[str]:
 
 
 compat.apply()
-set_matmul_precision()
-check_policy()
 for subpackage in SUBPACKAGES:
     import_modules(f"{__package__}.{subpackage}")
+# After the imports, because another thread may still be importing this module.
+gemm.set_matmul_precision()
+gemm.check_policy()

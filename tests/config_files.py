@@ -87,7 +87,6 @@ def recipe_values(path: Path) -> dict:
         if given != usual and given != {}:
             sections[section] = given
     # A file may say it or not: only one value is possible.
-    sections["model"].pop("hyper_rank", None)
     return sections
 
 
@@ -142,7 +141,7 @@ def train_tiny(path: Path, root: Path, sizes: dict) -> dict:
 
 def assert_has_every_option(model, base: type) -> None:
     """Hydra overrides what a file gives by its name; what it does not give needs a plus sign."""
-    own = [key for key in cell_options(model.cell) if key in CELL_OPTIONS and key != "hyper_rank"]
+    own = [key for key in cell_options(model.cell) if key in CELL_OPTIONS]
     names = [spec.name for spec in dataclasses.fields(base) if spec.name != "_name"]
     assert set(model) == {"_name", *names, *own}
     assert None not in model.values()

@@ -166,4 +166,4 @@ def test_command_line(tiny_corpus, tmp_path):
 def test_command_line_refuses_in_one_line(tiny_corpus, tmp_path):
     result = fairseq_train([*tiny_lstm(tiny_corpus, tmp_path, "adam_l1"), "--lr", -1], check=False)
     assert result.returncode == 1
-    assert result.stderr == "error: --lr -1.0 must be 0 or more\n"
+    assert result.stderr == "error: --lr -1.0 is not possible: more than 0\n"

@@ -3,7 +3,6 @@
 On the CPU they are imitated, see graph_imitation.py.
 """
 
-import os
 
 import pytest
 from graph_imitation import count, imitated_graphs
@@ -76,13 +75,13 @@ def test_they_are_wanted_for_their_contenders_alone(monkeypatch):
     monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
 
-    def environment():
-        return os.environ.get("RHHN_KERNEL"), os.environ.get(policy.CUDA_GRAPHS)
+    def settings():
+        return policy.current().kernel, policy.current().graphs
 
-    for backend, expected in (("aten", ("aten", "0")), ("aten+graphs", ("aten", "1")), (None, (None, None))):
+    for backend, expected in (("aten", ("aten", False)), ("aten+graphs", ("aten", True)), (None, (None, False))):
         with machine.forced(backend):
-            assert environment() == expected
-        assert environment() == (None, "1")
+            assert settings() == expected
+        assert settings() == (None, True)
 
 
 def test_on_the_cpu_there_are_none():

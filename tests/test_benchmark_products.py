@@ -13,7 +13,7 @@ from rhhn_fairseq.ops.gemm import available
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "bench.py"
 
-NAMES = ["x w", "x w laid out", "dy w'", "dy w' laid out", "x' dy"]
+NAMES = ["x w", "x w packed", "dy w'", "dy w' packed", "x' dy"]
 
 
 def test_report(tmp_path, capsys):
@@ -48,7 +48,7 @@ def test_each_is_made_by_what_it_is_said_to_be_made_by(monkeypatch):
 
 
 def test_a_wrong_product_is_not_timed(monkeypatch):
-    monkeypatch.setattr(products, "multiply", lambda by, x, w, out: torch.mm(x, w, out=out).mul_(1.01))
+    monkeypatch.setattr(products.gemm, "mm", lambda x, w, out: torch.mm(x, w, out=out).mul_(1.01))
     with pytest.raises(UsageError, match="x w of 8x16x48 by .* is wrong and will not be timed"):
         products.run(products.Config(**products.SMOKE, threads=1))
 

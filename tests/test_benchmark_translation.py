@@ -79,13 +79,13 @@ def test_types():
 @pytest.mark.skipif(not native.multiplies(), reason="needs the compiled kernels and AVX2")
 def test_wrong_products_of_decoding_are_found(monkeypatch):
     """They are of no use in training, which a check of training would not see."""
-    product = native.product
+    product = native.multiply_few_rows
 
     def wrong(x, w, add, y):
         product(x, w, add, y)
         y.mul_(1.05)
 
-    monkeypatch.setattr(native, "product", wrong)
+    monkeypatch.setattr(native, "multiply_few_rows", wrong)
     gnmt_train.run(gnmt_train.Config(**gnmt_train.SMOKE, threads=1))
     with pytest.raises(UsageError, match="lstm_gnmt_small preferred is wrong .*scores of 1 sentences"):
         gnmt_decode.run(gnmt_decode.Config(**gnmt_decode.SMOKE, threads=1))

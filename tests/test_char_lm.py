@@ -104,7 +104,6 @@ def test_embedding_dropout_drops_whole_symbols_in_training(corpus):
             "--hyper-embed-size is not an option of the cell lstm, it has .*--zoneout|--hyper-size",
         ),
         ({"cell": "hyperrhn", "hyper_embed_size": None, "hyper_size": 13}, "hyper_size=13 is larger than"),
-        ({"cell": "hyperrhn", "hyper_embed_size": None, "hyper_rank": 0}, "hyper_rank=0"),
         ({"embed_dim": -1}, "--embed-dim -1"),
         ({"input_dropout": 1.0}, "input_dropout=1.0"),
         ({"embedding_dropout": 1.0}, r"--embedding-dropout 1.0 is not in \[0, 1\)"),

@@ -198,7 +198,7 @@ def test_other_pieces_are_refused(corpus, trained, tmp_path):
     assert "another sentencepiece model (SHA-256 abababababab... there, cdcdcdcdcdcd" in failed.stderr
     (other / "manifest.json").write_text("{")
     failed = _generate(other, path=trained / "checkpoint_best.pt", check=False)
-    assert failed.stderr.splitlines()[-1].startswith(f"error: {other}/manifest.json: cannot be read as JSON")
+    assert failed.stderr.splitlines()[-1].startswith(f"error: {other}/manifest.json: is not JSON")
 
 
 def test_two_workers_train_what_update_freq_two_trains(corpus, tmp_path):

@@ -100,5 +100,5 @@ def test_limited_address_space_is_not_reserved():
 
 
 def test_other_words_are_refused():
-    result = python("import fairseq, rhhn_fairseq", RHHN_KEEP_MEMORY="yes")
+    result = python("import fairseq_cli.train, rhhn_fairseq", RHHN_KEEP_MEMORY="yes")
     assert result.returncode and "RHHN_KEEP_MEMORY=yes is unknown, choose from 0, 1" in result.stderr

@@ -74,6 +74,8 @@ def losses(corpus, folder, *options, graphs=0):
     batch = ["--max-tokens", 400, "--optimizer", "adam", "--lr", 0.01, "--clip-norm", 5, "--max-update", 8]
     logs = ["--log-format", "json", "--log-interval", 1, "--save-dir", folder, "--disable-validation"]
     model = ["--arch", "lstm_gnmt_small", *sizes, "--dropout", 0, "--seed", 1]
+    # What learns within eight updates.
+    model += ["--criterion", "cross_entropy", "--lr-scheduler", "fixed"]
     said = program("train", corpus, *model, *batch, *logs, *options, graphs=graphs)
     return [record["loss"] for record in json_log(said) if record["tag"] == "train_inner"]
 

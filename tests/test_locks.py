@@ -104,7 +104,7 @@ def test_a_refused_preparation_leaves_no_directory(tmp_path, capsys):
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("corpus", ["data", "data.parallel", "data.strokes"])
+@pytest.mark.parametrize("corpus", ["data.text", "data.parallel", "data.strokes"])
 def test_every_preparation_is_alone(tmp_path, monkeypatch, corpus):
     module = __import__(f"rhhn_fairseq.{corpus}.prepare", fromlist=["prepare"])
     seen = []
@@ -120,5 +120,5 @@ def test_every_preparation_is_alone(tmp_path, monkeypatch, corpus):
 
 
 def _more(corpus):
-    more = {"data": (), "data.parallel": ("cleaning", "pieces"), "data.strokes": ("cleaning",)}
+    more = {"data.text": (), "data.parallel": ("cleaning", "pieces"), "data.strokes": ("cleaning",)}
     return dict.fromkeys(more[corpus])

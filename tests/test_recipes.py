@@ -16,13 +16,13 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 from option_walk import Workplace
 from programs import run
-from rhhn_fairseq.data.text.corpora import text_files
-from rhhn_fairseq.data.text.prepare import prepare
 from tiny_char_lm import write_corpus
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
 from rhhn_fairseq.adaptations.hydra_recipes import fill_tree
 from rhhn_fairseq.adaptations.recipes import fill, given_options, recipe_of
+from rhhn_fairseq.data.text.corpora import text_files
+from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.models import char_lm_table, classifier_table, gnmt_table, handwriting_table
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.

@@ -373,7 +373,7 @@ def test_pieces_and_dictionaries_have_to_fit(translate, data, other_pieces, tmp_
     assert "name them with --source-lang and --target-lang" in error
     languages = ["--source-lang", "en", "--target-lang", "fr"]
     error = translate(b"one\n", "--data", tmp_path, *languages, status=1)
-    assert "does not fit these dictionaries" in error and "[48, 64]" in error and "[49, 64]" in error
+    assert "does not fit its model: " in error and "[48, 64]" in error and "[49, 64]" in error
 
 
 def test_dictionaries_and_pieces_alone_are_enough(translate, data, tmp_path):
@@ -412,7 +412,7 @@ def test_a_model_that_diverged_is_refused(translate, checkpoint, tmp_path):
     state["model"]["decoder.fc_out.bias"][7] = math.nan
     torch.save(state, tmp_path / "nan.pt")
     error = translate(b"one\n", checkpoint=tmp_path / "nan.pt", status=1)
-    assert "nan.pt is of a run that diverged: decoder.fc_out.bias holds NaN" in error
+    assert "nan.pt: decoder.fc_out.bias holds NaN or infinite numbers: the run diverged" in error
 
 
 def test_as_a_library(checkpoint):

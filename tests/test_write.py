@@ -418,7 +418,7 @@ def test_the_program_refuses_in_one_line(trained, tmp_path, capsys):
     state = torch.load(plain, weights_only=True)
     state["model"]["weight_out"].fill_(float("nan"))
     torch.save(state, trained / "diverged.pt")
-    assert "is of a run that diverged: weight_out" in refused(trained / "diverged.pt")
+    assert "weight_out holds NaN or infinite numbers: the run diverged" in refused(trained / "diverged.pt")
     state["cfg"]["model"]["_name"] = "char_lm"
     torch.save(state, trained / "other.pt")
     assert "holds a model 'char_lm', not a handwriting model" in refused(trained / "other.pt")

@@ -7,23 +7,20 @@ import yaml
 from rhhn_fairseq.errors import UsageError
 
 
-def refuse_repeated_values() -> bool:
+def refuse_repeated_values() -> None:
     """A value in a recipe is silently replaced where a file of its defaults list also gives it.
 
     fairseq fills a recipe with the defaults of all options before Hydra merges anything, so the recipe has to
     come first (``_self_``) for the other files to have any effect. Then the other files win. Here training
-    ends in one line that names the value and both files.
+    ends in one line that names the value and both files. Hydra has to be running.
     """
     from hydra.core.hydra_config import HydraConfig
 
-    if not HydraConfig.initialized():
-        return False
     hydra = HydraConfig.get()
     for source in hydra.runtime.config_sources:
         recipe = Path(source.path) / f"{hydra.job.config_name}.yaml"
         if source.provider == "command-line" and recipe.is_file():
             check_recipe(recipe)
-    return True
 
 
 def check_recipe(recipe: Path) -> None:

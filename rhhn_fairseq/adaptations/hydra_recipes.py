@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rhhn_fairseq.adaptations import recipes
+from rhhn_fairseq.adaptations import config_files, recipes
 
 # Where fairseq keeps the options that belong to no component.
 SECTIONS = ("dataset", "optimization", "checkpoint")
@@ -39,6 +39,7 @@ def _filling(inner):
     def add_defaults(cfg):
         keys = keys_of_the_user()
         if keys is not None:
+            config_files.refuse_repeated_values()
             fill_tree(cfg, keys)
         inner(cfg)
 

@@ -27,17 +27,13 @@ def scan(
 
     Args:
         g: projections of the input, tensors [T, B, ...], of which a step gets its own.
-        state: tensors [B, ...]. Without autocast, which casts what a step needs, a state of a wider type is
-            rounded to that of ``g`` before the first step. The last state has the type of the first again.
+        state: tensors [B, ...].
         mask_TB: true at real positions. At all others the state stays as it was and the first output is zero.
         noise: see ``slice_noise``.
 
     Returns:
         the step's outputs [T, B, ...], and the state after the last step.
     """
-    first, dtype = state, g[0].dtype
-    if any(tensor.dtype != dtype for tensor in state) and not torch.is_autocast_enabled(g[0].device.type):
-        state = tuple(tensor.to(dtype) for tensor in state)
     outputs = []
     # Unbinding once has one backward node that stacks. Indexing at every step would have each step's backward
     # fill a tensor as large as the sequence.
@@ -49,8 +45,7 @@ def scan(
             new = keep_state(real_B1, new, state)
         outputs.append((y, *others))
         state = new
-    stacked = tuple(torch.stack(each) for each in zip(*outputs, strict=True))
-    return stacked, tuple(new.to(old.dtype) for new, old in zip(state, first, strict=True))
+    return tuple(torch.stack(each) for each in zip(*outputs, strict=True)), state
 
 
 def slice_noise(noise: Noise | None, t: int) -> Noise | None:

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from rhhn_fairseq import compat
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.cells.registry import CELLS
-from rhhn_fairseq.ops import graphs, policy, torch_nn
+from rhhn_fairseq.ops import backends, graphs, policy
 from rhhn_fairseq.tasks.carry import Carry, gather_states
 
 # ---- What is imitated ----
@@ -262,8 +262,9 @@ def test_autocast_and_cudnn(dtype, cudnn):
     """Which rounds to float16 under any autocast."""
     cell = build_cell("lstm", 3, 4).cuda()
     with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
-        assert torch_nn.pays(cell, torch.device("cuda"), torch.float32) == cudnn
-        y, _ = cell(torch.randn(5, 2, 3, device="cuda"))
+        x = torch.randn(5, 2, 3, device="cuda")
+        assert (backends.select(cell.request(x)).backend == "torch_nn") == cudnn
+        y, _ = cell(x)
     assert y.dtype == (dtype or torch.float32)
 
 

@@ -70,6 +70,8 @@ def one_at_a_time(prepare: Callable) -> Callable:
     @functools.wraps(prepare)
     def prepare_alone(*args, **kwargs):
         dest = Path(os.path.realpath(signature.bind(*args, **kwargs).arguments["dest"]))
+        if not dest.name:
+            raise UsageError(f"{dest}: cannot be replaced; choose another --dest")
         refusal = f"{dest}: another process is preparing it; wait for that one, or choose another --dest"
         with _made(dest.parent), locked(dest.with_name(f".{dest.name}.lock"), refusal):
             return prepare(*args, **kwargs)
