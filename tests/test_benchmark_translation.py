@@ -81,9 +81,9 @@ def test_wrong_products_of_decoding_are_found(monkeypatch):
     """They are of no use in training, which a check of training would not see."""
     product = native.multiply_few_rows
 
-    def wrong(x, w, add, y):
-        product(x, w, add, y)
-        y.mul_(1.05)
+    def wrong(x, w, out, add):
+        product(x, w, out, add)
+        out.mul_(1.05)
 
     monkeypatch.setattr(native, "multiply_few_rows", wrong)
     gnmt_train.run(gnmt_train.Config(**gnmt_train.SMOKE, threads=1))

@@ -75,7 +75,7 @@ def losses(corpus, folder, *options, graphs=0):
     logs = ["--log-format", "json", "--log-interval", 1, "--save-dir", folder, "--disable-validation"]
     model = ["--arch", "lstm_gnmt_small", *sizes, "--dropout", 0, "--seed", 1]
     # What learns within eight updates.
-    model += ["--criterion", "cross_entropy", "--lr-scheduler", "fixed"]
+    model += ["--criterion", "cross_entropy", "--lr-scheduler", "fixed", "--warmup-updates", 0]
     said = program("train", corpus, *model, *batch, *logs, *options, graphs=graphs)
     return [record["loss"] for record in json_log(said) if record["tag"] == "train_inner"]
 

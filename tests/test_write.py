@@ -419,6 +419,7 @@ def test_the_program_refuses_in_one_line(trained, tmp_path, capsys):
     state["model"]["weight_out"].fill_(float("nan"))
     torch.save(state, trained / "diverged.pt")
     assert "weight_out holds NaN or infinite numbers: the run diverged" in refused(trained / "diverged.pt")
+    state = torch.load(plain, weights_only=True)
     state["cfg"]["model"]["_name"] = "char_lm"
     torch.save(state, trained / "other.pt")
     assert "holds a model 'char_lm', not a handwriting model" in refused(trained / "other.pt")

@@ -1,6 +1,7 @@
 """The recipes of ``adaptations/recipes.py`` under Hydra, where a configuration is a tree."""
 
 import functools
+import os
 import sys
 from collections.abc import Iterator, Mapping
 
@@ -62,11 +63,15 @@ def keys_of_the_user() -> set[str] | None:
 
 
 def _keys_in_file(path: str) -> set[str]:
+    """The dotted keys in a file and in those of its defaults list."""
+    path = path if path.endswith(".yaml") else f"{path}.yaml"
     try:
-        content = OmegaConf.load(path if path.endswith(".yaml") else f"{path}.yaml")
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except FileNotFoundError:
         return set()
-    return set(_dotted(OmegaConf.to_container(content, resolve=False)))
+    entries = content.pop("defaults", [])
+    shared = (os.path.join(os.path.dirname(path), entry) for entry in entries if isinstance(entry, str))
+    return set(_dotted(content)).union(*(_keys_in_file(file) for file in shared))
 
 
 def _dotted(tree, prefix: str = "") -> Iterator[str]:
