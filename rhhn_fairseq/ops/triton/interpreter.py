@@ -7,13 +7,14 @@ float32 off where a GPU rounds it to bfloat16.
 
 import os
 
+import numpy as np
+import torch
+
 
 def mend() -> None:
     """Changes the interpreter of this process, where there is one. To be called once."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
-    import numpy as np
-    import torch
     from triton import language as tl
     from triton.runtime import interpreter
 
