@@ -236,8 +236,8 @@ class Cell(nn.Module):
         if not 0 < self.config.recompute_steps < T or not torch.is_grad_enabled():
             return self.run(x_TBC, state, first, mask_TB, noise, plan)
 
-        def run(*segment) -> tuple[Tensor, State]:
-            return self.run(*segment, plan)
+        def run(x_TBC, state, first_TB1, mask_TB, noise) -> tuple[Tensor, State]:
+            return self.run(x_TBC, state, first_TB1, mask_TB, noise, plan)
 
         whole_pass = recompute.Pass(run, list(self.parameters()), first, mask_TB, noise)
         return recompute.run_in_segments(whole_pass, self.config.recompute_steps, x_TBC, state)
@@ -301,6 +301,7 @@ class Cell(nn.Module):
         """
         if plan.backend == "torch_nn":
             kind, weights = self.operation, self.torch_weights()
+            assert kind is not None  # ``select`` gives torch.nn to named operations only.
             if len(x_TBC) == 1 and not torch.is_grad_enabled():
                 return torch_nn.step(kind, x_TBC, state, weights)
             return torch_nn.run(kind, x_TBC, state, weights, self.training)

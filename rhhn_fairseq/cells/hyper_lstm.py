@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rhhn_fairseq.cells.base import glorot_, option, orthogonal_
 from rhhn_fairseq.cells.hyper_rnn import (
@@ -177,7 +177,7 @@ class HyperLSTM(GatedCell):
             torch.cat([scaling.weight_d, scaling.weight_b]),
             scaling.bias,
         )
-        norms = ()
+        norms: tuple[Tensor, ...] = ()
         if config.layer_norm:
             gates = self.gate_gain.flatten(), self.gate_shift.flatten()
             norms = (*gates, self.c_gain, self.c_shift, *self.hyper.norm())

@@ -70,7 +70,8 @@ def decoding_step(
     def call(tensors):
         tokens, order, *parts = tensors
         begin = reorder_state(tuple(parts[:-3]), order)
-        logits, weights, after = step(tokens, Memory(*parts[-3:], memory.beams), begin)
+        values, keys, mask_NS = parts[-3:]
+        logits, weights, after = step(tokens, Memory(values, keys, mask_NS, memory.beams), begin)
         return logits, weights, *after
 
     recordings = _recordings.setdefault(module, graphs.Recordings(graphs.record))

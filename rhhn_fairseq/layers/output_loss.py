@@ -25,10 +25,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx, y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, dtype):
         ctx.types = [part.dtype for part in (y_PH, weight_VH, bias_V)]
         learns = any(ctx.needs_input_grad[:3])
-        operands = (part.to(dtype) for part in (y_PH, weight_VH, bias_V))
+        y_PH, weight_VH, bias_V = (operand.to(dtype) for operand in (y_PH, weight_VH, bias_V))
         # They have the type that autocast asks for already.
         with torch.autocast(y_PH.device.type, enabled=False):
-            sums, gradients = _chunks(*operands, target_P, real_P, smoothing, chunk, learns)
+            sums, gradients = _chunks(y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, learns)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(sums)
         return sums[0].clone(), sums
@@ -52,7 +52,7 @@ def _chunks(y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, learns)
     sums = y_PH.new_zeros(3, dtype=wide)
     operands = (y_PH, weight_VH, bias_V) if learns else ()
     gradients = [torch.zeros_like(part, dtype=wide) for part in operands]
-    dy, dweight, dbias = gradients or (None,) * 3
+    dy, dweight, dbias = gradients if learns else [sums] * 3
     gemm = select_gemm(y_PH.dtype, y_PH.device)
     parts = (part.split(chunk) for part in (y_PH, target_P, real_P, dy if learns else y_PH))
     for y, target, real, dy_chunk in zip(*parts, strict=True):

@@ -270,7 +270,8 @@ def hyper_lstm_backward(
         weight_d, and the sums of ``buffers.Gated`` of either network.
     """
     backward = _Backward(Kept(*kept), gx, state, Weights(*weights), previous, read_plan(plan))
-    return backward.run(gradients, norms, Masks(*masks), Numbers(*numbers))
+    # torch makes the operation's schema of the annotation above, which has to count the tensors.
+    return backward.run(gradients, norms, Masks(*masks), Numbers(*numbers))  # type: ignore[return-value]
 
 
 class _Backward:
