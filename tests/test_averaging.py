@@ -29,7 +29,8 @@ def trained(corpus, tmp_path_factory):
     model = ["--arch", "char_lm", "--cell", "ln_lstm", "--hidden-size", 12]
     task = ["--task", "char_lm", "--criterion", "char_cross_entropy", "--batch-size", 4]
     task += ["--tokens-per-sample", 20, "--optimizer", "adam", "--lr", 0.01, "--clip-norm", 1]
-    kept = ["--keep-best-checkpoints", 2, "--save-interval-updates", 10, "--save-interval", 1, "--max-epoch", 4]
+    kept = ["--keep-best-checkpoints", 2, "--save-interval-updates", 10]
+    kept += ["--save-interval", 1, "--max-epoch", 4]
     fairseq_train([corpus, *task, *model, *kept, "--cpu", "--save-dir", save_dir])
     return save_dir
 

@@ -78,7 +78,8 @@ def test_they_are_wanted_for_their_contenders_alone(monkeypatch):
     def settings():
         return policy.current().kernel, policy.current().graphs
 
-    for backend, expected in (("aten", ("aten", False)), ("aten+graphs", ("aten", True)), (None, (None, False))):
+    settings_of = {"aten": ("aten", False), "aten+graphs": ("aten", True), None: (None, False)}
+    for backend, expected in settings_of.items():
         with machine.forced(backend):
             assert settings() == expected
         assert settings() == (None, True)

@@ -328,7 +328,8 @@ class Cell(nn.Module):
 
         dtype, types = g[0].dtype, [tensor.dtype for tensor in state]
         if any(kind != dtype for kind in types) and not torch.is_autocast_enabled(g[0].device.type):
-            # Without autocast, which casts what a step needs, a state of a wider type does not fit the weights.
+            # Without autocast, which casts what a step needs, a state of a wider type does not fit the
+            # weights.
             state = tuple(tensor.to(dtype) for tensor in state)
         (y_TBH,), state = scan(step, g, state, mask_TB, noise)
         return y_TBH, tuple(tensor.to(kind) for tensor, kind in zip(state, types, strict=True))
