@@ -76,7 +76,7 @@ def naive_hyper_lstm(p, config, x_TC, state, noise):
     """The module's equations in numpy, one gate at a time, for one sequence."""
     h, c, e, k = state
     H = config.hidden_size
-    inner = {name.removeprefix("hyper."): part for name, part in p.items() if name.startswith("hyper.")}
+    inner = {name.removeprefix("hyper."): value for name, value in p.items() if name.startswith("hyper.")}
     inner["weight_x"] = np.concatenate([p["hyper.weight_x"], p["weight_hyper"]])
     outputs = []
     for t, x in enumerate(x_TC):

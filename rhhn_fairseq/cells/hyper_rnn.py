@@ -185,7 +185,7 @@ class PracticalHyperRNN(HyperRNNBase):
         return (self.weight_x, None), *self.hyper.input_maps()
 
     def _main(self, x_BH, h_BH, e_BN):
-        d_h, d_x, b = (part[0] for part in self.scaling(e_BN))
+        d_h, d_x, b = (vector[0] for vector in self.scaling(e_BN))
         return torch.addcmul(torch.addcmul(b, d_x, x_BH), d_h, affine(h_BH, self.weight_h))
 
     def diagnostics(self):

@@ -41,7 +41,7 @@ class Memory(NamedTuple):
         """``start`` for every row, tensors [B, ·]."""
         if self.start is None:
             return None
-        return tuple(part.repeat_interleave(self.beams, dim=0) for part in self.start)
+        return tuple(tensor.repeat_interleave(self.beams, dim=0) for tensor in self.start)
 
     def reorder(self, index_B: Tensor) -> "Memory":
         """The memory of the chosen rows; nothing is copied while rows stay with their sentence.

@@ -153,17 +153,17 @@ class Recordings:
         self.refused += 1
         if self.refused < self.patience:
             return False
-        pays = self.replays < self.refused
+        worthwhile = self.replays < self.refused
         self.replays = self.refused = 0
-        if pays:
+        if worthwhile:
             # If they find no room again, the recordings to have are too many.
             self.patience *= 2
             self._let_go()
-        return pays
+        return worthwhile
 
     def _keep(self, key: tuple[Hashable, Hashable], call: Callable, values: Sequence[Tensor]) -> None:
         """Makes a recording, unless memory does not suffice for it."""
-        beside = next((found for (where, _), found in self.kept.items() if where == key[0]), None)
+        beside = next((recording for (where, _), recording in self.kept.items() if where == key[0]), None)
         try:
             self.kept[key] = self.record(call, values, beside)
         except BaseException as error:
@@ -339,8 +339,8 @@ def replayed(
 
 def tensors_of(args: Sequence) -> list[Tensor]:
     """The tensors among arguments and in lists among them, in their order."""
-    parts = (arg if _is_list(arg) else [arg] for arg in args)
-    return [part for some in parts for part in some if isinstance(part, Tensor)]
+    lists = (arg if _is_list(arg) else [arg] for arg in args)
+    return [item for some in lists for item in some if isinstance(item, Tensor)]
 
 
 def with_tensors(args: Sequence, tensors: Sequence[Tensor]) -> list:
@@ -349,7 +349,7 @@ def with_tensors(args: Sequence, tensors: Sequence[Tensor]) -> list:
 
     def other(arg):
         if _is_list(arg):
-            return [other(part) for part in arg]
+            return [other(item) for item in arg]
         return next(others) if isinstance(arg, Tensor) else arg
 
     return [other(arg) for arg in args]
@@ -360,7 +360,7 @@ def key_of(args: Sequence) -> Hashable:
 
     def key(arg):
         if _is_list(arg):
-            return tuple(key(part) for part in arg)
+            return tuple(key(item) for item in arg)
         return (arg.shape, arg.stride(), arg.dtype) if isinstance(arg, Tensor) else arg
 
     return tuple(key(arg) for arg in args)

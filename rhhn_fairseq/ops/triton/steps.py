@@ -230,16 +230,16 @@ def buffers_of(p: Gated | Highway, names: str) -> dict[str, Any]:
     Raises:
         ValueError: one is not laid out in rows.
     """
-    found = {name: getattr(p, name) for name in names.split()}
-    for name, tensor in found.items():
+    buffers = {name: getattr(p, name) for name in names.split()}
+    for name, tensor in buffers.items():
         if tensor is None:
             continue
         # The rows of an LSTM's u and du may lie apart; GatedStep looks at how.
         if name not in ("u", "du") and not tensor.is_contiguous():
             raise ValueError(f"{name} of strides {tensor.stride()} cannot be given to a Triton kernel")
         if tensor.dtype == torch.bool:
-            found[name] = tensor.view(torch.uint8)
-    return found
+            buffers[name] = tensor.view(torch.uint8)
+    return buffers
 
 
 def _row_stride(name: str, tensor: Tensor) -> int:
