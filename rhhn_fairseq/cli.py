@@ -21,7 +21,7 @@ def run(main: Callable[[], None]) -> int:
     """
     if sys.stderr is None:
         # ``print`` would write errors to standard output instead.
-        sys.stderr = open(os.devnull, "w")
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
     if sys.stdout is None:
         # The next file that is opened would take its place, and what others print would go there.
         return _refuse("standard output is closed; send what is not wanted to /dev/null")

@@ -134,7 +134,7 @@ def _decode(line: bytes, errors: str, name: str) -> str:
 def opened(path: str | Path) -> Iterator[BinaryIO]:
     """A file open for reading bytes. Raises UsageError if it cannot be opened."""
     try:
-        file = open(path, "rb")
+        file = open(path, "rb")  # noqa: SIM115 - closed below
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
     with file:

@@ -5,6 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/install.sh dev
 .venv/bin/python -m ruff check .
+.venv/bin/lint-imports --no-logo
+.venv/bin/python -m mypy
 # One thread a process: two cores serve two processes better than threads that wait for each other.
 export OMP_NUM_THREADS=1
 exec .venv/bin/python -m pytest --numprocesses 2 --dist loadfile "$@"

@@ -16,7 +16,7 @@ def with_every_build():
     for path in (path for path in here if path.name.split(".")[0].removeprefix("_") in can):
         library = builds.load(path)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "library", lambda library=library: library)
+            patch.setattr(native, "compiled", lambda library=library: library)
             yield
 
 

@@ -42,9 +42,9 @@ def holder(path, *options):
 def test_a_second_process_is_refused_with_the_first_one_s_number(tmp_path):
     path = tmp_path / "lock"
     with holder(path) as first:
-        with pytest.raises(UsageError, match=rf"^taken \(process {first.pid} on .+\)$"):
-            with locked(path, "taken"):
-                raise AssertionError("two processes have the lock")
+        refused = pytest.raises(UsageError, match=rf"^taken \(process {first.pid} on .+\)$")
+        with refused, locked(path, "taken"):
+            raise AssertionError("two processes have the lock")
     with locked(path, "taken"):
         assert names(tmp_path) == ["lock"]
     assert names(tmp_path) == []

@@ -188,11 +188,11 @@ def test_several_workers_write_the_same(texts, model, tmp_path, monkeypatch):
 
 
 def test_a_killed_worker_is_an_error(model, monkeypatch):
-    with pytest.raises(UsageError, match="--workers 2: a process that encodes was killed"):
-        with encoding._pool(model, 2) as encode_blocks:
-            # In the workers' place to encode a block, os._exit takes the block for an exit status.
-            monkeypatch.setattr(encoding, "_encode_in_worker", os._exit)
-            list(encode_blocks([9] * 20))
+    refused = pytest.raises(UsageError, match="--workers 2: a process that encodes was killed")
+    with refused, encoding._pool(model, 2) as encode_blocks:
+        # In the workers' place to encode a block, os._exit takes the block for an exit status.
+        monkeypatch.setattr(encoding, "_encode_in_worker", os._exit)
+        list(encode_blocks([9] * 20))
 
 
 ORPHANS = """

@@ -164,6 +164,6 @@ def test_two_runs_at_a_time_are_refused(work):
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"cannot be written \(Not a directory\)"):
-        with stages_in(tmp_path / "file" / "work", lambda text: None):
-            pass
+    refused = pytest.raises(UsageError, match=r"cannot be written \(Not a directory\)")
+    with refused, stages_in(tmp_path / "file" / "work", lambda text: None):
+        pass

@@ -225,7 +225,7 @@ def test_memory_is_bounded_and_a_closed_pipe_ends_quietly(checkpoint, monkeypatc
 def test_line_by_line_through_pipes(checkpoint):
     """What a program that asks for one translation after the other needs: each comes before the next asks."""
     command = [sys.executable, str(SCRIPT), "--checkpoint", str(checkpoint)]
-    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, **pipes, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
         for question, answer in ((b"the cat\n", b"le chat\n"), (b"\n", b"\n"), (b"two\n", b"deux\n")):
             process.stdin.write(question)

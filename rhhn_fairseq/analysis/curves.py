@@ -11,6 +11,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
 from rhhn_fairseq.analysis.training_logs import read_log
 from rhhn_fairseq.errors import UsageError
 
@@ -176,9 +179,6 @@ def picture(
         threshold: a dotted line at this value. log_scale: of the metric's axis.
     """
     # Without pyplot: no window system, and nothing kept when this returns.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     subsets = list(dict.fromkeys(curve.subset for curve in curves))

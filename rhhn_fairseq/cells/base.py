@@ -236,11 +236,11 @@ class Cell(nn.Module):
         if not 0 < self.config.recompute_steps < T or not torch.is_grad_enabled():
             return self.run(x_TBC, state, first, mask_TB, noise, plan)
 
-        def run(*segment) -> tuple[Tensor, State]:
-            return self.run(*segment, plan)
+        def run(x_TBC, state, first_TB1, mask_TB, noise) -> tuple[Tensor, State]:
+            return self.run(x_TBC, state, first_TB1, mask_TB, noise, plan)
 
-        whole_pass = recompute.Pass(run, list(self.parameters()), first, mask_TB, noise)
-        return recompute.run_in_segments(whole_pass, self.config.recompute_steps, x_TBC, state)
+        full_pass = recompute.Pass(run, list(self.parameters()), first, mask_TB, noise)
+        return recompute.run_in_segments(full_pass, self.config.recompute_steps, x_TBC, state)
 
     def request(
         self,
@@ -301,6 +301,7 @@ class Cell(nn.Module):
         """
         if plan.backend == "torch_nn":
             kind, weights = self.operation, self.torch_weights()
+            assert kind is not None  # ``select`` gives torch.nn to named operations only.
             if len(x_TBC) == 1 and not torch.is_grad_enabled():
                 return torch_nn.step(kind, x_TBC, state, weights)
             return torch_nn.run(kind, x_TBC, state, weights, self.training)
@@ -371,28 +372,28 @@ class Cell(nn.Module):
             raise UsageError(f"{name}: input has shape {tuple(x_TBC.shape)}, T and B must be 1 or more")
         if state is not None:
             expected = [(B, size) for size in self.state_sizes]
-            found = [tuple(part.shape) for part in state]
-            if found != expected:
-                raise UsageError(f"{name}: state has shapes {found}, expected {expected}")
+            shapes = [tuple(tensor.shape) for tensor in state]
+            if shapes != expected:
+                raise UsageError(f"{name}: state has shapes {shapes}, expected {expected}")
         if mask_TB is not None and (mask_TB.shape != (T, B) or mask_TB.dtype != torch.bool):
             raise UsageError(
                 f"{name}: mask is {mask_TB.dtype} of shape {tuple(mask_TB.shape)}, "
                 f"expected torch.bool of shape {(T, B)}"
             )
-        for key, part in (noise or {}).items():
-            shape = tuple(part.shape)
+        for key, tensor in (noise or {}).items():
+            shape = tuple(tensor.shape)
             if len(shape) != 3 or shape[0] not in (1, T) or shape[1] not in (1, B):
                 raise UsageError(f"{name}: noise {key!r} has shape {shape}, expected [{T} or 1, {B} or 1, ·]")
 
 
 def detach_state(state: State) -> State:
     """The same state, cut from the graph: where truncated back-propagation stops."""
-    return tuple(part.detach() for part in state)
+    return tuple(tensor.detach() for tensor in state)
 
 
 def reorder_state(state: State, index_B: Tensor) -> State:
     """The state of the chosen sequences, as beam search asks for; ``index_B`` may repeat entries."""
-    return tuple(part.index_select(0, index_B) for part in state)
+    return tuple(tensor.index_select(0, index_B) for tensor in state)
 
 
 def apply_maps(x: Tensor, maps: tuple[InputMap, ...], gemm: str | None = None) -> tuple[Tensor, ...]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rhhn_fairseq.cells.base import glorot_, option, orthogonal_
 from rhhn_fairseq.cells.hyper_rnn import (
@@ -76,7 +76,7 @@ def naive_hyper_lstm(p, config, x_TC, state, noise):
     """The module's equations in numpy, one gate at a time, for one sequence."""
     h, c, e, k = state
     H = config.hidden_size
-    inner = {name.removeprefix("hyper."): part for name, part in p.items() if name.startswith("hyper.")}
+    inner = {name.removeprefix("hyper."): value for name, value in p.items() if name.startswith("hyper.")}
     inner["weight_x"] = np.concatenate([p["hyper.weight_x"], p["weight_hyper"]])
     outputs = []
     for t, x in enumerate(x_TC):
@@ -177,7 +177,7 @@ class HyperLSTM(GatedCell):
             torch.cat([scaling.weight_d, scaling.weight_b]),
             scaling.bias,
         )
-        norms = ()
+        norms: tuple[Tensor, ...] = ()
         if config.layer_norm:
             gates = self.gate_gain.flatten(), self.gate_shift.flatten()
             norms = (*gates, self.c_gain, self.c_shift, *self.hyper.norm())

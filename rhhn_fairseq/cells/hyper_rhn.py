@@ -72,7 +72,7 @@ class HyperRHNConfig(RHNConfig):
 def naive_hyper_rhn(p, config, x_TC, state, noise):
     """The module's equations in numpy for one sequence; a state of None starts from zeros."""
     H, N, L = config.hidden_size, config.hyper_size, config.rhn_depth
-    inner = {name.removeprefix("hyper."): part for name, part in p.items() if name.startswith("hyper.")}
+    inner = {name.removeprefix("hyper."): value for name, value in p.items() if name.startswith("hyper.")}
     inner_noise = noise
     if noise is not None:
         inner_noise = {"update": noise["hyper_update"]} if "hyper_update" in noise else {}

@@ -79,7 +79,8 @@ class ScalingVectors(nn.Module):
         z_KBZ = z.unflatten(-1, (3 * self.gates, -1)).transpose(0, 1)
         d = torch.bmm(z_KBZ[: 2 * self.gates], self.weight_d)
         b = torch.baddbmm(self.bias.unsqueeze(1), z_KBZ[2 * self.gates :], self.weight_b)
-        return *d.chunk(2), b
+        d_h, d_x = d.chunk(2)
+        return d_h, d_x, b
 
 
 def naive_scaling(p, prefix, e, gate, gates):
@@ -141,6 +142,10 @@ class HyperRNNBase(Cell):
 
     config: HyperRNNConfig
 
+    def _main(self, x_BG: Tensor, h_BH: Tensor, e_BN: Tensor) -> Tensor:
+        """The sums of the main network, [B, H]."""
+        raise NotImplementedError(f"{type(self).__name__} has no main network")
+
     def __init__(self, config: HyperRNNConfig):
         super().__init__(config)
         C, H, N = config.input_size, config.hidden_size, config.hyper_size
@@ -180,7 +185,7 @@ class PracticalHyperRNN(HyperRNNBase):
         return (self.weight_x, None), *self.hyper.input_maps()
 
     def _main(self, x_BH, h_BH, e_BN):
-        d_h, d_x, b = (part[0] for part in self.scaling(e_BN))
+        d_h, d_x, b = (vector[0] for vector in self.scaling(e_BN))
         return torch.addcmul(torch.addcmul(b, d_x, x_BH), d_h, affine(h_BH, self.weight_h))
 
     def diagnostics(self):
@@ -192,6 +197,10 @@ class FullHyperRNN(HyperRNNBase):
 
     The Z matrices of each kind start as for a plain RNN, divided by sqrt(Z); z starts at 1.
     """
+
+    weight_zh: nn.Parameter
+    weight_zx: nn.Parameter
+    weight_zb: nn.Parameter
 
     def __init__(self, config: HyperRNNConfig):
         super().__init__(config)

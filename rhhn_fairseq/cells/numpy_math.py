@@ -20,8 +20,8 @@ def at(noise, name, t):
     """The noise called ``name`` at step ``t`` of one sequence, or None: arrays are [T or 1, ·]."""
     if noise is None or name not in noise:
         return None
-    part = noise[name]
-    return part[t if len(part) > 1 else 0]
+    draw = noise[name]
+    return draw[t if len(draw) > 1 else 0]
 
 
 def drop(value, rate, keep):

@@ -48,8 +48,8 @@ def cell_options(name: str) -> dict[str, object]:
         UsageError: no cell has that name.
     """
     entry = _entry(name)
-    found = {spec.name: spec.default for spec in fields(entry.config) if spec.default is not MISSING}
-    return found | entry.defaults
+    options = {spec.name: spec.default for spec in fields(entry.config) if spec.default is not MISSING}
+    return options | entry.defaults
 
 
 def build_cell(name: str, input_size: int, hidden_size: int, **options) -> Cell:

@@ -8,6 +8,7 @@ In Jordan's network the recurrence runs through the output y, so y is the state 
 the cell. h-detach cuts the gradient where the state enters W_h.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.ops.gemm import affine
 from rhhn_fairseq.ops.regularise import zoneout
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, tuple[Callable, Callable]] = {
     "tanh": (torch.tanh, np.tanh),
     "relu": (torch.relu, lambda a: np.maximum(a, 0.0)),
     "sigmoid": (torch.sigmoid, sigmoid),

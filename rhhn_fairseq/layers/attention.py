@@ -41,7 +41,7 @@ class Memory(NamedTuple):
         """``start`` for every row, tensors [B, ·]."""
         if self.start is None:
             return None
-        return tuple(part.repeat_interleave(self.beams, dim=0) for part in self.start)
+        return tuple(tensor.repeat_interleave(self.beams, dim=0) for tensor in self.start)
 
     def reorder(self, index_B: Tensor) -> "Memory":
         """The memory of the chosen rows; nothing is copied while rows stay with their sentence.
@@ -67,7 +67,8 @@ class Memory(NamedTuple):
         if torch.equal(sentence_N, every):
             return self._replace(beams=beams)
         start = None if self.start is None else reorder_state(self.start, sentence_N)
-        return Memory(*(part.index_select(0, sentence_N) for part in self[:3]), beams, start)
+        values, keys, mask = (tensor.index_select(0, sentence_N) for tensor in self[:3])
+        return Memory(values, keys, mask, beams, start)
 
 
 class SourceMemory(nn.Module):

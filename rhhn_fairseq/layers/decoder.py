@@ -148,8 +148,8 @@ class AttentionDecoder(nn.Module):
 
     def diagnostics(self) -> dict[str, float]:
         """The cells' diagnostics, by layer counted from 1."""
-        found = {f"layer1_{key}": value for key, value in self.bottom.cell.diagnostics().items()}
+        numbers = {f"layer1_{key}": value for key, value in self.bottom.cell.diagnostics().items()}
         above = self.upper.cells if self.upper else ()
         for layer, cell in enumerate(above, start=2):
-            found |= {f"layer{layer}_{key}": value for key, value in cell.diagnostics().items()}
-        return found
+            numbers |= {f"layer{layer}_{key}": value for key, value in cell.diagnostics().items()}
+        return numbers

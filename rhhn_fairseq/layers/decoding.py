@@ -62,15 +62,16 @@ def decoding_step(
     values = [
         F.pad(tokens_B1, (0, 0, 0, rows - B)),
         order,
-        *(F.pad(part, (0, 0, 0, rows - len(part))) for part in state),
-        *(F.pad(part, (0, 0, 0, more_S, 0, more_N)) for part in memory[:2]),
+        *(F.pad(tensor, (0, 0, 0, rows - len(tensor))) for tensor in state),
+        *(F.pad(tensor, (0, 0, 0, more_S, 0, more_N)) for tensor in memory[:2]),
         mask_NS,
     ]
 
     def call(tensors):
-        tokens, order, *parts = tensors
-        begin = reorder_state(tuple(parts[:-3]), order)
-        logits, weights, after = step(tokens, Memory(*parts[-3:], memory.beams), begin)
+        tokens, order, *others = tensors
+        begin = reorder_state(tuple(others[:-3]), order)
+        values, keys, mask_NS = others[-3:]
+        logits, weights, after = step(tokens, Memory(values, keys, mask_NS, memory.beams), begin)
         return logits, weights, *after
 
     recordings = _recordings.setdefault(module, graphs.Recordings(graphs.record))
@@ -78,7 +79,7 @@ def decoding_step(
     # What is recorded are the kernels of a backend.
     key = weights_at, memory.beams, step.__qualname__, policy.current().kernel
     logits, weights, *after = graphs.replayed(key, call, values, recordings)
-    return logits[:B], weights[:B, :, :S], tuple(part[:B] for part in after)
+    return logits[:B], weights[:B, :, :S], tuple(tensor[:B] for tensor in after)
 
 
 def _as_graph(module: nn.Module, tensors: list[Tensor]) -> bool:
@@ -93,11 +94,11 @@ def _as_graph(module: nn.Module, tensors: list[Tensor]) -> bool:
     return _tell("as CUDA graphs", True)
 
 
-def _tell(how: str, found: bool) -> bool:
+def _tell(how: str, answer: bool) -> bool:
     if how not in _told:
         _told.add(how)
         logger.info("steps of decoding run %s", how)
-    return found
+    return answer
 
 
 def _power_of_two(count: int) -> int:

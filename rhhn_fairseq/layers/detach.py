@@ -7,6 +7,7 @@ value, and nothing is kept between updates, so a run that goes on from a checkpo
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -33,10 +34,11 @@ class DetachSchedule:
     until: int | None = None
 
     def __post_init__(self):
-        finals = {kind: self.final(kind) for kind in KINDS if self.final(kind) is not None}
-        for kind, value in finals.items():
-            if not 0 <= value <= 1:
-                raise UsageError(f"{_flag(kind)}-final {value} is not in [0, 1]")
+        every = {kind: self.final(kind) for kind in KINDS}
+        finals = {kind: value for kind, value in every.items() if value is not None}
+        for kind, final in finals.items():
+            if not 0 <= final <= 1:
+                raise UsageError(f"{_flag(kind)}-final {final} is not in [0, 1]")
         if finals and self.anneal_updates is None:
             raise UsageError(f"{_flag(next(iter(finals)))}-final needs --detach-anneal-updates N")
         if self.anneal_updates is not None and not finals:
@@ -61,7 +63,7 @@ class DetachSchedule:
         if self.until is not None and update >= self.until:
             return 0.0
         final = self.final(kind)
-        if final is None:
+        if final is None or self.anneal_updates is None:
             return start
         # Rounding must not leave the end a hair beside the value that was asked for.
         if update >= self.anneal_updates:
@@ -105,7 +107,7 @@ class DetachAnnealing:
     def set_update(self, update: int) -> None:
         """Gives every cell its probabilities for the pass after ``update`` updates."""
         for cell, start in self._cells:
-            changed = {
+            changed: dict[str, Any] = {
                 kind: self.schedule.probability(kind, getattr(start, kind), update)
                 for kind in KINDS
                 if getattr(start, kind, 0.0)

@@ -126,12 +126,12 @@ class Mixture(NamedTuple):
         choose, normal, lift = noise.split((1, 2, 1), dim=-1)
         # The last sum may be below 1 by rounding, where no entry would be left.
         ends = self.log_weight.exp().cumsum(dim=-1)
-        chosen = (ends < choose * ends[..., -1:]).sum(dim=-1, keepdim=True)
+        component = (ends < choose * ends[..., -1:]).sum(dim=-1, keepdim=True)
         mean, log_scale = (
-            part.take_along_dim(chosen.unsqueeze(-1), dim=-2).squeeze(-2)
-            for part in (self.mean, self.log_scale)
+            parameter.take_along_dim(component.unsqueeze(-1), dim=-2).squeeze(-2)
+            for parameter in (self.mean, self.log_scale)
         )
-        twist = self.twist.take_along_dim(chosen, dim=-1).squeeze(-1)
+        twist = self.twist.take_along_dim(component, dim=-1).squeeze(-1)
         first, second = normal.unbind(-1)
         second = torch.tanh(twist) * first + second / torch.cosh(twist)
         offset = mean + log_scale.exp() * torch.stack([first, second], dim=-1)

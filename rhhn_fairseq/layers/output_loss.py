@@ -23,12 +23,12 @@ must not leave the type's range either.
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, dtype):
-        ctx.types = [part.dtype for part in (y_PH, weight_VH, bias_V)]
+        ctx.types = [tensor.dtype for tensor in (y_PH, weight_VH, bias_V)]
         learns = any(ctx.needs_input_grad[:3])
-        operands = (part.to(dtype) for part in (y_PH, weight_VH, bias_V))
+        y_PH, weight_VH, bias_V = (operand.to(dtype) for operand in (y_PH, weight_VH, bias_V))
         # They have the type that autocast asks for already.
         with torch.autocast(y_PH.device.type, enabled=False):
-            sums, gradients = _chunks(*operands, target_P, real_P, smoothing, chunk, learns)
+            sums, gradients = _chunks(y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, learns)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(sums)
         return sums[0].clone(), sums
@@ -36,8 +36,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, factor, _):
         # A loss scaler's factor may lift what the type would lose.
-        parts = zip(ctx.saved_tensors, ctx.types, strict=True)
-        return *((part * factor).to(dtype) for part, dtype in parts), *(None,) * 5
+        pieces = zip(ctx.saved_tensors, ctx.types, strict=True)
+        return *((tensor * factor).to(dtype) for tensor, dtype in pieces), *(None,) * 5
 
 
 def _chunks(y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, learns):
@@ -51,11 +51,11 @@ def _chunks(y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, learns)
     scale = FLOAT16_SCALE if y_PH.dtype == torch.float16 else 1.0
     sums = y_PH.new_zeros(3, dtype=wide)
     operands = (y_PH, weight_VH, bias_V) if learns else ()
-    gradients = [torch.zeros_like(part, dtype=wide) for part in operands]
-    dy, dweight, dbias = gradients or (None,) * 3
+    gradients = [torch.zeros_like(tensor, dtype=wide) for tensor in operands]
+    dy, dweight, dbias = gradients if learns else [sums] * 3
     gemm = select_gemm(y_PH.dtype, y_PH.device)
-    parts = (part.split(chunk) for part in (y_PH, target_P, real_P, dy if learns else y_PH))
-    for y, target, real, dy_chunk in zip(*parts, strict=True):
+    pieces = (tensor.split(chunk) for tensor in (y_PH, target_P, real_P, dy if learns else y_PH))
+    for y, target, real, dy_chunk in zip(*pieces, strict=True):
         logits = mm(y, weight_VH.t(), None, bias_V, gemm).to(wide)
         total = logits.logsumexp(dim=-1)
         of_target = logits.gather(1, target.unsqueeze(1)).squeeze(1)
@@ -79,7 +79,7 @@ def _chunks(y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, learns)
             dweight += gradient.t() @ y
     if not learns:
         return sums, []
-    return sums, [part if scale == 1.0 else part.div_(scale) for part in gradients]
+    return sums, [tensor if scale == 1.0 else tensor.div_(scale) for tensor in gradients]
 
 
 def linear_cross_entropy(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Noise, State, check_fields, option
+from rhhn_fairseq.cells.base import Cell, Noise, State, check_fields, option
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops.regularise import sequence_dropout
@@ -85,7 +85,9 @@ class Stack(nn.Module):
     def __init__(self, config: StackConfig):
         super().__init__()
         self.config = config
-        self.cells, self.backward_cells = nn.ModuleList(), nn.ModuleList()
+        # Type checkers take what a ModuleList holds for modules of any kind.
+        self.cells: list[Cell] = nn.ModuleList()  # type: ignore[assignment]
+        self.backward_cells: list[Cell] = nn.ModuleList()  # type: ignore[assignment]
         for layer in range(config.layers):
             width = config.layer_input(layer)
             output = config.hidden_size * config.directions(layer)

@@ -87,8 +87,8 @@ class Window(nn.Module):
         kappa_BK = kappa_BK + k
         U = text_BUV.shape[1]
         u = torch.arange(1, U + 2, device=y_BH.device, dtype=kappa_BK.dtype)
-        far_BKU = (kappa_BK.unsqueeze(-1) - u).square() * b.unsqueeze(-1)
-        phi_BU = (a.unsqueeze(-1) * torch.exp(-far_BKU)).sum(dim=1)
+        exponent_BKU = (kappa_BK.unsqueeze(-1) - u).square() * b.unsqueeze(-1)
+        phi_BU = (a.unsqueeze(-1) * torch.exp(-exponent_BKU)).sum(dim=1)
         w_BV = torch.bmm(phi_BU[:, None, :U].to(text_BUV.dtype), text_BUV).squeeze(1)
         return w_BV, kappa_BK, phi_BU
 

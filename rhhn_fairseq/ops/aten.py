@@ -29,6 +29,8 @@ class _GatedStep:
         self.dtype = p.c.dtype
         (_, B, H), new = p.c.shape, p.c.new_empty
         self.inner = new(B, H)
+        self.a: Tensor
+        self.da: Tensor
         if p.weight_d is None:
             self.a, self.da = new(4, B, H), new(4, B, H)
         else:
@@ -39,8 +41,8 @@ class _GatedStep:
             self.weight[8:, -1] = p.bias
             self.dweight = torch.zeros_like(self.weight)
             self.z = new(12, B, self.weight.shape[1]).fill_(1.0)
-        self.gains = self.shifts = None
-        if p.gate_gain is not None:
+        self.normalised = p.gate_gain is not None
+        if self.normalised:
             self.gains, self.shifts = p.gate_gain.view(4, 1, H), p.gate_shift.view(4, 1, H).clone()
             self.shifts[1] += p.forget_bias
 
@@ -135,7 +137,7 @@ class _GatedStep:
             d_h, d_x, _ = self.d.chunk(3)
             a.addcmul_(d_x, self._gate_major(p.gx[t]).to(self.dtype)).addcmul_(d_h, u.to(self.dtype))
         gates, norms = a, None
-        if self.gains is None:
+        if not self.normalised:
             a[1].add_(p.forget_bias)
         else:
             norms = _normalise(a, None, None, p.epsilon)

@@ -294,7 +294,7 @@ def select(request: Request) -> Plan:
 
 def explain(request: Request) -> list[tuple[str, bool, str]]:
     """Every backend, whether it is the one that runs, and the reason for or against it in one line."""
-    rows, chosen = [], None
+    rows, selected = [], None
     for backend in BACKENDS:
         refusal = backend.refusal(request)
         if request.forced is not None and refusal is None:
@@ -304,11 +304,11 @@ def explain(request: Request) -> list[tuple[str, bool, str]]:
             reason = (
                 refusal
                 or backend.drawback(request)
-                or (chosen and f"{chosen} comes first")
+                or (selected and f"{selected} comes first")
                 or backend.description
             )
-            runs = not (refusal or backend.drawback(request) or chosen)
-        chosen = backend.name if runs else chosen
+            runs = not (refusal or backend.drawback(request) or selected)
+        selected = backend.name if runs else selected
         rows.append((backend.name, runs, reason))
     return rows
 

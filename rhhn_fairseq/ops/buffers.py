@@ -11,12 +11,16 @@ Shapes: T time, B batch, H hidden, G gates times H, L layers of a time step.
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Masks = Tensor | None
 """Bool or uint8; None where there is nothing to mask."""
+
+UNSET: Any = None
+"""Default of a tensor that only some networks or passes have. Those that read it set it first."""
 
 
 @functools.cache
@@ -57,15 +61,15 @@ class Gated:
     c: Tensor
     forget_bias: float
     epsilon: float
-    gx: Tensor | None = None
-    z: Tensor | None = None
+    gx: Tensor = UNSET
+    z: Tensor = UNSET
     z_now: Tensor | None = None
-    weight_d: Tensor | None = None
-    bias: Tensor | None = None
-    gate_gain: Tensor | None = None
-    gate_shift: Tensor | None = None
-    c_gain: Tensor | None = None
-    c_shift: Tensor | None = None
+    weight_d: Tensor = UNSET
+    bias: Tensor = UNSET
+    gate_gain: Tensor = UNSET
+    gate_shift: Tensor = UNSET
+    c_gain: Tensor = UNSET
+    c_shift: Tensor = UNSET
     mask: Masks = None
     keep: Masks = None
     keep_scale: float = 1.0
@@ -74,16 +78,16 @@ class Gated:
     zone_h_rate: float = 0.0
     zone_c_rate: float = 0.0
     c_scale: Tensor | None = None
-    y: Tensor | None = None
+    y: Tensor = UNSET
     dy: Tensor | None = None
-    dh: Tensor | None = None
+    dh: Tensor = UNSET
     dh_direct: Tensor | None = None
-    dc: Tensor | None = None
-    du: Tensor | None = None
-    dgx: Tensor | None = None
-    dz: Tensor | None = None
-    dweight_d: Tensor | None = None
-    sums: Tensor | None = None
+    dc: Tensor = UNSET
+    du: Tensor = UNSET
+    dgx: Tensor = UNSET
+    dz: Tensor = UNSET
+    dweight_d: Tensor = UNSET
+    sums: Tensor = UNSET
 
 
 @dataclass(kw_only=True)
@@ -115,11 +119,11 @@ class Highway:
     bias: Tensor
     s0: Tensor
     s: Tensor
-    y: Tensor | None = None
+    y: Tensor = UNSET
     o: Tensor | None = None
-    z: Tensor | None = None
+    z: Tensor = UNSET
     bias_x: Tensor | None = None
-    bias_z: Tensor | None = None
+    bias_z: Tensor = UNSET
     first: Masks = None
     mask: Masks = None
     keep: Masks = None
@@ -127,13 +131,13 @@ class Highway:
     zone: Masks = None
     zone_rate: float = 0.0
     dy: Tensor | None = None
-    ds: Tensor | None = None
-    ds_direct: Tensor | None = None
-    past: Tensor | None = None
-    du: Tensor | None = None
-    dgx: Tensor | None = None
-    dz: Tensor | None = None
-    sums: Tensor | None = None
+    ds: Tensor = UNSET
+    ds_direct: Tensor = UNSET
+    past: Tensor = UNSET
+    du: Tensor = UNSET
+    dgx: Tensor = UNSET
+    dz: Tensor = UNSET
+    sums: Tensor = UNSET
     trace: bool = False
 
     @property
@@ -156,8 +160,8 @@ class Energy:
     k: Tensor
     v: Tensor
     mask: Tensor
-    e: Tensor | None = None
-    de: Tensor | None = None
-    dq: Tensor | None = None
-    dk: Tensor | None = None
-    dv: Tensor | None = None
+    e: Tensor = UNSET
+    de: Tensor = UNSET
+    dq: Tensor = UNSET
+    dk: Tensor = UNSET
+    dv: Tensor = UNSET

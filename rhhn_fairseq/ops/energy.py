@@ -23,8 +23,8 @@ def energies(q_NRA: Tensor, k_NSA: Tensor, v_A: Tensor, mask_NS: Tensor) -> Tens
     wide = state_dtype(q_NRA.dtype)
     on_cpu = q_NRA.device.type == "cpu" and q_NRA.dtype in native.DTYPES
     if on_cpu and q_NRA.dtype == k_NSA.dtype and native.library() is not None:
-        parts = (part.contiguous() for part in (q_NRA, k_NSA, v_A.to(wide), mask_NS))
-        return energy(*parts)
+        operands = (operand.contiguous() for operand in (q_NRA, k_NSA, v_A.to(wide), mask_NS))
+        return energy(*operands)
     hidden_NRSA = (q_NRA.unsqueeze(2) + k_NSA.unsqueeze(1)).tanh_()
     return (hidden_NRSA @ v_A).to(wide).masked_fill(~mask_NS.unsqueeze(1), float("-inf"))
 
@@ -32,9 +32,9 @@ def energies(q_NRA: Tensor, k_NSA: Tensor, v_A: Tensor, mask_NS: Tensor) -> Tens
 @torch.library.custom_op("rhhn::energy", mutates_args=())
 def energy(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """See ``energies``; all contiguous on the CPU, v in the state type."""
-    found = v.new_empty(q.shape[0], q.shape[1], k.shape[1])
-    native.energy(Energy(q=q, k=k, v=v, mask=mask, e=found), "forward")(0)
-    return found
+    e = v.new_empty(q.shape[0], q.shape[1], k.shape[1])
+    native.energy(Energy(q=q, k=k, v=v, mask=mask, e=e), "forward")(0)
+    return e
 
 
 @energy.register_fake

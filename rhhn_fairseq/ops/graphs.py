@@ -20,6 +20,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class Recording:
     replay: Callable[[], None]
     settle: Callable[[], None]
     """Returns when no replay is under way any more, so that the memory may go."""
-    pool: object = None
+    pool: Any = None
     """Where the memory of all else that it writes comes from."""
     kernels: int = 0
     """Bytes that the driver keeps of it."""
@@ -87,21 +88,21 @@ class Recordings:
 
     def __init__(
         self,
-        record: Callable[[Callable, list[Tensor], Recording | None], Recording],
+        record: Callable[[Callable, Sequence[Tensor], Recording | None], Recording],
         limit: int = LIMIT,
         share: float = SHARE,
         memory: Callable[[], float] = memory_of_device,
     ):
         self.record, self.limit, self.share, self.memory = record, limit, share, memory
         self.kept: dict[tuple[Hashable, Hashable], Recording] = {}
-        self.met: OrderedDict[tuple[Hashable, Hashable], None] = OrderedDict()
+        self.met: OrderedDict[Hashable, None] = OrderedDict()
         self.too_large: set[tuple[Hashable, Hashable]] = set()
         self.patience, self.replays, self.refused = PATIENCE, 0, 0
         # Backward passes run in threads of autograd's, one for each device.
         self.lock = threading.Lock()
 
     def run(
-        self, where: Hashable, what: Hashable, call: Callable, values: list[Tensor]
+        self, where: Hashable, what: Hashable, call: Callable, values: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         """``call(values)``, by a recording from the second time on.
 
@@ -152,17 +153,17 @@ class Recordings:
         self.refused += 1
         if self.refused < self.patience:
             return False
-        pays = self.replays < self.refused
+        worthwhile = self.replays < self.refused
         self.replays = self.refused = 0
-        if pays:
+        if worthwhile:
             # If they find no room again, the recordings to have are too many.
             self.patience *= 2
             self._let_go()
-        return pays
+        return worthwhile
 
-    def _keep(self, key: tuple[Hashable, Hashable], call: Callable, values: list[Tensor]) -> None:
+    def _keep(self, key: tuple[Hashable, Hashable], call: Callable, values: Sequence[Tensor]) -> None:
         """Makes a recording, unless memory does not suffice for it."""
-        beside = next((found for (where, _), found in self.kept.items() if where == key[0]), None)
+        beside = next((recording for (where, _), recording in self.kept.items() if where == key[0]), None)
         try:
             self.kept[key] = self.record(call, values, beside)
         except BaseException as error:
@@ -182,7 +183,7 @@ class Recordings:
             torch.cuda.empty_cache()
 
 
-def record(call: Callable, values: list[Tensor], beside: Recording | None = None) -> Recording:
+def record(call: Callable, values: Sequence[Tensor], beside: Recording | None = None) -> Recording:
     """Captures ``call`` on the current device in a CUDA graph.
 
     Args:
@@ -338,8 +339,8 @@ def replayed(
 
 def tensors_of(args: Sequence) -> list[Tensor]:
     """The tensors among arguments and in lists among them, in their order."""
-    parts = (arg if _is_list(arg) else [arg] for arg in args)
-    return [part for some in parts for part in some if isinstance(part, Tensor)]
+    lists = (arg if _is_list(arg) else [arg] for arg in args)
+    return [item for some in lists for item in some if isinstance(item, Tensor)]
 
 
 def with_tensors(args: Sequence, tensors: Sequence[Tensor]) -> list:
@@ -348,7 +349,7 @@ def with_tensors(args: Sequence, tensors: Sequence[Tensor]) -> list:
 
     def other(arg):
         if _is_list(arg):
-            return [other(part) for part in arg]
+            return [other(item) for item in arg]
         return next(others) if isinstance(arg, Tensor) else arg
 
     return [other(arg) for arg in args]
@@ -359,7 +360,7 @@ def key_of(args: Sequence) -> Hashable:
 
     def key(arg):
         if _is_list(arg):
-            return tuple(key(part) for part in arg)
+            return tuple(key(item) for item in arg)
         return (arg.shape, arg.stride(), arg.dtype) if isinstance(arg, Tensor) else arg
 
     return tuple(key(arg) for arg in args)

@@ -170,7 +170,7 @@ def highway_op(
     H = width // 2
     u, s = gx.new_empty(L, T, B, width), s0.new_empty(L, T, B, H)
     buffers = _make_buffers((u, gx, s0, s), Biases(*biases), masks, Numbers(*numbers))
-    scaling = _Scaling(buffers, *hyper, how) if hyper else None
+    scaling = _Scaling(buffers, hyper, how) if hyper else None
     if scaling is not None:
         scaling.start_forward()
     buffers.y = gx.new_empty(T, B, L * H if buffers.trace else H)
@@ -213,7 +213,9 @@ def _make_buffers(sequence: Sequence[Tensor], biases: Biases, masks: Masks, numb
         sequence: u, gx, s0 and s.
     """
     u, gx, s0, s = sequence
-    buffers = Highway(u=u, gx=gx, s0=s0, s=s, bias=biases.bias, bias_x=biases.bias_x, bias_z=biases.bias_z)
+    buffers = Highway(u=u, gx=gx, s0=s0, s=s, bias=biases.bias, bias_x=biases.bias_x)
+    if biases.bias_z is not None:
+        buffers.bias_z = biases.bias_z
     buffers.mask, buffers.first, _, buffers.keep, buffers.zone, _ = masks
     buffers.keep_scale, buffers.zone_rate, buffers.trace = (
         numbers.keep_scale,
@@ -227,7 +229,7 @@ class _Scaling:
     """z and its gradient, in the buffers of a highway, block of steps by block of steps.
 
     Args:
-        hyper: states of the hypernetwork [T, B, L N]. weight_z: [L, N, H].
+        hyper: states of the hypernetwork [T, B, L N], and weight_z [L, N, H].
     """
 
     CACHED = 1 << 21
@@ -236,12 +238,12 @@ class _Scaling:
     ROWS = 256
     """Rows of a product in blocks, with which reading the matrices takes less time than multiplying."""
 
-    def __init__(self, p: Highway, hyper: Tensor, weight_z: Tensor, plan: Plan):
-        L, T, B, H = p.s.shape
+    def __init__(self, p: Highway, hyper: Sequence[Tensor], plan: Plan):
+        (states, weight_z), (L, T, B, _) = hyper, p.s.shape
         self.p, self.weight_z, self.gemm = p, weight_z, plan.gemm
-        self.hyper_TBLN = hyper.unflatten(-1, (L, -1))
+        self.hyper_TBLN = states.unflatten(-1, (L, -1))
         # In blocks its weight's gradient is added up in the operands' type, which then has to be the states'.
-        in_blocks = hyper.is_cpu and hyper.dtype == p.s.dtype and p.s.numel() > self.CACHED
+        in_blocks = states.is_cpu and states.dtype == p.s.dtype and p.s.numel() > self.CACHED
         # Blocks as equal as can be, since the fewer rows one has the longer they take by the row.
         blocks = -(-T // -(-self.ROWS // B)) if in_blocks else 1
         self.steps = -(-T // blocks)
@@ -316,7 +318,7 @@ def highway_backward(
     (dy, ds_last), (u, s, o, z), (gx, s0) = gradients, kept, inputs
     (L, T, B, H), masks, how = s.shape, Masks(*masks), read_plan(plan)
     buffers = _make_buffers((u, gx, s0, s), Biases(*biases), masks, Numbers(*numbers))
-    scaling = _Scaling(buffers, *hyper, how) if hyper else None
+    scaling = _Scaling(buffers, hyper, how) if hyper else None
     if scaling is not None:
         buffers.z = z
         scaling.start_backward()
@@ -354,8 +356,8 @@ def _add_weight_gradients(
     blocks = [operand_blocks(buffers.s0.to(states.dtype), states[-1], gal, steps)]
     for below in states[:-1, steps]:
         blocks.append([below if gal is None else below * gal])
-    for own, *operands in zip(dweights_LHG, blocks, du, strict=True):
-        weight_gradient(*operands, gemm, own, add=steps.stop < T)
+    for own, read, du_TBG in zip(dweights_LHG, blocks, du, strict=True):
+        weight_gradient(read, du_TBG, gemm, own, add=steps.stop < T)
 
 
 def _backward_steps(buffers: Highway, weights, masks: Masks, plan: Plan) -> Callable[[int, int], None]:

@@ -270,7 +270,8 @@ def hyper_lstm_backward(
         weight_d, and the sums of ``buffers.Gated`` of either network.
     """
     backward = _Backward(Kept(*kept), gx, state, Weights(*weights), previous, read_plan(plan))
-    return backward.run(gradients, norms, Masks(*masks), Numbers(*numbers))
+    # torch makes the operation's schema of the annotation above, which has to count the tensors.
+    return backward.run(gradients, norms, Masks(*masks), Numbers(*numbers))  # type: ignore[return-value]
 
 
 class _Backward:
@@ -310,7 +311,7 @@ class _Backward:
         dy, *last = gradients
         kept, gemm = self.kept, self.plan.gemm
         dmerged, dweight_e = torch.empty_like(self.matrices[0]), torch.empty_like(self.matrices[1])
-        whole_du = kept.u.new_empty(self.steps, *kept.u.shape[1:])
+        du_block = kept.u.new_empty(self.steps, *kept.u.shape[1:])
         after = None
         for start in reversed(range(0, self.T, self.steps)):
             block = slice(start, start + self.steps)
@@ -323,7 +324,7 @@ class _Backward:
                 _hand_gradients(after[0], main)
                 _hand_gradients(after[1], hyper)
             main.dy = None if dy is None else dy[block].contiguous()
-            main.dgx, main.dz, du = self.dgx[block], self.dz[block], whole_du[: len(main.h)]
+            main.dgx, main.dz, du = self.dgx[block], self.dz[block], du_block[: len(main.h)]
             main.du, hyper.du = du.split((4 * self.H, 4 * self.N), dim=-1)
             self._run_block(main, hyper, du, masks.of_steps(block))
             self.dg_hyper[block] = hyper.du

@@ -49,11 +49,11 @@ def pad_to_graph_length(
     T, B, _ = x_TBC.shape
     more = graph_length(T) - T
 
-    def fill(part: Tensor) -> Tensor:
-        return F.pad(part, (0, 0) * (part.dim() - 1) + (0, more)) if more else part
+    def fill(tensor: Tensor) -> Tensor:
+        return F.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, more)) if more else tensor
 
     if mask_TB is None:
         mask_TB = torch.ones(T, B, dtype=torch.bool, device=x_TBC.device)
     if noise is not None:
-        noise = {name: fill(part) if len(part) == T else part for name, part in noise.items()}
+        noise = {name: fill(tensor) if len(tensor) == T else tensor for name, tensor in noise.items()}
     return fill(x_TBC), None if first_TB1 is None else fill(first_TB1), fill(mask_TB), noise

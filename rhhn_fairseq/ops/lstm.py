@@ -182,7 +182,9 @@ def lstm_op(
     h = y if masks.real is None else torch.empty_like(y)
     c = c0.new_empty(T, B, H)
     buffers = make_buffers((u, h, c), state, norm, masks, Numbers(*numbers))
-    buffers.y, buffers.gx = None if masks.real is None else y, g
+    buffers.gx = g
+    if masks.real is not None:
+        buffers.y = y
     if not pointwise.lstm_sequence(how, buffers, "forward", weight, masks.gal, None):
         step = pointwise.gated(how, buffers, "forward")
         recurrent = PackedWeight(weight, T, B, how.gemm)

@@ -57,7 +57,7 @@ def using(**changes) -> Iterator[Policy]:
     """Changes settings for a while, as ``using(kernel="reference")``."""
     global current
     before, changed = current, replace(current(), **changes)
-    current = functools.partial(lambda settings: settings, changed)
+    current = functools.cache(lambda: changed)
     try:
         yield changed
     finally:

@@ -8,7 +8,7 @@ frees, where the C library's allocator cannot use it again: up to 1.7 times the 
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,9 +38,9 @@ class Pass(NamedTuple):
     noise: Noise | None
 
 
-def run_in_segments(whole_pass: Pass, steps: int, x_TBC: Tensor, state: State) -> tuple[Tensor, State]:
+def run_in_segments(full_pass: Pass, steps: int, x_TBC: Tensor, state: State) -> tuple[Tensor, State]:
     """A pass over a sequence in segments of ``steps`` steps; the result cannot be differentiated twice."""
-    segments = _Segments(whole_pass, steps, len(x_TBC), x_TBC.device.type)
+    segments = _Segments(full_pass, steps, len(x_TBC), x_TBC.device.type)
     y, *after = _InSegments.apply(segments, len(state), x_TBC, *state, *segments.parameters)
     return y, tuple(after)
 
@@ -48,22 +48,22 @@ def run_in_segments(whole_pass: Pass, steps: int, x_TBC: Tensor, state: State) -
 class _Segments:
     """Runs any segment of a pass."""
 
-    def __init__(self, whole_pass: Pass, steps: int, T: int, device: str):
-        self.whole_pass, self.T = whole_pass, T
-        self.parameters = [parameter for parameter in whole_pass.parameters if parameter.requires_grad]
+    def __init__(self, full_pass: Pass, steps: int, T: int, device: str):
+        self.full_pass, self.T = full_pass, T
+        self.parameters = [parameter for parameter in full_pass.parameters if parameter.requires_grad]
         self.slices = [slice(start, start + steps) for start in range(0, T, steps)]
-        self.autocast = dict(
-            device_type=device,
-            dtype=torch.get_autocast_dtype(device),
-            enabled=torch.is_autocast_enabled(device),
+        self.autocast: dict[str, Any] = {
+            "device_type": device,
+            "dtype": torch.get_autocast_dtype(device),
+            "enabled": torch.is_autocast_enabled(device),
             # Weights that were cast where no gradient is kept must not serve where one is.
-            cache_enabled=False,
-        )
+            "cache_enabled": False,
+        }
 
     def __call__(self, steps: slice, x_TBC: Tensor, state: State) -> list[Tensor]:
         """The outputs of a segment, and the state after it."""
-        run, _, first, mask, noise = self.whole_pass
-        first, mask = (None if whole is None else whole[steps] for whole in (first, mask))
+        run, _, first, mask, noise = self.full_pass
+        first, mask = (None if tensor is None else tensor[steps] for tensor in (first, mask))
         if noise is not None:
             # A leading 1 is one mask a sequence.
             noise = {name: draw if len(draw) < self.T else draw[steps] for name, draw in noise.items()}
@@ -75,18 +75,18 @@ class _Segments:
 class _InSegments(torch.autograd.Function):
     @staticmethod
     def forward(ctx, segments: _Segments, count: int, x_TBC, *state_and_parameters):
-        state = state_and_parameters[:count]
+        state: Sequence[Tensor] = state_and_parameters[:count]
         ctx.types = [start.dtype for start in state]
         # As within a whole sequence, states of a narrow type are kept wide from segment to segment.
         state = [start.to(state_dtype(start.dtype)) for start in state]
         # What stays is allocated before the work begins, so that all that a segment takes comes free again.
         states = [start.new_empty(len(segments.slices), *start.shape) for start in state]
-        outputs = None
+        outputs = x_TBC.new_empty(0)
         for number, steps in enumerate(segments.slices):
             for kept, start in zip(states, state, strict=True):
                 kept[number] = start
             y, *state = segments(steps, x_TBC[steps], tuple(kept[number] for kept in states))
-            if outputs is None:
+            if number == 0:
                 outputs = y.new_empty(len(x_TBC), *y.shape[1:])
             outputs[steps] = y
         ctx.set_materialize_grads(False)
@@ -100,32 +100,32 @@ class _InSegments(torch.autograd.Function):
     def backward(ctx, dy, *dstate):
         segments, (x_TBC, *kept) = ctx.segments, ctx.saved_tensors
         states = kept[: len(dstate)]
-        dstate = [None if d is None else d.to(states[0].dtype) for d in dstate]
+        dlast = [None if d is None else d.to(states[0].dtype) for d in dstate]
         needs_x = ctx.needs_input_grad[2]
         dx = torch.zeros_like(x_TBC) if needs_x else None
         # Sums over many segments, in the type of states for the same reason.
-        total = [torch.zeros_like(part, dtype=state_dtype(part.dtype)) for part in segments.parameters]
+        total = [torch.zeros_like(p, dtype=state_dtype(p.dtype)) for p in segments.parameters]
         for number, steps in reversed(list(enumerate(segments.slices))):
             x = x_TBC[steps].detach().requires_grad_(needs_x)
             state = [starts[number].detach().requires_grad_() for starts in states]
             with torch.enable_grad():
                 outputs = segments(steps, x, tuple(state))
-            dx_segment, dstate, found = _gradients(
-                outputs, [None if dy is None else dy[steps], *dstate], x, state, segments.parameters
+            dx_segment, dlast, computed = _gradients(
+                outputs, [None if dy is None else dy[steps], *dlast], x, state, segments.parameters
             )
             del outputs
-            if dx_segment is not None:
+            if dx is not None and dx_segment is not None:
                 dx[steps] = dx_segment
-            for sum_, new in zip(total, found, strict=True):
+            for sum_, new in zip(total, computed, strict=True):
                 if new is not None:
                     sum_ += new
-            del dx_segment, found
-        dstate = [None if d is None else d.to(dtype) for d, dtype in zip(dstate, ctx.types, strict=True)]
+            del dx_segment, computed
+        dfirst = [None if d is None else d.to(dtype) for d, dtype in zip(dlast, ctx.types, strict=True)]
         return (
             None,
             None,
             dx,
-            *dstate,
+            *dfirst,
             *(sum_.to(p.dtype) for sum_, p in zip(total, segments.parameters, strict=True)),
         )
 
@@ -137,6 +137,6 @@ def _gradients(outputs, gradients, x, state, parameters):
     if not pairs:
         return None, [None] * len(state), [None] * len(parameters)
     ends, given = zip(*pairs, strict=True)
-    found = list(torch.autograd.grad(ends, sources, given, allow_unused=True))
-    dx = found.pop(0) if x.requires_grad else None
-    return dx, found[: len(state)], found[len(state) :]
+    computed = list(torch.autograd.grad(ends, sources, given, allow_unused=True))
+    dx = computed.pop(0) if x.requires_grad else None
+    return dx, computed[: len(state)], computed[len(state) :]

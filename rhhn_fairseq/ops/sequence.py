@@ -55,6 +55,8 @@ def weight_gradient(
             rows = block.flatten(0, 1).t()
             out = mm(rows, du.flatten(0, 1), out, out if add else None, gemm)
             add = True
+    if out is None:
+        raise ValueError("a weight that read nothing has no gradient")
     return out
 
 

@@ -6,7 +6,7 @@ constant forget bias, or the GRU's bias inside the reset gate.
 Shapes: T time, B batch, C input, H hidden, G gates times H; gates i, f, g, o or r, z, n as in the cells.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,10 +54,11 @@ def step(kind: str, x_1BC: Tensor, state: State, weights: Weights) -> tuple[Tens
     if second is None and x_1BC.is_cuda:
         # There torch's cells take both biases or none.
         second = torch.zeros_like(weights.bias)
-    flat = [None if tensor is None else tensor.to(dtype) for tensor in (*weights[:3], second)]
+    # torch's own types do not say that the second bias may be missing.
+    flat: list[Any] = [None if tensor is None else tensor.to(dtype) for tensor in (*weights[:3], second)]
     before = tuple(tensor.to(dtype) for tensor in state)
     if kind == "lstm":
-        after = torch.lstm_cell(x_1BC[0], before, *flat)
+        after: State = torch.lstm_cell(x_1BC[0], before, *flat)
     else:
         after = (torch.gru_cell(x_1BC[0], *before, *flat),)
     return after[0].unsqueeze(0), tuple(new.to(old.dtype) for new, old in zip(after, state, strict=True))

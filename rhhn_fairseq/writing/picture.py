@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from rhhn_fairseq.data.strokes.points import to_strokes
 from rhhn_fairseq.errors import UsageError
@@ -65,8 +67,6 @@ def draw(lines: Sequence[Written], paths: Sequence[Path], changes: bool = True, 
     Raises:
         UsageError: a file cannot be written.
     """
-    from matplotlib import rc_context
-
     figure = _figure(lines, changes and bool(lines[0].names), columns)
     for path in paths:
         kind = path.suffix[1:]
@@ -79,9 +79,7 @@ def draw(lines: Sequence[Written], paths: Sequence[Path], changes: bool = True, 
             file.write(content.getvalue())
 
 
-def _figure(lines: Sequence[Written], changes: bool, columns: int):
-    from matplotlib.figure import Figure
-
+def _figure(lines: Sequence[Written], changes: bool, columns: int) -> Figure:
     places = [np.cumsum(line.points[:, :2], axis=0) for line in lines]
     extents = [np.maximum(np.ptp(place, axis=0), 1e-9) for place in places]
     inner = (WIDTH - MARGIN) / columns - MARGIN

@@ -129,7 +129,7 @@ def _opened(path: Path, member: str | None, name: str) -> Iterator[BinaryIO]:
             archive = stack.enter_context(zipfile.ZipFile(path))
             file = archive.open(member or _only_member(archive, name))
         elif path.name.endswith(".gz"):
-            file = gzip.open(path)
+            file = gzip.open(path)  # noqa: SIM115 - closed below
         else:
             file = path.open("rb")
         yield stack.enter_context(file)

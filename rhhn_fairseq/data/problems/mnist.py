@@ -161,7 +161,7 @@ def _one_process(directory: Path):
     """Lets the workers of one machine in one after the other, so that only the first downloads."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock = open(directory / ".lock", "w")
+        lock = open(directory / ".lock", "w")  # noqa: SIM115 - closed below
     except OSError as error:
         raise UsageError(f"{directory}: cannot be written ({error.strerror})") from error
     # Closing the file, or the end of the process, gives the lock back.

@@ -23,6 +23,7 @@ from rhhn_fairseq.ops.native.build import (
     MatmulStruct,
     ProductStruct,
     RecurrenceStruct,
+    compiled,
     library,
     multiplies,
     runs_sequences,
@@ -74,11 +75,11 @@ def hyper_lstm_sequence(
     recurrence = HyperRecurrenceStruct(previous)
     for name, tensor in zip(("weight", "weight_e", "weight_z"), panels, strict=True):
         setattr(recurrence, name, tensor.data_ptr())
-    for name, tensor in zip(("bias_z", "g_hyper", "gal", "share"), vectors, strict=True):
-        setattr(recurrence, name, None if tensor is None else _address(name, tensor))
+    for name, vector in zip(("bias_z", "g_hyper", "gal", "share"), vectors, strict=True):
+        setattr(recurrence, name, None if vector is None else _address(name, vector))
     first = _arguments(GatedStruct, main, _gated_sizes(main))
     second = _arguments(GatedStruct, hyper, _gated_sizes(hyper))
-    call = getattr(library(), f"hyper_lstm_sequence_{direction}")
+    call = getattr(compiled(), f"hyper_lstm_sequence_{direction}")
     call(ctypes.addressof(first), ctypes.addressof(second), ctypes.addressof(recurrence))
 
 
@@ -112,21 +113,22 @@ def _bind_recurrence(
         recurrence.start, recurrence.stop = start, stop
         call(ctypes.addressof(recurrence))
 
-    run.holds = (panels, gal, share)
+    # An address keeps nothing alive; what it points into has to live as long as the function.
+    run.holds = (panels, gal, share)  # type: ignore[attr-defined]  # Functions have no declared attributes.
     return run
 
 
 def pack(weights: Sequence[Tensor], direction: str) -> Tensor:
     """Matrices [K, N], backward their transposes, as products read them: [L, ceil(N / P), K, P]."""
-    panels = None
+    (K, N), P = weights[0].shape, compiled().panel_columns()
+    if direction == "backward":
+        K, N = N, K
+    panels = weights[0].new_empty(len(weights), -(-N // P), K, P)
     for layer, weight in enumerate(weights):
         matrix = weight if direction == "forward" else weight.t()
-        if panels is None:
-            (K, N), P = matrix.shape, library().panel_columns()
-            panels = matrix.new_empty(len(weights), -(-N // P), K, P)
         arguments = MatmulStruct(K=K, N=N, threads=torch.get_num_threads())
         arguments.w, (arguments.ld_w, arguments.next_w) = matrix.data_ptr(), matrix.stride()
-        library().lay_panels(ctypes.addressof(arguments), panels[layer].data_ptr())
+        compiled().lay_panels(ctypes.addressof(arguments), panels[layer].data_ptr())
     return panels
 
 
@@ -194,7 +196,7 @@ class PackedPanels:
     def __init__(self, w: Tensor):
         self.w = w
         self.panels = None
-        if not library().stays(*w.stride()[-2:]):
+        if not compiled().stays(*w.stride()[-2:]):
             self.panels = pack([w] if w.dim() == 2 else w.unbind(0), "forward")
 
     def product(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
@@ -238,7 +240,7 @@ def matmul(
         arguments.stack, arguments.stack_x, arguments.stack_y = stack[0], x.stride(0), out.stride(0)
         arguments.stack_w = w.stride(0)
         arguments.stack_add = add.stride(0) if add is not None and add.dim() == 3 else 0
-    library().matmul(ctypes.addressof(arguments))
+    compiled().matmul(ctypes.addressof(arguments))
 
 
 def multiply_few_rows(x: Tensor, w: Tensor, out: Tensor, add: Tensor | None = None) -> None:
@@ -257,7 +259,7 @@ def multiply_few_rows(x: Tensor, w: Tensor, out: Tensor, add: Tensor | None = No
     arguments.x, arguments.w, arguments.y = x.data_ptr(), w.data_ptr(), out.data_ptr()
     if add is not None:
         arguments.add, arguments.ld_add = add.data_ptr(), 0 if add.dim() == 1 else N
-    call = library().product if by_rows else library().product_transposed
+    call = compiled().product if by_rows else compiled().product_transposed
     call(ctypes.addressof(arguments))
 
 
@@ -265,24 +267,24 @@ def lstm_gates(a: Tensor, c: Tensor, forget_bias: float) -> tuple[Tensor, Tensor
     """The new h and c [B, H] of an LSTM from the sums of its gates i, f, g, o, [B, 4 H], all float32."""
     c = c.contiguous()
     h, after = torch.empty_like(c), torch.empty_like(c)
-    library().lstm_gates(*c.shape, forget_bias, a.data_ptr(), c.data_ptr(), after.data_ptr(), h.data_ptr())
+    compiled().lstm_gates(*c.shape, forget_bias, a.data_ptr(), c.data_ptr(), after.data_ptr(), h.data_ptr())
     return h, after
 
 
-def _bind(function: str, structure: type, buffers, sizes: dict) -> Callable[[int], None]:
+def _bind(function: str, structure: type[ctypes.Structure], buffers, sizes: dict) -> Callable[[int], None]:
     """A call of ``function`` with the addresses of ``buffers``, which it keeps alive."""
     arguments = _arguments(structure, buffers, sizes)
-    bound = functools.partial(getattr(library(), function), ctypes.addressof(arguments))
+    bound = functools.partial(getattr(compiled(), function), ctypes.addressof(arguments))
     # An address keeps nothing alive; what it points into has to live as long as the call.
-    bound.holds = (arguments, buffers)
+    bound.holds = (arguments, buffers)  # type: ignore[attr-defined]  # Nor has a partial.
     return bound
 
 
-def _arguments(structure: type, buffers, sizes: dict):
+def _arguments(structure: type[ctypes.Structure], buffers, sizes: dict):
     """A C++ structure of ``sizes`` and of the numbers and addresses of ``buffers``."""
     values = vars(buffers)
     arguments = structure(**sizes)
-    for name, kind in structure._fields_:
+    for name, kind in structure._fields_:  # type: ignore[misc]  # A bit field would have a third item.
         if name in sizes:
             continue
         value = values[name]

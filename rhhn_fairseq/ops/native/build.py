@@ -14,7 +14,7 @@ DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "b
 """The types of operands that have compiled functions."""
 
 
-def _fields(spec: str, kind) -> list[tuple]:
+def _fields(spec: str, kind) -> list[tuple[str, type]]:
     return [(name, kind) for name in spec.split()]
 
 
@@ -130,7 +130,7 @@ def _declare(compiled: ctypes.CDLL) -> None:
     """Sets the types of arguments and results of all functions."""
     address, integer = ctypes.c_void_p, ctypes.c_int64
     steps = ("lstm", "hyper_lstm", "highway", "energy")
-    signatures = {
+    signatures: dict[str, tuple[type, ...]] = {
         f"{name}_{direction}_{dtype}": (address, integer)
         for name in steps
         for direction in ("forward", "backward")
@@ -148,6 +148,19 @@ def _declare(compiled: ctypes.CDLL) -> None:
         function.argtypes, function.restype = types, None
     compiled.stays.argtypes, compiled.stays.restype = (integer, integer), ctypes.c_int
     compiled.panel_columns.argtypes, compiled.panel_columns.restype = (), integer
+
+
+@functools.cache
+def compiled() -> ctypes.CDLL:
+    """``library`` for callers that run only where there is one.
+
+    Raises:
+        RuntimeError: the library was not built.
+    """
+    loaded = library()
+    if loaded is None:
+        raise RuntimeError("the compiled functions were not built; install the package again")
+    return loaded
 
 
 @functools.cache

@@ -60,9 +60,9 @@ def tanh(x):
         p = p * square - 5.37397155531e-2
         p = p * square + 1.33314422036e-1
         p = p * square - 3.33332819422e-1
-    near = x + x * square * p
-    far = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
-    return tl.where(size < 0.625, near, tl.where(x < 0.0, -far, far))
+    polynomial = x + x * square * p
+    quotient = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
+    return tl.where(size < 0.625, polynomial, tl.where(x < 0.0, -quotient, quotient))
 
 
 @triton.jit

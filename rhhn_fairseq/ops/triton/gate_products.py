@@ -22,7 +22,7 @@ def gate_matrix(weight, k: tl.constexpr, N: tl.constexpr, COLS: tl.constexpr):
 def gate_sum(
     k: tl.constexpr,
     a,
-    parts,
+    summands,
     weight,
     h,
     norm,
@@ -37,11 +37,11 @@ def gate_sum(
 ):
     """Gate k's sum, normalised, with the product of the state h; writes it to a [T, B, 4 N] before that.
 
-    ``parts`` are what else is added up, [T, B, 4 N], and more of it, with LD_SIDE elements between rows, or
-    None.
+    ``summands`` are what else is added up, [T, B, 4 N], and more of it, with LD_SIDE elements between rows,
+    or None.
     """
     TYPE: tl.constexpr = a.dtype.element_ty
-    g, side = parts
+    g, side = summands
     _, column, inside, live = where
     of_gate = at * 4 * N + k * N + column
     total = get(g, of_gate, inside, S)
@@ -58,7 +58,7 @@ def gate_sum(
 @triton.jit
 def gate_sums(
     a,
-    parts,
+    summands,
     weight,
     h,
     norm,
@@ -72,10 +72,10 @@ def gate_sums(
     S: tl.constexpr,
 ):
     """The sums of i, f, g, o, normalised, with the product of the state h; as ``gate_sum``."""
-    i = gate_sum(0, a, parts, weight, h, norm, at, where, N, LD_SIDE, EPSILON, PRECISION, COLS, S)
-    f = gate_sum(1, a, parts, weight, h, norm, at, where, N, LD_SIDE, EPSILON, PRECISION, COLS, S)
-    g = gate_sum(2, a, parts, weight, h, norm, at, where, N, LD_SIDE, EPSILON, PRECISION, COLS, S)
-    o = gate_sum(3, a, parts, weight, h, norm, at, where, N, LD_SIDE, EPSILON, PRECISION, COLS, S)
+    i = gate_sum(0, a, summands, weight, h, norm, at, where, N, LD_SIDE, EPSILON, PRECISION, COLS, S)
+    f = gate_sum(1, a, summands, weight, h, norm, at, where, N, LD_SIDE, EPSILON, PRECISION, COLS, S)
+    g = gate_sum(2, a, summands, weight, h, norm, at, where, N, LD_SIDE, EPSILON, PRECISION, COLS, S)
+    o = gate_sum(3, a, summands, weight, h, norm, at, where, N, LD_SIDE, EPSILON, PRECISION, COLS, S)
     return i, f, g, o
 
 

@@ -55,7 +55,7 @@ def output(inner, o, c_norm, where, H: tl.constexpr, EPSILON: tl.constexpr):
 @triton.jit
 def gate(
     k: tl.constexpr,
-    parts,
+    summands,
     norm,
     at,
     where,
@@ -66,7 +66,7 @@ def gate(
     S: tl.constexpr,
 ):
     """The sum of gate k; and that before gain and shift, with one over the deviation, for the backward."""
-    u, gx, d, bias = parts
+    u, gx, d, bias = summands
     row, column, _, live = where
     a = get(u, at * LD_U + k * H + column, live, S)
     if d is not None:
@@ -80,7 +80,7 @@ def gate(
 
 @triton.jit
 def gates(
-    parts,
+    summands,
     norm,
     at,
     where,
@@ -91,10 +91,10 @@ def gates(
     S: tl.constexpr,
 ):
     """The sums of i, f, g, o; and of each that before gain and shift, with one over the deviation."""
-    i, i_normal, i_rstd = gate(0, parts, norm, at, where, B, H, LD_U, EPSILON, S)
-    f, f_normal, f_rstd = gate(1, parts, norm, at, where, B, H, LD_U, EPSILON, S)
-    g, g_normal, g_rstd = gate(2, parts, norm, at, where, B, H, LD_U, EPSILON, S)
-    o, o_normal, o_rstd = gate(3, parts, norm, at, where, B, H, LD_U, EPSILON, S)
+    i, i_normal, i_rstd = gate(0, summands, norm, at, where, B, H, LD_U, EPSILON, S)
+    f, f_normal, f_rstd = gate(1, summands, norm, at, where, B, H, LD_U, EPSILON, S)
+    g, g_normal, g_rstd = gate(2, summands, norm, at, where, B, H, LD_U, EPSILON, S)
+    o, o_normal, o_rstd = gate(3, summands, norm, at, where, B, H, LD_U, EPSILON, S)
     return (i, f, g, o), ((i_normal, i_rstd), (f_normal, f_rstd), (g_normal, g_rstd), (o_normal, o_rstd))
 
 
@@ -140,8 +140,8 @@ def forward(
     before = (t_before * B + row) * H + column
     h_old, c_old = get(h_before, before, inside, S), get(c_before, before, inside, S)
 
-    parts, norm, where = (u, gx, d, bias), (gate_gain, gate_shift), (row, column, inside, live)
-    sums, _ = gates(parts, norm, at, where, B, H, LD_U, EPSILON, S)
+    summands, norm, where = (u, gx, d, bias), (gate_gain, gate_shift), (row, column, inside, live)
+    sums, _ = gates(summands, norm, at, where, B, H, LD_U, EPSILON, S)
     i, f, g, o = sums
     update = kept(tanh(g), keep, (t_keep * B + row) * H + column, live, KEEP_SCALE)
     c_new = sigmoid(f + FORGET_BIAS) * c_old + sigmoid(i) * update
@@ -233,7 +233,7 @@ def spread_gate(
     da,
     gain,
     norm,
-    parts,
+    summands,
     gradients,
     slot,
     at,
@@ -246,7 +246,7 @@ def spread_gate(
 ):
     """``spread`` for gate k."""
     S: tl.constexpr = slot.dtype.element_ty
-    u, gx, d = parts
+    u, gx, d = summands
     du, dgx, dd = gradients
     normal, rstd = norm
     row, column, inside, live = where
@@ -275,7 +275,7 @@ def spread(
     d_gates,
     gain,
     normals,
-    parts,
+    summands,
     gradients,
     slot,
     at,
@@ -289,10 +289,10 @@ def spread(
     """From the gradients of the gates, normalised, to those of their sums, returned, and of the parts."""
     d_i, d_f, d_g, d_o = d_gates
     of_i, of_f, of_g, of_o = normals
-    d_i = spread_gate(0, d_i, gain, of_i, parts, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
-    d_f = spread_gate(1, d_f, gain, of_f, parts, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
-    d_g = spread_gate(2, d_g, gain, of_g, parts, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
-    d_o = spread_gate(3, d_o, gain, of_o, parts, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
+    d_i = spread_gate(0, d_i, gain, of_i, summands, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
+    d_f = spread_gate(1, d_f, gain, of_f, summands, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
+    d_g = spread_gate(2, d_g, gain, of_g, summands, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
+    d_o = spread_gate(3, d_o, gain, of_o, summands, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
     return d_i, d_f, d_g, d_o
 
 
@@ -346,8 +346,8 @@ def backward(
     slot = sums + tl.program_id(0) * 14 * H
     c_old = get(c_before, (t_before * B + row) * H + column, live, S)
 
-    parts, norm = (u, gx, d, bias), (gate_gain, gate_shift)
-    sums_of_gates, normals = gates(parts, norm, at, where, B, H, LD_U, EPSILON, S)
+    summands, norm = (u, gx, d, bias), (gate_gain, gate_shift)
+    sums_of_gates, normals = gates(summands, norm, at, where, B, H, LD_U, EPSILON, S)
     direct = None
     if dh_direct is not None:
         direct = get(dh_direct, own, inside, S)

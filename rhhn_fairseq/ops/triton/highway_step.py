@@ -39,7 +39,7 @@ def product(half: tl.constexpr, u, gx, at, place, column, live, H: tl.constexpr,
 
 
 @triton.jit
-def whole(half: tl.constexpr, a, z, biases, column, layer, biased, H: tl.constexpr, S: tl.constexpr):
+def gate_sum(half: tl.constexpr, a, z, biases, column, layer, biased, H: tl.constexpr, S: tl.constexpr):
     """A half of the sums from its product; ``biased`` are the elements that take the recurrent bias."""
     bias, bias_x = biases
     if z is not None:
@@ -103,8 +103,8 @@ def forward(
         scaling = get(z, place * H + column, live, S) + get(bias_z, layer * H + column, column < H, S)
     h = product(0, u, gx, at, place, column, live, H, S)
     gate = product(1, u, gx, at, place, column, live, H, S)
-    h = tanh(whole(0, h, scaling, (bias, bias_x), column, layer, biased, H, S))
-    gate = sigmoid(whole(1, gate, scaling, (bias, bias_x), column, layer, biased, H, S))
+    h = tanh(gate_sum(0, h, scaling, (bias, bias_x), column, layer, biased, H, S))
+    gate = sigmoid(gate_sum(1, gate, scaling, (bias, bias_x), column, layer, biased, H, S))
     new = (1.0 - gate) * old + kept(gate, keep, (at * L + layer) * H + column, live, KEEP_SCALE) * h
     at_padding = tl.zeros_like(new)
     if LAST:
@@ -183,8 +183,8 @@ def backward(
         scaling = get(z, place * H + column, live, S) + get(bias_z, layer * H + column, column < H, S)
     h_product = product(0, u, gx, at, place, column, live, H, S)
     gate_product = product(1, u, gx, at, place, column, live, H, S)
-    h = tanh(whole(0, h_product, scaling, (bias, bias_x), column, layer, biased, H, S))
-    gate = sigmoid(whole(1, gate_product, scaling, (bias, bias_x), column, layer, biased, H, S))
+    h = tanh(gate_sum(0, h_product, scaling, (bias, bias_x), column, layer, biased, H, S))
+    gate = sigmoid(gate_sum(1, gate_product, scaling, (bias, bias_x), column, layer, biased, H, S))
     keep_place = (at * L + layer) * H + column
     d_h = grad * kept(gate, keep, keep_place, live, KEEP_SCALE) * (1.0 - h * h)
     d_gate = (kept(grad * h, keep, keep_place, live, KEEP_SCALE) - grad * old) * gate * (1.0 - gate)

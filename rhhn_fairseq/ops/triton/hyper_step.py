@@ -30,7 +30,9 @@ STEPS = ["t", "t_before", "B"]
 
 
 @triton.jit
-def part(weight, first, WIDTH: tl.constexpr, N: tl.constexpr, COLUMNS: tl.constexpr, COLS: tl.constexpr):
+def load_columns(
+    weight, first, WIDTH: tl.constexpr, N: tl.constexpr, COLUMNS: tl.constexpr, COLS: tl.constexpr
+):
     """COLUMNS columns of a matrix [N, WIDTH] from the ``first`` on, [COLS, COLUMNS], zeros past it."""
     row, column = tl.arange(0, COLS)[:, None], first + tl.arange(0, COLUMNS)[None, :]
     return tl.load(weight + row * WIDTH + column, mask=(row < N) & (column < WIDTH), other=0.0)
@@ -78,8 +80,8 @@ def forward(
     before = (t_before * B + row) * N + column
     e, c_old = get(h_before, before, inside, TYPE), get(c_before, before, inside, S)
 
-    where, norm, parts = (row, column, inside, live), (gate_gain, gate_shift), (g_hyper, side)
-    i, f, g, o = gate_sums(a, parts, weight_e, e, norm, at, where, N, LD_SIDE, EPSILON, PRECISION, COLS, S)
+    where, norm, summands = (row, column, inside, live), (gate_gain, gate_shift), (g_hyper, side)
+    i, f, g, o = gate_sums(a, summands, weight_e, e, norm, at, where, N, LD_SIDE, EPSILON, PRECISION, COLS, S)
     c_new = sigmoid(f + FORGET_BIAS) * c_old + sigmoid(i) * tanh(g)
     e_new = output(c_new, o, (c_gain, c_shift), where, N, EPSILON).to(TYPE)
     e_new = tl.where(live, e_new, e)
@@ -90,7 +92,7 @@ def forward(
     Z: tl.constexpr = WIDTH // 12
     for first in tl.static_range(0, WIDTH, BLOCK):
         place = first + tl.arange(0, BLOCK)[None, :]
-        new = tl.dot(read, part(weight_z, first, WIDTH, N, BLOCK, COLS), input_precision=PRECISION)
+        new = tl.dot(read, load_columns(weight_z, first, WIDTH, N, BLOCK, COLS), input_precision=PRECISION)
         new += get(bias_z, place, place < WIDTH, S)
         new = new.to(TYPE)
         tl.store(z + at * WIDTH + place, new, mask=(row < B) & (place < WIDTH))
@@ -142,14 +144,14 @@ def backward(
     for first in tl.static_range(0, WIDTH, BLOCK):
         columns = first + tl.arange(0, BLOCK)[None, :]
         embeddings = tl.load(dz + at * WIDTH + columns, mask=(row < B) & (columns < WIDTH), other=0.0)
-        of_block = tl.trans(part(weight_z, first, WIDTH, N, BLOCK, COLS))
+        of_block = tl.trans(load_columns(weight_z, first, WIDTH, N, BLOCK, COLS))
         from_z = tl.dot(embeddings, of_block, from_z, input_precision=PRECISION)
     through = get(dh, row * N + column, inside, S)
     if not PREVIOUS:
         through += from_z
 
-    parts, norm, c_norm = (a, None, None, None), (gate_gain, gate_shift), (c_gain, c_shift)
-    sums_of_gates, normals = gates(parts, norm, at, where, B, N, 4 * N, EPSILON, S)
+    summands, norm, c_norm = (a, None, None, None), (gate_gain, gate_shift), (c_gain, c_shift)
+    sums_of_gates, normals = gates(summands, norm, at, where, B, N, 4 * N, EPSILON, S)
     c_old = get(c_before, (t_before * B + row) * N + column, live, S)
     own, direct = row * N + column, None
     if dh_direct is not None:

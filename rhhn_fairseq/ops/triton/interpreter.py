@@ -7,13 +7,14 @@ float32 off where a GPU rounds it to bfloat16.
 
 import os
 
+import numpy as np
+import torch
+
 
 def mend() -> None:
     """Changes the interpreter of this process, where there is one. To be called once."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
-    import numpy as np
-    import torch
     from triton import language as tl
     from triton.runtime import interpreter
 
@@ -26,11 +27,11 @@ def mend() -> None:
         give = scope[0].set_attr if scope else setattr
         give(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
-    def widened(part):
-        if part.dtype.scalar != tl.bfloat16:
-            return part
+    def widened(operand):
+        if operand.dtype.scalar != tl.bfloat16:
+            return operand
         # The upper half of a float32.
-        numbers = (part.data.astype(np.uint32) << 16).view(np.float32)
+        numbers = (operand.data.astype(np.uint32) << 16).view(np.float32)
         return interpreter.TensorHandle(numbers, tl.float32)
 
     def create_dot(self, a, b, *others):

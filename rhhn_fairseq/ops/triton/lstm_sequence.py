@@ -68,9 +68,9 @@ def forward(
         at = t * B + row
         place = at * H + column
         live = real(inside, mask, at, row < B)
-        where, norm, parts = (row, column, inside, live), (gate_gain, gate_shift), (gx, None)
+        where, norm, summands = (row, column, inside, live), (gate_gain, gate_shift), (gx, None)
         seen = dropped(h_old, gal, own, inside, TYPE)
-        i, f, g, o = gate_sums(u, parts, weight, seen, norm, at, where, H, 0, EPSILON, PRECISION, COLS, S)
+        i, f, g, o = gate_sums(u, summands, weight, seen, norm, at, where, H, 0, EPSILON, PRECISION, COLS, S)
         update = kept(tanh(g), keep, (t * KEEP_T * B + row) * H + column, live, KEEP_SCALE)
         c_new = sigmoid(f + FORGET_BIAS) * c_old + sigmoid(i) * update
         h_new = output(c_new, o, (c_gain, c_shift), where, H, EPSILON)
@@ -135,8 +135,8 @@ def backward(
         place = at * H + column
         live = real(inside, mask, at, row < B)
         where, norm = (row, column, inside, live), (gate_gain, gate_shift)
-        parts = (u, None, None, None)
-        sums_of_gates, normals = gates(parts, norm, at, where, B, H, 4 * H, EPSILON, S)
+        summands = (u, None, None, None)
+        sums_of_gates, normals = gates(summands, norm, at, where, B, H, 4 * H, EPSILON, S)
         before = get(c, place - B * H, live & (t > 0), S) + get(c0, own, live & (t == 0), S)
         dh_new, direct = arriving(through, direct, dy, zone_h, at, where, H, ZONE_H_RATE, S)
         keep_place, scale = (t * KEEP_T * B + row) * H + column, None

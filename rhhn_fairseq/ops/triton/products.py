@@ -1,5 +1,7 @@
 """Which networks are small enough for kernels that multiply by themselves, and how those multiply."""
 
+from typing import Any
+
 import torch
 
 from rhhn_fairseq.ops.gemm import matmul_precision
@@ -20,7 +22,7 @@ def multiplies(units: int, dtype: torch.dtype) -> bool:
     return units <= WIDEST and dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
-def arguments(units: int, matrices: int, dtype: torch.dtype, device: torch.device) -> dict[str, int | str]:
+def arguments(units: int, matrices: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """What these kernels take: tiles, warps, stages, and how float32 is multiplied: as torch does it.
 
     Args:
@@ -33,7 +35,7 @@ def arguments(units: int, matrices: int, dtype: torch.dtype, device: torch.devic
     # A loop reads the next step's matrices ahead where there is room for them, also transposed.
     stages = 2 if 2 * matrices * cols * cols * dtype.itemsize <= _shared(device) else 1
     warps = max(4, cols // 16)
-    return dict(ROWS=ROWS, COLS=cols, PRECISION=precision, num_warps=warps, num_stages=stages)
+    return {"ROWS": ROWS, "COLS": cols, "PRECISION": precision, "num_warps": warps, "num_stages": stages}
 
 
 def _shared(device: torch.device) -> int:

@@ -6,11 +6,12 @@ allocator, so that the loop over a sequence can be captured in a CUDA graph.
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops.buffers import Gated, Highway
+from rhhn_fairseq.ops.buffers import UNSET, Gated, Highway
 from rhhn_fairseq.ops.triton import gated_step, highway_step, hyper_step
 from rhhn_fairseq.ops.triton.products import ROWS, arguments, multiplies
 from rhhn_fairseq.ops.triton.tiles import Tile
@@ -26,7 +27,8 @@ class GatedStep:
         self.p = p
         B, H = p.c0.shape
         tile = Tile.of(B, H)
-        self.d, self.dd = None, None
+        self.d: Tensor = UNSET
+        self.dd: Tensor = UNSET
         # The embeddings by kind, [T, 12, B, Z].
         self.z = None if p.z is None else p.z.unflatten(-1, (12, -1)).transpose(1, 2)
         if p.z is not None and direction == "backward":
@@ -34,7 +36,8 @@ class GatedStep:
             self.z = self.z.to(p.c0.dtype)
         if p.weight_d is not None:
             self.d = p.c0.new_empty(12, B, H)
-            self.dd = torch.empty_like(self.d) if direction == "backward" else None
+            if direction == "backward":
+                self.dd = torch.empty_like(self.d)
         self.guard = on_device(p.u.device)
         self.tensors = buffers_of(p, "u gx bias gate_gain gate_shift c_gain c_shift mask keep zone_h zone_c")
         self.numbers = dict(
@@ -221,22 +224,22 @@ class HighwayStep:
             )
 
 
-def buffers_of(p: Gated | Highway, names: str) -> dict[str, Tensor | None]:
+def buffers_of(p: Gated | Highway, names: str) -> dict[str, Any]:
     """Buffers by name, as kernels take them; masks as bytes.
 
     Raises:
         ValueError: one is not laid out in rows.
     """
-    found = {name: getattr(p, name) for name in names.split()}
-    for name, tensor in found.items():
+    buffers = {name: getattr(p, name) for name in names.split()}
+    for name, tensor in buffers.items():
         if tensor is None:
             continue
         # The rows of an LSTM's u and du may lie apart; GatedStep looks at how.
         if name not in ("u", "du") and not tensor.is_contiguous():
             raise ValueError(f"{name} of strides {tensor.stride()} cannot be given to a Triton kernel")
         if tensor.dtype == torch.bool:
-            found[name] = tensor.view(torch.uint8)
-    return found
+            buffers[name] = tensor.view(torch.uint8)
+    return buffers
 
 
 def _row_stride(name: str, tensor: Tensor) -> int:

@@ -27,7 +27,7 @@ class Tile:
     @property
     def arguments(self) -> dict[str, int]:
         """As kernels take them."""
-        return dict(ROWS=self.rows, COLS=self.cols, num_warps=self.warps)
+        return {"ROWS": self.rows, "COLS": self.cols, "num_warps": self.warps}
 
 
 def power_of_two(n: int) -> int:
