@@ -166,8 +166,8 @@ def test_what_cannot_be_averaged(trained, tmp_path, capsys):
     assert "other.pt has more and" in refused(lambda state: state["model"].update(more=torch.zeros(1)))
     assert f"has {name} and" in refused(lambda state: state["model"].pop(name))
     assert f"{name} holds NaN" in refused(lambda state: state["model"][name].fill_(float("nan")))
-    assert "no table of tensors" in refused(lambda state: state.update(model=[1]))
-    assert "no table of tensors" in refused(lambda state: state["model"].update({name: "text"}))
+    assert "not a table of tensors" in refused(lambda state: state.update(model=[1]))
+    assert "not a table of tensors" in refused(lambda state: state["model"].update({name: "text"}))
     assert "is given twice" in run(capsys, good, good, "--output", output, status=1)
     (tmp_path / "text.pt").write_text("text")
     for path, reason in ((tmp_path / "text.pt", "cannot be read"), (tmp_path / "no.pt", "No such file")):

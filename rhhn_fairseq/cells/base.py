@@ -54,8 +54,8 @@ class CellConfig:
     )
     recompute_steps: int = option(
         0,
-        help="to save memory, keep only the states between parts of so many steps and compute each part "
-        "again in the backward pass; 0 keeps everything",
+        help="to save memory, keep only the states between segments of this many steps, and compute each "
+        "segment again in the backward pass; 0 keeps everything",
         low=0,
     )
 

@@ -87,16 +87,16 @@ def _as_graph(module: nn.Module, tensors: list[Tensor]) -> bool:
         return False
     if torch.is_autocast_enabled(tensors[0].device.type):
         # The graph would read autocast's copies of the weights.
-        return _tell("without CUDA graphs: unsupported under autocast", False)
+        return _tell("without CUDA graphs, which autocast does not support", False)
     if not graphs.possible(tensors[0].device):
-        return _tell("without CUDA graphs: they need a GPU", False)
+        return _tell("without CUDA graphs, which need a GPU", False)
     return _tell("as CUDA graphs", True)
 
 
 def _tell(how: str, found: bool) -> bool:
     if how not in _told:
         _told.add(how)
-        logger.info("steps of decoding run %s", how)
+        logger.info("decoding steps run %s", how)
     return found
 
 

@@ -47,16 +47,18 @@ def one_hot(text_BU: Tensor, symbols: int, dtype: torch.dtype) -> Tensor:
 class WindowConfig(StackConfig):
     """A stack's options, counted with the first layer, and those of its window."""
 
-    symbols: int = option(help="number of characters a text may have, the width of the window", low=1)
+    symbols: int = option(help="different characters, the width of the window", low=1)
     window: int = option(10, help="Gaussians of the window", low=1)
     points_per_symbol: float = option(25.0, help="steps a character takes at the start of training", low=0.1)
 
     def __post_init__(self):
         super().__post_init__()
         if self.bidirectional_layers or self.context_size:
-            raise UsageError("WindowStack: it reads forwards and has no context besides the window")
+            raise UsageError("WindowStack: it reads forwards only, and its one context is the window")
         if self.residual_from == 1:
-            raise UsageError("WindowStack: residual_from=1, but the first layer reads points; 2 or more")
+            raise UsageError(
+                "WindowStack: residual_from=1, but the first layer reads points; the smallest is 2"
+            )
 
     def upper(self) -> StackConfig:
         """The layers above the first one."""

@@ -187,11 +187,7 @@ def _torch_nn_drawback(request: Request) -> str | None:
         return None
     if request.dtype != torch.float32 or request.rounds:
         return "its states would not be float32"
-    return (
-        f"slower than the loops of this package beyond {NARROW} units"
-        if request.hidden_size > NARROW
-        else None
-    )
+    return f"slower than this package beyond {NARROW} units" if request.hidden_size > NARROW else None
 
 
 def _aten_drawback(request: Request) -> str | None:

@@ -112,7 +112,9 @@ def preferred(asked: str | None) -> str:
     check_policy()
     gemm = asked or ("native" if mkl_is_slow() and native.multiplies() else "torch")
     if gemm != "torch":
-        logger.info("float32 matrix products on the CPU are compiled code (RHHN_MATMUL=torch for torch's)")
+        logger.info(
+            "float32 products on the CPU use the compiled code of this package (RHHN_MATMUL=torch uses torch)"
+        )
     return gemm
 
 

@@ -145,7 +145,7 @@ class Recordings:
             return True
         if self.refused == 0 and self.patience == PATIENCE:
             logger.info(
-                "no room for more CUDA graphs than %d (%.1f GB): other calls run without",
+                "no room for more than %d CUDA graphs (%.1f GB): other calls run without one",
                 len(self.kept),
                 self._size() / 1e9,
             )
@@ -170,7 +170,7 @@ class Recordings:
             self._let_go()
             if not isinstance(error, torch.OutOfMemoryError):
                 raise
-            logger.info("no memory to record a CUDA graph: such calls run without")
+            logger.info("out of memory while recording a CUDA graph: calls like it run without one")
             self.too_large.add(key)
 
     def _let_go(self) -> None:

@@ -71,7 +71,7 @@ def expand_noise(noise: Noise | None, name: str, *shape: int) -> Tensor | None:
     if not fits or any(given not in (1, size) for given, size in zip(draw.shape, shape, strict=True)):
         raise UsageError(
             f"noise {name!r} has shape {tuple(draw.shape)}, this operation reads {shape} "
-            "(RHHN_KERNEL=reference reads whatever a step can use)"
+            "(RHHN_KERNEL=reference takes every shape that a step can use)"
         )
     return draw.expand(shape).contiguous()
 

@@ -39,10 +39,10 @@ def obstacle(device: torch.device) -> str | None:
 def missing() -> str | None:
     """What has to be installed first; None if nothing."""
     if importlib.util.find_spec("triton") is None:
-        return "triton needs the package of that name: pip install triton"
+        return "the package triton is not installed: pip install triton"
     version = _version()
     if tuple(int(number) for number in version.split(".")[:2]) < OLDEST:
-        return f"triton has to be {'.'.join(map(str, OLDEST))} or newer, here it is {version}"
+        return f"triton must be {'.'.join(map(str, OLDEST))} or newer, found {version}"
     return None
 
 
