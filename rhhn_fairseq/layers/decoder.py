@@ -1,12 +1,12 @@
 """The decoder of GNMT: a bottom layer and its attention, and layers above that all read the context.
 
 Two forms. ``paper`` (Wu et al. 2016): the bottom layer's output of the step before is the query, and the
-context goes to every layer, the bottom one too, so attention is part of its recurrence. ``v2`` (NVIDIA's
+context goes to every layer, the bottom one too, so attention is inside its recurrence. ``v2`` (NVIDIA's
 GNMT v2): the bottom layer's current output is the query and the context goes to the layers above, so that
 attention and every layer are one call for the whole sequence.
 
-In either form ``context_to_output`` gives the context a way to the output layer that passes no recurrent
-layer, as Luong et al. 2015 (arXiv 1508.04025, equation 5) have it: ``tanh([y, context] W_o)``.
+In either form ``context_to_output`` connects the context to the output layer without a recurrent layer
+between them, as Luong et al. 2015 (arXiv 1508.04025, equation 5) have it: ``tanh([y, context] W_o)``.
 
 Shapes: T target time, S source time, B batch, C input, H hidden, M memory.
 """

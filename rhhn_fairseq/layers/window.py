@@ -106,8 +106,7 @@ class WindowCell(nn.Module):
     """A cell that reads ``[x; w]``, the window of its own output of the step before.
 
     Its state is the cell's, then w [B, V] and kappa [B, K]. The input's columns are projected outside the
-    loop over time, the window's and what the cell can do in a pass of its own, such as running a
-    hypernetwork, inside.
+    loop over time. The window's columns are projected inside, where ``Cell.prepare`` runs as well.
 
     Args:
         cell: reads an input of width ``C + V``. window: has the same sizes.

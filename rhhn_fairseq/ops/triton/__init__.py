@@ -1,4 +1,4 @@
-"""The point-wise part of a time step as Triton kernels, for CUDA devices; the C++ one's counterpart.
+"""Point-wise work of a time step as Triton kernels, for CUDA devices; the counterpart of the C++ code.
 
 One kernel a step for LSTM and highway networks, each program with whole rows of the batch, so that layer
 normalisation needs no other program. A HyperLSTM's scaling vectors d, and the gradients that belong to them,
@@ -26,7 +26,7 @@ from rhhn_fairseq.ops.buffers import Gated, Highway
 from rhhn_fairseq.ops.triton.tiles import Tile
 
 OLDEST = (3, 4)
-"""The first version that compiles the kernels: those before know tuples in parts or not at all."""
+"""The first version that compiles the kernels. Earlier ones lack tuples, or some uses of them."""
 
 
 def obstacle(device: torch.device) -> str | None:
@@ -121,7 +121,7 @@ def hypernetwork_forward(
         hyper, main: the buffers of either network.
         weights: weight_e, weight_z and bias_z, see ``hyper_lstm.Weights``.
         inputs: what the gates' sums begin with, [T, B, 4 N], and what the main network's h adds to them,
-            whose rows may lie apart.
+            which may have gaps between rows.
         previous: z comes from the hypernetwork's state of the step before.
     """
     from rhhn_fairseq.ops.triton import steps
