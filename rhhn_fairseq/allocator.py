@@ -61,7 +61,7 @@ def keep_freed_memory() -> None:
     c.mallopt(M_TRIM_THRESHOLD, -1)
     _reserve(c, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
     _kept = True
-    logger.info("freed memory is kept for the next update (%s=0 gives it back)", VARIABLE)
+    logger.info("this process keeps freed memory for the next update (%s=0 gives it back)", VARIABLE)
 
 
 def _allocator_is_chosen() -> bool:

@@ -178,7 +178,7 @@ def _weights(state: dict, path, ema: bool) -> dict[str, torch.Tensor]:
     if weights is None:
         raise UsageError(f"--ema: {path} holds no such weights; train with --store-ema")
     if not isinstance(weights, dict) or not all(isinstance(one, torch.Tensor) for one in weights.values()):
-        raise UsageError(f"checkpoint {path}: its model is no table of tensors")
+        raise UsageError(f"checkpoint {path}: its model is not a table of tensors")
     return weights
 
 
@@ -187,7 +187,7 @@ def _check_alike(first, expected: dict, path, weights: dict) -> None:
     for name in (*expected, *weights):
         if name not in weights or name not in expected:
             here, elsewhere = (path, first) if name in weights else (first, path)
-            raise UsageError(f"{here} has {name} and {elsewhere} has not; {advice}")
+            raise UsageError(f"{here} has {name} and {elsewhere} does not; {advice}")
         one, other = expected[name], weights[name]
         if one.shape != other.shape:
             raise UsageError(

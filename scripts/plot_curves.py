@@ -27,10 +27,10 @@ def main(argv=None) -> None:
     add("--metric", default="accuracy", help="name of the figure (default: %(default)s)")
     add("--subsets", default="valid", help="such as valid,train_inner (default: %(default)s)")
     add("--png", metavar="FILE", help="where to draw the curves")
-    add("--table", metavar="FILE", help="where to write the table as well, as Markdown")
+    add("--table", metavar="FILE", help="write a table there, as Markdown")
     add("--better", choices=curves.BETTER, help="which value is the best (default: by the metric's name)")
     add("--threshold", type=float, metavar="VALUE", help="draw a line there, and say when it was reached")
-    add("--title", help="of the picture")
+    add("--title", help="title of the picture")
     add("--log-scale", action="store_true", help="logarithmic axis for the metric")
     args = parser.parse_args(argv)
 

@@ -58,7 +58,11 @@ def parse_arguments(argv):
 
     recorded = subparsers.add_parser("iam", parents=[common], help="IAM-OnDB")
     recorded.add_argument(
-        "--from-dir", type=Path, required=True, metavar="DIR", help="holds its archives, or what was in them"
+        "--from-dir",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="directory of its archives, or their contents",
     )
     recorded.add_argument(
         "--protocol",
@@ -74,9 +78,9 @@ def parse_arguments(argv):
         "--input", type=Path, nargs="+", required=True, metavar="PATH", help=".npz, .npy, or a folder of .npy"
     )
     arrays.add_argument(
-        "--split", metavar="P/P/P", default="90/5/5", help="for what has no splits (%(default)s)"
+        "--split", metavar="P/P/P", default="90/5/5", help="shares of an input without splits (%(default)s)"
     )
-    arrays.add_argument("--seed", type=int, default=1, help="of that split (default: %(default)s)")
+    arrays.add_argument("--seed", type=int, default=1, help="seed of that split (default: %(default)s)")
     arrays.add_argument(
         "--first-row",
         choices=FIRST_ROWS,

@@ -48,7 +48,7 @@ def parse_arguments(argv):
 
     multi30k = subparsers.add_parser("multi30k", parents=[common], help="image captions, English to French")
     multi30k.add_argument(
-        "--from-dir", type=Path, required=True, metavar="DIR", help="holds train.en, train.en.gz, ..."
+        "--from-dir", type=Path, required=True, metavar="DIR", help="directory of train.en, train.en.gz, ..."
     )
     add_options(
         multi30k, CleaningConfig(**corpora.MULTI30K_CLEANING), PiecesConfig(**corpora.MULTI30K_PIECES)
@@ -75,7 +75,7 @@ def parse_arguments(argv):
 
     made = subparsers.add_parser("synthetic", parents=[common], help="numbers, dates, times and amounts")
     made.add_argument("--pairs", type=int, default=20_000, help="pairs to train on (default: %(default)s)")
-    made.add_argument("--seed", type=int, default=1, help="another gives other pairs (default: %(default)s)")
+    made.add_argument("--seed", type=int, default=1, help="seed of the pairs (default: %(default)s)")
     add_options(made, CleaningConfig(), PiecesConfig(**synthetic.PIECES))
 
     files = subparsers.add_parser("files", parents=[common], help="your own files")

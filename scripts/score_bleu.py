@@ -29,9 +29,11 @@ def main(argv=None) -> None:
     parser.add_argument(
         "--samples", type=int, default=1000, help="resamplings of the test set (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=12345, help="of the resampling (default: %(default)s)")
     parser.add_argument(
-        "--language", default="fr", help="whose rules tokenise for the tokenised BLEU (default: %(default)s)"
+        "--seed", type=int, default=12345, help="seed of the resampling (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--language", default="fr", help="language of the tokeniser for tokenised BLEU (default: %(default)s)"
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     args = parser.parse_args(argv)

@@ -74,16 +74,16 @@ def parse_arguments(argv):
     )
     add("--data", metavar="DIR", help="directory of its dictionaries (default: where it was trained)")
     add("--sentencepiece-model", metavar="FILE", help="default: pieces.model in the data directory")
-    add("--source-lang", metavar="LANG", help="where neither checkpoint nor data directory says it")
-    add("--target-lang", metavar="LANG", help="likewise")
+    add("--source-lang", metavar="LANG", help="source language (default: from the checkpoint or the data)")
+    add("--target-lang", metavar="LANG", help="target language (default: from the checkpoint or the data)")
     add("--input", metavar="FILE", help="text to translate (default: standard input)")
     add("--output", metavar="FILE", help="written when all is translated (default: standard output)")
     add("--json", action="store_true", help="JSON lines with scores instead of text")
-    add("--errors", choices=("strict", "replace"), default="strict", help="for input that is not UTF-8")
+    add("--errors", choices=("strict", "replace"), default="strict", help="input that is not UTF-8")
     add("--beam", type=int, default=5, help="hypotheses followed at a time (default: %(default)s)")
     add("--nbest", type=int, default=1, help="translations a line, needs --json (default: %(default)s)")
-    add("--max-len-a", type=float, default=1.0, metavar="A", help="a translation has no more pieces than A")
-    add("--max-len-b", type=int, default=200, metavar="B", help="times the source's plus B (default: 1, 200)")
+    add("--max-len-a", type=float, default=1.0, metavar="A", help="a translation has at most A times the")
+    add("--max-len-b", type=int, default=200, metavar="B", help="source's pieces plus B (default: 1, 200)")
     add("--lenpen", type=float, default=1.0, help="exponent of the length in scores (default: %(default)s)")
     add("--length-penalty", metavar="NAME:ALPHA", help="of --task gnmt_translation")
     add("--coverage-penalty", type=float, metavar="BETA", help="of --task gnmt_translation")
@@ -101,7 +101,7 @@ def parse_arguments(argv):
         metavar="N",
         help=f"most lines read before any is written (default: {BUFFER_SIZE}, at a terminal 1)",
     )
-    add("--cpu", action="store_true", help="leave a GPU alone")
+    add("--cpu", action="store_true", help="run on the CPU where there is a GPU too")
     return parser.parse_args(argv)
 
 

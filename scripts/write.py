@@ -63,14 +63,14 @@ def parse_arguments(argv):
     )
     add("--bias", type=float, default=0.0, help="0 is the model's own hand, larger is tidier (default: 0)")
     add("--temperature", type=float, default=1.0, help="below 1 is tidier (default: 1)")
-    add("--seed", type=int, default=1, help="of the draws (default: %(default)s)")
+    add("--seed", type=int, default=1, help="seed of the random numbers (default: %(default)s)")
     add("--prime", metavar="LINE", help="a line to read first: SPLIT:NUMBER of the data, or a .npy file")
-    add("--prime-text", metavar="TEXT", help="what is written there (default: what the data say)")
-    add("--prime-points", type=int, metavar="N", help="read only its first N points")
+    add("--prime-text", metavar="TEXT", help="text of the primed line (default: from the data)")
+    add("--prime-points", type=int, metavar="N", help="read only the first N points of the primed line")
     add("--y-up", action="store_true", help="y grows upwards in the .npy file of --prime")
     add("--data", metavar="DIR", help="data directory of --prime (default: where it was trained)")
     add("--columns", type=int, default=1, help="lines side by side in the picture (default: %(default)s)")
-    add("--no-changes", action="store_true", help="leave out how the weights change")
+    add("--no-changes", action="store_true", help="do not draw how the weights change")
     return parser.parse_args(argv)
 
 

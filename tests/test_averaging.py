@@ -168,7 +168,8 @@ def test_what_cannot_be_averaged(trained, tmp_path, capsys):
     assert f"has {name} and" in refused(lambda state: state["model"].pop(name))
     assert f"{name} holds NaN" in refused(lambda state: state["model"][name].fill_(float("nan")))
     assert "model is of type list" in refused(lambda state: state.update(model=[1]))
-    assert "is of type str, not a named tensor" in refused(lambda state: state["model"].update({name: "text"}))
+    refusal = refused(lambda state: state["model"].update({name: "text"}))
+    assert "is of type str, not a named tensor" in refusal
     assert "is given twice" in run(capsys, good, good, "--output", output, status=1)
     (tmp_path / "text.pt").write_text("text")
     for path, reason in ((tmp_path / "text.pt", "cannot be read"), (tmp_path / "no.pt", "No such file")):

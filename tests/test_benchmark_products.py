@@ -69,5 +69,5 @@ def test_what_cannot_work_is_refused(changes, message):
 
 def test_a_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UsageError, match="device='cuda', but these products are the CPU's"):
+    with pytest.raises(UsageError, match="device='cuda', but these products run on the CPU"):
         products.Config(device="cuda")

@@ -114,7 +114,7 @@ def test_an_ensemble_has_a_graph_for_each_model(imitated, monkeypatch):
 def test_where_there_is_no_gpu_it_is_said_once(told):
     model, dictionary = _model()
     _hypotheses([model], dictionary, _sentences([4, 6], dictionary))
-    assert told() == ["steps of decoding run without CUDA graphs: they need a GPU"]
+    assert told() == ["decoding steps run without CUDA graphs, which need a GPU"]
 
 
 def test_batches_share_graphs(imitated):
@@ -187,8 +187,8 @@ def test_not_under_autocast(imitated, told):
     assert model.decoder not in decoding._recordings
     _hypotheses([model], dictionary, sample)
     assert told() == [
-        "steps of decoding run without CUDA graphs: unsupported under autocast",
-        "steps of decoding run as CUDA graphs",
+        "decoding steps run without CUDA graphs, which autocast does not support",
+        "decoding steps run as CUDA graphs",
     ]
 
 

@@ -364,7 +364,7 @@ def test_lines_without_a_text_are_left_out_where_texts_are_read(words, tmp_path)
     task.load_dataset("train")
     assert len(task.datasets["train"]) == 23
     (copy / "valid.jsonl").write_text('{"name": "a"}\n')
-    with pytest.raises(UsageError, match="the valid split .* has no line with a text, which --window reads"):
+    with pytest.raises(UsageError, match="the valid split .* has no line with a text, but --window reads"):
         task.load_dataset("valid")
 
 

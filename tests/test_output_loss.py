@@ -127,7 +127,7 @@ def test_criterion_is_fairseqs(share, prefix):
 def test_refusals():
     with pytest.raises(UsageError, match="--output-chunk 0 is too small"):
         ChunkedCrossEntropy(_Task, False, 0.1, output_chunk=0)
-    with pytest.raises(UsageError, match="Linear gives it no output layer"):
+    with pytest.raises(UsageError, match="Linear has no output layer"):
         ChunkedCrossEntropy(_Task, False, 0.1)(torch.nn.Linear(2, 2), {})
 
 

@@ -131,7 +131,7 @@ def test_impossible_stacks_are_refused(options, reason):
 def test_state_of_a_bidirectional_stack_is_refused():
     stack = _stack(layers=1, bidirectional_layers=1)
     _, final = stack(_x())
-    with pytest.raises(UsageError, match="cannot go on from a state"):
+    with pytest.raises(UsageError, match="cannot start from a state"):
         stack(_x(), final)
     with pytest.raises(UsageError, match="state has 1 tensors, expected 2"):
         _stack()(_x(), final[:1])

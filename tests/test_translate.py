@@ -370,7 +370,7 @@ def test_pieces_and_dictionaries_have_to_fit(translate, data, other_pieces, tmp_
         text = (data / f"dict.{language}.txt").read_text(encoding="utf-8")
         (tmp_path / f"dict.{language}.txt").write_text(text + "more 1\n", encoding="utf-8")
     error = translate(b"one\n", "--data", tmp_path, status=1)
-    assert "name them with --source-lang and --target-lang" in error
+    assert "give --source-lang and --target-lang" in error
     languages = ["--source-lang", "en", "--target-lang", "fr"]
     error = translate(b"one\n", "--data", tmp_path, *languages, status=1)
     assert "does not fit its model: " in error and "[48, 64]" in error and "[49, 64]" in error

@@ -196,7 +196,7 @@ def test_too_old_a_version_is_named(monkeypatch):
     monkeypatch.setattr(implementation, "_version", lambda: "3.3.1+git")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("RHHN_KERNEL", "triton")
-    with pytest.raises(UsageError, match=r"RHHN_KERNEL=triton: .*has to be 3.4 or newer, .* 3.3.1\+git"):
+    with pytest.raises(UsageError, match=r"RHHN_KERNEL=triton: .*must be 3.4 or newer, found 3.3.1\+git"):
         build_cell("lstm", 4, 5)(torch.randn(2, 2, 4))
 
 

@@ -132,7 +132,7 @@ def test_refused_writing():
         write(reading, config, ["a", ""])
     with pytest.raises(UsageError, match="--text: the model has not read '!z', only ' abcdeh'"):
         write(reading, config, ["az!"])
-    with pytest.raises(UsageError, match="p: has no text, which a model with a window reads"):
+    with pytest.raises(UsageError, match="p: has no text, but a model with a window reads"):
         write(reading, config, ["a"], Line("p", np.zeros((3, 3))))
     for options, reason in (
         ({"lines": 0}, "--lines 0 is too small, the smallest is 1"),

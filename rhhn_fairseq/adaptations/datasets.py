@@ -48,7 +48,7 @@ def check_indexed(prefix: str, entries: int | None) -> None:
     if head.startswith(OTHER_MAGIC):
         return
     if len(head) < HEAD.size or not head.startswith(MAGIC):
-        raise UsageError(f"{index}: is damaged or no index of fairseq's; prepare the data again")
+        raise UsageError(f"{index}: is damaged, or not an index of fairseq's; prepare the data again")
     _, version, code, sentences = HEAD.unpack(head)
     if version != 1 or code not in TYPES:
         raise UsageError(f"{index}: is of version {version} and type {code}, which fairseq does not know")
@@ -113,7 +113,7 @@ def check_data_files() -> bool:
             raise
         except (ValueError, RuntimeError) as error:
             text = " ".join(str(error).split())
-            raise UsageError(f"{f}: is no dictionary of fairseq's: {text[:160]}") from error
+            raise UsageError(f"{f}: is not a dictionary of fairseq's: {text[:160]}") from error
 
     @functools.wraps(load_split)
     def load_dataset(self, split, epoch=None, **kwargs):

@@ -9,7 +9,7 @@ import warnings
 # package's, appear in every run on the CPU or a GPU, and tell its user nothing that could be acted upon.
 KNOWN_WARNINGS = (
     (FutureWarning, r"`torch\.cuda\.amp\.(autocast|GradScaler)\(args", r"fairseq\..*"),
-    # cuDNN's LSTM and GRU of kernels/torch_nn.py get their weights as the cell has them.
+    # cuDNN's LSTM and GRU of ops/torch_nn.py get their weights as the cell has them.
     (UserWarning, r"RNN module weights are not part of single contiguous chunk", r"rhhn_fairseq\..*"),
     (UserWarning, r"amp_C fused kernels unavailable", r"fairseq\..*"),
     # A damaged checkpoint, of which the error that follows says more.

@@ -59,7 +59,9 @@ def keep_master_weights() -> bool:
             return
         masters = _flat_or_not(self.fp32_params)
         if [weights.shape for weights in saved] != [weights.shape for weights in masters]:
-            logger.warning("the checkpoint's float32 weights are of other sizes: the rounded ones are taken")
+            logger.warning(
+                "the checkpoint's float32 weights have other sizes: training goes on from the rounded ones"
+            )
             return
         for weights, exact in zip(masters, saved, strict=True):
             exact = exact.to(weights.device)

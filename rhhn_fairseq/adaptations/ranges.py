@@ -177,9 +177,9 @@ def _json(name: str, text: str) -> dict[str, object]:
     try:
         inner = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{name} {text} is no JSON ({error}), it takes such as '{{\"beam\": 4}}'") from error
+        raise UsageError(f"{name} {text} is not JSON ({error}), an example is '{{\"beam\": 4}}'") from error
     if not isinstance(inner, dict):
-        raise UsageError(f"{name} {text} is no JSON object, it takes such as '{{\"beam\": 4}}'")
+        raise UsageError(f"{name} {text} is not a JSON object, an example is '{{\"beam\": 4}}'")
     return {f"{name} {key}": value for key, value in inner.items()}
 
 

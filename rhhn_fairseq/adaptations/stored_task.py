@@ -99,7 +99,7 @@ def stored_defaults(given: dict) -> dict[str, object]:
         other = isinstance(spec.default, str) and spec.default.startswith("${")
         if spec.name in task and spec.name not in ("_name", "data") and not other:
             stored[spec.name] = task[spec.name]
-    logger.info("--task %s and its options are those of %s", name, path)
+    logger.info("--task %s and its options come from %s", name, path)
     return stored
 
 

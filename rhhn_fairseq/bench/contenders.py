@@ -56,8 +56,8 @@ class SizesConfig(BenchConfig):
     backends: tuple = option((), help="names of backends, separated by commas; empty for all there are")
     recompute_steps: int = option(
         0,
-        help="adds each cell on its first backend in parts of so many steps that are computed again in the "
-        "backward pass, see the cells' option of that name",
+        help="adds each cell on its first backend with segments of this many steps, which are computed again "
+        "in the backward pass; see the cells' option of that name",
         low=0,
     )
 

@@ -132,15 +132,13 @@ def backends_of(model: nn.Module, config: TranslationConfig) -> list[str]:
     cells = [module for module in model.modules() if isinstance(module, Cell)]
     if not cells:
         return ["torch"]
-    of_cells = [
-        available_backends(cell, config.device, DTYPES[config.dtype], padded=True) for cell in cells
-    ]
+    of_cells = [available_backends(cell, config.device, DTYPES[config.dtype], padded=True) for cell in cells]
     common = [name for name in max(of_cells, key=len) if all(name in names for names in of_cells)]
     recorded = in_graphs(common, config.device)
     for name in config.backends:
         if name not in (PREFERRED, *common, *recorded):
             there = ", ".join((PREFERRED, *common, *recorded))
-            raise UsageError(f"backends={name!r} is none that all cells of a model have, choose from {there}")
+            raise UsageError(f"backends={name!r} does not run all cells of a model, choose from {there}")
     if config.backends:
         return list(config.backends)
     differs = any(len(names) > 1 for names in of_cells)

@@ -181,7 +181,7 @@ def _resident(field: str = "VmRSS") -> int:
     try:
         status = Path("/proc/self/status").read_text()
     except OSError as error:
-        raise UsageError("memory: the CPU's part needs the /proc of Linux") from error
+        raise UsageError("memory: measuring on the CPU needs the /proc of Linux") from error
     return 1024 * int(re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)[1])
 
 

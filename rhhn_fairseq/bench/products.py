@@ -42,7 +42,7 @@ class Config(BenchConfig):
     def __post_init__(self):
         super().__post_init__()
         if torch.device(self.device).type != "cpu":
-            raise UsageError(f"Bench: device={self.device!r}, but these products are the CPU's")
+            raise UsageError(f"Bench: device={self.device!r}, but these products run on the CPU")
         for shape in self.shapes:
             if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", shape):
                 raise UsageError(f"Bench: shapes={shape!r} is no shape, write 128x1000x4000 for example")

@@ -19,7 +19,7 @@ def interleave(keys: Sequence[Hashable], repeats: int, measure: Callable) -> dic
 
     Where a key names a backend in CUDA graphs two are, since they are recorded the second time.
 
-    Freed memory is kept meanwhile and afterwards, as in training; see ``kernels.heap``.
+    Freed memory is kept meanwhile and afterwards, as in training; see ``rhhn_fairseq.allocator``.
 
     Args:
         measure: from a key to seconds, or to a tuple of seconds.

@@ -3,8 +3,8 @@
 Shapes: T time, B batch, C input, H hidden, G gates times H. Row vectors: an input [B, C] meets its
 weight as ``x_BC @ W_CG``.
 
-A cell owns its equations (``step``), the part of them that is affine in the input alone (``input_maps``)
-and the part that never reads the main state (``prepare``). The loop over time, masks, carried state and
+A cell owns its equations (``step``), what is affine in the input alone (``input_maps``) and what never reads
+the main state (``prepare``). The loop over time, masks, carried state and
 beam reordering are written once, here and in ``ops``. A cell with a fused operation hands its parameters
 to it (``run_operation``).
 """
@@ -54,8 +54,8 @@ class CellConfig:
     )
     recompute_steps: int = option(
         0,
-        help="to save memory, keep only the states between parts of so many steps and compute each part "
-        "again in the backward pass; 0 keeps everything",
+        help="to save memory, keep only the states between segments of this many steps, and compute each "
+        "segment again in the backward pass; 0 keeps everything",
         low=0,
     )
 
@@ -119,7 +119,7 @@ class Cell(nn.Module):
         self.state_sizes = (config.hidden_size,)
 
     def input_maps(self) -> tuple[InputMap, ...]:
-        """All that is affine in the input alone: a weight [C, ·] and a bias [·] or None for each part."""
+        """All that is affine in the input alone: pairs of a weight [C, ·] and a bias [·] or None."""
         raise NotImplementedError(f"{type(self).__name__} has no input maps")
 
     def maps_of(self, columns: slice) -> tuple[InputMap, ...]:
@@ -132,7 +132,7 @@ class Cell(nn.Module):
         return tuple((weight[columns], bias if first else None) for weight, bias in self.input_maps())
 
     def project(self, x_TBC: Tensor, gemm: str | None = None) -> tuple[Tensor, ...]:
-        """The input's part of every equation, [T, B, ·], in the order ``step`` takes them.
+        """What the input adds to every equation, [T, B, ·], in the order in which ``step`` takes them.
 
         One GEMM a weight for the whole sequence.
 

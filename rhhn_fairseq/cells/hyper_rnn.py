@@ -55,7 +55,7 @@ class ScalingVectors(nn.Module):
         start: the value at which every d starts.
         init: "paper" gives every map from z to d the same constant, as the reference implementation
             does. Then all Z dimensions stay equal under gradient descent and each map keeps rank 1.
-            "broken_symmetry" adds a normal part, so that each d starts at ``start`` within about a tenth.
+            "broken_symmetry" adds a normal term, so that each d starts at ``start`` within about a tenth.
     """
 
     def __init__(self, hyper_size, hyper_embed_size, hidden_size, gates, start, init):

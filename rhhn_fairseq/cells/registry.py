@@ -9,7 +9,7 @@ from rhhn_fairseq.errors import UsageError
 
 @dataclass(frozen=True)
 class CellEntry:
-    """What is known of a cell by its name.
+    """A cell in the register.
 
     Attributes:
         cell: the class. config: its configuration class.

@@ -46,7 +46,7 @@ class ChunkedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         if not hasattr(getattr(decoder, "output", None), "parts"):
             name = type(model).__name__
             raise UsageError(
-                f"--criterion chunked_cross_entropy: {name} gives it no output layer to work on; "
+                f"--criterion chunked_cross_entropy: {name} has no output layer that it can use; "
                 "use label_smoothed_cross_entropy"
             )
         features, _ = model(**sample["net_input"], features_only=True)

@@ -154,8 +154,8 @@ class FeedbackCell(nn.Module):
     """A cell that reads ``[x; context]``, the context queried by its own output of the step before.
 
     GNMT's bottom decoder layer as printed (Wu et al. 2016, equation 4 and figure 1). Its state is the
-    cell's: the context of a step follows from the state before it. Whatever the cell can do in a pass of
-    its own, such as running a hypernetwork, it does here step by step.
+    cell's: the context of a step follows from the state before it. ``Cell.prepare``, which runs a
+    hypernetwork for example, runs here step by step.
 
     Args:
         cell: reads an input of width ``C + M``. attention: queried by the cell's output.
@@ -181,7 +181,7 @@ class FeedbackCell(nn.Module):
             last step.
 
         Raises:
-            UsageError: the input has not the width that the context leaves of the cell's.
+            UsageError: the widths of input and context do not add up to that of the cell's input.
         """
         T, B, C = x_TBC.shape
         M = memory.values_NSM.shape[-1]

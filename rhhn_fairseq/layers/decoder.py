@@ -1,12 +1,12 @@
 """The decoder of GNMT: a bottom layer and its attention, and layers above that all read the context.
 
 Two forms. ``paper`` (Wu et al. 2016): the bottom layer's output of the step before is the query, and the
-context goes to every layer, the bottom one too, so attention is part of its recurrence. ``v2`` (NVIDIA's
+context goes to every layer, the bottom one too, so attention is inside its recurrence. ``v2`` (NVIDIA's
 GNMT v2): the bottom layer's current output is the query and the context goes to the layers above, so that
 attention and every layer are one call for the whole sequence.
 
-In either form ``context_to_output`` gives the context a way to the output layer that passes no recurrent
-layer, as Luong et al. 2015 (arXiv 1508.04025, equation 5) have it: ``tanh([y, context] W_o)``.
+In either form ``context_to_output`` connects the context to the output layer without a recurrent layer
+between them, as Luong et al. 2015 (arXiv 1508.04025, equation 5) have it: ``tanh([y, context] W_o)``.
 
 Shapes: T target time, S source time, B batch, C input, H hidden, M memory.
 """
@@ -40,9 +40,9 @@ ATTENTION_SCORES = ("additive", "general")
 class DecoderConfig(StackConfig):
     """A stack's options, counted with the bottom layer, and those of the attention."""
 
-    attention: str = option("paper", help="where the query and the context are", choices=ATTENTION_FORMS)
+    attention: str = option("paper", help="form of the attention", choices=ATTENTION_FORMS)
     attention_score: str = option(
-        "additive", help="a hidden layer, or Luong's product of query and source", choices=ATTENTION_SCORES
+        "additive", help="how a source position is scored", choices=ATTENTION_SCORES
     )
     attention_size: int = option(help="width of the additive attention's hidden layer", low=1)
     attention_normalised: bool = option(False, help="normalise the attention's output vector")
@@ -54,7 +54,9 @@ class DecoderConfig(StackConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.bidirectional_layers:
-            raise UsageError(f"Decoder: bidirectional_layers={self.bidirectional_layers}, it reads forwards")
+            raise UsageError(
+                f"Decoder: bidirectional_layers={self.bidirectional_layers}, but it reads forwards only"
+            )
         if self.context_size < 1:
             raise UsageError(f"Decoder: context_size={self.context_size} is too small, the smallest is 1")
         if self.attention == "v2" and self.layers < 2:
@@ -63,7 +65,9 @@ class DecoderConfig(StackConfig):
                 "few; take 2 or more, or the paper's form"
             )
         if self.residual_from == 1:
-            raise UsageError("Decoder: residual_from=1, but the bottom layer reads embeddings; 2 or more")
+            raise UsageError(
+                "Decoder: residual_from=1, but the bottom layer reads embeddings; the smallest is 2"
+            )
 
     def build_attention(self) -> Attention:
         """The attention's half on the decoder's side."""

@@ -1,8 +1,8 @@
 """A step of beam search as one CUDA graph: embedding, layers, attention and output layer in a single launch.
 
-A graph has fixed shapes. Sentences are filled up to a power of two and source positions to a multiple of
-``POSITIONS``, so that the batches of a corpus share a few graphs and a batch whose sentences end one by
-one changes graph a few times only. Beam search's reordering of the state is part of the step.
+A graph has fixed shapes. Sentences are padded to a power of two and source positions to a multiple of
+``POSITIONS``. So the batches of a corpus share a few graphs, and a batch in which sentences end one by one
+changes its graph only a few times. The step includes beam search's reordering of the state.
 
 Off unless ``RHHN_CUDA_GRAPHS=1``; see ``ops/graphs.py``.
 
@@ -24,11 +24,11 @@ from rhhn_fairseq.ops import graphs, policy
 logger = logging.getLogger(__name__)
 
 POSITIONS = 16
-"""Graphs are for multiples of so many source positions."""
+"""Graphs exist for multiples of this many source positions."""
 
 Step = Callable[[Tensor, Memory, State], tuple[Tensor, Tensor, State]]
 
-# A graph reads the weights where they lie, so it belongs to its module and goes with it.
+# A graph reads the weights at their addresses, so it belongs to its module and goes with it.
 _recordings: WeakKeyDictionary[nn.Module, graphs.Recordings] = WeakKeyDictionary()
 
 _told: set[str] = set()
@@ -40,7 +40,7 @@ def decoding_step(
     """``step(tokens, memory, state of the rows in order_B)``, as a graph where that is wanted.
 
     Args:
-        module: whose weights ``step`` reads.
+        module: holds the weights that ``step`` reads.
         step: a method, from tokens [B, 1], memory and state to logits [B, 1, V], attention weights
             [B, 1, S], state.
         state: tensors [any, ·]. order_B: the row of the state that each row goes on from; None for its own.
@@ -83,21 +83,21 @@ def decoding_step(
 
 
 def _as_graph(module: nn.Module, tensors: list[Tensor]) -> bool:
-    """Whether a step is to run as a graph; where that is wished for, it is said once what comes of it."""
+    """Whether a step runs as a graph; if graphs are asked for, the answer is logged once."""
     if not policy.current().graphs or module.training or torch.is_grad_enabled():
         return False
     if torch.is_autocast_enabled(tensors[0].device.type):
         # The graph would read autocast's copies of the weights.
-        return _tell("without CUDA graphs: unsupported under autocast", False)
+        return _tell("without CUDA graphs, which autocast does not support", False)
     if not graphs.possible(tensors[0].device):
-        return _tell("without CUDA graphs: they need a GPU", False)
+        return _tell("without CUDA graphs, which need a GPU", False)
     return _tell("as CUDA graphs", True)
 
 
 def _tell(how: str, answer: bool) -> bool:
     if how not in _told:
         _told.add(how)
-        logger.info("steps of decoding run %s", how)
+        logger.info("decoding steps run %s", how)
     return answer
 
 

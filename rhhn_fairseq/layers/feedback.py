@@ -1,4 +1,4 @@
-"""One step of a cell that reads, beside its input, something made of the step before.
+"""One step of a cell whose input includes something that was made from the step before.
 
 Shapes: T time, B batch, F what is fed back.
 """
@@ -11,7 +11,7 @@ from rhhn_fairseq.ops.backends import Plan
 
 
 class FedBackCell:
-    """A cell in a pass in which some columns of its input are fed back.
+    """Steps of a cell with an input of which some columns are fed back.
 
     The maps of these columns are sliced once, because the gradient of a slice fills the whole weight with
     zeros at every use.
@@ -28,7 +28,7 @@ class FedBackCell:
     def step(
         self, g_t: tuple[Tensor, ...], fed_BF: Tensor, state: State, noise_t: Noise | None
     ) -> tuple[Tensor, State]:
-        """``Cell.step``, after what the cell does in a pass of its own, as a pass of one step.
+        """One time step: ``Cell.prepare`` for a pass of one step, then ``Cell.step``.
 
         Args:
             g_t: the projection of the other columns at this step, tensors [B, ...].

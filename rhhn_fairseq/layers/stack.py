@@ -134,7 +134,7 @@ class Stack(nn.Module):
         """
         config = self.config
         if state is not None and config.bidirectional_layers:
-            raise UsageError("Stack: a bidirectional layer cannot go on from a state")
+            raise UsageError("Stack: a bidirectional layer cannot start from a state")
         if state is not None and len(state) != len(self.state_sizes):
             raise UsageError(f"Stack: state has {len(state)} tensors, expected {len(self.state_sizes)}")
         per_sequence = config.dropout_mask == "sequence"

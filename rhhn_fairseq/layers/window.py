@@ -47,16 +47,18 @@ def one_hot(text_BU: Tensor, symbols: int, dtype: torch.dtype) -> Tensor:
 class WindowConfig(StackConfig):
     """A stack's options, counted with the first layer, and those of its window."""
 
-    symbols: int = option(help="number of characters a text may have, the width of the window", low=1)
+    symbols: int = option(help="different characters, the width of the window", low=1)
     window: int = option(10, help="Gaussians of the window", low=1)
     points_per_symbol: float = option(25.0, help="steps a character takes at the start of training", low=0.1)
 
     def __post_init__(self):
         super().__post_init__()
         if self.bidirectional_layers or self.context_size:
-            raise UsageError("WindowStack: it reads forwards and has no context besides the window")
+            raise UsageError("WindowStack: it reads forwards only, and its one context is the window")
         if self.residual_from == 1:
-            raise UsageError("WindowStack: residual_from=1, but the first layer reads points; 2 or more")
+            raise UsageError(
+                "WindowStack: residual_from=1, but the first layer reads points; the smallest is 2"
+            )
 
     def upper(self) -> StackConfig:
         """The layers above the first one."""
@@ -104,8 +106,7 @@ class WindowCell(nn.Module):
     """A cell that reads ``[x; w]``, the window of its own output of the step before.
 
     Its state is the cell's, then w [B, V] and kappa [B, K]. The input's columns are projected outside the
-    loop over time, the window's and what the cell can do in a pass of its own, such as running a
-    hypernetwork, inside.
+    loop over time. The window's columns are projected inside, where ``Cell.prepare`` runs as well.
 
     Args:
         cell: reads an input of width ``C + V``. window: has the same sizes.

@@ -74,8 +74,8 @@ class GNMTBaseConfig(FairseqDataclass):
     attention: str = field(
         default="paper",
         metadata={
-            "help": "'paper': the bottom decoder layer's last output asks, the context goes to all layers; "
-            "'v2': its current output asks, the context goes to the layers above it"
+            "help": "'paper': the query is the bottom decoder layer's output of the step before, the context "
+            "goes to all layers; 'v2': the query is its current output, the context goes to the layers above"
         },
     )
     attention_score: str = field(
@@ -117,22 +117,22 @@ class GNMTBaseConfig(FairseqDataclass):
     )
     init_range: float = field(
         default=0.04,
-        metadata={"help": "start weights uniform within plus and minus this; 0: Glorot and the like"},
+        metadata={"help": "weights start uniform within plus and minus this; 0: as each layer's own"},
     )
     init_width: int = field(
         default=0,
         metadata={
-            "help": "the --hidden-size that --init-range is meant for; other widths start within the range "
-            "times sqrt(this / width), so that signals pass them alike; 0: the same range for all"
+            "help": "the --hidden-size that --init-range is meant for; other widths use the range times "
+            "sqrt(this / width), so that signals keep their size; 0: the same range for all"
         },
     )
     init_cells: str = field(
         default="uniform",
-        metadata={"help": "the cells' weights start 'uniform' within --init-range, or as the cell's 'own'"},
+        metadata={"help": "start of the cells: 'uniform' within --init-range, or each cell's 'own'"},
     )
     init_attention: float = field(
         default=0.0,
-        metadata={"help": "the same for the attention's maps of query and source; 0: as the other weights"},
+        metadata={"help": "--init-range of the attention's maps of query and source; 0: --init-range"},
     )
 
 

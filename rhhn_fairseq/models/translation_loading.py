@@ -86,8 +86,9 @@ def _load(checkpoint: str, overrides: dict, task):
             ) from error
         if reason.startswith("Could not infer language pair"):
             raise UsageError(
-                f"checkpoint {checkpoint} does not say its languages and {overrides.get('data', 'its data')} "
-                "holds no data that would: name them with --source-lang and --target-lang"
+                f"checkpoint {checkpoint} does not record its languages, and "
+                f"{overrides.get('data', 'its data')} has no files that name them: "
+                "give --source-lang and --target-lang"
             ) from error
         raise
     if not (isinstance(model, FairseqEncoderDecoderModel) and isinstance(task, TranslationTask)):

@@ -1,4 +1,4 @@
-"""The point-wise part of a time step in torch's own operations: any device, and what C++ falls back on.
+"""Point-wise work of a time step in torch's own operations, for every device and where C++ is not built.
 
 Gates are kept gate-major, [4, B, H], so that each is one contiguous block.
 """
@@ -312,7 +312,7 @@ class _HighwayStep:
         return x * keep[t, :, layer * self.H : (layer + 1) * self.H] * self.p.keep_scale
 
     def _spread(self, t: int, layer: int, da: Tensor) -> None:
-        """From the gradient of the sums to those of their parts."""
+        """From the gradient of the sums to those of what is added up."""
         p, width, H = self.p, 2 * self.H, self.H
         biased = da
         if layer == 0 and p.first is not None:

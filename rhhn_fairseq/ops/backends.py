@@ -1,6 +1,6 @@
 """Which backend runs a cell over a sequence: the one table, the choice, and the reasons for it.
 
-``select`` is asked once for every pass of a cell. It returns a ``Plan``, which is handed to everything that
+``Cell.forward`` calls ``select`` once a pass. It returns a ``Plan``, which is handed to everything that
 has to know how the pass runs. ``explain`` tells a person why.
 """
 
@@ -32,16 +32,16 @@ of the fused operation (above, 1.0 to 1.6 times), a GRU 0.8 to 1.06 times that o
 """
 
 L2_WEIGHTS = 1 << 18
-"""Numbers of recurrent matrices that stay in a core's own cache."""
+"""Numbers in all recurrent matrices up to which they stay in a core's own cache."""
 
 L3_WEIGHTS = 15 << 18
-"""Numbers of recurrent matrices that stay in the cache that cores share."""
+"""Numbers in all recurrent matrices up to which they stay in the cache that cores share."""
 
 L3_ROWS = 4
-"""Sequences a thread needs for matrices in the shared cache, which are read for so many at a time."""
+"""Sequences a thread needs for matrices in the shared cache: it reads them once for that many."""
 
 SEQUENCE_STEPS = 4
-"""Steps from which packing the matrices for a whole sequence is worth it."""
+"""Steps from which packing the matrices for one call is worth it."""
 
 
 class Request(NamedTuple):
@@ -187,11 +187,7 @@ def _torch_nn_drawback(request: Request) -> str | None:
         return None
     if request.dtype != torch.float32 or request.rounds:
         return "its states would not be float32"
-    return (
-        f"slower than the loops of this package beyond {NARROW} units"
-        if request.hidden_size > NARROW
-        else None
-    )
+    return f"slower than this package beyond {NARROW} units" if request.hidden_size > NARROW else None
 
 
 def _aten_drawback(request: Request) -> str | None:
@@ -251,7 +247,7 @@ FUSED_BACKENDS = tuple(backend.name for backend in BACKENDS if backend.operation
 
 @functools.lru_cache(maxsize=4096)
 def _select(request: Request) -> tuple[str, bool]:
-    """The backend of a pass, and whether it is a single step that the loop or the library does sooner."""
+    """The backend of a pass, and whether it is a single step, too small for a fused operation."""
     for backend in BACKENDS:
         if request.forced not in (None, backend.name):
             continue

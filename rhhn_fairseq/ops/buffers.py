@@ -1,4 +1,4 @@
-"""What the point-wise part of a time step reads and writes, the same for every implementation of it.
+"""Buffers that the point-wise work of a time step reads and writes, the same for every implementation.
 
 An operation (``lstm``, ``hyper_lstm``, ``highway``) allocates these for a whole sequence, runs the matrix
 products itself and calls a point-wise implementation (``aten``, ``native``, ``triton``) once or twice a step.
@@ -34,8 +34,10 @@ class Gated:
     """A sequence of an LSTM, plain or with layer normalisation, alone or scaled by a hypernetwork.
 
     Attributes:
-        u: [T, B, 4 H], rows may lie apart: the gates' sums i, f, g, o; with a hypernetwork h W_h.
-        gx: x W_x [T, B, 4 H]; without a hypernetwork part of u, read by ``pointwise.lstm_sequence`` alone.
+        u: [T, B, 4 H], rows may have gaps between them: sums of the gates i, f, g, o; with a hypernetwork
+            h W_h.
+        gx: x W_x [T, B, 4 H]. Without a hypernetwork u includes it, and only ``pointwise.lstm_sequence``
+            reads it.
         z: the embeddings [T, B, 12 Z] of the scaling vectors d_h, d_x and b, each for i, f, g, o. weight_d:
             from z to those, [12, Z, H], and bias: added to b, [4, H], state type. With a hypernetwork only.
         z_now: [12, B, Z], state type: z of the step by kind, where what made it left it there as well.

@@ -4,15 +4,12 @@ MKL, the library behind torch's products, has AVX-512 code for Intel's processor
 with AVX-512 the products of ``native/matmul.cpp`` are more than twice as fast. The processor decides, not a
 measurement at start, so runs repeat. ``RHHN_MATMUL`` forces either. All other types and devices are torch's.
 
-When an own product is used, in this order:
+The first rule that fits a product decides:
 
-====================================
-=============================================================================
-2 to 8 rows, without a gradient       matrices of ``FEW_ROWS_SMALLEST`` numbers on any processor with AVX2: a
-                                      step of decoding reads the matrix once ``ROWS`` rows or more
-                                      products of ``SMALLEST`` multiplications, where MKL is slow all other
-                                      products                    torch's ====================================
-                                      =============================================================================
+- 2 to 8 rows without a gradient, and a matrix of ``FEW_ROWS_SMALLEST`` numbers or more, on a processor with
+  AVX2: an own product that reads the matrix once, for steps of decoding.
+- ``ROWS`` rows or more and ``SMALLEST`` multiplications or more, where MKL is slow: an own product.
+- All other products are torch's.
 
 Shapes: M rows, K inner width, N columns.
 """
@@ -36,10 +33,10 @@ PRECISIONS = ("highest", "high", "medium")
 CPUINFO = Path("/proc/cpuinfo")
 
 SMALLEST = 1 << 19
-"""Multiplications of a product below which the call costs what it saves."""
+"""Multiplications from which an own product saves more than its call costs."""
 
 SMALLEST_WITH_GRADIENT = 1 << 22
-"""The same for an operation that autograd records, which costs more to call."""
+"""The same for ``affine``: an operation that autograd records costs more to call."""
 
 ROWS, ROWS_BY_COLUMNS = 8, 32
 """Rows from which packing a matrix for one product is worth it; the second where it is stored by columns."""
@@ -48,10 +45,10 @@ FEW_ROWS_SMALLEST, FEW_ROWS_INPUT = 1 << 17, 64
 """Numbers and rows of a matrix below which a product of few rows is torch's."""
 
 SMALLEST_PRODUCT = 2 * FEW_ROWS_SMALLEST
-"""Multiplications below which no product here is anything but torch's."""
+"""Multiplications below which ``affine`` always takes torch's product."""
 
 STEPS = 4
-"""Products by torch for which copying a transpose is worth it."""
+"""Steps from which copying a transpose for torch's products is worth it."""
 
 
 def matmul_precision(device_type: str) -> str:
@@ -86,7 +83,7 @@ def set_matmul_precision() -> None:
 
 @functools.cache
 def mkl_is_slow() -> bool:
-    """Whether this is a processor with AVX-512 for which MKL has no such code: not one of Intel's."""
+    """Whether MKL lacks AVX-512 code for this processor: it has AVX-512 and is not Intel's."""
     try:
         lines = CPUINFO.read_text().splitlines()
     except OSError:
@@ -112,7 +109,9 @@ def preferred(asked: str | None) -> str:
     check_policy()
     gemm = asked or ("native" if mkl_is_slow() and native.multiplies() else "torch")
     if gemm != "torch":
-        logger.info("float32 matrix products on the CPU are compiled code (RHHN_MATMUL=torch for torch's)")
+        logger.info(
+            "float32 products on the CPU use the compiled code of this package (RHHN_MATMUL=torch uses torch)"
+        )
     return gemm
 
 
@@ -189,7 +188,7 @@ class PackedWeight:
 
 
 def affine(x: Tensor, weight_KN: Tensor, add: Tensor | None = None, gemm: str | None = None) -> Tensor:
-    """``x @ weight + add`` with its gradients, by whoever is fastest: what cells and layers call.
+    """``x @ weight + add`` with its gradients, by the faster product. Cells and layers call this.
 
     Args:
         x: [..., K]. weight_KN: [K, N].
@@ -209,7 +208,7 @@ def affine(x: Tensor, weight_KN: Tensor, add: Tensor | None = None, gemm: str | 
 
 
 def _try_native(x: Tensor, w: Tensor, add: Tensor | None, gemm: str | None) -> Tensor | None:
-    """``affine`` of rows [M, K] by compiled code; None where torch's product is as good, or has to refuse."""
+    """``affine`` of rows [M, K] by compiled code; None where torch has to compute it, or to refuse it."""
     (M, K), (inner, N) = x.shape, w.shape
     for operand in (x, w) if add is None else (x, w, add):
         if operand.dtype != torch.float32 or operand.device.type != "cpu":
@@ -229,7 +228,7 @@ def _try_native(x: Tensor, w: Tensor, add: Tensor | None, gemm: str | None) -> T
 
 
 def fits_few_rows(x: Tensor, w: Tensor) -> bool:
-    """Whether a product [M, K] by [K, N] of ``native.FEW_ROWS`` rows is done sooner by compiled code."""
+    """Whether compiled code is faster for a product [M, K] by [K, N] of ``native.FEW_ROWS`` rows."""
     asked = policy.current()
     return (
         len(x) in native.FEW_ROWS

@@ -1,6 +1,6 @@
-"""Whole loops of a sequence program as CUDA graphs: thousands of small launches become one.
+"""Fused operations as CUDA graphs: the thousands of small launches of a loop become one.
 
-Off unless RHHN_CUDA_GRAPHS=1, because no GPU has run them yet. An operation's body is recorded the second
+Off unless RHHN_CUDA_GRAPHS=1. An operation's body is recorded the second
 time it is called with the same shapes, types and numbers on the same stream, and replayed from then on; where
 lengths vary, ``lengths`` makes many of them one. A recording owns its inputs and outputs: arguments are
 copied in, results copied out, so that what autograd keeps, or accumulates, is never written again, whatever
@@ -34,13 +34,13 @@ LIMIT = 256
 """Recordings kept: forward and backward of a few kinds of layers for some thirty lengths."""
 
 KEYS = 2000
-"""Calls remembered that are not recorded."""
+"""Calls that are remembered although they are not recorded."""
 
 SHARE = 0.25
-"""The part of a device's memory that recordings may take."""
+"""Share of a device's memory that recordings may take."""
 
 PATIENCE = 500
-"""Calls without room after which recordings go if fewer replays came between; each time twice as many."""
+"""Refused calls after which all recordings are dropped, if fewer calls were replayed; doubles each time."""
 
 
 @dataclass
@@ -51,15 +51,15 @@ class Recording:
     outputs: tuple[Tensor, ...]
     replay: Callable[[], None]
     settle: Callable[[], None]
-    """Returns when no replay is under way any more, so that the memory may go."""
+    """Waits until no replay is running, so that the memory may be freed."""
     pool: Any = None
     """Where the memory of all else that it writes comes from."""
     kernels: int = 0
-    """Bytes that the driver keeps of it."""
+    """Bytes that the driver keeps for its kernels."""
 
     @property
     def size(self) -> int:
-        """Bytes of what it alone owns."""
+        """Bytes that no other recording shares."""
         return self.kernels + sum(tensor.nbytes for tensor in (*self.inputs, *self.outputs))
 
     def __call__(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -70,20 +70,20 @@ class Recording:
 
 
 def memory_of_device() -> float:
-    """Bytes that the current device has; without a GPU, where graphs are only imitated, no bounds."""
+    """Bytes of memory of the current device; infinite without a GPU, where graphs are only imitated."""
     if not torch.cuda.is_available():
         return float("inf")
     return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
 
 class Recordings:
-    """The recordings by where they run and what else may not differ between calls.
+    """Recordings by the place where they run and by all else that must be the same in every call.
 
     Args:
-        record: makes one from a function of a list of tensors, the first values of these, and another one
-            that runs at the same place or None.
-        limit: how many are kept. share: of the device's memory, which all together may take.
-        memory: gives the bytes of that.
+        record: makes a recording from a function of a list of tensors, the first values of these, and another
+            recording of the same place or None.
+        limit: number of recordings. share: share of the device's memory that all of them may take.
+        memory: gives the bytes of the device.
     """
 
     def __init__(
@@ -122,14 +122,14 @@ class Recordings:
         return call(values)
 
     def change(self, limit: int, share: float) -> None:
-        """Keeps another number and share of the memory from now on; if there are more, all go."""
+        """Changes the limits; drops all recordings if they exceed the new ones."""
         with self.lock:
             self.limit, self.share = limit, share
             if len(self.kept) > limit or self._size() > share * self.memory():
                 self._let_go()
 
     def _met(self, key: Hashable) -> bool:
-        """Whether a call came before; from now on it did."""
+        """Whether this call was met before; remembers it."""
         known = key in self.met
         self.met[key] = None
         self.met.move_to_end(key)
@@ -146,7 +146,7 @@ class Recordings:
             return True
         if self.refused == 0 and self.patience == PATIENCE:
             logger.info(
-                "no room for more CUDA graphs than %d (%.1f GB): other calls run without",
+                "no room for more than %d CUDA graphs (%.1f GB): other calls run without one",
                 len(self.kept),
                 self._size() / 1e9,
             )
@@ -171,7 +171,7 @@ class Recordings:
             self._let_go()
             if not isinstance(error, torch.OutOfMemoryError):
                 raise
-            logger.info("no memory to record a CUDA graph: such calls run without")
+            logger.info("out of memory while recording a CUDA graph: calls like it run without one")
             self.too_large.add(key)
 
     def _let_go(self) -> None:
@@ -179,7 +179,7 @@ class Recordings:
             recording.settle()
         self.kept.clear()
         if torch.cuda.is_available():
-            # Only now is there nothing that holds the memory they shared.
+            # Only now does nothing hold the memory that they shared.
             torch.cuda.empty_cache()
 
 
@@ -328,7 +328,7 @@ def replayed(
             modes of torch are added to it.
     """
     modes = (matmul_precision("cuda"), torch.is_inference_mode_enabled())
-    # What runs inside is a part of this graph and has none of its own.
+    # What runs inside belongs to this graph and has none of its own.
     _inner.busy = True
     try:
         with torch.cuda.device_of(values[0]):

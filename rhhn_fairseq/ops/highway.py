@@ -5,8 +5,8 @@ A layer of a time step is one matrix product and one call of the point-wise work
 runs before as a highway of its own, and z is made from its states. The forward pass keeps the products u, the
 states and z. A recurrent weight's gradient is one product over all steps, or over many at a time.
 
-z is made, and its gradient used, for a block of steps at a time: for all of them, or where that would not fit
-into the processor's cache, for so few that they are read where they were written.
+z is made, and its gradient is used, for a block of steps at a time. The block is the whole sequence, unless z
+would not fit into the processor's cache; then it is small enough to be read from the cache.
 
 Shapes: T time, B batch, H hidden, L layers of a time step, N hyper; halves h, t in every weight's columns.
 """
@@ -36,13 +36,13 @@ from rhhn_fairseq.ops.sequence import (
 
 
 class Biases(NamedTuple):
-    """The biases; the last two with a hypernetwork only. The operation takes those that are there, state
-    type.
+    """The biases; the last two with a hypernetwork only. The operation takes those that are not None, in the
+    state type.
 
     Attributes:
         bias: of the recurrent maps, [L, 2 H].
-        bias_x: of the input map, [2 H], which the hypervector does not scale. Without one it is part of the
-            projection.
+        bias_x: of the input map, [2 H], which the hypervector does not scale. Without one the
+            projection includes it.
         bias_z: what is added to the product with ``weight_z``, [L, H].
     """
 
@@ -236,7 +236,7 @@ class _Scaling:
     """Numbers of z up to which the CPU makes it for all steps at once."""
 
     ROWS = 256
-    """Rows of a product in blocks, with which reading the matrices takes less time than multiplying."""
+    """Rows of a block for which multiplying takes longer than reading the matrices."""
 
     def __init__(self, p: Highway, hyper: Sequence[Tensor], plan: Plan):
         (states, weight_z), (L, T, B, _) = hyper, p.s.shape
@@ -244,7 +244,7 @@ class _Scaling:
         self.hyper_TBLN = states.unflatten(-1, (L, -1))
         # In blocks its weight's gradient is added up in the operands' type, which then has to be the states'.
         in_blocks = states.is_cpu and states.dtype == p.s.dtype and p.s.numel() > self.CACHED
-        # Blocks as equal as can be, since the fewer rows one has the longer they take by the row.
+        # Blocks of equal size, because a block of few rows takes longer for each of them.
         blocks = -(-T // -(-self.ROWS // B)) if in_blocks else 1
         self.steps = -(-T // blocks)
 

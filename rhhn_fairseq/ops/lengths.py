@@ -1,8 +1,8 @@
 """Lengths of the sequences that are recorded as CUDA graphs, which fit one length each.
 
-The first ``EXACT`` lengths that a cell reads stay as they are: language models have a few only, and pay
-nothing. All others are filled up by masked steps to the next of ``PER_DOUBLING`` lengths between powers of
-two, so that the sentences of a translation corpus share some thirty lengths.
+The first ``EXACT`` lengths that a cell reads stay as they are. Language models have only a few, and lose
+nothing. All others are padded by masked steps to the next of ``PER_DOUBLING`` lengths between powers of two,
+so that the sentences of a translation corpus share some thirty lengths.
 
 Shapes: T time, B batch, C input.
 """
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 EXACT = 4
-"""Lengths of a cell that are taken as they are, beside single steps."""
+"""Number of lengths that a cell takes as they are, beside single steps."""
 
 PER_DOUBLING = 8
 """Lengths from one power of two to the next, so that less than an eighth is added."""
@@ -23,13 +23,13 @@ _exact: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
 
 
 def graph_length(T: int) -> int:
-    """The smallest length not below T that others are filled up to."""
+    """The smallest length, T or above, that sequences are padded to."""
     unit = max(1, (1 << (T - 1).bit_length()) // (2 * PER_DOUBLING))
     return T + -T % unit
 
 
 def keeps_length(cell: nn.Module, T: int) -> bool:
-    """Whether a cell takes a length as it is: from its first to its last call."""
+    """Whether a cell takes a length as it is. The answer for a length never changes."""
     exact = _exact.setdefault(cell, {1})
     if len(exact) <= EXACT:
         exact.add(T)
@@ -44,7 +44,7 @@ def pad_to_graph_length(
 ) -> tuple[Tensor, Tensor | None, Tensor, dict[str, Tensor] | None]:
     """A pass's input at the length of its ``graph_length``, with a mask also where nothing is added.
 
-    Args: as ``Cell.run``. Noise of a step is filled up, that of a sequence not.
+    Args: as ``Cell.run``. Noise of single steps is padded too.
     """
     T, B, _ = x_TBC.shape
     more = graph_length(T) - T

@@ -32,7 +32,7 @@ from rhhn_fairseq.ops.sequence import (
 )
 
 SUMS = 14
-"""Gradients that the point-wise part adds up over rows, in units of H; see ``buffers.Gated.sums``."""
+"""Gradients that the point-wise work adds up over rows, in units of H; see ``buffers.Gated.sums``."""
 
 
 class Numbers(NamedTuple):

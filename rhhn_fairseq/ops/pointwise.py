@@ -1,5 +1,4 @@
-"""The point-wise part of time steps by backend: single steps, and many steps in one call where a backend has
-that."""
+"""Point-wise work of time steps by backend: single steps, or many steps in one call."""
 
 from collections.abc import Callable, Sequence
 

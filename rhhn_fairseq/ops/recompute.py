@@ -1,10 +1,11 @@
-"""A sequence in segments of which only the states in between are kept: less memory for more time.
+"""A sequence in segments: only the states between them are kept, which takes less memory and more time.
 
 Each segment is computed again in the backward pass, which costs one more forward pass in all. At any time
 everything of one segment is in memory, and the inputs, outputs and their gradients of the sequence.
 
-``torch.utils.checkpoint`` for every segment would do the same. But what it keeps lies between what a segment
-frees, where the C library's allocator cannot use it again: up to 1.7 times the memory.
+``torch.utils.checkpoint`` for every segment would compute the same. But it allocates what it keeps between
+blocks that a segment frees, and the C library's allocator cannot reuse those: it takes up to 1.7 times the
+memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -131,7 +132,7 @@ class _InSegments(torch.autograd.Function):
 
 
 def _gradients(outputs, gradients, x, state, parameters):
-    """Those of x, of each part of the state and of each parameter; None where there is none."""
+    """Gradients of x, of each tensor of the state and of each parameter; None for one without a gradient."""
     pairs = [(y, dy) for y, dy in zip(outputs, gradients, strict=True) if dy is not None and y.requires_grad]
     sources = [*([x] if x.requires_grad else []), *state, *parameters]
     if not pairs:

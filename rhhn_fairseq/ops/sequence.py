@@ -13,7 +13,7 @@ from rhhn_fairseq.ops.gemm import mm
 from rhhn_fairseq.ops.loop import Noise
 
 BLOCK_ROWS = 1536
-"""Rows of a product over steps from which more make it no faster."""
+"""Rows of a product over steps beyond which it gets no faster."""
 
 
 def previous_states(first: Tensor, rest_TBH: Tensor) -> list[Tensor]:
@@ -24,16 +24,16 @@ def previous_states(first: Tensor, rest_TBH: Tensor) -> list[Tensor]:
 def operand_blocks(
     first: Tensor, rest_TBH: Tensor, gal_BH: Tensor | None, steps: slice = slice(None)
 ) -> list[Tensor]:
-    """The states as a matrix read them at some steps, in blocks [K, B, H] of those that lie together."""
+    """The states as a matrix read them at some steps, in contiguous blocks [K, B, H]."""
     start, stop, _ = steps.indices(len(rest_TBH))
     blocks = [rest_TBH[start - 1 : stop - 1]] if start else [first.unsqueeze(0), rest_TBH[: stop - 1]]
     return blocks if gal_BH is None else [block * gal_BH for block in blocks]
 
 
 def block_steps(T: int, B: int, operands: torch.dtype, states: torch.dtype) -> int:
-    """For how many steps at a time a backward pass keeps gradients that only make those of weights.
+    """Steps for which a backward pass keeps gradients that only the weights' gradients need.
 
-    These are then added up in the operands' type, which has to be that of the states.
+    With several blocks, weights' gradients are added up in the operands' type, so it has to be the states'.
     """
     blocks = T * B // BLOCK_ROWS if operands == states else 1
     return -(-T // max(1, blocks))
@@ -73,7 +73,7 @@ def expand_noise(noise: Noise | None, name: str, *shape: int) -> Tensor | None:
     if not fits or any(given not in (1, size) for given, size in zip(draw.shape, shape, strict=True)):
         raise UsageError(
             f"noise {name!r} has shape {tuple(draw.shape)}, this operation reads {shape} "
-            "(RHHN_KERNEL=reference reads whatever a step can use)"
+            "(RHHN_KERNEL=reference takes every shape that a step can use)"
         )
     return draw.expand(shape).contiguous()
 

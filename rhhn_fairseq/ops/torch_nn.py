@@ -48,7 +48,7 @@ def run(kind: str, x_TBC: Tensor, state: State, weights: Weights, training: bool
 
 
 def step(kind: str, x_1BC: Tensor, state: State, weights: Weights) -> tuple[Tensor, State]:
-    """The same for one step by torch's cells, which read the weights where they lie; without a gradient."""
+    """The same for one step by torch's cells, which copy no weights; without a gradient."""
     dtype = x_1BC.dtype
     second = weights.second
     if second is None and x_1BC.is_cuda:

@@ -15,7 +15,8 @@ from rhhn_fairseq.optim.adam_options import AdamOptions, TorchAdam
 @dataclass
 class FusedAdamConfig(AdamOptions):
     weight_decay: float = field(
-        default=0.0, metadata={"help": "share of a weight, times the learning rate, taken off a step (AdamW)"}
+        default=0.0,
+        metadata={"help": "decoupled decay (AdamW): a step takes this times the rate off a weight"},
     )
 
 

@@ -80,7 +80,7 @@ class GNMTScore:
         if self.beta:
             if not attention_ST.numel():
                 raise UsageError(
-                    f"--coverage-penalty {self.beta} needs attention, which this model does not give"
+                    f"--coverage-penalty {self.beta} needs attention, which this model does not have"
                 )
             covered = attention_ST[real_S].sum(dim=1)
             # A symbol that no step has looked at costs much, but not everything.

@@ -40,10 +40,11 @@ class CharLMTaskConfig(FairseqDataclass):
         },
     )
     protocol: str = field(
-        default="carry", metadata={"help": "of fairseq-eval-lm: carry, carry:LANES or window:LENGTH/CONTEXT"}
+        default="carry",
+        metadata={"help": "protocol of fairseq-eval-lm: carry, carry:LANES or window:LENGTH/CONTEXT"},
     )
     valid_protocol: str = field(
-        default="carry:32", metadata={"help": "of validation during training, as --protocol"}
+        default="carry:32", metadata={"help": "protocol of validation during training, see --protocol"}
     )
     seed: int = II("common.seed")
     train_subset: str = II("dataset.train_subset")

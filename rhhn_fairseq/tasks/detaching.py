@@ -18,13 +18,13 @@ class DetachTaskConfig(FairseqDataclass):
         metadata={"help": "h-detach's probability moves linearly to this one (see --detach-anneal-updates)"},
     )
     c_detach_final: Optional[float] = field(
-        default=None, metadata={"help": "likewise c-detach's (cells that have it)"}
+        default=None, metadata={"help": "the same for c-detach (cells that have it)"}
     )
     detach_anneal_updates: Optional[int] = field(
-        default=None, metadata={"help": "in how many updates these are reached"}
+        default=None, metadata={"help": "updates until the final probabilities are reached"}
     )
     detach_until: Optional[int] = field(
-        default=None, metadata={"help": "update from which on nothing is detached"}
+        default=None, metadata={"help": "number of the update from which on nothing is detached"}
     )
 
 

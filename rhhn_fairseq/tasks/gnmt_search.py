@@ -72,7 +72,7 @@ class GNMTGenerator(SequenceGenerator):
             hypothesis["score"] = self.gnmt_score.finished(log_p, length, attention, real)
             if self.align is not None:
                 if not attention.numel():
-                    raise UsageError("alignments need attention, which this model does not give")
+                    raise UsageError("alignments need attention, which this model does not have")
                 tokens = hypothesis["tokens"].cpu()
                 weights = attention.cpu().transpose(0, 1)
                 hypothesis["alignment"] = self.align(weights, source.cpu(), tokens, self.pad, self.eos)

@@ -26,13 +26,14 @@ class HandwritingTaskConfig(FairseqDataclass):
     data: str = field(default=MISSING, metadata={"help": "directory that scripts/prepare_strokes.py made"})
     scale_augment: float = field(
         default=0.1,
-        metadata={"help": "training lines are scaled by a random factor of 1 plus and minus this; 0: not"},
+        metadata={"help": "scale training lines by a random factor within this of 1; 0: do not scale"},
     )
     scale_axes: str = field(
-        default="each", metadata={"help": "dx and dy of a line have 'each' a factor, or 'both' the same"}
+        default="each",
+        metadata={"help": "'each': dx and dy have factors of their own; 'both': they share one"},
     )
     max_points: int = field(
-        default=0, metadata={"help": "of longer lines only so many first points are read; 0: all"}
+        default=0, metadata={"help": "read only this many points of a line, the first; 0: all"}
     )
     seed: int = II("common.seed")
     train_subset: str = II("dataset.train_subset")
@@ -92,7 +93,7 @@ class HandwritingTask(FairseqTask):
         keep = [index for index, text in enumerate(lines.texts) if text or not self.reads_text]
         if not keep:
             raise UsageError(
-                f"the {split} split of {self.cfg.data} has no line with a text, which --window reads"
+                f"the {split} split of {self.cfg.data} has no line with a text, but --window reads texts"
             )
         if len(keep) < len(lines):
             logger.info("%s: %d lines without a text are left out", split, len(lines) - len(keep))

@@ -126,7 +126,7 @@ def write(
         before = "" if prime is None else _prime_text(prime)
         jobs = [(text, _indices(model.symbols, before + text)) for text in _checked(texts)]
     elif texts:
-        raise UsageError("--text: the model was trained without --window, so it writes no given text")
+        raise UsageError("--text: the model was trained without --window, so it cannot write a given text")
     # Without a line to read first, there is still the place where the pen touches.
     read = np.zeros((1, 3)) if prime is None else model.normalisation.apply(prime.points)
     primed = 0 if prime is None else len(read)
@@ -161,7 +161,7 @@ def _write_line(
 
 def _checked(texts: Sequence[str]) -> Sequence[str]:
     if not texts:
-        raise UsageError("--text is missing: the model was trained with --window and writes what it is given")
+        raise UsageError("--text is missing: the model was trained with --window and needs a text to write")
     if not all(texts):
         raise UsageError("--text is empty")
     return texts
@@ -169,7 +169,9 @@ def _checked(texts: Sequence[str]) -> Sequence[str]:
 
 def _prime_text(prime: Line) -> str:
     if not prime.text:
-        raise UsageError(f"{prime.name}: has no text, which a model with a window reads with a primed line")
+        raise UsageError(
+            f"{prime.name}: has no text, but a model with a window reads the text of a primed line"
+        )
     return prime.text + " "
 
 

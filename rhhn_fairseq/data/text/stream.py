@@ -119,7 +119,7 @@ def _check_items(file, path: Path, items: int, itemsize: int) -> int:
         offsets = np.frombuffer(file.read(8 * count), dtype=np.int64)
         ends = symbols + np.cumsum(sizes)
         if (sizes < 0).any() or (offsets != (ends - sizes) * itemsize).any():
-            raise UsageError(f"{path}: its items do not lie one after the other")
+            raise UsageError(f"{path}: its items do not follow one another")
         symbols = int(ends[-1])
     return symbols
 

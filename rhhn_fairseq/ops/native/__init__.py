@@ -35,7 +35,7 @@ SHARED = 1 << 19
 """Multiplications of a product from which threads share it."""
 
 FEW_ROWS = range(2, 9)
-"""Numbers of rows that have a function of their own, which reads the matrix once where it lies."""
+"""Numbers of rows that have a function of their own, which reads the matrix once and packs nothing."""
 
 
 def lstm_sequence(
@@ -207,7 +207,7 @@ class PackedPanels:
 def matmul(
     x: Tensor, w: Tensor, out: Tensor, add: Tensor | None = None, panels: Tensor | None = None
 ) -> None:
-    """Writes ``add + x @ w`` to ``out``, all float32 on the CPU; a row may lie apart from the next.
+    """Writes ``add + x @ w`` to ``out``, all float32 on the CPU; rows may have gaps between them.
 
     Args:
         x: [M, K]. w: [K, N]. Either may be a transpose. Or stacks of L of them.
@@ -297,10 +297,10 @@ def _arguments(structure: type[ctypes.Structure], buffers, sizes: dict):
 
 
 def _address(name: str, tensor: Tensor) -> int:
-    """Where a tensor's elements lie; an LSTM's rows of u and du may lie apart, all else is contiguous.
+    """Address of a tensor's elements. Rows of u and du may have gaps between them, all else is contiguous.
 
     Raises:
-        ValueError: the elements lie otherwise, or not in the host's memory.
+        ValueError: the tensor has other strides, or is not in the host's memory.
     """
     if name in ("u", "du") and tensor.dim() == 3:
         T, B, ld = tensor.shape[0], tensor.shape[1], tensor.stride(1)

@@ -1,4 +1,4 @@
-"""The point-wise part of a time step as Triton kernels, for CUDA devices; the C++ one's counterpart.
+"""Point-wise work of a time step as Triton kernels, for CUDA devices; the counterpart of the C++ code.
 
 One kernel a step for LSTM and highway networks, each program with whole rows of the batch, so that layer
 normalisation needs no other program. A HyperLSTM's scaling vectors d, and the gradients that belong to them,
@@ -26,7 +26,7 @@ from rhhn_fairseq.ops.buffers import Gated, Highway
 from rhhn_fairseq.ops.triton.tiles import Tile
 
 OLDEST = (3, 4)
-"""The first version that compiles the kernels: those before know tuples in parts or not at all."""
+"""The first version that compiles the kernels. Earlier ones lack tuples, or some uses of them."""
 
 
 def obstacle(device: torch.device) -> str | None:
@@ -39,10 +39,10 @@ def obstacle(device: torch.device) -> str | None:
 def missing() -> str | None:
     """What has to be installed first; None if nothing."""
     if importlib.util.find_spec("triton") is None:
-        return "triton needs the package of that name: pip install triton"
+        return "the package triton is not installed: pip install triton"
     version = _version()
     if tuple(int(number) for number in version.split(".")[:2]) < OLDEST:
-        return f"triton has to be {'.'.join(map(str, OLDEST))} or newer, here it is {version}"
+        return f"triton must be {'.'.join(map(str, OLDEST))} or newer, found {version}"
     return None
 
 
@@ -121,7 +121,7 @@ def hypernetwork_forward(
         hyper, main: the buffers of either network.
         weights: weight_e, weight_z and bias_z, see ``hyper_lstm.Weights``.
         inputs: what the gates' sums begin with, [T, B, 4 N], and what the main network's h adds to them,
-            whose rows may lie apart.
+            which may have gaps between rows.
         previous: z comes from the hypernetwork's state of the step before.
     """
     from rhhn_fairseq.ops.triton import steps
