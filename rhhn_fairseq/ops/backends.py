@@ -256,12 +256,18 @@ def _select(request: Request) -> tuple[str, bool]:
             raise UsageError(_refused(request, refusal))
         if request.forced or not (refusal or backend.drawback(request)):
             return backend.name, request.is_small and not request.forced
-    raise UsageError(f"{policy.KERNEL}={request.forced} is unknown, choose from {', '.join(NAMES)}")
+    raise UsageError(f"{_forced_by(request)} is unknown, choose from {', '.join(NAMES)}")
 
 
 def _refused(request: Request, refusal: str) -> str:
     runs = ", ".join(available(request))
-    return f"{policy.KERNEL}={request.forced}: {request.cell} runs on {runs} only; {refusal}"
+    return f"{_forced_by(request)}: {request.cell} runs on {runs} only; {refusal}"
+
+
+def _forced_by(request: Request) -> str:
+    """What forces a backend, in words: the environment, or else the attribute of the cell."""
+    name = policy.KERNEL if policy.current().kernel == request.forced else f"{request.cell}.backend"
+    return f"{name}={request.forced}"
 
 
 def available(request: Request) -> tuple[str, ...]:
