@@ -43,6 +43,11 @@ REFUSED_BY |= {
     (program, option): TRAINING for program in ("generate", "interactive", "validate") for option in DETACHING
 }
 REFUSED_BY |= {("validate", option): "the problem is the checkpoint's" for option in OF_A_PROBLEM}
+REFUSED_BY |= {
+    (program, option): "alone; give both languages or neither"
+    for program in ("train", "validate", "generate", "interactive")
+    for option in ("--source-lang", "--target-lang")
+}
 # These programs take the option although it is refused in training.
 IN_TRAINING = (
     "--fp16",
