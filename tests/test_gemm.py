@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import EPSILON, assert_product, choose, draw_matrix, forced_products, with_every_build
 
+from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.output_loss import linear_cross_entropy
-from rhhn_fairseq.ops import gemm, native
+from rhhn_fairseq.ops import backends, gemm, native
 from rhhn_fairseq.ops.gemm import affine
 
 CLOSE = dict(rtol=1e-6, atol=12 * 20 * EPSILON)
@@ -241,6 +242,22 @@ def test_other_products_are_torchs(why, calls, monkeypatch):
     finally:
         torch.set_float32_matmul_precision(precision)
     assert not calls
+
+
+OWN = [("highest", "native"), ("high", "native"), ("medium", "torch")]
+
+
+@pytest.mark.parametrize("precision, gemm_name", OWN)
+def test_a_pass_has_own_products_unless_operands_are_rounded(precision, gemm_name, calls):
+    """On a CPU "high" rounds nothing."""
+    cell = build_cell("ln_lstm", 4, 5)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        plan = backends.select(cell.request(torch.randn(3, 2, 4)))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert (plan.backend, plan.gemm) == ("native", gemm_name)
 
 
 def test_a_plan_decides_for_a_projection(calls):

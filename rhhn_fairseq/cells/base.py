@@ -254,7 +254,7 @@ class Cell(nn.Module):
         rounds, wide = backends.rounding(device), False
         for tensor in state or ():
             wide = wide or tensor.dtype != dtype
-        if rounds not in (None, "precision") and dtype != torch.float64:
+        if rounds is not None and rounds.startswith("autocast") and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(device.type)
         return Request(
             type(self).__name__,

@@ -54,7 +54,7 @@ class Request(NamedTuple):
         device: where. dtype: of the operands.
         grad: whether a gradient is recorded.
         extras: what the pass asks for that torch.nn lacks, such as "padding masks".
-        rounds: whether float32 operands are rounded: autocast or torch's setting.
+        rounds: what rounds float32 operands, see ``rounding``; None for nothing.
         wide_state: whether a state has a wider type than the operands.
         few_rows: whether the recurrent product is one that ``gemm`` has for few rows.
         forced: the backend that has to be taken, or None.
@@ -288,8 +288,8 @@ def select(request: Request) -> Plan:
         records = name in FUSED_BACKENDS and graphs.possible(request.device)
         note += _graph_note(name, request.device)
     _log_once(request.cell, request.device.type, request.dtype, name, note)
-    # ``request.rounds`` has the rest of what ``gemm.select_gemm`` asks.
-    plain = name == "native" and request.dtype == torch.float32 and request.rounds is None
+    # ``request.rounds`` has the rest of what ``gemm.select_gemm`` asks. "high" rounds nothing on a CPU.
+    plain = name == "native" and request.dtype == torch.float32 and request.rounds in (None, "high")
     gemm_name = gemm.preferred(policy.current().matmul) if plain else "torch"
     return make_plan(name, gemm_name, single, records)
 
@@ -330,11 +330,12 @@ def _log_once(cell: str, device: str, dtype: torch.dtype, name: str, note: str) 
 
 
 def rounding(device: torch.device) -> str | None:
-    """What rounds float32 operands of products on a device: autocast, torch's precision setting, or None."""
+    """What rounds float32 operands on a device: autocast, torch's precision ("high", "medium") or None."""
     if device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type):
         bfloat16 = torch.get_autocast_dtype(device.type) == torch.bfloat16
         return "autocast to bfloat16" if bfloat16 and device.type == "cuda" else "autocast"
-    return None if gemm.matmul_precision(device.type) == "highest" else "precision"
+    precision = gemm.matmul_precision(device.type)
+    return None if precision == "highest" else precision
 
 
 def format_rows(rows: Sequence[tuple[str, bool, str]]) -> str:
