@@ -56,7 +56,7 @@ run_step() {
         # By name: other files of tests need packages that these do not.
         tests) "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "torch finds no GPU")' &&
             "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider \
-            tests/test_{triton,graphs,decoding_graph,backends}.py ;;
+            tests/ops/test_{triton,graphs,decoding_graph,backends}.py ;;
         gated) bench cells --cells lstm,ln_lstm,hyperlstm,ln_hyperlstm "${both[@]}" -- "${big[@]}" --length 100 ;;
         highway) bench cells --cells rhn,hyperrhn "${both[@]}" -- "${big[@]}" --length 20 ;;
         lm) bench lm --archs lstm_ptb,ln_hyperlstm_ptb --dtype bfloat16 ;;

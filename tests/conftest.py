@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli import preprocess
+from helpers.cli import preprocess
 from omegaconf import OmegaConf
 
 from rhhn_fairseq.ops import backends, gemm, policy

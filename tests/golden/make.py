@@ -1,4 +1,4 @@
-"""Makes the golden checkpoints that ``tests/test_golden.py`` loads.
+"""Makes the golden checkpoints that ``tests/cells/test_golden.py`` loads.
 
 The files beside this script were made by the code of commit 9966edc, before cells and kernels were rebuilt.
 They show that checkpoints of that time still load and still mean the same. Files of later code would only
@@ -25,9 +25,8 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 
 import fairseq_cli.preprocess  # noqa: E402
 import fairseq_cli.train  # noqa: E402
-import golden_models  # noqa: E402
-import tiny_translation  # noqa: E402
 from fairseq.checkpoint_utils import load_model_ensemble_and_task  # noqa: E402
+from helpers import golden_models, tiny_translation  # noqa: E402
 
 USER_DIR = str(TESTS.parent / "rhhn_fairseq")
 

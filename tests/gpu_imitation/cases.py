@@ -4,13 +4,12 @@ import math
 
 import imitated_gpu
 import pytest
-import tiny_char_lm
 import torch
-import training_batches
 from fairseq import utils
 from fairseq.optim.adam import FairseqAdam
 from fairseq.optim.amp_optimizer import AMPOptimizer
-from fused_cells import FUSED_CELLS
+from helpers import tiny_char_lm, training_batches
+from helpers.fused_cells import FUSED_CELLS
 from omegaconf import OmegaConf
 
 from rhhn_fairseq import compat

@@ -1,0 +1,447 @@
+"""The adaptations of fairseq. Each test names the one that it fails without."""
+
+import argparse
+import logging
+import os
+import pickle
+import re
+import subprocess
+import sys
+import warnings
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+from fairseq import checkpoint_utils, utils
+from fairseq.data import TokenBlockDataset, data_utils, iterators
+from fairseq.distributed import utils as distributed_utils
+from helpers.cli import HANGS, fairseq_train, hydra_arguments, lstm, run_module
+from hydra.core.utils import JobReturn, JobStatus
+
+from rhhn_fairseq import compat
+from rhhn_fairseq.adaptations import logs, mentions, one_line
+from rhhn_fairseq.adaptations.divergence import is_divergence
+from rhhn_fairseq.adaptations.expressions import evaluate
+from rhhn_fairseq.errors import UsageError
+
+PACKAGE = os.path.dirname(compat.__file__)
+compat.apply()
+
+
+def test_apply_again_changes_nothing(caplog):
+    before = (distributed_utils.call_main, checkpoint_utils.torch, utils.import_user_module)
+    with caplog.at_level(logging.DEBUG, "rhhn_fairseq.compat"):
+        compat.apply()
+    assert not caplog.records
+    assert before == (distributed_utils.call_main, checkpoint_utils.torch, utils.import_user_module)
+
+
+def test_each_adaptation_is_logged_once():
+    code = (
+        "import logging; logging.basicConfig(level=logging.DEBUG)\n"
+        "import rhhn_fairseq.plugin; rhhn_fairseq.plugin.compat.apply()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS)
+    (line,) = re.findall(r"DEBUG:rhhn_fairseq.compat:(.*)", result.stderr)
+    names = re.findall(r"(\w+) \((?:done|not needed)\)", line)
+    assert names == [adapt.__name__ for adapt in compat.ADAPTATIONS]
+
+
+def test_mentions_finds_names_keywords_and_strings():
+    def function():
+        return [os.environ.get("A STRING", default=1) for _ in ()]
+
+    assert all(mentions(function, word) for word in ("environ", "A STRING", "default"))
+    assert not mentions(function, "realpath")
+
+
+# Checkpoints
+
+
+class Smuggler:
+    """Unpickling it runs a program."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+NAMES = {"arch": "lstm_lm", "task": "language_modeling"}
+
+
+def save_pickle(obj, path):
+    path.write_bytes(pickle.dumps(obj))
+
+
+def save_old_format(obj, path):
+    torch.save(obj, path, _use_new_zipfile_serialization=False)
+
+
+@pytest.mark.parametrize("save", [torch.save, save_old_format, save_pickle])
+@pytest.mark.parametrize("force_unsafe", ["0", "1"])
+def test_smuggled_code_is_refused(tmp_path, monkeypatch, save, force_unsafe):
+    """load_weights_only; with the variable set, PyTorch's default would be to run the code."""
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", force_unsafe)
+    path = tmp_path / "evil.pt"
+    save({"model": {}, "extra_state": Smuggler(f"touch {tmp_path}/ran")}, path)
+    with pytest.raises(UsageError, match=re.escape(str(path))):
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_weights_only_cannot_be_switched_off_by_the_caller(tmp_path):
+    path = tmp_path / "evil.pt"
+    torch.save({"model": Smuggler(f"touch {tmp_path}/ran")}, path)
+    with path.open("rb") as file, pytest.raises(UsageError, match="posix.system"):
+        checkpoint_utils.torch.load(file, weights_only=False)
+    assert not (tmp_path / "ran").exists()
+    assert checkpoint_utils.torch.Tensor is torch.Tensor
+
+
+def test_other_classes_are_refused_and_namespace_is_not(tmp_path):
+    """allow_namespace."""
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"model": {}, "args": argparse.Namespace(**NAMES)}, path)
+    with path.open("rb") as file:
+        assert checkpoint_utils.torch.load(file)["args"].task == "language_modeling"
+    torch.save({"model": {}, "args": SimpleNamespace(**NAMES)}, path)
+    with pytest.raises(UsageError, match="types.SimpleNamespace"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+@pytest.mark.parametrize("kind", ["cut", "empty", "text", "list", "missing", "directory"])
+def test_unreadable_checkpoint_is_one_line(tmp_path, kind):
+    """load_weights_only and name_missing_file."""
+    path = tmp_path / "checkpoint.pt"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "list":
+        torch.save([1, 2], path)
+    elif kind != "missing":
+        torch.save({"model": {"weight": torch.zeros(1000)}}, path)
+        content = {"cut": path.read_bytes()[:2000], "empty": b"", "text": b"not a checkpoint"}
+        path.write_bytes(content[kind])
+    with pytest.raises(UsageError, match=re.escape(str(path))) as caught:
+        checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_but_namespace_is_allowed():
+    """PyTorch's own modules allow some classes of theirs; the plugin adds one to them."""
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import fairseq, fairseq.trainer, argparse, torch.distributed.run\n"
+            "from torch.serialization import get_safe_globals\n"
+            "before = set(get_safe_globals())\n"
+            "import rhhn_fairseq.plugin\n"
+            "assert set(get_safe_globals()) - before == {argparse.Namespace}, get_safe_globals()",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_missing_model_of_an_evaluation_is_one_line():
+    with pytest.raises(UsageError, match="Model file not found: nowhere.pt"):
+        checkpoint_utils.load_model_ensemble_and_task(["nowhere.pt"])
+
+
+@pytest.mark.parametrize("option", ["restore_file", "finetune_from_model", "continue_once"])
+def test_named_checkpoint_must_exist(tmp_path, option):
+    """require_named_checkpoint: without it fairseq trains from scratch, or shows a traceback."""
+    given = {"restore_file": "checkpoint_last.pt", "finetune_from_model": None}
+    given |= {"continue_once": None, option: "nowhere.pt"}
+    reset = dict.fromkeys(["optimizer", "lr_scheduler", "meters", "dataloader"], False)
+    config = SimpleNamespace(
+        save_dir=str(tmp_path),
+        optimizer_overrides="{}",
+        **given,
+        **{f"reset_{name}": value for name, value in reset.items()},
+    )
+    trainer = SimpleNamespace(checkpoint_suffix="")
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} nowhere.pt"):
+        checkpoint_utils.load_checkpoint(config, trainer)
+
+
+def test_configuration_strings_run_no_code(tmp_path):
+    """configuration_is_data: the configuration inside a checkpoint reaches these calls of eval."""
+    assert utils.eval_str_list("[1, 2] * 2", type=int) == [1, 2, 1, 2]
+    assert utils.eval_bool("True") is True and utils.eval_bool(None, default=True) is True
+    args = argparse.Namespace(decoder_layers=f"[__import__('os').mkdir({str(tmp_path / 'ran')!r})]")
+    with pytest.raises(UsageError, match="is not made of numbers"):
+        utils.eval_str_list(args.decoder_layers)
+    from fairseq.models import fconv_lm
+
+    assert fconv_lm.eval is evaluate
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("[(512, 10, 5)] + [(512, 3, 2)] * 2", [(512, 10, 5), (512, 3, 2), (512, 3, 2)]),
+        ("{'a': -1.5, 'b': None}", {"a": -1.5, "b": None}),
+        (" 1e-30 ", 1e-30),
+        ("{1, 6 / 3}", {1, 2.0}),
+    ],
+)
+def test_evaluate(text, value):
+    assert evaluate(text) == value
+
+
+@pytest.mark.parametrize("text", ["f()", "a", "(1).real", "[x for x in (1,)]", "1 +", "2 ** 9", "1/0"])
+def test_evaluate_refuses(text):
+    with pytest.raises(UsageError, match="is not made of numbers"):
+        evaluate(text)
+
+
+# One line
+
+
+def chained(cause, context):
+    """`context`, raised while an exception that was raised from `cause` is handled."""
+    try:
+        try:
+            try:
+                raise cause
+            except Exception as error:
+                raise Exception("wrapped by fairseq") from error
+        except Exception:
+            raise context  # noqa: B904
+    except Exception as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (UsageError("--hidden 0\n must be 1 or more"), "--hidden 0 must be 1 or more"),
+        (chained(UsageError("the cause"), KeyError("last")), "the cause"),
+        # How a data loader's worker and a spawned process hand an error over.
+        (UsageError("Caught UsageError\n  File\nrhhn_fairseq.errors.UsageError: a\n"), "a"),
+        (RuntimeError("-- Process 0 --\nrhhn_fairseq.errors.UsageError: b\n\nDuring ..."), "b"),
+        (ValueError("something else"), None),
+        (None, None),
+    ],
+)
+def test_usage_message(error, message):
+    assert one_line.usage_message(error) == message
+
+
+def test_excepthook(capsys, monkeypatch):
+    others = []
+    monkeypatch.setattr(sys, "excepthook", lambda *args: others.append(args[0]))
+    one_line.install_excepthook()
+    one_line.install_excepthook()
+    error = chained(UsageError("no such file"), KeyError())
+    sys.excepthook(type(error), error, error.__traceback__)
+    assert capsys.readouterr().err == "error: no such file\n"
+    sys.excepthook(ValueError, ValueError("x"), None)
+    assert others == [ValueError]
+    monkeypatch.setenv("RHHN_TRACEBACK", "1")
+    sys.excepthook(type(error), error, error.__traceback__)
+    assert others == [ValueError, KeyError]
+
+
+def test_hydra_ends_in_one_line(tiny_corpus, tmp_path):
+    """end_hydra_in_one_line."""
+    arguments = hydra_arguments(tiny_corpus, tmp_path, "checkpoint.restore_file=nowhere.pt")
+    result = run_module("fairseq_cli.hydra_train", arguments, check=False, cwd=tmp_path)
+    assert result.returncode == 1
+    errors = result.stderr.splitlines()
+    assert errors[-1] == "error: --restore-file nowhere.pt: there is no such checkpoint file"
+    assert "Traceback" not in result.stderr and "overrides" not in result.stderr
+
+
+def test_hydra_job(monkeypatch, capsys):
+    """end_hydra_in_one_line, and what it leaves as it was."""
+    failed = JobReturn(status=JobStatus.FAILED, overrides=[])
+    failed.return_value = chained(UsageError("no such file"), KeyError())
+    with pytest.raises(SystemExit, match="^error: no such file$"):
+        _ = failed.return_value
+    monkeypatch.setenv("RHHN_TRACEBACK", "1")
+    with pytest.raises(KeyError):
+        _ = failed.return_value
+    completed = JobReturn(status=JobStatus.COMPLETED)
+    completed.return_value = 1.5
+    assert completed.return_value == 1.5
+
+
+def test_fp16_on_a_cpu_ends_in_one_line(tiny_corpus, tmp_path):
+    """end_fp16_on_cpu_in_one_line, also with options that fairseq would run for a while."""
+    result = fairseq_train(lstm(tiny_corpus, tmp_path, "--fp16", "--fp16-no-flatten-grads"), check=False)
+    assert result.returncode == 1
+    expected = "error: --fp16 trains on a GPU only; on a CPU use --bf16, or neither for float32\n"
+    assert result.stderr == expected
+
+
+def test_divergence_ends_in_one_line(tiny_corpus, tmp_path):
+    """end_divergence_in_one_line, and silence_known_warnings: nothing else is on stderr."""
+    arguments = lstm(tiny_corpus, tmp_path, "--max-update", 50, "--clip-norm", 0)
+    arguments[arguments.index(0.01)] = 1e38
+    result = fairseq_train(arguments, check=False)
+    assert result.returncode == 1
+    assert re.fullmatch(
+        r"error: training diverged in update \d+: the loss or a gradient became NaN or infinite "
+        r"\(in decoder\.\S+\); try "
+        r"a lower --lr \(now 1e\+38\) or a stronger --clip-norm \(now off\); fairseq left the weights before "
+        r"it in \S+/crash.pt\n",
+        result.stderr,
+    )
+    assert "NaN detected in output of" in result.stdout
+    assert "NaN or infinite gradients: decoder." in result.stdout
+    assert "gradients: {" not in result.stdout and "norms: {" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gradients are Nan/Inf", True),
+        ("Minimum loss scale reached (0.0001). Your loss is probably exploding.", True),
+        ("AMP: Minimum loss scale reached (0.0001).", True),
+        ("gradients are inconsistent\nrank   0 = nan\nrank   1 = nan", True),
+        ("gradients are inconsistent\nrank   0 = 1.25\nrank   1 = inf", True),
+        ("gradients are inconsistent\nrank   0 = 1.25\nrank   1 = 1.26", False),
+    ],
+)
+def test_is_divergence(text, expected):
+    assert is_divergence(FloatingPointError(text)) is expected
+
+
+@pytest.mark.slow
+def test_other_architecture_is_one_line(tiny_corpus, tmp_path):
+    """name_mismatch, and require_named_checkpoint lets an existing file pass."""
+    fairseq_train(lstm(tiny_corpus, tmp_path, "--max-update", 1))
+    restore = ["--restore-file", tmp_path / "checkpoint_last.pt", "--max-update", 2]
+    arguments = lstm(tiny_corpus, tmp_path / "other", *restore, "--decoder-out-embed-dim", 6)
+    result = fairseq_train(arguments, check=False)
+    assert result.returncode == 1
+    assert re.fullmatch(r"error: checkpoint \S+ does not fit the model: .*decoder.*\n", result.stderr)
+
+
+# The user directory
+
+
+def import_user_module(path):
+    utils.import_user_module(argparse.Namespace(user_dir=str(path)))
+
+
+def test_same_directory_by_other_paths(tmp_path, monkeypatch):
+    """accept_same_directory: fairseq finds a link, or a path with .. in it, "not globally unique"."""
+    (tmp_path / "rhhn_fairseq").symlink_to(PACKAGE)
+    import_user_module(tmp_path / "rhhn_fairseq")
+    import_user_module(os.path.join(PACKAGE, "..", "rhhn_fairseq"))
+    monkeypatch.chdir(os.path.dirname(PACKAGE))
+    import_user_module("rhhn_fairseq")
+    utils.import_user_module(argparse.Namespace())
+
+
+def test_installed_package_by_its_name_alone(tmp_path, monkeypatch):
+    """fairseq then looks beside itself and makes site-packages/fairseq/../rhhn_fairseq of it."""
+    site = tmp_path / "site-packages"
+    (site / "fairseq").mkdir(parents=True)
+    (site / "rhhn_fairseq").symlink_to(PACKAGE)
+    monkeypatch.setattr(utils, "__file__", str(site / "fairseq" / "utils.py"))
+    monkeypatch.chdir(tmp_path)
+    import_user_module("rhhn_fairseq")
+
+
+def test_another_copy_is_one_line_with_both_paths(tmp_path):
+    (tmp_path / "rhhn_fairseq").mkdir()
+    both = f"{re.escape(str(tmp_path))}.*{re.escape(os.path.realpath(PACKAGE))}"
+    with pytest.raises(UsageError, match=both):
+        import_user_module(tmp_path / "rhhn_fairseq")
+
+
+def test_missing_user_dir_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match="there is no directory /"):
+        import_user_module(tmp_path / "nowhere")
+
+
+def test_other_user_directories_still_work(tmp_path):
+    (tmp_path / "someones_plugin").mkdir()
+    (tmp_path / "someones_plugin" / "__init__.py").touch()
+    import_user_module(tmp_path / "someones_plugin")
+    assert "someones_plugin" in sys.modules
+
+
+# Reading data
+
+
+def test_removed_numpy_names():
+    """restore_numpy_names; --sample-break-mode eos uses np.compat.long."""
+    sizes = [2, 3, 4]
+    dataset = TokenBlockDataset(
+        [torch.arange(size) for size in sizes], sizes, None, pad=1, eos=2, break_mode="eos"
+    )
+    assert [len(item) for item in dataset] == sizes
+    assert data_utils.np.fromiter([1, 2], data_utils.np.int).tolist() == [1, 2]
+    assert not hasattr(numpy, "compat") or not hasattr(numpy, "int")
+
+
+@pytest.mark.parametrize("sentences, tokens", [(4, None), (5, None), (None, 40), (12, 1000), (4, 40)])
+@pytest.mark.parametrize("multiple", [1, 3, 8])
+def test_no_sentence_is_left_out_of_the_batches(sentences, tokens, multiple):
+    lengths = numpy.array([3, 4, 5, 5, 6, 6, 7, 8, 9, 10, 20, 30], dtype=numpy.int64)
+    batches = data_utils.batch_by_size(
+        numpy.arange(12), None, lengths, tokens, sentences, required_batch_size_multiple=multiple
+    )
+    assert numpy.concatenate(batches).tolist() == list(range(12))
+    assert all(len(batch) <= (sentences or 12) for batch in batches)
+    assert all(len(batch) * lengths[batch].max() <= (tokens or 1000) for batch in batches)
+
+
+def test_reading_stops_with_the_program(worker, monkeypatch):
+    """stop_reading_at_the_end: fairseq leaves this thread running, full queue or not."""
+    monkeypatch.delenv("RANK")
+    iterator = iterators.BufferedIterator(2, range(10**9))
+
+    def main(cfg):
+        assert [next(iterator) for _ in range(3)] == [0, 1, 2]
+        assert iterator._consumer.is_alive()
+
+    distributed_utils.call_main(worker, main)
+    assert not iterator._consumer.is_alive()
+
+
+# What is printed
+
+
+def test_inf_score_record_is_repaired(capsys):
+    """repair_inf_score_record; the call is the one in fairseq_cli/eval_lm.py."""
+    logger = logging.getLogger("fairseq_cli.eval_lm")
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        logger.info("skipping tokens with inf scores:", "the\nlong")
+        logger.info("%d tokens", 3)
+        logger.info("100 % of it")
+    finally:
+        logger.removeHandler(handler)
+    assert lines == ["skipping tokens with inf scores: the long", "3 tokens", "100 % of it"]
+    assert "Logging error" not in capsys.readouterr().err
+
+
+def test_only_known_warnings_are_silenced():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.resetwarnings()
+        warnings.simplefilter("always")
+        logs.silence_known_warnings()
+        text = "`torch.cuda.amp.autocast(args...)` is deprecated."
+        warnings.warn_explicit(text, FutureWarning, "f.py", 1, module="fairseq.tasks.fairseq_task")
+        warnings.warn_explicit(text, FutureWarning, "f.py", 1, module="rhhn_fairseq.tasks.char_lm")
+        warnings.warn_explicit("other", FutureWarning, "f.py", 1, module="fairseq.tasks.fairseq_task")
+        weights = "RNN module weights are not part of single contiguous chunk of memory. This means they need"
+        warnings.warn_explicit(weights, UserWarning, "f.py", 1, module="rhhn_fairseq.ops.torch_nn")
+        warnings.warn_explicit(weights, UserWarning, "f.py", 1, module="torch.nn.modules.rnn")
+    assert [str(warning.message) for warning in caught] == [text, "other", weights]

@@ -1,0 +1,121 @@
+"""Every hostile case ends in one line: no traceback, hang or crash; nothing is run, nothing is lost."""
+
+import dataclasses
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.registry import REGISTRIES
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from helpers.hostile import World
+from helpers.hostile_cases import CASES, QUICK
+from omegaconf import OmegaConf
+
+import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
+from rhhn_fairseq.adaptations import divergence, mistakes, ranges
+from rhhn_fairseq.errors import UsageError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    world = World(tmp_path_factory.mktemp("hostile"))
+    yield world
+    world.close()
+
+
+def test_cases_are_distinct():
+    assert len({case.name for case in CASES}) == len(CASES) >= 200
+
+
+def _parameters():
+    for case in CASES:
+        marks = () if case.name in QUICK else pytest.mark.slow
+        yield pytest.param(case, id=case.name, marks=marks)
+
+
+@pytest.mark.parametrize("case", list(_parameters()))
+def test_case(world, case):
+    found, outcome = world.run(case)
+    assert found == "good", outcome.stdout[-3000:] + outcome.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    "name, parameter",
+    [
+        ("loss/translation", r"decoder\.\S+"),
+        ("loss/char_lm", r"\S+"),
+        pytest.param("loss/copying", r"\S+", marks=pytest.mark.slow),
+    ],
+)
+def test_absurd_loss_names_update_and_parameter(world, name, parameter):
+    (case,) = [case for case in CASES if case.name == name]
+    _, outcome = world.run(case)
+    assert outcome.status == 1
+    assert re.fullmatch(
+        r"error: training diverged in update \d+: a loss of \S+ bits, and no model that learns has more than "
+        rf"\S+ \(in {parameter}\); try a lower --lr \(now \S+\) or a stronger --clip-norm \(now \S+\)\n",
+        outcome.stderr,
+    )
+
+
+def test_bound_of_the_loss():
+    """A thousand times what a model that knows nothing has; none where there are no classes."""
+    assert divergence.largest_loss(SimpleNamespace(target_dictionary=range(64))) == 6000
+    assert divergence.largest_loss(SimpleNamespace(problem=SimpleNamespace(classes=8))) == 3000
+    assert divergence.largest_loss(SimpleNamespace(target_dictionary=None)) == float("inf")
+
+
+def test_defaults_of_fairseq_are_in_range():
+    """check_options refuses no value that fairseq or the project itself gives."""
+    registries = [MODEL_DATACLASS_REGISTRY, TASK_DATACLASS_REGISTRY]
+    registries += [entry["dataclass_registry"] for entry in REGISTRIES.values()]
+    kinds = [kind for registry in registries for kind in registry.values()]
+    assert len(kinds) > 50
+    for kind in kinds:
+        ranges.check({field.name: field.default for field in dataclasses.fields(kind)})
+    config = OmegaConf.structured(FairseqConfig)
+    ranges.check(ranges.options_of(config))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"--lr": [0.1, math.nan]}, "--lr 0.1,nan is not possible: more than 0"),
+        ({"optimization.max_epoch": -1}, "optimization.max_epoch -1 is not possible: at least 0"),
+        ({"--patience": 0}, "--patience 0 is not possible: at least 1, or -1"),
+        ({"--adam-betas": "(0.9, 2)"}, "--adam-betas (0.9, 2) is not possible: at least 0 and less than 1"),
+        ({"--anything": math.nan}, "--anything nan is not possible: a finite number"),
+        ({"--nbest": 5, "--beam": 2}, "--nbest 5 is more than --beam 2 hypotheses"),
+    ],
+)
+def test_range(options, message):
+    with pytest.raises(UsageError) as caught:
+        ranges.check(options)
+    assert str(caught.value) == message
+
+
+def test_range_leaves_names_alone():
+    ranges.check({"--save-dir": "nan", "--source-lang": "inf", "--seed": None, "--cpu": True})
+
+
+def test_unexpected_exceptions_stay_tracebacks():
+    """Rows of the table describe what they name, and nothing else."""
+    for error in (KeyError("vocabulary"), AssertionError(), TypeError("x"), ValueError("1"), OSError("x")):
+        try:
+            raise error
+        except Exception as caught:
+            assert mistakes.describe(caught) is None
+
+
+def test_nearest():
+    assert (
+        mistakes.nearest("lstm_gnmt_smal", ["lstm_gnmt_small", "transformer"])
+        == "did you mean lstm_gnmt_small?"
+    )
+    assert mistakes.nearest("x", ["one", "two"]) == "choose from one, two"
+    assert mistakes.nearest("x", map(str, range(100, 200))) == ""

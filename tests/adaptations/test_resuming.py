@@ -1,0 +1,188 @@
+"""Going on with a training: with other workers, and from the checkpoint that is right."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.cli import fairseq_train, json_log, lstm, model_of
+from helpers.in_process import LOG, char_lm, train
+from helpers.lock_holder import holder
+
+from rhhn_fairseq.adaptations.restarts import position_of_worker
+from rhhn_fairseq.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return tmp_path_factory.mktemp("corpus")
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    """A run into its second epoch that is not interrupted: its log and its directory."""
+    save_dir = tmp_path_factory.mktemp("whole")
+    log = train(*char_lm(corpus, save_dir, "--max-update", 30, "--save-interval-updates", 13))
+    assert len(log.losses) == 30 and float(log.updates[-1]["epoch"]) == 2
+    return log, save_dir
+
+
+def same_parameters(one, other) -> bool:
+    expected, found = model_of(one), model_of(other)
+    return expected.keys() == found.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize(
+    "seen, workers, frequency, expected",
+    [
+        (40, 1, 2, (40, 0)),
+        (40, 2, 1, (20, 0)),
+        (40, 2, 2, (20, 0)),
+        (42, 2, 2, (20, 2)),
+        (3, 2, 1, (1, 1)),
+        (1, 4, 1, (0, 1)),
+    ],
+)
+def test_position_of_worker(seen, workers, frequency, expected):
+    assert position_of_worker(seen, workers, frequency) == expected
+
+
+def as_of_two_workers(path, place):
+    """Rewrites a checkpoint of one worker with --update-freq 2 as two workers would have saved it."""
+    state = torch.load(path, weights_only=True)
+    state["cfg"]["distributed_training"]["distributed_world_size"] = 2
+    state["extra_state"]["train_iterator"]["iterations_in_epoch"] //= 2
+    torch.save(state, place)
+
+
+def test_one_worker_goes_on_where_two_stopped(corpus, whole, tmp_path):
+    """count_batches_of_all_workers: the lanes are the same, so the losses are."""
+    saved = tmp_path / "two.pt"
+    as_of_two_workers(whole[1] / "checkpoint_1_13.pt", saved)
+    rest = train(*char_lm(corpus, tmp_path / "rest", "--max-update", 30, "--restore-file", saved))
+    assert rest.losses == whole[0].losses[13:]
+    assert same_parameters(whole[1], tmp_path / "rest")
+
+
+def test_an_update_that_is_cut_is_begun_again(corpus, whole, tmp_path):
+    """13 updates of 2 batches are no whole number of updates of 4."""
+    options = ["--batching", "windows", "--max-epoch", 1, "--save-interval-updates", 13]
+    train(*char_lm(corpus, tmp_path, *options, "--max-update", 13))
+    log = train(*char_lm(corpus, tmp_path, *options, "--update-freq", 4))
+    (warning,) = [message for message in log.messages if "trained on again" in message]
+    assert "saved after batch 26 of an epoch" in warning and "the last 2 batches" in warning
+
+
+def test_batches_grouped_by_the_number_of_workers_are_refused(corpus, whole, tmp_path):
+    saved = tmp_path / "two.pt"
+    as_of_two_workers(whole[1] / "checkpoint_1_13.pt", saved)
+    options = ["--max-epoch", 2, "--restore-file", saved, "--grouped-shuffling"]
+    with pytest.raises(UsageError, match="by 2 worker.s., this run has 1: --grouped-shuffling"):
+        train(*char_lm(corpus, tmp_path / "rest", *options))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("task", ["char_lm", "language_modeling"])
+@pytest.mark.parametrize("before, after", [(2, 1), (1, 2)])
+def test_resuming_with_other_workers(corpus, tiny_corpus, tmp_path, task, before, after):
+    """Two workers to one with --update-freq 2, and back, as real processes."""
+
+    def arguments(save_dir, workers, *more):
+        frequency = ["--update-freq", 2 // workers, "--no-epoch-checkpoints", *more]
+        if task == "char_lm":
+            return [*char_lm(corpus, save_dir, *LOG), *frequency]
+        return lstm(tiny_corpus, save_dir, "--clip-norm", 1, "--cpu", "--disable-validation", *frequency)
+
+    def losses(result):
+        return [record["loss"] for record in json_log(result.stdout) if record["tag"] == "train_inner"]
+
+    end = ["--max-update", 12, "--save-interval-updates", 5]
+    expected = fairseq_train(arguments(tmp_path / "whole", before, *end), workers=before)
+    fairseq_train(arguments(tmp_path / "cut", before, "--max-update", 5), workers=before)
+    rest = fairseq_train(arguments(tmp_path / "cut", after, *end), workers=after)
+    assert len(losses(expected)) == 12
+    assert losses(rest) == losses(expected)[5:]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def zeros(path):
+    """What a power failure can leave: blocks that were never written."""
+    content = path.read_bytes()
+    middle = len(content) // 2
+    path.write_bytes(content[:middle] + bytes(512) + content[middle + 512 :])
+
+
+@pytest.fixture
+def stopped(whole, tmp_path):
+    """A directory with checkpoints after 13, 26 and 30 updates."""
+    for path in whole[1].iterdir():
+        shutil.copy(path, tmp_path)
+    assert {"checkpoint_1_13.pt", "checkpoint_last.pt"} < {path.name for path in tmp_path.iterdir()}
+    return tmp_path
+
+
+@pytest.mark.parametrize("spoil", [cut, empty, zeros])
+def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_good_one(corpus, whole, stopped, spoil):
+    """start_from_a_good_checkpoint; the newest name is damaged as well, and the oldest file the youngest."""
+    older = sorted(stopped.glob("checkpoint_*_*.pt"), key=lambda path: path.stat().st_mtime)
+    names = [path.name for path in older]
+    assert names == ["checkpoint_1_13.pt", "checkpoint_2_26.pt"]
+    (stopped / "checkpoint_best.pt").write_bytes(b"PK")
+    os.utime(older[0])
+    spoil(stopped / "checkpoint_last.pt")
+    log = train(*char_lm(corpus, stopped, "--max-update", 30))
+    (warning,) = [message for message in log.messages if "going on from" in message]
+    assert str(stopped / "checkpoint_last.pt") in warning and str(stopped / "checkpoint_2_26.pt") in warning
+    assert log.losses == whole[0].losses[26:]
+    assert same_parameters(whole[1], stopped)
+
+
+def test_a_directory_in_the_place_of_the_last_checkpoint_is_refused(corpus, stopped):
+    (stopped / "checkpoint_last.pt").unlink()
+    (stopped / "checkpoint_last.pt").mkdir()
+    newest = stopped / "checkpoint_2_26.pt"
+    with pytest.raises(UsageError, match=rf"last.pt: is a directory.* --restore-file {newest}$"):
+        train(*char_lm(corpus, stopped, "--max-update", 30))
+
+
+def test_a_missing_last_checkpoint_is_no_start_from_scratch(corpus, whole, stopped):
+    (stopped / "checkpoint_last.pt").unlink()
+    newest = stopped / "checkpoint_2_26.pt"
+    with pytest.raises(UsageError, match=rf"last.pt: is missing .* --restore-file {newest}$"):
+        train(*char_lm(corpus, stopped, "--max-update", 30))
+    assert not (stopped / ".training.lock").exists()
+    log = train(*char_lm(corpus, stopped, "--max-update", 30, "--restore-file", newest))
+    assert log.losses == whole[0].losses[26:]
+
+
+def test_nothing_but_damage_is_refused_by_its_name(corpus, tmp_path):
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"PK")
+    with pytest.raises(UsageError, match=f"checkpoint {tmp_path}/checkpoint_last.pt cannot be read"):
+        train(*char_lm(corpus, tmp_path, "--max-update", 30))
+
+
+def test_a_hostile_last_checkpoint_is_not_passed_over(corpus, stopped):
+    torch.save({"model": {}, "call": Path.cwd}, stopped / "checkpoint_last.pt")
+    with pytest.raises(UsageError, match="checkpoint_last.pt is refused: it would load"):
+        train(*char_lm(corpus, stopped, "--max-update", 30))
+
+
+def test_two_trainings_in_one_directory(corpus, tmp_path):
+    """train_alone: the second is refused before it has read or written a checkpoint."""
+    with holder(tmp_path / ".training.lock") as first:
+        with pytest.raises(UsageError, match=rf"--save-dir {tmp_path}: another .*process {first.pid} on"):
+            train(*char_lm(corpus, tmp_path, "--max-update", 1))
+        assert [path.name for path in tmp_path.iterdir()] == [".training.lock"]
+        train(*char_lm(corpus, tmp_path, "--max-update", 1, "--no-save"))
+    (tmp_path / "checkpoint_1_1.pt.tmp").write_bytes(b"cut short by a kill")
+    train(*char_lm(corpus, tmp_path, "--max-update", 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_last.pt"]

@@ -1,0 +1,105 @@
+"""configs/handwriting: each file says what --arch and its own comment say, and trains as it stands."""
+
+import dataclasses
+
+import pytest
+import torch
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from helpers.cli import run_module
+from helpers.config_files import (
+    ROOT,
+    assert_has_every_option,
+    by_command_line,
+    by_hydra,
+    command,
+    comment,
+    composed,
+    effective,
+    link_root,
+    resolved,
+    train_tiny,
+)
+from helpers.tiny_handwriting import prepare_words
+from omegaconf import OmegaConf
+
+from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
+from rhhn_fairseq.describe import count_parameters
+from rhhn_fairseq.models.handwriting import HandwritingBaseConfig
+from rhhn_fairseq.models.handwriting_table import ARCHITECTURES
+
+CONFIGS = sorted((ROOT / "configs" / "handwriting").glob("*.yaml"))
+
+# Hydra deprecates what fairseq's own configuration and start-up rest on.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+every_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+
+TINY = {"hidden_size": 8, "hyper_size": 4, "hyper_embed_size": 2, "mixtures": 2}
+
+
+def test_a_file_for_each_architecture():
+    assert {path.stem for path in CONFIGS} == set(ARCHITECTURES)
+
+
+@every_config
+def test_model_is_that_of_the_architecture(path):
+    cfg = composed(path)
+    config = OmegaConf.to_object(cfg.model)
+    assert cfg.model._name == path.stem
+    default = MODEL_DATACLASS_REGISTRY[path.stem](_name=path.stem)
+    assert effective(dataclasses.asdict(config)) == effective(dataclasses.asdict(default))
+    with torch.device("meta"):
+        model = MODEL_REGISTRY[path.stem].for_vocabulary(config, 1)
+    assert count_parameters(model) == ARCHITECTURES[path.stem].parameters
+
+
+@every_config
+def test_every_option_of_the_model_can_be_overridden(path):
+    assert_has_every_option(by_hydra(path).model, HandwritingBaseConfig)
+
+
+@every_config
+def test_command_without_hydra_is_the_same_training(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    by_command, by_file = by_command_line(path), resolved(composed(path))
+    # The score of translations, which no training looks at; the command line cannot leave it out.
+    del by_file["scoring"], by_command["scoring"]
+    assert by_file.keys() == by_command.keys()
+    for section, values in by_file.items():
+        assert values == by_command[section], section
+
+
+@every_config
+def test_comment_tells_the_row_of_the_table(path):
+    row, text = ARCHITECTURES[path.stem], comment(path)
+    assert f"Parameters: {row.parameters:,}; the paper prints {row.parameters / 1e6:.2f} M." in text
+    assert f"Expected: {row.loss:,} nats a sequence" in text
+    assert f"checkpoints/{path.stem}/checkpoint_best.pt" in command(path, "fairseq-validate")
+    assert command(path, "fairseq-hydra-train")[:4] == (
+        ["--config-dir", "configs/handwriting", "--config-name", path.stem]
+    )
+
+
+@every_config
+def test_recipe_of_the_paper(path):
+    cfg = composed(path)
+    recipe = (cfg.optimizer._name, cfg.optimization.lr, cfg.optimization.clip_norm, cfg.dataset.batch_size)
+    assert recipe == ("adam", [1e-4], 5.0, 32)
+    rates = (cfg.model.recurrent_dropout, cfg.model.output_dropout, cfg.task.scale_augment)
+    assert rates == (0.05, 0.05, 0.1) and cfg.model.mixtures == 20
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A directory that looks like the repository's root to the commands in the comments."""
+    root = link_root(tmp_path_factory.mktemp("root"))
+    prepare_words(root / "data-bin" / "iam")
+    return root
+
+
+@pytest.mark.slow
+@every_config
+def test_commands_in_the_comment_train_and_validate(path, workplace):
+    train_tiny(path, workplace, TINY)
+    result = run_module("fairseq_cli.validate", command(path, "fairseq-validate"), cwd=workplace)
+    assert result.stderr.count("nats_seq") + result.stdout.count("nats_seq") >= 2

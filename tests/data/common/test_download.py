@@ -1,0 +1,114 @@
+"""Downloads of scripts/prepare_chars.py, from a server on this machine."""
+
+import functools
+import http.server
+import re
+import threading
+
+import pytest
+from helpers.chars_cli import (
+    error_of,
+    names,
+    read_back,
+    run,
+)
+
+from rhhn_fairseq.data.common.download import download
+from rhhn_fairseq.data.text import corpora
+from rhhn_fairseq.errors import UsageError
+
+
+class RangeHandler(http.server.BaseHTTPRequestHandler):
+    """Serves ``data``; keeps the Range headers it got; may ignore ranges or stop early."""
+
+    data = bytes(range(256)) * 4000
+    ranges: list = []
+    honour_range = True
+    stop_after = None
+
+    def do_GET(self):  # noqa: N802 (the name is http.server's)
+        asked = self.headers.get("Range")
+        self.ranges.append(asked)
+        start = int(re.search(r"\d+", asked)[0]) if asked and self.honour_range else 0
+        if self.path.startswith("/missing"):
+            self.send_error(404)
+            return
+        if start >= len(self.data):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(self.data)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        self.send_response(206 if asked and self.honour_range else 200)
+        if asked and self.honour_range:
+            last = len(self.data) - 1
+            self.send_header("Content-Range", f"bytes {start}-{last}/{len(self.data)}")
+        self.send_header("Content-Length", str(len(self.data) - start))
+        self.end_headers()
+        self.wfile.write(self.data[start : self.stop_after])
+
+    def log_message(self, *arguments):
+        """Keep the test's output clean."""
+
+
+@pytest.fixture
+def server():
+    class Handler(RangeHandler):
+        ranges = []
+
+    http_server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=functools.partial(http_server.serve_forever, 0.01))
+    thread.start()
+    yield Handler, f"http://127.0.0.1:{http_server.server_port}"
+    http_server.shutdown()
+    thread.join()
+    http_server.server_close()
+
+
+def test_download_and_then_no_second_one(tmp_path, server):
+    handler, address = server
+    path = download(f"{address}/file", tmp_path / "new")
+    assert path.read_bytes() == handler.data
+    assert download(f"{address}/file", tmp_path / "new") == path
+    assert handler.ranges == [None]
+
+
+@pytest.mark.parametrize("honour_range", [True, False])
+def test_download_continues_where_it_stopped(tmp_path, server, honour_range):
+    handler, address = server
+    handler.stop_after = 300_000
+    with pytest.raises(UsageError, match="after 300,000 of 1,024,000 bytes; run the command again"):
+        download(f"{address}/file", tmp_path)
+    assert names(tmp_path) == ["file.part"]
+    handler.stop_after = None
+    handler.honour_range = honour_range
+    assert download(f"{address}/file", tmp_path).read_bytes() == handler.data
+    assert handler.ranges == [None, "bytes=300000-"]
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("extra", [0, 5])
+def test_a_whole_or_too_long_part_is_settled(tmp_path, server, extra):
+    handler, address = server
+    (tmp_path / "file.part").write_bytes(handler.data + bytes(extra))
+    assert download(f"{address}/file", tmp_path).read_bytes() == handler.data
+
+
+def test_download_errors_name_the_way_out(tmp_path, server, capsys, monkeypatch):
+    _, address = server
+    with pytest.raises(UsageError, match=r"missing \(Not Found\).*--from-dir"):
+        download(f"{address}/missing", tmp_path)
+    # Port 9 of the local host answers nobody.
+    monkeypatch.setattr(corpora, "_ENWIK8_URL", "http://127.0.0.1:9/enwik8.zip")
+    found = error_of(capsys, "enwik8", "--download-dir", tmp_path, "--dest", tmp_path / "dest")
+    assert re.search(r"cannot download http://127.0.0.1:9/enwik8.zip .*--from-dir DIR", found)
+
+
+def test_downloaded_ptb_is_prepared(tmp_path, server, monkeypatch):
+    handler, address = server
+    handler.data = b" a b \n" * 100
+    monkeypatch.setattr(corpora, "_PTB_URL", address + "/ptb.{split}.txt")
+    arguments = ["--download-dir", tmp_path / "kept", "--dest", tmp_path / "dest", "--no-verify"]
+    assert run("ptb", *arguments) == 0
+    assert read_back(tmp_path / "dest", "valid").encode() == handler.data
+    assert names(tmp_path / "kept") == [f"ptb.{split}.txt" for split in ("test", "train", "valid")]

@@ -1,0 +1,233 @@
+"""Learning pieces and encoding with them: sizes, determinism, order, what the pieces cannot spell."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from helpers.cli import HANGS
+from helpers.parallel_cli import lines_of, sentences
+
+from rhhn_fairseq.data.parallel import encoding, pieces
+from rhhn_fairseq.data.parallel.encoding import encode_texts
+from rhhn_fairseq.data.parallel.pieces import PiecesConfig, load_pieces, train_pieces
+from rhhn_fairseq.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """The two sides of a small training text."""
+    folder = tmp_path_factory.mktemp("texts")
+    paths = [folder / "train.en", folder / "train.fr"]
+    for path, side in zip(paths, zip(*sentences(300), strict=True), strict=True):
+        path.write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
+    return paths
+
+
+@pytest.fixture(scope="module")
+def model(texts, tmp_path_factory):
+    """The folder of a model with 59 pieces."""
+    folder = tmp_path_factory.mktemp("pieces")
+    train_pieces(texts, 300, PiecesConfig(vocab_size=60), folder)
+    return folder
+
+
+def learn(texts, folder, **options):
+    folder.mkdir()
+    result = train_pieces(texts, 300, PiecesConfig(**options), folder)
+    return (folder / "pieces.model").read_bytes(), result
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_learning_is_deterministic_and_the_size_counts_fairseqs_specials(texts, tmp_path, model_type):
+    options = {"vocab_size": 70, "model_type": model_type}
+    first, result = learn(texts, tmp_path / "first", **options)
+    assert result == {"sentences": 600}
+    assert learn(texts, tmp_path / "second", **options)[0] == first
+    processor = load_pieces(tmp_path / "first")
+    assert processor.vocab_size() == 69
+    listed = [line.split("\t")[0] for line in lines_of(tmp_path / "first" / "pieces.vocab")]
+    assert listed == [processor.id_to_piece(index) for index in range(69)]
+    assert listed[:3] == ["<unk>", "<s>", "</s>"]
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+@pytest.mark.parametrize(("size", "bound"), [(100_000, "largest"), (5, "smallest")])
+def test_an_impossible_size_names_the_last_possible_one(texts, tmp_path, model_type, size, bound):
+    with pytest.raises(UsageError, match=rf"--vocab-size {size}: .*{bound} possible size is \d+") as error:
+        learn(texts, tmp_path / "bad", vocab_size=size, model_type=model_type)
+    possible = int(re.search(r"possible size is (\d+)", str(error.value))[1])
+    learn(texts, tmp_path / "good", vocab_size=possible, model_type=model_type)
+    beyond = possible + (1 if bound == "largest" else -1)
+    with pytest.raises(UsageError, match=f"possible size is {possible}"):
+        learn(texts, tmp_path / "beyond", vocab_size=beyond, model_type=model_type)
+
+
+def test_a_size_that_is_named_but_not_possible_is_tried_and_not_passed_on():
+    tried = []
+
+    def learn(size):
+        tried.append(size)
+        if size > 700:
+            raise RuntimeError(f"Please set it to a value <= {size - 1 if size > 900 else 650}.")
+
+    assert pieces._possible_size(1000, learn) == 650
+    assert tried == [1000, 950, 902, 856, 650]
+
+
+def test_no_possible_size_is_said_too():
+    def learn(size):
+        raise RuntimeError("Vocabulary size is smaller than required_chars. 3 vs 45.")
+
+    message = pieces._reason("a value <= 4.", PiecesConfig(), learn)
+    assert message == "--vocab-size 32000: the training text is too small to learn pieces from"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("vocab_size", 4, "--vocab-size 4: must be 5 or more"),
+        ("model_type", "word", "--model-type word: choose from unigram, bpe"),
+        ("sample_sentences", 1, "--sample-sentences 1: must be 2 or more"),
+        ("character_coverage", 0.0, "--character-coverage 0.0: must be above 0"),
+        ("character_coverage", 1.5, "--character-coverage 1.5: must be above 0"),
+    ],
+)
+def test_bad_options_are_refused(option, value, message):
+    with pytest.raises(UsageError, match=message):
+        PiecesConfig(**{option: value})
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(2, [299]), (6, [99, 199, 299]), (1000, range(300))])
+def test_the_sample_is_spread_evenly_and_both_sides_of_a_pair_are_in_it(texts, limit, expected):
+    take = min(300, limit // 2)
+    sample = list(pieces._sample(texts, 300, take))
+    pairs = sentences(300)
+    assert sample == [line for number in expected for line in pairs[number]]
+
+
+def test_a_model_learnt_from_a_sample_reports_its_size(texts, tmp_path):
+    _, result = learn(texts, tmp_path / "sampled", vocab_size=60, sample_sentences=101)
+    assert result == {"sentences": 100}
+
+
+def subsets(texts, tmp_path, awkward):
+    (tmp_path / "test.en").write_bytes("".join(f"{line}\n" for line in awkward).encode())
+    (tmp_path / "test.fr").write_bytes(b"\n" * len(awkward))
+    return {
+        "train": dict(zip(("en", "fr"), texts, strict=True)),
+        "test": {language: tmp_path / f"test.{language}" for language in ("en", "fr")},
+    }
+
+
+AWKWARD = [
+    "a man and the dog",
+    "",
+    "   ",
+    "漢字 and 漢",
+    "one\u2028line\x85still\x1cone\x0cand\rso",
+    "<s> <pad> </s> <unk> ▁ \u2581a",
+    "\ufeffbom \x07bell \U0010ffff",
+    "a " * 10_000,
+    "x" * 5_000,
+]
+
+
+def encode(texts, model, tmp_path, name, workers):
+    folder = tmp_path / name
+    folder.mkdir()
+    counts = encode_texts(subsets(texts, tmp_path, AWKWARD), model, folder, workers)
+    return folder, counts
+
+
+def test_every_line_stays_and_is_cut_as_sentencepiece_cuts_it(texts, model, tmp_path):
+    folder, counts = encode(texts, model, tmp_path, "encoded", 1)
+    processor = load_pieces(model)
+    encoded = lines_of(folder / "test.en")
+    assert len(encoded) == len(AWKWARD)
+    known = {processor.id_to_piece(index) for index in range(3, processor.vocab_size())}
+    for line, text in zip(encoded, AWKWARD, strict=True):
+        indices = processor.encode(text)
+        assert line.split() == [processor.id_to_piece(index) for index in indices]
+        assert set(line.split()) <= known | {"<unk>"}
+    assert encoded[1] == encoded[2] == ""
+    assert len(encoded[7].split()) == 10_000
+    tokens = sum(len(line.split()) for line in encoded)
+    unknown = sum(line.split().count("<unk>") for line in encoded)
+    assert counts["test"]["en"] == {"sentences": 9, "tokens": tokens + 9, "unknown": unknown}
+    assert counts["test"]["fr"] == {"sentences": 9, "tokens": 9, "unknown": 0}
+    assert unknown > 0
+
+
+def test_the_dictionary_counts_the_training_text(texts, model, tmp_path):
+    folder, counts = encode(texts, model, tmp_path, "encoded", 1)
+    processor = load_pieces(model)
+    seen = Counter(piece for text in texts for piece in (folder / text.name).read_text().split())
+    expected = [f"{(piece := processor.id_to_piece(index))} {seen[piece]}" for index in range(3, 59)]
+    assert lines_of(folder / "dict.txt") == expected
+    assert counts["train"]["en"]["sentences"] == counts["train"]["fr"]["sentences"] == 300
+
+
+def test_no_piece_holds_white_space(model):
+    processor = load_pieces(model)
+    for index in range(processor.vocab_size()):
+        assert processor.id_to_piece(index).split() == [processor.id_to_piece(index)]
+
+
+def test_several_workers_write_the_same(texts, model, tmp_path, monkeypatch):
+    # Many small blocks, so that workers finish out of order.
+    monkeypatch.setattr(encoding, "_BLOCK_BYTES", 300)
+    one, counts = encode(texts, model, tmp_path, "one", 1)
+    two, same_counts = encode(texts, model, tmp_path, "two", 2)
+    assert counts == same_counts
+    for path in one.iterdir():
+        assert path.read_bytes() == (two / path.name).read_bytes()
+
+
+def test_a_killed_worker_is_an_error(model, monkeypatch):
+    refused = pytest.raises(UsageError, match="--workers 2: a process that encodes was killed")
+    with refused, encoding._pool(model, 2) as encode_blocks:
+        # In the workers' place to encode a block, os._exit takes the block for an exit status.
+        monkeypatch.setattr(encoding, "_encode_in_worker", os._exit)
+        list(encode_blocks([9] * 20))
+
+
+ORPHANS = """
+import os, sys
+from multiprocessing import active_children
+from pathlib import Path
+from rhhn_fairseq.data.parallel import encoding
+if __name__ == "__main__":
+    with encoding._pool(Path(sys.argv[1]), 2) as encode_blocks:
+        next(encode_blocks(iter([[b"a\\n"]] * 20)))
+        print(*(child.pid for child in active_children()), flush=True)
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_workers_leave_with_a_killed_program(model, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(ORPHANS)
+    # The output ends when the last process that may write to it has ended.
+    result = subprocess.run([sys.executable, program, model], capture_output=True, text=True, timeout=HANGS)
+    assert result.returncode == -signal.SIGKILL
+    assert len(result.stdout.split()) == 2
+
+
+def test_blocks_are_read_only_as_fast_as_they_are_encoded(model):
+    read = 0
+
+    def blocks():
+        nonlocal read
+        for _ in range(100):
+            read += 1
+            yield [b"a man\n"]
+
+    with encoding._pool(model, 2) as encode_blocks:
+        results = encode_blocks(blocks())
+        next(results)
+        assert read <= 8
+        assert len(list(results)) == 99

@@ -1,0 +1,169 @@
+"""Stages: done once, done again when anything changed, and never left half done."""
+
+import json
+import multiprocessing
+
+import pytest
+from helpers.parallel_cli import names
+
+from rhhn_fairseq.data.parallel.stages import stages_in
+from rhhn_fairseq.errors import UsageError
+
+
+class Work:
+    """Runs two stages, of which the second copies the first's file, and notes what was done."""
+
+    def __init__(self, tmp_path):
+        self.directory = tmp_path / "deep" / "work"
+        self.done = []
+        self.fail = None
+
+    def run(self, first="a", second="b", discard=False):
+        """Results of both stages; keeps going from what an earlier call finished."""
+        self.done = []
+        with stages_in(self.directory, lambda text: None) as stages:
+            results = [
+                stages.run("first", {"text": first}, self._make("first", first)),
+                stages.run("second", {"text": second}, self._make("second", second)),
+            ]
+            self.files = stages.files("second")
+            if discard:
+                stages.discard()
+        return results
+
+    def _make(self, name, text):
+        def make(folder):
+            self.done.append(name)
+            (folder / "inner").mkdir()
+            (folder / "inner" / "file").write_text(text)
+            if self.fail and self.fail[0] == name:
+                raise self.fail[1]
+            return {"length": len(text), "list": [1.5, None, True]}
+
+        return make
+
+
+@pytest.fixture
+def work(tmp_path):
+    return Work(tmp_path)
+
+
+RESULT = {"length": 1, "list": [1.5, None, True]}
+
+
+def test_finished_stages_are_not_done_again(work):
+    assert work.run() == [RESULT, RESULT]
+    assert work.done == ["first", "second"]
+    assert work.files == {
+        "inner/file": {
+            "bytes": 1,
+            "sha256": "3e23e8160039594a33894f6564e1b1348bbd7a0088d42c4acb73eeaed59c009d",
+        }
+    }
+    assert work.run() == [RESULT, RESULT]
+    assert work.done == []
+
+
+def test_a_changed_request_repeats_its_stage_and_all_after_it(work):
+    work.run()
+    work.run(second="c")
+    assert work.done == ["second"]
+    work.run(first="x", second="c")
+    assert work.done == ["first", "second"]
+    assert (work.directory / "second" / "inner" / "file").read_text() == "c"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_text("b"),
+        lambda path: path.unlink(),
+        lambda path: path.write_text("longer"),
+    ],
+)
+def test_a_changed_file_repeats_its_stage(work, spoil):
+    work.run()
+    spoil(work.directory / "first" / "inner" / "file")
+    work.run()
+    # The stage's new record equals its old one, so the second still follows from it.
+    assert work.done == ["first"]
+
+
+@pytest.mark.parametrize("record", ["", "{", "[]", "{}", "null", '{"request": {}, "files": 3}'])
+def test_a_damaged_record_repeats_its_stage(work, record):
+    work.run()
+    (work.directory / "second.json").write_text(record)
+    work.run()
+    assert work.done == ["second"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("x"), UsageError("y")])
+def test_an_interrupted_stage_leaves_nothing_and_the_ones_before_stay(work, error):
+    work.fail = "second", error
+    with pytest.raises(type(error)):
+        work.run()
+    assert names(work.directory) == ["first", "first.json", "lock"]
+    work.fail = None
+    assert work.run() == [RESULT, RESULT]
+    assert work.done == ["second"]
+
+
+def test_a_full_disk_is_one_line(work):
+    work.fail = "second", OSError(28, "No space left on device")
+    with pytest.raises(UsageError, match=r"work: cannot be written \(No space left on device\)"):
+        work.run()
+    assert names(work.directory) == ["first", "first.json", "lock"]
+
+
+def test_without_a_finished_stage_nothing_is_left(work, tmp_path):
+    work.fail = "first", UsageError("bad input")
+    with pytest.raises(UsageError, match="bad input"):
+        work.run()
+    assert names(tmp_path / "deep") == []
+
+
+def test_remains_of_a_killed_run_are_swept_away(work):
+    work.run()
+    record = json.loads((work.directory / "second.json").read_text())
+    (work.directory / "second.json").unlink()
+    (work.directory / "second" / "stray").write_text("x")
+    (work.directory / "second.0.tmp").mkdir()
+    (work.directory / "second.0.tmp" / "stray").write_text("x")
+    work.run()
+    assert work.done == ["second"]
+    assert json.loads((work.directory / "second.json").read_text()) == record
+    assert names(work.directory) == ["first", "first.json", "lock", "second", "second.json"]
+    assert names(work.directory / "second") == ["inner"]
+
+
+def test_discarded_stages_are_gone(work, tmp_path):
+    work.run(discard=True)
+    assert names(tmp_path / "deep") == []
+
+
+def _hold(directory, entered, leave):
+    with stages_in(directory, lambda text: None):
+        entered.set()
+        leave.wait(60)
+
+
+def test_two_runs_at_a_time_are_refused(work):
+    context = multiprocessing.get_context("fork")
+    entered, leave = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=(work.directory, entered, leave))
+    process.start()
+    try:
+        assert entered.wait(60)
+        with pytest.raises(UsageError, match="another run is preparing this corpus"):
+            work.run()
+    finally:
+        leave.set()
+        process.join()
+    assert work.run() == [RESULT, RESULT]
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    refused = pytest.raises(UsageError, match=r"cannot be written \(Not a directory\)")
+    with refused, stages_in(tmp_path / "file" / "work", lambda text: None):
+        pass

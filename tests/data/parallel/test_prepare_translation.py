@@ -1,0 +1,462 @@
+"""scripts/prepare_translation.py from the command line: results, refusals, bad input, full disks."""
+
+import gzip
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fairseq.data import Dictionary, data_utils
+from helpers.parallel_cli import (
+    SCRIPT,
+    SMALL,
+    SPLITS,
+    binarise_here,
+    contents,
+    error_of,
+    lines_of,
+    manifest_of,
+    names,
+    run,
+    script,
+    sentences,
+    write_files,
+)
+
+from rhhn_fairseq.data.parallel import binarising
+from rhhn_fairseq.data.parallel.pieces import load_pieces
+
+real_run = binarising._run
+
+
+@pytest.fixture(autouse=True)
+def no_fairseq(monkeypatch):
+    """Spares the process of fairseq-preprocess; the tests that need it put it back."""
+    monkeypatch.setattr(binarising, "_run", binarise_here)
+
+
+FILES = [
+    "dict.en.txt",
+    "dict.fr.txt",
+    "manifest.json",
+    "pieces.model",
+    "pieces.vocab",
+    "raw",
+    *sorted(
+        f"{split}.en-fr.{language}.{kind}"
+        for split in ("test", "train", "valid")
+        for language in ("en", "fr")
+        for kind in ("bin", "idx")
+    ),
+]
+
+
+def test_the_directory_is_what_fairseq_and_scoring_read(tmp_path, capsys, monkeypatch):
+    options = write_files(tmp_path)
+    here, dest = tmp_path / "here", tmp_path / "deep" / "a, b" / "dest"
+    assert run("files", *options, *SMALL, "--dest", here) == 0
+    monkeypatch.setattr(binarising, "_run", real_run)
+    capsys.readouterr()
+    assert run("files", *options, "--vocab-size", 60, "--workers", 2, "--dest", dest) == 0
+    output = capsys.readouterr().out
+    # fairseq's own files, made by two processes, are those that the other tests write by themselves.
+    assert contents(dest) == contents(here)
+    assert names(dest) == FILES
+    assert names(dest.parent) == ["dest"]
+
+    dictionary = Dictionary.load(str(dest / "dict.en.txt"))
+    assert len(dictionary) == 60
+    assert dictionary == Dictionary.load(str(dest / "dict.fr.txt"))
+    processor = load_pieces(dest)
+    assert processor.vocab_size() == 59
+    for split in SPLITS:
+        for language in ("en", "fr"):
+            dataset = data_utils.load_indexed_dataset(str(dest / f"{split}.en-fr.{language}"), dictionary)
+            texts = lines_of(tmp_path / f"{split}.{language}")
+            assert [[dictionary[index] for index in item] for item in dataset] == [
+                [*processor.encode(text, out_type=str), "</s>"] for text in texts
+            ]
+            if split != "train":
+                assert (dest / "raw" / f"{split}.{language}").read_bytes() == (
+                    tmp_path / f"{split}.{language}"
+                ).read_bytes()
+
+    manifest = manifest_of(dest)
+    assert (manifest["kind"], manifest["source_lang"], manifest["target_lang"]) == ("parallel", "en", "fr")
+    model = (dest / "pieces.model").read_bytes()
+    assert manifest["pieces_sha256"] == hashlib.sha256(model).hexdigest()
+    for name, entry in manifest["files"].items():
+        data = (dest / name).read_bytes()
+        assert entry == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert set(manifest["files"]) == set(contents(dest))
+    assert {entry["name"] for entry in manifest["request"]["inputs"]} >= {"train.en", "test.fr"}
+    assert re.search(r"^train\.en +200 +200 +0 +0 +0 +0 +0$", output, re.M)
+    assert re.search(r"^test +fr +7 +\d+ +\d+ +0  test\.en$", output, re.M)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 70, 100, 199])
+def test_a_long_text_is_binarised_in_shards(tmp_path, monkeypatch, at_a_time):
+    options = write_files(tmp_path)
+    whole, shards = tmp_path / "whole", tmp_path / "shards"
+    assert run("files", *options, *SMALL, "--dest", whole) == 0
+    monkeypatch.setattr(binarising, "SENTENCES_AT_A_TIME", at_a_time)
+    assert run("files", *options, *SMALL, "--dest", shards) == 0
+    assert contents(shards) == contents(whole)
+
+
+@pytest.mark.slow
+def test_fairseq_preprocess_binarises_shards(tmp_path, monkeypatch):
+    options = write_files(tmp_path)
+    here, dest = tmp_path / "here", tmp_path / "dest"
+    assert run("files", *options, *SMALL, "--dest", here) == 0
+    monkeypatch.setattr(binarising, "SENTENCES_AT_A_TIME", 150)
+    monkeypatch.setattr(binarising, "_run", real_run)
+    assert run("files", *options, *SMALL, "--dest", dest) == 0
+    assert contents(dest) == contents(here)
+
+
+def test_languages_and_several_test_sets(tmp_path):
+    options = write_files(tmp_path)
+    (tmp_path / "more.de").write_text("a man\n")
+    (tmp_path / "more.x1").write_text("un homme\n")
+    options[options.index("--test-src") + 2 : options.index("--test-src") + 2] = [tmp_path / "more.de"]
+    options += [tmp_path / "more.x1"]
+    dest = tmp_path / "dest"
+    arguments = [*options, *SMALL, "--source-lang", "de", "--target-lang", "x1", "--dest", dest]
+    assert run("files", *arguments) == 0
+    assert {"dict.de.txt", "test1.de-x1.x1.bin", "train.de-x1.de.idx"} <= set(names(dest))
+    assert lines_of(dest / "raw" / "test1.x1") == ["un homme"]
+    assert manifest_of(dest)["splits"]["test1"]["languages"]["de"]["sentences"] == 1
+
+
+def test_packed_and_several_training_files_equal_the_plain_text(tmp_path):
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    options = write_files(tmp_path)
+    assert run("files", *options, *SMALL, "--dest", plain) == 0
+    for side, language in (("src", "en"), ("tgt", "fr")):
+        data = (tmp_path / f"train.{language}").read_bytes()
+        lines = data.splitlines(keepends=True)
+        # The first file ends without a newline.
+        (tmp_path / f"one.{language}.gz").write_bytes(gzip.compress(b"".join(lines[:77])[:-1]))
+        (tmp_path / f"two.{language}").write_bytes(b"".join(lines[77:]))
+        place = options.index(f"--train-{side}") + 1
+        options[place : place + 1] = [tmp_path / f"one.{language}.gz", tmp_path / f"two.{language}"]
+    assert run("files", *options, *SMALL, "--dest", packed) == 0
+    assert contents(packed) == contents(plain)
+
+
+def test_the_same_request_is_reused_and_another_is_refused(tmp_path, capsys):
+    options = write_files(tmp_path)
+    dest = tmp_path / "dest"
+    command = ["files", *options, "--dest", dest]
+    assert run(*command, *SMALL) == 0
+    before = contents(dest)
+    stamp = (dest / "manifest.json").stat().st_mtime_ns
+    capsys.readouterr()
+    # Processes are no part of the request, nor are the names of files.
+    renamed = [str(option).replace("train.en", "renamed.en") for option in command]
+    shutil.copy(tmp_path / "train.en", tmp_path / "renamed.en")
+    assert run(*renamed, *SMALL[:2], "--workers", "2") == 0
+    assert capsys.readouterr().out.startswith("already prepared: ")
+    assert (dest / "manifest.json").stat().st_mtime_ns == stamp
+    for more, message in (
+        (["--vocab-size", "61"], "was prepared with vocab_size 60, not 61; --force"),
+        ([*SMALL, "--max-ratio", "3"], "was prepared with max_ratio 2.5, not 3.0; --force"),
+        ([*SMALL, "--keep-duplicates"], "with keep_duplicates False, not True"),
+        ([*SMALL, "--target-lang", "de"], r"languages \['en', 'fr'\], not \['en', 'de'\]"),
+    ):
+        assert re.search(message, error_of(capsys, *command, *more))
+    write_files(tmp_path, valid=sentences(5, 1001))
+    changed = error_of(capsys, *command, *SMALL)
+    assert re.search(r"valid.en: SHA-256 .* is not the one recorded in .*manifest.json; --force", changed)
+    assert contents(dest) == before
+    assert run(*command, *SMALL, "--force") == 0
+    assert lines_of(dest / "raw" / "valid.en") == lines_of(tmp_path / "valid.en")
+    assert [name for name in names(tmp_path) if name.startswith(".")] == []
+
+
+def test_a_damaged_destination_is_found_and_force_mends_it(tmp_path, capsys):
+    options = write_files(tmp_path)
+    dest = tmp_path / "dest"
+    command = ["files", *options, *SMALL, "--dest", dest]
+    assert run(*command) == 0
+    before = contents(dest)
+    content = (dest / "raw/test.fr").read_bytes()
+    (dest / "raw/test.fr").write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    assert "raw/test.fr: was changed (SHA-256 " in error_of(capsys, *command)
+    (dest / "raw" / "test.fr").unlink()
+    assert "raw/test.fr: is missing, expected" in error_of(capsys, *command)
+    (dest / "raw" / "test.fr").write_bytes(b"")
+    assert "raw/test.fr: has 0 bytes, expected" in error_of(capsys, *command)
+    for text, message in (
+        ("{", "is not JSON"),
+        ("{}", "is not the manifest of a parallel corpus"),
+        ('{"kind": "parallel", "format": 1, "request": {}, "splits": {}}', "files is missing"),
+        ('{"kind": "parallel", "request": {}, "splits": {}, "files": {}, "format": 9}', "has format 9"),
+    ):
+        (dest / "manifest.json").write_text(text)
+        assert message in error_of(capsys, *command)
+    (dest / "manifest.json").unlink()
+    assert "holds files but no manifest.json" in error_of(capsys, *command)
+    assert run(*command, "--force") == 0
+    assert contents(dest) == before
+
+
+@pytest.mark.parametrize("stray", ["notes.txt", "raw/notes.txt", "checkpoints/x"])
+def test_directories_with_other_files_are_never_replaced(tmp_path, capsys, stray):
+    options = write_files(tmp_path)
+    dest = tmp_path / "dest"
+    command = ["files", *options, *SMALL, "--dest", dest]
+    assert run(*command) == 0
+    (dest / stray).parent.mkdir(exist_ok=True)
+    (dest / stray).write_text("mine")
+    before = contents(dest)
+    for force in ([], ["--force"]):
+        expected = stray if stray != "checkpoints/x" else "checkpoints/"
+        assert f"holds '{expected}', which is no file of a prepared corpus" in error_of(
+            capsys, *command, *force
+        )
+    assert contents(dest) == before
+
+
+def test_help_tells_the_defaults_of_each_corpus(capsys):
+    for corpus, vocabulary in (
+        ("multi30k", 8000),
+        ("files", 32000),
+        ("synthetic", 600),
+        ("wmt14-en-fr", 32000),
+    ):
+        with pytest.raises(SystemExit):
+            run(corpus, "--help")
+        text = " ".join(capsys.readouterr().out.split())
+        assert f"included (default: {vocabulary})" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "CORPUS"),
+        (["iwslt"], "invalid choice: 'iwslt' .*multi30k"),
+        (["multi30k"], "--from-dir"),
+        (["multi30k", "--from-dir", "/nowhere"], "/nowhere: no such directory"),
+        (["multi30k", "--from-dir", "."], "has no train.en"),
+        (["files"], "--train-src, --train-tgt, --valid-src, --valid-tgt, --test-src, --test-tgt: missing"),
+        (["files", "--train-src", "a"], "--train-tgt, --valid-src"),
+        (["synthetic", "--pairs", "many"], "invalid int value: 'many'"),
+        (["synthetic", "--pairs", "0"], "--pairs 0: expected a number from 1 to"),
+        (["synthetic", "--vocab-size", "3"], "--vocab-size 3: must be 5 or more"),
+        (["synthetic", "--model-type", "word"], "invalid choice: 'word'"),
+        (["synthetic", "--max-ratio", "0.5"], "--max-ratio 0.5: must be 1 or more"),
+        (["synthetic", "--workers", "0"], "--workers 0: must be 1 or more"),
+        (["synthetic", "--source-lang", "de"], "unrecognized arguments"),
+        (["wmt14-en-fr", "--parts", "wiki"], "--parts wiki: choose from europarl"),
+        (["wmt14-en-fr", "--from-dir", "."], "has no dev.tgz; it is at http://www.statmt.org/wmt14/dev.tgz"),
+    ],
+)
+def test_bad_command_lines(tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert re.search(message, error_of(capsys, *arguments))
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--source-lang", "fr"], "--target-lang fr: is the source language as well"),
+        (["--source-lang", "en-GB"], "--source-lang 'en-GB': expected letters and digits"),
+        (["--target-lang", "f.r"], "--target-lang 'f.r': expected letters and digits"),
+        (["--target-lang", ""], "--target-lang '': expected"),
+        (["--test-src", "a", "b"], "--test-src names 2 files, but --test-tgt 1"),
+        (["--train-src", "/nowhere/a"], "/nowhere/a: no such file"),
+        (["--train-src", "/"], "/: is a directory, not a file"),
+    ],
+)
+def test_bad_files_and_languages(tmp_path, capsys, change, message):
+    options = write_files(tmp_path)
+    before = names(tmp_path)
+    assert message in error_of(capsys, "files", *options, *SMALL, *change, "--dest", tmp_path / "dest")
+    assert names(tmp_path) == before
+
+
+BAD_PAIRS = [
+    ((b"a\xff", "b"), r"test\.en: line 3 is not UTF-8 \(byte 0xff at position 1 of the line\)"),
+    (("a", "b\0c"), r"test\.fr: line 3 holds a NUL byte"),
+    (("x" * (1 << 20) + "y", "b"), r"test\.en: line 3 is longer than 1,048,576 bytes"),
+]
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+@pytest.mark.parametrize(("pair", "message"), BAD_PAIRS)
+def test_what_is_no_text_in_validation_and_test_names_file_and_line(tmp_path, capsys, split, pair, message):
+    options = write_files(tmp_path, **{split: [*sentences(2), pair, *sentences(2)]})
+    found = error_of(capsys, "files", *options, *SMALL, "--dest", tmp_path / "dest")
+    assert re.search(message.replace("test", split), found)
+    assert "validation and test text is taken as it is" in found
+    assert names(tmp_path) == sorted(f"{split}.{language}" for split in SPLITS for language in ("en", "fr"))
+
+
+def test_the_same_in_training_text_is_dropped_and_counted(tmp_path, capsys):
+    options = write_files(
+        tmp_path, train=[*sentences(100), *(pair for pair, _ in BAD_PAIRS), *sentences(100, 100)]
+    )
+    assert run("files", *options, *SMALL, "--dest", tmp_path / "dest") == 0
+    counts = manifest_of(tmp_path / "dest")["cleaning"][0]
+    assert (counts["read"], counts["kept"], counts["encoding"], counts["length"]) == (203, 200, 2, 1)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_unequal_numbers_of_lines_are_refused(tmp_path, capsys, split):
+    options = write_files(tmp_path)
+    with (tmp_path / f"{split}.fr").open("a") as file:
+        file.write("one more\n")
+    found = error_of(capsys, "files", *options, *SMALL, "--dest", tmp_path / "dest")
+    count = {"train": 200, "valid": 5, "test": 7}[split]
+    assert re.search(rf"{split}\.en has {count} lines, but .*{split}\.fr has {count + 1}", found)
+    assert not [name for name in names(tmp_path) if "dest" in name]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_an_empty_split_is_refused(tmp_path, capsys, split):
+    options = write_files(tmp_path, **{split: []})
+    found = error_of(capsys, "files", *options, *SMALL, "--dest", tmp_path / "dest")
+    assert "no training pair of 0" in found if split == "train" else f"{split}.fr: is empty" in found
+
+
+def test_long_and_empty_sentences_stay_in_the_test_set(tmp_path):
+    awkward = [
+        ("", "vide"),
+        ("word " * 10_000, "mot"),
+        ("a man", ""),
+        ("one\rtwo\u2028three four", "un\x0cdeux"),
+    ]
+    options = write_files(tmp_path, train=[*sentences(200), *awkward], test=awkward)
+    dest = tmp_path / "dest"
+    assert run("files", *options, *SMALL, "--dest", dest) == 0
+    counts = manifest_of(dest)
+    # The last of them is fit for training too: white space is white space.
+    assert [counts["cleaning"][0][key] for key in ("read", "kept", "empty", "length")] == [204, 201, 2, 1]
+    assert lines_of(dest / "raw" / "test.en") == [pair[0] for pair in awkward]
+    assert lines_of(dest / "raw" / "test.fr") == [pair[1] for pair in awkward]
+    dictionary = Dictionary.load(str(dest / "dict.en.txt"))
+    for language, empty in (("en", 0), ("fr", 2)):
+        dataset = data_utils.load_indexed_dataset(str(dest / f"test.en-fr.{language}"), dictionary)
+        assert len(dataset) == 4
+        assert dataset[empty].tolist() == [dictionary.eos()]
+        assert counts["splits"]["test"]["languages"][language]["empty"] == 1
+    assert len(data_utils.load_indexed_dataset(str(dest / "test.en-fr.en"), dictionary)[1]) > 10_000
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_a_vocabulary_too_large_for_the_text_names_the_largest(tmp_path, capsys, model_type):
+    options = write_files(tmp_path)
+    dest = tmp_path / "dest"
+    command = ["files", *options, "--model-type", model_type, "--workers", 1, "--dest", dest]
+    found = error_of(capsys, *command)
+    largest = int(re.search(r"--vocab-size 32000: .* the largest possible size is (\d+)", found)[1])
+    assert run(*command, "--vocab-size", largest) == 0
+    assert "stage texts: finished before" in capsys.readouterr().out
+    assert len(Dictionary.load(str(dest / "dict.fr.txt"))) == largest
+
+
+LIMITED = (
+    "import resource, runpy, sys;"
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2);"
+    "sys.argv = sys.argv[2:];"
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "limit", "finished"),
+    [
+        (25_000, 40_000, []),
+        (25_000, 200_000, ["texts"]),
+        (60_000, 300_000, ["texts", "pieces"]),
+        (25_000, 270_000, ["texts", "pieces", "encoded"]),
+    ],
+)
+def test_a_full_disk_is_one_line_and_what_was_finished_stays(tmp_path, capsys, pairs, limit, finished):
+    # The model has 240 kB; a pair 2 bytes a side as text, 6 encoded, and 12 in fairseq's index.
+    options = write_files(tmp_path, train=[("abcdefghij"[number % 10], "k") for number in range(pairs)])
+    more = ["--keep-duplicates", "--vocab-size", 17, "--workers", 1, "--dest", tmp_path / "dest"]
+    command = [sys.executable, "-c", LIMITED, str(limit), *script("files", *options, *more)[1:]]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.stderr == f"error: {tmp_path}/.dest.work: cannot be written (File too large)\n"
+    assert result.returncode == 1
+    assert not (tmp_path / "dest").exists()
+    left = names(tmp_path / ".dest.work") if finished else []
+    assert (tmp_path / ".dest.work").exists() == bool(finished)
+    assert left == sorted([*finished, *(f"{stage}.json" for stage in finished), *["lock"][: len(finished)]])
+    # With room on the disk, the same command goes on where it stopped.
+    assert run("files", *options, *more) == 0
+    assert re.findall("stage (\\w+): finished before", capsys.readouterr().out) == finished
+
+
+def test_preparing_needs_no_fairseq_and_keeps_progress_off_standard_output(tmp_path):
+    code = (
+        "import sys, runpy; main = runpy.run_path(sys.argv[1])['main']\n"
+        "from rhhn_fairseq.data.parallel import binarising\n"
+        "from helpers import parallel_cli; binarising._run = parallel_cli.binarise_here\n"
+        "main(sys.argv[2:])\n"
+        "assert not {'fairseq', 'torch'} & set(sys.modules)"
+    )
+    command = ["files", *write_files(tmp_path), *SMALL, "--dest", str(tmp_path / "dest")]
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(SCRIPT), *command],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""},
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_real_multi30k_is_practically_whole(tmp_path, data_dir, capsys):
+    dest = tmp_path / "multi30k"
+    command = ["multi30k", "--from-dir", data_dir / "multi30k", "--dest", dest, "--workers", 1]
+    assert run(*command) == 0
+    manifest = manifest_of(dest)
+    counts = manifest["cleaning"][0]
+    assert (counts["read"], counts["kept"], counts["duplicate"]) == (29_000, 28_995, 5)
+    assert len(Dictionary.load(str(dest / "dict.en.txt"))) == 8000
+    found = {name: entry["languages"]["fr"]["sentences"] for name, entry in manifest["splits"].items()}
+    assert found == {"train": 28_995, "valid": 1014, "test": 1000, "test1": 1000}
+    assert manifest["splits"]["test1"]["name"] == "test_2017_flickr"
+    unknown = [
+        entry["languages"][lang]["unknown"] for entry in manifest["splits"].values() for lang in ("en", "fr")
+    ]
+    assert unknown == [0] * 8
+    processor = load_pieces(dest)
+    with gzip.open(data_dir / "multi30k" / "test_2016_flickr.fr.gz", "rt", encoding="utf-8") as file:
+        for text, kept in zip(file, lines_of(dest / "raw" / "test.fr"), strict=True):
+            assert text == kept + "\n"
+            assert processor.decode(processor.encode(kept)) == " ".join(kept.split())
+    capsys.readouterr()
+    assert run(*command) == 0
+    assert "already prepared" in capsys.readouterr().out
+
+
+def test_synthetic_pairs_come_back_from_their_pieces(tmp_path):
+    dest = tmp_path / "synthetic"
+    assert run("synthetic", "--pairs", 1500, "--workers", 1, "--dest", dest) == 0
+    manifest = manifest_of(dest)
+    assert manifest["cleaning"][0]["kept"] == 1500
+    assert {
+        entry["unknown"] for split in manifest["splits"].values() for entry in split["languages"].values()
+    } == {0}
+    options = manifest["request"]["options"]
+    assert (options["pairs"], options["seed"]) == (1500, 1)
+    assert {"num2words", "Babel"} < set(options)
+    processor = load_pieces(dest)
+    for language in ("en", "fr"):
+        texts = lines_of(dest / "raw" / f"test.{language}")
+        assert len(texts) == 500
+        assert [processor.decode(processor.encode(text)) for text in texts] == texts
+
+
+def test_another_seed_is_another_request(tmp_path, capsys):
+    command = ["synthetic", "--pairs", 300, "--vocab-size", 200, "--workers", 1, "--dest", tmp_path / "dest"]
+    assert run(*command) == 0
+    assert "was prepared with seed 1, not 2" in error_of(capsys, *command, "--seed", 2)

@@ -1,0 +1,255 @@
+"""scripts/prepare_translation.py interrupted, killed and started again; and how much memory it takes."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.parallel_cli import (
+    SCRIPT,
+    SMALL,
+    binarise_here,
+    contents,
+    error_of,
+    names,
+    run,
+    sentences,
+    write_files,
+)
+
+from rhhn_fairseq.data.parallel import binarising, prepare
+from rhhn_fairseq.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def no_fairseq(monkeypatch):
+    """Spares the process of fairseq-preprocess."""
+    monkeypatch.setattr(binarising, "_run", binarise_here)
+
+
+STAGES = ["texts", "pieces", "encoded", "binary"]
+WORKERS = ("write_texts", "train_pieces", "encode_texts", "binarise")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What a run without interruptions makes."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(binarising, "_run", binarise_here)
+        assert run("files", *write_files(folder), *SMALL, "--dest", folder / "dest") == 0
+    return contents(folder / "dest")
+
+
+def said(capsys) -> list[str]:
+    """The stages that a run found finished, and those it ran."""
+    return [
+        line.removeprefix("stage ") for line in capsys.readouterr().out.splitlines() if line[:6] == "stage "
+    ]
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_an_interrupted_run_goes_on_at_its_stage(tmp_path, capsys, monkeypatch, whole, stage, error):
+    command = ["files", *write_files(tmp_path), *SMALL, "--dest", tmp_path / "dest"]
+    make = getattr(prepare, WORKERS[stage])
+
+    def interrupted(*arguments):
+        make(*arguments)
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, WORKERS[stage], interrupted)
+        if isinstance(error, KeyboardInterrupt):
+            assert run(*command) == 130
+            assert "the same command continues at the first unfinished stage" in capsys.readouterr().err
+        else:
+            assert "cannot be written (No space left on device)" in error_of(capsys, *command)
+    work = tmp_path / ".dest.work"
+    assert not (tmp_path / "dest").exists()
+    assert work.exists() == bool(stage)
+    if stage:
+        assert names(work) == sorted([*STAGES[:stage], *(f"{name}.json" for name in STAGES[:stage]), "lock"])
+    capsys.readouterr()
+    assert run(*command) == 0
+    assert said(capsys) == [f"{name}: finished before" for name in STAGES[:stage]] + STAGES[stage:]
+    assert contents(tmp_path / "dest") == whole
+    assert not work.exists()
+
+
+def test_other_options_begin_again_where_they_matter(tmp_path, capsys, monkeypatch):
+    command = ["files", *write_files(tmp_path), "--workers", 1, "--dest", tmp_path / "dest"]
+    monkeypatch.setattr(prepare, "binarise", lambda *arguments: 1 / 0)
+
+    def stages(*options):
+        capsys.readouterr()
+        with pytest.raises(ZeroDivisionError):
+            run(*command, *options)
+        return said(capsys)
+
+    assert stages("--vocab-size", 60) == STAGES
+    again = "texts: finished before", "pieces: finished before", "encoded: finished before", "binary"
+    assert stages("--vocab-size", 60) == [*again]
+    assert stages("--vocab-size", 61) == ["texts: finished before", *STAGES[1:]]
+    assert stages("--vocab-size", 61, "--max-words", 50) == STAGES[:1] + ["pieces", "encoded", "binary"]
+    # The files' contents are compared, not their names or dates.
+    os.utime(tmp_path / "train.en")
+    assert stages("--vocab-size", 61, "--max-words", 50) == [*again]
+    write_files(tmp_path, test=sentences(8, 2000))
+    assert stages("--vocab-size", 61, "--max-words", 50) == STAGES
+    assert stages("--vocab-size", 61, "--max-words", 50, "--force") == STAGES
+
+
+def test_a_failure_after_the_last_stage_repeats_nothing(tmp_path, capsys, monkeypatch, whole):
+    command = ["files", *write_files(tmp_path), *SMALL, "--dest", tmp_path / "dest"]
+
+    def full(stage, dest):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "publish", full)
+        assert "No space left on device" in error_of(capsys, *command)
+    assert not (tmp_path / "dest").exists()
+    assert run(*command) == 0
+    assert said(capsys) == [f"{name}: finished before" for name in STAGES]
+    assert contents(tmp_path / "dest") == whole
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from helpers import parallel_cli
+from rhhn_fairseq.data.parallel import prepare
+
+train_pieces = prepare.train_pieces
+
+def die_after(*arguments):
+    train_pieces(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+prepare.train_pieces = die_after
+parallel_cli.run(*sys.argv[2:])
+"""
+
+
+def test_a_killed_run_goes_on(tmp_path, capsys):
+    """Killed within its second stage, of which all files are written and nothing is recorded."""
+    command = ["files", *write_files(tmp_path), *SMALL, "--dest", tmp_path / "dest"]
+    tests = str(Path(__file__).parents[2])
+    process = subprocess.run([sys.executable, "-c", KILLED, tests, *map(str, command)], capture_output=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert (tmp_path / ".dest.work" / "texts.json").exists()
+    assert not (tmp_path / "dest").exists()
+    assert run(*command) == 0
+    assert said(capsys) == ["texts: finished before", *STAGES[1:]]
+    undisturbed = tmp_path / "undisturbed"
+    assert run(*command[:-1], undisturbed) == 0
+    assert contents(tmp_path / "dest") == contents(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "found"),
+    [
+        (
+            lambda folder: shutil.copy(folder / "valid.en-fr.en.idx", folder / "test.en-fr.en.idx"),
+            "5 sentences",
+        ),
+        (lambda folder: (folder / "test.en-fr.en.bin").write_bytes(b"12"), "2 bytes"),
+    ],
+)
+def test_binary_files_of_other_sizes_are_noticed(tmp_path, capsys, monkeypatch, spoil, found):
+    command = ["files", *write_files(tmp_path), *SMALL, "--dest", tmp_path / "dest"]
+
+    def spoilt(*arguments):
+        binarise_here(*arguments)
+        spoil(arguments[-1])
+
+    monkeypatch.setattr(binarising, "_run", spoilt)
+    message = rf"test.en-fr.en: fairseq-preprocess wrote .*{found}.*, expected 7 sentences"
+    assert re.search(message, error_of(capsys, *command))
+    assert not (tmp_path / "dest").exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "kind", "message"),
+    [
+        ("x\nOSError: [Errno 28] No space left on device\n", OSError, "No space left on device"),
+        ("x\nMemoryError: too much\n", UsageError, r"ended with status 7 \(MemoryError: too much\)"),
+        ("", UsageError, r"ended with status 7 \(no message\)"),
+    ],
+)
+def test_what_fairseq_preprocess_dies_of_is_told(output, kind, message):
+    with pytest.raises(kind, match=message):
+        raise binarising._failure(output, 7)
+
+
+def test_fairseq_preprocess_is_ended_with_its_caller(tmp_path, monkeypatch):
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    started = []
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    monkeypatch.undo()
+    monkeypatch.setattr(binarising.time, "sleep", interrupt)
+    monkeypatch.setattr(binarising.subprocess, "Popen", Popen)
+    with pytest.raises(KeyboardInterrupt):
+        binarising._run([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, 1, tmp_path)
+    # One that ended of itself would have status 0.
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+
+
+PEAK = """
+import re, runpy, sys
+sys.path.insert(0, sys.argv[2])
+from helpers import parallel_cli
+from rhhn_fairseq.data.parallel import binarising, duplicates, encoding
+duplicates.KEYS_IN_MEMORY = 10_000
+encoding._BLOCK_BYTES = 50_000
+binarising._run = lambda *arguments: 1 / 0
+main = runpy.run_path(sys.argv[1])["main"]
+# getrusage would count the memory of the process that started this one.
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+before = peak()
+try:
+    main(sys.argv[3:])
+except ZeroDivisionError:
+    print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux's /proc")
+def test_memory_does_not_grow_with_the_corpus(tmp_path):
+    grown = []
+    for count in (30_000, 130_000):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        options = write_files(folder, train=sentences(1000))
+        for language in ("en", "fr"):
+            text = (folder / f"train.{language}").read_bytes().split(b"\n")[:-1]
+            with (folder / f"train.{language}").open("wb") as file:
+                for number in range(count):
+                    file.write(b"%s %d\n" % (text[number % 1000], number))
+        more = ["--sample-sentences", "2000", *SMALL, "--dest", str(folder / "dest")]
+        command = [
+            sys.executable,
+            "-c",
+            PEAK,
+            str(SCRIPT),
+            str(Path(__file__).parents[2]),
+            "files",
+            *options,
+            *more,
+        ]
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+        grown.append(int(result.stdout.split()[-1]) / 1024)
+    # 1 MB measured, for 8 MB of text more; with a file's pairs in a list it is 21 MB.
+    assert grown[1] - grown[0] < 8

@@ -1,0 +1,262 @@
+"""MNIST's files: reading them, finding and downloading them, and dealing them to the splits."""
+
+import functools
+import gzip
+import hashlib
+import http.server
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from helpers.idx_files import idx_bytes, make_images, write_mnist
+
+from rhhn_fairseq.data.problems import mnist
+from rhhn_fairseq.data.problems.idx import IMAGES, LABELS, read_idx, read_labelled_images
+from rhhn_fairseq.data.problems.images import PixelSequences
+from rhhn_fairseq.data.problems.mnist import PUBLISHED, T10K_SPLIT, MnistSplit, load_mnist
+from rhhn_fairseq.data.problems.registry import build_problem
+from rhhn_fairseq.errors import UsageError
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_arrays_are_read_back(tmp_path, packed):
+    images, labels = make_images(6)
+    path = tmp_path / ("images.gz" if packed else "images")
+    path.write_bytes(gzip.compress(idx_bytes(images)) if packed else idx_bytes(images))
+    found = read_idx(path, IMAGES)
+    assert found.dtype == np.uint8 and (found == images).all()
+    (tmp_path / "labels").write_bytes(idx_bytes(labels))
+    both = read_labelled_images(path, tmp_path / "labels")
+    assert (both[0] == images).all() and (both[1] == labels).all()
+
+
+GOOD = idx_bytes(make_images(6)[0])
+PACKED = gzip.compress(GOOD)
+NO_COLUMNS = bytes((0, 0, 8, 3)) + b"".join(n.to_bytes(4, "big") for n in (6, 4, 0))
+HUGE = bytes((0, 0, 8, 3)) + b"\xff" * 12 + b"abc"
+BAD = {
+    "empty": ("x", b"", "is empty, an IDX file is expected"),
+    "empty packed": ("x.gz", gzip.compress(b""), "is empty, an IDX file is expected"),
+    "labels": ("x", idx_bytes(make_images(6)[1]), "begins with 00000801, .* of images begins with 00000803"),
+    "text": ("x", b"<html>no such file</html>", "begins with 3c68746d"),
+    "floats": ("x", b"\0\0\x0d\x03" + GOOD[4:], "begins with 00000d03"),
+    "short magic": ("x", GOOD[:3], "begins with 000008, an IDX file"),
+    "short header": ("x", GOOD[:10], "is cut off within its header, after 10 bytes"),
+    "nothing in it": ("x", NO_COLUMNS, "holds no images, its header says 6 x 4 x 0"),
+    "huge": ("x", HUGE, "says 4,294,967,295 x 4,294,967,295 x 4,294,967,295 bytes, which is no file"),
+    "truncated": ("x", GOOD[:-1], "says 6 x 4 x 3 = 72 bytes, there are only 71"),
+    "too long": ("x", GOOD + b"!", "says 6 x 4 x 3 = 72 bytes, there are more than that"),
+    "packed truncated": ("x.gz", PACKED[:-12], "the archive is cut off or damaged"),
+    "packed damaged": ("x.gz", PACKED[:20] + bytes(8) + PACKED[28:], "damaged|cannot be read"),
+    "not packed": ("x.gz", GOOD, "damaged .Not a gzipped file"),
+    "packed twice": ("x.gz", gzip.compress(PACKED), "begins with 1f8b"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_damaged_files_are_one_line_with_the_name(tmp_path, case):
+    name, data, reason = BAD[case]
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=reason) as caught:
+        read_idx(path, IMAGES)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_missing_files_and_other_counts(tmp_path):
+    with pytest.raises(UsageError, match="nowhere: cannot be read .No such file"):
+        read_idx(tmp_path / "nowhere", LABELS)
+    (tmp_path / "images").write_bytes(GOOD)
+    (tmp_path / "labels").write_bytes(idx_bytes(make_images(5)[1]))
+    with pytest.raises(UsageError, match="images holds 6 images and .*labels 5 labels"):
+        read_labelled_images(tmp_path / "images", tmp_path / "labels")
+
+
+def test_splits_are_parsed():
+    assert MnistSplit.parse("5/2/3") == MnistSplit("5/2/3", (5, 2, 3), only_t10k=False)
+    assert MnistSplit.parse(T10K_SPLIT) == MnistSplit(T10K_SPLIT, (8000, 1000, 1000), only_t10k=True)
+    for text in ("", "5/2", "5/2/3/4", "0/1/1", "t10k", "train:5/2/3", "5/2/x", "5/2/3 "):
+        with pytest.raises(UsageError, match="TRAIN/VALID/TEST"):
+            MnistSplit.parse(text)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_standard_split_is_both_ends_of_the_training_file_and_the_test_file(tmp_path, packed):
+    write_mnist(tmp_path, packed=packed)
+    splits = load_mnist(tmp_path, tmp_path / "unused", MnistSplit.parse("12/5/7"))
+    train, _ = make_images(20, seed=0)
+    test, labels = make_images(10, seed=1)
+    assert (splits["train"][0] == train[:12]).all() and (splits["valid"][0] == train[15:]).all()
+    assert (splits["test"][0] == test[:7]).all() and (splits["test"][1] == labels[:7]).all()
+    assert not (tmp_path / "unused").exists(), "nothing is downloaded or written"
+
+
+def test_t10k_split_deals_every_image_to_one_split(tmp_path):
+    write_mnist(tmp_path, train=0)
+    splits = load_mnist(tmp_path, tmp_path, MnistSplit.parse("t10k:6/2/2"))
+    images, labels = make_images(10, seed=1)
+    numbers = [splits[name][0][:, 0, 0].tolist() for name in ("train", "valid", "test")]
+    assert [len(part) for part in numbers] == [6, 2, 2]
+    assert sorted(sum(numbers, [])) == list(range(10)) and numbers[0] != sorted(numbers[0])
+    for name in splits:
+        assert (splits[name][1] == labels[splits[name][0][:, 0, 0]]).all(), "labels go with their images"
+    again = load_mnist(tmp_path, tmp_path, MnistSplit.parse("t10k:6/2/2"))
+    assert all((again[name][0] == splits[name][0]).all() for name in splits)
+
+
+def test_names_with_a_dot_are_found(tmp_path):
+    write_mnist(tmp_path, train=0)
+    for path in list(tmp_path.iterdir()):
+        path.rename(path.with_name(path.name.replace("-idx", ".idx")))
+    assert len(load_mnist(tmp_path, tmp_path, MnistSplit.parse("t10k:6/2/2"))["train"][0]) == 6
+
+
+@pytest.mark.parametrize(
+    "split, reason",
+    [
+        ("16/5/1", "--mnist-split 16/5/1 takes 21 images of a file that holds 20"),
+        ("12/5/11", "--mnist-split 12/5/11 takes 11 images of a file that holds 10"),
+        ("t10k:6/2/3", "--mnist-split t10k:6/2/3 takes 11 images of a file that holds 10"),
+    ],
+)
+def test_splits_that_are_too_large_are_refused(tmp_path, split, reason):
+    with pytest.raises(UsageError, match=reason):
+        load_mnist(write_mnist(tmp_path), tmp_path, MnistSplit.parse(split))
+
+
+def test_missing_parts_are_named(tmp_path):
+    with pytest.raises(UsageError, match="--mnist-dir .*gone: no such directory"):
+        load_mnist(tmp_path / "gone", tmp_path, MnistSplit.parse("1/1/1"))
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(UsageError, match="--mnist-dir .*file: is a file, not a directory"):
+        load_mnist(file, tmp_path, MnistSplit.parse("1/1/1"))
+    write_mnist(tmp_path / "t10k", train=0)
+    with pytest.raises(UsageError, match="has no train-images-idx3-ubyte, .* needs the t10k files only"):
+        load_mnist(tmp_path / "t10k", tmp_path, MnistSplit.parse("1/1/1"))
+    (tmp_path / "t10k" / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(UsageError, match="has no t10k-labels-idx1-ubyte, plain or as .gz$"):
+        load_mnist(tmp_path / "t10k", tmp_path, MnistSplit.parse("t10k:1/1/1"))
+
+
+def test_labels_and_sizes_that_are_not_digits(tmp_path):
+    write_mnist(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx_bytes(np.full(10, 11)))
+    with pytest.raises(UsageError, match="t10k-labels-idx1-ubyte: has the label 11, .* labels of 0 to 9"):
+        load_mnist(tmp_path, tmp_path, MnistSplit.parse("t10k:6/2/2"))
+    write_mnist(tmp_path)
+    images, _ = make_images(10, rows=5)
+    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(idx_bytes(images))
+    with pytest.raises(UsageError, match="training images are 4 x 3 and the test images 5 x 3"):
+        load_mnist(tmp_path, tmp_path, MnistSplit.parse("12/5/7"))
+
+
+def test_pixels_are_read_row_by_row_or_permuted(tmp_path):
+    write_mnist(tmp_path)
+    options = {"mnist_dir": str(tmp_path), "mnist_split": "12/5/7"}
+    plain = build_problem("mnist", options)
+    images, labels = make_images(20, seed=0)
+    inputs, targets = plain.render(plain.splits["train"])
+    assert plain.steps == 12 and (targets == labels[:12]).all()
+    np.testing.assert_array_equal(inputs[..., 0], images[:12].reshape(12, 12).astype(np.float32) / 255)
+    permuted = build_problem("pmnist", options | {"permutation_seed": 3})
+    mixed, _ = permuted.render(permuted.splits["train"])
+    assert (mixed == inputs[:, permuted.order]).all() and not (mixed == inputs).all()
+    default = build_problem("pmnist", options)
+    assert (default.order == build_problem("pmnist", options | {"permutation_seed": 0}).order).all()
+    assert isinstance(default, PixelSequences) and default.name == "pmnist"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves the files of ``folder`` and counts what was asked for."""
+
+    def do_GET(self):  # noqa: N802 (the name is http.server's)
+        self.asked.append(self.path)
+        path = self.folder / self.path.rpartition("/")[2]
+        if not path.is_file():
+            self.send_error(404)
+            return
+        data = path.read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments):
+        """Keep the test's output clean."""
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A server of small files in place of the real one; the handler's class."""
+
+    class Serving(Handler):
+        folder, asked = write_mnist(tmp_path / "served", packed=True), []
+
+    published = {
+        path.name.removesuffix(".gz"): hashlib.md5(gzip.decompress(path.read_bytes())).hexdigest()
+        for path in Serving.folder.iterdir()
+    }
+    assert published.keys() == PUBLISHED.keys()
+    http_server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Serving)
+    thread = threading.Thread(target=functools.partial(http_server.serve_forever, 0.01))
+    thread.start()
+    monkeypatch.setattr(mnist, "URL", f"http://127.0.0.1:{http_server.server_port}/mnist/")
+    monkeypatch.setattr(mnist, "PUBLISHED", published)
+    yield Serving
+    http_server.shutdown()
+    http_server.server_close()
+    thread.join()
+
+
+def test_files_are_downloaded_once(server, tmp_path):
+    cache = tmp_path / "cache" / "mnist"
+    for _ in range(2):
+        splits = load_mnist(None, cache, MnistSplit.parse("12/5/7"))
+        assert (splits["test"][0] == make_images(10, seed=1)[0][:7]).all()
+    assert len(server.asked) == 4
+    assert sorted(path.name for path in cache.glob("*ubyte*")) == sorted(f"{name}.gz" for name in PUBLISHED)
+
+
+def test_only_what_is_needed_is_downloaded(server, tmp_path):
+    load_mnist(None, tmp_path / "cache", MnistSplit.parse("t10k:6/2/2"))
+    assert sorted(server.asked) == [f"/mnist/t10k-{name}-ubyte.gz" for name in ("images-idx3", "labels-idx1")]
+
+
+def test_workers_that_start_together_download_once(server, tmp_path):
+    load = functools.partial(load_mnist, None, tmp_path / "cache", MnistSplit.parse("t10k:6/2/2"))
+    with ThreadPoolExecutor(4) as workers:
+        found = [future.result() for future in [workers.submit(load) for _ in range(4)]]
+    assert len(server.asked) == 2 and all(len(splits["train"][0]) == 6 for splits in found)
+
+
+@pytest.mark.parametrize(
+    "data, reason", [(PACKED, "MD5 is .* not"), (b"<html>", "it was downloaded, and is")]
+)
+def test_a_download_of_something_else_is_removed(server, tmp_path, data, reason):
+    (server.folder / "t10k-images-idx3-ubyte.gz").write_bytes(data)
+    with pytest.raises(UsageError, match=reason):
+        load_mnist(None, tmp_path / "cache", MnistSplit.parse("t10k:6/2/2"))
+    assert not list((tmp_path / "cache").glob("*ubyte*"))
+
+
+def test_downloads_that_fail_name_the_other_way(server, tmp_path):
+    (server.folder / "t10k-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(UsageError, match="cannot download http.*t10k-images.*pass --mnist-dir DIR"):
+        load_mnist(None, tmp_path / "cache", MnistSplit.parse("t10k:6/2/2"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file/cache: cannot be written"):
+        load_mnist(None, tmp_path / "file" / "cache", MnistSplit.parse("t10k:6/2/2"))
+
+
+def test_the_published_test_images(data_dir):
+    directory = data_dir / "mnist"
+    for name in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
+        unpacked = gzip.decompress((directory / f"{name}.gz").read_bytes())
+        assert hashlib.md5(unpacked).hexdigest() == PUBLISHED[name]
+    problem = build_problem("mnist", {"mnist_dir": str(directory), "mnist_split": T10K_SPLIT})
+    assert problem.steps == 784
+    assert [len(problem.splits[name][1]) for name in ("train", "valid", "test")] == [8000, 1000, 1000]
+    for _, labels in problem.splits.values():
+        assert np.bincount(labels, minlength=10).min() > 0.07 * len(labels), "every digit is in every split"

@@ -1,0 +1,460 @@
+"""scripts/prepare_strokes.py: every corpus, what is written, and what is refused in one line."""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+from helpers.strokes_cli import (
+    FORMS,
+    SCRIPT,
+    contents,
+    error_of,
+    line_xml,
+    manifest_of,
+    object_array,
+    prepare_strokes,
+    random_rows,
+    run,
+    write_iam,
+)
+
+from rhhn_fairseq.data.strokes import iam
+from rhhn_fairseq.data.strokes.manifest import StrokeManifest
+from rhhn_fairseq.data.strokes.points import to_strokes
+from rhhn_fairseq.data.strokes.store import StrokeSplit
+
+
+def _lists(folder, train=20, valid=4, test=4, points=6):
+    """A .npz file of random lines in the stroke-3 format."""
+    counts = {"train": train, "valid": valid, "test": test}
+    splits = {
+        split: object_array([random_rows(points, 100 * k + seed) for seed in range(count)])
+        for k, (split, count) in enumerate(counts.items())
+        if count
+    }
+    np.savez(folder / "lists.npz", **splits)
+    return folder / "lists.npz"
+
+
+def test_the_default_is_hershey(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run("--lines", 30) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("prepared: data-bin/hershey\n")
+    assert "words in the Hershey fonts futural,cursive,scripts (seed 1)" in out
+    assert prepare_strokes.with_corpus([]) == ["hershey"]
+    manifest = manifest_of("data-bin/hershey")
+    assert {split: counts["lines"] for split, counts in manifest["splits"].items()} == (
+        {"train": 30, "valid": 1, "test": 1}
+    )
+    split = StrokeSplit("data-bin/hershey", "train")
+    assert all(split.texts) and set("".join(split.texts)) == set(manifest["symbols"])
+    letters = sum(map(len, split.texts))
+    assert manifest["points_per_symbol"] == pytest.approx(split.sizes.sum() / letters)
+
+
+def test_hershey_lines_follow_from_the_seed(tmp_path):
+    for name, options in (("a", []), ("b", []), ("more", ["--lines", 40]), ("other", ["--seed", 2])):
+        assert run("hershey", "--lines", 20, "--dest", tmp_path / name, *options) == 0
+    one, same = (contents(tmp_path / name) for name in "ab")
+    assert one == same
+    assert contents(tmp_path / "other")["train.points.npy"] != one["train.points.npy"]
+    more, first = StrokeSplit(tmp_path / "more", "train"), StrokeSplit(tmp_path / "a", "train")
+    assert more.texts[:20] == first.texts
+    np.testing.assert_array_equal(more.points(19), first.points(19))
+    assert StrokeSplit(tmp_path / "a", "valid").texts[0] != first.texts[0]
+
+
+def test_hershey_draws_what_the_font_has(tmp_path):
+    """Without slant, size and jitter, points lie on the font's lines and strokes end where they end."""
+    from HersheyFonts import HersheyFonts
+
+    plain = ["--slant", 0, "--size", 0, "--jitter", 0, "--lines", 5, "--max-words", 1, "--fonts", "futural"]
+    assert run("hershey", *plain, "--dest", tmp_path / "data") == 0
+    font = HersheyFonts()
+    font.load_default_font("futural")
+    font.normalize_rendering(100)
+    split = StrokeSplit(tmp_path / "data", "train")
+    for index in range(5):
+        strokes = [np.array(list(stroke)) for stroke in font.strokes_for_text(split.texts[index])]
+        ends = [end for stroke in strokes for end in (stroke[0], stroke[-1])]
+        drawn = to_strokes(split.points(index))
+        assert len(drawn) <= len(strokes)
+        for stroke in drawn:
+            for place in (stroke[0], stroke[-1]):
+                # The font's y grows upwards; coordinates count from the first point, stored as float32.
+                found = place * (1, -1) + strokes[0][0]
+                assert min(np.abs(found - end).max() for end in ends) < 1e-3
+
+
+def test_hershey_takes_words_from_a_file(tmp_path, capsys):
+    (tmp_path / "words.txt").write_text("zig\nzag")
+    assert run("--words", tmp_path / "words.txt", "--lines", 10, "--dest", tmp_path / "data") == 0
+    words = {
+        word.strip(",.?!").lower()
+        for text in StrokeSplit(tmp_path / "data", "train").texts
+        for word in text.split()
+    }
+    assert words == {"zig", "zag"}
+    (tmp_path / "words.txt").write_text("zig é")
+    assert "'é' has characters that no Hershey font has" in error_of(
+        capsys, "--words", tmp_path / "words.txt"
+    )
+    (tmp_path / "words.txt").write_text(" \n")
+    assert "words.txt: has no words" in error_of(capsys, "--words", tmp_path / "words.txt")
+    assert "nowhere: cannot be read" in error_of(capsys, "--words", tmp_path / "nowhere")
+
+
+def test_hershey_without_its_package_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "HersheyFonts", None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModuleNotFoundError):
+        import HersheyFonts  # noqa: F401
+    assert "pip install Hershey-Fonts" in error_of(capsys)
+
+
+def test_importing_the_program_needs_no_torch_and_no_fonts():
+    code = (
+        "import sys, importlib.util as u; s = u.spec_from_file_location('p', sys.argv[1]);"
+        "m = u.module_from_spec(s); s.loader.exec_module(m);"
+        "print([n for n in ('torch', 'fairseq', 'HersheyFonts', 'matplotlib') if n in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code, str(SCRIPT)], capture_output=True, text=True)
+    assert result.stdout == "[]\n", result.stderr
+
+
+def test_iam_splits_follow_the_benchmark(tmp_path, capsys):
+    source = write_iam(tmp_path / "iam")
+    small = ["--min-points", 2]
+    assert run("iam", "--from-dir", source, "--dest", tmp_path / "data", *small) == 0
+    for number, (split, form) in enumerate(
+        zip(("train", "valid", "valid1", "test"), FORMS.values(), strict=True)
+    ):
+        found = StrokeSplit(tmp_path / "data", split)
+        assert found.names == [f"{form}-01", f"{form}-02"]
+        assert found.texts == [f"first of {number}", f"second of {number}"]
+        strokes = to_strokes(found.points(1))
+        assert [len(stroke) for stroke in strokes] == [4, 2]
+        # From (100, 50 + number) to the second line's last point (153, 60).
+        assert strokes[1][-1].tolist() == [53, 10 - number]
+    assert StrokeManifest.load(tmp_path / "data").splits == ("train", "valid", "valid1", "test")
+    options = ["--protocol", "graves", "--dest", tmp_path / "graves", *small]
+    assert run("iam", "--from-dir", source, *options) == 0
+    counts = manifest_of(tmp_path / "graves")["splits"]
+    assert {split: count["lines"] for split, count in counts.items()} == {"train": 6, "valid": 2}
+
+
+def test_iam_is_the_same_from_archives(tmp_path, capsys):
+    source = write_iam(tmp_path / "iam")
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    for name in ("lineStrokes", "ascii"):
+        with tarfile.open(packed / f"{name}-all.tar.gz", "w:gz") as archive:
+            archive.add(source / name, name)
+    with zipfile.ZipFile(packed / "task1.zip", "w") as archive:
+        for name in FORMS:
+            archive.write(source / f"{name}.txt", f"task1/{name}.txt")
+    # What is not looked at need not be an archive at all.
+    (packed / "original-xml-all.tar.gz").write_text("no archive")
+    for name, folder in (("plain", source), ("packed", packed)):
+        options = ["--dest", tmp_path / f"from-{name}", "--min-points", 2]
+        assert run("iam", "--from-dir", folder, *options) == 0
+    assert contents(tmp_path / "from-plain") == contents(tmp_path / "from-packed")
+    # Unpacked beside its archive, a file counts once.
+    shutil.copytree(source / "lineStrokes", packed / "lineStrokes")
+    capsys.readouterr()
+    assert run("iam", "--from-dir", packed, *options) == 0
+    assert capsys.readouterr().out.startswith("already prepared")
+
+
+def test_iam_counts_what_does_not_fit(tmp_path, capsys):
+    source = write_iam(tmp_path / "iam")
+    (source / "lineStrokes" / "c03-001a-01.xml").write_text(line_xml([[(0, 0), (1, 1)]]))
+    (source / "ascii" / "a01" / "a01-000" / "a01-000u.txt").write_text("CSR:\n\nonly one%%%%%%%%%%%")
+    (source / "trainset.txt").write_text("a01-000u\nx99-000y\n")
+    assert run("iam", "--from-dir", source, "--dest", tmp_path / "data", "--min-points", 2) == 0
+    out = capsys.readouterr().out
+    for words in ("lines in no set", "entries of sets without a line", "lines without a text"):
+        assert f"{words}: 1\n" in out
+    found = StrokeSplit(tmp_path / "data", "train")
+    assert found.texts == ["only one", ""]
+    assert manifest_of(tmp_path / "data")["splits"]["train"]["with_text"] == 1
+
+
+def test_iam_defaults_drop_short_lines_and_long_steps(tmp_path, capsys):
+    source = write_iam(tmp_path / "iam")
+    drawn = [[(k % 7, k % 5) for k in range(300)], [(5000, 0)], [(0, 1)]]
+    for form in FORMS.values():
+        (path,) = source.glob(f"lineStrokes/*/*/{form}-01.xml")
+        path.write_text(line_xml(drawn))
+    assert run("iam", "--from-dir", source, "--dest", tmp_path / "data") == 0
+    counts = manifest_of(tmp_path / "data")["splits"]["train"]
+    # Without the steps out and back the first line has 300 points left; the second has six.
+    assert counts["dropped"] == {"short": 1, "long": 0, "flat": 0}
+    assert counts["outliers"] == 2
+
+
+# Each entity is ten of the one before, so the last would be 10 GB of text.
+ENTITIES = (
+    '<!DOCTYPE a [<!ENTITY e0 "aaaaaaaaaa">'
+    + "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 10))
+    + "]><a>&e9;</a>"
+)
+
+
+@pytest.mark.parametrize(
+    "content, reason",
+    [
+        ("<StrokeSet><Stroke>", "is no well-formed XML"),
+        ("", "is no well-formed XML"),
+        ("<Other/>", "has no StrokeSet, so it is no line of IAM-OnDB"),
+        (line_xml([]), "has no points"),
+        (line_xml([[(1, 2), ("nan", 3)]]), "point 1 is not finite"),
+        (line_xml([[(1, 2)], [("", 3)]]), "a point of stroke 2 has no number for x or y"),
+        (line_xml([[(1, 2)]]).replace("y=", "z="), "a point of stroke 1 has no number for x or y"),
+        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "no-such-code"), "is no well-formed XML"),
+        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "UTF-16"), "is no well-formed XML"),
+        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "utf-7"), "is no well-formed XML"),
+        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "big5"), "is no well-formed XML"),
+        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "rot13"), "is no well-formed XML"),
+        ("<a>" * 200_000, "is no well-formed XML"),
+        ("<a>" * 200_000 + "</a>" * 200_000, "has no StrokeSet"),
+        (ENTITIES, "is no well-formed XML"),
+    ],
+    ids=range(15),
+)
+def test_damaged_iam_lines(tmp_path, capsys, content, reason):
+    source = write_iam(tmp_path / "iam")
+    (path,) = source.glob("lineStrokes/*/*/a01-001w-02.xml")
+    path.write_text(content)
+    message = error_of(capsys, "iam", "--from-dir", source, "--dest", tmp_path / "data")
+    assert str(path) in message and reason in message
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["iam"]
+
+
+def test_iam_archives_that_cannot_be_unpacked(tmp_path, capsys, monkeypatch):
+    source = write_iam(tmp_path / "iam")
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    command = ["iam", "--from-dir", folder, "--dest", tmp_path / "data"]
+    for packing in ("gz", "bz2", "xz"):
+        path = folder / "lineStrokes.tgz"
+        with tarfile.open(path, f"w:{packing}") as archive:
+            archive.add(source / "lineStrokes", "lineStrokes")
+        content = path.read_bytes()
+        for cut in (5, len(content) // 3, len(content) // 2):
+            path.write_bytes(content[:cut])
+            assert "lineStrokes.tgz: " in error_of(capsys, *command)
+        path.unlink()
+    path = folder / "lineStrokes.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(source / "trainset.txt", "trainset.txt")
+    content = path.read_bytes()
+    locked = bytearray(content)
+    locked[6] |= 1
+    locked[content.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(locked)
+    assert "lineStrokes.zip: cannot be unpacked" in error_of(capsys, *command)
+    for cut in (2, 30, len(content) - 10):
+        path.write_bytes(content[:cut])
+        assert "lineStrokes.zip: " in error_of(capsys, *command)
+    path.write_bytes(content)
+    monkeypatch.setattr(iam, "LARGEST", 5)
+    assert "lineStrokes.zip:trainset.txt: has more than 5 bytes" in error_of(capsys, *command)
+
+
+def test_incomplete_iam(tmp_path, capsys):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    options = ["--dest", tmp_path / "data", "--min-points", 2]
+    assert "has no lineStrokes" in error_of(capsys, "iam", "--from-dir", empty, *options)
+    assert "no such directory" in error_of(capsys, "iam", "--from-dir", tmp_path / "nowhere", *options)
+    source = write_iam(tmp_path / "iam")
+    (source / "testset_t.txt").unlink()
+    assert "has no testset_t.txt, which say" in error_of(capsys, "iam", "--from-dir", source, *options)
+    (source / "testset_t.txt").write_text(FORMS["trainset"])
+    message = error_of(capsys, "iam", "--from-dir", source, *options)
+    assert "a01-000u-01: is in two of the benchmark's sets" in message
+    (source / "testset_t.txt").write_text("")
+    assert "the valid1 split has no lines" in error_of(capsys, "iam", "--from-dir", source, *options)
+    (empty / "lineStrokes-all.tar.gz").write_bytes(b"\x1f\x8b no gzip")
+    assert "cut off or damaged" in error_of(capsys, "iam", "--from-dir", empty, *options)
+    assert "--from-dir" in error_of(capsys, "iam")
+
+
+def test_stroke3_lists(tmp_path, capsys):
+    path = _lists(tmp_path)
+    assert run("stroke3", "--input", path, "--dest", tmp_path / "data") == 0
+    out = capsys.readouterr().out
+    # Six rows and the origin they are drawn from.
+    assert "train        20         140         0        0        0" in out
+    manifest = manifest_of(tmp_path / "data")
+    assert manifest["request"]["inputs"] == [
+        {
+            "name": "lists.npz",
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+    ]
+    assert (manifest["symbols"], manifest["points_per_symbol"]) == ("", 0.0)
+    for name, digest in manifest["sha256"].items():
+        content = (tmp_path / "data" / name).read_bytes()
+        assert (manifest["files"][name], digest) == (len(content), hashlib.sha256(content).hexdigest())
+    train = StrokeSplit(tmp_path / "data", "train")
+    offsets = np.concatenate([train.points(index)[1:, :2] for index in range(20)])
+    np.testing.assert_allclose(manifest["statistics"]["mean"], offsets.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(manifest["statistics"]["std"], offsets.std(axis=0), rtol=1e-6)
+    assert (
+        run(
+            "stroke3",
+            "--input",
+            _lists(tmp_path, test=0),
+            "--dest",
+            tmp_path / "data2",
+            "--first-row",
+            "moved",
+        )
+        == 0
+    )
+    assert manifest_of(tmp_path / "data2")["splits"].keys() == {"train", "valid"}
+    assert StrokeSplit(tmp_path / "data2", "train").sizes.tolist() == [6] * 20
+
+
+def test_stroke3_files_without_splits(tmp_path):
+    folder = tmp_path / "lines"
+    folder.mkdir()
+    for number in range(10):
+        np.save(folder / f"style-{number}-strokes.npy", random_rows(5 + number))
+        np.save(folder / f"style-{number}-chars.npy", np.bytes_(f"line {number}"))
+    np.save(folder / "plain.npy", random_rows(30).astype(np.float32))
+    (folder / "plain.txt").write_text("plain line\n")
+    np.save(tmp_path / "block.npy", np.stack([random_rows(6, seed) for seed in range(3)]))
+    sources = ["--input", folder, tmp_path / "block.npy"]
+    assert run("stroke3", *sources, "--split", "60/20/20", "--dest", tmp_path / "data") == 0
+    splits = {name: StrokeSplit(tmp_path / "data", name) for name in ("train", "valid", "test")}
+    assert [len(split) for split in splits.values()] == [8, 3, 3]
+    texts = {n: t for split in splits.values() for n, t in zip(split.names, split.texts, strict=True)}
+    assert texts["style-3-strokes"] == "line 3" and texts["plain"] == "plain line" and texts["block[2]"] == ""
+    assert len(texts) == 14
+    other = ["--split", "60/20/20", "--seed", 2, "--dest", tmp_path / "other"]
+    assert run("stroke3", *sources, *other) == 0
+    assert StrokeSplit(tmp_path / "other", "train").names != splits["train"].names
+    # However few lines, valid and test have one each.
+    assert run("stroke3", "--input", tmp_path / "block.npy", "--dest", tmp_path / "few") == 0
+    assert {name: c["lines"] for name, c in manifest_of(tmp_path / "few")["splits"].items()} == (
+        {"train": 1, "valid": 1, "test": 1}
+    )
+
+
+def test_refused_stroke3(tmp_path, capsys):
+    def refused(content, *options):
+        path = tmp_path / "bad.npz"
+        np.savez(path, **content)
+        message = error_of(capsys, "stroke3", "--input", path, "--dest", tmp_path / "data", *options)
+        path.unlink()
+        assert not list(tmp_path.iterdir())
+        return message
+
+    good = object_array([random_rows(5), random_rows(6)])
+    assert "has arrays weights, expected train, valid and test" in refused({"weights": np.zeros(3)})
+    assert "the corpus has no valid split" in refused({"train": good})
+    assert "bad.npz:valid: is an array of float64 of shape (4,)" in refused(
+        {"train": good, "valid": np.zeros(4)}
+    )
+    wide = object_array([np.zeros((3, 4))])
+    assert "bad.npz:valid[0]: is an array of float64 of shape (3, 4)" in refused(
+        {"train": good, "valid": wide}
+    )
+    nans = object_array([random_rows(5), np.full((4, 3), np.nan)])
+    assert "bad.npz:valid[1]: point 0 is not finite" in refused({"train": good, "valid": nans})
+    single = object_array([np.zeros((1, 3))] * 2)
+    message = refused({"train": good, "valid": single})
+    assert (
+        "the valid split has no lines left, dropped were 2 with fewer than 2 points (--min-points)" in message
+    )
+    same = object_array([np.array([[0, 0, 0], [1, 3, 1]])] * 3)
+    assert "--normalise standard: dx is the same" in refused({"train": same, "valid": same})
+    huge = object_array([np.array([[0, 0, 0], [1e39, 3, 1], [0, 0, 1]])])
+    assert "too large to be stored" in refused({"train": huge, "valid": huge})
+    assert "--split '50/50'" in refused({"train": good, "valid": good}, "--split", "50/50")
+    assert "invalid choice: 'up'" in refused({"train": good, "valid": good}, "--first-row", "up")
+    assert "--min-points 0 is too small" in refused({"train": good, "valid": good}, "--min-points", 0)
+    assert "has no .npy files" in error_of(
+        capsys, "stroke3", "--input", tmp_path, "--dest", tmp_path / "data"
+    )
+
+
+def test_preparing_again(tmp_path, capsys):
+    path, dest = _lists(tmp_path), tmp_path / "data"
+    options = ["stroke3", "--input", path, "--dest", dest]
+    assert run(*options) == 0
+    before = contents(dest)
+    capsys.readouterr()
+    assert run(*options) == 0
+    assert capsys.readouterr().out.startswith(f"already prepared: {dest}")
+    assert "was prepared with min_points 2, not 3" in error_of(capsys, *options, "--min-points", 3)
+    assert "was prepared with first_row 'drawn', not 'moved'" in error_of(
+        capsys, *options, "--first-row", "moved"
+    )
+    assert "was prepared with normalise 'standard', not 'none'" in error_of(
+        capsys, *options, "--normalise", "none"
+    )
+    _lists(tmp_path, train=21)
+    assert "is not the one recorded in" in error_of(capsys, *options)
+    assert contents(dest) == before
+    assert run(*options, "--force", "--min-points", 7) == 0
+    assert manifest_of(dest)["splits"]["train"]["lines"] == 21
+    content = (dest / "train.points.npy").read_bytes()
+    (dest / "train.points.npy").write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    assert "train.points.npy: was changed (SHA-256 " in error_of(capsys, *options, "--min-points", 7)
+    (dest / "train.points.npy").write_bytes(b"")
+    assert "train.points.npy: has 0 bytes" in error_of(capsys, *options, "--min-points", 7)
+    assert "has nothing to do" not in error_of(capsys, "stroke3", "--input", path, "--dest", path)
+    (dest / "mine.txt").write_text("a note")
+    assert "holds 'mine.txt', which is no file of a prepared corpus" in error_of(capsys, *options, "--force")
+
+
+def test_statistics_of_another_directory(tmp_path, capsys):
+    path = _lists(tmp_path)
+    assert run("stroke3", "--input", path, "--dest", tmp_path / "one") == 0
+    made = ["hershey", "--lines", 5, "--dest", tmp_path / "two", "--statistics-of"]
+    assert run(*made, tmp_path / "one") == 0
+    assert manifest_of(tmp_path / "two")["statistics"] == manifest_of(tmp_path / "one")["statistics"]
+    message = error_of(capsys, *made, tmp_path / "nowhere")
+    assert "has no manifest.json; name a directory that scripts/prepare_strokes.py made" in message
+    (tmp_path / "manifest.json").write_text("{}")
+    assert "is not the manifest of handwriting" in error_of(capsys, *made, tmp_path)
+
+
+def test_real_kanji(data_dir, tmp_path, capsys):
+    path = data_dir / "kanji" / "short_kanji.npz"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    assert run("stroke3", "--input", path, "--dest", tmp_path / "kanji") == 0
+    counts = manifest_of(tmp_path / "kanji")["splits"]
+    assert {split: (c["lines"], c["points"]) for split, c in counts.items()} == {
+        "train": (10000, 416111),
+        "valid": (600, 26055),
+        "test": (500, 21293),
+    }
+    # Strokes are drawn downwards, so more offsets have y above 0.
+    assert manifest_of(tmp_path / "kanji")["statistics"]["mean"][1] > 0
+
+
+def test_real_lines_of_iam(data_dir, tmp_path):
+    folder = data_dir / "handwriting"
+    if not folder.exists():
+        pytest.skip(f"{folder} is not there")
+    options = ["--y-up", "--split", "70/15/15", "--dest", tmp_path / "lines"]
+    assert run("stroke3", "--input", folder, *options) == 0
+    manifest = manifest_of(tmp_path / "lines")
+    assert sum(counts["lines"] for counts in manifest["splits"].values()) == 13
+    # English on a line goes to the right and stays level.
+    mean = manifest["statistics"]["mean"]
+    assert mean[0] > 0.2 and abs(mean[1]) < 0.1
+    assert 20 < manifest["points_per_symbol"] < 40

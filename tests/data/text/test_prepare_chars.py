@@ -1,0 +1,470 @@
+"""scripts/prepare_chars.py: texts, checks, errors, interruptions, memory."""
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from fairseq.data import Dictionary, data_utils
+from helpers.chars_cli import (
+    SCRIPT,
+    SPLITS,
+    contents,
+    error_of,
+    manifest_of,
+    names,
+    read_back,
+    run,
+    write_splits,
+    zip_of,
+)
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rhhn_fairseq.data.common import sources
+from rhhn_fairseq.data.text import corpora, stream
+from rhhn_fairseq.data.text.stream import LONGEST_ITEM
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
+from rhhn_fairseq.errors import UsageError
+
+
+def test_text_files_give_fairseqs_items_dictionary_and_table(tmp_path, capsys):
+    dest = tmp_path / "deep" / "dest"
+    options = write_splits(tmp_path, train="a b\n\nb\\é\r\n", valid="b?\n", test="é\ta")
+    assert run("text", *options, "--dest", dest) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:5]] == [
+        ["split", "symbols", "items", "unknown"],
+        ["train", "10", "3", "0"],
+        ["valid", "3", "1", "1"],
+        ["test", "3", "1", "1"],
+    ]
+    assert lines[5] == "user text (train.txt; valid.txt; test.txt), 7 symbols"
+    expected = b"b 2\n\\x0d 1\n\\x20 1\n\\\\ 1\na 1\n\xc3\xa9 1\n"
+    assert (dest / "dict.txt").read_bytes() == expected
+    dataset = data_utils.load_indexed_dataset(str(dest / "train"), dataset_impl="mmap")
+    dictionary = Dictionary.load(str(dest / "dict.txt"))
+    items = [[dictionary[index] for index in item] for item in dataset]
+    assert items == [["a", "\\x20", "b", "</s>"], ["</s>"], ["b", "\\\\", "é", "\\x0d", "</s>"]]
+    assert read_back(dest, "train") == "a b\n\nb\\é\r\n"
+    assert read_back(dest, "valid") == "b\ufffd\n"
+    assert read_back(dest, "test") == "é\ufffda"
+    assert CharVocabulary.load(dest).corpus == lines[5]
+
+
+characters = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
+awkward = st.sampled_from("\n\r\t \\#\x85\u2028\ufeff😀é")
+texts = st.text(st.one_of(awkward, characters), min_size=2, max_size=50)
+
+
+@settings(deadline=None, max_examples=60)
+@given(texts)
+@example("no newline at the end")
+@example("\n\n\n")
+@example("\r\n\r\n")
+@example("\ufeffwith a byte order mark\n")
+@example("one\x85two\u2028three\u2029four\x0bfive\x0c\n")
+@example("😀" * 70_000)
+def test_text_round_trip(text):
+    with tempfile.TemporaryDirectory() as directory:
+        options = write_splits(directory, text, text[::-1], text)
+        dest = Path(directory) / "dest"
+        assert run("text", *options, "--dest", dest) == 0
+        assert [read_back(dest, split) for split in SPLITS] == [text, text[::-1], text]
+        manifest = manifest_of(dest)
+        assert manifest["splits"]["train"]["symbols"] == len(text)
+        assert manifest["symbols"] == len(set(text))
+        assert manifest["newline_occurs"] == ("\n" in text)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.binary(min_size=2, max_size=300))
+@example(bytes(range(256)) * 2)
+def test_bytes_round_trip(data):
+    with tempfile.TemporaryDirectory() as directory:
+        options = write_splits(directory, data, data[::-1], data)
+        dest = Path(directory) / "dest"
+        assert run("text", *options, "--bytes", "--dest", dest) == 0
+        assert [read_back(dest, split) for split in SPLITS] == [data, data[::-1], data]
+        Dictionary.load(str(dest / "dict.txt"))
+        assert (dest / "dict.txt").read_bytes().isascii()
+
+
+@pytest.mark.parametrize("size", [1, 3, 1 << 20])
+def test_errors_replace(tmp_path, capsys, monkeypatch, size):
+    """What is not UTF-8 is read as Python's own decoder reads it, wherever a chunk ends."""
+    monkeypatch.setattr(sources, "CHUNK", size)
+    data = "aé€😀".encode() + b"\xff\xe2\x82b\xc3(\xf0\x9f\x98" + "é\n".encode() + b"\xed\xa0\x80\xe2\x82"
+    options = ["text", *write_splits(tmp_path, data, data, b"ok\xff"), "--dest", tmp_path / "dest"]
+    assert "is not UTF-8, so this is no text; --bytes takes any file" in error_of(capsys, *options)
+    assert run(*options, "--errors", "replace") == 0
+    assert read_back(tmp_path / "dest", "train") == data.decode("utf-8", "replace")
+    assert "was prepared with errors 'replace', not None" in error_of(capsys, *options)
+    assert run(*options, "--errors", "replace") == 0
+    assert "no meaning with --bytes" in error_of(capsys, *options, "--errors", "replace", "--bytes")
+    nul = ["text", *write_splits(tmp_path, b"a\0b"), "--dest", tmp_path / "nul", "--errors", "replace"]
+    assert "is NUL, so this is no text" in error_of(capsys, *nul)
+
+
+def test_text_without_newlines_streams_in_items(tmp_path):
+    source = tmp_path / "text8"
+    source.write_bytes(b"ab " * 100_000)
+    dest = tmp_path / "dest"
+    assert run("text", "--input", source, "--split", "80/10/10", "--dest", dest) == 0
+    vocabulary = CharVocabulary.load(dest)
+    assert not vocabulary.newline_occurs
+    assert vocabulary.model_indices().tolist() == [4, 5, 6]
+    dataset = data_utils.load_indexed_dataset(str(dest / "train"))
+    assert [len(item) for item in dataset] == [LONGEST_ITEM] * 3 + [240_000 - 3 * LONGEST_ITEM]
+    assert "".join(read_back(dest, split) for split in SPLITS).encode() == source.read_bytes()
+
+
+def test_newline_only_in_valid_is_counted_as_unknown(tmp_path):
+    dest = tmp_path / "dest"
+    assert run("text", *write_splits(tmp_path, "abc", "ab\n", "cc"), "--dest", dest) == 0
+    assert manifest_of(dest)["splits"]["valid"] == {"symbols": 3, "items": 1, "unknown": 1}
+
+
+def test_split_falls_between_characters(tmp_path):
+    text = "é" * 101
+    source = tmp_path / "t.txt"
+    source.write_text(text, encoding="utf-8")
+    dest = tmp_path / "dest"
+    assert run("text", "--input", source, "--split", "50.5/24.5/25", "--dest", dest) == 0
+    counts = [manifest_of(dest)["splits"][split]["symbols"] for split in SPLITS]
+    assert counts == [51, 25, 25]
+    assert "".join(read_back(dest, split) for split in SPLITS) == text
+
+
+def test_packed_and_several_files_equal_the_plain_text(tmp_path):
+    plain = tmp_path / "plain"
+    text = "".join(f"line {number}\n" for number in range(1000)).encode()
+    assert run("text", *write_splits(tmp_path, text), "--dest", plain) == 0
+    (tmp_path / "first.gz").write_bytes(gzip.compress(text[:777]))
+    with zipfile.ZipFile(tmp_path / "rest.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.mkdir("folder")
+        archive.writestr("folder/rest.txt", text[777:])
+    packed = tmp_path / "packed"
+    options = write_splits(tmp_path, text)
+    options[1:2] = [tmp_path / "first.gz", tmp_path / "rest.zip"]
+    assert run("text", *options, "--dest", packed) == 0
+    for name in ("dict.txt", "train.bin", "train.idx"):
+        assert (plain / name).read_bytes() == (packed / name).read_bytes()
+
+
+def test_same_request_is_reused_and_another_is_refused(tmp_path, capsys):
+    options = write_splits(tmp_path)
+    dest = tmp_path / "dest"
+    assert run("text", *options, "--dest", dest) == 0
+    before = contents(dest)
+    stamp = (dest / "train.bin").stat().st_mtime_ns
+    assert run("text", *options, "--dest", dest) == 0
+    assert "already prepared" in capsys.readouterr().out
+    assert (dest / "train.bin").stat().st_mtime_ns == stamp
+    assert "mode 'text', not 'bytes'" in error_of(capsys, "text", *options, "--bytes", "--dest", dest)
+    assert "with corpus 'text', not 'stdlib'" in error_of(capsys, "stdlib", "--dest", dest)
+    more = error_of(capsys, "text", *options, options[1], "--dest", dest)
+    assert "was prepared from 3 files, not 4" in more
+    write_splits(tmp_path, valid="bab\n")
+    changed = error_of(capsys, "text", *options, "--dest", dest)
+    assert re.search(r"valid.txt: SHA-256 .* is not the one recorded in .*--force", changed)
+    assert contents(dest) == before
+    assert run("text", *options, "--dest", dest, "--force") == 0
+    assert read_back(dest, "valid") == "bab\n"
+    assert names(tmp_path) == ["dest", "test.txt", "train.txt", "valid.txt"]
+
+
+def test_a_change_that_keeps_the_size_is_found(tmp_path, capsys, caplog):
+    options = ["text", *write_splits(tmp_path), "--dest", tmp_path / "dest"]
+    assert run(*options) == 0
+    path = tmp_path / "dest" / "train.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert "train.bin: was changed (SHA-256 " in error_of(capsys, *options)
+    # Earlier versions recorded sizes alone.
+    manifest = manifest_of(tmp_path / "dest")
+    del manifest["sha256"]
+    (tmp_path / "dest" / "manifest.json").write_text(json.dumps(manifest))
+    assert run(*options) == 0
+    assert "has no SHA-256 of 7 files, so only sizes were compared; --force" in caplog.text
+    assert run(*options, "--force") == 0
+    assert path.read_bytes() == content
+    assert len(manifest_of(tmp_path / "dest")["sha256"]) == 7
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"request": {}},
+        {"request": {"corpus": "text", "mode": "text", "options": {}, "inputs": [1, 2, 3]}},
+        {"files": {}},
+        {"files": "all"},
+        {"files": dict.fromkeys(("dict.txt", "train.bin"), "long")},
+        {"sha256": 5},
+        {"sha256": {"dict.txt": None}},
+        {"splits": {"train": 5}},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_was_changed(tmp_path, capsys, change):
+    options = ["text", *write_splits(tmp_path), "--dest", tmp_path / "dest"]
+    assert run(*options) == 0
+    path = tmp_path / "dest" / "manifest.json"
+    path.write_text(json.dumps(manifest_of(tmp_path / "dest") | change))
+    assert re.search("--force|prepare the corpus again", error_of(capsys, *options))
+
+
+def test_a_manifest_nested_too_deeply(tmp_path, capsys):
+    options = ["text", *write_splits(tmp_path), "--dest", tmp_path / "dest"]
+    assert run(*options) == 0
+    (tmp_path / "dest" / "manifest.json").write_text("[" * 200_000 + "]" * 200_000)
+    assert "is not JSON (its brackets are nested too deeply)" in error_of(capsys, *options)
+
+
+def test_damaged_destination_is_found_and_force_mends_it(tmp_path, capsys):
+    options = write_splits(tmp_path)
+    dest = tmp_path / "dest"
+    assert run("text", *options, "--dest", dest) == 0
+    (dest / "test.bin").write_bytes(b"")
+    assert "test.bin: has 0 bytes, expected 6" in error_of(capsys, "text", *options, "--dest", dest)
+    (dest / "test.bin").unlink()
+    assert "test.bin: is missing" in error_of(capsys, "text", *options, "--dest", dest)
+    (dest / "manifest.json").write_text("{")
+    assert "is not JSON" in error_of(capsys, "text", *options, "--dest", dest)
+    (dest / "manifest.json").unlink()
+    assert "holds files but no manifest.json" in error_of(capsys, "text", *options, "--dest", dest)
+    assert run("text", *options, "--dest", dest, "--force") == 0
+    assert read_back(dest, "test") == "cb\n"
+
+
+def test_directories_with_other_files_are_never_replaced(tmp_path, capsys):
+    options = write_splits(tmp_path)
+    before = contents(tmp_path)
+    for force in ([], ["--force"]):
+        message = error_of(capsys, "text", *options, "--dest", tmp_path, *force)
+        assert "holds 'test.txt', which is no file of a prepared corpus" in message
+    assert "is a file" in error_of(capsys, "text", *options, "--dest", tmp_path / "test.txt")
+    assert contents(tmp_path) == before
+    (tmp_path / "empty").mkdir()
+    assert run("text", *options, "--dest", tmp_path / "empty") == 0
+
+
+def test_vocabulary_notices_a_foreign_manifest(tmp_path):
+    dest = tmp_path / "dest"
+    assert run("text", *write_splits(tmp_path), "--dest", dest) == 0
+    with (dest / "dict.txt").open("a") as file:
+        file.write("z 1\n")
+    with pytest.raises(UsageError, match="has 5 symbols, but manifest.json says 4"):
+        CharVocabulary.load(dest)
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, OSError(28, "No space left")])
+def test_an_interrupted_run_leaves_everything_as_it_was(tmp_path, capsys, monkeypatch, existing, error):
+    options = write_splits(tmp_path)
+    dest = tmp_path / "dest"
+    if existing:
+        assert run("text", *options, "--dest", dest) == 0
+    before = {path.name: contents(path) for path in tmp_path.iterdir() if path.is_dir()}
+
+    def interrupt(*arguments):
+        raise error
+
+    monkeypatch.setattr(stream.StreamWriter, "_finish", interrupt)
+    arguments = ["text", *options, "--dest", dest, "--force"]
+    capsys.readouterr()
+    if error is KeyboardInterrupt:
+        assert run(*arguments) == 130
+        assert capsys.readouterr().err == "error: interrupted; nothing was prepared\n"
+    elif error is RuntimeError:
+        with pytest.raises(RuntimeError):
+            run(*arguments)
+    else:
+        assert "dest: cannot be written (No space left)" in error_of(capsys, *arguments)
+    assert {path.name: contents(path) for path in tmp_path.iterdir() if path.is_dir()} == before
+
+
+def test_an_interruption_while_replacing_restores_the_old_corpus(tmp_path, monkeypatch):
+    options = write_splits(tmp_path)
+    dest = tmp_path / "dest"
+    assert run("text", *options, "--dest", dest) == 0
+    before = contents(dest)
+    rename = Path.rename
+
+    def interrupted_rename(self, target):
+        if self.suffix == ".tmp":
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted_rename)
+    assert run("text", *options, "--dest", dest, "--force") == 130
+    assert contents(dest) == before
+    assert names(tmp_path) == ["dest", "test.txt", "train.txt", "valid.txt"]
+
+
+def test_a_real_write_failure_is_one_line(tmp_path):
+    options = write_splits(tmp_path, train="ab\n" * 100_000)
+    limited = (
+        "import resource, runpy, sys;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+        "sys.argv = sys.argv[1:];"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", limited, str(SCRIPT), "text", *options]
+    result = subprocess.run([*command, "--dest", str(tmp_path / "dest")], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr == f"error: {tmp_path / 'dest'}: cannot be written (File too large)\n"
+    assert names(tmp_path) == ["test.txt", "train.txt", "valid.txt"]
+
+
+def spoiled_zip(path):
+    """A .zip whose member's bytes do not fit its checksum."""
+    zip_of(path, a="a" * 100)
+    path.write_bytes(path.read_bytes().replace(b"aaaa", b"abab"))
+
+
+BAD_FILES = [
+    (lambda p: None, "no such file"),
+    (lambda p: p.mkdir(), "is a directory, not a file"),
+    (lambda p: os.mkfifo(p), "not a regular file"),
+    (lambda p: p.write_bytes(b""), "is empty"),
+    (lambda p: p.write_bytes(b"abc\0"), "byte 3 is NUL.*--bytes"),
+    (lambda p: p.write_bytes(b"ab\xe9\n"), "byte 2 is not UTF-8.*--bytes"),
+    (lambda p: p.write_bytes(b"a"), r"has fewer than 2 symbols \(1\)"),
+]
+BAD_ARCHIVES = [
+    ("t.gz", lambda p: p.write_bytes(gzip.compress(b"a" * 1000)[:-9]), "cut off or damaged"),
+    ("t.gz", lambda p: p.write_bytes(b"plain"), "damaged .Not a gzipped file"),
+    ("t.gz", lambda p: p.write_bytes(gzip.compress(b"")), "is empty"),
+    ("t.zip", lambda p: p.write_bytes(b"PK\3\4 and then nothing"), "cut off or damaged"),
+    ("t.zip", lambda p: zip_of(p, a="a", b="b"), "holds 2 files"),
+    ("t.zip", lambda p: zip_of(p), "holds 0 files"),
+    ("t.zip", lambda p: spoiled_zip(p), "cut off or damaged"),
+    ("t.tgz", lambda p: p.write_bytes(b"a"), "is an archive; unpack it first"),
+]
+
+
+@pytest.mark.parametrize(("name", "make", "message"), [("t.txt", *case) for case in BAD_FILES] + BAD_ARCHIVES)
+@pytest.mark.parametrize("split", SPLITS)
+def test_bad_input_files(tmp_path, capsys, split, name, make, message):
+    options = write_splits(tmp_path)
+    bad = tmp_path / name
+    make(bad)
+    options[options.index(f"--{split}") + 1] = bad
+    found = error_of(capsys, "text", *options, "--dest", tmp_path / "dest")
+    assert re.search(message, found), found
+    assert str(bad) in found or f"the {split} split" in found
+    assert not (tmp_path / "dest").exists()
+
+
+@pytest.mark.parametrize(
+    "split", ["90/5", "90/5/5/0", "90/5/4", "100/0/0", "110/-5/-5", "a/b/c", "", "nan/5/5", "1/1/1"]
+)
+def test_bad_splits(tmp_path, capsys, split):
+    (tmp_path / "t.txt").write_text("text " * 100)
+    found = error_of(capsys, "text", "--input", tmp_path / "t.txt", "--split", split)
+    assert f"--split {split!r}" in found and "such as 90/5/5" in found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["wikitext"], "invalid choice: 'wikitext' .*stdlib"),
+        ([], "CORPUS"),
+        (["text"], "--train, --valid, --test: missing"),
+        (["text", "--train", "a", "--test", "b"], "--valid: missing"),
+        (["text", "--input", "a"], "either --input with --split"),
+        (["text", "--split", "90/5/5"], "either --input with --split"),
+        (["text", "--input", "a", "--split", "90/5/5", "--train", "b"], "either --input"),
+        (["stdlib", "--size", "0"], "expected a positive number"),
+        (["stdlib", "--size", "many"], "invalid int value: 'many'"),
+        (["stdlib", "--size", "10000000000"], "takes 11,000,000,000 characters, but"),
+        (["stdlib", "--size", "39"], r"the valid split has fewer than 2 symbols \(1\)"),
+        (["ptb", "--variant", "words"], "invalid choice: 'words'"),
+        (["ptb", "--variant", "mikolov-char"], "pass --from-dir DIR"),
+        (["ptb", "--from-dir", "/nowhere"], "/nowhere: no such directory"),
+        (["enwik8", "--from-dir", __file__], "is a file, not a directory"),
+        (["text", "--input", "x" * 300, "--split", "90/5/5"], "no such file"),
+        (["stdlib", "--size", "100", "--dest", "x" * 300], "cannot be .*File name too long"),
+        (["stdlib", "--size", "100", "--dest", __file__ + "/x"], "cannot be .*Not a directory"),
+        (["ptb", "--unknown"], "unrecognized arguments: --unknown"),
+    ],
+)
+def test_bad_command_lines(tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert re.search(message, error_of(capsys, *arguments))
+    assert names(tmp_path) in ([], ["data-bin"])
+    assert not (tmp_path / "data-bin" / "stdlib").exists()
+
+
+def test_unknown_variant_is_refused_by_the_library_too(tmp_path):
+    with pytest.raises(UsageError, match="choose from raw, mikolov-char"):
+        corpora.ptb("words", tmp_path, tmp_path)
+
+
+PEAK = """
+import re, runpy, sys
+script = runpy.run_path(sys.argv[1])
+# getrusage would count the memory of the process that started this one.
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+before = peak()
+assert script["main"](sys.argv[2:]) == 0
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux's /proc")
+@pytest.mark.parametrize("kind", ["lines", "one line", "newlines", "wide"])
+def test_memory_does_not_grow_with_the_text(tmp_path, kind):
+    source = tmp_path / "source"
+    megabyte = {
+        "lines": b"the quick brown fox jumps over the lazy dog 0123456789\n" * 18_000,
+        "one line": b"abcdefghijklmnopqrstuvwxyz " * 37_000,
+        "newlines": b"\n" * 1_000_000,
+        "wide": "😀é中a\n".encode() * 90_000,
+    }[kind]
+    with source.open("wb") as file:
+        for _ in range(30):
+            file.write(megabyte)
+    command = [sys.executable, "-c", PEAK, str(SCRIPT), "text", "--input", str(source)]
+    result = subprocess.run(
+        [*command, "--split", "90/5/5", "--dest", str(tmp_path / "dest")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    kibibytes = int(result.stdout.split()[-1])
+    # 35 to 70 MB measured, at 30 MB of text and at 100 MB alike; with the whole text in memory its
+    # dictionary indices alone would take 240 MB, eight bytes a symbol.
+    assert kibibytes < 120 * 1024
+
+
+def test_help_and_progress_stay_off_standard_output(tmp_path):
+    options = write_splits(tmp_path)
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT), "text", *options, "--dest", str(tmp_path / "dest")],
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert len(result.stdout.splitlines()) == 6
+
+
+def test_preparing_needs_no_fairseq(tmp_path):
+    code = (
+        "import sys, runpy; main = runpy.run_path(sys.argv[1])['main']; main(sys.argv[2:]);"
+        "assert not {'fairseq', 'torch'} & set(sys.modules)"
+    )
+    options = write_splits(tmp_path)
+    result = subprocess.run(
+        [sys.executable, "-c", code, SCRIPT, "text", *options, "--dest", tmp_path / "dest"],
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr) == (0, "")

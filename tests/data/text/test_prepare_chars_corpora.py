@@ -1,0 +1,150 @@
+"""scripts/prepare_chars.py: Penn Treebank, enwik8 and the standard library's source."""
+
+import gzip
+import hashlib
+import io
+import tarfile
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fairseq.data import Dictionary, data_utils
+from helpers.chars_cli import (
+    SPLITS,
+    contents,
+    error_of,
+    manifest_of,
+    read_back,
+    run,
+    zip_of,
+)
+
+from rhhn_fairseq.data.text import corpora
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
+
+
+def test_real_ptb(tmp_path, data_dir, capsys):
+    dest = tmp_path / "ptb"
+    arguments = ["ptb", "--from-dir", data_dir / "ptb", "--dest", dest]
+    assert run(*arguments) == 0
+    sentence = "PTB, word-level Mikolov files as raw characters, 50 symbols"
+    assert capsys.readouterr().out.splitlines()[-1] == sentence
+    vocabulary = CharVocabulary.load(dest)
+    assert vocabulary.corpus == sentence
+    assert len(vocabulary.model_indices()) == 50
+    assert vocabulary.codes()[:3].tolist() == [ord("\n"), ord(" "), ord("e")]
+    counts = manifest_of(dest)["splits"]
+    assert [counts[split]["symbols"] for split in SPLITS] == [5_101_618, 399_782, 449_945]
+    assert [counts[split]["items"] for split in SPLITS] == [42_068, 3_370, 3_761]
+    assert all(counts[split]["unknown"] == 0 for split in SPLITS)
+    for split in SPLITS:
+        with gzip.open(data_dir / "ptb" / f"ptb.{split}.txt.gz") as file:
+            assert read_back(dest, split).encode() == file.read()
+    # fairseq's own reader sees the same lines.
+    dictionary = Dictionary.load(str(dest / "dict.txt"))
+    assert len(dictionary) == len(vocabulary) == 53
+    dataset = data_utils.load_indexed_dataset(str(dest / "valid"), dictionary)
+    with gzip.open(data_dir / "ptb" / "ptb.valid.txt.gz", "rt", encoding="utf-8") as file:
+        lines = file.readlines()
+    assert len(dataset) == len(lines)
+    for item, line in zip(dataset, lines, strict=True):
+        assert vocabulary.decode(item.numpy()) == line
+    assert run(*arguments) == 0
+    assert "already prepared" in capsys.readouterr().out
+
+
+def small_ptb(directory, stem="ptb.", text=" a b <unk> \n"):
+    for split in SPLITS:
+        (directory / f"{stem}{split}.txt").write_text(text)
+
+
+def test_wrong_ptb_needs_no_verify(tmp_path, capsys):
+    small_ptb(tmp_path)
+    arguments = ["ptb", "--from-dir", tmp_path, "--dest", tmp_path / "dest"]
+    found = error_of(capsys, *arguments)
+    assert "ptb.train.txt: expected 5,101,618 bytes unpacked, found 12" in found
+    assert "--no-verify" in found
+    assert run(*arguments, "--no-verify") == 0
+
+
+def test_wrong_checksum_is_reported(tmp_path, capsys):
+    small_ptb(tmp_path)
+    (tmp_path / "ptb.train.txt").write_bytes(b"a" * 5_101_618)
+    found = error_of(capsys, "ptb", "--from-dir", tmp_path, "--dest", tmp_path / "dest")
+    assert "ptb.train.txt: expected MD5 f26c4b92c5fdc7b3f8c7cdcb991d8420 unpacked, found" in found
+
+
+def test_ptb_in_simple_examples_tgz(tmp_path, capsys):
+    with tarfile.open(tmp_path / "simple-examples.tgz", "w:gz") as archive:
+        for split in SPLITS:
+            for stem, text in (("ptb.", b" a b \n"), ("ptb.char.", b"a _ b\n")):
+                entry = tarfile.TarInfo(f"./simple-examples/data/{stem}{split}.txt")
+                entry.size = len(text)
+                archive.addfile(entry, io.BytesIO(text))
+    dest = tmp_path / "dest"
+    arguments = ["ptb", "--from-dir", tmp_path, "--no-verify"]
+    assert run(*arguments, "--dest", dest) == 0
+    assert read_back(dest, "test") == " a b \n"
+    assert run(*arguments, "--variant", "mikolov-char", "--dest", tmp_path / "char") == 0
+    assert read_back(tmp_path / "char", "test") == "a_b\n"
+    assert "ptb.char files (no outer spaces" in CharVocabulary.load(tmp_path / "char").corpus
+    checked = ["ptb", "--from-dir", tmp_path, "--variant", "mikolov-char", "--dest", tmp_path / "c"]
+    assert "train split has 4 symbols, expected about 5,017,482" in error_of(capsys, *checked)
+
+
+def test_an_ambiguous_or_damaged_archive_is_reported(tmp_path, capsys):
+    arguments = ["ptb", "--from-dir", tmp_path, "--dest", tmp_path / "dest"]
+    assert "has no ptb.train.txt, plain, packed" in error_of(capsys, *arguments)
+    (tmp_path / "a.tgz").write_bytes(b"no archive")
+    assert "a.tgz: the archive is cut off or damaged" in error_of(capsys, *arguments)
+    (tmp_path / "a.tgz").unlink()
+    zip_of(tmp_path / "a.zip", **{"x/ptb.train.txt": "a", "y/ptb.train.txt": "b"})
+    assert "has ptb.train.txt more than once" in error_of(capsys, *arguments)
+
+
+@pytest.mark.parametrize("packing", ["enwik8", "enwik8.gz", "enwik8.zip"])
+def test_enwik8_is_bytes_and_cut_90_5_5(tmp_path, capsys, packing):
+    data = np.random.default_rng(0).integers(0, 256, 10_000, dtype=np.uint8).tobytes()
+    path = tmp_path / packing
+    if packing.endswith(".zip"):
+        zip_of(path, enwik8=data)
+    else:
+        path.write_bytes(gzip.compress(data) if packing.endswith(".gz") else data)
+    dest = tmp_path / "dest"
+    arguments = ["enwik8", "--from-dir", tmp_path, "--dest", dest]
+    assert "expected 100,000,000 bytes unpacked, found 10,000" in error_of(capsys, *arguments)
+    assert run(*arguments, "--no-verify") == 0
+    pieces = [read_back(dest, split) for split in SPLITS]
+    assert b"".join(pieces) == data
+    assert [len(piece) for piece in pieces] == [9_000, 500, 500]
+    manifest = manifest_of(dest)
+    assert manifest["variant"] == "enwik8 as bytes, 90/5/5 split, 256 symbols"
+    assert manifest["request"]["inputs"][0]["sha256"] == hashlib.sha256(data).hexdigest()
+    assert "not UTF-8" in error_of(
+        capsys, *arguments[:3], "--dest", tmp_path / "t", "--no-verify", "--no-bytes"
+    )
+
+
+def test_stdlib_is_ascii_source_in_order_and_deterministic(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for dest in (first, second):
+        assert run("stdlib", "--size", "200_000", "--dest", dest) == 0
+    assert contents(first) == contents(second)
+    counts = manifest_of(first)["splits"]
+    assert [counts[split]["symbols"] for split in SPLITS] == [200_000, 10_000, 10_000]
+    text = read_back(first, "train")
+    assert text.isascii()
+    assert text.startswith(Path(tempfile.__file__).with_name("__future__.py").read_text())
+    assert "\ndef " in text
+
+
+def test_stdlib_leaves_out_tests_generated_and_non_ascii_files(tmp_path):
+    kept = {"a.py": "A = 1\n", "b/c.py": "C = 1\n", "untested.py": "U = 1\n"}
+    left_out = ["test/x.py", "b/tests/x.py", "b/test_b.py", "site-packages/x.py", "idlelib/x.py"]
+    left_out += ["lib2to3/x.py", "__pycache__/x.py", "_sysconfigdata_x.py", "encodings/x.py", "x.c"]
+    for name, text in {**kept, **dict.fromkeys(left_out, "X = 1\n"), "e.py": "é\n"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert corpora._library_text(tmp_path, 1000).decode() == "".join(kept.values())
+    assert corpora._library_text(tmp_path, 8).decode() == "A = 1\nC "

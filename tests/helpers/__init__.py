@@ -1,0 +1,1 @@
+"""What several tests share: tiny models and corpora, programs in this process, tables of cases."""

@@ -1,0 +1,107 @@
+"""Runs fairseq's command-line programs as their users do, in processes of their own."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+# Seconds after which a program hangs, however busy the machine is: no verdict depends on how fast it is.
+HANGS = 1800
+
+USER_DIR = str(Path(__file__).resolve().parents[2] / "rhhn_fairseq")
+
+
+def run_module(module, args, *, workers=None, env=None, timeout=HANGS, check=True, cwd=None):
+    """Runs `python -m module args`; with `workers`, that many copies under torchrun on localhost.
+
+    Each process computes with one thread, and shows where it was if it is aborted. Returns the
+    CompletedProcess with stdout and stderr as text; with `check`, a status other than 0 is an
+    AssertionError that shows the output.
+    """
+    launch = []
+    if workers is not None:
+        launch = ["torch.distributed.run", "--standalone", "--local-addr", "localhost"]
+        launch += ["--nproc-per-node", str(workers), "-m"]
+    command = [sys.executable, "-m", *launch, module, *map(str, args)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(env or {})}
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=timeout, cwd=cwd
+    )
+    if check and result.returncode != 0:
+        raise AssertionError(f"{' '.join(command)}\n{result.stdout[-5000:]}\n{result.stderr[-5000:]}")
+    return result
+
+
+def fairseq_train(args, *, workers=1, user_dir=USER_DIR, **options) -> subprocess.CompletedProcess:
+    """fairseq-train; more than one worker run under torchrun. Options as in `run_module`."""
+    arguments = [*args, "--user-dir", user_dir] if user_dir else args
+    return run_module("fairseq_cli.train", arguments, workers=None if workers == 1 else workers, **options)
+
+
+def json_log(output: str) -> list[dict]:
+    """The records that --log-format json printed, in order, numbers as floats.
+
+    `tag` tells where a record comes from: train_inner, train, or the name of a validation subset.
+    """
+    records = []
+    for tag, text in re.findall(r"([\w.-]+)(?: \| |\]\[INFO\] - |:)(\{\".*\})$", output, re.M):
+        record = {key: _number(value) for key, value in json.loads(text).items()}
+        records.append({"tag": tag, **record})
+    return records
+
+
+def _number(value):
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def preprocess(folder: Path, sentences: int = 60) -> Path:
+    """Writes a small random text into `folder` and returns the folder of its binary form."""
+    words = "the network reads and writes its own weights at every step of a long text".split()
+    draw = random.Random(1)
+    for split, count in (("train", sentences), ("valid", sentences // 5)):
+        lines = (" ".join(draw.choices(words, k=draw.randint(5, 14))) for _ in range(count))
+        (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    binary = folder / "binary"
+    texts = ["--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt"]
+    run_module("fairseq_cli.preprocess", ["--only-source", *texts, "--destdir", binary])
+    return binary
+
+
+def lstm(corpus, save_dir, *options):
+    """Arguments of a small fairseq model without dropout."""
+    sizes = ["--decoder-embed-dim", 8, "--decoder-hidden-size", 8, "--decoder-out-embed-dim", 8]
+    data = [corpus, "--task", "language_modeling", "--tokens-per-sample", 12, "--max-tokens", 48]
+    model = ["--arch", "lstm_lm", "--decoder-layers", 1, *sizes, "--dropout", 0]
+    logs = ["--log-format", "json", "--log-interval", 1, "--save-dir", save_dir]
+    return [*data, *model, "--optimizer", "adam", "--lr", 0.01, *logs, *options]
+
+
+def model_of(save_dir, name="checkpoint_last.pt"):
+    return torch.load(save_dir / name, weights_only=True)["model"]
+
+
+def hydra_arguments(corpus, save_dir, *overrides):
+    model = ["model=transformer_lm", "model.decoder_layers=1", "model.decoder_embed_dim=16"]
+    model += ["model.decoder_ffn_embed_dim=16", "model.decoder_attention_heads=2", "model.dropout=0"]
+    task = ["task=language_modeling", f"task.data={corpus}", "task.tokens_per_sample=12"]
+    rest = ["criterion=cross_entropy", "optimizer=adam", "lr_scheduler=fixed"]
+    rest += ["optimization.lr=[0.01]", "dataset.max_tokens=48", f"common.user_dir={USER_DIR}"]
+    rest += [f"checkpoint.save_dir={save_dir}", "common.log_format=json", "common.log_interval=1"]
+    hydra = ["hydra.run.dir=.", "hydra.job.chdir=false", "hydra.output_subdir=null"]
+    return [*model, *task, *rest, *hydra, *overrides]
+
+
+def tiny_lstm(corpus, save_dir, optimizer: str) -> list:
+    """Arguments of fairseq-train for a language model that trains within seconds, logged every update."""
+    sizes = ["--decoder-embed-dim", 8, "--decoder-hidden-size", 8, "--decoder-out-embed-dim", 8]
+    data = [corpus, "--task", "language_modeling", "--tokens-per-sample", 12, "--max-tokens", 48]
+    logs = ["--log-format", "json", "--log-interval", 1, "--save-dir", save_dir]
+    return [*data, "--arch", "lstm_lm", "--decoder-layers", 1, *sizes, "--optimizer", optimizer, *logs]

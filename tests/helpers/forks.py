@@ -1,0 +1,176 @@
+"""Runs many command lines in a moment each: one process imports fairseq, and every command is a fork of it.
+
+What a command breaks is its own: a crash, a hang, a limit or a changed module does not reach the next one,
+nor the tests' process. Exceptions that nobody catches reach `sys.excepthook`, as in a program.
+
+Started as a program it serves requests, one JSON object a line, on its standard input.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# A command that asks for more address space than this, in addition, is told that there is no more memory.
+MEMORY = 8 << 30
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended; a negative status is the signal that ended it, `hung` that it was stopped."""
+
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
+    hung: bool
+
+
+class Programs:
+    """A process that has fairseq and the plugin of one source tree imported, ready to be forked.
+
+    Args:
+        root: the source tree.
+    """
+
+    def __init__(self, root: Path = ROOT):
+        self.root = root
+        environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+        environment.pop("RHHN_TRACEBACK", None)
+        self.server = subprocess.Popen(
+            [sys.executable, __file__],
+            cwd=root,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def run(self, program: str, arguments, cwd: Path, timeout: float = 30.0, stdin: str = "") -> Outcome:
+        """Runs one command.
+
+        Args:
+            program: train, generate, ... of fairseq_cli, or the name of a file in scripts/.
+            arguments: what follows it. cwd: where it runs. timeout: seconds before it is stopped.
+            stdin: its standard input.
+        """
+        request = {"program": program, "arguments": [str(a) for a in arguments], "cwd": str(cwd)}
+        request |= {"timeout": timeout, "stdin": stdin, "root": str(self.root)}
+        self.server.stdin.write(json.dumps(request) + "\n")
+        self.server.stdin.flush()
+        reply = self.server.stdout.readline()
+        if not reply:
+            raise RuntimeError(f"the server of forks ended with {self.server.wait()}")
+        return Outcome(**json.loads(reply))
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.server.stdin.close()
+        self.server.wait(timeout=30)
+        self.server.stdout.close()
+
+
+def serve() -> None:
+    """Answers requests until standard input ends."""
+    requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    # What an import prints is no reply.
+    os.dup2(2, 1)
+    import fairseq_cli.eval_lm
+    import fairseq_cli.generate
+    import fairseq_cli.hydra_train
+    import fairseq_cli.interactive
+    import fairseq_cli.train
+    import fairseq_cli.validate  # noqa: F401
+    import torch
+
+    import rhhn_fairseq.plugin
+    import rhhn_fairseq.translate  # noqa: F401
+
+    torch.set_num_threads(1)
+    for line in requests:
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = fork(json.loads(line), Path(folder))
+        replies.write(json.dumps(outcome.__dict__) + "\n")
+        replies.flush()
+
+
+def fork(request: dict, folder: Path) -> Outcome:
+    """Runs one request in a child process."""
+    started = time.monotonic()
+    (folder / "stdin").write_text(request["stdin"])
+    child = os.fork()
+    if child == 0:
+        become(request, folder)
+    hung = False
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        if time.monotonic() - started > request["timeout"]:
+            hung = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+            break
+        time.sleep(0.005)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    texts = [(folder / name).read_text(errors="replace") for name in ("stdout", "stderr")]
+    return Outcome(os.waitstatus_to_exitcode(status), *texts, time.monotonic() - started, hung)
+
+
+def become(request: dict, folder: Path) -> None:
+    """Turns the forked child into the program, and ends as Python ends it."""
+    status = 1
+    try:
+        os.setsid()
+        for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+            with open(folder / name, mode) as file:
+                os.dup2(file.fileno(), number)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.chdir(request["cwd"])
+        status = call(request["program"], request["arguments"], request["root"])
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def call(program: str, arguments: list[str], root: str) -> int:
+    """The exit status of a program that is called with these arguments."""
+    sys.argv = [program, *arguments]
+    # Which of fairseq's programs was imported first decides where logs go; here it is standard output.
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, force=True)
+    try:
+        if program.endswith(".py"):
+            sys.path[0] = f"{root}/scripts"
+            runpy.run_path(f"{root}/scripts/{program}", run_name="__main__")
+        else:
+            sys.modules[f"fairseq_cli.{program}"].cli_main()
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+            return 1
+        return int(ended.code or 0)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    serve()

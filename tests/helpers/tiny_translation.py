@@ -1,0 +1,77 @@
+"""A tiny parallel corpus, prepared for fairseq's translation task, and a model that has learnt it."""
+
+import random
+from pathlib import Path
+
+import sentencepiece
+
+from helpers.cli import fairseq_train, run_module
+
+ENGLISH = "one two three four five six seven eight nine ten the cat".split()
+FRENCH = "un deux trois quatre cinq six sept huit neuf dix le chat".split()
+VOCABULARY = 48
+SPLITS = {"train": 400, "valid": 20, "test": 30}
+
+
+def french(english: str) -> str:
+    """The translation of a sentence, word by word."""
+    words = dict(zip(ENGLISH, FRENCH, strict=True))
+    return " ".join(words[word] for word in english.split())
+
+
+def sentences(split: str) -> list[str]:
+    """The English side of a split; the splits do not share their sentences by design, only by chance."""
+    draw = random.Random(split)
+    return [" ".join(draw.choices(ENGLISH, k=draw.randint(1, 5))) for _ in range(SPLITS[split])]
+
+
+def prepare(folder: Path) -> Path:
+    """Writes the corpus in the form of scripts/prepare_translation.py, less its manifest; its directory."""
+    texts = {split: {"en": sentences(split)} for split in SPLITS}
+    for sides in texts.values():
+        sides["fr"] = [french(line) for line in sides["en"]]
+    model = folder / "pieces"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts["train"]["en"] + texts["train"]["fr"]),
+        model_prefix=str(model),
+        vocab_size=VOCABULARY - 1,
+        minloglevel=2,
+    )
+    pieces = sentencepiece.SentencePieceProcessor(model_file=f"{model}.model")
+    entries = [pieces.id_to_piece(index) for index in range(3, pieces.get_piece_size())]
+    (folder / "dict.txt").write_text("".join(f"{entry} 1\n" for entry in entries), encoding="utf-8")
+    options = ["--source-lang", "en", "--target-lang", "fr", "--destdir", folder / "data"]
+    options += ["--joined-dictionary", "--srcdict", folder / "dict.txt"]
+    for split, sides in texts.items():
+        options += [f"--{split}pref", folder / split]
+        for language, lines in sides.items():
+            encoded = (" ".join(line) + "\n" for line in pieces.encode(lines, out_type=str))
+            (folder / f"{split}.{language}").write_text("".join(encoded), encoding="utf-8")
+    run_module("fairseq_cli.preprocess", options)
+    Path(f"{model}.model").rename(folder / "data" / "pieces.model")
+    raw = folder / "data" / "raw"
+    raw.mkdir()
+    for language, lines in texts["test"].items():
+        (raw / f"test.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder / "data"
+
+
+def arguments(data, save_dir, *options):
+    """Arguments for training on the corpus that no model has a say in."""
+    optimizer = ["--optimizer", "adam", "--lr", 0.01, "--clip-norm", 1, "--max-tokens", 100]
+    return [data, *optimizer, "--disable-validation", "--cpu", "--save-dir", save_dir, *options]
+
+
+def lstm(data, save_dir, *options, size=64):
+    """Arguments that train fairseq's own ``lstm`` of one layer, without dropout."""
+    sizes = ["--encoder-embed-dim", size, "--encoder-hidden-size", size, "--decoder-embed-dim", size]
+    sizes += ["--decoder-hidden-size", size, "--decoder-out-embed-dim", size]
+    model = ["--arch", "lstm", "--encoder-layers", 1, "--decoder-layers", 1, *sizes, "--dropout", 0]
+    return arguments(data, save_dir, "--task", "translation", *model, *options)
+
+
+def train(data: Path, save_dir: Path) -> Path:
+    """A checkpoint of a model that has learnt the corpus by heart; about ten seconds."""
+    options = ["--encoder-bidirectional", "--max-epoch", 32, "--no-epoch-checkpoints"]
+    fairseq_train(lstm(data, save_dir, *options))
+    return save_dir / "checkpoint_last.pt"

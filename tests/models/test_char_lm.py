@@ -1,0 +1,369 @@
+"""Task, model and criterion of character language models, within one process."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.logging import metrics
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from helpers.tiny_char_lm import TRAIN, VALID, build_model, build_task, direct_bpc, iterator, write_corpus
+from omegaconf import OmegaConf
+
+import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
+from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy
+from rhhn_fairseq.data.text.corpora import text_files
+from rhhn_fairseq.data.text.prepare import prepare
+from rhhn_fairseq.describe import build_empty, count_parameters, describe
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
+from rhhn_fairseq.tasks.carry import Carry
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_parameter_counts_are_the_tables(arch):
+    assert count_parameters(build_empty(arch)) == ARCHITECTURES[arch].parameters
+    text = describe(arch)
+    assert "(equal)" in text and ARCHITECTURES[arch].printed in text and "stack.cells.0" in text
+
+
+def test_describe_other_vocabularies_and_unknown_names():
+    # 10 more symbols: 10 rows of W_x, 10 columns of the output layer and 10 of its biases.
+    assert f"parameters: {4_254_050 + 10 * 4000 + 10 * 1001:,}" in describe("lstm_ptb", 60)
+    assert "expected" not in describe("lstm_ptb", 60)
+    with pytest.raises(UsageError, match="--arch hyperlstm is unknown, did you mean hyperlstm_ptb"):
+        describe("hyperlstm")
+    with pytest.raises(UsageError, match="give --vocab-size"):
+        describe("char_lm")
+    with pytest.raises(UsageError, match="--vocab-size 0"):
+        describe("lstm_ptb", 0)
+
+
+def test_architectures_are_models_of_their_own():
+    classes = {MODEL_REGISTRY[arch] for arch in ARCHITECTURES}
+    assert len(classes) == len(ARCHITECTURES)
+    assert MODEL_DATACLASS_REGISTRY["ln_hyperlstm_2layer_ptb"]().layers == 2
+    assert MODEL_DATACLASS_REGISTRY["char_lm"]().layers == 1
+
+
+def test_only_symbols_that_occur_have_weights_and_scores(corpus):
+    task = build_task(corpus)
+    V, D = len(set(TRAIN)), len(task.dictionary)
+    assert D == 4 + V - 1
+    model = build_model(task).eval()
+    assert model.weight_out.shape == (12, V) and model.stack.cells[0].weight_x.shape[0] == V
+    tokens = torch.tensor([[task.first_input, 4, 5]])
+    logits, _ = model(tokens)
+    finite = torch.isfinite(logits[0, 0]).nonzero().flatten().tolist()
+    assert finite == sorted(task.vocabulary.model_indices().tolist())
+    assert not {task.dictionary.bos(), task.dictionary.pad(), task.dictionary.unk()} & set(finite)
+    probabilities = model.get_normalized_probs((logits, {}), log_probs=False)
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(1, 3), rtol=0, atol=1e-6)
+    logs = model.get_normalized_probs((logits, {}), log_probs=True)
+    torch.testing.assert_close(logs.exp(), probabilities, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("embed_dim", [0, 7])
+def test_input_vectors(corpus, embed_dim):
+    task = build_task(corpus)
+    model = build_model(task, embed_dim=embed_dim, output_init="orthogonal").eval()
+    indices = torch.from_numpy(task.vocabulary.model_indices())
+    vectors = model.embed(indices)
+    if embed_dim:
+        assert torch.equal(vectors, model.embedding)
+    else:
+        assert torch.equal(vectors, torch.eye(len(indices)))
+    specials = torch.tensor([task.dictionary.bos(), task.dictionary.pad(), task.dictionary.unk()])
+    assert (model.embed(specials) == 0).all()
+
+
+def test_embedding_dropout_drops_whole_symbols_in_training(corpus):
+    model = build_model(build_task(corpus), embedding_dropout=0.5).train()
+    torch.manual_seed(0)
+    tokens = torch.from_numpy(build_task(corpus).vocabulary.model_indices()).repeat(3, 1)
+    vectors = model.embed(tokens)
+    assert torch.equal(vectors[0], vectors[1])
+    assert set(vectors.unique().tolist()) == {0.0, 2.0}
+    assert set(model.eval().embed(tokens).unique().tolist()) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"hidden_size": 0}, "hidden_size=0"),
+        ({"layers": 0}, "layers=0"),
+        ({"cell": "lstmm"}, "unknown cell 'lstmm', choose from .*hyperrhn"),
+        (
+            {"cell": "lstm"},
+            "--hyper-embed-size is not an option of the cell lstm, it has .*--zoneout|--hyper-size",
+        ),
+        ({"cell": "hyperrhn", "hyper_embed_size": None, "hyper_size": 13}, "hyper_size=13 is larger than"),
+        ({"embed_dim": -1}, "--embed-dim -1"),
+        ({"input_dropout": 1.0}, "input_dropout=1.0"),
+        ({"embedding_dropout": 1.0}, r"--embedding-dropout 1.0 is not in \[0, 1\)"),
+        ({"output_init": "zeros"}, "choose from glorot, orthogonal"),
+        ({"recurrent_mask": "word"}, "choose from step, sequence"),
+    ],
+)
+def test_impossible_models_are_refused(corpus, options, reason):
+    with pytest.raises(UsageError, match=reason):
+        build_model(build_task(corpus), **options)
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"data": "???"}, "task.data is not given"),
+        ({"tokens_per_sample": 0}, "--tokens-per-sample 0"),
+        ({"batching": "shuffled"}, "choose from lanes, windows"),
+        ({"protocol": "carry:0"}, "protocol 'carry:0' is unknown"),
+        ({"protocol": "window:5/5"}, "CONTEXT below LENGTH"),
+        ({"valid_protocol": "all"}, "protocol 'all' is unknown"),
+    ],
+)
+def test_impossible_tasks_are_refused(corpus, options, reason):
+    with pytest.raises(UsageError, match=reason):
+        build_task(corpus, **options)
+
+
+def test_missing_data_is_named(tmp_path, corpus):
+    with pytest.raises(UsageError, match="nowhere"):
+        build_task(str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match="lost"):
+        build_task(corpus).load_dataset("lost")
+
+
+@pytest.mark.parametrize("workers, frequency", [(1, 1), (2, 1), (1, 2), (3, 2)])
+def test_every_target_is_scored_exactly_once_in_an_epoch(corpus, workers, frequency):
+    text = np.concatenate([build_task(corpus).vocabulary.encode(TRAIN)])
+    lanes = {}
+    for rank in range(workers):
+        task = build_task(corpus, tokens_per_sample=7, update_freq=[frequency])
+        epoch = iterator(task, workers=workers, rank=rank)
+        batches = list(epoch.next_epoch_itr(shuffle=True))
+        assert sum(sample["ntokens"] for sample in batches) > 0
+        for sample in batches:
+            for row, target in enumerate(sample["target"].numpy()):
+                lane = sample["group"] * 3 + row
+                lanes.setdefault(lane, []).append((sample["chunk"], target[target != 1]))
+    assert sorted(lanes) == list(range(3 * workers * frequency))
+    for pieces in lanes.values():
+        assert [chunk for chunk, _ in pieces] == list(range(len(pieces)))
+    read = np.concatenate([part for lane in sorted(lanes) for _, part in lanes[lane]])
+    assert (read == text).all()
+
+
+def test_workers_see_what_one_worker_sees_with_that_update_frequency(corpus):
+    one = list(iterator(build_task(corpus, update_freq=[2])).next_epoch_itr())
+    two = [list(iterator(build_task(corpus), workers=2, rank=rank).next_epoch_itr()) for rank in range(2)]
+    interleaved = [sample for pair in zip(*two, strict=True) for sample in pair]
+    assert len(one) == len(interleaved)
+    for ours, theirs in zip(one, interleaved, strict=True):
+        assert torch.equal(ours["target"], theirs["target"])
+        assert (ours["chunk"], ours["group"]) == (theirs["chunk"], theirs["group"])
+
+
+def test_random_windows_change_with_the_epoch_and_start_from_zeros(corpus):
+    task = build_task(corpus, batching="windows", tokens_per_sample=5)
+    epoch = iterator(task)
+    epochs = [torch.cat([s["target"] for s in epoch.next_epoch_itr()]) for _ in range(2)]
+    assert epochs[0].shape == epochs[1].shape and not torch.equal(*epochs)
+    assert torch.equal(epochs[0], torch.cat([s["target"] for s in iterator(task).next_epoch_itr()]))
+    assert task.carries == []
+
+
+def test_too_short_a_text_is_refused(corpus):
+    with pytest.raises(
+        UsageError, match="fewer than one update of 50 lanes or windows of 100 .* lower --batch-size"
+    ):
+        iterator(build_task(corpus), B=50)
+    with pytest.raises(UsageError, match="--update-freq 1,2: .* every epoch needs the same value"):
+        iterator(build_task(corpus, update_freq=[1, 2]))
+
+
+@pytest.mark.parametrize("batching", ["lanes", "windows"])
+@pytest.mark.parametrize("size", [0, -1])
+def test_sizes_of_an_update_below_one_are_refused(size, batching, corpus):
+    task = build_task(corpus, batching=batching)
+    with pytest.raises(UsageError, match=f"--batch-size {size} is too small, the smallest is 1"):
+        iterator(task, B=size)
+    task = build_task(corpus, batching=batching, update_freq=[size])
+    with pytest.raises(UsageError, match=f"--update-freq {size} is too small, the smallest is 1"):
+        iterator(task)
+
+
+def _sample(task, split="valid", **options):
+    return next(iter(iterator(task, split, **options).next_epoch_itr()))
+
+
+def test_criterion_is_the_definition_and_counts_unknown_symbols(corpus):
+    task = build_task(corpus, valid_protocol="carry:1", tokens_per_sample=len(VALID))
+    model, criterion = build_model(task).eval(), CharCrossEntropy(task)
+    sample = _sample(task)
+    loss, size, logged = criterion(model, sample)
+    unknown = sum(symbol not in TRAIN for symbol in VALID)
+    assert unknown > 0 and logged["unknown"] == unknown and size == len(VALID) - unknown
+    direct = direct_bpc(task, model, VALID)
+    assert abs(loss.item() / size / math.log(2) - direct) < 1e-5
+    with metrics.aggregate() as seen:
+        CharCrossEntropy.reduce_metrics([logged, logged])
+    values = seen.get_smoothed_values()
+    assert values["bpc"] == round(values["bpc"], 4) and abs(values["bpc"] - direct) < 1e-4
+    assert values["unknown"] == 2 * unknown and 0 <= values["accuracy"] <= 100
+    assert abs(values["ppl"] - 2 ** values["loss"]) < 0.05
+    assert CharCrossEntropy.logging_outputs_can_be_summed()
+
+
+class _Optimizer:
+    def backward(self, loss):
+        loss.backward()
+
+
+def test_training_carries_the_state_and_starts_each_epoch_from_zeros(corpus):
+    """Losses of an epoch of batches equal those of one pass over each lane by itself."""
+    task = build_task(corpus, tokens_per_sample=9, update_freq=[2])
+    model, criterion = build_model(task).double(), CharCrossEntropy(task)
+    epoch = iterator(task, B=2)
+    for _ in range(2):
+        by_group = {0: 0.0, 1: 0.0}
+        for update, sample in enumerate(epoch.next_epoch_itr()):
+            loss, _, _ = task.train_step(sample, model, criterion, _Optimizer(), update)
+            by_group[sample["group"]] += loss.item()
+        N = len(TRAIN)
+        entries = torch.from_numpy(task.vocabulary.encode(TRAIN))
+        inputs = torch.cat([torch.tensor([task.first_input]), entries[:-1]])
+        for group in (0, 1):
+            expected = 0.0
+            for lane in (2 * group, 2 * group + 1):
+                part = slice(lane * N // 4, (lane + 1) * N // 4)
+                with torch.no_grad():
+                    logs = model.eval()(inputs[part].unsqueeze(0))[0][0].float().log_softmax(-1)
+                expected -= logs.gather(1, entries[part].unsqueeze(1)).sum().item()
+            assert abs(by_group[group] - expected) < 1e-2
+
+
+def test_a_batch_whose_gradient_is_ignored_moves_nothing(corpus):
+    task = build_task(corpus, tokens_per_sample=9)
+    model, criterion = build_model(task), CharCrossEntropy(task)
+    batches = list(iterator(task, B=2).next_epoch_itr())
+    task.train_step(batches[0], model, criterion, _Optimizer(), 0)
+    before = task.carries[0].after
+    task.train_step(batches[0], model, criterion, _Optimizer(), 0, ignore_grad=True)
+    assert task.carries[0].after is before and task.carries[0].chunk == 0
+
+
+def test_dropout_depends_on_seed_update_and_group_alone(corpus):
+    task = build_task(corpus, tokens_per_sample=9)
+    model, criterion = build_model(task, input_dropout=0.5), CharCrossEntropy(task)
+    batch = next(iter(iterator(task, B=2).next_epoch_itr()))
+
+    def loss(update, group=0, seed=1):
+        task.cfg.seed = seed
+        task.carries = [Carry(), Carry()]
+        torch.manual_seed(int(torch.randint(1000, ())))
+        return task.train_step(batch | {"group": group}, model, criterion, _Optimizer(), update)[0].item()
+
+    assert loss(3) == loss(3)
+    assert len({loss(3), loss(4), loss(3, group=1), loss(3, seed=2)}) == 4
+
+
+def test_carry_keeps_the_order():
+    carry = Carry().open(0)
+    assert carry.read() is None
+    carry.write((torch.ones(1),))
+    assert carry.open(1).read()[0] == 1
+    carry.write((torch.zeros(1),))
+    assert carry.open(1).read()[0] == 1, "a repeated batch starts where it did"
+    with pytest.raises(RuntimeError, match="chunk 5 came after chunk 1"):
+        carry.open(5)
+    assert carry.open(0).read() is None
+
+
+def test_carry_keeps_the_models_of_an_ensemble_apart():
+    carry = Carry().open(0)
+    for value in (1.0, 2.0):
+        assert carry.read() is None
+        carry.write((torch.tensor([value], requires_grad=True),))
+    carry.open(1)
+    states = [carry.read()[0], carry.read()[0]]
+    assert [state.item() for state in states] == [1.0, 2.0] and not states[0].requires_grad
+
+
+def _trained(task, steps):
+    model, criterion = build_model(task), CharCrossEntropy(task)
+    batches = list(iterator(task, B=2).next_epoch_itr())
+    for update, sample in enumerate(batches[:steps]):
+        task.train_step(sample, model, criterion, _Optimizer(), update)
+    task.gather_checkpoint_state()
+    return task.get_checkpoint_dict(), len(batches)
+
+
+def test_checkpoints_hold_the_lanes_in_mid_epoch_only(corpus):
+    saved, count = _trained(build_task(corpus, tokens_per_sample=20), steps=4)
+    state = saved["CharLMTask"]
+    assert state["chunk"] == 3 and len(state["states"]) == 1
+    resumed = build_task(corpus, tokens_per_sample=20)
+    iterator(resumed, B=2)
+    resumed.set_checkpoint_dict(state)
+    assert resumed.carries[0].chunk == 3
+    for one, other in zip(resumed.carries[0].open(4).read(), state["states"][0], strict=True):
+        assert torch.equal(one, other)
+    assert _trained(build_task(corpus, tokens_per_sample=20), steps=count)[0] == {}
+    assert build_task(corpus).get_checkpoint_dict() == {}
+
+
+def test_resuming_with_other_lanes_is_refused_with_the_reason(corpus):
+    state = _trained(build_task(corpus, tokens_per_sample=20), steps=4)[0]["CharLMTask"]
+    for options, B, reason in (
+        (
+            {"tokens_per_sample": 20, "update_freq": [2]},
+            2,
+            "lanes 2, groups 1, this run has lanes 4, groups 2",
+        ),
+        ({"tokens_per_sample": 20}, 4, "lanes 2, this run has lanes 4"),
+        ({"tokens_per_sample": 10}, 2, "tokens_per_sample 20, this run has tokens_per_sample 10"),
+    ):
+        task = build_task(corpus, **options)
+        iterator(task, B=B)
+        with pytest.raises(UsageError, match=reason):
+            task.set_checkpoint_dict(state)
+
+
+def test_checkpoints_of_other_symbols_or_cells_are_refused(corpus, tmp_path):
+    task = build_task(corpus)
+    state = build_model(task).state_dict()
+    build_model(task, seed=3).load_state_dict(state)
+    with pytest.raises(UsageError, match="another cell or size: stack.cells.0.*missing"):
+        build_model(task, cell="lstm", hyper_size=None, hyper_embed_size=None).load_state_dict(state)
+    with pytest.raises(UsageError, match=r"c_gain is \(12,\) there and \(14,\) in this model"):
+        build_model(task, hidden_size=14).load_state_dict(state)
+    with pytest.raises(UsageError, match="not of a character language model"):
+        build_model(task).load_state_dict({})
+    (tmp_path / "other.txt").write_text(TRAIN.replace("c", "k"))
+    other = tmp_path / "other"
+    prepare(
+        text_files(dict.fromkeys(("train", "valid", "test"), [tmp_path / "other.txt"]), as_bytes=False), other
+    )
+    with pytest.raises(UsageError, match=r"other symbols .*only there \['c'\], only in the data \['k'\]"):
+        build_model(build_task(str(other))).load_state_dict(state)
+
+
+def test_prompts(corpus):
+    task = build_task(corpus)
+    assert task.encode_prompt("") == [task.first_input]
+    assert task.encode_prompt("a\n")[-1] == task.dictionary.eos()
+    with pytest.raises(UsageError, match=r"--prompt has symbols the model does not know: \['Q', 'é'\]"):
+        task.encode_prompt("aéQ")
+
+
+def test_options_default_to_the_cells_own():
+    config = OmegaConf.structured(FairseqConfig)
+    assert config.common.seed == 1
+    assert MODEL_DATACLASS_REGISTRY["char_lm"]().zoneout is None
+    assert MODEL_DATACLASS_REGISTRY["rhn_ptb"]().rhn_depth == 7

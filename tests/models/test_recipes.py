@@ -1,0 +1,304 @@
+"""An architecture brings what it is trained with, and what the user gives takes precedence."""
+
+import ast
+import dataclasses
+
+import pytest
+from fairseq import options
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.registry import REGISTRIES
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from helpers.cli import USER_DIR, run_module
+from helpers.config_files import ROOT
+from helpers.option_walk import Workplace
+from helpers.programs import run
+from helpers.tiny_char_lm import write_corpus
+from omegaconf import OmegaConf
+
+from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
+from rhhn_fairseq.adaptations.hydra_recipes import fill_tree
+from rhhn_fairseq.adaptations.recipes import fill, given_options, recipe_of
+from rhhn_fairseq.data.text.corpora import text_files
+from rhhn_fairseq.data.text.prepare import prepare
+from rhhn_fairseq.models import char_lm_table, classifier_table, gnmt_table, handwriting_table
+
+# Hydra deprecates what fairseq's own configuration and start-up rest on.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+TABLES = (char_lm_table, gnmt_table, handwriting_table, classifier_table)
+ARCHITECTURES = [name for table in TABLES for name in table.ARCHITECTURES]
+BASES = ["char_lm", "gnmt", "handwriting", "classifier"]
+TRAINED_OTHERWISE = ("lstm_gnmt_sgd",)
+SECTIONS = ("task", "criterion", "optimizer", "lr_scheduler", "optimization", "dataset", "checkpoint")
+# Names of places.
+OF_THE_PLACE = ("data", "save_dir")
+# The second file for copying differs from the recipe in its delay.
+DELAY = ("lstm_copying_300_hdetach", "length")
+CONFIGS = sorted(p for p in (ROOT / "configs").glob("*/*.yaml") if p.stem not in TRAINED_OTHERWISE)
+
+
+def parse(*arguments):
+    parser = options.get_training_parser()
+    return options.parse_args_and_arch(parser, [str(argument) for argument in arguments])
+
+
+def data_of(arch) -> list[str]:
+    """DATA, which all architectures need but those for synthetic problems."""
+    return [] if recipe_of(arch, {})["task"] == "synthetic" else ["data"]
+
+
+@pytest.mark.parametrize("arch", [*ARCHITECTURES, *BASES])
+def test_an_architecture_alone_is_a_whole_training(arch):
+    args = parse(*data_of(arch), "--arch", arch)
+    recipe = recipe_of(arch, {})
+    assert {"task", "criterion", "optimizer", "lr_scheduler", "lr", "clip_norm"} <= set(recipe)
+    found = {name: getattr(args, name) for name in recipe}
+    assert found == recipe
+    assert args.batch_size or args.max_tokens
+    assert args.max_epoch or args.max_update
+
+
+def defaults_of(section: str, name: str | None) -> dict:
+    """fairseq's defaults of a section of a configuration, or those of the component of this name."""
+    registries = {kind: entry["dataclass_registry"] for kind, entry in REGISTRIES.items()}
+    registry = (registries | {"task": TASK_DATACLASS_REGISTRY}).get(section)
+    config = FairseqConfig.__dataclass_fields__[section].type if registry is None else registry[name]
+    return {spec.name: getattr(config(), spec.name) for spec in dataclasses.fields(config)}
+
+
+def values_of(path):
+    """What a file says, and the files that it shares with others."""
+    values = OmegaConf.load(path)
+    shared = [path.parent / f"{entry}.yaml" for entry in values.pop("defaults") if isinstance(entry, str)]
+    return OmegaConf.merge(values, *(OmegaConf.load(file) for file in shared if file.is_file()))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_recipe_says_what_the_file_says(path):
+    by_file = OmegaConf.to_container(values_of(path))
+    recipe = dict(recipe_of(by_file["model"]["_name"], by_file["task"]))
+    for section in SECTIONS:
+        name = by_file[section].pop("_name", None)
+        assert name == recipe.pop(section, None), section
+        default = defaults_of(section, name)
+        for option, value in by_file[section].items():
+            expected = recipe.pop(option, default[option])
+            if option == "adam_betas":
+                expected = list(ast.literal_eval(str(expected)))
+            if (section, expected) == ("task", None):
+                # The file writes out what the task makes of no value.
+                continue
+            if option not in OF_THE_PLACE and (path.stem, option) != DELAY:
+                assert value == expected, option
+    assert not recipe
+
+
+def test_every_file_under_hydra_stays_as_it_is():
+    for path in sorted((ROOT / "configs").glob("*/*.yaml")):
+        cfg = values_of(path)
+        keys = {f"{section}.{name}" for section in cfg if section != "hydra" for name in cfg[section]}
+        before = OmegaConf.to_container(cfg)
+        fill_tree(cfg, keys)
+        assert OmegaConf.to_container(cfg) == before, path
+
+
+GIVEN = [
+    ("--lr=5e-4", {"lr": [5e-4], "optimizer": "adam", "clip_norm": 1.0}),
+    ("--lr 0.25", {"lr": [0.25]}),
+    ("--batch-size 3", {"batch_size": 3, "batch_size_valid": 3, "max_tokens": None}),
+    ("--max-tokens 900", {"max_tokens": 900, "batch_size": None}),
+    ("--max-update 7", {"max_update": 7, "max_epoch": 0}),
+    ("--max-epoch 2", {"max_update": 0, "max_epoch": 2}),
+    ("--clip-norm 0.0", {"clip_norm": 0.0}),
+    ("--criterion cross_entropy", {"criterion": "cross_entropy"}),
+    ("--optimizer fused_adam", {"optimizer": "fused_adam", "lr": [1e-3], "clip_norm": 1.0}),
+    ("--optimizer adam_l1", {"optimizer": "adam_l1", "lr": [1e-3], "clip_norm": 0.0}),
+    ("--optimizer sgd", {"optimizer": "sgd", "lr": [0.25], "clip_norm": 1.0}),
+    ("--lr-scheduler inverse_sqrt", {"lr_scheduler": "inverse_sqrt", "lr": [1e-3]}),
+    ("--tokens-per-sample=20", {"tokens_per_sample": 20}),
+    ("--save-interval 5", {"save_interval": 5, "no_epoch_checkpoints": False}),
+    ("--keep-last-epochs 2", {"keep_last_epochs": 2, "no_epoch_checkpoints": False}),
+    # A value that reads as an option's name is no option.
+    ("--save-dir=--lr", {"save_dir": "--lr", "lr": [1e-3]}),
+]
+
+
+@pytest.mark.parametrize("given,expected", GIVEN, ids=[given for given, _ in GIVEN])
+def test_what_is_given_takes_precedence(given, expected):
+    args = parse("data", "--arch", "lstm_ptb", *given.split())
+    assert {name: getattr(args, name) for name in expected} == expected
+
+
+def test_options_of_a_component_that_is_not_chosen_are_left_out():
+    small = ["data", "--arch", "lstm_gnmt_small"]
+    args = vars(parse(*small, "--criterion", "cross_entropy", "--optimizer", "sgd"))
+    assert not {"label_smoothing", "adam_betas"} & set(args)
+    args = vars(parse(*small, "--lr-scheduler", "inverse_sqrt"))
+    assert args["warmup_updates"] == 400 and "total_num_update" not in args and args["max_update"] == 0
+    args = vars(parse(*small, "--optimizer", "fused_adam"))
+    assert args["adam_betas"] == "(0.9, 0.98)" and args["lr"] == [2e-3]
+
+
+def test_schedule_ends_with_the_training():
+    small = ["data", "--arch", "lstm_gnmt_small"]
+    lengths = [([], 3468, 3468, 12), (["--max-update", 100], 100, 100, 0), (["--max-epoch", 24], 6936, 0, 24)]
+    for given, total, updates, epochs in lengths:
+        args = parse(*small, *given)
+        assert (args.total_num_update, args.max_update, args.max_epoch) == (total, updates, epochs)
+    args = parse(*small, "--total-num-update", 50)
+    assert (float(args.total_num_update), args.max_update, args.max_epoch) == (50, 0, 12)
+
+
+def test_recipe_is_that_of_the_problem():
+    args = parse("--arch", "lstm_mnist", "--problem", "adding")
+    assert (args.batch_size, args.max_epoch, args.best_checkpoint_metric) == (50, 50, "mse")
+    assert parse("--arch", "lstm_mnist").problem == "mnist"
+
+
+def test_other_models_are_left_alone():
+    args = parse("data", "--arch", "lstm_lm", "--task", "language_modeling")
+    assert (args.criterion, args.optimizer, args.lr, args.batch_size) == ("cross_entropy", None, [0.25], None)
+
+
+def test_callers_of_fairseq_may_change_the_parser():
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(
+        parser, ["data", "--arch", "lstm_ptb"], modify_parser=lambda p: p.set_defaults(seed=5)
+    )
+    assert args.seed == 5 and args.lr == [1e-3]
+
+
+def test_given_options_are_what_argparse_reads():
+    parser = options.get_training_parser()
+    line = ["data", "-a", "lstm_ptb", "--lr=1e-3", "--cpu", "--save-dir", "x", "--unknown", "3"]
+    before = parser.get_default("lr")
+    assert given_options(parser, line) == {"arch": "lstm_ptb", "lr": [1e-3], "cpu": True, "save_dir": "x"}
+    assert parser.get_default("lr") == before
+
+
+def test_filling_in_is_logged_in_one_line(caplog):
+    with caplog.at_level("INFO", logger="rhhn_fairseq.recipes"):
+        parse("data", "--arch", "lstm_ptb", "--lr", "0.002")
+    (record,) = caplog.records
+    assert "--task char_lm" in record.message and "--clip-norm 1" in record.message
+    assert "--lr " not in record.message
+
+
+def tree(**sections):
+    """A configuration as Hydra gives it to fairseq, with ``sections`` in it."""
+    cfg = OmegaConf.structured(FairseqConfig())
+    base = {"criterion": {"_name": "cross_entropy"}, "lr_scheduler": {"_name": "fixed", "lr": [0.25]}}
+    OmegaConf.set_struct(cfg, False)
+    return OmegaConf.merge(cfg, base, sections)
+
+
+def test_a_tree_is_filled_in_as_a_command_line():
+    cfg = tree(model={"_name": "lstm_gnmt_small"}, task={"data": "data"})
+    fill_tree(cfg, {"model._name", "task.data"})
+    assert cfg.task == {"data": "data", "_name": "gnmt_translation"}
+    assert cfg.criterion == {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1}
+    assert cfg.lr_scheduler._name == "polynomial_decay" and cfg.lr_scheduler.warmup_updates == 400
+    assert cfg.optimizer == {"_name": "adam", "adam_betas": "(0.9, 0.98)"}
+    assert cfg.optimization.lr == [2e-3] and cfg.dataset.max_tokens == cfg.dataset.max_tokens_valid == 2000
+    again = OmegaConf.to_container(cfg)
+    fill_tree(cfg, {"model._name", "task.data"})
+    assert OmegaConf.to_container(cfg) == again
+
+
+def test_copies_that_are_resolved_follow():
+    cfg = OmegaConf.create(OmegaConf.to_container(tree(model={"_name": "lstm_ptb"}), resolve=True))
+    fill_tree(cfg, {"model._name", "dataset.batch_size_valid"})
+    assert cfg.lr_scheduler.lr == cfg.optimization.lr == [1e-3]
+    assert cfg.dataset.batch_size == 128 and cfg.dataset.batch_size_valid is None
+
+
+def test_what_a_tree_says_takes_precedence():
+    cfg = tree(model={"_name": "rhn_ptb"}, optimizer={"_name": "adam"}, optimization={"lr": [0.25]})
+    keys = {"model._name", "optimizer._name", "optimization.lr", "optimization.max_update", "criterion"}
+    fill_tree(cfg, keys)
+    assert cfg.optimization.lr == [0.25] and cfg.optimization.max_epoch == 0
+    assert cfg.optimization.clip_norm == 0.0 and cfg.optimizer == {"_name": "adam"}
+    assert cfg.criterion._name == "cross_entropy" and cfg.task.batching == "windows"
+
+
+def test_fill_heeds_what_says_the_same_in_another_way():
+    recipe = {"task": "char_lm", "optimizer": "adam", "criterion": "char_cross_entropy", "batch_size": 4}
+    assert fill(recipe, {"max_tokens": 5, "task": "char_lm"}) == {
+        "optimizer": "adam",
+        "criterion": "char_cross_entropy",
+    }
+
+
+def test_every_model_of_the_project_has_a_recipe():
+    ours = {name for name, model in ARCH_MODEL_REGISTRY.items() if model.__module__.startswith("rhhn_")}
+    assert ours == {*ARCHITECTURES, *BASES}
+    assert all(recipe_of(name, {}) for name in ours)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+TINY = ["--hidden-size", 8, "--hyper-size", 4, "--tokens-per-sample", 5, "--batch-size", 2, "--cpu"]
+
+
+def test_the_command_trains_and_resumes(corpus, tmp_path):
+    """Nothing but the data and the architecture, in a size for tests."""
+    line = [corpus, "--user-dir", USER_DIR, "--arch", "ln_hyperlstm_ptb", "--save-dir", tmp_path, *TINY]
+    for updates in (2, 4):
+        result = run_module("fairseq_cli.train", [*line, "--max-update", updates])
+        assert result.stdout.count("is trained with --task char_lm") == 1
+    state = load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))
+    assert state["optimizer_history"][-1]["num_updates"] == 4
+    assert state["optimizer_history"][-1]["criterion_name"] == "CharCrossEntropy"
+
+
+def test_hydra_trains_an_architecture_alone(corpus, tmp_path):
+    sizes = ["+model.hidden_size=8", "+task.tokens_per_sample=5", "dataset.batch_size=2"]
+    line = [f"common.user_dir={USER_DIR}", "common.cpu=true", "+model._name=rhn_ptb", "+model.rhn_depth=2"]
+    line += [f"+task.data={corpus}", f"checkpoint.save_dir={tmp_path}", "optimization.max_update=2", *sizes]
+    result = run_module("fairseq_cli.hydra_train", line, cwd=tmp_path)
+    assert result.stdout.count("is trained with --task char_lm") == 1
+    cfg = load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))["cfg"]
+    assert (cfg.optimizer._name, cfg.task.batching) == ("adam_l1", "windows")
+    assert cfg.optimization.clip_norm == 10.0
+    assert cfg.optimization.lr == cfg.optimizer.lr == cfg.lr_scheduler.lr == [1e-3]
+    assert (cfg.optimization.max_epoch, cfg.dataset.batch_size_valid) == (0, 2)
+
+
+SHRUNK = ["--hidden-size", "4"]
+SHRUNK_GNMT = ["--embed-dim", "4", "--encoder-layers", "2", "--decoder-layers", "2", "--max-update", "1"]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """Data in which every recipe's update has its symbols."""
+    place = Workplace(tmp_path_factory.mktemp("workplace"))
+    texts = {}
+    for split, lines in (("train", 2000), ("valid", 20), ("test", 20)):
+        texts[split] = [place.folder / f"{split}.txt"]
+        texts[split][0].write_text("weights that change as the network reads\n" * lines)
+    place.data["char_lm"] = str(place.folder / "long")
+    prepare(text_files(texts, False), place.folder / "long")
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [*ARCHITECTURES, *BASES])
+def test_every_architecture_trains_with_nothing_else(arch, workplace, tmp_path):
+    """But for sizes and a length that suit a test."""
+    task = recipe_of(arch, {})["task"]
+    line = [*workplace.data_of(task), "--arch", arch, *SHRUNK, "--max-update", "1", "--cpu"]
+    if task == "gnmt_translation":
+        line += SHRUNK_GNMT
+    if "hyper" in arch or arch == "char_lm":
+        line += ["--hyper-size", "4"]
+    if recipe_of(arch, {}).get("problem") == "mnist":
+        line += ["--mnist-dir", workplace.place("MNIST", task), "--mnist-split", "t10k:30/10/10"]
+    outcome = run("train", [*line, "--save-dir", tmp_path])
+    assert outcome.kind == "works", outcome.text
+    state = load_checkpoint_to_cpu(str(tmp_path / "checkpoint_best.pt"))
+    assert state["optimizer_history"][-1]["num_updates"] == 1

@@ -1,0 +1,207 @@
+"""Beam search by a step that is one graph: the same hypotheses, few graphs, nothing left behind.
+
+The graph is imitated on the CPU, see graph_imitation.py.
+"""
+
+import gc
+import logging
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.sequence_generator import SequenceGenerator
+from helpers.graph_imitation import count, imitate, imitated_graphs
+
+import rhhn_fairseq.plugin  # noqa: F401
+from rhhn_fairseq.layers import decoding
+from rhhn_fairseq.ops import graphs, policy
+
+
+@pytest.fixture
+def told(monkeypatch, caplog):
+    """What decoding says of its graphs."""
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
+    monkeypatch.setattr(decoding, "_told", set())
+    caplog.set_level(logging.INFO, logger="rhhn_fairseq.layers.decoding")
+    return lambda: [record.message for record in caplog.records if record.name == decoding.__name__]
+
+
+@pytest.fixture
+def imitated(monkeypatch, told):
+    imitated_graphs(monkeypatch)
+
+
+def _dictionary():
+    dictionary = Dictionary()
+    for n in range(12):
+        dictionary.add_symbol(f"w{n}")
+    return dictionary
+
+
+def _model(seed=1, arch="lstm_gnmt_small", ends=2.0, **options):
+    """A model of large random weights; the more it ``ends``, the shorter its sentences."""
+    dictionary = _dictionary()
+    config = MODEL_DATACLASS_REGISTRY[arch](hidden_size=7, embed_dim=5)
+    for name, value in ({"share_embeddings": "none"} | options).items():
+        setattr(config, name, value)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, cfg=None)
+    model = MODEL_REGISTRY[arch].build_model(config, task)
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=2.0)
+    with torch.no_grad():
+        model.decoder.output.bias[dictionary.eos()] = ends
+    return model.double().eval(), dictionary
+
+
+def _sentences(lengths, dictionary, seed=0):
+    """A batch of random sentences, padded on the left."""
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.full((len(lengths), max(lengths)), dictionary.pad())
+    for row, length in zip(tokens, lengths, strict=True):
+        row[-length:] = torch.randint(dictionary.nspecial, len(dictionary), (length,), generator=draw)
+        row[-1] = dictionary.eos()
+    return {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor(lengths)}}
+
+
+def _hypotheses(models, dictionary, sample, beam=3):
+    found = SequenceGenerator(models, dictionary, beam_size=beam, max_len_b=9).generate(models, sample)
+    return [(one["tokens"].tolist(), one["score"].item(), one["alignment"]) for some in found for one in some]
+
+
+def _assert_same(found, expected):
+    """The generator keeps scores in float32."""
+    assert [tokens for tokens, *_ in found] == [tokens for tokens, *_ in expected]
+    torch.testing.assert_close([s for _, s, _ in found], [s for _, s, _ in expected], rtol=0, atol=2e-6)
+
+
+VARIANTS = {
+    "lstm": {},
+    "paper": dict(attention="paper", attention_score="additive", decoder_start="zeros"),
+    "hyperlstm": dict(arch="hyperlstm_gnmt_small", ends=8.0, hyper_size=4, hyper_embed_size=2),
+    "hyperrhn": dict(arch="hyperrhn_gnmt_small", hyper_size=4, share_embeddings="all"),
+    "gru": dict(cell="gru", forget_bias=None, decoder_layers=3, residual_from=3),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_hypotheses_are_the_same(variant, imitated, monkeypatch):
+    model, dictionary = _model(**VARIANTS[variant])
+    # Sentences that end at different steps, in batches of different shapes.
+    samples = [_sentences(lengths, dictionary) for lengths in ([4, 9, 2, 7, 5], [17, 3], [6])]
+    samples.append(samples[0])
+    found = [_hypotheses([model], dictionary, sample) for sample in samples]
+    assert count(decoding._recordings[model.decoder]) > 0
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
+    expected = [_hypotheses([model], dictionary, sample) for sample in samples]
+    assert len({len(tokens) for some in expected for tokens, *_ in some}) > 2
+    for one, other in zip(found, expected, strict=True):
+        _assert_same(one, other)
+
+
+def test_an_ensemble_has_a_graph_for_each_model(imitated, monkeypatch):
+    (first, dictionary), (second, _) = _model(1), _model(2)
+    sample = _sentences([4, 6], dictionary)
+    found = _hypotheses([first, second], dictionary, sample)
+    assert all(count(decoding._recordings[model.decoder]) > 0 for model in (first, second))
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
+    _assert_same(found, _hypotheses([first, second], dictionary, sample))
+
+
+def test_where_there_is_no_gpu_it_is_said_once(told):
+    model, dictionary = _model()
+    _hypotheses([model], dictionary, _sentences([4, 6], dictionary))
+    assert told() == ["decoding steps run without CUDA graphs, which need a GPU"]
+
+
+def test_batches_share_graphs(imitated):
+    model, dictionary = _model()
+    for seed, lengths in enumerate(([4, 9, 2, 7], [12, 3, 5], [16, 16, 16, 16], [3, 3, 3])):
+        _hypotheses([model], dictionary, _sentences(lengths, dictionary, seed))
+    # Four sentences of sixteen positions, and what is left of them: two and one.
+    assert count(decoding._recordings[model.decoder]) <= 3
+    assert len(decoding._recordings[model.decoder].met) <= 3
+
+
+def test_kernels_have_graphs_of_their_own(imitated, monkeypatch):
+    """What has been recorded goes on with the kernels of that time."""
+    model, dictionary = _model()
+    sample, counts = _sentences([4, 6], dictionary), []
+    for name in ("aten", "reference", "aten"):
+        monkeypatch.setenv("RHHN_KERNEL", name)
+        for _ in range(2):
+            _hypotheses([model], dictionary, sample)
+        counts.append(count(decoding._recordings[model.decoder]))
+    assert counts == [counts[0], 2 * counts[0], 2 * counts[0]]
+
+
+def test_other_weights_and_no_weights(imitated, monkeypatch):
+    model, dictionary = _model()
+    sample = _sentences([4, 6], dictionary)
+    _hypotheses([model], dictionary, sample)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(-0.7)
+    changed = _hypotheses([model], dictionary, sample)
+    before = len(decoding._recordings[model.decoder].met)
+    model.float()
+    moved = _hypotheses([model], dictionary, sample)
+    assert len(decoding._recordings[model.decoder].met) > before
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
+    assert [tokens for tokens, *_ in moved] == [t for t, *_ in _hypotheses([model], dictionary, sample)]
+    _assert_same(changed, _hypotheses([model.double()], dictionary, sample))
+
+
+def test_graphs_go_with_their_module():
+    module = torch.nn.Linear(1, 1)
+    graph = graphs.Recording([], (), replay=lambda: None, settle=lambda: None)
+    decoding._recordings.setdefault(module, graphs.Recordings(imitate)).kept["place", "key"] = graph
+    watched = weakref.ref(graph)
+    del module, graph
+    gc.collect()
+    assert watched() is None
+
+
+def test_not_in_training_and_not_for_gradients(imitated):
+    model, dictionary = _model()
+    sample = _sentences([4, 6], dictionary)["net_input"]
+    tokens = torch.tensor([[dictionary.eos()], [dictionary.eos()]])
+    for train, graph in ((True, False), (False, True)):
+        model.train(train)
+        with torch.set_grad_enabled(graph):
+            memory, state = model.encoder(**sample), {}
+            for _ in range(4):
+                model.decoder(tokens, memory, incremental_state=state)
+    assert model.decoder not in decoding._recordings
+
+
+def test_not_under_autocast(imitated, told):
+    """Which keeps copies of the weights for as long as it lasts; a graph would go on reading them."""
+    model, dictionary = _model()
+    sample = _sentences([4, 6], dictionary)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _hypotheses([model.float()], dictionary, sample)
+    assert model.decoder not in decoding._recordings
+    _hypotheses([model], dictionary, sample)
+    assert told() == [
+        "decoding steps run without CUDA graphs, which autocast does not support",
+        "decoding steps run as CUDA graphs",
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_on_a_gpu(variant, monkeypatch):
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
+    model, dictionary = _model(**VARIANTS[variant])
+    model.cuda()
+    sample = _sentences([4, 9, 2, 7, 5], dictionary)
+    sample = {"net_input": {key: value.cuda() for key, value in sample["net_input"].items()}}
+    found = [_hypotheses([model], dictionary, sample) for _ in range(2)]
+    assert count(decoding._recordings[model.decoder]) > 0
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
+    for one in found:
+        _assert_same(one, _hypotheses([model], dictionary, sample))

@@ -1,0 +1,93 @@
+"""Nothing inside a training batch makes the host wait for a GPU.
+
+Every operation that hands a value or a data-dependent shape to Python is noticed where it is asked for. That
+is seen on the CPU, with tensors that say of themselves that they are on a GPU.
+"""
+
+import traceback
+from unittest import mock
+
+import pytest
+import torch
+from helpers import tiny_char_lm, training_batches
+from helpers.fused_cells import FUSED_CELLS
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rhhn_fairseq.cells.registry import CELLS
+
+aten = torch.ops.aten
+WAITS = {
+    aten._local_scalar_dense,
+    aten.nonzero,
+    aten.masked_select,
+    aten.equal,
+    aten.is_nonzero,
+    aten._unique2,
+}
+
+
+class Waits(TorchDispatchMode):
+    """Collects the lines of this package that ask for a value."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        asks = function.overloadpacket in WAITS
+        if function.overloadpacket in (aten.index, aten.index_put, aten.index_put_):
+            asks = any(part is not None and part.dtype in (torch.bool, torch.uint8) for part in args[1])
+        if asks:
+            frames = [f for f in traceback.extract_stack() if "rhhn_fairseq/" in f.filename]
+            self.lines += [f"{f.filename}:{f.lineno} {f.line}" for f in frames[-1:]] or ["elsewhere"]
+        return function(*args, **kwargs or {})
+
+
+def lines_that_wait(model, criterion, sample) -> list[str]:
+    """Of a forward and a backward pass in training."""
+    model.train()
+    with mock.patch.object(torch.Tensor, "is_cuda", True, create=True), Waits() as waits:
+        loss = criterion(model, sample)[0]
+        loss.backward()
+    return waits.lines
+
+
+@pytest.mark.parametrize("ask", [lambda x: x.sum().item(), lambda x: x[x > 0], lambda x: bool((x > 0).all())])
+def test_a_look_at_a_value_is_noticed(ask):
+    with Waits() as waits:
+        ask(torch.ones(3))
+    assert waits.lines == ["elsewhere"]
+
+
+LOOPS = [(name, "reference") for name in CELLS]
+WHOLE = [(name, "aten") for name, entry in CELLS.items() if entry.cell in FUSED_CELLS]
+
+
+@pytest.mark.parametrize("cell, backend", LOOPS + WHOLE)
+def test_char_lm(cell, backend, char_task, monkeypatch):
+    monkeypatch.setenv("RHHN_KERNEL", backend)
+    assert lines_that_wait(*training_batches.char_lm(cell, char_task)) == []
+
+
+@pytest.fixture(scope="module")
+def char_task(tmp_path_factory):
+    return tiny_char_lm.build_task(tiny_char_lm.write_corpus(tmp_path_factory.mktemp("corpus")))
+
+
+@pytest.mark.parametrize("problem", ["copying", "adding", "xor", "digits"])
+def test_problems(problem, monkeypatch):
+    monkeypatch.setenv("RHHN_KERNEL", "reference")
+    assert lines_that_wait(*training_batches.problem(problem)) == []
+
+
+@pytest.mark.parametrize("window", [0, 2])
+def test_handwriting(window, monkeypatch):
+    monkeypatch.setenv("RHHN_KERNEL", "reference")
+    assert lines_that_wait(*training_batches.handwriting(window)) == []
+
+
+@pytest.mark.parametrize("attention", ["paper", "v2"])
+@pytest.mark.parametrize("cell", ["lstm", "ln_hyperlstm", "hyperrhn"])
+def test_translation(cell, attention, monkeypatch):
+    monkeypatch.setenv("RHHN_KERNEL", "reference")
+    assert lines_that_wait(*training_batches.translation(cell, attention)) == []

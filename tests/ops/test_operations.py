@@ -1,0 +1,348 @@
+"""Fused operations against the loop over ``step``, for every implementation of the point-wise part.
+
+tests/cells/test_cells.py holds every backend to the numpy transcriptions, to finite differences and, in
+float32, to the float64 reference; here is what only whole sequences can get wrong.
+"""
+
+import pytest
+import torch
+from helpers.fused_cells import RHN_NOISE, SIZES, assert_equal, make_cell, noise_options, run_pass
+
+from rhhn_fairseq.cells import base as cells_base
+from rhhn_fairseq.cells import build_cell
+from rhhn_fairseq.cells.base import reorder_state
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops import backends, highway, hyper_lstm, lstm, native, sequence
+
+fused_cells = pytest.mark.parametrize("name", SIZES)
+implementations = pytest.mark.parametrize("implementation", ["native", "aten"])
+
+
+@pytest.fixture(autouse=True)
+def built(request):
+    """Without the compiled library its tests are skipped, with the reason."""
+    params = getattr(request.node, "callspec", None)
+    if params and params.params.get("implementation") == "native" and native.library() is None:
+        pytest.skip("the compiled point-wise kernels are not built")
+
+
+@fused_cells
+@implementations
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noisy"])
+def test_equals_the_loop(name, implementation, padded, noisy, monkeypatch):
+    cell = make_cell(name, noise_options(name) if noisy else ())
+    T, B = 7, 3
+    x, mask = torch.randn(T, B, 4, dtype=torch.float64), None
+    state = tuple(torch.randn(B, size, dtype=torch.float64) for size in cell.state_sizes)
+    if padded:
+        # Holes in the middle as well, and nothing that a product could hide: padding holds NaN.
+        mask = torch.rand(T, B) > 0.3
+        x[~mask] = float("nan")
+        assert not mask.all() and mask.any()
+    for noise in (cell.sample_noise(T, B), None):
+        cell.train(noise is not None)
+        exact = run_pass(cell, x, state, mask, noise, "reference", monkeypatch)
+        found = run_pass(cell, x, state, mask, noise, implementation, monkeypatch)
+        # Measured: below 7e-15.
+        for one, other in zip(found, exact, strict=True):
+            one, other = one.nan_to_num(), other.nan_to_num()
+            assert (one - other).norm() <= 1e-13 * (1 + other.norm())
+
+
+@fused_cells
+@implementations
+@pytest.mark.parametrize("shared", ["steps", "sequences", "both"])
+def test_noise_for_all_steps_or_sequences_equals_the_loop(name, implementation, shared, monkeypatch):
+    """Noise of [T or 1, B or 1, ·], as a caller may give it."""
+    cell = make_cell(name, noise_options(name))
+    T, B = 5, 3
+    x, noise = torch.randn(T, B, 4, dtype=torch.float64), cell.sample_noise(T, B)
+    rows = slice(None) if shared == "sequences" else slice(1)
+    columns = slice(None) if shared == "steps" else slice(1)
+    noise = {key: part[rows, columns].clone() for key, part in noise.items()}
+    exact = run_pass(cell, x, None, None, noise, "reference", monkeypatch)
+    assert_equal(run_pass(cell, x, None, None, noise, implementation, monkeypatch), exact, 1e-13)
+
+
+@fused_cells
+@implementations
+def test_noise_that_does_not_fit_is_refused(name, implementation, monkeypatch):
+    cell = make_cell(name, noise_options(name))
+    x, noise = torch.randn(5, 3, 4, dtype=torch.float64), cell.sample_noise(5, 3)
+    monkeypatch.setenv("RHHN_KERNEL", implementation)
+    for key, part in noise.items():
+        # The hypernetwork of a HyperRHN has a part of the noise under its own name.
+        of = f"noise '{key.removeprefix('hyper_')}' has shape"
+        for wrong in (part[..., :-1], torch.cat([part, part], -1)):
+            with pytest.raises(UsageError, match=f"{of} .* this operation reads"):
+                cell(x, noise=noise | {key: wrong})
+        for wrong in (part.expand(5, 3, -1)[:4], part.expand(5, 3, -1)[:, :2], part[0]):
+            with pytest.raises(UsageError, match=f"noise '{key}' has shape .* expected .5 or 1, 3 or 1, .]"):
+                cell(x, noise=noise | {key: wrong})
+
+
+@pytest.mark.parametrize("name", ["rhn", "hyperrhn"])
+@implementations
+@pytest.mark.parametrize("depth", [1, 3])
+def test_first_step_skip_equals_the_loop(name, implementation, depth, monkeypatch):
+    cell = make_cell(name, dict(first_step="skip", rhn_depth=depth))
+    x = torch.randn(6, 3, 4, dtype=torch.float64)
+    mask = torch.ones(6, 3, dtype=torch.bool)
+    mask[:2, 1] = False
+    exact = run_pass(cell, x, None, mask, None, "reference", monkeypatch)
+    assert_equal(run_pass(cell, x, None, mask, None, implementation, monkeypatch), exact, 1e-13)
+
+
+def test_what_a_matrix_saw_at_later_steps_lies_together():
+    first, rest, gal = torch.randn(3, 4), torch.randn(7, 3, 4), torch.randn(3, 4)
+    every = torch.cat([first.unsqueeze(0), rest[:-1]])
+    for steps in (slice(None), slice(0, 3), slice(0, 1), slice(3, 5), slice(6, 9)):
+        for mask in (None, gal):
+            blocks = sequence.operand_blocks(first, rest, mask, steps)
+            assert len(blocks) == (1 if steps.start else 2)
+            assert torch.equal(torch.cat(blocks), every[steps] if mask is None else every[steps] * gal)
+            # Without a mask nothing is copied.
+            shared = {part.untyped_storage().data_ptr() for part in (first, rest)}
+            assert mask is not None or all(block.untyped_storage().data_ptr() in shared for block in blocks)
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_the_gradient_of_a_weight_is_written_or_added(add):
+    rest, du = torch.randn(4, 3, 5, dtype=torch.float64), torch.randn(4, 3, 6, dtype=torch.float64)
+    blocks = sequence.operand_blocks(torch.randn(3, 5, dtype=torch.float64), rest, None)
+    expected = torch.einsum("tbh,tbg->hg", torch.cat(blocks), du)
+    out = torch.randn(5, 6, dtype=torch.float64)
+    before = out.clone()
+    assert sequence.weight_gradient(blocks, du, "torch", out, add) is out
+    torch.testing.assert_close(out, before + expected if add else expected)
+    torch.testing.assert_close(sequence.weight_gradient(blocks, du, "torch"), expected)
+
+
+@implementations
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("rows", [1, 6, 9, 13])
+def test_hypervectors_in_parts_equal_the_loop(implementation, padded, rows, monkeypatch):
+    """As on the CPU where those of a whole sequence are too many to stay near the processor."""
+    monkeypatch.setattr(highway._Scaling, "CACHED", 0)
+    monkeypatch.setattr(highway._Scaling, "ROWS", rows)
+    cell = make_cell("hyperrhn", RHN_NOISE)
+    T, B = 7, 3
+    noise, x = cell.sample_noise(T, B), torch.randn(T, B, 4, dtype=torch.float64)
+    mask = torch.rand(T, B) > 0.3 if padded else None
+    exact = run_pass(cell, x, None, mask, noise, "reference", monkeypatch)
+    made = []
+    monkeypatch.setattr(
+        torch, "bmm", lambda *args, _bmm=torch.bmm, **kw: made.append(args[0].shape) or _bmm(*args, **kw)
+    )
+    assert_equal(run_pass(cell, x, None, mask, noise, implementation, monkeypatch), exact, 1e-13)
+    # z forward, and backward the gradient of what it was made from, part by part; and once that of the
+    # weight, to which the other parts are added.
+    steps = {1: 7 * [1], 6: [2, 2, 2, 1], 9: [3, 3, 1], 13: [4, 3]}[rows]
+    from_z = [(3, part * B, 5) for part in reversed(steps)]
+    assert made == [*((3, part * B, 3) for part in steps), from_z[0], (3, 3, steps[-1] * B), *from_z[1:]]
+
+
+@pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm", "rhn", "hyperrhn"])
+@implementations
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("rows, parts", [(1, 7), (6, 3), (9, 2), (11, 1)])
+def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, parts, monkeypatch):
+    """As where the gradients of a whole sequence's products would take much memory."""
+    monkeypatch.setattr(sequence, "BLOCK_ROWS", rows)
+    monkeypatch.setattr(backends.Plan, "fits_one_call", lambda *_: False)
+    calls = []
+
+    def count(module, function):
+        called = getattr(module, function)
+        monkeypatch.setattr(module, function, lambda *args: calls.append(function) or called(*args))
+
+    # Of HyperLSTMs for every part but the first and either network, of highways for every part.
+    count(hyper_lstm, "_hand_gradients")
+    count(highway, "_add_weight_gradients")
+    before = dict(hyper_state="previous") if "lstm" in name and rows == 6 else {}
+    cell = make_cell(name, noise_options(name) | before)
+    T, B = 7, 3
+    noise, x = cell.sample_noise(T, B), torch.randn(T, B, 4, dtype=torch.float64)
+    mask = torch.rand(T, B) > 0.3 if padded else None
+    state = tuple(torch.randn(B, size, dtype=torch.float64) for size in cell.state_sizes)
+    exact = run_pass(cell, x, state, mask, noise, "reference", monkeypatch)
+    assert_equal(run_pass(cell, x, state, mask, noise, implementation, monkeypatch), exact, 1e-13)
+    assert len(calls) == {"rhn": parts, "hyperrhn": 2 * parts}.get(name, 2 * (parts - 1))
+
+
+def test_parts_are_for_long_sequences_of_one_type():
+    assert sequence.block_steps(100, 128, torch.float32, torch.float32) == 13
+    assert sequence.block_steps(50, 128, torch.float32, torch.float32) == 13
+    assert sequence.block_steps(20, 128, torch.float32, torch.float32) == 20
+    assert sequence.block_steps(100, 128, torch.bfloat16, torch.float32) == 100
+    assert sequence.block_steps(1, 10**6, torch.float32, torch.float32) == 1
+
+
+@pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm"])
+@implementations
+def test_embeddings_from_the_previous_state_equal_the_loop(name, implementation, monkeypatch):
+    cell = make_cell(name, dict(hyper_state="previous"))
+    x = torch.randn(5, 3, 4, dtype=torch.float64)
+    exact = run_pass(cell, x, None, None, None, "reference", monkeypatch)
+    assert_equal(run_pass(cell, x, None, None, None, implementation, monkeypatch), exact, 1e-13)
+
+
+@fused_cells
+@implementations
+@pytest.mark.parametrize("T, B, H", [(1, 1, 1), (1, 2, 17), (64, 3, 33), (3, 65, 129)])
+def test_odd_shapes_in_float32(name, implementation, T, B, H, monkeypatch):
+    small = {"hyper_size": 1} if H == 1 and "hyper" in name else {}
+    oracle, single = make_cell(name, small, 4, H), make_cell(name, small, 4, H).float()
+    x = torch.randn(T, B, 4)
+    exact = run_pass(oracle, x.double(), None, None, None, "reference", monkeypatch)
+    plain = run_pass(single, x, None, None, None, "reference", monkeypatch)
+    found = run_pass(single, x, None, None, None, implementation, monkeypatch)
+    for one, other, truth in zip(found, plain, exact, strict=True):
+        own, error = (other - truth).norm(), (one - truth).norm()
+        # The order of summation differs, so the errors do, but not their magnitude.
+        assert error <= 4 * own + 1e-6 * (1 + truth.norm())
+
+
+HALVES = [("native", torch.bfloat16), ("aten", torch.bfloat16), ("aten", torch.float16)]
+
+
+@fused_cells
+@pytest.mark.parametrize("implementation, dtype", HALVES, ids=lambda part: str(part).removeprefix("torch."))
+def test_half_precision_errs_less_than_the_loop(name, implementation, dtype, monkeypatch):
+    T, B, H = 20, 8, 64
+    # Normalising three units, as the other tests' hypernetworks would, multiplies every rounding.
+    wide = {"hyper_size": 32} if "hyper" in name else {}
+    # Parameters that the type holds exactly, so that rounding them is no error.
+    half = make_cell(name, wide, 16, H, torch.float32).to(dtype)
+    oracle = build_cell(name, 16, H, **SIZES[name] | wide).double()
+    oracle.load_state_dict({key: value.double() for key, value in half.state_dict().items()})
+    torch.manual_seed(1)
+    x = torch.randn(T, B, 16).to(dtype)
+    exact = run_pass(oracle, x.double(), None, None, None, "reference", monkeypatch)
+    errors = {}
+    for backend in ("reference", implementation):
+        parts = run_pass(half, x, None, None, None, backend, monkeypatch)
+        pairs = zip(parts, exact, strict=True)
+        errors[backend] = [((part.double() - truth).norm() / truth.norm()).item() for part, truth in pairs]
+    assert parts[0].dtype == dtype
+    # States and sums are float32 here, not so in the loop. Measured: 0.18 to 0.54 times its worst error.
+    assert max(errors[implementation]) <= 0.7 * max(errors["reference"])
+    assert max(errors[implementation]) < 0.05
+
+
+@fused_cells
+@implementations
+def test_same_result_in_every_run_and_on_more_threads(name, implementation, monkeypatch):
+    # Large enough that the rows are shared between threads.
+    cell = make_cell(name, (), 8, 160, torch.float32)
+    x = torch.randn(4, 64, 8)
+    one = run_pass(cell, x, None, None, None, implementation, monkeypatch)
+    again = run_pass(cell, x, None, None, None, implementation, monkeypatch)
+    assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert_equal(run_pass(cell, x, None, None, None, implementation, monkeypatch), one, 1e-5)
+
+
+@fused_cells
+@implementations
+def test_token_by_token_with_a_reordered_beam(name, implementation, monkeypatch):
+    monkeypatch.setenv("RHHN_KERNEL", implementation)
+    cell = make_cell(name).eval()
+    x = torch.randn(4, 3, 4, dtype=torch.float64)
+    order = torch.tensor([2, 0, 0])
+    with torch.no_grad():
+        _, state = cell(x[:2])
+        state = reorder_state(state, order)
+        found = []
+        for t in (2, 3):
+            y, state = cell(x[t : t + 1], state)
+            found.append(y)
+        whole, _ = cell(torch.cat([x[:2, order], x[2:]]))
+    torch.testing.assert_close(torch.cat(found), whole[2:], rtol=0, atol=1e-13)
+
+
+@fused_cells
+@implementations
+def test_extreme_sums_stay_finite_and_nan_passes_through(name, implementation, monkeypatch):
+    monkeypatch.setenv("RHHN_KERNEL", implementation)
+    cell = make_cell(name, (), 4, 33, torch.float32)
+    x = torch.randn(3, 2, 4) * 1e4
+    x.requires_grad_()
+    y, _ = cell(x)
+    y.sum().backward()
+    assert torch.isfinite(y).all() and y.abs().max() <= 1.0001
+    assert torch.isfinite(x.grad).all()
+    broken = torch.randn(3, 2, 4)
+    broken[1, 0] = float("nan")
+    y, _ = cell(broken)
+    assert y[1:, 0].isnan().all() and torch.isfinite(y[:, 1]).all() and torch.isfinite(y[0]).all()
+
+
+@fused_cells
+@implementations
+def test_gradients_accumulate_and_the_graph_can_be_kept(name, implementation, monkeypatch):
+    monkeypatch.setenv("RHHN_KERNEL", implementation)
+    cell = make_cell(name)
+    x = torch.randn(3, 2, 4, dtype=torch.float64)
+    loss = cell(x)[0].square().sum()
+    loss.backward(retain_graph=True)
+    first = [parameter.grad.clone() for parameter in cell.parameters()]
+    loss.backward()
+    for parameter, gradient in zip(cell.parameters(), first, strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * gradient)
+
+
+@fused_cells
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", ["plain", "noisy", "skip"])
+def test_autocast_keeps_to_the_type_of_the_projection(name, dtype, options, monkeypatch):
+    if options == "skip" and "rhn" not in name:
+        pytest.skip("an option of highway networks")
+    monkeypatch.setattr(cells_base, "scan", None)
+    chosen = {"plain": {}, "noisy": noise_options(name), "skip": dict(first_step="skip")}[options]
+    cell = make_cell(name, chosen, 16, 32, torch.float32)
+    x, noise = torch.randn(5, 3, 16), cell.sample_noise(5, 3)
+    exact, _ = cell(x, noise=noise)
+    with torch.autocast("cpu", dtype=dtype):
+        y, _ = cell(x, noise=noise)
+    assert y.dtype == dtype
+    y.float().sum().backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in cell.parameters())
+    # Eight bits of mantissa.
+    torch.testing.assert_close(y.float(), exact, rtol=0, atol=0.05)
+
+
+def _samples(name, monkeypatch, needs_gradient=True):
+    """The arguments with which a cell's pass calls its operations, by operation."""
+    calls = {}
+
+    def spy(module, attribute):
+        operation = getattr(module, attribute)
+
+        def record(*args):
+            calls[operation] = args
+            return operation(*args)
+
+        monkeypatch.setattr(module, attribute, record)
+
+    for module, kind in ((lstm, "lstm"), (hyper_lstm, "hyper_lstm"), (highway, "highway")):
+        spy(module, f"{kind}_op")
+        spy(module, f"{kind}_backward")
+    monkeypatch.setenv("RHHN_KERNEL", "aten")
+    cell = make_cell(name, noise_options(name))
+    T, B = 3, 2
+    mask = torch.tensor([[True, False], [True, True], [True, True]])
+    x = torch.randn(T, B, 4, dtype=torch.float64, requires_grad=True)
+    y, final = cell(x, None, mask, cell.sample_noise(T, B))
+    (y.sum() + sum(part.sum() for part in final)).backward()
+    return calls
+
+
+@fused_cells
+def test_operations_keep_torchs_rules(name, monkeypatch):
+    calls = _samples(name, monkeypatch)
+    assert len(calls) >= 2
+    for operation, args in calls.items():
+        rules = ("test_schema", "test_faketensor", "test_autograd_registration")
+        torch.library.opcheck(operation, args, test_utils=rules)

@@ -1,0 +1,165 @@
+"""A sequence whose parts are computed again in the backward pass: the same numbers, less kept."""
+
+import dataclasses
+
+import pytest
+import torch
+from helpers.fused_cells import backends
+from torch.autograd.graph import saved_tensors_hooks
+
+from rhhn_fairseq.cells.registry import CELLS, build_cell, cell_options
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops import recompute
+
+C, H, T, B = 4, 6, 7, 3
+NOISE = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
+SMALL = dict(hyper_size=3, hyper_embed_size=2, rhn_depth=2)
+CASES = [(name, "full") for name in CELLS] + [("rhn", "skip"), ("hyperrhn", "skip")]
+
+
+def _cell(name, noise=True, **options):
+    torch.manual_seed(0)
+    wanted = SMALL | (NOISE if noise else {}) | options
+    known = cell_options(name)
+    cell = build_cell(name, C, H, **{key: value for key, value in wanted.items() if key in known}).double()
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return cell
+
+
+def _pass(cell, x, state, mask, noise):
+    """Outputs, the state after, and the gradients of everything."""
+    leaves = [x, *(state or ()), *cell.parameters()]
+    y, after = cell(x, state, mask, noise)
+    weight = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    loss = (y * weight).sum() + sum(part.square().sum() for part in after)
+    return [y, *after, *torch.autograd.grad(loss, leaves)]
+
+
+def _set(cell, steps):
+    cell.config = dataclasses.replace(cell.config, recompute_steps=steps)
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["zeros", "carried"])
+@pytest.mark.parametrize("name, first_step", CASES)
+def test_parts_equal_the_whole(name, first_step, started, monkeypatch):
+    cell = _cell(name, first_step=first_step)
+    x = torch.randn(T, B, C, dtype=torch.float64, requires_grad=True)
+    state = None
+    if started:
+        state = tuple(torch.randn(B, size, dtype=x.dtype, requires_grad=True) for size in cell.state_sizes)
+    # Sequences that begin within the first part, in the second, and at its edge.
+    mask = torch.arange(T).unsqueeze(1) >= torch.tensor([1, 4, 3])
+    noise = cell.sample_noise(T, B)
+    for backend in backends(cell, "cpu", x.dtype):
+        monkeypatch.setenv("RHHN_KERNEL", backend)
+        _set(cell, 0)
+        whole = _pass(cell, x, state, mask, noise)
+        for steps in (1, 3, T):
+            _set(cell, steps)
+            for one, other in zip(_pass(cell, x, state, mask, noise), whole, strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_noise_is_drawn_once():
+    cell = _cell("ln_hyperlstm")
+    x = torch.randn(T, B, C, dtype=torch.float64, requires_grad=True)
+    found = []
+    for steps in (0, 2):
+        _set(cell, steps)
+        torch.manual_seed(3)
+        found.append(_pass(cell, x, None, None, None))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_weights_changed_before_the_backward_pass_are_an_error():
+    cell = _cell("lstm", noise=False, recompute_steps=2)
+    y, _ = cell(torch.randn(T, B, C, dtype=torch.float64))
+    with torch.no_grad():
+        cell.weight_h.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def _bytes_kept(cell, x):
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        cell(x)
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("name", ["ln_hyperlstm", "hyperrhn"])
+def test_less_is_kept(name):
+    cell = build_cell(name, 64, 64, hyper_size=32)
+    x = torch.randn(64, 8, 64, requires_grad=True)
+    parameters = sum(part.numel() * part.element_size() for part in cell.parameters())
+    input_bytes = x.numel() * x.element_size()
+    everything = _bytes_kept(cell, x) - input_bytes
+    _set(cell, 8)
+    # States of eight parts; the input is a view of what is there anyway.
+    assert _bytes_kept(cell, x) - input_bytes < 0.1 * everything + parameters
+    assert everything > 5 * input_bytes + parameters
+
+
+def test_evaluation_runs_whole(monkeypatch):
+    monkeypatch.setattr(recompute, "run_in_segments", lambda *_: pytest.fail("in segments"))
+    cell = _cell("lstm", recompute_steps=2).eval()
+    with torch.no_grad():
+        cell(torch.randn(T, B, C, dtype=torch.float64))
+
+
+def test_a_negative_number_of_steps_is_refused():
+    with pytest.raises(UsageError, match="recompute_steps=-1 is too small, the smallest is 0"):
+        build_cell("lstm", C, H, recompute_steps=-1)
+
+
+def _errors(name, steps, exact=None):
+    """Relative errors of the gradients of a bfloat16 pass by name; without ``exact``, float64's gradients."""
+    cell = _cell(name, noise=False, recompute_steps=steps)
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            parameter.copy_(parameter.bfloat16())
+    x = torch.randn(400, 4, C, generator=torch.Generator().manual_seed(1)).bfloat16()
+    dtype = torch.float64 if exact is None else torch.bfloat16
+    cell, x = cell.to(dtype), x.to(dtype)
+    y, _ = cell(x)
+    y.sum().backward()
+    found = {key: parameter.grad.double() for key, parameter in cell.named_parameters()}
+    if exact is None:
+        return found
+    return {key: ((found[key] - exact[key]).norm() / exact[key].norm()).item() for key in exact}
+
+
+@pytest.mark.parametrize("name", ["lstm", "ln_lstm", "hyperlstm", "rhn", "hyperrhn"])
+def test_parts_in_bfloat16_err_no_more_than_the_whole(name):
+    """Sums and states of 80 parts in bfloat16 would err more; a whole sequence errs by up to 0.003."""
+    exact = _errors(name, 0)
+    whole, parts = _errors(name, 0, exact), _errors(name, 5, exact)
+    for key in exact:
+        # Measured: up to 1.05 times as much.
+        assert parts[key] <= 1.2 * whole[key], key
+
+
+@pytest.mark.parametrize("steps", [1, 10])
+def test_the_state_between_parts_is_wide(steps):
+    """A cell that adds a 400th each step, which a bfloat16 state of 1 swallows."""
+    last = []
+    for dtype, parts in ((torch.float64, 0), (torch.bfloat16, steps)):
+        cell = build_cell("lstm", 1, 4, recompute_steps=parts, forget_bias=20.0)
+        with torch.no_grad():
+            for parameter in cell.parameters():
+                parameter.zero_()
+            cell.bias.copy_(torch.tensor([-6.0, 0.0, 2.0, 20.0]).repeat_interleave(4))
+        cell = cell.to(dtype)
+        _, (_, c) = cell(torch.zeros(1000, 1, 1, dtype=dtype))
+        assert c.dtype == dtype
+        last.append(c[0, 0].item())
+    assert last[0] == pytest.approx(last[1], rel=2**-8)

@@ -1,0 +1,97 @@
+"""``--optimizer fused_adam`` against fairseq's ``adam``."""
+
+import pytest
+import torch
+from fairseq import optim
+from helpers.cli import fairseq_train, json_log, tiny_lstm
+from omegaconf import OmegaConf
+
+import rhhn_fairseq.plugin  # noqa: F401
+from rhhn_fairseq.errors import UsageError
+
+
+def build(name, params, **settings):
+    return optim.build_optimizer(OmegaConf.create({"_name": name, "lr": [0.01], **settings}), params)
+
+
+def parameters(dtype=torch.float64):
+    draw = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(s, generator=draw, dtype=dtype)) for s in ((3, 4), (5,), (1,))]
+
+
+def update(optimizer, params, seed, size=1.0):
+    draw = torch.Generator().manual_seed(seed)
+    for param in params:
+        param.grad = size * torch.randn(param.shape, generator=draw, dtype=param.dtype)
+    optimizer.multiply_grads(0.5)
+    optimizer.step()
+
+
+SETTINGS = dict(adam_betas="(0.8, 0.98)", adam_eps=1e-3, weight_decay=0.1)
+
+
+# Gradients near epsilon are where its place shows.
+@pytest.mark.parametrize("size", [1.0, 1e-3])
+def test_updates_are_those_of_fairseqs_adam(size):
+    ours, theirs = parameters(), parameters()
+    one = build("fused_adam", ours, **SETTINGS)
+    other = build("adam", theirs, **SETTINGS, fp16_adam_stats=False, use_old_adam=False, tpu=False)
+    for seed in range(6):
+        update(one, ours, seed, size)
+        update(other, theirs, seed, size)
+        for mine, his in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, his, rtol=0, atol=1e-14)
+
+
+def test_epsilon_of_torch_would_be_seen():
+    """That the test above can fail: torch's own AdamW is another one where gradients are small."""
+    ours, theirs = parameters(), parameters()
+    one = build("fused_adam", ours, **SETTINGS)
+    other = torch.optim.AdamW(theirs, lr=0.01, betas=(0.8, 0.98), eps=1e-3, weight_decay=0.1)
+    for param, copy in zip(ours, theirs, strict=True):
+        param.grad = 1e-3 * torch.ones_like(param)
+        copy.grad = param.grad.clone()
+    one.step()
+    other.step()
+    assert (ours[0] - theirs[0]).abs().max() > 1e-4
+
+
+def test_going_on_from_a_checkpoint_changes_nothing():
+    straight, stopped = parameters(), parameters()
+    one, first = build("fused_adam", straight, **SETTINGS), build("fused_adam", stopped, **SETTINGS)
+    for seed in range(4):
+        update(one, straight, seed)
+    for seed in range(2):
+        update(first, stopped, seed)
+    saved = {"state": first.state_dict(), "weights": [p.detach().clone() for p in stopped]}
+    resumed = [torch.nn.Parameter(p) for p in saved["weights"]]
+    second = build("fused_adam", resumed, **SETTINGS)
+    second.load_state_dict(saved["state"], second.optimizer_config)
+    for seed in range(2, 4):
+        update(second, resumed, seed)
+    for mine, other in zip(resumed, straight, strict=True):
+        assert torch.equal(mine, other)
+    assert second.param_groups[0]["eps"] == 1e-3
+
+
+def test_impossible_values_and_wrappers_are_refused():
+    with pytest.raises(UsageError, match="--adam-eps 0.0 must be above 0"):
+        build("fused_adam", parameters(), adam_eps=0.0)
+    with pytest.raises(UsageError, match="--optimizer fused_adam updates float32 weights"):
+        _ = build("fused_adam", parameters()).supports_memory_efficient_fp16
+
+
+def test_command_line(tiny_corpus, tmp_path):
+    """The same losses as adam, with --bf16 as well, and a run that goes on."""
+    options = ["--lr", 0.01, "--clip-norm", 0.1, "--adam-betas", "(0.8, 0.99)"]
+    losses = {}
+    for name, more in (("adam", []), ("fused_adam", []), ("fused_adam", ["--bf16"])):
+        folder = tmp_path / "-".join([name, *more])
+        arguments = [*tiny_lstm(tiny_corpus, folder, name), *options, *more]
+        first = fairseq_train([*arguments, "--max-update", 3])
+        second = fairseq_train([*arguments, "--max-update", 5])
+        steps = [r for run in (first, second) for r in json_log(run.stdout) if r["tag"] == "train_inner"]
+        assert [step["num_updates"] for step in steps] == [1, 2, 3, 4, 5]
+        losses[folder.name] = [step["loss"] for step in steps]
+    assert losses["fused_adam"] == losses["adam"]
+    assert losses["fused_adam---bf16"] == pytest.approx(losses["adam"], abs=0.02)

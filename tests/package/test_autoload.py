@@ -1,0 +1,113 @@
+"""Where the package is installed, fairseq's programs find it without --user-dir."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.cli import run_module
+from helpers.tiny_char_lm import write_corpus
+
+import rhhn_fairseq_autoload
+from rhhn_fairseq_autoload import ProgramFinder, runs_fairseq, user_dir
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# The repository may be installed here: what that installation left behind is taken away first.
+START = """
+import importlib.util, site, sys
+sys.meta_path = [finder for finder in sys.meta_path if "ditable" not in repr(finder)]
+sys.meta_path = [finder for finder in sys.meta_path if type(finder).__name__ != "ProgramFinder"]
+sys.modules.pop("rhhn_fairseq_autoload", None)
+site.addsitedir({installed!r})
+sys.argv = {line!r}
+{then}
+print("rhhn_fairseq" in sys.modules and sys.modules["rhhn_fairseq"].__path__[0])
+"""
+FIND = "importlib.util.find_spec('fairseq')"
+IMPORT = "import fairseq.tasks; assert 'char_lm' in fairseq.tasks.TASK_REGISTRY"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """A directory such as site-packages with what an installation puts there."""
+    place = tmp_path_factory.mktemp("site")
+    shutil.copy(ROOT / "rhhn_fairseq_autoload.py", place)
+    shutil.copy(ROOT / "rhhn_fairseq_autoload.pth", place)
+    shutil.copytree(ROOT / "rhhn_fairseq", place / "rhhn_fairseq")
+    return place
+
+
+def start(installed, line, cwd, then=FIND, **env) -> str:
+    """The copy of the package that a program of this command line has imported; "False" for none."""
+    code = START.format(installed=str(installed), line=line, then=then)
+    command = [sys.executable, "-P", "-c", code]
+    environment = os.environ | env
+    result = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()[-1]
+
+
+def test_programs_find_the_installed_package_from_anywhere(installed, tmp_path):
+    for line in (["/bin/fairseq-eval-lm"], ["/bin/fairseq-train", "--user-dir", "rhhn_fairseq"]):
+        assert start(installed, line, tmp_path) == str(installed / "rhhn_fairseq")
+
+
+def test_the_plugin_follows_fairseq(installed, tmp_path):
+    line = ["/bin/fairseq-eval-lm"]
+    assert start(installed, line, tmp_path, then=IMPORT) == str(installed / "rhhn_fairseq")
+
+
+def test_a_copy_that_is_named_is_the_one_to_import(installed, tmp_path):
+    copy = tmp_path / "rhhn_fairseq"
+    shutil.copytree(ROOT / "rhhn_fairseq", copy)
+    assert start(installed, ["/bin/fairseq-train", "--user-dir=rhhn_fairseq"], tmp_path) == str(copy)
+    assert start(installed, ["/bin/fairseq-hydra-train"], tmp_path) == str(copy)
+
+
+def test_nothing_else_imports_it(installed, tmp_path):
+    assert start(installed, ["/bin/notebook"], tmp_path) == "False"
+    assert start(installed, ["/bin/fairseq-train", "--user-dir", "mine"], tmp_path) == "False"
+    assert start(installed, ["/bin/fairseq-train"], tmp_path, RHHN_AUTOLOAD="0") == "False"
+
+
+def test_start_of_python_costs_next_to_nothing(installed):
+    """Importing the module takes less than 5 ms; the import time is measured by Python itself."""
+    best = 5000
+    for _ in range(3):
+        code = f"import site; site.addsitedir({str(installed)!r})"
+        command = [sys.executable, "-I", "-S", "-X", "importtime", "-c", code]
+        lines = subprocess.run(command, capture_output=True, text=True, timeout=60).stderr.splitlines()
+        (line,) = [line for line in lines if line.endswith("rhhn_fairseq_autoload")]
+        best = min(best, int(line.split("|")[1]))
+    assert best < 5000
+
+
+def test_command_lines():
+    assert runs_fairseq(["/usr/bin/fairseq-train"]) and runs_fairseq(["/x/fairseq_cli/eval_lm.py"])
+    assert not runs_fairseq(["/x/train.py"]) and not runs_fairseq(["-c"]) and not runs_fairseq([])
+    assert user_dir(["fairseq-train", "--user-dir", "a"]) == "a"
+    assert user_dir(["fairseq-train", "--user-dir=b"]) == "b"
+    assert user_dir(["fairseq-hydra-train", "+common.user_dir=c"]) == "c"
+    assert user_dir(["fairseq-hydra-train"]) == "rhhn_fairseq"
+    assert user_dir(["fairseq-train"]) is None
+
+
+def test_the_finder_is_installed_once(monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for _ in range(2):
+        rhhn_fairseq_autoload.install()
+    assert sum(isinstance(finder, ProgramFinder) for finder in sys.meta_path) == 1
+
+
+def test_user_dir_of_the_packages_name_is_the_imported_package(tmp_path):
+    """From a directory without one of that name, and with neither beside fairseq."""
+    corpus = write_corpus(tmp_path)
+    sizes = ["--hidden-size", 8, "--hyper-size", 4, "--tokens-per-sample", 5, "--batch-size", 2, "--cpu"]
+    line = [corpus, "--user-dir", "rhhn_fairseq", "--arch", "ln_hyperlstm_ptb", "--max-update", 1, *sizes]
+    code = "import rhhn_fairseq, sys; from fairseq_cli.train import cli_main; cli_main()"
+    (tmp_path / "train_here.py").write_text(code)
+    result = run_module("train_here", [*line, "--save-dir", tmp_path / "saved"], cwd=tmp_path)
+    assert "num_updates 1" in result.stdout

@@ -1,0 +1,104 @@
+"""Freed memory that is kept: blocks come back without new pages, and the environment has the last word."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers.cli import HANGS
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+
+FAULTS = """
+import resource, torch
+from rhhn_fairseq.allocator import keep_freed_memory, keeps_freed_memory
+keep_freed_memory()
+keep_freed_memory()
+
+def pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        blocks = [torch.empty(1 << 20, 16).fill_(1.0) for _ in range(2)]
+        del blocks
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+pages()
+print(keeps_freed_memory(), pages())
+"""
+
+LARGE = """
+import re
+from rhhn_fairseq.allocator import keep_freed_memory
+keep_freed_memory()
+heaps = re.findall(r"\\[heap\\]\\n(?:[A-Z].*\\n)*?VmFlags: (.*)", open("/proc/self/smaps").read())
+print(any("hg" in flags.split() for flags in heaps))
+"""
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    ours = ("GLIBC_TUNABLES", "LD_PRELOAD", "RHHN_KEEP_MEMORY")
+    others = {k: v for k, v in os.environ.items() if k not in ours and not k.startswith("MALLOC_")}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS, env=others | environment
+    )
+
+
+def faults(**environment: str) -> tuple[bool, int]:
+    """Whether memory is kept, and how many pages ten blocks of 64 MB took after ten others."""
+    result = python(FAULTS, **environment)
+    assert result.returncode == 0, result.stderr
+    kept, pages = result.stdout.split()
+    return kept == "True", int(pages)
+
+
+def test_blocks_come_back_without_new_pages():
+    kept, pages = faults(RHHN_KEEP_MEMORY="1")
+    # A page of 4 KB each would be 163,840.
+    assert kept and pages < 100
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"RHHN_KEEP_MEMORY": "0"},
+        {"RHHN_KEEP_MEMORY": "1", "MALLOC_ARENA_MAX": "2", "MALLOC_TOP_PAD_": "0"},
+        {"RHHN_KEEP_MEMORY": "1", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"},
+    ],
+)
+def test_left_alone(environment):
+    kept, pages = faults(**environment)
+    assert not kept and pages > 10_000
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where a GPU computes, memory is given back")
+def test_kept_by_default_on_the_cpu():
+    assert faults()[0]
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="the system has no large pages"
+)
+def test_large_pages_are_asked_for():
+    result = python(LARGE, RHHN_KEEP_MEMORY="1")
+    assert result.stdout.strip() == "True", result.stderr
+
+
+def test_limited_address_space_is_not_reserved():
+    code = (
+        "import resource\nimport torch\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (64 << 30, 64 << 30))\n"
+        "size = lambda: int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "before = size()\n"
+        "from rhhn_fairseq.allocator import keep_freed_memory, keeps_freed_memory\n"
+        "keep_freed_memory()\n"
+        "print(keeps_freed_memory(), size() - before < 1 << 28)"
+    )
+    result = python(code, RHHN_KEEP_MEMORY="1")
+    assert result.stdout.split() == ["True", "True"], result.stderr
+
+
+def test_other_words_are_refused():
+    result = python("import fairseq_cli.train, rhhn_fairseq", RHHN_KEEP_MEMORY="yes")
+    assert result.returncode and "RHHN_KEEP_MEMORY=yes is unknown, choose from 0, 1" in result.stderr

@@ -1,0 +1,171 @@
+"""Loading: in every order of imports the plugin is registered once, and the cells need no fairseq."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers.cli import HANGS, USER_DIR
+
+from rhhn_fairseq.plugin import import_modules
+
+REGISTERED = """
+from fairseq.optim import OPTIMIZER_REGISTRY
+assert "adam_l1" in OPTIMIZER_REGISTRY
+"""
+
+SAME_AS_WITHOUT_HOOK = """
+import inspect, sys
+assert "hydra_init()" in inspect.getsource(fairseq)
+assert fairseq.__loader__ is fairseq.__spec__.loader
+assert type(fairseq.__loader__).__name__ == "SourceFileLoader"
+assert "exec_module" not in vars(fairseq.__loader__)
+assert not [f for f in sys.meta_path if type(f).__name__ == "FairseqFinder"]
+"""
+
+
+def python(code: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS, **options
+    )
+
+
+def run(code: str, **options) -> subprocess.CompletedProcess:
+    result = python(code, **options)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def test_cells_import_no_fairseq():
+    loaded = "[name for name in sys.modules if name.split('.')[0] in ('fairseq', 'hydra')]"
+    run(f"import sys, rhhn_fairseq, rhhn_fairseq.cells; assert not {loaded}, {loaded}")
+
+
+def test_package_before_fairseq():
+    run(
+        "import importlib.util, sys, rhhn_fairseq.cells\n"
+        # Looking whether fairseq is there must neither load it nor use up the hook.
+        "assert importlib.util.find_spec('fairseq').origin.endswith('__init__.py')\n"
+        "assert 'fairseq' not in sys.modules\n"
+        "import fairseq\n" + REGISTERED + SAME_AS_WITHOUT_HOOK
+    )
+
+
+def test_package_after_fairseq():
+    run("import fairseq, rhhn_fairseq\n" + REGISTERED)
+
+
+@pytest.mark.parametrize(
+    "module", ["models.handwriting", "tasks.detaching", "optim.adam_options", "criterions.problem_loss"]
+)
+def test_any_module_may_be_the_first_import(module):
+    run(f"import rhhn_fairseq.{module}\n" + REGISTERED)
+
+
+def test_plugin_alone():
+    run("import rhhn_fairseq.plugin, fairseq\n" + REGISTERED + SAME_AS_WITHOUT_HOOK)
+
+
+def test_threads_importing_both():
+    run(
+        "import threading\n"
+        "def load(name): __import__(name)\n"
+        "threads = [threading.Thread(target=load, args=(name,)) for name in\n"
+        "           ('fairseq', 'rhhn_fairseq', 'rhhn_fairseq.cells', 'fairseq.trainer')]\n"
+        "[thread.start() for thread in threads]; [thread.join() for thread in threads]\n" + REGISTERED
+    )
+
+
+def test_user_dir_after_import():
+    run(
+        "import rhhn_fairseq.cells, argparse\n"
+        "from fairseq import utils\n"
+        f"utils.import_user_module(argparse.Namespace(user_dir={USER_DIR!r}))\n" + REGISTERED
+    )
+
+
+def test_user_dir_from_another_directory(tmp_path):
+    """The package is not on the path: fairseq imports it from --user-dir, and twice does no harm."""
+    run(
+        "import argparse\n"
+        "from fairseq import utils\n"
+        f"args = argparse.Namespace(user_dir={USER_DIR!r})\n"
+        "utils.import_user_module(args); utils.import_user_module(args)\n" + REGISTERED,
+        cwd=tmp_path,
+    )
+
+
+def test_new_file_registers_itself(tmp_path, monkeypatch):
+    package = tmp_path / "some_models"
+    package.mkdir()
+    for name in ("__init__", "one", "two", "_helper"):
+        (package / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert import_modules("some_models") == ["some_models.one", "some_models.two"]
+    assert {"some_models.one", "some_models.two"} <= set(sys.modules)
+    assert "some_models._helper" not in sys.modules
+    assert import_modules("some_other_models") == []
+
+
+def test_missing_fairseq_is_one_line():
+    result = python("import sys; sys.modules['fairseq'] = None; import rhhn_fairseq.plugin")
+    assert result.returncode == 1
+    line = "error: rhhn_fairseq needs fairseq-fixed==0.12.3.1: pip install fairseq-fixed==0.12.3.1\n"
+    assert result.stderr == line
+
+
+@pytest.mark.parametrize(
+    ("init", "utils", "version"),
+    [
+        ("__version__ = '0.12.2'", "", "0.12.2"),
+        # What 0.12.2 does on Python 3.11; the version is then that of the installed distribution.
+        ("raise ValueError('mutable default <class ...> for field common is not allowed')", "", ""),
+        ("__version__ = '1.0.0a0'", "def save_checkpoint(): pass", "1.0.0a0"),
+    ],
+)
+def test_old_fairseq_is_one_line(tmp_path, init, utils, version):
+    package = tmp_path / "fairseq"
+    package.mkdir()
+    (package / "__init__.py").write_text(init)
+    (package / "checkpoint_utils.py").write_text(utils)
+    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+    result = python(start + "import rhhn_fairseq.plugin")
+    assert result.returncode == 1
+    beginning = f"error: rhhn_fairseq needs fairseq-fixed==0.12.3.1 and found fairseq {version}"
+    assert result.stderr.startswith(beginning)
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("value, expected", [("", "highest"), ("medium", "medium"), ("high", "high")])
+def test_matmul_precision_of_the_environment(value, expected):
+    code = "import torch, rhhn_fairseq.plugin; assert torch.get_float32_matmul_precision() == {!r}"
+    run(code.format(expected), env={**os.environ, "RHHN_MATMUL_PRECISION": value})
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="this torch has no such settings")
+@pytest.mark.parametrize(
+    "library, value, device, expected",
+    [
+        ("cuda", "tf32", "cuda", "high"),
+        ("cuda", "tf32", "cpu", "highest"),
+        ("mkldnn", "bf16", "cpu", "medium"),
+        ("mkldnn", "bf16", "cuda", "highest"),
+        ("mkldnn", "ieee", "cpu", "highest"),
+    ],
+)
+def test_matmul_precision_by_torchs_newer_settings(library, value, device, expected):
+    run(
+        "import torch; from rhhn_fairseq.cells import build_cell;"
+        "from rhhn_fairseq.ops.gemm import matmul_precision;"
+        f"torch.backends.{library}.matmul.fp32_precision = {value!r};"
+        f"assert matmul_precision({device!r}) == {expected!r};"
+        "build_cell('ln_lstm', 64, 64)(torch.randn(8, 40, 64))"
+    )
+
+
+def test_unknown_matmul_precision_is_one_line():
+    result = python("import rhhn_fairseq.plugin", env={**os.environ, "RHHN_MATMUL_PRECISION": "bf16"})
+    assert result.returncode == 1
+    error = "error: RHHN_MATMUL_PRECISION=bf16 is unknown, choose from highest, high, medium"
+    assert result.stderr.splitlines()[-1] == error

@@ -1,0 +1,292 @@
+"""SIGTERM and Ctrl-C: the processes that were started end, temporary files go, and trainings are saved."""
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers.chars_cli import names, prepare_chars, write_splits
+from helpers.cli import USER_DIR, fairseq_train, json_log, model_of
+from helpers.in_process import LOG, Log, char_lm, train
+from helpers.parallel_cli import error_of, script, sentences, write_files
+
+from rhhn_fairseq import cli
+from rhhn_fairseq.adaptations.stopping import StopRequest
+from rhhn_fairseq.data.parallel.prepare import most_workers
+from rhhn_fairseq.signals import Terminated, interrupted_by_sigterm
+
+SIGNALS = {signal.SIGTERM: 143, signal.SIGINT: 130}
+
+
+def kill(signum):
+    os.kill(os.getpid(), signum)
+    time.sleep(10)
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_status_of_a_program(signum):
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli.run(lambda: kill(signum)) == SIGNALS[signum]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_cleaning_up_is_not_interrupted_by_a_second_signal():
+    cleaned = []
+    with pytest.raises(Terminated), interrupted_by_sigterm():
+        try:
+            kill(signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            cleaned.append(True)
+    assert cleaned
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch, capsys, signum):
+    options = write_splits(tmp_path)
+    before = names(tmp_path)
+    monkeypatch.setattr("rhhn_fairseq.data.text.prepare._build", lambda *arguments: kill(signum))
+    status = prepare_chars.main(["text", *options, "--dest", str(tmp_path / "a" / "dest")])
+    assert status == SIGNALS[signum]
+    assert capsys.readouterr().err == "error: interrupted; nothing was prepared\n"
+    assert names(tmp_path) == before
+
+
+@pytest.mark.parametrize("workers", [0, -1, most_workers() + 1, 100_000])
+def test_absurd_numbers_of_workers_are_refused(capsys, workers):
+    message = f"--workers {workers}: must be 1 or more, and {most_workers()} at most on this machine"
+    assert message in error_of(capsys, "synthetic", "--workers", workers)
+
+
+def children(pid: int) -> list[int]:
+    """The processes below a process, without those of multiprocessing that only watch over others."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        for child in (task / "children").read_text().split():
+            found += [int(child), *children(int(child))]
+    return [child for child in found if b"resource_tracker" not in command_line(child)]
+
+
+def command_line(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            if found := condition():
+                return found
+        time.sleep(0.01)
+    raise AssertionError("it did not come to pass")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="looks for processes in /proc")
+@pytest.mark.parametrize("stage", ["pieces", "encoded", "binary"])
+def test_a_translation_corpus_is_interrupted_in_every_stage(tmp_path, stage):
+    """Two workers are two processes, and all have ended when the program has."""
+    options = write_files(tmp_path, train=sentences(60_000))
+    before = {*names(tmp_path), ".dest.work"}
+    command = script("files", *options, "--vocab-size", 60, "--workers", 2, "--dest", tmp_path / "dest")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line == f"stage {stage}\n":
+                break
+        started = []
+        if stage != "pieces":
+            # fairseq-preprocess is a third process, which waits for the two that it starts.
+            number = 2 if stage == "encoded" else 3
+            started = wait_for(lambda: (found := children(process.pid)) and len(found) >= number and found)
+            assert len(started) == number
+        process.terminate()
+        process.wait(20)
+        assert "the same command continues at the first unfinished stage" in process.stderr.read()
+    assert process.returncode == 143
+    assert {*names(tmp_path)} <= before
+    assert not [name for name in names(tmp_path / ".dest.work") if name.endswith(".tmp")]
+    wait_for(lambda: not any(command_line(child) for child in started), 10)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return tmp_path_factory.mktemp("corpus")
+
+
+class SignalAt(logging.Handler):
+    """Sends this process a signal when a record of the log says so."""
+
+    def __init__(self, signum, pattern):
+        super().__init__(logging.INFO)
+        self.signum, self.pattern = signum, pattern
+
+    def emit(self, record):
+        if self.pattern and re.search(self.pattern, record.getMessage()):
+            self.pattern = None
+            os.kill(os.getpid(), self.signum)
+
+
+@contextmanager
+def signal_at(signum, pattern):
+    handler = SignalAt(signum, pattern)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert handler.pattern is None
+
+
+def stopped(log) -> str:
+    (line,) = [message for message in log.messages if "stopped after" in message]
+    return line
+
+
+END = ["--max-update", 16]
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    save_dir = tmp_path_factory.mktemp("whole")
+    return train(*char_lm(corpus, save_dir, *END)), save_dir
+
+
+@pytest.mark.parametrize("signum", SIGNALS)
+def test_a_training_saves_when_it_is_interrupted(corpus, whole, tmp_path, signum):
+    """stop_with_a_checkpoint: the run that goes on has the losses of one that was not interrupted."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    first = Log()
+    with pytest.raises(SystemExit) as ended, signal_at(signum, '"num_updates": "5"'):
+        train(*char_lm(corpus, tmp_path, *END), log=first)
+    assert ended.value.code == SIGNALS[signum]
+    last = tmp_path / "checkpoint_last.pt"
+    name = signal.Signals(signum).name
+    assert stopped(first) == f"{name}: stopped after update 5; the same command goes on from {last}"
+    assert names(tmp_path) == ["checkpoint_last.pt"]
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+    second = train(*char_lm(corpus, tmp_path, *END))
+    assert first.losses + second.losses == whole[0].losses
+    expected, found = model_of(whole[1]), model_of(tmp_path)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_validation_is_interrupted_too(corpus, whole, tmp_path):
+    arguments = [
+        argument for argument in char_lm(corpus, tmp_path, *END) if argument != "--disable-validation"
+    ]
+    arguments += ["--validate-interval-updates", 7]
+    first = Log()
+    with pytest.raises(SystemExit), signal_at(signal.SIGTERM, "begin validation on"):
+        train(*arguments, log=first)
+    assert "SIGTERM: stopped after update 7" in stopped(first)
+    assert not any("valid_loss" in message for message in first.messages)
+    assert first.losses + train(*arguments).losses == whole[0].losses
+
+
+def test_what_was_not_saved_is_said(corpus, tmp_path):
+    for option, name in (("--no-save", "--no-save"), ("--no-last-checkpoints", "--no-last-checkpoints")):
+        log = Log()
+        with pytest.raises(SystemExit), signal_at(signal.SIGTERM, '"num_updates": "2"'):
+            train(*char_lm(corpus, tmp_path / "run", *END, option), log=log)
+        assert stopped(log) == f"SIGTERM: stopped after update 2; nothing was saved ({name})"
+
+
+def test_a_second_interruption_ends_at_once():
+    request = StopRequest()
+    request.listen(several=False)
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert request.signum == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            kill(signal.SIGINT)
+    finally:
+        request.listen_no_more()
+
+
+STUCK = """
+import ctypes
+from rhhn_fairseq.adaptations import stopping
+stopping.SECONDS_TO_AGREE = 0.2
+stopping.StopRequest().listen(several=True)
+print("ready", flush=True)
+lock, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+library.pthread_mutex_lock(lock)
+library.pthread_mutex_lock(lock)
+"""
+
+
+def test_a_worker_whose_peer_is_dead_ends():
+    """Its main thread never returns to Python, as in a collective operation, so that no handler runs."""
+    command = [sys.executable, "-c", STUCK]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.wait(20) == 143
+        assert "error: the workers do not answer each other" in process.stderr.read()
+
+
+class Store(dict):
+    """The job's store, within one process."""
+
+    def check(self, keys):
+        return all(key in self for key in keys)
+
+    def compare_set(self, key, expected, value):
+        self.setdefault(key, value)
+
+    def get(self, key):
+        return self[key].encode()
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("signalled", [{0: 3}, {1: 3}, {0: 3, 1: 3}, {0: 3, 1: 4}, {0: 4, 1: 3}])
+def test_workers_agree_on_their_last_step(monkeypatch, signalled, late):
+    """Each ends a step when both have begun it; the signals reach them before one of their steps ends."""
+    store = Store()
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: store)
+    trainer = SimpleNamespace(data_parallel_world_size=2)
+    workers, last = [StopRequest(), StopRequest()], {}
+    for step in range(1, 8):
+        for rank in (late, 1 - late):
+            if signalled.get(rank) == step:
+                workers[rank].signum = signal.SIGTERM
+            if workers[rank].agreed(trainer):
+                last.setdefault(rank, step)
+    assert last[0] == last[1] <= 5 and {worker.signum for worker in workers} == {signal.SIGTERM}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_torchrun_workers_save_together(corpus, tmp_path):
+    """A signal for torchrun reaches all workers; each leaves when the checkpoint is written."""
+    arguments = [*char_lm(corpus, tmp_path / "cut", "--max-update", 100_000), *LOG, "--user-dir", USER_DIR]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "localhost"]
+    command += ["--nproc-per-node", "2", "-m", "fairseq_cli.train", *map(str, arguments)]
+    seen = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout:
+            seen.append(line)
+            if '"num_updates": "20"' in line:
+                process.terminate()
+    output = "".join(seen)
+    assert process.returncode != 0
+    (update,) = re.findall(r"SIGTERM: stopped after update (\d+); the same command goes on from", output)
+    assert names(tmp_path / "cut") == ["checkpoint_last.pt"]
+    log = [record["loss"] for record in json_log(output) if record["tag"] == "train_inner"]
+    assert len(log) == int(update)
+    end = ["--max-update", int(update) + 3]
+    rest = fairseq_train(char_lm(corpus, tmp_path / "cut", *end, *LOG), workers=2)
+    expected = fairseq_train(char_lm(corpus, tmp_path / "whole", *end, *LOG), workers=2)
+    found = log + [record["loss"] for record in json_log(rest.stdout) if record["tag"] == "train_inner"]
+    assert found == [record["loss"] for record in json_log(expected.stdout) if record["tag"] == "train_inner"]

@@ -1,0 +1,282 @@
+"""The programs in scripts/ in careless and hostile hands: one line, nothing written, nothing waited for."""
+
+import importlib.util
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rhhn_fairseq import cli
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+# Each line is a command; a word in capitals is what ``places`` makes of it.
+COMMANDS = """
+describe
+describe --arch
+describe --arch nope
+describe --arch é
+describe --arch lstm
+describe --arch char_lm
+describe --arch char_lm --vocab-size 0
+describe --arch char_lm --vocab-size -5
+describe --arch char_lm --vocab-size abc
+describe --arch char_lm --vocab-size 1e400
+describe --arch char_lm --vocab-size 99999999999999999999
+plot_curves
+plot_curves NOWHERE
+plot_curves FOLDER
+plot_curves LOOP
+plot_curves EMPTY
+plot_curves NOISE
+plot_curves TEXT
+plot_curves BRACES
+plot_curves ZERO
+plot_curves TEXT --metric é
+plot_curves TEXT --subsets ,
+plot_curves TEXT --threshold x
+plot_curves TEXT --png TEXT
+plot_curves TEXT --table TEXT
+score_bleu
+score_bleu NOWHERE
+score_bleu FOLDER
+score_bleu EMPTY
+score_bleu NOISE
+score_bleu LOOP
+score_bleu ZERO
+score_bleu TEXT
+score_bleu TEXT --reference NOWHERE
+score_bleu TEXT --reference LINES
+score_bleu TEXT --reference TEXT --samples 0
+score_bleu TEXT --reference TEXT --samples x
+score_bleu TEXT --reference TEXT --seed -1
+score_bleu TEXT --reference TEXT --language klingon
+score_bleu TEXT --reference TEXT --baseline LINES
+score_bleu TEXT --reference TEXT --baseline FOLDER
+score_bleu LINES --reference LINES --baseline LINES --samples 999999999999999999999
+score_bleu TEXT --reference TEXT --json FOLDER
+score_bleu TEXT --reference TEXT --json NOWHERE/x
+score_bleu TEXT --reference TEXT --json LOOP
+score_bleu TEXT --reference TEXT --json /dev/full
+score_bleu TEXT --reference TEXT --json TEXT
+prepare_chars
+prepare_chars nope
+prepare_chars text
+prepare_chars text --train TEXT
+prepare_chars text --input NOWHERE --split 90/5/5
+prepare_chars text --input FOLDER --split 90/5/5
+prepare_chars text --input PIPE --split 90/5/5
+prepare_chars text --input LOOP --split 90/5/5
+prepare_chars text --input ZERO --split 90/5/5
+prepare_chars text --input EMPTY --split 90/5/5
+prepare_chars text --input NOISE --split 90/5/5
+prepare_chars text --input TEXT --split 1/2/3
+prepare_chars text --input TEXT --split nan/5/5
+prepare_chars text --input TEXT --split 1e400/5/5
+prepare_chars text --input TEXT --split 100/0/0
+prepare_chars text --input TEXT --split é
+prepare_chars text --input TEXT --split 90/5/5 --errors ignore
+prepare_chars text --input TEXT --split 34/33/33 --dest TEXT
+prepare_chars text --input TEXT --split 34/33/33 --dest TEXT/x
+prepare_chars text --input TEXT --split 34/33/33 --dest LOOP
+prepare_chars text --input TEXT --split 34/33/33 --dest /dev/null
+prepare_chars text --input TEXT --split 34/33/33 --dest /proc/x
+prepare_chars text --input TEXT --split 34/33/33 --dest /
+prepare_chars text --input TEXT --split 34/33/33 --dest HERE
+prepare_chars text --input TEXT --split 34/33/33 --dest PIPE
+prepare_chars ptb --from-dir NOWHERE
+prepare_chars ptb --from-dir FOLDER
+prepare_chars ptb --from-dir TEXT
+prepare_chars ptb --from-dir LOOP
+prepare_chars ptb --variant x
+prepare_chars ptb --variant mikolov-char
+prepare_chars enwik8 --from-dir FOLDER
+prepare_chars stdlib --size 0
+prepare_chars stdlib --size x
+prepare_chars stdlib --size 99999999999999999999999
+prepare_strokes nope
+prepare_strokes stroke3
+prepare_strokes stroke3 --input NOWHERE
+prepare_strokes stroke3 --input FOLDER
+prepare_strokes stroke3 --input PIPE
+prepare_strokes stroke3 --input LOOP
+prepare_strokes stroke3 --input ZERO
+prepare_strokes stroke3 --input EMPTY
+prepare_strokes stroke3 --input NOISE
+prepare_strokes stroke3 --input TEXT --split x
+prepare_strokes iam
+prepare_strokes iam --from-dir NOWHERE
+prepare_strokes iam --from-dir FOLDER
+prepare_strokes iam --from-dir LOOP
+prepare_strokes hershey --lines 0
+prepare_strokes hershey --lines x
+prepare_strokes hershey --lines 3 --seed -1
+prepare_strokes hershey --lines 3 --max-words 0
+prepare_strokes hershey --lines 3 --slant nan
+prepare_strokes hershey --lines 3 --step 0
+prepare_strokes hershey --lines 3 --step nan
+prepare_strokes hershey --lines 3 --jitter nan
+prepare_strokes hershey --lines 3 --fonts nope
+prepare_strokes hershey --lines 3 --fonts ,
+prepare_strokes hershey --words NOWHERE
+prepare_strokes hershey --words PIPE
+prepare_strokes hershey --words ZERO
+prepare_strokes hershey --words EMPTY
+prepare_strokes hershey --words NOISE
+prepare_strokes hershey --words FOLDER
+prepare_strokes hershey --lines 3 --dest LOOP
+prepare_strokes hershey --lines 3 --dest TEXT
+prepare_strokes hershey --lines 3 --dest /
+prepare_strokes hershey --lines 3 --statistics-of FOLDER
+prepare_strokes hershey --lines 3 --statistics-of NOWHERE
+prepare_strokes hershey --lines 3 --statistics-of LOOP
+prepare_strokes hershey --lines 3 --min-points -1
+prepare_strokes hershey --lines 3 --normalise x
+prepare_translation
+prepare_translation nope
+prepare_translation files
+prepare_translation files --train-src NOWHERE --train-tgt TEXT --valid-src TEXT --valid-tgt TEXT
+prepare_translation synthetic --pairs 0 --dest NOWHERE
+prepare_translation synthetic --pairs x
+prepare_translation synthetic --workers 0 --dest NOWHERE
+prepare_translation synthetic --vocab-size -1 --dest NOWHERE
+prepare_translation synthetic --dest LOOP
+prepare_translation synthetic --dest TEXT
+prepare_translation multi30k --from-dir NOWHERE
+prepare_translation multi30k --from-dir FOLDER
+prepare_translation multi30k --from-dir LOOP
+prepare_translation wmt14-en-fr --parts nope
+prepare_translation wmt14-en-fr --from-dir FOLDER
+sample
+sample NOWHERE
+sample FOLDER
+sample EMPTY
+sample NOISE
+sample TEXT
+sample LOOP
+sample BRACES
+sample NOWHERE --length 0
+sample NOWHERE --temperature nan
+sample NOWHERE --temperature -1
+sample NOWHERE --top-k -1
+sample NOWHERE --seed x
+write
+write NOWHERE
+write FOLDER
+write EMPTY
+write NOISE
+write LOOP
+write NOWHERE --output NOWHERE/x
+write NOWHERE --lines 0
+write NOWHERE --points -1
+write NOWHERE --bias nan
+write NOWHERE --temperature 0
+write NOWHERE --columns 0
+translate
+translate --checkpoint NOWHERE
+translate --checkpoint FOLDER
+translate --checkpoint EMPTY
+translate --checkpoint NOISE
+translate --checkpoint LOOP
+translate --checkpoint NOWHERE:EMPTY
+translate --checkpoint TEXT --input NOWHERE
+translate --checkpoint TEXT --input FOLDER
+translate --checkpoint TEXT --input LINES --output LINES
+translate --checkpoint TEXT --input LINES --output TEXT
+translate --checkpoint TEXT --input LINES --output LOOP
+translate --checkpoint TEXT --buffer-size 0
+translate --checkpoint TEXT --beam 0
+translate --checkpoint TEXT --nbest 2
+translate --checkpoint TEXT --max-len-a nan
+translate --checkpoint TEXT --max-tokens 0
+average_checkpoints
+average_checkpoints NOWHERE --output NOWHERE
+average_checkpoints FOLDER --output NOWHERE
+average_checkpoints EMPTY --output NOWHERE
+average_checkpoints NOISE --output NOWHERE
+average_checkpoints FOLDER --last 1 --output NOWHERE
+average_checkpoints FOLDER --best 1 --output NOWHERE
+average_checkpoints FOLDER --best 0 --output NOWHERE
+average_checkpoints FOLDER --last 1 --best 1 --output NOWHERE
+average_checkpoints NOWHERE --best 1 --output NOWHERE
+average_checkpoints TEXT --metric loss --output NOWHERE
+average_checkpoints TEXT --output TEXT
+bench
+bench nope
+bench cells --cells nope
+bench cells --smoke --json FOLDER
+bench cells --smoke --png NOWHERE/x.png
+profile_train
+profile_train --updates 0 -- TEXT
+profile_train --json FOLDER -- TEXT
+""".strip().splitlines()
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """Files of all kinds in the current directory, by the words of ``COMMANDS``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "a.txt").write_text("a b c\n")
+    (tmp_path / "lines.txt").write_text("a\nb\n")
+    (tmp_path / "noise").write_bytes(bytes(range(255, -1, -1)) * 2)
+    (tmp_path / "empty").touch()
+    (tmp_path / "braces").write_text("{" * 50_000)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
+    names = {"TEXT": "a.txt", "LINES": "lines.txt", "ZERO": "/dev/zero", "HERE": ".", "NOWHERE": "no-such"}
+    return names | {name.upper(): name for name in ("noise", "empty", "braces", "folder", "loop", "pipe")}
+
+
+def listing(folder: Path) -> dict:
+    """Names, sizes and contents below a folder, pipes and links not followed."""
+    paths = sorted(path for path in folder.rglob("*"))
+    return {
+        str(path): path.read_bytes() if path.is_file() and not path.is_symlink() else None for path in paths
+    }
+
+
+def load(name: str):
+    spec = importlib.util.spec_from_file_location(f"hostile_{name}", SCRIPTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def expand(word: str, places: dict) -> str:
+    for name in sorted(places, key=len, reverse=True):
+        word = word.replace(name, places[name])
+    return word
+
+
+def too_slow(*_):
+    raise TimeoutError("the program waits")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_one_line_and_nothing_written(command, places, tmp_path, capsys):
+    script, *words = command.split()
+    module = load(script)
+    before = listing(tmp_path)
+    signal.signal(signal.SIGALRM, too_slow)
+    signal.alarm(60)
+    try:
+        words = [expand(word, places) for word in words]
+        status = cli.run(lambda: _checked(module.main(words)))
+    except SystemExit as ended:
+        status = ended.code
+    finally:
+        signal.alarm(0)
+    # argparse ends with 2, after a line that shows what is possible.
+    assert status in (1, 2)
+    said = capsys.readouterr().err.strip().splitlines()
+    assert "error: " in said[-1] and (status == 2 or len(said) == 1), said
+    assert listing(tmp_path) == before
+
+
+def _checked(status) -> None:
+    """Some programs return their status and have printed their line."""
+    if status:
+        raise SystemExit(status)

@@ -1,0 +1,225 @@
+"""scripts/score_bleu.py: reading, figures against sacreBLEU's own, significance, and what is refused."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from helpers import script_cli
+from sacrebleu.metrics import BLEU, CHRF
+
+from rhhn_fairseq import cli
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.search import scoring
+
+SCRIPT = script_cli.SCRIPTS / "score_bleu.py"
+score_bleu = script_cli.load("score_bleu")
+
+REFERENCES = [
+    "L'homme porte un chapeau.",
+    "Deux chiens courent dans l'herbe verte.",
+    "Une femme lit un livre, assise sur un banc.",
+    "Aujourd'hui, il pleut.",
+]
+HYPOTHESES = [
+    "L'homme porte une casquette.",
+    "Deux chiens courent dans l'herbe.",
+    "Une femme lit un livre sur un banc.",
+    "Aujourd'hui, il pleut.",
+]
+
+# In the order of their lengths, with a log line, an n-best list and a U+2028, as fairseq-generate prints.
+GENERATED = """\
+2026-01-01 00:00:00 | INFO | fairseq_cli.generate | loading model(s)
+S-2\tle troisième
+T-2\ttrois\u2028mots ici
+H-2\t-0.25\tle meilleur
+D-2\t-0.25\tle meilleur\u2028des trois
+P-2\t-0.1 -0.2
+H-2\t-0.5\tle second
+D-2\t-0.5\tle second
+P-2\t-0.1 -0.2
+S-0\tle premier
+T-0\tun
+H-0\t-1.5\tun
+D-0\t-1.5\tun
+P-0\t-0.1
+S-1\t
+T-1\tdeux mots
+H-1\t-0.75\t
+D-1\t-0.75\t
+P-1\t-0.1
+Generate test with beam=5: BLEU4 = 1.00
+"""
+
+
+def write(folder, name, lines) -> str:
+    content = lines if isinstance(lines, str | bytes) else "".join(f"{line}\n" for line in lines)
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return write(tmp_path, "hyp.fr", HYPOTHESES), write(tmp_path, "ref.fr", REFERENCES)
+
+
+def test_figures_are_sacrebleus(files, tmp_path, capsys):
+    hypotheses, reference = files
+    path = tmp_path / "figures.json"
+    score_bleu.main([hypotheses, "--reference", reference, "--json", str(path)])
+    printed, report = capsys.readouterr().out, json.loads(path.read_text())
+    bleu, chrf = BLEU(), CHRF()
+    expected = bleu.corpus_score(HYPOTHESES, [REFERENCES])
+    assert report["sacrebleu"]["score"] == pytest.approx(expected.score, abs=1e-9)
+    assert report["sacrebleu"]["signature"] == str(bleu.get_signature())
+    assert report["chrf"]["score"] == pytest.approx(chrf.corpus_score(HYPOTHESES, [REFERENCES]).score)
+    assert report["chrf"]["signature"] == str(chrf.get_signature())
+    assert report["sentences"] == 4
+    assert report["length_ratio"] == pytest.approx(expected.ratio) and expected.ratio < 1
+    for part in (f"{expected.score:.2f}  nrefs:1|case:mixed|eff:no|tok:13a", f"({expected.sys_len} / "):
+        assert part in printed
+    assert "comparable with the papers' figures, not with sacreBLEU's" in printed
+
+
+def test_tokenised_bleu_is_of_moses_tokens():
+    hypotheses = ["L' homme porte une casquette .", "Deux chiens courent dans l' herbe ."]
+    references = ["L' homme porte un chapeau .", "Deux chiens courent dans l' herbe verte ."]
+    metric = BLEU(tokenize="none", smooth_method="none", force=True)
+    expected = metric.corpus_score(hypotheses, [references]).score
+    found = scoring.tokenised_bleu(HYPOTHESES[:2], REFERENCES[:2])
+    assert found == pytest.approx(expected, abs=1e-9)
+    # sacreBLEU's tokeniser leaves "L'homme" whole, so this is another figure.
+    assert abs(found - BLEU().corpus_score(HYPOTHESES[:2], [REFERENCES[:2]]).score) > 1
+    # By English rules "l'homme" holds "'homme", which is not "homme", and no four words agree.
+    pair = ["un homme dort bien ici"], ["l'homme dort bien ici"]
+    assert scoring.tokenised_bleu(*pair, "fr") > 0 == scoring.tokenised_bleu(*pair, "en")
+    # Unsmoothed, no two words in common is 0.
+    assert scoring.tokenised_bleu(["un chat"], ["un chien"]) == 0
+
+
+def test_generated_output_is_put_in_order(tmp_path):
+    found = scoring.read_translations(write(tmp_path, "generate.txt", GENERATED))
+    assert found.generated
+    assert found.hypotheses == ["un", "", "le meilleur\u2028des trois"]
+    assert found.references == ["un", "deux mots", "trois\u2028mots ici"]
+
+
+def test_pieces_are_joined_and_h_lines_serve_without_d_lines(tmp_path):
+    lines = ["H-1\t-1\t▁le ▁ch at", "H-0\t-1\t▁un", "T-0\t▁u n", "T-1\t▁le ▁chat"]
+    found = scoring.read_translations(write(tmp_path, "generate.txt", lines))
+    assert found.hypotheses == ["un", "le chat"] == found.references
+
+
+def test_raw_references_go_before_those_of_the_output(tmp_path, capsys):
+    generated = write(tmp_path, "generate.txt", GENERATED)
+    score_bleu.main([generated])
+    assert "reference     the T- lines of" in capsys.readouterr().out
+    raw = write(tmp_path, "raw.fr", ["un", "", "le meilleur\u2028des trois"])
+    score_bleu.main([generated, "--reference", raw])
+    printed = capsys.readouterr().out
+    assert f"reference     {raw}\nsentences     3\n" in printed and "chrF          100.00" in printed
+
+
+def test_lines_end_at_the_newline_only(tmp_path):
+    lines = "un\u2028deux\x85trois\rquatre\r\ncinq\n".encode()
+    assert scoring.read_translations(write(tmp_path, "a.fr", lines)).hypotheses == [
+        "un\u2028deux\x85trois\rquatre",
+        "cinq",
+    ]
+
+
+def test_bootstrap_tells_systems_apart_and_is_seeded():
+    references = [f"la phrase numéro {n} parle de {n * 7} chats et de {n * 3} chiens" for n in range(60)]
+    worse = [line.replace("chats", "loups").replace("parle", "dit") for line in references]
+    # As good as each other: one is wrong in every even sentence, the other in every odd one.
+    even, odd = (
+        [worse[n] if n % 2 == rest else line for n, line in enumerate(references)] for rest in (0, 1)
+    )
+
+    def p_values(system, baseline, **options):
+        pair = (scoring.Translations(name, texts) for name, texts in (("a", system), ("b", baseline)))
+        report = scoring.paired_bootstrap(*pair, references, samples=200, **options)
+        return report["sacrebleu"]["p_value"], report["chrf"]["p_value"], report
+
+    *better, report = p_values(references, worse)
+    assert max(better) < 0.05
+    assert report["sacrebleu"]["score"] == pytest.approx(100) and report["sacrebleu"]["baseline_score"] < 70
+    assert "|bs:200|seed:12345|" in report["sacrebleu"]["signature"]
+    *chance, report = p_values(even, odd)
+    assert min(chance) > 0.05
+    assert p_values(even, odd)[2] == report
+    assert p_values(even, odd, seed=7)[2]["sacrebleu"] != report["sacrebleu"]
+    assert "SACREBLEU_SEED" not in os.environ
+
+
+def test_the_seed_of_the_environment_is_left_as_it_was(monkeypatch):
+    monkeypatch.setenv("SACREBLEU_SEED", "99")
+    pair = [scoring.Translations("a", HYPOTHESES), scoring.Translations("b", REFERENCES)]
+    assert scoring.paired_bootstrap(*pair, REFERENCES, samples=5, seed=3)["seed"] == 3
+    assert os.environ["SACREBLEU_SEED"] == "99"
+
+
+def test_the_program_compares_two_systems(files, tmp_path, capsys):
+    hypotheses, reference = files
+    options = ["--reference", reference, "--baseline", reference, "--samples", "20", "--seed", "5"]
+    score_bleu.main([hypotheses, *options])
+    printed = capsys.readouterr().out
+    assert f"paired bootstrap against {reference} (20 resamplings, seed 5)" in printed
+    assert "against 100.00: p = " in printed
+
+
+REFUSED = {
+    "counts": (HYPOTHESES[:3], REFERENCES, "3 sentences and {ref} has 4: line 4 of {ref} has no counterpart"),
+    "more hypotheses": ([*HYPOTHESES, "x"], REFERENCES, "line 5 of {hyp} has no counterpart"),
+    "generated counts": (GENERATED, REFERENCES, "line 4 of {ref} has no counterpart"),
+    "empty hypotheses": ("", REFERENCES, "{hyp}: is empty"),
+    "empty reference": (HYPOTHESES, "", "{ref}: is empty"),
+    "missing number": (["D-0\t0\ta", "D-2\t0\tb"], REFERENCES, "{hyp}: no line D-1, although there is D-2"),
+    "second output": (GENERATED + GENERATED, REFERENCES, "{hyp}: line 22 is S-2 for the second time"),
+    "second hypothesis": (
+        ["D-0\t0\ta", "D-1\t0\tb", "D-0\t0\tc"],
+        REFERENCES,
+        "{hyp}: line 3 is D-0 for the second time",
+    ),
+    "bytes": (b"un\ndeux \xe9t\xe9\n", REFERENCES, "{hyp}: line 2 is not UTF-8 (byte 6 of the line, 0xe9)"),
+    "reference bytes": (HYPOTHESES, b"\xff\xfe", "{ref}: line 1 is not UTF-8"),
+    "references in the output": (["D-0\t0\ta", "D-1\t0\tb", "T-0\ta"], None, "2 hypotheses and 1 references"),
+    "no references": (HYPOTHESES, None, "{hyp} holds no references (T- lines): name them with --reference"),
+    "samples": (HYPOTHESES, REFERENCES, "--samples 0 is too small", "--samples", "0"),
+    "seed": (HYPOTHESES, REFERENCES, "--seed 0 is too small", "--seed", "0"),
+    "language": (HYPOTHESES, REFERENCES, "no rules to tokenise language 'xx'", "--language", "xx"),
+    "baseline": (HYPOTHESES, REFERENCES, "no such file", "--baseline", "/nowhere/base.fr"),
+    "json": (HYPOTHESES, REFERENCES, "/nowhere/a.json: cannot be written", "--json", "/nowhere/a.json"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_are_one_line(case, tmp_path, capsys):
+    hypotheses, references, reason, *options = REFUSED[case]
+    names = {"hyp": write(tmp_path, "hyp", hypotheses), "ref": write(tmp_path, "ref", references or "")}
+    arguments = [names["hyp"], *options]
+    arguments += [] if references is None else ["--reference", names["ref"]]
+    assert cli.run(lambda: score_bleu.main(arguments)) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert reason.format(**names).lower() in error.lower()
+
+
+def test_a_directory_is_no_file(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read"):
+        scoring.read_translations(str(tmp_path))
+
+
+def test_no_input_is_overwritten(tmp_path, capsys):
+    hypotheses = write(tmp_path, "hypotheses", HYPOTHESES)
+    references = write(tmp_path, "references", REFERENCES)
+    (tmp_path / "link").symlink_to(references)
+    os.link(hypotheses, tmp_path / "hard")
+    command = [hypotheses, "--reference", references, "--json"]
+    for output in (hypotheses, references, str(tmp_path / "link"), str(tmp_path / "hard")):
+        assert cli.run(lambda output=output: score_bleu.main([*command, output])) == 1
+        assert f"error: --json {output}: is the file {tmp_path}" in capsys.readouterr().err
+    assert Path(references).read_text().splitlines() == REFERENCES
+    assert Path(hypotheses).read_text().splitlines() == HYPOTHESES

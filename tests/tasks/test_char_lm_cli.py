@@ -1,0 +1,283 @@
+"""Character language models through fairseq's own programs, each in a process of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers.cli import USER_DIR, fairseq_train, json_log, run_module
+
+from rhhn_fairseq.data.text.corpora import text_files
+from rhhn_fairseq.data.text.prepare import prepare
+
+TEXT = "".join(f"line {n}: the quick brown fox jumps over {n * 7 % 13} lazy dogs\n" for n in range(40))
+
+SMALL = ["--hidden-size", 16, "--hyper-size", 8, "--hyper-embed-size", 2]
+MODEL = [
+    "--arch",
+    "char_lm",
+    "--cell",
+    "ln_hyperlstm",
+    *SMALL,
+    "--recurrent-dropout",
+    0.2,
+    "--input-dropout",
+    0.1,
+]
+OPTIMIZER = ["--optimizer", "adam", "--lr", 0.01, "--clip-norm", 1.0]
+COMMON = ["--task", "char_lm", "--criterion", "char_cross_entropy", *OPTIMIZER, "--cpu"]
+LOG = ["--log-format", "json", "--log-interval", 1]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    files = {}
+    for split, text in (("train", TEXT), ("valid", TEXT[300:700]), ("test", TEXT[500:1100])):
+        files[split] = [folder / f"{split}.txt"]
+        files[split][0].write_text(text)
+    prepare(text_files(files, as_bytes=False), folder / "data")
+    return folder / "data"
+
+
+def _arguments(corpus, save_dir, *options, model=MODEL):
+    lanes = ["--batch-size", 4, "--tokens-per-sample", 20]
+    return [corpus, *COMMON, *model, *lanes, *LOG, "--save-dir", save_dir, *options]
+
+
+def _train(corpus, save_dir, *options, model=MODEL, **settings):
+    return fairseq_train(_arguments(corpus, save_dir, *options, model=model), **settings)
+
+
+def _losses(*results):
+    """Bits per character of every update, and of every validation, over one or more runs in turn."""
+    records = [record for result in results for record in json_log(result.stdout + result.stderr)]
+    inner = [record["bpc"] for record in records if record["tag"] == "train_inner"]
+    return inner, [record["valid_bpc"] for record in records if record["tag"] == "valid"]
+
+
+def _parameters(save_dir):
+    return torch.load(save_dir / "checkpoint_last.pt", weights_only=True)["model"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(corpus, tmp_path_factory):
+    save_dir = tmp_path_factory.mktemp("uninterrupted")
+    # Validating at the same places as the interrupted run, which costs random numbers nothing.
+    result = _train(corpus, save_dir, "--max-epoch", 2, "--save-interval-updates", 13)
+    return save_dir, result
+
+
+def test_a_killed_run_resumes_in_mid_epoch_bit_for_bit(corpus, uninterrupted, tmp_path):
+    whole_dir, whole = uninterrupted
+    options = ["--max-epoch", 2, "--save-interval-updates", 13]
+    killed = _kill_after_update(16, corpus, tmp_path, *options)
+    assert "checkpoint_1_13.pt" in {path.name for path in tmp_path.iterdir()}
+    second = _train(corpus, tmp_path, *options)
+    assert "Loaded checkpoint" in second.stdout + second.stderr
+    losses, valid = _losses(whole)
+    assert len(losses) > 40
+    assert killed[:13] + _losses(second)[0] == losses
+    assert _losses(second)[1][-1] == valid[-1]
+    resumed, expected = _parameters(tmp_path), _parameters(whole_dir)
+    assert resumed.keys() == expected.keys()
+    for key in expected:
+        assert torch.equal(resumed[key], expected[key]), key
+
+
+def _kill_after_update(last, corpus, save_dir, *options):
+    """Trains until update ``last`` is logged, sends SIGKILL, and returns the losses seen."""
+    command = [sys.executable, "-u", "-m", "fairseq_cli.train", *_arguments(corpus, save_dir, *options)]
+    process = subprocess.Popen(
+        [*map(str, command), "--user-dir", USER_DIR],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    losses = []
+    with process:
+        for line in process.stdout:
+            losses += [record["bpc"] for record in json_log(line) if record["tag"] == "train_inner"]
+            if len(losses) == last:
+                process.kill()
+                break
+    assert process.returncode == -signal.SIGKILL
+    return losses
+
+
+def test_two_torchrun_workers_train_the_model_of_one_with_update_freq_2(corpus, tmp_path):
+    options = ["--max-epoch", 2, "--save-interval-updates", 7]
+    one = _train(corpus, tmp_path / "one", *options, "--update-freq", 2)
+    two = _train(corpus, tmp_path / "two", *options, workers=2)
+    losses_one, losses_two = _losses(one)[0], _losses(two)[0]
+    assert len(losses_one) == len(losses_two) > 20
+    # No difference was seen. The order in which two gradients are added is the backend's, so a loss may
+    # round to the other side of the last of the four decimals that are logged.
+    assert max(abs(a - b) for a, b in zip(losses_one, losses_two, strict=True)) <= 1.01e-4
+    for key, expected in _parameters(tmp_path / "one").items():
+        torch.testing.assert_close(_parameters(tmp_path / "two")[key], expected, rtol=0, atol=1e-5)
+
+
+def test_two_workers_resume_in_mid_epoch(corpus, tmp_path):
+    options = ["--max-epoch", 1, "--save-interval-updates", 7]
+    whole = _train(corpus, tmp_path / "whole", *options, workers=2)
+    first = _train(corpus, tmp_path / "parts", *options, "--max-update", 7, workers=2)
+    second = _train(corpus, tmp_path / "parts", *options, workers=2)
+    assert _losses(first, second)[0] == _losses(whole)[0]
+    for key, expected in _parameters(tmp_path / "whole").items():
+        assert torch.equal(_parameters(tmp_path / "parts")[key], expected), key
+    # The saved lanes belong to two workers; one alone cannot go on with them.
+    saved = tmp_path / "parts" / "checkpoint_1_7.pt"
+    alone = _train(corpus, tmp_path / "alone", "--restore-file", saved, check=False)
+    assert alone.returncode == 1
+    (line,) = [line for line in alone.stderr.splitlines() if line.startswith("error:")]
+    assert "lanes 8, groups 2" in line and "this run has lanes 4, groups 1" in line
+    assert "Traceback" not in alone.stderr
+
+
+def _evaluate(corpus, checkpoint, *options, check=True):
+    arguments = [
+        corpus,
+        "--user-dir",
+        USER_DIR,
+        "--task",
+        "char_lm",
+        "--path",
+        checkpoint,
+        "--gen-subset",
+        "test",
+    ]
+    return run_module("fairseq_cli.eval_lm", [*arguments, "--cpu", *options], check=check)
+
+
+def test_evaluation_prints_its_figures_and_its_protocol(corpus, uninterrupted):
+    checkpoint = uninterrupted[0] / "checkpoint_best.pt"
+    found = {}
+    for options in (
+        (),
+        ("--tokens-per-sample", 7),
+        ("--protocol", "carry:3"),
+        ("--protocol", "window:60/40"),
+    ):
+        result = _evaluate(corpus, checkpoint, *options)
+        output = result.stdout + result.stderr
+        (line,) = [line for line in output.splitlines() if "bits per character" in line]
+        assert "| INFO | rhhn_fairseq" in line and "DEBUG" not in output
+        assert "600 of 600 symbols scored (100.00 %), 0 unknown" in line and "accuracy" in line
+        protocol = options[1] if options and options[0] == "--protocol" else "carry"
+        assert f"protocol {protocol}:" in line and "Logging error" not in output
+        bpc = float(re.search(r"([\d.]+) bits per character", line)[1])
+        assert abs(bpc - float(re.search(r"Loss \(base 2\): ([\d.]+)", output)[1])) < 1e-3
+        found[options] = bpc
+    assert abs(found[()] - found["--tokens-per-sample", 7]) < 1e-6
+    # 1,000 symbols of context reach back to the beginning of this text.
+    assert abs(found[()] - found["--protocol", "carry:3"]) < 1e-5
+    assert found["--protocol", "window:60/40"] != found[()]
+
+
+def test_sampling_streams_a_seeded_text(corpus, uninterrupted):
+    checkpoint = uninterrupted[0] / "checkpoint_best.pt"
+
+    def sample(*options, check=True):
+        return run_module("scripts.sample", [checkpoint, *options], cwd=USER_DIR + "/..", check=check)
+
+    first = sample("--prompt", "line 1", "--length", 40, "--seed", 3).stdout
+    assert first.startswith("line 1") and len(first) == len("line 1") + 40 + 1
+    assert first == sample("--prompt", "line 1", "--length", 40, "--seed", 3).stdout
+    assert first != sample("--prompt", "line 1", "--length", 40, "--seed", 4).stdout
+    refused = sample("--prompt", "é", check=False)
+    assert refused.returncode == 1 and refused.stderr.startswith("error: --prompt has symbols")
+
+
+def test_random_windows_with_the_l1_clip(corpus, tmp_path):
+    """Suarez's recipe, from the command line."""
+    options = [
+        "--arch",
+        "hyperrhn_ptb",
+        "--hidden-size",
+        16,
+        "--hyper-size",
+        8,
+        "--rhn-depth",
+        2,
+        "--batching",
+        "windows",
+    ]
+    optimizer = ["--optimizer", "adam_l1", "--lr", 0.003, "--clip-norm", 10]
+    common = ["--task", "char_lm", "--criterion", "char_cross_entropy", "--cpu", *LOG]
+    size = ["--batch-size", 4, "--tokens-per-sample", 20, "--max-epoch", 3]
+    result = fairseq_train([corpus, *common, *options, *optimizer, *size, "--save-dir", tmp_path])
+    losses, valid = _losses(result)
+    assert len(losses) > 60 and losses[-1] < losses[0] and valid[-1] < valid[0]
+
+
+BAD = {
+    "a cell that is none": (["--cell", "lstmm"], "unknown cell 'lstmm', choose from elman, gru"),
+    "a size of zero": (["--hidden-size", 0], "hidden_size=0 is too small"),
+    "too many lanes": (["--batch-size", 4000], "fewer than one update of 4000 lanes"),
+    "a protocol that is none": (["--valid-protocol", "all"], "protocol 'all' is unknown"),
+    "a learning rate at which the loss is no number": (
+        ["--lr", 1e30, "--clip-norm", 0],
+        "training diverged in update",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_options_end_in_one_line(corpus, tmp_path, case):
+    options, reason = BAD[case]
+    result = _train(corpus, tmp_path / "runs" / "bad", *options, "--max-epoch", 1, check=False)
+    assert result.returncode == 1
+    # Divergence leaves fairseq's crash.pt; everything else is refused before there is anything to keep.
+    assert (tmp_path / "runs").exists() == ("diverged" in reason)
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert reason in line and "Traceback" not in result.stderr + result.stdout
+
+
+def test_a_hypernetwork_larger_than_its_main_network_is_refused(corpus, tmp_path):
+    model = ["--arch", "hyperrhn_ptb", "--hidden-size", 16, "--hyper-size", 17]
+    result = _train(corpus, tmp_path / "run", model=model, check=False)
+    assert result.returncode == 1 and "hyper_size=17 is larger than hidden_size=16" in result.stderr
+
+
+def test_bad_files_end_in_one_line(corpus, uninterrupted, tmp_path):
+    checkpoint = uninterrupted[0] / "checkpoint_best.pt"
+    other = tmp_path / "other"
+    (tmp_path / "other.txt").write_text(TEXT.replace("q", "Q"))
+    prepare(
+        text_files(dict.fromkeys(("train", "valid", "test"), [tmp_path / "other.txt"]), as_bytes=False), other
+    )
+    truncated = tmp_path / "truncated.pt"
+    truncated.write_bytes(checkpoint.read_bytes()[:5000])
+    for data, path, reason in (
+        (other, checkpoint, "trained on other symbols"),
+        (corpus, truncated, f"checkpoint {truncated} cannot be read"),
+        (corpus, tmp_path / "none.pt", "none.pt"),
+        (tmp_path / "nowhere", checkpoint, "nowhere"),
+    ):
+        result = _evaluate(data, path, check=False)
+        assert result.returncode == 1
+        (line,) = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+        assert reason in line and "Traceback" not in result.stderr
+
+
+def test_a_checkpoint_of_another_cell_is_refused(corpus, uninterrupted, tmp_path):
+    checkpoint = uninterrupted[0] / "checkpoint_best.pt"
+    result = _train(corpus, tmp_path, "--restore-file", checkpoint, "--hidden-size", 20, check=False)
+    assert result.returncode == 1
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert "another cell or size" in line and "(16,) there and (20,) in this model" in line
+
+
+def test_tensorboard_gets_bits_per_character_and_accuracy(corpus, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path / "events"
+    _train(corpus, tmp_path / "run", "--max-epoch", 1, "--tensorboard-logdir", folder)
+    events = EventAccumulator(str(folder / "valid")).Reload()
+    assert {"bpc", "accuracy", "ppl"} <= set(events.Tags()["scalars"])
+    assert 0 < events.Scalars("bpc")[-1].value < 8

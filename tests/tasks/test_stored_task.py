@@ -1,0 +1,146 @@
+"""Evaluation takes the task and its options from the checkpoint; numbers and averages in checkpoints."""
+
+import collections
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from fairseq import options
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu, save_ema_as_checkpoint
+from helpers.option_walk import Workplace, training
+from helpers.programs import run
+
+from rhhn_fairseq.adaptations.numbers import plain
+from rhhn_fairseq.adaptations.stored_task import stored_defaults
+from rhhn_fairseq.errors import UsageError
+
+# Hydra deprecates what fairseq's own configuration and start-up rest on.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+HERE = ["--cpu", "--num-workers", 0]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Workplace(tmp_path_factory.mktemp("place"))
+
+
+def works(program, *arguments, stdin=""):
+    outcome = run(program, arguments, stdin=stdin)
+    assert outcome.kind == "works", outcome.text
+    return outcome.text
+
+
+def parse(parser, *arguments):
+    return options.parse_args_and_arch(parser(), [str(argument) for argument in arguments])
+
+
+def test_programs_need_no_task(place):
+    line = [*place.data_of("char_lm"), "--path", place.checkpoint_of("char_lm"), *HERE]
+    works("eval_lm", *line)
+    works("validate", *line)
+    works("validate", "--path", place.checkpoint_of("synthetic"), *HERE)
+
+
+@pytest.mark.slow
+def test_translating_programs_need_no_task(place):
+    translation = [*place.data_of("gnmt_translation"), "--path", place.checkpoint_of("gnmt_translation")]
+    assert "\nH-" in works("generate", *translation, "--cpu", "--beam", 2, "--max-len-b", 3)
+    assert "\nH-0" in works("interactive", *translation, "--cpu", stdin="▁one\n")
+
+
+def test_options_are_the_checkpoints_and_given_ones_take_precedence(place):
+    path = place.folder / "options.pt"
+    state = torch.load(place.checkpoint_of("char_lm"), weights_only=True)
+    state["cfg"]["task"] |= {"protocol": "carry:4", "tokens_per_sample": 9, "seed": 77}
+    torch.save(state, path)
+    line = [options.get_eval_lm_parser, "data", "--path", path]
+    args = parse(*line)
+    assert (args.task, args.protocol, args.tokens_per_sample) == ("char_lm", "carry:4", 9)
+    assert (args.seed, args.data, args.batch_size) == (1, "data", None)
+    assert parse(*line, "--protocol=carry").protocol == "carry"
+    # With --task, fairseq's own defaults stand.
+    assert parse(*line, "--task", "char_lm").protocol == "carry"
+    # Of an ensemble, the first.
+    assert parse(options.get_eval_lm_parser, "data", "--path", f"{path}:nowhere.pt").protocol == "carry:4"
+
+
+def test_validation_has_the_batch_size_of_the_training(place):
+    path = place.checkpoint_of("synthetic")
+    assert parse(options.get_validation_parser, "--path", path).batch_size == 4
+    args = parse(options.get_validation_parser, "--path", path, "--max-tokens", 50)
+    assert (args.batch_size, args.max_tokens) == (None, 50)
+
+
+def test_what_cannot_be_read_is_said_in_a_line(place, tmp_path):
+    with pytest.raises(UsageError, match="nowhere.pt cannot be read: No such file"):
+        stored_defaults({"path": "nowhere.pt"})
+    (tmp_path / "damaged.pt").write_bytes(b"PK not a zip")
+    with pytest.raises(UsageError, match="damaged.pt cannot be read"):
+        stored_defaults({"path": str(tmp_path / "damaged.pt")})
+    state = torch.load(place.checkpoint_of("char_lm"), weights_only=True)
+    state["cfg"]["task"]["_name"] = "unheard_of"
+    torch.save(state, tmp_path / "other.pt")
+    with pytest.raises(UsageError, match="task unheard_of, which is not known here"):
+        stored_defaults({"path": str(tmp_path / "other.pt")})
+    assert stored_defaults({}) == {}
+
+
+BLEU = ["--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_b": 4}', "--eval-bleu-remove-bpe"]
+BLEU += ["sentencepiece", "--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
+
+
+@pytest.mark.slow
+def test_best_checkpoint_by_bleu_trains_resumes_and_generates(place, tmp_path):
+    line = [*training("gnmt_translation", place), *BLEU, "--save-dir", tmp_path]
+    works("train", *line)
+    works("train", *line, "--max-update", 4)
+    state = load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))
+    assert state["optimizer_history"][-1]["num_updates"] == 4
+    assert type(state["extra_state"]["best"]) is float
+    data = place.data_of("gnmt_translation")
+    works("generate", *data, "--path", tmp_path / "checkpoint_best.pt", "--cpu", "--max-len-b", 3)
+
+
+SLOW = [pytest.param(task, marks=pytest.mark.slow) for task in ("gnmt_translation", "handwriting")]
+
+
+@pytest.mark.parametrize("task", ["char_lm", "synthetic", *SLOW])
+def test_averages_train_resume_and_evaluate(task, place, tmp_path):
+    line = [*training(task, place), "--store-ema", "--ema-decay", 0.5, "--save-dir", tmp_path]
+    works("train", *line)
+    works("train", *line, "--max-update", 4)
+    last, averaged = tmp_path / "checkpoint_last.pt", str(tmp_path / "averaged.pt")
+    save_ema_as_checkpoint(str(last), averaged)
+    model, ema = (load_checkpoint_to_cpu(str(path))["model"] for path in (last, averaged))
+    differ = [key for key in model if not torch.equal(model[key], ema[key])]
+    assert differ and all(model[key].is_floating_point() for key in differ)
+    works("validate", *place.data_of(task), "--path", averaged, *HERE)
+
+
+def test_numbers_are_pythons():
+    state = {"a": np.float64(0.5), "b": [np.int64(3), (np.bool_(True),)], "c": np.array([1, 2])}
+    found = plain(state)
+    assert type(found["a"]) is float and [type(item) for item in found["b"]] == [int, tuple]
+    assert found["b"][1][0] is True and torch.equal(found["c"], torch.tensor([1, 2]))
+    ordered = collections.OrderedDict(z=np.float32(2.0), y=torch.zeros(1))
+    assert isinstance(plain(ordered), collections.OrderedDict) and list(plain(ordered)) == ["z", "y"]
+    untouched = {"model": {"w": torch.zeros(2)}, "list": [1, "two"]}
+    assert plain(untouched) is untouched
+
+
+def test_a_checkpoint_is_opened_once(place, monkeypatch, tmp_path):
+    """fairseq-validate reads its command line several times."""
+    from rhhn_fairseq.adaptations import stored_task
+
+    path = tmp_path / "copy.pt"
+    shutil.copy(place.checkpoint_of("synthetic"), path)
+    loads, load = [], stored_task.WeightsOnlyTorch.load
+    monkeypatch.setattr(
+        stored_task.WeightsOnlyTorch, "load", lambda *a, **k: loads.append(a) or load(*a, **k)
+    )
+    for _ in range(3):
+        parse(options.get_validation_parser, "--path", path)
+    assert len(loads) == 1

@@ -1,0 +1,425 @@
+"""Writing from a handwriting model: what is drawn, how weights change, pictures, and scripts/write.py."""
+
+import dataclasses
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from helpers import script_cli
+from helpers.strokes_cli import random_rows
+from helpers.tiny_handwriting import NORMALISATION, SYMBOLS, build, prepare_words, save
+from matplotlib.image import imread
+
+from rhhn_fairseq.cli import run as run_program
+from rhhn_fairseq.data.strokes.points import Line, from_offsets
+from rhhn_fairseq.data.strokes.store import StrokeSplit
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.mixture import Mixture
+from rhhn_fairseq.models.handwriting import HandwritingConfig
+from rhhn_fairseq.models.handwriting_loading import load_handwriting
+from rhhn_fairseq.writing.changes import step_changes, watch
+from rhhn_fairseq.writing.picture import column_changes, draw, output_paths
+from rhhn_fairseq.writing.prime import read_prime
+from rhhn_fairseq.writing.sampling import Hand, WritingConfig, Written, write
+
+SCRIPT = script_cli.SCRIPTS / "write.py"
+SVG = "{http://www.w3.org/2000/svg}"
+write_script = script_cli.load("write")
+
+
+def _disturb(model, size=0.3):
+    """Weights of hypernetworks start where nothing changes; these do not."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += size * torch.randn_like(parameter)
+    return model
+
+
+def test_points_are_drawn_one_after_the_other():
+    """By hand: each point is drawn from the mixture after the ones before, read as one sequence."""
+    model = _disturb(build("ln_hyperlstm"))
+    (line,) = write(model, WritingConfig(lines=1, points=12, bias=0.3, temperature=0.8, seed=5))
+    assert line.points.shape == (13, 3) and line.finished and line.text is None and line.primed == 0
+    assert line.points[0].tolist() == [0, 0, 0] and line.points[-1, 2] == 1
+    read = torch.from_numpy(NORMALISATION.apply(line.points))
+    with torch.no_grad():
+        raw, _ = model(read[None])
+    uniform = np.random.default_rng([5, 0, 0]).random((12, 2))
+    normal = np.random.default_rng([5, 0, 1]).normal(size=(12, 2))
+    for t in range(11):
+        noise = torch.from_numpy(np.r_[uniform[t, 0], normal[t], uniform[t, 1]])
+        drawn = Mixture.of(raw[0, t].double()).sharpened(0.3, 0.8).draw(noise)
+        # One pass over the sequence rounds otherwise than single steps in float32.
+        torch.testing.assert_close(drawn, read[t + 1], rtol=0, atol=1e-4)
+
+
+def test_lines_follow_from_seed_and_number():
+    model = build()
+    two = write(model, WritingConfig(lines=2, points=10))
+    three = write(model, WritingConfig(lines=3, points=15))
+    for one, other in zip(two, three, strict=False):
+        # The last point of a line has the pen lifted.
+        np.testing.assert_array_equal(one.points[:-1], other.points[:10])
+    assert (two[0].points != two[1].points).any()
+    other = write(model, WritingConfig(lines=1, points=10, seed=2))[0]
+    assert (other.points != two[0].points).any()
+    before = torch.random.get_rng_state()
+    write(model, WritingConfig(lines=1, points=3))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_bias_makes_writing_tidier():
+    model = build()
+    spread = [
+        np.std(
+            np.concatenate(
+                [w.points[1:, :2] for w in write(model, WritingConfig(lines=8, points=40, bias=b))]
+            )
+        )
+        for b in (0.0, 1.0, 3.0)
+    ]
+    assert spread[0] > 1.5 * spread[1] > 1.5 * spread[2]
+
+
+def test_a_primed_line_is_read_before_writing():
+    model = _disturb(build("hyperlstm"))
+    prime = Line("p", from_offsets(random_rows(9), "p"))
+    line = write(model, WritingConfig(lines=1, points=6), prime=prime)[0]
+    assert line.primed == 10 and line.points.shape == (16, 3)
+    np.testing.assert_allclose(line.points[:10], prime.points, rtol=0, atol=1e-9)
+    assert line.changes.shape == (16, 4)
+    # What comes after depends on what was read.
+    moved = dataclasses.replace(prime, points=prime.points * (3, 1, 1))
+    other = write(model, WritingConfig(lines=1, points=6), prime=moved)[0]
+    assert np.abs(other.points[10:] - line.points[10:]).max() > 1e-3
+
+
+def _speedy(model, kappa_step):
+    """A model whose window moves by a fixed step a point."""
+    window = model.stack.first.window
+    with torch.no_grad():
+        window.weight.zero_()
+        window.bias.zero_()
+        window.bias[-len(window.bias) // 3 :] = np.log(kappa_step)
+    return model
+
+
+def test_writing_ends_when_the_window_has_passed_the_text():
+    model = _speedy(build(window=2), 0.5)
+    short, long = write(model, WritingConfig(lines=1), ["abc", "abcdab"])
+    # Position 4 is nearer than 3 after 8 steps of 0.5: kappa is 4 > 3.5. The first row is no step.
+    assert (short.finished, long.finished) == (True, True)
+    assert [len(short.points), len(long.points)] == [1 + 8, 1 + 14]
+    assert [short.text, long.text] == ["abc", "abcdab"]
+    slow = write(_speedy(model, 0.01), WritingConfig(lines=2, points=20), ["ab"])
+    assert [(line.finished, len(line.points)) for line in slow] == [(False, 21)] * 2
+    prime = Line("p", from_offsets(random_rows(5), "p"), "ab")
+    (line,) = write(_speedy(model, 0.5), WritingConfig(lines=1), ["abc"], prime)
+    # "ab abc" has six characters, and reading six points moved the window already.
+    assert line.finished and len(line.points) == 1 + 14 and line.primed == 6
+
+
+def test_refused_writing():
+    plain, reading = build(), build(window=2)
+    config = WritingConfig(lines=1, points=3)
+    with pytest.raises(UsageError, match="--text: the model was trained without --window"):
+        write(plain, config, ["a"])
+    with pytest.raises(UsageError, match="--text is missing: the model was trained with --window"):
+        write(reading, config)
+    with pytest.raises(UsageError, match="--text is empty"):
+        write(reading, config, ["a", ""])
+    with pytest.raises(UsageError, match="--text: the model has not read '!z', only ' abcdeh'"):
+        write(reading, config, ["az!"])
+    with pytest.raises(UsageError, match="p: has no text, but a model with a window reads"):
+        write(reading, config, ["a"], Line("p", np.zeros((3, 3))))
+    for options, reason in (
+        ({"lines": 0}, "--lines 0 is too small, the smallest is 1"),
+        ({"points": 0}, "--points 0 is too small"),
+        ({"seed": -1}, "--seed -1 is too small"),
+        ({"bias": -1.0}, "--bias -1.0"),
+        ({"temperature": 0.0}, "--temperature 0.0"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            WritingConfig(**options)
+
+
+def _generated(cell, state):
+    """The recurrent matrices that a cell generates from its state after a step, made in full."""
+    name = type(cell).__name__
+    if name == "HyperRHN":
+        z = state[1][0] @ cell.weight_z[-1] + cell.bias_z[-1]
+        return list((cell.weight_s[-1] * torch.cat([z, z])).chunk(2, dim=1))
+    if name == "FullHyperRNN":
+        z = state[1][0] @ cell.weight_zh + cell.bias_zh
+        return [torch.einsum("k,hkj->hj", z, cell.weight_h)]
+    gates = 4 if name == "HyperLSTM" else 1
+    d = cell.scaling(state[2 if name == "HyperLSTM" else 1])[0]
+    return [block * d[gate, 0] for gate, block in enumerate(cell.weight_h.chunk(gates, dim=1))]
+
+
+def _cells(model, state):
+    """Every layer's cell, with its part of the state."""
+    stack, start = model.stack, 0
+    cells = (
+        list(stack.cells)
+        if not model.window
+        else [stack.first.cell, *(stack.upper.cells if stack.upper else ())]
+    )
+    for number, cell in enumerate(cells):
+        yield cell, state[start : start + len(cell.state_sizes)]
+        # The window and its place come after the first cell's state.
+        start += len(cell.state_sizes) + (2 if model.window and number == 0 else 0)
+
+
+@pytest.mark.parametrize(
+    "cell, options, names",
+    [
+        ("hyperlstm", {}, ("i", "f", "g", "o")),
+        ("ln_hyperlstm", {"hyper_state": "previous"}, ("i", "f", "g", "o")),
+        ("hyperrnn", {}, ("W",)),
+        ("hyperrnn", {"hyper_form": "full"}, ("W",)),
+        ("hyperrhn", {"rhn_depth": 2}, ("h", "t")),
+    ],
+)
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("window", [0, 2])
+def test_changes_are_the_norms_of_the_matrices_changes(cell, options, names, layers, window):
+    model = _disturb(build(cell, window, layers=layers, **options)).double()
+    text = torch.tensor([[0, 1, 2]]) if window else None
+    hand = Hand(model, text)
+    assert hand.names == (names if layers == 1 else tuple(f"{n} {m}" for n in (1, 2) for m in names))
+    points = torch.randn(5, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    matrices = []
+    found = []
+    for t in range(5):
+        before = hand.state
+        with torch.no_grad():
+            found.append(hand.step(points[t])[1])
+        after = before if options.get("hyper_state") == "previous" else hand.state
+        matrices.append([m for cell, part in _cells(model, after) for m in _generated(cell, part)])
+    assert found[0].tolist() == [0.0] * len(hand.names)
+    for t in range(1, 5):
+        expected = [
+            (now - last).norm().item() for now, last in zip(matrices[t], matrices[t - 1], strict=True)
+        ]
+        np.testing.assert_allclose(found[t], expected, rtol=1e-9)
+        assert min(expected) > 1e-6
+
+
+def test_models_whose_weights_do_not_change_have_no_changes():
+    for cell in ("lstm", "gru", "rhn"):
+        model = build(cell)
+        assert watch(model.stack) == [] and step_changes([], [], []).shape == (0,)
+        line = write(model, WritingConfig(lines=1, points=3))[0]
+        assert line.changes.shape == (4, 0) and line.names == ()
+
+
+def _written(strokes, changes=None, primed=0, names=()):
+    """A line of horizontal strokes, each a list of x, at y = 0, 1, ..."""
+    rows, last = [], np.zeros(2)
+    for y, stroke in enumerate(strokes):
+        for number, x in enumerate(stroke):
+            rows.append([*(np.array([x, y]) - last), number == len(stroke) - 1])
+            last = np.array([x, y])
+    points = np.array(rows, dtype=np.float64)
+    changes = np.zeros((len(points), 0)) if changes is None else np.array(changes, dtype=np.float64)
+    return Written(points, primed, None, True, changes, names)
+
+
+def test_column_changes_lie_under_the_pens_way():
+    line = _written([[0, 4], [8, 2]], [[0], [1.0], [3.0], [2.0]], names=("W",))
+    found = column_changes(line, columns=8)[0]
+    # From 0 to 4 at 1, up and on to 8 at 3, back to 2 at 2; columns hold the largest.
+    assert found.tolist() == [1, 1, 2, 2, 3, 3, 3, 3]
+    still = _written([[5, 5]], [[0], [7.0]], names=("W",))
+    assert column_changes(still, columns=3)[0].tolist() == [7, 0, 0]
+
+
+def _svg_lines(path):
+    """The polylines of a picture's strokes as lists of (x, y), by colour."""
+    found = {}
+    for element in ElementTree.parse(path).getroot().iter(f"{SVG}path"):
+        style = element.get("style") or ""
+        if "fill: none" in style and "stroke:" in style:
+            colour = style.split("stroke: ")[1].split(";")[0]
+            numbers = [n for n in element.get("d").split() if n not in ("M", "L")]
+            places = np.array(numbers, dtype=np.float64).reshape(-1, 2)
+            found.setdefault(colour, []).append(places)
+    return found
+
+
+def test_the_picture_lifts_the_pen_and_keeps_proportions(tmp_path):
+    line = _written([[0, 10, 20], [5, 25], [30]])
+    (path,) = output_paths(tmp_path / "a.svg")
+    draw([line], [path])
+    found = _svg_lines(path)
+    black = found["#000000"]
+    assert [len(stroke) for stroke in black][:2] == [3, 2]
+    first, second = black[0], black[1]
+    unit = (first[1, 0] - first[0, 0]) / 10
+    np.testing.assert_allclose(first[:, 0] - first[0, 0], [0, 10 * unit, 20 * unit], atol=1e-3)
+    # y grows downwards in both, at the same scale.
+    np.testing.assert_allclose(second[0] - first[0], [5 * unit, unit], atol=1e-2)
+
+
+def test_lines_stand_in_columns(tmp_path):
+    lines = [_written([[0, 10]]), _written([[0, 20]]), _written([[0, 5]])]
+    draw(lines, [tmp_path / "a.svg"], columns=2)
+    first, second, third = _svg_lines(tmp_path / "a.svg")["#000000"]
+    assert second[0, 1] == pytest.approx(first[0, 1], abs=1e-3) and second[0, 0] > first[1, 0]
+    assert third[0, 0] == pytest.approx(first[0, 0], abs=1e-3) and third[0, 1] > first[0, 1]
+    # All at one scale.
+    widths = [stroke[1, 0] - stroke[0, 0] for stroke in (first, second, third)]
+    np.testing.assert_allclose(np.array(widths) / widths[0], [1, 2, 0.5], rtol=1e-4)
+
+
+def test_primed_points_have_a_colour_of_their_own(tmp_path):
+    whole = _written([[0, 10, 20, 30, 40]], primed=3)
+    draw([whole], [tmp_path / "a.svg"])
+    found = _svg_lines(tmp_path / "a.svg")
+    (blue,), (black,) = found["#1f77b4"], found["#000000"]
+    # The pen stayed down, so the writing begins where the reading ended.
+    np.testing.assert_allclose(black[0], blue[-1], atol=1e-3)
+    assert (len(blue), len(black)) == (3, 3)
+    lifted = _written([[0, 10], [20, 30]], primed=2)
+    draw([lifted], [tmp_path / "b.svg"])
+    found = _svg_lines(tmp_path / "b.svg")
+    assert (len(found["#1f77b4"][0]), len(found["#000000"][0])) == (2, 2)
+    gap = found["#000000"][0][0] - found["#1f77b4"][0][-1]
+    assert gap[0] == pytest.approx(found["#1f77b4"][0][-1][0] - found["#1f77b4"][0][0][0], abs=1e-2)
+
+
+def test_changes_are_the_colour_behind_the_strokes(tmp_path):
+    changes = [[0, 0], *[[0.1, 0.1]] * 4, *[[1.0, 5.0]] * 5]
+    line = _written([[*range(5)], [*range(5, 10)]], changes, names=("f", "o"))
+    draw([line, line], [tmp_path / "a.png", tmp_path / "b.png"])
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    image = imread(tmp_path / "a.png")
+    height, width, _ = image.shape
+    assert width == 1200
+    # In the first line's upper half, away from the strokes: pale on the left, strong on the right.
+    row = image[: height // 2, :, :3].reshape(-1, width, 3)[20]
+    left, right = row[width // 6], row[5 * width // 6]
+    assert left.sum() > 2.5 and right.sum() < left.sum() - 0.3
+    draw([line], [tmp_path / "plain.png"], changes=False)
+    plain = imread(tmp_path / "plain.png")[..., :3]
+    assert set(np.unique(plain[:10]).tolist()) == {1.0}
+
+
+def test_output_paths(tmp_path):
+    assert [path.name for path in output_paths(tmp_path / "a")] == ["a.svg", "a.png"]
+    assert [path.name for path in output_paths(tmp_path / "v1.5")] == ["v1.5.svg", "v1.5.png"]
+    assert output_paths(tmp_path / "a.png") == [tmp_path / "a.png"]
+    with pytest.raises(UsageError, match="there is no folder .*nowhere"):
+        output_paths(tmp_path / "nowhere" / "a")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A directory with prepared words in ``data`` and checkpoints of models with and without a window."""
+    folder = tmp_path_factory.mktemp("trained")
+    prepare_words(folder / "data", words=_words_file(folder))
+    for name, window in (("plain", 0), ("window", 2)):
+        options = {"cell": "hyperlstm", "hyper_size": 4, "hyper_embed_size": 2}
+        config = HandwritingConfig(hidden_size=8, mixtures=2, window=window, **options)
+        save(_disturb(build(window=window, **options), 0.1), config, folder / f"{name}.pt", folder / "data")
+    return folder
+
+
+def _words_file(folder):
+    path = folder / "words.txt"
+    path.write_text("abe head bead")
+    return path
+
+
+def test_checkpoints_are_loaded_without_data(trained):
+    model, data = load_handwriting(str(trained / "window.pt"))
+    assert not model.training and model.symbols == SYMBOLS and model.normalisation == NORMALISATION
+    assert data == str(trained / "data")
+    expected = _disturb(build("hyperlstm", 2), 0.1).state_dict()
+    for key, part in model.state_dict().items():
+        assert torch.equal(part, expected[key]), key
+
+
+def test_primes(trained, tmp_path):
+    data = str(trained / "data")
+    split = StrokeSplit(data, "train")
+    line = read_prime("train:3", data)
+    assert (line.name, line.text) == (split.names[3], split.texts[3])
+    np.testing.assert_array_equal(line.points, split.points(3))
+    assert read_prime("train:3", data, text="b", points=4).text == "b"
+    assert len(read_prime("train:3", data, points=4).points) == 4
+    np.save(tmp_path / "mine.npy", random_rows(5))
+    (tmp_path / "mine.txt").write_text("head\n")
+    line = read_prime(str(tmp_path / "mine.npy"), None, y_up=True)
+    assert line.text == "head" and line.points[1].tolist() == (random_rows(5)[0] * (1, -1, 1)).tolist()
+    for place, options, reason in (
+        ("train:3", {"data": None}, "--prime train:3: name the data directory with --data"),
+        ("train:99", {}, "--prime train:99: the train split of .* has lines 0 to 23"),
+        ("dev:0", {}, "the directory has no dev split"),
+        ("train:0", {"points": 999}, "--prime-points 999: the line has"),
+        ("nowhere.npy", {}, "nowhere.npy: cannot be read"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            read_prime(place, **{"data": data} | options)
+    np.save(tmp_path / "two.npy", np.stack([random_rows(5)] * 2))
+    with pytest.raises(UsageError, match="two.npy: expected one line of handwriting"):
+        read_prime(str(tmp_path / "two.npy"), None)
+
+
+def _program(*arguments) -> int:
+    return run_program(lambda: write_script.main([str(argument) for argument in arguments]))
+
+
+def test_the_program_writes(trained, tmp_path, capsys):
+    output = tmp_path / "written"
+    options = ["--lines", 2, "--points", 15, "--bias", 0.5]
+    assert _program(trained / "plain.pt", *options, "--output", output) == 0
+    assert capsys.readouterr().out == f"written: {output}.svg\nwritten: {output}.png\n"
+    first = output.with_suffix(".svg").read_bytes()
+    assert _program(trained / "plain.pt", *options, "--output", output) == 0
+    assert output.with_suffix(".svg").read_bytes() == first
+    # Two colours behind two lines and the strips under them.
+    images = list(ElementTree.fromstring(first).iter(f"{SVG}image"))
+    assert len(images) == 4
+    assert _program(trained / "plain.pt", *options, "--no-changes", "--output", tmp_path / "p.svg") == 0
+    assert not list(ElementTree.parse(tmp_path / "p.svg").iter(f"{SVG}image"))
+
+
+def test_the_program_writes_a_text_after_a_line(trained, tmp_path, capsys):
+    texts = StrokeSplit(trained / "data", "train").texts
+    known = next(number for number, text in enumerate(texts) if set(text) <= set(SYMBOLS))
+    options = ["--text", "abe", "--text", "bead", "--lines", 1, "--points", 12, "--prime", f"train:{known}"]
+    output = tmp_path / "w.svg"
+    assert _program(trained / "window.pt", *options, "--output", output) == 0
+    assert "#1f77b4" in _svg_lines(output)
+    assert "not finished within --points: 'abe'" in capsys.readouterr().err
+
+
+def test_the_program_refuses_in_one_line(trained, tmp_path, capsys):
+    def refused(*arguments):
+        capsys.readouterr()
+        assert _program(*arguments, "--output", tmp_path / "w") == 1
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.startswith("error: ") and captured.err.count("\n") == 1
+        assert not list(tmp_path.iterdir())
+        return captured.err
+
+    plain = trained / "plain.pt"
+    assert "the model was trained without --window" in refused(plain, "--text", "a")
+    assert "--text is missing" in refused(trained / "window.pt")
+    assert "has not read 'Z'" in refused(trained / "window.pt", "--text", "Z")
+    assert "--columns 0 is too small, the smallest is 1" in refused(plain, "--columns", 0)
+    assert "--bias -2.0 is not" in refused(plain, "--bias", -2)
+    assert "nowhere.pt" in refused(tmp_path / "nowhere.pt")
+    assert "has lines 0 to 23" in refused(plain, "--prime", "train:24")
+    state = torch.load(plain, weights_only=True)
+    state["model"]["weight_out"].fill_(float("nan"))
+    torch.save(state, trained / "diverged.pt")
+    assert "weight_out holds NaN or infinite numbers: the run diverged" in refused(trained / "diverged.pt")
+    state = torch.load(plain, weights_only=True)
+    state["cfg"]["model"]["_name"] = "char_lm"
+    torch.save(state, trained / "other.pt")
+    assert "holds a model 'char_lm', not a handwriting model" in refused(trained / "other.pt")
