@@ -30,6 +30,8 @@ class ProgramFinder:
         import importlib.util
 
         __import__(PACKAGE)
+        # Before fairseq logs its first line, which it does while it is imported.
+        importlib.import_module(f"{PACKAGE}.output").end_with_failing_output()
         # Now the package's own finder follows the import of fairseq.
         return importlib.util.find_spec(fullname)
 

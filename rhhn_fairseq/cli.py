@@ -1,6 +1,5 @@
 """What the programs in scripts/ share: quiet start, one-line errors, and an output that may fail."""
 
-import io
 import logging
 import os
 import sys
@@ -9,6 +8,7 @@ from contextlib import contextmanager
 
 from rhhn_fairseq.adaptations.one_line import usage_message, wants_traceback
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.output import CLOSED, Output, describe, open_on
 from rhhn_fairseq.signals import exit_status, interrupted_by_sigterm
 
 
@@ -24,7 +24,7 @@ def run(main: Callable[[], None]) -> int:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
     if sys.stdout is None:
         # The next file that is opened would take its place, and what others print would go there.
-        return _refuse("standard output is closed; send what is not wanted to /dev/null")
+        return _refuse(CLOSED)
     # Some of fairseq's modules set up the root logger when they are imported, and report there what does
     # not concern the user of a script; the first to set it up decides.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
@@ -49,26 +49,8 @@ def run(main: Callable[[], None]) -> int:
                     raise
                 return _refuse(message)
         if isinstance(output.failure, OSError) and not isinstance(output.failure, BrokenPipeError):
-            return _refuse(f"standard output: cannot be written ({output.failure.strerror})")
+            return _refuse(describe(output.failure))
     return 0
-
-
-class Output(io.FileIO):
-    """Standard output that keeps the error of the first write that failed, and then forgets all others.
-
-    What is still in a buffer would otherwise be tried again when Python ends, and fail in several lines.
-    """
-
-    failure: OSError | None = None
-
-    def write(self, content):
-        if self.failure is not None:
-            return memoryview(content).nbytes
-        try:
-            return super().write(content)
-        except OSError as error:
-            self.failure = error
-            raise
 
 
 @contextmanager
@@ -80,14 +62,7 @@ def watched_output() -> Iterator[Output]:
     except (AttributeError, OSError, ValueError):
         yield Output(os.devnull, "wb")
         return
-    stdout.flush()
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(output),
-        stdout.encoding,
-        # What a terminal cannot show must not end a good run in a traceback.
-        "backslashreplace",
-        line_buffering=stdout.line_buffering or stdout.write_through,
-    )
+    sys.stdout = open_on(stdout, output, stdout.line_buffering or stdout.write_through)
     try:
         yield output
     finally:

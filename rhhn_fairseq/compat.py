@@ -16,6 +16,7 @@ from rhhn_fairseq.adaptations import (
     alignments,
     averages,
     checkpoints,
+    config_files,
     datasets,
     divergence,
     hydra_recipes,
@@ -41,6 +42,7 @@ from rhhn_fairseq.adaptations import (
 )
 from rhhn_fairseq.adaptations.expressions import configuration_is_data
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.output import end_with_failing_output
 
 logger = logging.getLogger("rhhn_fairseq.compat")
 
@@ -48,6 +50,7 @@ FAIRSEQ = "fairseq-fixed==0.12.3.1"
 OLDEST_FAIRSEQ = (0, 12, 3)
 
 ADAPTATIONS = (
+    end_with_failing_output,
     checkpoints.allow_namespace,
     checkpoints.load_weights_only,
     checkpoints.name_missing_file,
@@ -81,6 +84,7 @@ ADAPTATIONS = (
     alignments.replace_unknown_by_alignment,
     user_dir.accept_same_directory,
     one_line.end_hydra_in_one_line,
+    config_files.require_named_recipe,
     one_line.end_fp16_on_cpu_in_one_line,
     memory.keep_memory_of_programs,
     recipes.fill_in_command_line,

@@ -202,7 +202,8 @@ def leave_no_empty_directory() -> bool:
     """fairseq makes --save-dir before it has looked at anything else.
 
     A run that ends at its first line, because of a mistyped option say, would leave it behind, empty.
-    It is removed when the program ends, if it was not there before and nothing is in it.
+    It is removed when the program ends, if it was not there before and nothing is in it. If it cannot be
+    made or written, the run ends there in one line that names the option.
     """
     from fairseq import checkpoint_utils
 
@@ -211,7 +212,12 @@ def leave_no_empty_directory() -> bool:
     @functools.wraps(verify)
     def verify_checkpoint_directory(save_dir):
         made = [path for path in _upwards(save_dir) if not os.path.exists(path)]
-        verify(save_dir)
+        try:
+            verify(save_dir)
+        except OSError as error:
+            loop = os.path.islink(save_dir) and not os.path.exists(save_dir)
+            reason = "a link that leads nowhere" if loop else error.strerror
+            raise UsageError(f"--save-dir {save_dir}: no checkpoint can be saved there ({reason})") from error
         if made:
             atexit.register(_remove_empty, made)
 

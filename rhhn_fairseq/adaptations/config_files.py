@@ -1,10 +1,44 @@
-"""Hydra's recipes: a value given twice is refused, because the one in the recipe itself would not count."""
+"""Hydra's recipes: the one that is named exists, and gives no value that another of its files gives too."""
 
+import functools
+import sys
 from pathlib import Path
 
 import yaml
 
+from rhhn_fairseq.adaptations.mistakes import nearest
 from rhhn_fairseq.errors import UsageError
+
+
+def require_named_recipe() -> bool:
+    """fairseq makes a configuration of its defaults for any --config-name, even a mistyped one.
+
+    Without effect if only the user directory brings this package, because Hydra is running by then.
+    """
+    import fairseq
+    from fairseq.dataclass import initialize
+    from hydra._internal.utils import get_args_parser
+
+    inner = initialize.hydra_init
+
+    @functools.wraps(inner)
+    def hydra_init(cfg_name="config"):
+        args, _ = get_args_parser().parse_known_args()
+        # Hydra takes a relative --config-path from the program's own folder.
+        own = Path(fairseq.__file__).parents[1] / "fairseq_cli" / (args.config_path or "../fairseq/config")
+        places = [own] if args.config_dir is None else [Path(args.config_dir), own]
+        file = f"{cfg_name.removesuffix('.yaml')}.yaml"
+        # Directories that do not exist are Hydra's to refuse.
+        readable = args.config_name == cfg_name and all(place.is_dir() for place in places)
+        if readable and not any((place / file).is_file() for place in places):
+            hint = nearest(cfg_name, {path.stem for path in places[0].glob("*.yaml")})
+            raise UsageError(f"--config-name {cfg_name}: {places[0]} has no {file}: {hint}")
+        inner(cfg_name)
+
+    for module in (initialize, sys.modules.get("fairseq_cli.hydra_train")):
+        if module is not None:
+            module.hydra_init = hydra_init
+    return True
 
 
 def refuse_repeated_values() -> None:

@@ -17,6 +17,8 @@ logger = logging.getLogger("rhhn_fairseq.compat")
 # deviation of 1, which is more than any initialisation takes, make logits of sqrt(H) from H units: 100 from
 # 10,000 of them, and a loss of a few hundred at most. A thousand times ln 2, of the smallest vocabulary there
 # is, are 693; of 50 characters 3,912. After one update with --lr 1e6 the loss is above a million.
+# Numbers to be predicted are of order 1: sums of two numbers below 1, and offsets of a pen, normalised. An
+# answer that is a thousand off has a squared error of a million, and so many nats in a density of width 1.
 ABSURD = 1000.0
 
 
@@ -54,18 +56,19 @@ def end_divergence_in_one_line() -> bool:
             if not is_divergence(error):
                 raise
             what = "the loss or a gradient became NaN or infinite"
-            raise _diverged(self, self.get_num_updates() + 1, what, _first_infinite(self.model)) from error
+            raise _diverged(self, self.get_num_updates() + 1, what, _largest(self.model)) from error
 
     @functools.wraps(reduce)
     def reduce_and_log_stats(self, logging_outputs, sample_size, grad_norm=None):
         figures = reduce(self, logging_outputs, sample_size, grad_norm)
-        loss = figures.get("nll_loss", figures.get("loss"))
         # A number on a GPU is waited for when fairseq itself shows it, and not at every update.
         shown = self.get_num_updates() % self.cfg.common.log_interval == 0
-        if loss is not None and (shown or not (torch.is_tensor(loss) and loss.is_cuda)):
-            bound = largest_loss(self.task)
+        for name, bound in largest_losses(self.task).items():
+            loss = figures.get(name)
+            if loss is None or (torch.is_tensor(loss) and loss.is_cuda and not shown):
+                continue
             if not float(loss) <= bound:
-                what = f"a loss of {float(loss):.4g} bits, and no model that learns has more than {bound:.4g}"
+                what = f"{name} {float(loss):.4g}, and no model that learns has more than {bound:.4g}"
                 raise _diverged(self, self.get_num_updates(), what, _largest(self.model))
         return figures
 
@@ -75,45 +78,39 @@ def end_divergence_in_one_line() -> bool:
     return True
 
 
-def largest_loss(task) -> float:
-    """The loss in bits beyond which a training has diverged; infinite for a task without classes.
-
-    Squared errors and densities have no bound that all data share.
-    """
+def largest_losses(task) -> dict[str, float]:
+    """The figures, by name, beyond which a training has diverged; in bits where there are classes."""
     classes = getattr(getattr(task, "problem", None), "classes", None)
     if not classes:
         try:
             classes = len(task.target_dictionary)
         except (NotImplementedError, TypeError):
-            return math.inf
-    return ABSURD * math.log2(max(classes, 2))
+            return {"mse": ABSURD**2, "nats_point": ABSURD**2}
+    bound = ABSURD * math.log2(max(classes, 2))
+    return {"nll_loss": bound, "loss": bound}
 
 
-def _diverged(trainer, update: int, what: str, parameter: str | None) -> UsageError:
+def _diverged(trainer, update: int, what: str, parameter: str) -> UsageError:
     """The error for a training that cannot go on; the dump that fairseq leaves is named."""
     clip = trainer.cfg.optimization.clip_norm
-    where = f" (in {parameter})" if parameter else ""
     dump = os.path.join(trainer.cfg.checkpoint.save_dir, "crash.pt")
     left = f"; fairseq left the weights before it in {dump}" if os.path.exists(dump) else ""
     hint = f"try a lower --lr (now {trainer.get_lr():g}) or a stronger --clip-norm"
     return UsageError(
-        f"training diverged in update {update}: {what}{where}; {hint} "
+        f"training diverged in update {update}: {what} (in {parameter}); {hint} "
         f"(now {f'{clip:g}' if clip > 0 else 'off'}){left}"
     )
 
 
-def _first_infinite(model) -> str | None:
-    """The first parameter that is, or whose gradient is, NaN or infinite."""
+def _largest(model) -> str:
+    """The first parameter with a NaN or infinity in it or its gradient, or that with the largest number."""
+    sizes = {}
     for name, parameter in model.named_parameters():
-        for values in (parameter, parameter.grad):
+        for values in (parameter.detach(), parameter.grad):
             if values is not None and not bool(values.isfinite().all()):
                 return name
-    return None
-
-
-def _largest(model) -> str:
-    """The parameter with the largest number in it."""
-    return max(model.named_parameters(), key=lambda named: float(named[1].detach().abs().max()))[0]
+        sizes[name] = float(parameter.detach().abs().max())
+    return max(sizes, key=sizes.get)
 
 
 def is_divergence(error: FloatingPointError) -> bool:

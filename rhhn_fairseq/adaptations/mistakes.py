@@ -5,6 +5,7 @@ line. What no row describes stays a traceback, because it is a defect and not a 
 """
 
 import difflib
+import errno
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -74,7 +75,8 @@ def _no_split(error, found) -> str:
 
 
 def _no_file(error, found) -> str:
-    return f"{error.filename or 'a file'}: cannot be read ({error.strerror})"
+    verb = "written" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else "read"
+    return f"{error.filename or 'a file'}: cannot be {verb} ({error.strerror})"
 
 
 def _not_written(error, found) -> str:
@@ -97,6 +99,19 @@ def _configuration(error, found) -> str:
     where = f"{key}: " if key else ""
     reason = str(error).splitlines()[0]
     return f"the configuration cannot be used: {where}{reason} {nearest(str(key).split('.')[-1], known)}"
+
+
+def _composition(error, found) -> str:
+    missing = getattr(error, "missing_cfg_file", None)
+    if missing:
+        group, _, name = str(missing).rpartition("/")
+        return f"there is no {group} {name!r}: {nearest(name, error.options or ())}"
+    cause = error.__cause__
+    if cause is None or getattr(cause, "parent_node", None) is None:
+        return f"the configuration cannot be used: {str(error).split('See https:')[0]}"
+    key = str(cause.full_key)
+    hint = nearest(key.split(".")[-1], cause.parent_node)
+    return f"the configuration has no {key}: {hint} (+{key}=... adds it)"
 
 
 DICTIONARY = "a dictionary such as \"{'dropout': 0.1}\""
@@ -240,4 +255,5 @@ MISTAKES = (
         "",
         _configuration,
     ),
+    Mistake("CompactHydraException", r"hydra\..*", "", _composition),
 )

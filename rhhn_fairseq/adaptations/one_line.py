@@ -64,25 +64,41 @@ def install_excepthook() -> None:
 def end_hydra_in_one_line() -> bool:
     """fairseq-hydra-train never reaches the excepthook: Hydra prints the error in its own way.
 
-    Hydra catches what a job raises, and raises it again, after a line about overrides and before
-    its own traceback, when the job's return value is read. At that point a UsageError becomes a
-    SystemExit, which Hydra lets through and which prints the one line. (Hydra itself cannot be
-    wrapped further out: it is already running when fairseq imports the user directory.)
+    What Hydra is about to report, of the configuration or of the job, becomes a SystemExit, which it lets
+    through and which prints the one line. If only the user directory brings this package, Hydra is running
+    already when it is imported; then the job's errors alone are caught, where its return value is read.
     """
+    from hydra._internal import utils
     from hydra.core.utils import JobReturn
 
-    inner = JobReturn.return_value
+    report, inner = utils.run_and_report, JobReturn.return_value
+
+    @functools.wraps(report)
+    def run_and_report(func):
+        def run():
+            try:
+                return func()
+            except Exception as error:
+                _end(error)
+                raise
+
+        return report(run)
 
     def return_value(job):
-        error = job._return_value
-        if isinstance(error, Exception) and not wants_traceback():
-            message = usage_message(error)
-            if message is not None:
-                raise SystemExit(f"error: {message}")
+        if isinstance(job._return_value, Exception):
+            _end(job._return_value)
         return inner.fget(job)
 
+    utils.run_and_report = run_and_report
     JobReturn.return_value = property(return_value, inner.fset, inner.fdel, inner.__doc__)
     return True
+
+
+def _end(error: Exception) -> None:
+    """Raises SystemExit with the line for an error; returns if there is none."""
+    message = None if wants_traceback() else usage_message(error)
+    if message is not None:
+        raise SystemExit(f"error: {message}") from error
 
 
 def end_fp16_on_cpu_in_one_line() -> bool:

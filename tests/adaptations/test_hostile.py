@@ -2,15 +2,20 @@
 
 import dataclasses
 import math
+import os
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
+from fairseq import checkpoint_utils
+from fairseq.dataclass import initialize
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
-from helpers.hostile import World
+from helpers.hostile import World, generation, training
 from helpers.hostile_cases import CASES, QUICK
 from omegaconf import OmegaConf
 
@@ -26,6 +31,7 @@ def world(tmp_path_factory):
     world = World(tmp_path_factory.mktemp("hostile"))
     yield world
     world.close()
+    print(world.counts())
 
 
 def test_cases_are_distinct():
@@ -49,6 +55,7 @@ def test_case(world, case):
     [
         ("loss/translation", r"decoder\.\S+"),
         ("loss/char_lm", r"\S+"),
+        ("loss/adding", r"\S+"),
         pytest.param("loss/copying", r"\S+", marks=pytest.mark.slow),
     ],
 )
@@ -57,17 +64,68 @@ def test_absurd_loss_names_update_and_parameter(world, name, parameter):
     _, outcome = world.run(case)
     assert outcome.status == 1
     assert re.fullmatch(
-        r"error: training diverged in update \d+: a loss of \S+ bits, and no model that learns has more than "
+        r"error: training diverged in update \d+: \w+ \S+, and no model that learns has more than "
         rf"\S+ \(in {parameter}\); try a lower --lr \(now \S+\) or a stronger --clip-norm \(now \S+\)\n",
         outcome.stderr,
     )
 
 
-def test_bound_of_the_loss():
-    """A thousand times what a model that knows nothing has; none where there are no classes."""
-    assert divergence.largest_loss(SimpleNamespace(target_dictionary=range(64))) == 6000
-    assert divergence.largest_loss(SimpleNamespace(problem=SimpleNamespace(classes=8))) == 3000
-    assert divergence.largest_loss(SimpleNamespace(target_dictionary=None)) == float("inf")
+def test_handwriting_that_diverges_names_its_parameter(world):
+    """Its densities become NaN at once, when no parameter is infinite yet."""
+    (case,) = [case for case in CASES if case.name == "loss/handwriting"]
+    _, outcome = world.run(case)
+    assert outcome.status == 1
+    assert re.match(
+        r"error: training diverged in update \d+: the loss .* infinite \(in \S+\); ", outcome.stderr
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["train", "generate", "interactive"])
+def test_program_whose_output_is_full(world, program):
+    scene = world.scene(f"full/{program}")
+    arguments = training(scene) if program == "train" else generation(scene)
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", f"fairseq_cli.{program}", *map(str, arguments)],
+            input="▁one\n",
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            env={**os.environ, "LOGLEVEL": "WARNING"},
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("error: standard output: cannot be written (No space left on device)\n")
+    assert "Traceback" not in ended.stderr
+
+
+def test_directory_that_cannot_be_written(tmp_path):
+    """It is refused before anything is loaded, and nothing is left of it."""
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    for name, reason in (("file", "Not a directory"), ("file/in", "Not a directory"), ("loop", "a link")):
+        with pytest.raises(UsageError, match=rf"^--save-dir .*{name}: no checkpoint can be saved .*{reason}"):
+            checkpoint_utils.verify_checkpoint_directory(str(tmp_path / name))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]
+
+
+def test_mistyped_name_of_a_recipe(tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").touch()
+    monkeypatch.setattr(
+        sys, "argv", ["fairseq-hydra-train", "--config-dir", str(tmp_path), "--config-name", "mien"]
+    )
+    with pytest.raises(UsageError, match="--config-name mien: .* has no mien.yaml: did you mean mine?"):
+        initialize.hydra_init("mien")
+
+
+def test_bounds_of_losses():
+    """A thousand times what a model that knows nothing has; of numbers of order 1, a thousand squared."""
+    bounds = divergence.largest_losses(SimpleNamespace(target_dictionary=range(64)))
+    assert bounds == {"nll_loss": 6000, "loss": 6000}
+    assert divergence.largest_losses(SimpleNamespace(problem=SimpleNamespace(classes=8)))["loss"] == 3000
+    numbers = divergence.largest_losses(SimpleNamespace(target_dictionary=None))
+    assert numbers == {"mse": 1e6, "nats_point": 1e6}
 
 
 def test_defaults_of_fairseq_are_in_range():

@@ -119,6 +119,9 @@ CHAR_LM += ["--criterion", "char_cross_entropy", "--batch-size", 2, "--tokens-pe
 COPYING = ["--task", "synthetic", "--arch", "lstm_copying", "--hidden-size", 8, "--batch-size", 5]
 COPYING += ["--criterion", "problem_loss", "--problem", "copying", "--length", 2, "--epoch-updates", 3]
 COPYING += ["--valid-examples", 5]
+ADDING = [*COPYING, "--arch", "lstm_adding", "--problem", "adding"]
+HANDWRITING = ["--task", "handwriting", "--arch", "handwriting", "--cell", "lstm", "--hidden-size", 8]
+HANDWRITING += ["--mixtures", 2, "--criterion", "mixture_density", "--batch-size", 4]
 
 
 def training(scene: Scene, *options, data: Path | None = None, model=GNMT) -> list:
@@ -177,6 +180,7 @@ class World:
         handwriting = HandwritingConfig(cell="lstm", hidden_size=8, mixtures=2)
         tiny_handwriting.save(tiny_handwriting.build(), handwriting, self.checkpoints / "handwriting.pt")
         self.digest = self._digest()
+        self._verdicts = collections.defaultdict(collections.Counter)
 
     def scene(self, name: str) -> Scene:
         """An empty folder for a case."""
@@ -199,7 +203,13 @@ class World:
         elif list(scene.here.rglob("*.tmp")):
             found = "left over"
         shutil.rmtree(scene.here, ignore_errors=True)
+        self._verdicts[case.name.split("/")[0]][found] += 1
         return found, outcome
+
+    def counts(self) -> str:
+        """How many runs of each family had which verdict."""
+        rows = self._verdicts.items()
+        return "\n".join(f"{family}: {found.total()} runs, {dict(found)}" for family, found in rows)
 
     def _digest(self) -> str:
         """Of everything that a command could damage."""
@@ -241,18 +251,16 @@ def main(root: str = str(ROOT)) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder), Path(root))
-        counts = collections.Counter()
         only = os.environ.get("CASES", "")
         for case in CASES:
             if not re.match(only, case.name):
                 continue
             found, outcome = world.run(case)
-            counts[found] += 1
             if found != "good" or only:
                 last = (outcome.stderr.strip() or outcome.stdout.strip()).splitlines()[-1:] or [""]
                 print(f"{found:12} {outcome.seconds:5.1f} s  {case.name}: {last[0][:300]}", flush=True)
         world.close()
-    print(f"{sum(counts.values())} cases: {dict(counts)}")
+        print(world.counts())
 
 
 if __name__ == "__main__":

@@ -1,9 +1,29 @@
 """The hostile cases: data, checkpoints, options and names that careless or hostile people would try."""
 
-from helpers.hostile import CHAR_LM, COPYING, GNMT, Case, evaluation, generation, training
+import contextlib
+import io
+
+from helpers.hostile import (
+    ADDING,
+    CHAR_LM,
+    COPYING,
+    GNMT,
+    HANDWRITING,
+    Case,
+    evaluation,
+    generation,
+    training,
+)
 from helpers.hostile_checkpoints import checkpoint_cases
 from helpers.hostile_data import data_cases
 from helpers.hostile_options import option_cases
+from helpers.tiny_handwriting import prepare_words
+
+
+def _strokes(folder):
+    with contextlib.redirect_stdout(io.StringIO()):
+        return prepare_words(folder)
+
 
 ONE = ["--max-update", 1]
 
@@ -23,11 +43,17 @@ CASES = [
     Case(
         "loss/translation of sgd",
         "train",
-        lambda s: training(s, "--lr", 1e6, "--optimizer", "sgd", model=GNMT),
+        lambda s: training(s, "--lr", 1e6, "--optimizer", "sgd", "--warmup-updates", 0, model=GNMT),
     ),
     Case("loss/char_lm", "train", lambda s: training(s, "--lr", 1e6, model=CHAR_LM)),
     Case("loss/char_lm in its last update", "train", lambda s: training(s, "--lr", 1e6, *ONE, model=CHAR_LM)),
     Case("loss/copying", "train", lambda s: training(s, "--lr", 1e6, model=COPYING)),
+    Case("loss/adding", "train", lambda s: training(s, "--lr", 1e6, model=ADDING)),
+    Case(
+        "loss/handwriting",
+        "train",
+        lambda s: training(s, "--lr", 1e6, data=_strokes(s.here / "strokes"), model=HANDWRITING),
+    ),
     *data_cases(),
     *checkpoint_cases(),
     *option_cases(),

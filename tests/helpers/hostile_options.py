@@ -42,7 +42,8 @@ ON_TRAINING = """
 --best-checkpoint-metric nope | --finetune-from-model nope.pt | --restore-file nope.pt
 --optimizer-overrides text | --optimizer-overrides {'lr':} | --log-format xml
 --tensorboard-logdir /dev/null/x
---save-dir /dev/null/x | --save-dir /proc/x | --log-file /nowhere/log | --user-dir nowhere
+--save-dir /dev/null/x | --save-dir /proc/x | --save-dir /dev/full | --save-dir /proc/self/exe/x
+--log-file /nowhere/log | --user-dir nowhere
 --distributed-world-size 0 | --distributed-world-size -1 | --num-shards 0 | --upsample-primary 0
 --fp16-init-scale 0 | --ema-decay 2 --store-ema | --ema-decay nan --store-ema | --dataset-impl bogus
 --dataset-impl raw | --num-batch-buckets -1 | --clip-norm-type bogus | --ddp-backend bogus
@@ -141,6 +142,7 @@ optimizer._name=adm; lr_scheduler._name=fixd; dataset.batch_size=0; dataset.batc
 task.data=nowhere
 model.hidden_size=0; +model.hiden_size=8; +task.batching=nope; dataset.valid_subset=nope
 common.log_interval=0
+task.dta=x; tsk.data=x; optimization.max_updat=2; model=nope; task.data=[; --config-name
 +optimizer.adam_betas=[0.9,2]; checkpoint.save_interval=-1; optimization.update_freq=[0]
 """
 
@@ -151,7 +153,7 @@ def _hydra(row: str):
     def arguments(scene) -> list:
         text = HYDRA.format(user_dir=scene.user_dir, data=scene.chars, here=scene.here)
         (scene.here / "hostile.yaml").write_text(text)
-        name = "nope" if row == "--config-name" else "hostile"
+        name = "hostil" if row == "--config-name" else "hostile"
         given = ["--config-dir", scene.here, "--config-name", name]
         return given if row.startswith("--") else [*given, row]
 
