@@ -12,8 +12,8 @@ import torch
 from omegaconf import OmegaConf
 
 from rhhn_fairseq.adaptations import mentions
-from rhhn_fairseq.adaptations.combinations import check_combination, require_known
 from rhhn_fairseq.adaptations.forms import allowance, check_file, check_state
+from rhhn_fairseq.adaptations.names import check_combination, require_known
 from rhhn_fairseq.adaptations.ranges import check
 from rhhn_fairseq.errors import UsageError
 

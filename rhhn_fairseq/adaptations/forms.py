@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch.overrides import TorchFunctionMode
 
-from rhhn_fairseq.adaptations.combinations import require_known
+from rhhn_fairseq.adaptations.names import require_known
 from rhhn_fairseq.errors import UsageError
 
 NONE = type(None)

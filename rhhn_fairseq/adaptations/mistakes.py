@@ -4,13 +4,14 @@ A row of MISTAKES names the exception's type, the module that raises it, a patte
 line. What no row describes stays a traceback, because it is a defect and not a mistake.
 """
 
-import difflib
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from rhhn_fairseq.adaptations.names import nearest
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,6 @@ def raising_module(error: BaseException) -> str:
     while trace.tb_next is not None:
         trace = trace.tb_next
     return trace.tb_frame.f_globals.get("__name__", "")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint: the valid names that look most like `name`, or all of a few, or nothing."""
-    known = sorted(map(str, known))
-    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"choose from {', '.join(known)}" if 0 < len(known) <= 12 else ""
 
 
 def _no_split(error, found) -> str:
@@ -190,17 +182,11 @@ MISTAKES = (
         r"\1",
     ),
     Mistake(
-        "ZeroDivisionError",
-        r"fairseq\.optim\.lr_scheduler\.(\w+)",
-        "",
-        "the learning rate's schedule divides by zero: give --warmup-updates and such of 1 and more",
-    ),
-    Mistake(
-        "AssertionError",
+        "ZeroDivisionError|AssertionError",
         r"fairseq\.optim\.lr_scheduler\..*",
-        r"$",
-        "the learning rate's schedule needs lengths of 1 and more: see its options in --help",
-    ),  # fmt: skip
+        r"$|.*division",
+        "the learning rate's schedule takes numbers of updates of 1 and more, --warmup-updates and such",
+    ),
     Mistake(
         "KeyError",
         r"fairseq\.(trainer|checkpoint_utils)",
@@ -229,7 +215,7 @@ MISTAKES = (
         "ValueError",
         r"fairseq\.options",
         r"Cannot combine --fp16 and --tpu",
-        "--fp16 and --bf16 exclude each other",
+        "--fp16 and --tpu exclude each other: TPUs take --bf16",
     ),
     # Values that are read as Python.
     Mistake(
@@ -241,7 +227,6 @@ MISTAKES = (
     Mistake(
         "ValueError", r"json\.decoder", r"(Expecting .*)", r"an option takes JSON such as '{\"beam\": 4}': \1"
     ),
-    Mistake("SyntaxError", "ast", "", "--model-overrides and --optimizer-overrides take " + DICTIONARY),
     Mistake(
         "NameError",
         r"fairseq_cli\.eval_lm",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf
 
-from rhhn_fairseq.adaptations.combinations import check_combination, require_known
+from rhhn_fairseq.adaptations.names import check_combination, require_known
 from rhhn_fairseq.errors import UsageError
 
 
@@ -49,98 +49,70 @@ class Range:
         return text if self.also is None else f"{text}, or {self.also:g}"
 
 
-COUNT = Range(1)
-NUMBER = Range(0)
-SWITCHED = Range(1, also=-1)
 FINITE = Range(-math.inf, math.inf, above=True, below=True)
-POSITIVE = Range(0, math.inf, above=True, below=True)
 STRENGTH = Range(0, math.inf, below=True)
-SHARE = Range(0, 1)
-PART = Range(0, 1, below=True)
-SEED = Range(0, 2**32 - 1)
-# Beyond this a layer's weights alone would fill terabytes.
-WIDTH = Range(0, 10**6)
-DEPTH = Range(1, 1000)
+# Of models' sizes, whose own checks know more. Beyond this a layer's weights alone would fill terabytes.
+WIDTH, DEPTH = Range(0, 10**6), Range(1, 1000)
 # One process for each, beside the training: more than a few a core only fill memory.
 WORKERS = Range(0, max(32, 4 * (os.cpu_count() or 1)))
 
-RANGES = {
-    # How long to train, and what to do at which intervals.
-    **dict.fromkeys(("max_epoch", "max_update", "curriculum", "validate_after_updates"), NUMBER),
-    **dict.fromkeys(("save_interval_updates", "validate_interval_updates", "empty_cache_freq"), NUMBER),
-    **dict.fromkeys(("log_interval", "save_interval", "validate_interval", "max_valid_steps"), COUNT),
-    **dict.fromkeys(("keep_interval_updates", "keep_last_epochs", "keep_best_checkpoints"), Range(-1)),
-    **dict.fromkeys(("patience", "keep_interval_updates_pattern"), SWITCHED),
-    "stop_time_hours": STRENGTH,
-    # Batches.
-    **dict.fromkeys(
-        ("max_tokens", "batch_size", "max_tokens_valid", "batch_size_valid", "update_freq"), COUNT
-    ),
-    **dict.fromkeys(("required_batch_size_multiple", "required_seq_len_multiple", "num_shards"), COUNT),
-    **dict.fromkeys(("tokens_per_sample", "max_source_positions", "max_target_positions"), COUNT),
-    **dict.fromkeys(("shard_id", "data_buffer_size", "num_batch_buckets", "buffer_size"), NUMBER),
-    **dict.fromkeys(("distributed_world_size", "checkpoint_shard_count", "softmax_batch"), COUNT),
-    "upsample_primary": SWITCHED,
-    "num_workers": WORKERS,
-    **dict.fromkeys(("seed", "fixed_validation_seed"), SEED),
-    # Optimizers, schedules, losses.
-    "lr": POSITIVE,
-    **dict.fromkeys(("clip_norm", "adam_eps", "weight_decay", "fp16_scale_tolerance"), STRENGTH),
-    **dict.fromkeys(("adam_betas", "momentum", "label_smoothing"), PART),
-    **dict.fromkeys(("warmup_updates", "lr_patience"), NUMBER),
-    "total_num_update": COUNT,
-    **dict.fromkeys(("force_anneal", "fp16_init_scale", "amp_init_scale", "ema_update_freq"), COUNT),
-    "lr_shrink": Range(0, 1, above=True),
-    "ema_decay": SHARE,
-    # Models. Their own checks know more; these bounds hold whatever the model.
-    **dict.fromkeys(("hidden_size", "embed_dim", "hyper_size", "hyper_embed_size", "attention_size"), WIDTH),
-    **dict.fromkeys(("layers", "encoder_layers", "decoder_layers", "rhn_depth"), DEPTH),
-    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), SHARE),
-    # Search and evaluation.
-    "beam": Range(1, 10_000),
-    "nbest": COUNT,
-    **dict.fromkeys(("max_len_a", "coverage_penalty", "beam_size_threshold"), STRENGTH),
-    "max_len_b": COUNT,
-    **dict.fromkeys(("min_len", "prefix_size", "no_repeat_ngram_size", "context_window"), NUMBER),
-    "iter_decode_max_iter": NUMBER,
-    **dict.fromkeys(("lenpen", "unkpen", "lm_weight", "diverse_beam_strength"), FINITE),
-    "temperature": POSITIVE,
-    **dict.fromkeys(("sampling_topk", "diverse_beam_groups"), SWITCHED),
-    "sampling_topp": Range(0, 1, above=True, also=-1),
-    "diversity_rate": Range(0, math.inf, below=True, also=-1),
+TABLE = {
+    Range(0): """
+        max_epoch max_update curriculum validate_after_updates save_interval_updates validate_interval_updates
+        empty_cache_freq shard_id data_buffer_size num_batch_buckets buffer_size warmup_updates lr_patience
+        min_len prefix_size no_repeat_ngram_size context_window iter_decode_max_iter
+    """,
+    Range(1): """
+        log_interval save_interval validate_interval max_valid_steps max_tokens batch_size max_tokens_valid
+        batch_size_valid update_freq required_batch_size_multiple required_seq_len_multiple num_shards
+        tokens_per_sample max_source_positions max_target_positions distributed_world_size
+        checkpoint_shard_count softmax_batch total_num_update force_anneal fp16_init_scale amp_init_scale
+        ema_update_freq nbest max_len_b
+    """,
+    Range(1, 10_000): "beam",
+    Range(-1): "keep_interval_updates keep_last_epochs keep_best_checkpoints",
+    Range(1, also=-1): """
+        patience keep_interval_updates_pattern upsample_primary sampling_topk diverse_beam_groups
+    """,
+    Range(0, 2**32 - 1): "seed fixed_validation_seed",
+    WORKERS: "num_workers",
+    Range(0, math.inf, above=True, below=True): "lr temperature",
+    STRENGTH: """
+        clip_norm adam_eps weight_decay fp16_scale_tolerance stop_time_hours max_len_a coverage_penalty
+        beam_size_threshold
+    """,
+    Range(0, math.inf, below=True, also=-1): "diversity_rate",
+    Range(0, 1): "ema_decay dropout attention_dropout activation_dropout",
+    Range(0, 1, below=True): "adam_betas momentum label_smoothing",
+    Range(0, 1, above=True): "lr_shrink",
+    Range(0, 1, above=True, also=-1): "sampling_topp",
+    WIDTH: "hidden_size embed_dim hyper_size hyper_embed_size attention_size",
+    DEPTH: "layers encoder_layers decoder_layers rhn_depth",
+    FINITE: "lenpen unkpen lm_weight diverse_beam_strength",
 }
+RANGES = {name: allowed for allowed, names in TABLE.items() for name in names.split()}
 
-# Options that do not fit each other: when, and what to say, with the configuration's values filled in.
-CONFLICTS = (
-    (
-        lambda given: (given("nbest") or 1) > (given("beam") or math.inf),
-        "--nbest {nbest} is more than --beam {beam} hypotheses",
+# What to say of options that do not fit each other, with the configuration's values filled in, and when.
+CONFLICTS = {
+    "--nbest {nbest} is more than --beam {beam} hypotheses": lambda given: (
+        (given("nbest") or 1) > (given("beam") or math.inf)
     ),
-    (
-        lambda given: (given("shard_id") or 0) >= (given("num_shards") or math.inf),
-        "--shard-id {shard_id} does not exist, it is less than --num-shards {num_shards}",
+    "--shard-id {shard_id} does not exist, it is less than --num-shards {num_shards}": lambda given: (
+        (given("shard_id") or 0) >= (given("num_shards") or math.inf)
     ),
-    (
-        lambda given: (given("min_len") or 0) > (given("max_len_b") or math.inf) and not given("max_len_a"),
-        "--min-len {min_len} is more than --max-len-b {max_len_b}",
+    "--min-len {min_len} is more than --max-len-b {max_len_b}": lambda given: (
+        (given("min_len") or 0) > (given("max_len_b") or math.inf) and not given("max_len_a")
     ),
-    (
-        lambda given: (
-            (given("diverse_beam_groups") or 0) > 0 and given("beam") % given("diverse_beam_groups")
-        ),
-        "--beam {beam} is no multiple of --diverse-beam-groups {diverse_beam_groups}",
+    "--beam {beam} is no multiple of --diverse-beam-groups {diverse_beam_groups}": lambda given: (
+        (given("diverse_beam_groups") or 0) > 0 and given("beam") % given("diverse_beam_groups")
     ),
-    (
-        lambda given: (
-            ((given("sampling_topk") or 0) > 0 or (given("sampling_topp") or 0) > 0) and not given("sampling")
-        ),
-        "--sampling-topk {sampling_topk} and --sampling-topp {sampling_topp} need --sampling",
+    "--sampling-topk {sampling_topk} and --sampling-topp {sampling_topp} need --sampling": lambda given: (
+        max(given("sampling_topk") or 0, given("sampling_topp") or 0) > 0 and not given("sampling")
     ),
-    (
-        lambda given: given("fp16") and given("bf16"),
-        "--fp16 and --bf16 exclude each other; leave one of them out",
+    "--fp16 and --bf16 exclude each other; leave one of them out": lambda given: (
+        given("fp16") and given("bf16")
     ),
-)
+}
 
 
 def check(options: Mapping[str, object]) -> None:
@@ -162,7 +134,7 @@ def check(options: Mapping[str, object]) -> None:
         if name.endswith(("eval_bleu_args", "eval-bleu-args")) and value:
             check(_json(name, value))
     values = {_plain(name): value for name, value in options.items()}
-    for conflict, text in CONFLICTS:
+    for text, conflict in CONFLICTS.items():
         if conflict(values.get):
             raise UsageError(text.format_map(values))
 

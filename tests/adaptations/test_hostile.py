@@ -20,7 +20,7 @@ from helpers.hostile_cases import CASES, QUICK
 from omegaconf import OmegaConf
 
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
-from rhhn_fairseq.adaptations import divergence, mistakes, ranges
+from rhhn_fairseq.adaptations import divergence, mistakes, names, ranges
 from rhhn_fairseq.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -172,8 +172,8 @@ def test_unexpected_exceptions_stay_tracebacks():
 
 def test_nearest():
     assert (
-        mistakes.nearest("lstm_gnmt_smal", ["lstm_gnmt_small", "transformer"])
+        names.nearest("lstm_gnmt_smal", ["lstm_gnmt_small", "transformer"])
         == "did you mean lstm_gnmt_small?"
     )
-    assert mistakes.nearest("x", ["one", "two"]) == "choose from one, two"
-    assert mistakes.nearest("x", map(str, range(100, 200))) == ""
+    assert names.nearest("x", ["one", "two"]) == "choose from one, two"
+    assert names.nearest("x", map(str, range(100, 200))) == ""

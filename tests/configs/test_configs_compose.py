@@ -7,7 +7,7 @@ import pytest
 from helpers.cli import USER_DIR, run_module
 from helpers.config_files import RECIPES, ROOT, SNAPSHOT, recipe_values
 
-from rhhn_fairseq.adaptations.config_files import check_recipe
+from rhhn_fairseq.adaptations.hydra_recipes import check_recipe
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

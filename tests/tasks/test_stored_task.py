@@ -11,7 +11,7 @@ from fairseq.checkpoint_utils import load_checkpoint_to_cpu, save_ema_as_checkpo
 from helpers.option_walk import Workplace, training
 from helpers.programs import run
 
-from rhhn_fairseq.adaptations.numbers import plain
+from rhhn_fairseq.adaptations.saving import plain
 from rhhn_fairseq.adaptations.stored_task import stored_defaults
 from rhhn_fairseq.errors import UsageError
 

@@ -1,0 +1,103 @@
+"""Names of options, tasks, architectures and losses: which exist, and which go together.
+
+A name that does not exist ends in one line with the nearest valid ones. A wrong combination otherwise ends
+where the first of its components misses something of another: a missing attribute, an unexpected argument, or
+a loss over what is no target.
+"""
+
+import argparse
+import difflib
+import functools
+import re
+import sys
+from collections.abc import Collection, Iterable
+
+from rhhn_fairseq.errors import UsageError
+
+# Tasks whose batches only their own models read, with the base class of these and the losses that fit.
+PARTNERS = {
+    "char_lm": ("CharLM", None),
+    "synthetic": ("Classifier", ("problem_loss",)),
+    "handwriting": ("Handwriting", ("mixture_density",)),
+}
+TRANSLATION = "GNMT"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint: the valid names that look most like `name`, or all of a few, or nothing."""
+    known = sorted(map(str, known))
+    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"choose from {', '.join(known)}" if 0 < len(known) <= 12 else ""
+
+
+def require_known(kind: str, name: object, known: Collection[str]) -> None:
+    """Raises UsageError unless a task or model is named, and by a name that exists."""
+    if not name:
+        raise UsageError(f"the configuration names no {kind}: its {kind}._name is missing")
+    if name not in known:
+        raise UsageError(f"there is no {kind} {name!r}: {nearest(name, known) or 'see --help'}")
+
+
+def check_combination(task: str | None, arch: str | None, criterion: str | None = None) -> None:
+    """Raises UsageError for names that exist and do not go together; None is not looked at.
+
+    What other packages registered is theirs to combine, with their tasks.
+    """
+    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+    from fairseq.tasks import TASK_REGISTRY
+    from fairseq.tasks.translation import TranslationTask
+
+    own, losses = PARTNERS.get(task, (None, None))
+    if losses and criterion and criterion not in losses:
+        raise UsageError(f"--task {task} needs --criterion {losses[0]}, not {criterion}")
+    for home, (_, fitting) in PARTNERS.items():
+        if task and fitting and criterion in fitting and task != home:
+            raise UsageError(f"--criterion {criterion} needs --task {home}, not {task}")
+    model = ARCH_MODEL_REGISTRY.get(arch) or MODEL_REGISTRY.get(arch)
+    if task is None or model is None:
+        return
+    kinds = {kind.__name__ for kind in model.__mro__ if kind.__module__.startswith("rhhn_fairseq.")}
+    if own and own not in kinds:
+        raise UsageError(f"--task {task} needs a {own} architecture, and {arch} is none")
+    for home, (kind, _) in PARTNERS.items():
+        if kind in kinds and task != home:
+            raise UsageError(f"--arch {arch} needs --task {home}, not {task}")
+    if TRANSLATION in kinds and not issubclass(TASK_REGISTRY[task], TranslationTask):
+        raise UsageError(f"--arch {arch} needs --task gnmt_translation or translation, not {task}")
+
+
+def name_the_nearest() -> bool:
+    """argparse prints all options of the program, about a hundred lines, before it says what is wrong.
+
+    Where it knows the valid names, of an architecture or a task, it prints all of these as well.
+    """
+    from fairseq import options
+
+    parse = options.parse_args_and_arch
+
+    @functools.wraps(parse)
+    def parse_args_and_arch(parser, *args, **kwargs):
+        # The parser was made before the plugin was loaded, so this one instance is changed.
+        parser.error = functools.partial(end_in_one_line, parser)
+        return parse(parser, *args, **kwargs)
+
+    options.parse_args_and_arch = parse_args_and_arch
+    return True
+
+
+def end_in_one_line(parser: argparse.ArgumentParser, message: str) -> None:
+    """Prints `error: ...` and ends the program with argparse's own status, 2."""
+    choice = re.match(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from", message)
+    unknown = re.match(r"unrecognized arguments: (\S+)", message)
+    if choice:
+        option = choice[1].split("/")[0]
+        action = parser._option_string_actions.get(option)
+        known = action.choices if action is not None and action.choices else ()
+        message = f"{option} {choice[2]} is unknown, {nearest(choice[2], known) or 'see --help'}"
+    elif unknown:
+        hint = nearest(unknown[1], parser._option_string_actions) if unknown[1].startswith("-") else ""
+        message = f"{message}: no such option here{', ' + hint if hint else ''}"
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(2)
