@@ -19,7 +19,7 @@ def refuse_repeated_values() -> None:
     hydra = HydraConfig.get()
     for source in hydra.runtime.config_sources:
         recipe = Path(source.path) / f"{hydra.job.config_name}.yaml"
-        if source.provider == "command-line" and recipe.is_file():
+        if source.provider in ("command-line", "rhhn_fairseq") and recipe.is_file():
             check_recipe(recipe)
 
 
