@@ -1,4 +1,4 @@
-"""What the programs in scripts/ share: quiet start, one-line errors, and an output that may fail."""
+"""What the project's commands share: quiet start, one-line errors, and an output that may fail."""
 
 import logging
 import os

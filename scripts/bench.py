@@ -1,70 +1,9 @@
-"""Measures speed and memory beside torch.nn.LSTM, the plain loops, fairseq's lstm and other packages.
+"""Measures speed and memory: ``rhhn bench``."""
 
-Usage: python scripts/bench.py cells [--cells lstm,ln_hyperlstm] [--hidden 1000] [--json FILE] [--png FILE]
-       python scripts/bench.py lm|gnmt-train|gnmt-decode|memory|products|scaling [--smoke]
-
-Results are checked against float64 first. Ratios are medians over rounds, in each of which every contender
-runs once.
-"""
-
-import argparse
-import dataclasses
 import sys
 
 from rhhn_fairseq.cli import run
-
-
-def main(argv=None) -> None:
-    from rhhn_fairseq import bench
-    from rhhn_fairseq.bench import report as reports
-
-    argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in bench.COMMANDS.items():
-        options = commands.add_parser(name, help=text, description=text)
-        # The other commands' modules are not loaded: some bring fairseq with them.
-        if name in argv[:1]:
-            add_options(options, bench.command(name))
-            if "--smoke" in argv:
-                options.set_defaults(**bench.command(name).SMOKE)
-    args = vars(parser.parse_args(argv))
-    module = bench.command(args.pop("command"))
-    paths = {name: args.pop(name) for name in ("json", "png")}
-    del args["smoke"]
-
-    config = module.Config(**args)
-    paths = {name: path and reports.check_path(f"--{name}", path) for name, path in paths.items()}
-    report = module.run(config)
-    print(reports.render(report, module.COLUMNS))
-    if paths["json"] is not None:
-        reports.write_json(report, paths["json"])
-    if paths["png"] is not None:
-        reports.write_picture(module.draw(report), paths["png"])
-
-
-def add_options(parser, module) -> None:
-    """An option for each field of a command's configuration, and those of every command."""
-    for spec in dataclasses.fields(module.Config):
-        several = isinstance(spec.default, tuple)
-        parser.add_argument(
-            f"--{spec.name.replace('_', '-')}",
-            type=names if several else spec.type,
-            default=spec.default,
-            help=f"{spec.metadata['help']} (default: {shown(spec.default)})",
-        )
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see whether everything runs")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--png", metavar="FILE", help="draw the figures there")
-
-
-def names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-def shown(default) -> str:
-    return (",".join(default) if isinstance(default, tuple) else str(default)) or "none"
-
+from rhhn_fairseq.commands.bench import main
 
 if __name__ == "__main__":
     sys.exit(run(main))

@@ -1,55 +1,9 @@
-"""Draws a metric of several trainings over their updates, and prints its best and last values as a table.
+"""Draws the metrics of trainings: ``rhhn plot``."""
 
-Usage: python scripts/plot_curves.py runs/lstm_s1.log runs/lstm_s2.log runs/h_detach_s1.log \\
-           --metric accuracy --png copying.png
-
-Each file is the output of one fairseq-train in any --log-format, and its name is the run's. Runs whose names
-differ only in a seed at the end (_s1, -seed2) have one colour and a common line in the table.
-"""
-
-import argparse
 import sys
 
 from rhhn_fairseq.cli import run
-from rhhn_fairseq.errors import UsageError
-
-
-def main(argv=None) -> None:
-    from rhhn_fairseq.analysis import curves
-    from rhhn_fairseq.lines import check_output, replacing
-
-    description, _, rest = __doc__.partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=description, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("logs", nargs="+", metavar="LOG", help="output of fairseq-train")
-    add("--metric", default="accuracy", help="name of the figure (default: %(default)s)")
-    add("--subsets", default="valid", help="such as valid,train_inner (default: %(default)s)")
-    add("--png", metavar="FILE", help="where to draw the curves")
-    add("--table", metavar="FILE", help="write a table there, as Markdown")
-    add("--better", choices=curves.BETTER, help="which value is the best (default: by the metric's name)")
-    add("--threshold", type=float, metavar="VALUE", help="draw a line there, and say when it was reached")
-    add("--title", help="title of the picture")
-    add("--log-scale", action="store_true", help="logarithmic axis for the metric")
-    args = parser.parse_args(argv)
-
-    subsets = [name for name in args.subsets.split(",") if name]
-    if not subsets:
-        raise UsageError("--subsets names no subset, take for instance valid,train_inner")
-    check_output("--png", args.png, (*args.logs, args.table))
-    check_output("--table", args.table, args.logs)
-    better = args.better or curves.default_better(args.metric)
-    found = curves.read_curves(args.logs, args.metric, subsets)
-    table = curves.table(found, args.metric, better, args.threshold)
-    if args.png is not None:
-        with replacing(args.png) as file:
-            file.write(curves.picture(found, args.metric, args.title, args.threshold, args.log_scale))
-    if args.table is not None:
-        with replacing(args.table) as file:
-            file.write(table.encode("utf-8"))
-    print(table, end="")
-
+from rhhn_fairseq.commands.plot_curves import main
 
 if __name__ == "__main__":
     sys.exit(run(main))

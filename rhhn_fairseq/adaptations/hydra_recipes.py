@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rhhn_fairseq.adaptations import recipes
+from rhhn_fairseq.adaptations import hydra_configs, recipes
 from rhhn_fairseq.adaptations.names import nearest
 from rhhn_fairseq.errors import UsageError
 
@@ -172,8 +172,13 @@ def require_named_recipe() -> bool:
         # Directories that do not exist are Hydra's to refuse.
         readable = args.config_name == cfg_name and all(place.is_dir() for place in places)
         if readable and not any((place / file).is_file() for place in places):
-            hint = nearest(cfg_name, {path.stem for path in places[0].glob("*.yaml")})
-            raise UsageError(f"--config-name {cfg_name}: {places[0]} has no {file}: {hint}")
+            if args.config_dir is not None or args.config_path is not None:
+                hint = nearest(cfg_name, {path.stem for path in places[0].glob("*.yaml")})
+                raise UsageError(f"--config-name {cfg_name}: {places[0]} has no {file}: {hint}")
+            known = hydra_configs.own_names()
+            if cfg_name.removesuffix(".yaml") not in known:
+                hint = nearest(cfg_name, known) or f"see {hydra_configs.CONFIGS}"
+                raise UsageError(f"--config-name {cfg_name} is unknown without a --config-dir, {hint}")
         inner(cfg_name)
 
     for module in (initialize, sys.modules.get("fairseq_cli.hydra_train")):
@@ -194,7 +199,7 @@ def refuse_repeated_values() -> None:
     hydra = HydraConfig.get()
     for source in hydra.runtime.config_sources:
         recipe = Path(source.path) / f"{hydra.job.config_name}.yaml"
-        if source.provider == "command-line" and recipe.is_file():
+        if source.provider in ("command-line", "rhhn_fairseq") and recipe.is_file():
             check_recipe(recipe)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rhhn_fairseq.adaptations.names import nearest
+from rhhn_fairseq.programs import command
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ MISTAKES = (
         r"fairseq\.tasks\.translation(_.*)?",
         "Could not infer language pair",
         "the data directory holds no data sets named SPLIT.SOURCE-TARGET.LANGUAGE: name the directory that "
-        "scripts/prepare_translation.py made, or give --source-lang and --target-lang",
+        f"{command('prepare_translation')} made, or give --source-lang and --target-lang",
     ),
     Mistake("FileNotFoundError", r"fairseq\.tasks\..*", r"Dataset not found: (\S*) \((.*)\)", _no_split),
     Mistake(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.programs import command
 
 JOINED_BY_EVAL_LM = (None, "subword_nmt", "@@ ")
 
@@ -74,7 +75,7 @@ REFUSALS = (
     Refusal(
         "--profile",
         lambda args: getattr(args, "profile", False) and not torch.cuda.is_available(),
-        "is CUDA's profiler and needs a GPU; scripts/profile_train.py works on a CPU",
+        f"is CUDA's profiler and needs a GPU; {command('profile_train')} works on a CPU",
     ),
     Refusal(
         "--use-plasma-view",

@@ -11,11 +11,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from rhhn_fairseq.analysis.training_logs import read_log
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.extras import needed_for
+
+with needed_for("the curves need"):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
 BETTER = ("max", "min")
 # Of these, more is better; of anything else, less.

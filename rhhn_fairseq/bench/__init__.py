@@ -1,4 +1,4 @@
-"""Measurements of speed and memory, one file a command of ``scripts/bench.py``.
+"""Measurements of speed and memory, one file a command of ``rhhn bench``.
 
 The module of a command has ``Config`` (what is measured, a dataclass), ``SMOKE`` (sizes that try everything
 out within seconds), ``run(config)``, which gives a report of plain values, ``COLUMNS`` (its table) and

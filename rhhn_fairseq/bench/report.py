@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rhhn_fairseq.bench.machine import BenchConfig, describe_machine
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.lines import replacing
 
 
@@ -98,7 +99,8 @@ def write_picture(figure, path: Path) -> None:
 
 def new_figure(width: float, height: float, columns: int = 1):
     """A figure that needs no screen, and its axes side by side."""
-    from matplotlib.figure import Figure
+    with needed_for("pictures need"):
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(1, columns, squeeze=False)[0])

@@ -16,6 +16,7 @@ from rhhn_fairseq.data.text.lanes import Lanes, RandomWindows
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.programs import command
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
 from rhhn_fairseq.tasks.char_batches import BatchDataset, OrderedBatchIterator, StreamDataset
 from rhhn_fairseq.tasks.evaluation import Protocol, ScoredBatches
@@ -28,7 +29,7 @@ EVALUATION_WINDOWS = 64
 
 @dataclass
 class CharLMTaskConfig(FairseqDataclass):
-    data: str = field(default=MISSING, metadata={"help": "directory that scripts/prepare_chars.py made"})
+    data: str = field(default=MISSING, metadata={"help": "directory that `rhhn prepare` made"})
     tokens_per_sample: int = field(
         default=100, metadata={"help": "symbols a lane or a training window advances in a batch"}
     )
@@ -53,7 +54,8 @@ class CharLMTaskConfig(FairseqDataclass):
     def check(self):
         """Raises UsageError for values that cannot work; fairseq does not call __post_init__."""
         if not self.data or self.data == "???":
-            raise UsageError("task.data is not given: name the directory that scripts/prepare_chars.py made")
+            made = f"that {command('prepare_chars')} made"
+            raise UsageError(f"task.data is not given: name the directory {made}")
         if self.tokens_per_sample < 1:
             raise UsageError(f"--tokens-per-sample {self.tokens_per_sample} is too small, the smallest is 1")
         if self.batching not in ("lanes", "windows"):

@@ -13,6 +13,7 @@ from omegaconf import II, MISSING, OmegaConf
 from rhhn_fairseq.data.strokes.manifest import StrokeManifest
 from rhhn_fairseq.data.strokes.store import StrokeSplit
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.programs import command
 from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.stroke_batches import StrokeDataset
 
@@ -23,7 +24,7 @@ SCALE_AXES = ("each", "both")
 
 @dataclass
 class HandwritingTaskConfig(FairseqDataclass):
-    data: str = field(default=MISSING, metadata={"help": "directory that scripts/prepare_strokes.py made"})
+    data: str = field(default=MISSING, metadata={"help": "directory that `rhhn prepare` made"})
     scale_augment: float = field(
         default=0.1,
         metadata={"help": "scale training lines by a random factor within this of 1; 0: do not scale"},
@@ -42,7 +43,7 @@ class HandwritingTaskConfig(FairseqDataclass):
         """Raises UsageError for values that cannot work; fairseq does not call __post_init__."""
         if not self.data or self.data == "???":
             raise UsageError(
-                "task.data is not given: name the directory that scripts/prepare_strokes.py made"
+                f"task.data is not given: name the directory that {command('prepare_strokes')} made"
             )
         if not 0 <= self.scale_augment < 1:
             raise UsageError(f"--scale-augment {self.scale_augment} is not in [0, 1)")

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 from rhhn_fairseq.data.strokes.points import to_strokes
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.lines import replacing
 from rhhn_fairseq.writing.sampling import Written
+
+with needed_for("pictures of writing need"):
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
 FORMATS = ("svg", "png")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from helpers import script_cli
 from helpers.script_cli import manifest_of, names  # noqa: F401  (for the tests)
+from rhhn_fairseq.cli import run as run_main
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 
@@ -14,7 +15,8 @@ prepare_chars = script_cli.load("prepare_chars")
 
 
 def run(*arguments) -> int:
-    return prepare_chars.main([str(argument) for argument in arguments])
+    """The exit status of the script."""
+    return run_main(lambda: prepare_chars.main([str(argument) for argument in arguments]))
 
 
 def write_splits(directory, train="abc\nab\n", valid="ba\n", test="cb\n") -> list[str]:

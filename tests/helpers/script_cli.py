@@ -1,6 +1,6 @@
-"""Loads the programs in scripts/ into the tests' process, and reads what they leave behind."""
+"""Loads the project's commands into the tests' process, and reads what they leave behind."""
 
-import importlib.util
+import importlib
 import json
 from pathlib import Path
 from types import ModuleType
@@ -9,11 +9,8 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 def load(name: str) -> ModuleType:
-    """The program ``scripts/NAME.py`` as a module; its ``main`` is not called."""
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """What ``scripts/NAME.py`` calls."""
+    return importlib.import_module(f"rhhn_fairseq.commands.{name}")
 
 
 def error_of(run, capsys, *arguments, silent: bool = True) -> str:

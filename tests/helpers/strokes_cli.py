@@ -6,6 +6,7 @@ import numpy as np
 
 from helpers import script_cli
 from helpers.script_cli import manifest_of  # noqa: F401  (for the tests)
+from rhhn_fairseq.cli import run as run_main
 
 SCRIPT = script_cli.SCRIPTS / "prepare_strokes.py"
 
@@ -13,7 +14,8 @@ prepare_strokes = script_cli.load("prepare_strokes")
 
 
 def run(*arguments) -> int:
-    return prepare_strokes.main([str(argument) for argument in arguments])
+    """The exit status of the script."""
+    return run_main(lambda: prepare_strokes.main([str(argument) for argument in arguments]))
 
 
 def error_of(capsys, *arguments) -> str:

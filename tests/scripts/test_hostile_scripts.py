@@ -214,10 +214,12 @@ profile_train --json FOLDER -- TEXT
 
 
 @pytest.fixture
-def places(tmp_path, monkeypatch):
+def places(tmp_path, tmp_path_factory, monkeypatch):
     """Files of all kinds in the current directory, by the words of ``COMMANDS``."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # Where matplotlib puts its list of fonts, the first time that it is imported.
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path_factory.mktemp("matplotlib")))
     (tmp_path / "a.txt").write_text("a b c\n")
     (tmp_path / "lines.txt").write_text("a\nb\n")
     (tmp_path / "noise").write_bytes(bytes(range(255, -1, -1)) * 2)

@@ -1,4 +1,4 @@
-"""The parallel corpora that scripts/prepare_translation.py knows, and how each is prepared by default."""
+"""The parallel corpora that ``prepare_translation`` knows, and how each is prepared by default."""
 
 import re
 from collections.abc import Sequence
@@ -90,3 +90,6 @@ def multi30k(from_dir: Path) -> Corpus:
 # Captions are short, clean and few: all characters can be spelled, and only real junk is dropped.
 MULTI30K_CLEANING = {"max_ratio": 4.0}
 MULTI30K_PIECES = {"vocab_size": 8000, "character_coverage": 1.0}
+
+# Small, and figures one by one to be copied.
+SYNTHETIC_PIECES = {"vocab_size": 600, "model_type": "bpe", "character_coverage": 1.0, "split_digits": True}

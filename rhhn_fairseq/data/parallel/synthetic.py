@@ -20,15 +20,14 @@ from functools import lru_cache
 from importlib import metadata
 from itertools import count, islice
 
-from babel.dates import format_date, format_time, get_day_names
-from babel.numbers import format_currency, format_decimal
-from num2words import num2words
-
 from rhhn_fairseq.data.parallel.corpora import Corpus
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.extras import needed_for
 
-PIECES = {"vocab_size": 600, "model_type": "bpe", "character_coverage": 1.0, "split_digits": True}
-"""How this corpus is prepared unless options say otherwise: small, and figures one by one to be copied."""
+with needed_for("the corpus synthetic needs"):
+    from babel.dates import format_date, format_time, get_day_names
+    from babel.numbers import format_currency, format_decimal
+    from num2words import num2words
 
 EVALUATION_PAIRS = 500
 

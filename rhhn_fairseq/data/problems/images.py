@@ -11,6 +11,7 @@ from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.problems.base import Codes, StoredProblem
 from rhhn_fairseq.data.problems.mnist import CLASSES, MnistSplit, load_mnist
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.extras import needed_for
 
 # Eight, one and one tenth of the 1,797 images of digits, dealt in an order drawn once for all.
 DIGITS_SIZES = (1437, 180, 180)
@@ -63,11 +64,9 @@ def digits(name: str, permutation_seed: int | None = None) -> PixelSequences:
     Raises:
         UsageError: scikit-learn is not installed.
     """
-    try:
+    with needed_for(f"--problem {name} needs"):
         # Takes a second, so only those who read the digits wait for it.
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise UsageError(f"--problem {name} needs scikit-learn: pip install scikit-learn") from error
     found = load_digits()
     images, labels = found.images.astype(np.uint8), found.target.astype(np.uint8)
     order = np.random.default_rng(DIGITS_ORDER_SEED).permutation(len(images))

@@ -18,6 +18,7 @@ from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.points import Line, from_strokes
 from rhhn_fairseq.data.strokes.words import WORDS
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.files import read_regular
 
 DISTRIBUTION = "Hershey-Fonts"
@@ -97,14 +98,8 @@ def _counts(lines: int) -> tuple[int, int, int]:
 
 
 def _load_fonts(names: str) -> dict:
-    try:
+    with needed_for("the Hershey fonts need"):
         from HersheyFonts import HersheyFonts
-    except ModuleNotFoundError as error:
-        if error.name != "HersheyFonts":
-            raise
-        raise UsageError(
-            f"the Hershey fonts need the package {DISTRIBUTION}: pip install {DISTRIBUTION}"
-        ) from error
     fonts = {}
     for name in names.split(","):
         font = HersheyFonts()

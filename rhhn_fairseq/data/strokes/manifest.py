@@ -7,6 +7,7 @@ from pathlib import Path
 from rhhn_fairseq.data.common.manifest import MANIFEST_NAME, ManifestForm
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.programs import command
 
 KIND = "strokes"
 
@@ -43,7 +44,8 @@ class StrokeManifest:
         found = STROKES.read(data_dir)
         if found is None:
             raise UsageError(
-                f"{data_dir}: has no {MANIFEST_NAME}; name a directory that scripts/prepare_strokes.py made"
+                f"{data_dir}: has no {MANIFEST_NAME}; "
+                f"name a directory that {command('prepare_strokes')} made"
             )
         return cls(
             found["variant"],
@@ -82,5 +84,5 @@ STROKES = ManifestForm(
         "variant": str,
     },
     check=_problem,
-    advice="scripts/prepare_strokes.py makes one",
+    advice=f"{command('prepare_strokes')} makes one",
 )

@@ -1,4 +1,4 @@
-"""The corpora that scripts/prepare_chars.py knows: where each comes from, its split and its checks.
+"""The corpora that ``prepare_chars`` knows: where each comes from, its split and its checks.
 
 Published sizes and checksums, with their sources, stand beside the corpus they belong to.
 """

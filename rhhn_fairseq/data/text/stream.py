@@ -14,6 +14,7 @@ import numpy as np
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import refuse_endless
+from rhhn_fairseq.programs import command
 
 # An item holds at most this many symbols, so that a text without newlines can be read in pieces.
 LONGEST_ITEM = 65_536
@@ -87,7 +88,7 @@ def read_index(prefix: str | Path) -> StreamIndex:
             if header.startswith(magic):
                 raise UsageError(
                     f"{path}: has fairseq's dataset implementation '{name}', not 'mmap'; make it "
-                    "with scripts/prepare_chars.py or fairseq-preprocess --dataset-impl mmap"
+                    f"with {command('prepare_chars')} or fairseq-preprocess --dataset-impl mmap"
                 )
         if not header.startswith(_MAGIC[: len(header)]) or not header:
             raise UsageError(f"{path}: is not an index of fairseq's mmap format")
@@ -222,7 +223,7 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such file; make it with scripts/prepare_chars.py") from error
+        raise UsageError(f"{path}: no such file; make it with {command('prepare_chars')}") from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
 

@@ -19,6 +19,7 @@ from rhhn_fairseq.data.common.sources import text_codes
 from rhhn_fairseq.data.text.manifest import CHARACTERS, DICTIONARY_NAME, MODES
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import refuse_endless
+from rhhn_fairseq.programs import command
 
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 EOS = 2
@@ -118,7 +119,7 @@ class CharVocabulary:
 
     @classmethod
     def load(cls, data_dir: str | Path) -> "CharVocabulary":
-        """The vocabulary of a directory made by scripts/prepare_chars.py.
+        """The vocabulary of a directory made by ``prepare_chars``.
 
         Without manifest.json: mode "text", and the newline is taken to occur. Raises UsageError,
         naming file and line, if a file is missing, malformed, or one does not fit the other.
@@ -248,7 +249,7 @@ def _read_symbols(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such file; make it with scripts/prepare_chars.py") from error
+        raise UsageError(f"{path}: no such file; make it with {command('prepare_chars')}") from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
@@ -262,7 +263,8 @@ def _read_symbols(path: Path) -> list[str]:
             unescape(symbol)
         except UsageError as error:
             raise UsageError(
-                f"{path}: line {number}: {error}; this is no character dictionary of scripts/prepare_chars.py"
+                f"{path}: line {number}: {error}; "
+                f"this is no character dictionary of {command('prepare_chars')}"
             ) from error
         symbols.append(symbol)
     return symbols

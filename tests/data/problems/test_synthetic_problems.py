@@ -169,7 +169,7 @@ def test_missing_scikit_learn_is_one_line(monkeypatch):
 
     def without(name, *args, **kwargs):
         if name.startswith("sklearn"):
-            raise ImportError("No module named 'sklearn'")
+            raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)

@@ -1,0 +1,8 @@
+"""``python -m rhhn_fairseq``: the program ``rhhn`` where it is not on the path."""
+
+import sys
+
+from rhhn_fairseq.commands.table import main
+
+if __name__ == "__main__":
+    sys.exit(main())

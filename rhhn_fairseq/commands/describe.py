@@ -1,0 +1,23 @@
+"""Prints the layers, shapes and parameter count of an architecture, beside the paper's count.
+
+Usage: %(prog)s --arch ln_hyperlstm_ptb [--vocab-size 50] [--backends]
+"""
+
+from rhhn_fairseq.commands.parsers import make_parser
+
+
+def main(argv=None) -> None:
+    parser = make_parser("describe", __doc__)
+    parser.add_argument("--arch", required=True, help="name of an architecture, as fairseq-train takes it")
+    parser.add_argument("--vocab-size", type=int, help="number of symbols (default: the paper's corpus)")
+    parser.add_argument(
+        "--backends", action="store_true", help="print which backend runs the cells, and why not the others"
+    )
+    args = parser.parse_args(argv)
+
+    import rhhn_fairseq.plugin  # noqa: F401  (registers the architectures)
+    from rhhn_fairseq.describe import describe, describe_backends
+
+    print(describe(args.arch, args.vocab_size))
+    if args.backends:
+        print(describe_backends(args.arch, args.vocab_size))

@@ -1,0 +1,36 @@
+"""Shows where the time of an update of fairseq-train goes, part by part.
+
+Usage: %(prog)s [--updates 20] [--warm-up 5] [--json FILE] -- ARGUMENTS
+
+ARGUMENTS are those of fairseq-train. Trains with them for that many updates in this process; nothing is saved
+or validated.
+"""
+
+import dataclasses
+import sys
+
+from rhhn_fairseq.commands.parsers import make_parser
+
+
+def main(argv=None) -> None:
+    from rhhn_fairseq.bench import report as reports
+    from rhhn_fairseq.bench import train_profile
+
+    argv = sys.argv[1:] if argv is None else argv
+    parser = make_parser("profile_train", __doc__, usage="%(prog)s [options] -- ARGUMENTS OF fairseq-train")
+    for spec in dataclasses.fields(train_profile.Config):
+        parser.add_argument(
+            f"--{spec.name.replace('_', '-')}",
+            type=spec.type,
+            default=spec.default,
+            help=f"{spec.metadata['help']} (default: {spec.default})",
+        )
+    parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
+    parser.add_argument("arguments", nargs="+", help="what fairseq-train would get, after --")
+    args = vars(parser.parse_args(argv))
+    path, arguments = args.pop("json"), args.pop("arguments")
+    path = path and reports.check_path("--json", path)
+    report = train_profile.run(train_profile.Config(**args), arguments)
+    print(reports.render(report, train_profile.COLUMNS))
+    if path is not None:
+        reports.write_json(report, path)

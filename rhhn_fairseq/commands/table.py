@@ -1,0 +1,87 @@
+"""``rhhn``: one program for all commands. A command's module is imported when it is called."""
+
+import importlib
+import importlib.metadata
+import sys
+from dataclasses import dataclass
+
+from rhhn_fairseq.adaptations.mistakes import nearest
+from rhhn_fairseq.cli import run
+from rhhn_fairseq.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line of ``rhhn --help``.
+
+    Attributes:
+        module: in ``rhhn_fairseq.commands``. help: what it does, in a few words.
+    """
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "prepare": Command("prepare", "prepare a corpus: text, pairs of sentences or handwriting"),
+    "train": Command("fairseq_programs", "train a model (fairseq-train)"),
+    "hydra-train": Command("fairseq_programs", "train with a configuration file (fairseq-hydra-train)"),
+    "eval-lm": Command("fairseq_programs", "bits per character of a text (fairseq-eval-lm)"),
+    "validate": Command("fairseq_programs", "loss and metrics on a subset (fairseq-validate)"),
+    "generate": Command("fairseq_programs", "translate a prepared test set (fairseq-generate)"),
+    "sample": Command("sample", "draw text from a character language model"),
+    "translate": Command("translate", "translate text, a line at a time"),
+    "write": Command("write", "draw handwriting, as SVG and PNG"),
+    "score": Command("score_bleu", "BLEU and chrF of translations"),
+    "plot": Command("plot_curves", "draw the metrics of trainings from their logs"),
+    "average": Command("average_checkpoints", "average the weights of checkpoints"),
+    "describe": Command("describe", "layers, shapes and parameter count of an architecture"),
+    "bench": Command("bench", "measure speed and memory"),
+    "profile": Command("profile_train", "show where the time of a training update goes"),
+}
+
+
+def main() -> int:
+    """The program; its exit status."""
+    arguments = sys.argv[1:]
+    if arguments and arguments[0] in COMMANDS and COMMANDS[arguments[0]].module == "fairseq_programs":
+        # They print what they like, and end as fairseq's programs do.
+        return load(arguments[0]).main(arguments[0], arguments[1:])
+    return run(lambda: dispatch(arguments))
+
+
+def dispatch(arguments: list[str]) -> None:
+    """Calls the command that is named first, or prints what there is.
+
+    Raises:
+        UsageError: no such command.
+    """
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview())
+    elif arguments[0] == "--version":
+        print(f"rhhn_fairseq {importlib.metadata.version('rhhn-fairseq')}")
+    elif arguments[0] in COMMANDS:
+        load(arguments[0]).main(arguments[1:])
+    else:
+        hint = nearest(arguments[0], COMMANDS)
+        raise UsageError(f"rhhn {arguments[0]}: no such command, {hint or 'see rhhn --help'}")
+
+
+def load(name: str):
+    """The module of a command."""
+    return importlib.import_module(f"rhhn_fairseq.commands.{COMMANDS[name].module}")
+
+
+def overview() -> str:
+    """All commands, one a line."""
+    width = max(map(len, COMMANDS))
+    rows = [f"  {name:{width}}  {entry.help}" for name, entry in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Recurrent networks whose weights change as they read.",
+            "",
+            "usage: rhhn COMMAND ...    (rhhn COMMAND --help: its options)",
+            "",
+            *rows,
+        ]
+    )

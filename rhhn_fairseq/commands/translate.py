@@ -1,0 +1,161 @@
+"""Translates raw text, a line at a time: as many lines come out as go in, in the same order.
+
+Usage: %(prog)s --checkpoint checkpoints/lstm_gnmt_small/checkpoint_best.pt < text.en
+
+Standard input is read in parts of --buffer-size lines, each of which is translated and written before the
+next is read, so the text may be of any length. Where lines come slowly, those that have come are a part.
+Empty lines stay empty.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import re
+import sys
+from contextlib import contextmanager
+
+from rhhn_fairseq.commands.parsers import make_parser
+from rhhn_fairseq.errors import UsageError
+
+# The most lines read before any is written; enough for batches of sentences of one length.
+BUFFER_SIZE = 1024
+
+# These end lines for some readers of JSON lines, although not by its definition.
+LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+
+
+def main(argv=None) -> None:
+    args = parse_arguments(argv)
+    search_options = ("length_penalty", "coverage_penalty", "beam_size_threshold")
+    task_options = {
+        name: value
+        for name in (*search_options, "source_lang", "target_lang")
+        if (value := getattr(args, name)) is not None
+    }
+    if args.buffer_size is not None and args.buffer_size < 1:
+        raise UsageError(f"--buffer-size {args.buffer_size} is too small, the smallest is 1")
+    if args.nbest > 1 and not args.json:
+        raise UsageError(f"--nbest {args.nbest} needs --json: plain text has one translation a line")
+
+    import torch
+
+    import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
+    from rhhn_fairseq.lines import check_output
+    from rhhn_fairseq.models.translation_loading import load_translation_models
+    from rhhn_fairseq.translate import SearchConfig, Translator
+
+    fields = [field.name for field in dataclasses.fields(SearchConfig)]
+    config = SearchConfig(**{name: getattr(args, name) for name in fields})
+    checkpoints = [path for given in args.checkpoint for path in named_checkpoints(given)]
+    check_output("--output", args.output, (args.input, *checkpoints))
+    with opened_input(args.input) as (source, name), opened_output(args.output) as output:
+        loaded = load_translation_models(checkpoints, args.data, args.sentencepiece_model, task_options)
+        on_gpu = torch.cuda.is_available() and not args.cpu
+        translator = Translator(loaded, config, "cuda" if on_gpu else "cpu")
+        translate(translator, source, name, output, args)
+    if translator.cut > 1:
+        logging.getLogger(__name__).warning("%d lines were cut", translator.cut)
+
+
+def parse_arguments(argv):
+    parser = make_parser("translate", __doc__)
+    add = parser.add_argument
+    add(
+        "--checkpoint",
+        action="append",
+        required=True,
+        metavar="FILE",
+        help="trained model; several, repeated or as a.pt:b.pt, are an ensemble",
+    )
+    add("--data", metavar="DIR", help="directory of its dictionaries (default: where it was trained)")
+    add("--sentencepiece-model", metavar="FILE", help="default: pieces.model in the data directory")
+    add("--source-lang", metavar="LANG", help="source language (default: from the checkpoint or the data)")
+    add("--target-lang", metavar="LANG", help="target language (default: from the checkpoint or the data)")
+    add("--input", metavar="FILE", help="text to translate (default: standard input)")
+    add("--output", metavar="FILE", help="written when all is translated (default: standard output)")
+    add("--json", action="store_true", help="JSON lines with scores instead of text")
+    add("--errors", choices=("strict", "replace"), default="strict", help="input that is not UTF-8")
+    add("--beam", type=int, default=5, help="hypotheses followed at a time (default: %(default)s)")
+    add("--nbest", type=int, default=1, help="translations a line, needs --json (default: %(default)s)")
+    add("--max-len-a", type=float, default=1.0, metavar="A", help="a translation has at most A times the")
+    add("--max-len-b", type=int, default=200, metavar="B", help="source's pieces plus B (default: 1, 200)")
+    add("--lenpen", type=float, default=1.0, help="exponent of the length in scores (default: %(default)s)")
+    add("--length-penalty", metavar="NAME:ALPHA", help="of --task gnmt_translation")
+    add("--coverage-penalty", type=float, metavar="BETA", help="of --task gnmt_translation")
+    add("--beam-size-threshold", type=float, metavar="T", help="of --task gnmt_translation")
+    add("--max-tokens", type=int, default=4000, help="source pieces in a batch (default: %(default)s)")
+    add(
+        "--max-source-pieces",
+        type=int,
+        metavar="N",
+        help="longer lines are cut (default: what the model takes, at most 1024)",
+    )
+    add(
+        "--buffer-size",
+        type=int,
+        metavar="N",
+        help=f"most lines read before any is written (default: {BUFFER_SIZE}, at a terminal 1)",
+    )
+    add("--cpu", action="store_true", help="run on the CPU where there is a GPU too")
+    return parser.parse_args(argv)
+
+
+def named_checkpoints(given: str) -> list[str]:
+    """The files of an ensemble, with commas between or, as fairseq has it, colons."""
+    if os.path.exists(given) or "://" in given:
+        return [given]
+    return [path for path in re.split("[,:]", given) if path]
+
+
+@contextmanager
+def opened_input(path):
+    """The text to translate as a binary file, and its name for messages."""
+    from rhhn_fairseq.lines import opened
+
+    if path is None:
+        yield sys.stdin.buffer, "standard input"
+    else:
+        with opened(path) as file:
+            yield file, path
+
+
+@contextmanager
+def opened_output(path):
+    """A function that writes bytes to a file, or through to standard output."""
+    from rhhn_fairseq.lines import replacing
+
+    if path is not None:
+        with replacing(path) as file:
+            yield file.write
+        return
+    yield write_through
+
+
+def write_through(content: bytes) -> None:
+    sys.stdout.buffer.write(content)
+    sys.stdout.buffer.flush()
+
+
+def translate(translator, source, name, write, args) -> None:
+    """Reads, translates and writes part by part, with progress on standard error for a file."""
+    from tqdm import tqdm
+
+    from rhhn_fairseq.lines import count_lines, decode_parts
+
+    size = args.buffer_size or (1 if source.isatty() else BUFFER_SIZE)
+    # A pipe can be read only once.
+    total = count_lines(args.input) if args.input and os.path.isfile(args.input) else None
+    done = 0
+    with tqdm(total=total, unit=" lines", disable=None if args.input else True) as progress:
+        for part in decode_parts(source, name, size, args.errors):
+            found = translator.translate(part, first_line=done + 1, on_batch=progress.update)
+            rows = map(json_line, part, found) if args.json else (best[0].text for best in found)
+            write("".join(f"{row}\n" for row in rows).encode("utf-8"))
+            done += len(part)
+
+
+def json_line(source: str, translations) -> str:
+    """One line of --json."""
+    row = {"source": source, "translations": [dataclasses.asdict(found) for found in translations]}
+    return json.dumps(row, ensure_ascii=False).translate(LINE_ENDS)

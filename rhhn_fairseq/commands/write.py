@@ -1,0 +1,70 @@
+"""Writes by hand: draws lines from a handwriting model and saves them as SVG and PNG.
+
+Usage: %(prog)s checkpoints/handwriting/checkpoint_best.pt --lines 3 --bias 0.5 --output
+    written
+
+A model trained with --window writes --text "..."; --prime lets it read a line first and go on in its hand.
+Behind the writing is how much the weights of a hypernetwork's main network changed at each step, under it the
+same matrix by matrix.
+"""
+
+import sys
+
+from rhhn_fairseq.commands.parsers import make_parser
+
+
+def main(argv=None) -> None:
+    args = parse_arguments(argv)
+
+    import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
+    from rhhn_fairseq.errors import UsageError
+    from rhhn_fairseq.models.handwriting_loading import load_handwriting
+    from rhhn_fairseq.writing.picture import draw, output_paths
+    from rhhn_fairseq.writing.prime import read_prime
+    from rhhn_fairseq.writing.sampling import WritingConfig, write
+
+    config = WritingConfig(args.lines, args.points, args.bias, args.temperature, args.seed)
+    if args.columns < 1:
+        raise UsageError(f"--columns {args.columns} is too small, the smallest is 1")
+    paths = output_paths(args.output)
+    model, data = load_handwriting(args.checkpoint)
+    prime = None
+    if args.prime is not None:
+        prime = read_prime(args.prime, args.data or data, args.prime_text, args.prime_points, args.y_up)
+    lines = write(model, config, args.text, prime)
+    draw(lines, paths, changes=not args.no_changes, columns=args.columns)
+    for path in paths:
+        print(f"written: {path}")
+    for line in lines:
+        if not line.finished:
+            print(f"not finished within --points: {line.text!r}", file=sys.stderr)
+
+
+def parse_arguments(argv):
+    parser = make_parser("write", __doc__)
+    add = parser.add_argument
+    add("checkpoint", help="checkpoint of a handwriting model")
+    add(
+        "--output",
+        default="written",
+        metavar="NAME",
+        help="NAME.svg and NAME.png; or one file with that ending",
+    )
+    add("--text", action="append", default=[], metavar="TEXT", help="what to write; several, repeated")
+    add("--lines", type=int, default=3, help="lines to write, of each text (default: %(default)s)")
+    add(
+        "--points",
+        type=int,
+        help="points of a line, with a text the most (default: 400; by the text's length)",
+    )
+    add("--bias", type=float, default=0.0, help="0 is the model's own hand, larger is tidier (default: 0)")
+    add("--temperature", type=float, default=1.0, help="below 1 is tidier (default: 1)")
+    add("--seed", type=int, default=1, help="seed of the random numbers (default: %(default)s)")
+    add("--prime", metavar="LINE", help="a line to read first: SPLIT:NUMBER of the data, or a .npy file")
+    add("--prime-text", metavar="TEXT", help="text of the primed line (default: from the data)")
+    add("--prime-points", type=int, metavar="N", help="read only the first N points of the primed line")
+    add("--y-up", action="store_true", help="y grows upwards in the .npy file of --prime")
+    add("--data", metavar="DIR", help="data directory of --prime (default: where it was trained)")
+    add("--columns", type=int, default=1, help="lines side by side in the picture (default: %(default)s)")
+    add("--no-changes", action="store_true", help="do not draw how the weights change")
+    return parser.parse_args(argv)

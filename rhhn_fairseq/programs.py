@@ -1,0 +1,49 @@
+"""What the project's commands are called, for messages that name one."""
+
+import os
+import sys
+
+# The script in scripts/, and the subcommand of ``rhhn`` that does the same.
+SUBCOMMANDS = {
+    "average_checkpoints": "average",
+    "bench": "bench",
+    "describe": "describe",
+    "plot_curves": "plot",
+    "prepare_chars": "prepare",
+    "prepare_strokes": "prepare",
+    "prepare_translation": "prepare",
+    "profile_train": "profile",
+    "sample": "sample",
+    "score_bleu": "score",
+    "translate": "translate",
+    "write": "write",
+}
+
+
+def command(script: str) -> str:
+    """What does the work of ``scripts/SCRIPT.py``, by the name that it has where the user is.
+
+    Under ``rhhn`` that is its subcommand. Under a script of the project, and in other programs that run in
+    the repository, it is the script. Everywhere else it is the subcommand.
+    """
+    if not runs_rhhn():
+        folder, name = os.path.split(sys.argv[0] if sys.argv else "")
+        is_script = name.removesuffix(".py") in SUBCOMMANDS
+        path = os.path.join(folder if is_script else "scripts", f"{script}.py")
+        if os.path.isfile(path):
+            return path
+    return f"rhhn {SUBCOMMANDS[script]}"
+
+
+def usage(script: str) -> str:
+    """As ``command``, with the interpreter that a script needs."""
+    name = command(script)
+    return f"python {name}" if name.endswith(".py") else name
+
+
+def runs_rhhn() -> bool:
+    """Whether this process is ``rhhn`` or ``python -m rhhn_fairseq``."""
+    folder, name = os.path.split(os.path.abspath(sys.argv[0] if sys.argv else ""))
+    if name == "__main__.py":
+        return os.path.basename(folder) == "rhhn_fairseq"
+    return name.removesuffix(".exe") == "rhhn"

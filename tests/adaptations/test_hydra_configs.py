@@ -1,0 +1,62 @@
+"""--config-name without --config-dir: the package's own configurations, in any directory."""
+
+import pytest
+from helpers.config_files import RECIPES
+from helpers.programs import run
+
+from rhhn_fairseq.adaptations import hydra_configs
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def composed(*arguments) -> str:
+    outcome = run("hydra_train", [*arguments, "--cfg", "job"])
+    assert outcome.kind == "works", outcome.text
+    return outcome.text
+
+
+def test_the_names_are_unique():
+    assert len({path.stem for path in RECIPES}) == len(RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("ln_hyperlstm_ptb", "_name: ln_hyperlstm_ptb"),
+        ("hyperrhn_gnmt_small.yaml", "_name: gnmt_translation"),
+        ("lstm_900_iam", "_name: handwriting"),
+        ("lstm_adding_200", "problem: adding"),
+    ],
+)
+def test_a_configuration_of_each_system(name, line):
+    """Those of different systems have shared files of the same names, which must not be mixed."""
+    assert line in composed("--config-name", name)
+
+
+def test_the_same_as_from_its_directory():
+    folder = hydra_configs.CONFIGS / "gnmt"
+    own = composed("--config-name", "lstm_gnmt_small")
+    assert own == composed("--config-dir", str(folder), "--config-name", "lstm_gnmt_small")
+
+
+def test_fairseqs_own_configuration_stays_the_default():
+    assert composed() == composed("--config-name", "config")
+    assert "_name: char_lm" not in composed()
+
+
+def test_a_directory_of_ones_own_comes_first(tmp_path):
+    (tmp_path / "lstm_ptb.yaml").write_text("common:\n  seed: 77\n")
+    shown = composed("--config-dir", str(tmp_path), "--config-name", "lstm_ptb")
+    assert "seed: 77" in shown and "_name: char_lm" not in shown
+
+
+def test_an_unknown_name_ends_in_one_line():
+    outcome = run("hydra_train", ["--config-name", "ln_hyperlstm_ptbx"])
+    assert outcome.kind == "refused"
+    said = "--config-name ln_hyperlstm_ptbx is unknown without a --config-dir, did you mean ln_hyperlstm_ptb "
+    assert outcome.text.startswith(said)

@@ -1,0 +1,117 @@
+"""``rhhn``: its table, its help, and the names that its messages use."""
+
+import argparse
+import inspect
+import subprocess
+import sys
+
+import pytest
+from helpers.script_cli import SCRIPTS, error_of
+
+from rhhn_fairseq import cli, programs
+from rhhn_fairseq.commands import prepare, table
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
+from rhhn_fairseq.errors import UsageError
+
+
+def rhhn(*arguments) -> int:
+    return cli.run(lambda: table.dispatch(list(map(str, arguments))))
+
+
+@pytest.fixture
+def as_rhhn(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/rhhn"])
+
+
+@pytest.mark.parametrize("name", table.COMMANDS)
+def test_every_command_has_its_program(name):
+    assert "argv" in inspect.signature(table.load(name).main).parameters
+    assert f"\n  {name} " in table.overview()
+
+
+def test_every_script_calls_a_command():
+    assert sorted(path.stem for path in SCRIPTS.glob("*.py")) == sorted(programs.SUBCOMMANDS)
+    for script, name in programs.SUBCOMMANDS.items():
+        assert f"from rhhn_fairseq.commands.{script} import main\n" in (SCRIPTS / f"{script}.py").read_text()
+        assert table.COMMANDS[name].module == ("prepare" if name == "prepare" else script)
+
+
+@pytest.mark.parametrize("module", prepare.CORPORA)
+def test_prepare_knows_the_corpora_of_every_command(module, monkeypatch, capsys):
+    offered = set()
+    add_parser = argparse._SubParsersAction.add_parser
+
+    def noted(self, name, **options):
+        offered.add(name)
+        return add_parser(self, name, **options)
+
+    monkeypatch.setattr(argparse._SubParsersAction, "add_parser", noted)
+    assert rhhn_status("prepare", next(iter(prepare.CORPORA[module])), "--help") == 0
+    assert offered == prepare.CORPORA[module].keys() - {"strokes"}
+
+
+def rhhn_status(*arguments) -> int:
+    with pytest.raises(SystemExit) as end:
+        rhhn(*arguments)
+    return end.value.code
+
+
+def test_help_loads_neither_torch_nor_fairseq():
+    code = "import sys; from rhhn_fairseq.commands import table; table.dispatch(['--help']);"
+    code += "table.dispatch(['prepare', '--help']);"
+    code += "sys.exit(bool({'torch', 'fairseq', 'numpy'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_help_names_the_command_as_it_was_called(monkeypatch, capsys):
+    monkeypatch.chdir(SCRIPTS.parent)
+    script = "scripts/sample.py"
+    for program, name in (("/usr/bin/rhhn", "rhhn sample"), (script, f"python {script}")):
+        monkeypatch.setattr(sys, "argv", [program])
+        assert rhhn_status("sample", "--help") == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"usage: {name} [-h]")
+        assert f"\nUsage: {name} checkpoints/checkpoint_best.pt" in shown
+
+
+def test_prepares_a_text(as_rhhn, tmp_path, capsys):
+    (tmp_path / "text").write_text("to be or not to be\n" * 50)
+    dest = tmp_path / "data"
+    assert rhhn("prepare", "text", "--input", tmp_path / "text", "--split", "90/5/5", "--dest", dest) == 0
+    assert capsys.readouterr().out.startswith(f"prepared: {dest}\n")
+    assert "b" in CharVocabulary.load(dest).decode(range(len(CharVocabulary.load(dest))))
+
+
+def test_prepares_handwriting_by_its_short_name(as_rhhn, tmp_path, capsys):
+    assert "--lines" in error_of(rhhn, capsys, "prepare", "strokes", "--lines", "0", "--dest", tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["smaple"], "rhhn smaple: no such command, did you mean sample?"),
+        (["prepare", "ptbb"], "rhhn prepare ptbb: no such corpus, did you mean ptb?"),
+        (["prepare"], "rhhn prepare: name the corpus first, one of ptb, enwik8, text, stdlib, "),
+        (["prepare", "--dest", "x"], "rhhn prepare: name the corpus first, one of ptb, "),
+    ],
+)
+def test_mistakes_end_in_one_line(as_rhhn, capsys, arguments, line):
+    assert error_of(rhhn, capsys, *arguments).startswith(f"error: {line}")
+
+
+@pytest.mark.parametrize(
+    ("program", "folder", "named"),
+    [
+        ("/usr/bin/rhhn", SCRIPTS.parent, "rhhn prepare"),
+        ("C:/rhhn.exe", SCRIPTS.parent, "rhhn prepare"),
+        ("/lib/rhhn_fairseq/__main__.py", SCRIPTS.parent, "rhhn prepare"),
+        (str(SCRIPTS / "sample.py"), "/", str(SCRIPTS / "prepare_chars.py")),
+        ("/usr/bin/fairseq-train", SCRIPTS.parent, "scripts/prepare_chars.py"),
+        ("/usr/bin/fairseq-train", "/", "rhhn prepare"),
+    ],
+)
+def test_messages_name_a_command_that_is_there(monkeypatch, tmp_path, program, folder, named):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [program])
+    with pytest.raises(UsageError, match=f"dict.txt: no such file; make it with {named}$"):
+        CharVocabulary.load(tmp_path)

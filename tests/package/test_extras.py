@@ -1,0 +1,72 @@
+"""Packages that the plain installation leaves out: what needs them says so in one line."""
+
+import sys
+
+import pytest
+from helpers.script_cli import error_of
+
+from rhhn_fairseq import cli
+from rhhn_fairseq.commands import table
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.extras import needed_for
+
+MODULES = (
+    "rhhn_fairseq.analysis.curves",
+    "rhhn_fairseq.writing.picture",
+    "rhhn_fairseq.data.parallel.synthetic",
+)
+
+
+@pytest.fixture
+def plain(monkeypatch, tmp_path):
+    """As after a plain installation, in an empty directory."""
+    for name in ("matplotlib", "babel", "num2words", "HersheyFonts"):
+        for loaded in [other for other in sys.modules if other.partition(".")[0] == name]:
+            monkeypatch.delitem(sys.modules, loaded)
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        package, _, attribute = name.rpartition(".")
+        if package in sys.modules:
+            monkeypatch.delattr(sys.modules[package], attribute, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("plot run.log", "the curves need matplotlib: pip install matplotlib, or 'rhhn-fairseq[plots]'"),
+        (
+            "write a.pt",
+            "pictures of writing need matplotlib: pip install matplotlib, or 'rhhn-fairseq[plots]'",
+        ),
+        (
+            "prepare synthetic",
+            "the corpus synthetic needs Babel: pip install Babel, or 'rhhn-fairseq[synthetic]'",
+        ),
+        (
+            "prepare hershey",
+            "the Hershey fonts need Hershey-Fonts: pip install Hershey-Fonts, or 'rhhn-fairseq[handwriting]'",
+        ),
+    ],
+)
+def test_a_missing_package_is_named(plain, capsys, command, line):
+    assert error_of(
+        lambda *words: cli.run(lambda: table.dispatch(list(words))), capsys, *command.split()
+    ) == (f"error: {line}\n")
+
+
+def test_corpora_that_need_nothing_more(plain, capsys):
+    with pytest.raises(SystemExit) as end:
+        table.dispatch(["prepare", "multi30k", "--help"])
+    assert end.value.code == 0
+
+
+def test_other_packages_are_no_mistake():
+    with pytest.raises(ModuleNotFoundError), needed_for("this needs"):
+        import no_such_package  # noqa: F401
+    with (
+        pytest.raises(UsageError, match="this needs scikit-learn: pip install scikit-learn"),
+        needed_for("this needs"),
+    ):
+        raise ModuleNotFoundError("No module named 'sklearn.x'", name="sklearn.x")
