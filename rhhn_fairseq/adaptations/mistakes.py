@@ -228,6 +228,7 @@ MISTAKES = (
     Mistake(
         "ValueError", r"json\.decoder", r"(Expecting .*)", r"an option takes JSON such as '{\"beam\": 4}': \1"
     ),
+    Mistake("SyntaxError", "ast", "", "--model-overrides and --optimizer-overrides take " + DICTIONARY),
     Mistake(
         "NameError",
         r"fairseq_cli\.eval_lm",
