@@ -56,7 +56,8 @@ def parse_arguments(argv):
         "--variant",
         choices=corpora.PTB_VARIANTS,
         default="raw",
-        help="raw: the word-level files as characters, as the papers do; mikolov-char: ptb.char.*",
+        help="raw (default): the word-level files as characters, as Ha and Suarez read them; char: without "
+        "the outer spaces of lines, the text of ptb.char; mikolov-char: from the ptb.char files",
     )
     enwik8 = subparsers.add_parser("enwik8", parents=[common, public], help="100 MB of Wikipedia")
     enwik8.add_argument(

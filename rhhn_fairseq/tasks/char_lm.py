@@ -13,12 +13,14 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf
 
 from rhhn_fairseq.data.text.lanes import Lanes, RandomWindows
+from rhhn_fairseq.data.text.manifest import CHARACTERS
+from rhhn_fairseq.data.text.ptb import char_symbols, is_raw_ptb
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
 from rhhn_fairseq.tasks.char_batches import BatchDataset, OrderedBatchIterator, StreamDataset
-from rhhn_fairseq.tasks.evaluation import Protocol, ScoredBatches
+from rhhn_fairseq.tasks.evaluation import OtherText, Protocol, ScoredBatches
 from rhhn_fairseq.tasks.sizes import frequency_of, rows_of
 
 logger = logging.getLogger(__name__)
@@ -80,6 +82,8 @@ class CharLMTask(FairseqTask):
         self.carries: list[Carry] = []
         self.valid_carry = Carry()
         self._saved_states: list[list[torch.Tensor]] | None = None
+        # The corpora of loaded checkpoints, where the checkpoints name them.
+        self.trained_on: list[str] = []
 
     @classmethod
     def setup_task(cls, cfg, **kwargs):
@@ -88,7 +92,8 @@ class CharLMTask(FairseqTask):
         cfg.check()
         vocabulary = CharVocabulary.load(cfg.data)
         dictionary = Dictionary.load(str(Path(cfg.data) / "dict.txt"))
-        logger.info("%s: %d symbols", cfg.data, len(vocabulary.model_indices()))
+        corpus = vocabulary.corpus or f"a text of {len(vocabulary.model_indices())} symbols"
+        logger.info("%s: %s", cfg.data, corpus)
         return cls(cfg, vocabulary, dictionary)
 
     @property
@@ -130,6 +135,7 @@ class CharLMTask(FairseqTask):
         cutter = self._cut_training(dataset, B, num_shards, shard_id) if train else None
         if cutter is None:
             protocol = Protocol.parse(self.cfg.valid_protocol)
+            logger.info("%s split of %s, protocol %s", dataset.split, self._corpus_name(), protocol.text)
             cutter = protocol.cut(dataset.stream, self.first_input, self.cfg.tokens_per_sample, B, num_shards)
         return OrderedBatchIterator(
             BatchDataset(cutter),
@@ -193,8 +199,21 @@ class CharLMTask(FairseqTask):
             batch_size or EVALUATION_WINDOWS,
         )
         batches = OrderedBatchIterator(BatchDataset(cutter), num_workers=num_workers)
-        title = f"{self.vocabulary.corpus}, {dataset.split}, protocol {protocol.text}"
-        return ScoredBatches(batches.next_epoch_itr(), len(dataset.stream), title)
+        title = f"{self._corpus_name()}, {dataset.split}, protocol {protocol.text}"
+        others = [corpus for corpus in self.trained_on if corpus != self.vocabulary.corpus]
+        if others:
+            title += f", trained on {' and '.join(others)}"
+        other = None if others else self._char_variant(dataset)
+        return ScoredBatches(batches.next_epoch_itr(), len(dataset.stream), title, other)
+
+    def _corpus_name(self) -> str:
+        return self.vocabulary.corpus or str(self.cfg.data)
+
+    def _char_variant(self, dataset) -> OtherText | None:
+        """The char variant of a split of raw PTB; None for other corpora."""
+        if not is_raw_ptb(CHARACTERS.read(self.cfg.data)):
+            return None
+        return OtherText("PTB char", char_symbols(dataset.stream, self.vocabulary))
 
     def encode_prompt(self, text: str) -> list[int]:
         """Dictionary indices of a text to go on from, after the beginning of a text.
@@ -209,6 +228,16 @@ class CharLMTask(FairseqTask):
         if unknown:
             raise UsageError(f"--prompt has symbols the model does not know: {unknown}")
         return [self.first_input, *entries]
+
+    def state_dict(self):
+        """What a checkpoint keeps of the task: the corpus that the model is trained on."""
+        return {} if self.vocabulary.corpus is None else {"corpus": self.vocabulary.corpus}
+
+    def load_state_dict(self, state_dict):
+        """Takes note of a loaded checkpoint's corpus."""
+        corpus = state_dict.get("corpus")
+        if corpus is not None and corpus not in self.trained_on:
+            self.trained_on.append(corpus)
 
     def gather_checkpoint_state(self) -> None:
         """Collects the lanes of all workers; every worker calls it before a checkpoint is saved."""

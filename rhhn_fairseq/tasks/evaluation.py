@@ -114,16 +114,39 @@ class Tally:
         )
 
 
+@dataclass(frozen=True)
+class OtherText:
+    """A text that a split becomes when symbols are left out of it.
+
+    Attributes:
+        name: of the text. symbols: how many it has.
+    """
+
+    name: str
+    symbols: int
+
+    def bound(self, bpc: float, total: int) -> str:
+        """What a figure over all ``total`` symbols of the split says of this text, in one line.
+
+        The bits of the symbols left out are not negative, so without them there are no more bits in all.
+        """
+        return (
+            f"at most {bpc * total / self.symbols:.6f} bits per character of {self.name}, "
+            f"not measured on it: the same bits over its {self.symbols:,} symbols in place of {total:,}"
+        )
+
+
 class ScoredBatches:
     """The batches of an evaluation, with carried state and a tally; says the sums when exhausted.
 
     Args:
         batches: samples as ``BatchDataset.collater`` makes them.
         total: symbols of the split. title: what is evaluated, for the log.
+        other: a text for which the figure is a bound, said if every symbol was scored.
     """
 
-    def __init__(self, batches, total: int, title: str):
-        self.batches, self.total, self.title = batches, total, title
+    def __init__(self, batches, total: int, title: str, other: OtherText | None = None):
+        self.batches, self.total, self.title, self.other = batches, total, title, other
         self.tally, self.n = Tally(), 0
 
     def __len__(self):
@@ -138,3 +161,5 @@ class ScoredBatches:
             self.n += 1
         seconds = time.monotonic() - started
         logger.info("%s: %s, %.1f s", self.title, self.tally.summary(self.total), seconds)
+        if self.other is not None and self.tally.scored == self.total:
+            logger.info("%s: %s", self.title, self.other.bound(self.tally.bpc, self.total))

@@ -21,6 +21,7 @@ from helpers.chars_cli import (
 )
 
 from rhhn_fairseq.data.text import corpora
+from rhhn_fairseq.data.text.lines import drop_outer_spaces
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 
 
@@ -52,6 +53,40 @@ def test_real_ptb(tmp_path, data_dir, capsys):
         assert vocabulary.decode(item.numpy()) == line
     assert run(*arguments) == 0
     assert "already prepared" in capsys.readouterr().out
+
+
+def test_real_ptb_without_outer_spaces(tmp_path, data_dir, capsys):
+    dest = tmp_path / "ptb"
+    assert run("ptb", "--variant", "char", "--from-dir", data_dir / "ptb", "--dest", dest) == 0
+    sentence = "PTB char, word-level Mikolov files without the outer spaces of lines, 50 symbols"
+    assert capsys.readouterr().out.splitlines()[-1] == sentence == CharVocabulary.load(dest).corpus
+    manifest = manifest_of(dest)
+    assert manifest["request"]["options"] == {"variant": "char"}
+    counts = [manifest["splits"][split] for split in SPLITS]
+    assert [entry["symbols"] for entry in counts] == [5_017_482, 393_042, 442_423]
+    assert [entry["items"] for entry in counts] == [42_068, 3_370, 3_761]
+    with gzip.open(data_dir / "ptb" / "ptb.test.txt.gz", "rt", encoding="utf-8") as file:
+        assert read_back(dest, "test") == "".join(f"{line.strip()}\n" for line in file)
+    again = ["ptb", "--from-dir", data_dir / "ptb", "--dest", dest]
+    assert "was prepared with variant 'char', not 'raw'" in error_of(capsys, *again)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_outer_spaces_are_dropped_in_chunks_of_any_size(size):
+    text = "  a  b \n\n   \n c\nd \n  e   f  "
+    codes = np.frombuffer(text.encode(), dtype=np.uint8)
+    chunks = [codes[start : start + size] for start in range(0, len(codes), size)]
+    kept = np.concatenate(list(drop_outer_spaces(chunks))).tobytes().decode()
+    assert kept == "\n".join(line.strip(" ") for line in text.split("\n"))
+
+
+def test_wrong_counts_of_ptb_char_are_refused(tmp_path, capsys, monkeypatch):
+    small_ptb(tmp_path)
+    monkeypatch.setattr(corpora, "_PTB_PUBLISHED", dict.fromkeys(SPLITS))
+    arguments = ["ptb", "--variant", "char", "--from-dir", tmp_path, "--dest", tmp_path / "dest"]
+    assert "the train split has 10 symbols, expected 5,017,482" in error_of(capsys, *arguments)
+    assert run(*arguments, "--no-verify") == 0
+    assert read_back(tmp_path / "dest", "test") == "a b <unk>\n"
 
 
 def small_ptb(directory, stem="ptb.", text=" a b <unk> \n"):
@@ -88,6 +123,8 @@ def test_ptb_in_simple_examples_tgz(tmp_path, capsys):
     assert read_back(dest, "test") == " a b \n"
     assert run(*arguments, "--variant", "mikolov-char", "--dest", tmp_path / "char") == 0
     assert read_back(tmp_path / "char", "test") == "a_b\n"
+    assert run(*arguments, "--variant", "char", "--dest", tmp_path / "same") == 0
+    assert read_back(tmp_path / "same", "test") == "a b\n"
     assert "ptb.char files (no outer spaces" in CharVocabulary.load(tmp_path / "char").corpus
     checked = ["ptb", "--from-dir", tmp_path, "--variant", "mikolov-char", "--dest", tmp_path / "c"]
     assert "train split has 4 symbols, expected about 5,017,482" in error_of(capsys, *checked)
