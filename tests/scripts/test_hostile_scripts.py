@@ -91,6 +91,7 @@ prepare_chars ptb --from-dir TEXT
 prepare_chars ptb --from-dir LOOP
 prepare_chars ptb --variant x
 prepare_chars ptb --variant mikolov-char
+prepare_chars ptb --variant char --from-dir FOLDER
 prepare_chars enwik8 --from-dir FOLDER
 prepare_chars stdlib --size 0
 prepare_chars stdlib --size x
@@ -202,6 +203,15 @@ average_checkpoints FOLDER --last 1 --best 1 --output NOWHERE
 average_checkpoints NOWHERE --best 1 --output NOWHERE
 average_checkpoints TEXT --metric loss --output NOWHERE
 average_checkpoints TEXT --output TEXT
+convert_checkpoint
+convert_checkpoint NOISE --output NOWHERE
+convert_checkpoint NOWHERE --vocabulary TEXT --data FOLDER --output NOWHERE
+convert_checkpoint FOLDER --vocabulary TEXT --data FOLDER --output NOWHERE
+convert_checkpoint PIPE --vocabulary TEXT --data FOLDER --output NOWHERE
+convert_checkpoint LOOP --vocabulary TEXT --data FOLDER --output NOWHERE
+convert_checkpoint EMPTY --vocabulary TEXT --data FOLDER --output NOWHERE
+convert_checkpoint NOISE --vocabulary TEXT --data FOLDER --output NOWHERE
+convert_checkpoint TEXT --vocabulary TEXT --data FOLDER --output TEXT
 bench
 bench nope
 bench cells --cells nope
