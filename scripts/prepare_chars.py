@@ -5,6 +5,8 @@ Examples:
   python scripts/prepare_chars.py stdlib --dest data-bin/stdlib
   python scripts/prepare_chars.py ptb --from-dir ~/simple-examples --dest data-bin/ptb
   python scripts/prepare_chars.py enwik8 --dest data-bin/enwik8
+  python scripts/prepare_chars.py text8 --from-dir ~/text8
+  python scripts/prepare_chars.py wikitext103 --from-dir ~/wikitext
   python scripts/prepare_chars.py text --train a.txt b.txt --valid v.txt --test t.txt
   python scripts/prepare_chars.py text --input book.txt --split 90/5/5 --dest data-bin/book
 """
@@ -33,9 +35,23 @@ def parse_arguments(argv):
     common = _Parser(add_help=False)
     common.add_argument("--dest", type=Path, metavar="DIR", help="where to write (default: data-bin/CORPUS)")
     common.add_argument("--force", action="store_true", help="replace a corpus prepared there before")
-    public = _Parser(add_help=False)
+    verified = _Parser(add_help=False)
+    verified.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="accept input whose size, checksum or counts are not the published ones",
+    )
+    public = _Parser(add_help=False, parents=[verified])
     public.add_argument(
         "--from-dir", type=Path, metavar="DIR", help="take the files from here, not from the web"
+    )
+    local = _Parser(add_help=False, parents=[verified])
+    local.add_argument(
+        "--from-dir",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="directory of the file or files: plain, .gz, .zip, or in an archive",
     )
     public.add_argument(
         "--download-dir",
@@ -43,11 +59,6 @@ def parse_arguments(argv):
         metavar="DIR",
         default=default_download_dir(),
         help="where downloads are kept (default: %(default)s)",
-    )
-    public.add_argument(
-        "--no-verify",
-        action="store_true",
-        help="accept input whose size or checksum is not the published one",
     )
     subparsers = parser.add_subparsers(dest="corpus", metavar="CORPUS", required=True)
 
@@ -66,6 +77,15 @@ def parse_arguments(argv):
         default=True,
         help="symbols are bytes (default), not Unicode characters",
     )
+    subparsers.add_parser("text8", parents=[common, local], help="100 MB of Wikipedia in 27 symbols")
+    wikitext = subparsers.add_parser("wikitext103", parents=[common, local], help="WikiText-103")
+    wikitext.add_argument(
+        "--variant",
+        choices=tuple(corpora.WIKITEXT_VARIANTS),
+        default="raw",
+        help="raw (default): the text as it was; tokens: with <unk> for rare words",
+    )
+    wikitext.add_argument("--bytes", action="store_true", help="symbols are bytes, not characters")
     text = subparsers.add_parser("text", parents=[common], help="your own files")
     for split in SPLITS:
         text.add_argument(f"--{split}", type=Path, nargs="+", metavar="FILE", help="plain, .gz or .zip")
@@ -95,6 +115,10 @@ def choose_corpus(arguments):
         return corpora.ptb(arguments.variant, arguments.from_dir, arguments.download_dir)
     if arguments.corpus == "enwik8":
         return corpora.enwik8(arguments.bytes, arguments.from_dir, arguments.download_dir)
+    if arguments.corpus == "text8":
+        return corpora.text8(arguments.from_dir)
+    if arguments.corpus == "wikitext103":
+        return corpora.wikitext103(arguments.variant, arguments.bytes, arguments.from_dir)
     if arguments.corpus == "stdlib":
         return corpora.stdlib(arguments.size)
     if arguments.bytes and arguments.errors != "strict":

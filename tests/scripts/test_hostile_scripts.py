@@ -93,6 +93,10 @@ prepare_chars ptb --variant x
 prepare_chars ptb --variant mikolov-char
 prepare_chars ptb --variant char --from-dir FOLDER
 prepare_chars enwik8 --from-dir FOLDER
+prepare_chars text8
+prepare_chars text8 --from-dir FOLDER
+prepare_chars wikitext103 --from-dir NOWHERE
+prepare_chars wikitext103 --from-dir FOLDER --variant x
 prepare_chars stdlib --size 0
 prepare_chars stdlib --size x
 prepare_chars stdlib --size 99999999999999999999999

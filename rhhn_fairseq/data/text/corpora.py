@@ -152,6 +152,46 @@ def enwik8(as_bytes: bool, from_dir: Path | None, download_dir: Path) -> Corpus:
     )
 
 
+# Size and MD5 of the unpacked file as in http://mattmahoney.net/dc/textdata.html.
+_TEXT8_PUBLISHED = Published(100_000_000, "3bea1919949baf155f99411df5fada7e")
+
+
+def text8(from_dir: Path) -> Corpus:
+    """100 million lower-case letters and spaces of Wikipedia, cut 90/5/5 million (Mikolov et al. 2012)."""
+    return Corpus(
+        "text8",
+        "text8, 90/5/5 split",
+        "text",
+        (Input("all", find_in_directory(from_dir, "text8"), _TEXT8_PUBLISHED),),
+        options={"split": "90/5/5"},
+        cut=parse_split("90/5/5"),
+    )
+
+
+WIKITEXT_VARIANTS = {
+    "raw": ("wiki.{split}.raw", "WikiText-103 raw"),
+    "tokens": ("wiki.{split}.tokens", "WikiText-103 with <unk> for rare words"),
+}
+# Lines of each file, as in torchtext/experimental/datasets/raw/wikitext103.py.
+_WIKITEXT_LINES = {"train": 1_801_350, "valid": 3_760, "test": 4_358}
+
+
+def wikitext103(variant: str, as_bytes: bool, from_dir: Path) -> Corpus:
+    """WikiText-103 (Merity et al. 2016), in the splits that it comes with.
+
+    raw: the files of wikitext-103-raw-v1.zip. tokens: those of wikitext-103-v1.zip.
+    """
+    name, sentence = WIKITEXT_VARIANTS[variant]
+    return Corpus(
+        "wikitext103",
+        f"{sentence} as {'bytes' if as_bytes else 'characters'}",
+        "bytes" if as_bytes else "text",
+        tuple(Input(split, find_in_directory(from_dir, name.format(split=split))) for split in SPLITS),
+        options={"variant": variant},
+        expected_lines=_WIKITEXT_LINES,
+    )
+
+
 def text_files(files: dict[str, Sequence[Path] | None], as_bytes: bool, errors: str = "strict") -> Corpus:
     """The user's own files, those of each split concatenated in the order given."""
     missing = [f"--{split}" for split in SPLITS if not files[split]]

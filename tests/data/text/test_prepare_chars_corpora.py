@@ -163,6 +163,51 @@ def test_enwik8_is_bytes_and_cut_90_5_5(tmp_path, capsys, packing):
     )
 
 
+@pytest.mark.parametrize("packing", ["text8", "text8.zip"])
+def test_text8_is_cut_90_5_5(tmp_path, capsys, packing):
+    data = np.random.default_rng(0).choice(list(b" abcdefghijklmnopqrstuvwxyz"), 10_000).astype(np.uint8)
+    if packing == "text8":
+        (tmp_path / packing).write_bytes(data.tobytes())
+    else:
+        zip_of(tmp_path / packing, text8=data.tobytes())
+    dest = tmp_path / "dest"
+    arguments = ["text8", "--from-dir", tmp_path, "--dest", dest]
+    assert "text8" in (found := error_of(capsys, *arguments))
+    assert "expected 100,000,000 bytes unpacked, found 10,000" in found
+    assert run(*arguments, "--no-verify") == 0
+    pieces = [read_back(dest, split) for split in SPLITS]
+    assert [len(piece) for piece in pieces] == [9_000, 500, 500]
+    assert "".join(pieces).encode() == data.tobytes()
+    assert manifest_of(dest)["variant"] == "text8, 90/5/5 split, 27 symbols"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_wikitext103_as_it_is_distributed(tmp_path, capsys, monkeypatch, packed):
+    texts = {split: f" \n = Café {split} = \n \n A {split} line @-@ 中 . \n" for split in SPLITS}
+    folder = "wikitext-103-raw"
+    if packed:
+        zip_of(
+            tmp_path / "wikitext-103-raw-v1.zip",
+            **{f"{folder}/wiki.{split}.raw": text for split, text in texts.items()},
+        )
+    for split in SPLITS:
+        if not packed:
+            (tmp_path / f"wiki.{split}.raw").write_text(texts[split], encoding="utf-8")
+        (tmp_path / f"wiki.{split}.tokens").write_text(" = <unk> =\n", encoding="utf-8")
+    arguments = ["wikitext103", "--from-dir", tmp_path, "--dest"]
+    found = error_of(capsys, *arguments, tmp_path / "dest")
+    assert "the train split has 4 lines, expected 1,801,350" in found and "--no-verify" in found
+    assert not (tmp_path / "dest").exists()
+    monkeypatch.setattr(corpora, "_WIKITEXT_LINES", dict.fromkeys(SPLITS, 4))
+    assert run(*arguments, tmp_path / "dest") == 0
+    assert [read_back(tmp_path / "dest", split) for split in SPLITS][:1] == [texts["train"]]
+    assert manifest_of(tmp_path / "dest")["variant"].startswith("WikiText-103 raw as characters, ")
+    assert run(*arguments, tmp_path / "bytes", "--bytes") == 0
+    assert read_back(tmp_path / "bytes", "train") == texts["train"].encode()
+    assert run(*arguments, tmp_path / "tokens", "--variant", "tokens", "--no-verify") == 0
+    assert read_back(tmp_path / "tokens", "test") == " = <unk> =\n"
+
+
 def test_stdlib_is_ascii_source_in_order_and_deterministic(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     for dest in (first, second):
