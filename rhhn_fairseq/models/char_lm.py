@@ -6,6 +6,7 @@ The layers hold only the symbols that occur. fairseq's other dictionary entries 
 Shapes: T time, B batch, V symbols that occur, D entries of the dictionary.
 """
 
+import sys
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -147,9 +148,10 @@ class CharLM(HasRecipe, BaseFairseqModel):
     def embed(self, tokens: Tensor) -> Tensor:
         """Input vectors of dictionary indices, zeros for entries that are no symbol."""
         V = len(self.indices)
-        weight = self.weight_out.new_zeros(V + 1, V)
-        weight.fill_diagonal_(1.0)
-        if self.embedding is not None:
+        if self.embedding is None:
+            weight = self.weight_out.new_zeros(V + 1, V)
+            weight.fill_diagonal_(1.0)
+        else:
             weight = F.pad(self.embedding, (0, 0, 0, 1))
         if self.training and self.embedding_dropout:
             keep = draw_mask((V + 1, 1), 1.0 - self.embedding_dropout, weight.device)
@@ -196,13 +198,18 @@ class CharLM(HasRecipe, BaseFairseqModel):
         if theirs == ours:
             return
         only_there, only_here = (
-            sorted(map(chr, a)) for a in (set(theirs) - set(ours), set(ours) - set(theirs))
+            sorted(set(map(_name_of, a))) for a in (set(theirs) - set(ours), set(ours) - set(theirs))
         )
         raise UsageError(
             f"the checkpoint was trained on other symbols ({len(theirs)} there, {len(ours)} in the data; "
             f"only there {only_there[:8]}, only in the data {only_here[:8]}); "
             "use the data directory it was trained with"
         )
+
+
+def _name_of(code: int) -> str:
+    """The character of a code; words have codes from which they cannot be read."""
+    return chr(code) if code <= sys.maxunicode else "a word"
 
 
 for _name, _row in ARCHITECTURES.items():

@@ -1,4 +1,7 @@
-"""Task ``char_lm``: character language modelling on one long text, with the state carried along it."""
+"""Task ``char_lm``: language modelling on one long text, with the state carried along it.
+
+The symbols are characters or bytes, or the words of a directory that fairseq-preprocess made.
+"""
 
 import dataclasses
 import logging
@@ -17,6 +20,7 @@ from rhhn_fairseq.data.text.manifest import CHARACTERS
 from rhhn_fairseq.data.text.ptb import char_symbols, is_raw_ptb
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
+from rhhn_fairseq.data.text.words import WordVocabulary, load_vocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
 from rhhn_fairseq.tasks.char_batches import BatchDataset, OrderedBatchIterator, StreamDataset
@@ -30,7 +34,10 @@ EVALUATION_WINDOWS = 64
 
 @dataclass
 class CharLMTaskConfig(FairseqDataclass):
-    data: str = field(default=MISSING, metadata={"help": "directory that scripts/prepare_chars.py made"})
+    data: str = field(
+        default=MISSING,
+        metadata={"help": "directory that scripts/prepare_chars.py made, or fairseq-preprocess of words"},
+    )
     tokens_per_sample: int = field(
         default=100, metadata={"help": "symbols a lane or a training window advances in a batch"}
     )
@@ -73,7 +80,9 @@ class CharLMTask(FairseqTask):
     ``fairseq-eval-lm`` has its own.
     """
 
-    def __init__(self, cfg: CharLMTaskConfig, vocabulary: CharVocabulary, dictionary: Dictionary):
+    def __init__(
+        self, cfg: CharLMTaskConfig, vocabulary: CharVocabulary | WordVocabulary, dictionary: Dictionary
+    ):
         super().__init__(cfg)
         self.vocabulary, self.dictionary = vocabulary, dictionary
         # What an unread text begins after: a line's end, where lines end; else nothing that is known.
@@ -90,7 +99,7 @@ class CharLMTask(FairseqTask):
         if OmegaConf.is_config(cfg):
             cfg = _as_dataclass(cfg)
         cfg.check()
-        vocabulary = CharVocabulary.load(cfg.data)
+        vocabulary = load_vocabulary(cfg.data)
         dictionary = Dictionary.load(str(Path(cfg.data) / "dict.txt"))
         corpus = vocabulary.corpus or f"a text of {len(vocabulary.model_indices())} symbols"
         logger.info("%s: %s", cfg.data, corpus)
@@ -204,7 +213,8 @@ class CharLMTask(FairseqTask):
         if others:
             title += f", trained on {' and '.join(others)}"
         other = None if others else self._char_variant(dataset)
-        return ScoredBatches(batches.next_epoch_itr(), len(dataset.stream), title, other)
+        unit = self.vocabulary.unit
+        return ScoredBatches(batches.next_epoch_itr(), len(dataset.stream), title, other, unit)
 
     def _corpus_name(self) -> str:
         return self.vocabulary.corpus or str(self.cfg.data)
@@ -221,10 +231,10 @@ class CharLMTask(FairseqTask):
         Raises:
             UsageError: a character is not among the symbols.
         """
-        raw = text.encode("utf-8") if self.vocabulary.mode == "bytes" else text
-        entries = self.vocabulary.encode(raw).tolist()
+        symbols = self.vocabulary.split(text)
+        entries = self.vocabulary.encode(text).tolist()
         unk = self.dictionary.unk()
-        unknown = sorted({symbol for symbol, entry in zip(raw, entries, strict=True) if entry == unk})
+        unknown = sorted({symbol for symbol, entry in zip(symbols, entries, strict=True) if entry == unk})
         if unknown:
             raise UsageError(f"--prompt has symbols the model does not know: {unknown}")
         return [self.first_input, *entries]
