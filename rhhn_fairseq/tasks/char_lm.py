@@ -17,6 +17,7 @@ from omegaconf import II, MISSING, OmegaConf
 
 from rhhn_fairseq.data.text.lanes import Lanes, RandomWindows
 from rhhn_fairseq.data.text.manifest import CHARACTERS
+from rhhn_fairseq.data.text.prompt import first_input, prompt_indices
 from rhhn_fairseq.data.text.ptb import char_symbols, is_raw_ptb
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
@@ -85,8 +86,7 @@ class CharLMTask(FairseqTask):
     ):
         super().__init__(cfg)
         self.vocabulary, self.dictionary = vocabulary, dictionary
-        # What an unread text begins after: a line's end, where lines end; else nothing that is known.
-        self.first_input = dictionary.eos() if vocabulary.newline_occurs else dictionary.unk()
+        self.first_input = first_input(vocabulary)
         self.layout: dict | None = None
         self.carries: list[Carry] = []
         self.valid_carry = Carry()
@@ -226,18 +226,8 @@ class CharLMTask(FairseqTask):
         return OtherText("PTB char", char_symbols(dataset.stream, self.vocabulary))
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Dictionary indices of a text to go on from, after the beginning of a text.
-
-        Raises:
-            UsageError: a character is not among the symbols.
-        """
-        symbols = self.vocabulary.split(text)
-        entries = self.vocabulary.encode(text).tolist()
-        unk = self.dictionary.unk()
-        unknown = sorted({symbol for symbol, entry in zip(symbols, entries, strict=True) if entry == unk})
-        if unknown:
-            raise UsageError(f"--prompt has symbols the model does not know: {unknown}")
-        return [self.first_input, *entries]
+        """See ``prompt_indices``."""
+        return prompt_indices(self.vocabulary, text)
 
     def state_dict(self):
         """What a checkpoint keeps of the task: the corpus that the model is trained on."""

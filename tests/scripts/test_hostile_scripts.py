@@ -207,6 +207,15 @@ average_checkpoints FOLDER --last 1 --best 1 --output NOWHERE
 average_checkpoints NOWHERE --best 1 --output NOWHERE
 average_checkpoints TEXT --metric loss --output NOWHERE
 average_checkpoints TEXT --output TEXT
+export_model
+export_model NOISE
+export_model NOWHERE --output NOWHERE
+export_model FOLDER --output NOWHERE
+export_model NOISE --output NOWHERE
+export_model EMPTY --output NOWHERE
+sample FOLDER
+sample --pretrained --data FOLDER
+sample --pretrained --prompt é
 convert_checkpoint
 convert_checkpoint NOISE --output NOWHERE
 convert_checkpoint NOWHERE --vocabulary TEXT --data FOLDER --output NOWHERE
