@@ -57,7 +57,7 @@ class Sizes:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every weight by the author's name, with its shape there."""
-        found: dict[str, tuple[int, ...]] = {"embed.weight": (self.symbols, self.embedding)}
+        shapes: dict[str, tuple[int, ...]] = {"embed.weight": (self.symbols, self.embedding)}
         linear = {"unembed": (self.symbols, self.hidden)}
         for prefix, (_, width) in self.cells.items():
             linear[f"{prefix}inp"] = (2 * width, self.embedding)
@@ -65,8 +65,8 @@ class Sizes:
         if self.hyper is not None:
             linear |= {f"cell.upscaleProj.{layer}": (self.hidden, self.hyper) for layer in range(self.depth)}
         for name, shape in linear.items():
-            found |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-        return found
+            shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+        return shapes
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:

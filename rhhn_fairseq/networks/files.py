@@ -182,10 +182,10 @@ def _filled(network: nn.Module, weights: Mapping[str, Tensor], directory: str | 
     own = network.state_dict()
     path = Path(directory) / WEIGHTS_NAME
     for name in sorted(own.keys() | weights.keys()):
-        there, here = (tuple(table[name].shape) if name in table else None for table in (weights, own))
-        if there != here:
+        stored, expected = (tuple(table[name].shape) if name in table else None for table in (weights, own))
+        if stored != expected:
             raise UsageError(
-                f"{path}: {name} is {there or 'missing'}, by {CONFIG_NAME} it is {here or 'no weight'}"
+                f"{path}: {name} is {stored or 'missing'}, by {CONFIG_NAME} it is {expected or 'no weight'}"
             )
     network.load_state_dict(dict(weights))
     return network.eval()
