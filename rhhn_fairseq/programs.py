@@ -7,7 +7,9 @@ import sys
 SUBCOMMANDS = {
     "average_checkpoints": "average",
     "bench": "bench",
+    "convert_checkpoint": "convert",
     "describe": "describe",
+    "export_model": "export",
     "plot_curves": "plot",
     "prepare_chars": "prepare",
     "prepare_strokes": "prepare",

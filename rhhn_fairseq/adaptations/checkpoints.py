@@ -58,12 +58,13 @@ class WeightsOnlyTorch(types.ModuleType):
             raise
         # Damaged bytes make the unpickler fail in any way: KeyError, EOFError, RuntimeError, ...
         except Exception as error:
-            raise UsageError(_why_unreadable(name, error)) from error
+            raise UsageError(why_unreadable(name, error)) from error
         check_state(name, state)
         return state
 
 
-def _why_unreadable(name: str, error: Exception) -> str:
+def why_unreadable(name: str, error: Exception) -> str:
+    """What is wrong with a file that ``torch.load`` refused, one line."""
     refused = re.search(r"GLOBAL (\S+)", str(error))
     if refused:
         return (

@@ -93,7 +93,7 @@ def check_state(name: str, state) -> None:
     if args is not None:
         require_known("model", args.arch, {*models.MODEL_REGISTRY, *models.ARCH_MODEL_REGISTRY})
     for key, weight in state["model"].items():
-        problem = _problem(key, weight)
+        problem = weight_problem(key, weight)
         if problem:
             raise UsageError(f"checkpoint {name}: {key} {problem}")
 
@@ -125,8 +125,8 @@ def _check_depth(name: str, state) -> None:
     raise UsageError(f"checkpoint {name} is nested more than {DEEPEST} levels deep, no checkpoint is")
 
 
-def _problem(key, weight) -> str | None:
-    """What is wrong with a weight, or None."""
+def weight_problem(key, weight) -> str | None:
+    """What is wrong with a weight of this name, or None."""
     if not isinstance(key, str) or not isinstance(weight, torch.Tensor):
         return f"is of type {type(weight).__name__}, not a named tensor"
     if weight.layout != torch.strided or weight.is_complex() or weight.device.type == "meta":

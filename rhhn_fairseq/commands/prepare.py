@@ -10,6 +10,8 @@ CORPORA = {
     "prepare_chars": {
         "ptb": "Penn Treebank, characters",
         "enwik8": "100 MB of Wikipedia, bytes",
+        "text8": "100 MB of Wikipedia in 27 symbols",
+        "wikitext103": "WikiText-103, characters",
         "text": "your own text files",
         "stdlib": "the source of this Python's standard library",
     },

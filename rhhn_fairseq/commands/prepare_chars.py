@@ -4,6 +4,8 @@ Examples:
   %(prog)s stdlib --dest data-bin/stdlib
   %(prog)s ptb --from-dir ~/simple-examples --dest data-bin/ptb
   %(prog)s enwik8 --dest data-bin/enwik8
+  %(prog)s text8 --from-dir ~/text8
+  %(prog)s wikitext103 --from-dir ~/wikitext
   %(prog)s text --train a.txt b.txt --valid v.txt --test t.txt
   %(prog)s text --input book.txt --split 90/5/5 --dest data-bin/book
 """
@@ -25,9 +27,23 @@ def parse_arguments(argv):
     common = StrictParser(add_help=False)
     common.add_argument("--dest", type=Path, metavar="DIR", help="where to write (default: data-bin/CORPUS)")
     common.add_argument("--force", action="store_true", help="replace a corpus prepared there before")
-    public = StrictParser(add_help=False)
+    verified = StrictParser(add_help=False)
+    verified.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="accept input whose size, checksum or counts are not the published ones",
+    )
+    public = StrictParser(add_help=False, parents=[verified])
     public.add_argument(
         "--from-dir", type=Path, metavar="DIR", help="take the files from here, not from the web"
+    )
+    local = StrictParser(add_help=False, parents=[verified])
+    local.add_argument(
+        "--from-dir",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="directory of the file or files: plain, .gz, .zip, or in an archive",
     )
     public.add_argument(
         "--download-dir",
@@ -36,11 +52,6 @@ def parse_arguments(argv):
         default=default_download_dir(),
         help="where downloads are kept (default: %(default)s)",
     )
-    public.add_argument(
-        "--no-verify",
-        action="store_true",
-        help="accept input whose size or checksum is not the published one",
-    )
     subparsers = parser.add_subparsers(dest="corpus", metavar="CORPUS", required=True)
 
     ptb = subparsers.add_parser("ptb", parents=[common, public], help="Penn Treebank")
@@ -48,7 +59,8 @@ def parse_arguments(argv):
         "--variant",
         choices=corpora.PTB_VARIANTS,
         default="raw",
-        help="raw: the word-level files as characters, as the papers do; mikolov-char: ptb.char.*",
+        help="raw (default): the word-level files as characters, as Ha and Suarez read them; char: without "
+        "the outer spaces of lines, the text of ptb.char; mikolov-char: from the ptb.char files",
     )
     enwik8 = subparsers.add_parser("enwik8", parents=[common, public], help="100 MB of Wikipedia")
     enwik8.add_argument(
@@ -57,6 +69,15 @@ def parse_arguments(argv):
         default=True,
         help="symbols are bytes (default), not Unicode characters",
     )
+    subparsers.add_parser("text8", parents=[common, local], help="100 MB of Wikipedia in 27 symbols")
+    wikitext = subparsers.add_parser("wikitext103", parents=[common, local], help="WikiText-103")
+    wikitext.add_argument(
+        "--variant",
+        choices=tuple(corpora.WIKITEXT_VARIANTS),
+        default="raw",
+        help="raw (default): the text as it was; tokens: with <unk> for rare words",
+    )
+    wikitext.add_argument("--bytes", action="store_true", help="symbols are bytes, not characters")
     text = subparsers.add_parser("text", parents=[common], help="your own files")
     for split in SPLITS:
         text.add_argument(f"--{split}", type=Path, nargs="+", metavar="FILE", help="plain, .gz or .zip")
@@ -86,6 +107,10 @@ def choose_corpus(arguments):
         return corpora.ptb(arguments.variant, arguments.from_dir, arguments.download_dir)
     if arguments.corpus == "enwik8":
         return corpora.enwik8(arguments.bytes, arguments.from_dir, arguments.download_dir)
+    if arguments.corpus == "text8":
+        return corpora.text8(arguments.from_dir)
+    if arguments.corpus == "wikitext103":
+        return corpora.wikitext103(arguments.variant, arguments.bytes, arguments.from_dir)
     if arguments.corpus == "stdlib":
         return corpora.stdlib(arguments.size)
     if arguments.bytes and arguments.errors != "strict":

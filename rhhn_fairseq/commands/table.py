@@ -35,6 +35,8 @@ COMMANDS = {
     "score": Command("score_bleu", "BLEU and chrF of translations"),
     "plot": Command("plot_curves", "draw the metrics of trainings from their logs"),
     "average": Command("average_checkpoints", "average the weights of checkpoints"),
+    "export": Command("export_model", "write a model as safetensors and JSON"),
+    "convert": Command("convert_checkpoint", "read the checkpoints of Suarez 2017"),
     "describe": Command("describe", "layers, shapes and parameter count of an architecture"),
     "bench": Command("bench", "measure speed and memory"),
     "profile": Command("profile_train", "show where the time of a training update goes"),

@@ -8,26 +8,26 @@ Behind the writing is how much the weights of a hypernetwork's main network chan
 same matrix by matrix.
 """
 
+import os
 import sys
 
 from rhhn_fairseq.commands.parsers import make_parser
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.networks.files import load_strokes
+from rhhn_fairseq.writing.sampling import WritingConfig, write
 
 
 def main(argv=None) -> None:
     args = parse_arguments(argv)
 
-    import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
-    from rhhn_fairseq.errors import UsageError
-    from rhhn_fairseq.models.handwriting_loading import load_handwriting
     from rhhn_fairseq.writing.picture import draw, output_paths
     from rhhn_fairseq.writing.prime import read_prime
-    from rhhn_fairseq.writing.sampling import WritingConfig, write
 
     config = WritingConfig(args.lines, args.points, args.bias, args.temperature, args.seed)
     if args.columns < 1:
         raise UsageError(f"--columns {args.columns} is too small, the smallest is 1")
     paths = output_paths(args.output)
-    model, data = load_handwriting(args.checkpoint)
+    model, data = load(args)
     prime = None
     if args.prime is not None:
         prime = read_prime(args.prime, args.data or data, args.prime_text, args.prime_points, args.y_up)
@@ -40,10 +40,22 @@ def main(argv=None) -> None:
             print(f"not finished within --points: {line.text!r}", file=sys.stderr)
 
 
+def load(args):
+    """The model, and the data directory of its training where it is known."""
+    if os.path.isdir(args.checkpoint):
+        return load_strokes(args.checkpoint), None
+
+    # fairseq is imported for its own checkpoints only.
+    import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
+    from rhhn_fairseq.models.handwriting_loading import load_handwriting
+
+    return load_handwriting(args.checkpoint)
+
+
 def parse_arguments(argv):
     parser = make_parser("write", __doc__)
     add = parser.add_argument
-    add("checkpoint", help="checkpoint of a handwriting model")
+    add("checkpoint", help="checkpoint of a handwriting model, or a directory of `rhhn export`")
     add(
         "--output",
         default="written",

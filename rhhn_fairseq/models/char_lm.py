@@ -1,26 +1,21 @@
-"""Model ``char_lm``: one-hot or embedded symbols, a stack of recurrent layers, a softmax over symbols.
-
-The layers hold only the symbols that occur. fairseq's other dictionary entries (``<s>``, ``<pad>``,
-``<unk>``) read as a vector of zeros and score -inf.
+"""Model ``char_lm``: the network of ``networks/character.py`` for fairseq.
 
 Shapes: T time, B batch, V symbols that occur, D entries of the dictionary.
 """
 
+import sys
 from dataclasses import dataclass, field
 from typing import Optional
 
 import torch
-import torch.nn.functional as F
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from omegaconf import OmegaConf
-from torch import Tensor, nn
+from torch import Tensor
 
-from rhhn_fairseq.cells.base import glorot_, orthogonal_
 from rhhn_fairseq.cells.registry import CELLS
-from rhhn_fairseq.cells.rhn import init_bias_
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES, BASE_RECIPE, recipe_of
 from rhhn_fairseq.models.options import (
     check_probability,
@@ -30,7 +25,7 @@ from rhhn_fairseq.models.options import (
     with_cell_options,
 )
 from rhhn_fairseq.models.recipes import HasRecipe
-from rhhn_fairseq.ops.regularise import draw_mask
+from rhhn_fairseq.networks.character import CharacterNetwork
 
 OUTPUT_INITS = ("glorot", "orthogonal")
 
@@ -67,8 +62,8 @@ CharLMConfig = with_cell_options("CharLMConfig", CharLMBaseConfig, __name__)
 
 
 @register_model("char_lm", dataclass=CharLMConfig)
-class CharLM(HasRecipe, BaseFairseqModel):
-    """Character language model; see the module's docstring.
+class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
+    """Character language model; see ``CharacterNetwork``.
 
     Args:
         config: checked sizes and options, a ``CharLMConfig``.
@@ -81,34 +76,17 @@ class CharLM(HasRecipe, BaseFairseqModel):
     RECIPE = BASE_RECIPE
 
     def __init__(self, config, indices: Tensor, codes: Tensor, entries: int):
-        super().__init__()
-        V = len(indices)
-        self.embedding_dropout = check_probability(config, "embedding_dropout")
-        self.register_buffer("symbol_codes", codes)
-        self.register_buffer("indices", indices, persistent=False)
-        symbol_of = torch.full((entries,), V).index_copy_(0, indices, torch.arange(V))
-        self.register_buffer("symbol_of", symbol_of, persistent=False)
-        self.entries = entries
         if config.output_init not in OUTPUT_INITS:
             raise UsageError(
                 f"--output-init {config.output_init} is unknown, choose from {', '.join(OUTPUT_INITS)}"
             )
         if config.embed_dim < 0:
             raise UsageError(f"--embed-dim {config.embed_dim} is too small, the smallest is 0 (one-hot)")
-        self.embedding = None
-        if config.embed_dim:
-            self.embedding = nn.Parameter(torch.empty(V, config.embed_dim))
-            nn.init.orthogonal_(self.embedding) if config.output_init == "orthogonal" else glorot_(
-                self.embedding
-            )
-        self.stack = Stack(StackConfig(input_size=config.embed_dim or V, **stack_options(config)))
-        self.weight_out = nn.Parameter(torch.empty(self.stack.output_size, V))
-        self.bias_out = nn.Parameter(torch.zeros(V))
-        if config.output_init == "orthogonal":
-            orthogonal_(self.weight_out)
-            init_bias_(self.bias_out, self.stack.output_size)
-        else:
-            glorot_(self.weight_out)
+        dropped = check_probability(config, "embedding_dropout")
+        stack = StackConfig(input_size=config.embed_dim or len(indices), **stack_options(config))
+        orthogonal = config.output_init == "orthogonal"
+        super().__init__(stack, indices, codes, entries, config.embed_dim, orthogonal)
+        self.embedding_dropout = dropped
 
     @classmethod
     def build_model(cls, cfg, task):
@@ -144,24 +122,6 @@ class CharLM(HasRecipe, BaseFairseqModel):
             carry.write(after)
         return self.output(y).transpose(0, 1), {}
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Input vectors of dictionary indices, zeros for entries that are no symbol."""
-        V = len(self.indices)
-        weight = self.weight_out.new_zeros(V + 1, V)
-        weight.fill_diagonal_(1.0)
-        if self.embedding is not None:
-            weight = F.pad(self.embedding, (0, 0, 0, 1))
-        if self.training and self.embedding_dropout:
-            keep = draw_mask((V + 1, 1), 1.0 - self.embedding_dropout, weight.device)
-            weight = weight * keep / (1.0 - self.embedding_dropout)
-        return F.embedding(self.symbol_of[tokens], weight)
-
-    def output(self, y: Tensor) -> Tensor:
-        """Logits over the dictionary [..., D] from the stack's output [..., H]."""
-        logits = F.linear(y, self.weight_out.T, self.bias_out)
-        full = logits.new_full((*logits.shape[:-1], self.entries), float("-inf"))
-        return full.index_copy(-1, self.indices, logits)
-
     def get_normalized_probs(self, net_output, log_probs, sample=None):
         """Probabilities or log-probabilities [B, T, D]; a sample with a tally has them counted."""
         logits = net_output[0].float()
@@ -196,13 +156,18 @@ class CharLM(HasRecipe, BaseFairseqModel):
         if theirs == ours:
             return
         only_there, only_here = (
-            sorted(map(chr, a)) for a in (set(theirs) - set(ours), set(ours) - set(theirs))
+            sorted(set(map(_name_of, a))) for a in (set(theirs) - set(ours), set(ours) - set(theirs))
         )
         raise UsageError(
             f"the checkpoint was trained on other symbols ({len(theirs)} there, {len(ours)} in the data; "
             f"only there {only_there[:8]}, only in the data {only_here[:8]}); "
             "use the data directory it was trained with"
         )
+
+
+def _name_of(code: int) -> str:
+    """The character of a code; words have codes from which they cannot be read."""
+    return chr(code) if code <= sys.maxunicode else "a word"
 
 
 for _name, _row in ARCHITECTURES.items():

@@ -1,29 +1,21 @@
-"""Model ``handwriting``: a stack of recurrent layers on pen offsets, and a mixture of Gaussians for the next.
+"""Model ``handwriting``: the network of ``networks/strokes.py`` for fairseq.
 
 Graves 2013 (arXiv 1308.0850), sections 4 and 5, and Ha, Dai, Le 2016 (arXiv 1609.09106), section 4.3. With
-``--window K`` the model also reads a text, through Graves's window; see ``layers/window.py``. Its outputs are
-what ``layers/mixture.py`` takes.
-
-Shapes: T time, B batch, M components, U positions of the text, V symbols.
+``--window K`` the model also reads a text, through Graves's window.
 """
 
 from dataclasses import dataclass, field
-from typing import Optional
 
 import torch
-import torch.nn.functional as F
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from omegaconf import OmegaConf
-from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import glorot_
 from rhhn_fairseq.cells.registry import CELLS
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.mixture import output_size
-from rhhn_fairseq.layers.stack import Stack, StackConfig
-from rhhn_fairseq.layers.window import WindowConfig, WindowStack, one_hot
+from rhhn_fairseq.layers.stack import StackConfig
+from rhhn_fairseq.layers.window import WindowConfig
 from rhhn_fairseq.models.handwriting_table import ARCHITECTURES, BASE_RECIPE
 from rhhn_fairseq.models.options import (
     check_shapes,
@@ -32,8 +24,7 @@ from rhhn_fairseq.models.options import (
     with_cell_options,
 )
 from rhhn_fairseq.models.recipes import HasRecipe
-
-POINT_SIZE = 3
+from rhhn_fairseq.networks.strokes import POINT_SIZE, StrokeNetwork
 
 # Steps a character takes in IAM-OnDB, where the data do not say.
 POINTS_PER_SYMBOL = 25.0
@@ -63,12 +54,8 @@ HandwritingConfig = with_cell_options("HandwritingConfig", HandwritingBaseConfig
 
 
 @register_model("handwriting", dataclass=HandwritingConfig)
-class Handwriting(HasRecipe, BaseFairseqModel):
-    """See the module's docstring.
-
-    The buffer ``statistics`` holds the normalisation of the offsets it was trained on, ``symbol_codes`` the
-    code points of the characters it reads, none without a window; a checkpoint is refused where the data's
-    differ.
+class Handwriting(HasRecipe, StrokeNetwork, BaseFairseqModel):
+    """See ``StrokeNetwork``. A checkpoint is refused where the data's normalisation or characters differ.
 
     Args:
         config: checked sizes and options, a ``HandwritingConfig``.
@@ -79,17 +66,11 @@ class Handwriting(HasRecipe, BaseFairseqModel):
     RECIPE = BASE_RECIPE
 
     def __init__(self, config, normalisation: Normalisation, symbols: str, points_per_symbol: float):
-        super().__init__()
         if config.mixtures < 1:
             raise UsageError(f"--mixtures {config.mixtures} is too small, the smallest is 1")
         if config.window < 0:
             raise UsageError(f"--window {config.window} is too small, the smallest is 0 (no text)")
-        symbols = symbols if config.window else ""
-        codes = torch.tensor([ord(symbol) for symbol in symbols], dtype=torch.long)
-        self.register_buffer("symbol_codes", codes)
-        self.register_buffer("statistics", torch.from_numpy(normalisation.to_bits()))
-        self.window = config.window
-        stack = stack_options(config) | {"input_size": POINT_SIZE}
+        stack = StackConfig(input_size=POINT_SIZE, **stack_options(config))
         if config.window:
             if not symbols:
                 raise UsageError(
@@ -98,12 +79,8 @@ class Handwriting(HasRecipe, BaseFairseqModel):
                 )
             speed = points_per_symbol or POINTS_PER_SYMBOL
             reading = {"symbols": len(symbols), "window": config.window, "points_per_symbol": speed}
-            self.stack = WindowStack(WindowConfig(**stack, **reading))
-        else:
-            self.stack = Stack(StackConfig(**stack))
-        self.weight_out = nn.Parameter(torch.empty(self.stack.output_size, output_size(config.mixtures)))
-        self.bias_out = nn.Parameter(torch.zeros(output_size(config.mixtures)))
-        glorot_(self.weight_out)
+            stack = WindowConfig(input_size=POINT_SIZE, **stack_options(config), **reading)
+        super().__init__(stack, normalisation, symbols if config.window else "", config.mixtures)
 
     @classmethod
     def build_model(cls, cfg, task):
@@ -117,46 +94,6 @@ class Handwriting(HasRecipe, BaseFairseqModel):
         """A model without data behind it, for counting its parameters; its window has so many symbols."""
         symbols = "".join(map(chr, range(32, 32 + vocab_size)))
         return cls(config, Normalisation((0.0, 0.0), (1.0, 1.0)), symbols, POINTS_PER_SYMBOL)
-
-    def forward(
-        self, points: Tensor, mask: Optional[Tensor] = None, text: Optional[Tensor] = None, state=None
-    ):
-        """The distribution of the point after each position.
-
-        Args:
-            points: normalised (dx, dy, pen bit) [B, T, 3].
-            mask: bool [B, T], true at real positions; None where all are.
-            text: indices into the symbols [B, U], -1 at padding and for unknown ones; required with a window,
-                ignored without one.
-            state: the state to start from, [B, ·] in the stack's order; None for zeros.
-
-        Returns:
-            a mixture's numbers [B, T, 6 M + 1], see ``Mixture.of``; and a dictionary with the ``state`` after
-            the last position and, with a window, ``phi`` [B, T, U + 1], where on the text it was.
-        """
-        x_TBC = points.transpose(0, 1).to(self.weight_out.dtype)
-        mask_TB = None if mask is None else mask.T
-        extra = {}
-        if self.window:
-            if text is None:
-                raise UsageError("the model has a window and needs the text of every line")
-            y, extra["state"], phi = self.stack(
-                x_TBC, one_hot(text, len(self.symbol_codes), x_TBC.dtype), state, mask_TB
-            )
-            extra["phi"] = phi.transpose(0, 1)
-        else:
-            y, extra["state"] = self.stack(x_TBC, state, mask_TB)
-        return F.linear(y, self.weight_out.T, self.bias_out).transpose(0, 1), extra
-
-    @property
-    def symbols(self) -> str:
-        """The characters that the model reads, in its order; "" without a window."""
-        return "".join(map(chr, self.symbol_codes.tolist()))
-
-    @property
-    def normalisation(self) -> Normalisation:
-        """Of the offsets that the model reads and gives."""
-        return Normalisation.from_bits(self.statistics.cpu().numpy())
 
     def max_positions(self):
         """Any length of line."""

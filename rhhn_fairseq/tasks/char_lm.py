@@ -1,4 +1,7 @@
-"""Task ``char_lm``: character language modelling on one long text, with the state carried along it."""
+"""Task ``char_lm``: language modelling on one long text, with the state carried along it.
+
+The symbols are characters or bytes, or the words of a directory that fairseq-preprocess made.
+"""
 
 import dataclasses
 import logging
@@ -13,13 +16,17 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf
 
 from rhhn_fairseq.data.text.lanes import Lanes, RandomWindows
+from rhhn_fairseq.data.text.manifest import CHARACTERS
+from rhhn_fairseq.data.text.prompt import first_input, prompt_indices
+from rhhn_fairseq.data.text.ptb import char_symbols, is_raw_ptb
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
+from rhhn_fairseq.data.text.words import WordVocabulary, load_vocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.programs import command
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
 from rhhn_fairseq.tasks.char_batches import BatchDataset, OrderedBatchIterator, StreamDataset
-from rhhn_fairseq.tasks.evaluation import Protocol, ScoredBatches
+from rhhn_fairseq.tasks.evaluation import OtherText, Protocol, ScoredBatches
 from rhhn_fairseq.tasks.sizes import frequency_of, rows_of
 
 logger = logging.getLogger(__name__)
@@ -29,7 +36,10 @@ EVALUATION_WINDOWS = 64
 
 @dataclass
 class CharLMTaskConfig(FairseqDataclass):
-    data: str = field(default=MISSING, metadata={"help": "directory that `rhhn prepare` made"})
+    data: str = field(
+        default=MISSING,
+        metadata={"help": "directory that `rhhn prepare` made, or fairseq-preprocess of words"},
+    )
     tokens_per_sample: int = field(
         default=100, metadata={"help": "symbols a lane or a training window advances in a batch"}
     )
@@ -73,24 +83,28 @@ class CharLMTask(FairseqTask):
     ``fairseq-eval-lm`` has its own.
     """
 
-    def __init__(self, cfg: CharLMTaskConfig, vocabulary: CharVocabulary, dictionary: Dictionary):
+    def __init__(
+        self, cfg: CharLMTaskConfig, vocabulary: CharVocabulary | WordVocabulary, dictionary: Dictionary
+    ):
         super().__init__(cfg)
         self.vocabulary, self.dictionary = vocabulary, dictionary
-        # What an unread text begins after: a line's end, where lines end; else nothing that is known.
-        self.first_input = dictionary.eos() if vocabulary.newline_occurs else dictionary.unk()
+        self.first_input = first_input(vocabulary)
         self.layout: dict | None = None
         self.carries: list[Carry] = []
         self.valid_carry = Carry()
         self._saved_states: list[list[torch.Tensor]] | None = None
+        # The corpora of loaded checkpoints, where the checkpoints name them.
+        self.trained_on: list[str] = []
 
     @classmethod
     def setup_task(cls, cfg, **kwargs):
         if OmegaConf.is_config(cfg):
             cfg = _as_dataclass(cfg)
         cfg.check()
-        vocabulary = CharVocabulary.load(cfg.data)
+        vocabulary = load_vocabulary(cfg.data)
         dictionary = Dictionary.load(str(Path(cfg.data) / "dict.txt"))
-        logger.info("%s: %d symbols", cfg.data, len(vocabulary.model_indices()))
+        corpus = vocabulary.corpus or f"a text of {len(vocabulary.model_indices())} symbols"
+        logger.info("%s: %s", cfg.data, corpus)
         return cls(cfg, vocabulary, dictionary)
 
     @property
@@ -132,6 +146,7 @@ class CharLMTask(FairseqTask):
         cutter = self._cut_training(dataset, B, num_shards, shard_id) if train else None
         if cutter is None:
             protocol = Protocol.parse(self.cfg.valid_protocol)
+            logger.info("%s split of %s, protocol %s", dataset.split, self._corpus_name(), protocol.text)
             cutter = protocol.cut(dataset.stream, self.first_input, self.cfg.tokens_per_sample, B, num_shards)
         return OrderedBatchIterator(
             BatchDataset(cutter),
@@ -195,22 +210,36 @@ class CharLMTask(FairseqTask):
             batch_size or EVALUATION_WINDOWS,
         )
         batches = OrderedBatchIterator(BatchDataset(cutter), num_workers=num_workers)
-        title = f"{self.vocabulary.corpus}, {dataset.split}, protocol {protocol.text}"
-        return ScoredBatches(batches.next_epoch_itr(), len(dataset.stream), title)
+        title = f"{self._corpus_name()}, {dataset.split}, protocol {protocol.text}"
+        others = [corpus for corpus in self.trained_on if corpus != self.vocabulary.corpus]
+        if others:
+            title += f", trained on {' and '.join(others)}"
+        other = None if others else self._char_variant(dataset)
+        unit = self.vocabulary.unit
+        return ScoredBatches(batches.next_epoch_itr(), len(dataset.stream), title, other, unit)
+
+    def _corpus_name(self) -> str:
+        return self.vocabulary.corpus or str(self.cfg.data)
+
+    def _char_variant(self, dataset) -> OtherText | None:
+        """The char variant of a split of raw PTB; None for other corpora."""
+        if not is_raw_ptb(CHARACTERS.read(self.cfg.data)):
+            return None
+        return OtherText("PTB char", char_symbols(dataset.stream, self.vocabulary))
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Dictionary indices of a text to go on from, after the beginning of a text.
+        """See ``prompt_indices``."""
+        return prompt_indices(self.vocabulary, text)
 
-        Raises:
-            UsageError: a character is not among the symbols.
-        """
-        raw = text.encode("utf-8") if self.vocabulary.mode == "bytes" else text
-        entries = self.vocabulary.encode(raw).tolist()
-        unk = self.dictionary.unk()
-        unknown = sorted({symbol for symbol, entry in zip(raw, entries, strict=True) if entry == unk})
-        if unknown:
-            raise UsageError(f"--prompt has symbols the model does not know: {unknown}")
-        return [self.first_input, *entries]
+    def state_dict(self):
+        """What a checkpoint keeps of the task: the corpus that the model is trained on."""
+        return {} if self.vocabulary.corpus is None else {"corpus": self.vocabulary.corpus}
+
+    def load_state_dict(self, state_dict):
+        """Takes note of a loaded checkpoint's corpus."""
+        corpus = state_dict.get("corpus")
+        if corpus is not None and corpus not in self.trained_on:
+            self.trained_on.append(corpus)
 
     def gather_checkpoint_state(self) -> None:
         """Collects the lanes of all workers; every worker calls it before a checkpoint is saved."""

@@ -103,14 +103,36 @@ class Tally:
         """Bits per scored character."""
         return self.nats / math.log(2) / max(self.scored, 1)
 
-    def summary(self, total: int) -> str:
-        """The figures in one line; ``total`` is the number of symbols of the split."""
+    def summary(self, total: int, unit: str = "character") -> str:
+        """The figures in one line; ``total`` is the number of symbols of the split, ``unit`` what one is."""
         share = 100.0 * self.scored / max(total, 1)
         accuracy = 100.0 * self.correct / max(self.scored, 1)
         return (
-            f"{self.bpc:.6f} bits per character, perplexity {2**self.bpc:.4f}, "
+            f"{self.bpc:.6f} bits per {unit}, perplexity {2**self.bpc:.4f}, "
             f"accuracy {accuracy:.2f} %, {self.scored:,} of {total:,} symbols scored ({share:.2f} %), "
             f"{self.unknown:,} unknown"
+        )
+
+
+@dataclass(frozen=True)
+class OtherText:
+    """A text that a split becomes when symbols are left out of it.
+
+    Attributes:
+        name: of the text. symbols: how many it has.
+    """
+
+    name: str
+    symbols: int
+
+    def bound(self, bpc: float, total: int) -> str:
+        """What a figure over all ``total`` symbols of the split says of this text, in one line.
+
+        The bits of the symbols left out are not negative, so without them there are no more bits in all.
+        """
+        return (
+            f"at most {bpc * total / self.symbols:.6f} bits per character of {self.name}, "
+            f"not measured on it: the same bits over its {self.symbols:,} symbols in place of {total:,}"
         )
 
 
@@ -120,10 +142,14 @@ class ScoredBatches:
     Args:
         batches: samples as ``BatchDataset.collater`` makes them.
         total: symbols of the split. title: what is evaluated, for the log.
+        other: a text for which the figure is a bound, said if every symbol was scored.
+        unit: what a symbol is.
     """
 
-    def __init__(self, batches, total: int, title: str):
-        self.batches, self.total, self.title = batches, total, title
+    def __init__(
+        self, batches, total: int, title: str, other: OtherText | None = None, unit: str = "character"
+    ):
+        self.batches, self.total, self.title, self.other, self.unit = batches, total, title, other, unit
         self.tally, self.n = Tally(), 0
 
     def __len__(self):
@@ -137,4 +163,6 @@ class ScoredBatches:
             self.tally.close_batch()
             self.n += 1
         seconds = time.monotonic() - started
-        logger.info("%s: %s, %.1f s", self.title, self.tally.summary(self.total), seconds)
+        logger.info("%s: %s, %.1f s", self.title, self.tally.summary(self.total, self.unit), seconds)
+        if self.other is not None and self.tally.scored == self.total:
+            logger.info("%s: %s", self.title, self.other.bound(self.tally.bpc, self.total))

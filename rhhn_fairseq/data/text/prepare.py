@@ -138,8 +138,8 @@ def _build(
             raise UsageError(
                 f"the {split} split has fewer than 2 symbols ({symbols}), too few to predict one from another"
             )
-        if verify and corpus.expected_symbols:
-            _check_symbols(split, symbols, corpus.expected_symbols[split])
+        if verify:
+            _check_counts(corpus, split, splits[split])
     if splits["train"]["symbols"] != counts.sum() or splits["train"]["unknown"]:
         raise UsageError("the training text changed while it was read; prepare the corpus again")
     number = len(vocabulary.model_indices())
@@ -165,13 +165,18 @@ def _build(
 
 
 def _codes(corpus: Corpus, stretches: list[Stretch], title: str) -> Iterator[np.ndarray]:
+    chunks = _read(corpus, stretches)
+    if corpus.edit is not None:
+        chunks = corpus.edit(chunks)
     with tqdm(desc=title, unit="symbol", unit_scale=True, disable=None) as progress:
-        for source, start, stop in stretches:
-            for codes in read_codes(source, corpus.mode, start, stop, corpus.errors):
-                if corpus.separator is not None:
-                    codes = codes[codes != corpus.separator]
-                progress.update(codes.size)
-                yield codes
+        for codes in chunks:
+            progress.update(codes.size)
+            yield codes
+
+
+def _read(corpus: Corpus, stretches: list[Stretch]) -> Iterator[np.ndarray]:
+    for source, start, stop in stretches:
+        yield from read_codes(source, corpus.mode, start, stop, corpus.errors)
 
 
 def _count(chunks: Iterator[np.ndarray]) -> np.ndarray:
@@ -208,9 +213,18 @@ def _encode(prefix: Path, vocabulary: CharVocabulary, chunks: Iterator[np.ndarra
     return {"symbols": writer.symbols, "items": writer.items, "unknown": unknown}
 
 
-def _check_symbols(split: str, found: int, expected: int) -> None:
-    if abs(found - expected) * 1000 > expected:
+def _check_counts(corpus: Corpus, split: str, counts: dict) -> None:
+    """Compares a split's counts with the corpus's known ones. Raises UsageError."""
+    advice = "replace the file, or pass --no-verify to accept it"
+    if corpus.expected_symbols is not None:
+        expected, symbols = corpus.expected_symbols[split], counts["symbols"]
+        if abs(symbols - expected) * 1000 > corpus.tolerance * expected:
+            about = "about " if corpus.tolerance else ""
+            raise UsageError(
+                f"the {split} split has {symbols:,} symbols, expected {about}{expected:,}; {advice}"
+            )
+    if corpus.expected_lines is not None and counts["items"] != corpus.expected_lines[split]:
         raise UsageError(
-            f"the {split} split has {found:,} symbols, expected about {expected:,}; "
-            "replace the file, or pass --no-verify to accept it"
+            f"the {split} split has {counts['items']:,} lines, expected {corpus.expected_lines[split]:,}; "
+            f"{advice}"
         )

@@ -91,6 +91,8 @@ class CharVocabulary:
     no byte in bytes mode.
     """
 
+    unit = "character"
+
     def __init__(
         self,
         symbols: Iterable[str],
@@ -168,6 +170,10 @@ class CharVocabulary:
         """Code points (bytes mode: byte values) in the order of ``model_indices``, int64 [V]."""
         first = [NEWLINE] if self.newline_occurs else []
         return np.concatenate([np.array(first, dtype=np.int64), self._symbol_codes])
+
+    def split(self, text: str) -> str | bytes:
+        """The symbols of a text, one after the other: its characters or its UTF-8 bytes."""
+        return text.encode("utf-8") if self.mode == "bytes" else text
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Dictionary indices of a text, int64 [T]; what was not in the training text is <unk>.

@@ -404,7 +404,7 @@ def test_bad_command_lines(tmp_path, capsys, monkeypatch, arguments, message):
 
 
 def test_unknown_variant_is_refused_by_the_library_too(tmp_path):
-    with pytest.raises(UsageError, match="choose from raw, mikolov-char"):
+    with pytest.raises(UsageError, match="choose from raw, char, mikolov-char"):
         corpora.ptb("words", tmp_path, tmp_path)
 
 

@@ -21,6 +21,7 @@ from helpers.chars_cli import (
 )
 
 from rhhn_fairseq.data.text import corpora
+from rhhn_fairseq.data.text.lines import drop_outer_spaces
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 
 
@@ -52,6 +53,40 @@ def test_real_ptb(tmp_path, data_dir, capsys):
         assert vocabulary.decode(item.numpy()) == line
     assert run(*arguments) == 0
     assert "already prepared" in capsys.readouterr().out
+
+
+def test_real_ptb_without_outer_spaces(tmp_path, data_dir, capsys):
+    dest = tmp_path / "ptb"
+    assert run("ptb", "--variant", "char", "--from-dir", data_dir / "ptb", "--dest", dest) == 0
+    sentence = "PTB char, word-level Mikolov files without the outer spaces of lines, 50 symbols"
+    assert capsys.readouterr().out.splitlines()[-1] == sentence == CharVocabulary.load(dest).corpus
+    manifest = manifest_of(dest)
+    assert manifest["request"]["options"] == {"variant": "char"}
+    counts = [manifest["splits"][split] for split in SPLITS]
+    assert [entry["symbols"] for entry in counts] == [5_017_482, 393_042, 442_423]
+    assert [entry["items"] for entry in counts] == [42_068, 3_370, 3_761]
+    with gzip.open(data_dir / "ptb" / "ptb.test.txt.gz", "rt", encoding="utf-8") as file:
+        assert read_back(dest, "test") == "".join(f"{line.strip()}\n" for line in file)
+    again = ["ptb", "--from-dir", data_dir / "ptb", "--dest", dest]
+    assert "was prepared with variant 'char', not 'raw'" in error_of(capsys, *again)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_outer_spaces_are_dropped_in_chunks_of_any_size(size):
+    text = "  a  b \n\n   \n c\nd \n  e   f  "
+    codes = np.frombuffer(text.encode(), dtype=np.uint8)
+    chunks = [codes[start : start + size] for start in range(0, len(codes), size)]
+    kept = np.concatenate(list(drop_outer_spaces(chunks))).tobytes().decode()
+    assert kept == "\n".join(line.strip(" ") for line in text.split("\n"))
+
+
+def test_wrong_counts_of_ptb_char_are_refused(tmp_path, capsys, monkeypatch):
+    small_ptb(tmp_path)
+    monkeypatch.setattr(corpora, "_PTB_PUBLISHED", dict.fromkeys(SPLITS))
+    arguments = ["ptb", "--variant", "char", "--from-dir", tmp_path, "--dest", tmp_path / "dest"]
+    assert "the train split has 10 symbols, expected 5,017,482" in error_of(capsys, *arguments)
+    assert run(*arguments, "--no-verify") == 0
+    assert read_back(tmp_path / "dest", "test") == "a b <unk>\n"
 
 
 def small_ptb(directory, stem="ptb.", text=" a b <unk> \n"):
@@ -88,6 +123,8 @@ def test_ptb_in_simple_examples_tgz(tmp_path, capsys):
     assert read_back(dest, "test") == " a b \n"
     assert run(*arguments, "--variant", "mikolov-char", "--dest", tmp_path / "char") == 0
     assert read_back(tmp_path / "char", "test") == "a_b\n"
+    assert run(*arguments, "--variant", "char", "--dest", tmp_path / "same") == 0
+    assert read_back(tmp_path / "same", "test") == "a b\n"
     assert "ptb.char files (no outer spaces" in CharVocabulary.load(tmp_path / "char").corpus
     checked = ["ptb", "--from-dir", tmp_path, "--variant", "mikolov-char", "--dest", tmp_path / "c"]
     assert "train split has 4 symbols, expected about 5,017,482" in error_of(capsys, *checked)
@@ -124,6 +161,51 @@ def test_enwik8_is_bytes_and_cut_90_5_5(tmp_path, capsys, packing):
     assert "not UTF-8" in error_of(
         capsys, *arguments[:3], "--dest", tmp_path / "t", "--no-verify", "--no-bytes"
     )
+
+
+@pytest.mark.parametrize("packing", ["text8", "text8.zip"])
+def test_text8_is_cut_90_5_5(tmp_path, capsys, packing):
+    data = np.random.default_rng(0).choice(list(b" abcdefghijklmnopqrstuvwxyz"), 10_000).astype(np.uint8)
+    if packing == "text8":
+        (tmp_path / packing).write_bytes(data.tobytes())
+    else:
+        zip_of(tmp_path / packing, text8=data.tobytes())
+    dest = tmp_path / "dest"
+    arguments = ["text8", "--from-dir", tmp_path, "--dest", dest]
+    refusal = error_of(capsys, *arguments)
+    assert "text8: expected 100,000,000 bytes unpacked, found 10,000" in refusal.replace(".zip", "")
+    assert run(*arguments, "--no-verify") == 0
+    pieces = [read_back(dest, split) for split in SPLITS]
+    assert [len(piece) for piece in pieces] == [9_000, 500, 500]
+    assert "".join(pieces).encode() == data.tobytes()
+    assert manifest_of(dest)["variant"] == "text8, 90/5/5 split, 27 symbols"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_wikitext103_as_it_is_distributed(tmp_path, capsys, monkeypatch, packed):
+    texts = {split: f" \n = Café {split} = \n \n A {split} line @-@ 中 . \n" for split in SPLITS}
+    folder = "wikitext-103-raw"
+    if packed:
+        zip_of(
+            tmp_path / "wikitext-103-raw-v1.zip",
+            **{f"{folder}/wiki.{split}.raw": text for split, text in texts.items()},
+        )
+    for split in SPLITS:
+        if not packed:
+            (tmp_path / f"wiki.{split}.raw").write_text(texts[split], encoding="utf-8")
+        (tmp_path / f"wiki.{split}.tokens").write_text(" = <unk> =\n", encoding="utf-8")
+    arguments = ["wikitext103", "--from-dir", tmp_path, "--dest"]
+    refusal = error_of(capsys, *arguments, tmp_path / "dest")
+    assert "the train split has 4 lines, expected 1,801,350" in refusal and "--no-verify" in refusal
+    assert not (tmp_path / "dest").exists()
+    monkeypatch.setattr(corpora, "_WIKITEXT_LINES", dict.fromkeys(SPLITS, 4))
+    assert run(*arguments, tmp_path / "dest") == 0
+    assert [read_back(tmp_path / "dest", split) for split in SPLITS][:1] == [texts["train"]]
+    assert manifest_of(tmp_path / "dest")["variant"].startswith("WikiText-103 raw as characters, ")
+    assert run(*arguments, tmp_path / "bytes", "--bytes") == 0
+    assert read_back(tmp_path / "bytes", "train") == texts["train"].encode()
+    assert run(*arguments, tmp_path / "tokens", "--variant", "tokens", "--no-verify") == 0
+    assert read_back(tmp_path / "tokens", "test") == " = <unk> =\n"
 
 
 def test_stdlib_is_ascii_source_in_order_and_deterministic(tmp_path):

@@ -1,0 +1,23 @@
+"""What a language model reads first: the beginning of a text, and a prompt."""
+
+from rhhn_fairseq.data.text.vocabulary import EOS, UNK, CharVocabulary
+from rhhn_fairseq.data.text.words import WordVocabulary
+from rhhn_fairseq.errors import UsageError
+
+
+def first_input(vocabulary: CharVocabulary | WordVocabulary) -> int:
+    """What an unread text begins after: a line's end, where lines end; else nothing that is known."""
+    return EOS if vocabulary.newline_occurs else UNK
+
+
+def prompt_indices(vocabulary: CharVocabulary | WordVocabulary, text: str) -> list[int]:
+    """Dictionary indices of a text to go on from, after the beginning of a text.
+
+    Raises:
+        UsageError: a symbol of it is not in the vocabulary.
+    """
+    symbols, entries = vocabulary.split(text), vocabulary.encode(text).tolist()
+    unknown = sorted({symbol for symbol, entry in zip(symbols, entries, strict=True) if entry == UNK})
+    if unknown:
+        raise UsageError(f"--prompt has symbols the model does not know: {unknown}")
+    return [first_input(vocabulary), *entries]

@@ -1,0 +1,124 @@
+"""The words of a corpus that fairseq-preprocess made, with the interface of ``CharVocabulary``.
+
+``fairseq-preprocess --only-source`` writes dict.txt and one item a line of text, its words and fairseq's
+end-of-sentence symbol. It leaves preprocess.log beside them, by which such a directory is known.
+"""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rhhn_fairseq.data.common.manifest import MANIFEST_NAME
+from rhhn_fairseq.data.text.manifest import DICTIONARY_NAME
+from rhhn_fairseq.data.text.vocabulary import EOS, FIRST_SYMBOL, SPECIAL_SYMBOLS, UNK, CharVocabulary
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import read_regular
+
+LOG_NAME = "preprocess.log"
+LARGEST_DICTIONARY = 1 << 28
+
+# Codes of words begin above all code points, so that they are never taken for characters.
+FIRST_CODE = 0x110000
+
+
+class WordVocabulary:
+    """The words of dict.txt and the end of a line.
+
+    Args:
+        words: in the order of dict.txt, without fairseq's four special symbols.
+        corpus: what the corpus is called.
+
+    Raises:
+        UsageError: a word occurs twice.
+    """
+
+    mode = "words"
+    unit = "word"
+    newline_occurs = True
+
+    def __init__(self, words: Iterable[str], corpus: str | None = None):
+        self.symbols = tuple(words)
+        self.corpus = corpus
+        self._index_of_word = {word: FIRST_SYMBOL + index for index, word in enumerate(self.symbols)}
+        if len(self._index_of_word) != len(self.symbols):
+            raise UsageError("a word occurs twice in the dictionary")
+
+    @classmethod
+    def load(cls, data_dir: str | Path) -> "WordVocabulary":
+        """The vocabulary of a directory that fairseq-preprocess made. Raises UsageError."""
+        path = Path(data_dir) / DICTIONARY_NAME
+        words = []
+        content = read_regular(path, LARGEST_DICTIONARY).decode("utf-8", "replace")
+        for number, line in enumerate(content.splitlines(), start=1):
+            word, separator, count = line.rstrip().rpartition(" ")
+            if not separator or not count.isdecimal():
+                raise UsageError(f"{path}: line {number} is {line!r}, not 'WORD COUNT'")
+            if word in SPECIAL_SYMBOLS:
+                raise UsageError(f"{path}: line {number}: {word} is a symbol of fairseq's own")
+            words.append(word)
+        vocabulary = cls(words)
+        vocabulary.corpus = f"{Path(data_dir).name} as words, {len(vocabulary.model_indices()):,} symbols"
+        return vocabulary
+
+    def __len__(self) -> int:
+        """The size of fairseq's dictionary: four special symbols and those of dict.txt."""
+        return FIRST_SYMBOL + len(self.symbols)
+
+    def model_indices(self) -> np.ndarray:
+        """Dictionary indices that occur, in model order, int64 [V]: the end of a line first."""
+        return np.array([EOS, *range(FIRST_SYMBOL, len(self))], dtype=np.int64)
+
+    def codes(self) -> np.ndarray:
+        """A number for every word in the order of ``model_indices``, int64 [V], the same everywhere."""
+        codes = [FIRST_CODE + zlib.crc32(word.encode("utf-8")) for word in ("\n", *self.symbols)]
+        return np.array(codes, dtype=np.int64)
+
+    def split(self, text: str) -> list[str]:
+        """The symbols of a text: its words, and the ends of its lines."""
+        lines = text.split("\n")
+        return [symbol for line in lines for symbol in (*line.split(), "\n")][:-1]
+
+    def encode(self, text: str) -> np.ndarray:
+        """Dictionary indices of a text, int64 [T]; words that are not in the dictionary are <unk>."""
+        indices = [
+            EOS if symbol == "\n" else self._index_of_word.get(symbol, UNK) for symbol in self.split(text)
+        ]
+        return np.array(indices, dtype=np.int64)
+
+    def decode(self, indices: Sequence[int] | np.ndarray) -> str:
+        """The text of dictionary indices [T]: every word is followed by a space."""
+        names = [*SPECIAL_SYMBOLS, *self.symbols]
+        return "".join("\n" if index == EOS else f"{names[index]} " for index in np.asarray(indices).tolist())
+
+    def incremental_decoder(self) -> "WordDecoder":
+        """A decoder for text that arrives in pieces."""
+        return WordDecoder(self)
+
+
+class WordDecoder:
+    """Decodes indices as they come; see ``IncrementalDecoder`` of characters."""
+
+    def __init__(self, vocabulary: WordVocabulary):
+        self._vocabulary = vocabulary
+
+    def feed(self, indices: Sequence[int] | np.ndarray) -> str:
+        """The text of these indices."""
+        return self._vocabulary.decode(indices)
+
+    def finish(self) -> str:
+        """Nothing is ever left."""
+        return ""
+
+
+def load_vocabulary(data_dir: str | Path) -> CharVocabulary | WordVocabulary:
+    """The vocabulary of a directory that scripts/prepare_chars.py or fairseq-preprocess made.
+
+    Raises:
+        UsageError: see the ``load`` of the two.
+    """
+    data_dir = Path(data_dir)
+    if not (data_dir / MANIFEST_NAME).exists() and (data_dir / LOG_NAME).exists():
+        return WordVocabulary.load(data_dir)
+    return CharVocabulary.load(data_dir)

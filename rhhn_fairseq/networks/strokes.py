@@ -1,0 +1,81 @@
+"""A stack of recurrent layers on pen offsets, and the numbers of a mixture of Gaussians for the next one.
+
+Graves 2013 (arXiv 1308.0850), sections 4 and 5. With a window the network also reads a text, see
+``layers/window.py``. Its outputs are what ``layers/mixture.py`` takes.
+
+Shapes: T time, B batch, M components, U positions of the text, V symbols.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.base import glorot_
+from rhhn_fairseq.data.strokes.normalisation import Normalisation
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.mixture import output_size
+from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.layers.window import WindowConfig, WindowStack, one_hot
+
+POINT_SIZE = 3
+
+
+class StrokeNetwork(nn.Module):
+    """See the module's docstring.
+
+    The buffer ``statistics`` holds the normalisation of the offsets it was trained on, ``symbol_codes`` the
+    code points of the characters it reads, none without a window.
+
+    Args:
+        stack: of the layers, a ``WindowConfig`` with a window. normalisation: of the offsets.
+        symbols: the characters of the text, in the network's order. mixtures: M.
+    """
+
+    def __init__(self, stack: StackConfig, normalisation: Normalisation, symbols: str, mixtures: int):
+        super().__init__()
+        codes = torch.tensor([ord(symbol) for symbol in symbols], dtype=torch.long)
+        self.register_buffer("symbol_codes", codes)
+        self.register_buffer("statistics", torch.from_numpy(normalisation.to_bits()))
+        self.window = stack.window if isinstance(stack, WindowConfig) else 0
+        self.stack = WindowStack(stack) if isinstance(stack, WindowConfig) else Stack(stack)
+        self.weight_out = nn.Parameter(torch.empty(self.stack.output_size, output_size(mixtures)))
+        self.bias_out = nn.Parameter(torch.zeros(output_size(mixtures)))
+        glorot_(self.weight_out)
+
+    def forward(self, points: Tensor, mask: Tensor | None = None, text: Tensor | None = None, state=None):
+        """The distribution of the point after each position.
+
+        Args:
+            points: normalised (dx, dy, pen bit) [B, T, 3].
+            mask: bool [B, T], true at real positions; None where all are.
+            text: indices into the symbols [B, U], -1 at padding and for unknown ones; required with a window,
+                ignored without one.
+            state: the state to start from, [B, ·] in the stack's order; None for zeros.
+
+        Returns:
+            a mixture's numbers [B, T, 6 M + 1], see ``Mixture.of``; and a dictionary with the ``state`` after
+            the last position and, with a window, ``phi`` [B, T, U + 1], where on the text it was.
+        """
+        x_TBC = points.transpose(0, 1).to(self.weight_out.dtype)
+        mask_TB = None if mask is None else mask.T
+        extra = {}
+        if self.window:
+            if text is None:
+                raise UsageError("the model has a window and needs the text of every line")
+            y, extra["state"], phi = self.stack(
+                x_TBC, one_hot(text, len(self.symbol_codes), x_TBC.dtype), state, mask_TB
+            )
+            extra["phi"] = phi.transpose(0, 1)
+        else:
+            y, extra["state"] = self.stack(x_TBC, state, mask_TB)
+        return F.linear(y, self.weight_out.T, self.bias_out).transpose(0, 1), extra
+
+    @property
+    def symbols(self) -> str:
+        """The characters that the network reads, in its order; "" without a window."""
+        return "".join(map(chr, self.symbol_codes.tolist()))
+
+    @property
+    def normalisation(self) -> Normalisation:
+        """Of the offsets that the network reads and gives."""
+        return Normalisation.from_bits(self.statistics.cpu().numpy())
