@@ -22,6 +22,8 @@ PACKAGE = ROOT / "rhhn_fairseq"
 IMPORTED_IN_FUNCTIONS = {
     "adaptations": {"fairseq", "hydra"},
     "bench/report.py": {"matplotlib"},
+    # --help answers at once.
+    "commands": {"rhhn_fairseq"},
     "data/problems/images.py": {"sklearn"},
     "data/strokes/hershey.py": {"HersheyFonts"},
     "ops/triton/__init__.py": {"triton", "rhhn_fairseq.ops.triton"},
