@@ -106,8 +106,8 @@ def build_models(config: TranslationConfig) -> tuple[dict[str, nn.Module], Dicti
         if name == FAIRSEQ:
             models[name] = build_fairseq(dictionary)
         else:
-            chosen = {} if config.attention == "own" else {"attention": config.attention}
-            models[name] = MODEL_REGISTRY[name].build_model(MODEL_DATACLASS_REGISTRY[name](**chosen), task)
+            options = {} if config.attention == "own" else {"attention": config.attention}
+            models[name] = MODEL_REGISTRY[name].build_model(MODEL_DATACLASS_REGISTRY[name](**options), task)
         models[name].to(config.device)
     return models, dictionary
 
@@ -137,8 +137,8 @@ def backends_of(model: nn.Module, config: TranslationConfig) -> list[str]:
     recorded = in_graphs(common, config.device)
     for name in config.backends:
         if name not in (PREFERRED, *common, *recorded):
-            there = ", ".join((PREFERRED, *common, *recorded))
-            raise UsageError(f"backends={name!r} does not run all cells of a model, choose from {there}")
+            backends = ", ".join((PREFERRED, *common, *recorded))
+            raise UsageError(f"backends={name!r} does not run all cells of a model, choose from {backends}")
     if config.backends:
         return list(config.backends)
     differs = any(len(names) > 1 for names in of_cells)
@@ -190,9 +190,9 @@ def compare(
 
     def collect(model):
         return {
-            f"{name} of {count} sentences": part
+            f"{name} of {count} sentences": result
             for count, tokens in batches.items()
-            for name, part in check(model, tokens, dictionary).items()
+            for name, result in check(model, tokens, dictionary).items()
         }
 
     errors = check_models(checks, collect, config.dtype)

@@ -15,7 +15,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from torch import Tensor, nn
 
 import rhhn_fairseq.plugin  # noqa: F401
-from rhhn_fairseq.bench.contenders import BASELINE, chosen_backends
+from rhhn_fairseq.bench.contenders import BASELINE, select_backends
 from rhhn_fairseq.bench.machine import DTYPES, BenchConfig, cudnn_for, forced, lstm_algorithm, measuring, now
 from rhhn_fairseq.bench.parity import ORACLE_ROWS, check_models, with_gradients
 from rhhn_fairseq.bench.report import Column, draw_bars, make_report
@@ -173,11 +173,11 @@ def build_trainees(arch: str, config: Config) -> list[Trainee]:
     x = torch.zeros(shape, device=config.device, dtype=DTYPES[config.dtype])
     with cudnn_for(config.dtype):
         algorithm = lstm_algorithm(copy.deepcopy(plain.stack).to(x.dtype), x)
-    found = [Trainee(plain, BASELINE, algorithm, config)]
+    trainees = [Trainee(plain, BASELINE, algorithm, config)]
     cell = build().stack.cells[0]
-    for backend in chosen_backends(arch, cell, config, config.dtype):
-        found.append(Trainee(build().to(config.device), options.cell, backend, config))
-    return found
+    for backend in select_backends(arch, cell, config, config.dtype):
+        trainees.append(Trainee(build().to(config.device), options.cell, backend, config))
+    return trainees
 
 
 def run(config: Config) -> dict:

@@ -85,9 +85,9 @@ def run(config: Config) -> dict:
     with measuring(config):
         contenders, errors = [], {}
         for name in (BASELINE, *config.cells):
-            found = [c for c in contenders_of(name, config, config.compile) if first_calls(c.forces) == 1]
-            errors |= check_contenders(found, config)
-            contenders += found
+            layers = [c for c in contenders_of(name, config, config.compile) if first_calls(c.forces) == 1]
+            errors |= check_contenders(layers, config)
+            contenders += layers
         peaks = {contender.key: [] for contender in contenders}
         total = config.repeats * len(contenders)
         with tqdm(total=total, disable=None, leave=False, unit="pass") as progress:

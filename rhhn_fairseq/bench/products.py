@@ -108,15 +108,15 @@ def run(config: Config) -> dict:
 def _products(M: int, K: int, N: int) -> dict[tuple[str, str], tuple[Callable[[], Tensor], Tensor]]:
     """The products of a shape by name and by what multiplies: a call, and its result in float64."""
     x, w, dy = torch.randn(M, K), torch.randn(K, N), torch.randn(M, N)
-    found = {}
+    results = {}
     for name, left, right in (("x w", x, w), ("dy w'", dy, w.t()), ("x' dy", x.t(), dy)):
         exact = left.double() @ right.double()
         for by in available():
-            found[name, by] = _once(by, left, right), exact
+            results[name, by] = _once(by, left, right), exact
         if name != "x' dy":
             for by in available():
-                found[f"{name} packed", by] = _packed(by, left, right), exact
-    return found
+                results[f"{name} packed", by] = _packed(by, left, right), exact
+    return results
 
 
 def _once(by: str, left: Tensor, right: Tensor) -> Callable[[], Tensor]:

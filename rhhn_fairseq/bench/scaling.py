@@ -97,9 +97,9 @@ def run(config: Config) -> dict:
         for point, sizes in config.points().items():
             for name in (BASELINE, *config.cells):
                 # The start is the same for all sizes and timed for each, so that growth has one reason.
-                found = contenders_of(name, sizes)
-                checked = check_contenders(found, sizes)
-                for contender in found:
+                layers = contenders_of(name, sizes)
+                checked = check_contenders(layers, sizes)
+                for contender in layers:
                     # By backend and not by key: what torch's LSTM runs on may change with its size.
                     which = (name, contender.forces, contender.dtype)
                     contenders[which, point] = contender

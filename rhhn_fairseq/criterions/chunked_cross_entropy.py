@@ -53,7 +53,7 @@ class ChunkedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         target = sample["target"]
         if self.ignore_prefix_size:
             features, target = features[:, self.ignore_prefix_size :], target[:, self.ignore_prefix_size :]
-        y, weight, bias = decoder.output.parts(features)
+        y, weight, bias = decoder.output.factors(features)
         y, target = y.flatten(0, 1), target.flatten()
         real = target != self.padding_idx
         if not y.is_cuda:

@@ -195,12 +195,12 @@ class CharLM(HasRecipe, BaseFairseqModel):
         theirs, ours = codes.tolist(), self.symbol_codes.tolist()
         if theirs == ours:
             return
-        only_there, only_here = (
+        only_in_checkpoint, only_in_data = (
             sorted(map(chr, a)) for a in (set(theirs) - set(ours), set(ours) - set(theirs))
         )
         raise UsageError(
             f"the checkpoint was trained on other symbols ({len(theirs)} there, {len(ours)} in the data; "
-            f"only there {only_there[:8]}, only in the data {only_here[:8]}); "
+            f"only there {only_in_checkpoint[:8]}, only in the data {only_in_data[:8]}); "
             "use the data directory it was trained with"
         )
 

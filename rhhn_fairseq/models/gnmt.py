@@ -216,7 +216,7 @@ class GNMTDecoder(FairseqIncrementalDecoder):
             tokens = prev_output_tokens[:, -1:]
             y, weights, state = decoding_step(self, step, tokens, encoder_out, state, order)
         if incremental_state is not None:
-            after = {str(i): part for i, part in enumerate(state)}
+            after = {str(i): tensor for i, tensor in enumerate(state)}
             self.set_incremental_state(incremental_state, "state", after)
         return y, {"attn": [weights]}
 
@@ -262,7 +262,7 @@ class OutputLayer(nn.Module):
             nn.init.xavier_uniform_(self.project)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def parts(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def factors(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What the logits are a linear function of, [..., E or H], and that function's weight and bias."""
         if self.project is not None:
             y = affine(y, self.project)
@@ -270,7 +270,7 @@ class OutputLayer(nn.Module):
 
     def forward(self, y: Tensor) -> Tensor:
         """Logits [..., V] from y [..., H]."""
-        y, weight_VK, bias_V = self.parts(y)
+        y, weight_VK, bias_V = self.factors(y)
         return affine(y, weight_VK.t(), bias_V)
 
 
@@ -359,8 +359,8 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
         sides = {"encoder": self.encoder.stack, "decoder": self.decoder.decoder}
         return {
             f"{side}_{key}": value
-            for side, part in sides.items()
-            for key, value in part.diagnostics().items()
+            for side, tensor in sides.items()
+            for key, value in tensor.diagnostics().items()
         }
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
@@ -378,7 +378,7 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
         if theirs is None or not theirs.any() or not self.pieces_sha256.any():
             return
         if not torch.equal(theirs.cpu(), self.pieces_sha256.cpu()):
-            names = [bytes(part.tolist()).hex()[:12] for part in (theirs, self.pieces_sha256)]
+            names = [bytes(tensor.tolist()).hex()[:12] for tensor in (theirs, self.pieces_sha256)]
             raise UsageError(
                 "the checkpoint was trained on data cut with another sentencepiece model (SHA-256 "
                 f"{names[0]}... there, {names[1]}... in the data directory); use the data directory it was "

@@ -188,12 +188,12 @@ class Handwriting(HasRecipe, BaseFairseqModel):
                 "model); use the data directory and the --window it was trained with"
             )
         if not torch.equal(state_dict["statistics"].cpu(), self.statistics.cpu()):
-            there = Normalisation.from_bits(state_dict["statistics"].cpu().numpy())
+            trained = Normalisation.from_bits(state_dict["statistics"].cpu().numpy())
             here = self.normalisation
             raise UsageError(
-                f"the checkpoint was trained on offsets of mean {there.mean} and deviation {there.std}, the "
-                f"data have {here.mean} and {here.std}; prepare them with --statistics-of the directory of "
-                "its training"
+                f"the checkpoint was trained on offsets of mean {trained.mean} and deviation {trained.std}, "
+                f"the data have {here.mean} and {here.std}; prepare them with --statistics-of the "
+                "directory of its training"
             )
 
 

@@ -125,7 +125,7 @@ class HandwritingTask(FairseqTask):
         draw = torch.rand(len(target), 1, axes, dtype=torch.float64)
         factor = (1 + self.cfg.scale_augment * (2 * draw - 1)).to(target)
         normalisation = self.manifest.normalisation
-        mean, std = (target.new_tensor(part) for part in (normalisation.mean, normalisation.std))
+        mean, std = (target.new_tensor(values) for values in (normalisation.mean, normalisation.std))
         offsets = target[..., :2] * factor + (factor - 1) * (mean / std)
         target = torch.cat([offsets, target[..., 2:]], dim=-1)
         # The first input is where the pen touches, before any offset.

@@ -36,9 +36,9 @@ def test_report(tmp_path, capsys):
 def test_each_is_made_by_what_it_is_said_to_be_made_by(monkeypatch):
     made = []
     for name in ("mm", "addmm"):
-        whole = getattr(torch, name)
+        original = getattr(torch, name)
         monkeypatch.setattr(
-            torch, name, lambda *a, whole=whole, **k: made.append(a[0].shape) or whole(*a, **k)
+            torch, name, lambda *a, original=original, **k: made.append(a[0].shape) or original(*a, **k)
         )
     for (name, by), (call, _) in products._products(6, 40, 50).items():
         made.clear()

@@ -178,10 +178,10 @@ def _count(chunks: Iterator[np.ndarray]) -> np.ndarray:
     """How often each code occurs, int64 [largest code + 1]."""
     counts = np.zeros(NEWLINE + 1, dtype=np.int64)
     for codes in chunks:
-        found = np.bincount(codes)
-        if found.size > counts.size:
-            counts = np.pad(counts, (0, found.size - counts.size))
-        counts[: found.size] += found
+        counted = np.bincount(codes)
+        if counted.size > counts.size:
+            counts = np.pad(counts, (0, counted.size - counts.size))
+        counts[: counted.size] += counted
     return counts
 
 
@@ -208,9 +208,9 @@ def _encode(prefix: Path, vocabulary: CharVocabulary, chunks: Iterator[np.ndarra
     return {"symbols": writer.symbols, "items": writer.items, "unknown": unknown}
 
 
-def _check_symbols(split: str, found: int, expected: int) -> None:
-    if abs(found - expected) * 1000 > expected:
+def _check_symbols(split: str, counted: int, expected: int) -> None:
+    if abs(counted - expected) * 1000 > expected:
         raise UsageError(
-            f"the {split} split has {found:,} symbols, expected about {expected:,}; "
+            f"the {split} split has {counted:,} symbols, expected about {expected:,}; "
             "replace the file, or pass --no-verify to accept it"
         )

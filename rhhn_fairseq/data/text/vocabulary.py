@@ -133,10 +133,10 @@ class CharVocabulary:
             vocabulary = cls(symbols, manifest["mode"], manifest["newline_occurs"], manifest["variant"])
         except UsageError as error:
             raise UsageError(f"{path}: {error}; prepare the corpus again with --force") from error
-        found, expected = len(vocabulary.model_indices()), manifest["symbols"]
-        if found != expected:
+        actual, expected = len(vocabulary.model_indices()), manifest["symbols"]
+        if actual != expected:
             raise UsageError(
-                f"{path}: has {found} symbols, but manifest.json says {expected}; "
+                f"{path}: has {actual} symbols, but manifest.json says {expected}; "
                 "prepare the corpus again with --force"
             )
         return vocabulary

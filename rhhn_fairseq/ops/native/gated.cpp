@@ -20,10 +20,10 @@ RHHN_EXPORT(bfloat16, rhhn::bfloat16)
 
 // In float32 alone: there operands and states are of one type.
 extern "C" void lstm_sequence_forward(const rhhn::Gated* p, const rhhn::Recurrence* r) {
-    rhhn::whole_sequence<rhhn::GatedStep<float, false>, false>(*p, *r);
+    rhhn::run_sequence<rhhn::GatedStep<float, false>, false>(*p, *r);
 }
 extern "C" void lstm_sequence_backward(const rhhn::Gated* p, const rhhn::Recurrence* r) {
-    rhhn::whole_sequence<rhhn::GatedStep<float, false>, true>(*p, *r);
+    rhhn::run_sequence<rhhn::GatedStep<float, false>, true>(*p, *r);
 }
 
 extern "C" int64_t size_of_gated() { return sizeof(rhhn::Gated); }

@@ -314,9 +314,9 @@ RHHN_EXPORT(bfloat16, rhhn::bfloat16)
 
 // In float32 alone: there operands and states are of one type.
 extern "C" void highway_sequence_forward(const rhhn::Highway* p, const rhhn::Recurrence* r) {
-    rhhn::whole_sequence<rhhn::HighwayStep<float>, false>(*p, *r);
+    rhhn::run_sequence<rhhn::HighwayStep<float>, false>(*p, *r);
 }
 extern "C" void highway_sequence_backward(const rhhn::Highway* p, const rhhn::Recurrence* r) {
-    rhhn::whole_sequence<rhhn::HighwayStep<float>, true>(*p, *r);
+    rhhn::run_sequence<rhhn::HighwayStep<float>, true>(*p, *r);
 }
 extern "C" int64_t size_of_highway() { return sizeof(rhhn::Highway); }

@@ -91,9 +91,9 @@ RHHN_INLINE float hyperbolic_tangent(float x) {
     p = p * square - 5.37397155531e-2f;
     p = p * square + 1.33314422036e-1f;
     p = p * square - 3.33332819422e-1f;
-    const float near = x + x * square * p;
-    const float far = 1.0f - 2.0f / (exponential(2.0f * size) + 1.0f);
-    return size < 0.625f ? near : std::copysign(far, x);
+    const float series = x + x * square * p;
+    const float quotient = 1.0f - 2.0f / (exponential(2.0f * size) + 1.0f);
+    return size < 0.625f ? series : std::copysign(quotient, x);
 }
 RHHN_INLINE double hyperbolic_tangent(double x) { return std::tanh(x); }
 

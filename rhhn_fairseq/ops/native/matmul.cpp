@@ -61,11 +61,11 @@ class Scratch {
     int64_t held = 0;
 };
 
-// Splits a number of things into parts of at most so many, as equal as can be.
+// Splits a number of things into pieces of at most so many, as equal as can be.
 template <typename Work>
-void in_parts(int64_t first, int64_t last, int64_t most, Work work) {
-    const int64_t size = last - first, parts = (size + most - 1) / most;
-    for (int64_t i = 0; i < parts; ++i) work(first + size * i / parts, first + size * (i + 1) / parts);
+void in_pieces(int64_t first, int64_t last, int64_t most, Work work) {
+    const int64_t size = last - first, pieces = (size + most - 1) / most;
+    for (int64_t i = 0; i < pieces; ++i) work(first + size * i / pieces, first + size * (i + 1) / pieces);
 }
 
 // Whether products read a matrix as well where it is as laid out: its rows are stored as such, and do not lie so
@@ -101,10 +101,10 @@ class Share {
 
     void run() {
         const int64_t tiles = tiles_of(rows), end = (last_tile + tiles - 1) / tiles;
-        in_parts(0, p.K, DEPTH, [&](int64_t k_first, int64_t k_last) {
-            in_parts(first_tile / tiles, end, BREADTH, [&](int64_t first, int64_t last) {
+        in_pieces(0, p.K, DEPTH, [&](int64_t k_first, int64_t k_last) {
+            in_pieces(first_tile / tiles, end, BREADTH, [&](int64_t first, int64_t last) {
                 lay(k_first, k_last - k_first, first, last);
-                in_parts(0, tiles, HEIGHT, [&](int64_t tile, int64_t tile_last) {
+                in_pieces(0, tiles, HEIGHT, [&](int64_t tile, int64_t tile_last) {
                     block(tile, tile_last, k_first, k_last - k_first, first, last);
                 });
             });
@@ -129,13 +129,13 @@ class Share {
     void block(int64_t tile, int64_t tile_last, int64_t k, int64_t K, int64_t first, int64_t last) {
         const Rows<const float> x = Rows<const float>{p.x, p.ld_x, p.next_x}.from(m, k);
         const bool by_columns = p.next_x != 1;
-        const int64_t laid_from = tile_start(rows, tile);
+        const int64_t first_row = tile_start(rows, tile);
         if (by_columns) {
-            tiles = tile_scratch.of((tile_start(rows, tile_last) - laid_from) * K);
+            tiles = tile_scratch.of((tile_start(rows, tile_last) - first_row) * K);
             lay_tiles(x, rows, tile, tile_last, K, tiles);
         }
         const auto tile_at = [&](int64_t start, int64_t count) {
-            return by_columns ? Rows<const float>{tiles + (start - laid_from) * K, 1, count} : x.from(start);
+            return by_columns ? Rows<const float>{tiles + (start - first_row) * K, 1, count} : x.from(start);
         };
         const Rows<float> y{p.y, p.ld_y};
         const Rows<const float> add = k ? Rows<const float>{p.y, p.ld_y} : Rows<const float>{p.add, p.ld_add};
@@ -146,8 +146,11 @@ class Share {
             const auto multiply = [&](Rows<const float> panel, const float* next) {
                 multiply_tiles(tile_at, rows, begin, end, K, panel, next, add.from(m, n), y.from(m, n), p.N - n);
             };
-            const float *there = p.w + k * p.ld_w + n, *laid = panels + (i - first) * K * PANEL;
-            in_place(i) ? multiply({there, p.ld_w}, there + PANEL) : multiply({laid, PANEL}, laid + K * PANEL);
+            const float *in_weight = p.w + k * p.ld_w + n, *packed = panels + (i - first) * K * PANEL;
+            if (in_place(i))
+                multiply({in_weight, p.ld_w}, in_weight + PANEL);
+            else
+                multiply({packed, PANEL}, packed + K * PANEL);
         }
     }
 
@@ -191,7 +194,7 @@ void matmul_panels(const Matmul& p) {
             const int64_t n = i % each / pieces * PANEL, m = p.M * (i % pieces) / pieces;
             const int64_t rows = p.M * (i % pieces + 1) / pieces - m;
             const float* panel = one.panels + n * p.K;
-            in_parts(0, p.K, DEPTH, [&](int64_t k, int64_t k_last) {
+            in_pieces(0, p.K, DEPTH, [&](int64_t k, int64_t k_last) {
                 const Rows<const float> first = k ? Rows<const float>{p.y, p.ld_y} : add;
                 multiply_panel(x.from(m, k), rows, k_last - k, panel + k * PANEL, first.from(m, n), y.from(m, n),
                                p.N - n);

@@ -34,14 +34,14 @@ struct Rows {
 static const float ZEROS[PANEL] = {};
 
 // The first V vectors of a panel of y = add + x w for M rows. Of the last vector only the first columns may be
-// y's. With every line of the panel asks for cache lines of another panel, which begin at PARTS places ahead.
-template <int M, int V, int PARTS>
+// y's. With every line of the panel asks for cache lines of another panel, which begin at STREAMS places ahead.
+template <int M, int V, int STREAMS>
 void tile(Rows<const float> x, int64_t K, Rows<const float> panel, Rows<const float> add, Rows<float> y,
           int64_t columns, const float* const* ahead) {
     constexpr int64_t wide = V * WIDTH;
-    const bool part = columns < wide;
+    const bool partial = columns < wide;
     float rest[M * wide];
-    if (part) {
+    if (partial) {
         for (int m = 0; m < M; ++m)
             for (int64_t n = 0; n < wide; ++n) rest[m * wide + n] = n < columns ? add.data[m * add.ld + n] : 0.0f;
         add = {rest, wide};
@@ -61,11 +61,11 @@ void tile(Rows<const float> x, int64_t K, Rows<const float> panel, Rows<const fl
     const float* numbers = x.data;
     const float* line = panel.data;
     const float* asked = ahead[0];
-    int64_t apart[PARTS];
-    for (int part = 0; part < PARTS; ++part) apart[part] = ahead[part] - asked;
+    int64_t apart[STREAMS];
+    for (int stream = 0; stream < STREAMS; ++stream) apart[stream] = ahead[stream] - asked;
     for (int64_t k = 0; k < K; ++k, line += panel.ld, asked += panel.ld, numbers += x.next) {
         __builtin_prefetch(asked);
-        for (int part = 1; part < PARTS; ++part) __builtin_prefetch(asked + apart[part]);
+        for (int stream = 1; stream < STREAMS; ++stream) __builtin_prefetch(asked + apart[stream]);
         Vector w[V];
         for (int v = 0; v < V; ++v) w[v] = load(line + v * WIDTH);
         for (int m = 0; m < M; ++m) {
@@ -76,32 +76,33 @@ void tile(Rows<const float> x, int64_t K, Rows<const float> panel, Rows<const fl
     if (grows)
         for (int m = 0; m < M; ++m)
             for (int v = 0; v < V; ++v) sums[m][v] += load(y.data + m * y.ld + v * WIDTH);
-    const Rows<float> to = part ? Rows<float>{rest, wide} : y;
+    const Rows<float> to = partial ? Rows<float>{rest, wide} : y;
     for (int m = 0; m < M; ++m)
         for (int v = 0; v < V; ++v) store(to.data + m * to.ld + v * WIDTH, sums[m][v]);
-    if (part)
+    if (partial)
         for (int m = 0; m < M; ++m) std::copy(rest + m * wide, rest + m * wide + columns, y.data + m * y.ld);
 }
 
-template <int V, int PARTS>
+template <int V, int STREAMS>
 void tile_of(int64_t rows, Rows<const float> x, int64_t K, Rows<const float> panel, Rows<const float> add,
              Rows<float> y, int64_t columns, const float* const* ahead) {
     switch (rows) {
-        case 1: return tile<1, V, PARTS>(x, K, panel, add, y, columns, ahead);
-        case 2: return tile<2, V, PARTS>(x, K, panel, add, y, columns, ahead);
-        case 3: return tile<3, V, PARTS>(x, K, panel, add, y, columns, ahead);
-        case 4: return tile<4, V, PARTS>(x, K, panel, add, y, columns, ahead);
-        case 5: return tile<5, V, PARTS>(x, K, panel, add, y, columns, ahead);
-        case 6: return tile<6, V, PARTS>(x, K, panel, add, y, columns, ahead);
-        case 7: return tile<7, V, PARTS>(x, K, panel, add, y, columns, ahead);
-        case 8: return tile<8, V, PARTS>(x, K, panel, add, y, columns, ahead);
+        case 1: return tile<1, V, STREAMS>(x, K, panel, add, y, columns, ahead);
+        case 2: return tile<2, V, STREAMS>(x, K, panel, add, y, columns, ahead);
+        case 3: return tile<3, V, STREAMS>(x, K, panel, add, y, columns, ahead);
+        case 4: return tile<4, V, STREAMS>(x, K, panel, add, y, columns, ahead);
+        case 5: return tile<5, V, STREAMS>(x, K, panel, add, y, columns, ahead);
+        case 6: return tile<6, V, STREAMS>(x, K, panel, add, y, columns, ahead);
+        case 7: return tile<7, V, STREAMS>(x, K, panel, add, y, columns, ahead);
+        case 8: return tile<8, V, STREAMS>(x, K, panel, add, y, columns, ahead);
     }
 }
 
 // The function for some columns of a panel.
-template <int PARTS>
+template <int STREAMS>
 auto tile_for(int64_t columns) {
-    return columns > 2 * WIDTH ? tile_of<VECTORS, PARTS> : columns > WIDTH ? tile_of<2, PARTS> : tile_of<1, PARTS>;
+    if (columns > 2 * WIDTH) return tile_of<VECTORS, STREAMS>;
+    return columns > WIDTH ? tile_of<2, STREAMS> : tile_of<1, STREAMS>;
 }
 
 // Some rows in tiles, which are as equal as can be: a tile of one or two rows takes nearly the time of a
@@ -128,15 +129,15 @@ void multiply_tiles(Tiles x, int64_t rows, int64_t first, int64_t last, int64_t 
     // The next panel comes from afar: the first tiles ask for a share of it each, the fewer the more, and one for
     // what the lines end in, which is a cache line more where they do not begin with one.
     constexpr int64_t EVERY = VECTORS + 1;
-    const int64_t tiles = last - first, parts = tiles == 1 ? EVERY : tiles < EVERY ? 2 : 1;
-    const auto several = parts == 2 ? tile_for<2>(columns) : tile_for<EVERY>(columns);
-    const auto chosen = parts == 1 ? tile_for<1>(columns) : several;
+    const int64_t tiles = last - first, streams = tiles == 1 ? EVERY : tiles < EVERY ? 2 : 1;
+    const auto several = streams == 2 ? tile_for<2>(columns) : tile_for<EVERY>(columns);
+    const auto multiply = streams == 1 ? tile_for<1>(columns) : several;
     const float* ahead[EVERY];
     int64_t asked = 0;
     in_tiles(rows, first, last, [&](int64_t start, int64_t count) {
-        for (int64_t part = 0; part < parts; ++part, ++asked)
-            ahead[part] = asked < EVERY ? next + std::min(asked * WIDTH, PANEL - 1) : panel.data;
-        chosen(count, x(start, count), K, panel, add.from(start), y.from(start), columns, ahead);
+        for (int64_t stream = 0; stream < streams; ++stream, ++asked)
+            ahead[stream] = asked < EVERY ? next + std::min(asked * WIDTH, PANEL - 1) : panel.data;
+        multiply(count, x(start, count), K, panel, add.from(start), y.from(start), columns, ahead);
     });
 }
 

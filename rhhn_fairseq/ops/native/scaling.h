@@ -118,12 +118,12 @@ class Scaling {
         for (int64_t r = 0; r < rows; ++r)
             for (int64_t i = 0; i < SOME; ++i) some_z[r][i] = S(load(embeddings(start + r)[at_z + i]));
         Vector sum[BLOCK][SOME] = {};
-        const auto columns = [&](int64_t j, auto part) {
+        const auto columns = [&](int64_t j, auto mask) {
             Vector w[SOME], change[SOME];
             for (int64_t i = 0; i < SOME; ++i) w[i] = get(weight + i * H + j);
             for (int64_t i = 0; i < SOME; ++i) change[i] = get(to + i * H + j);
             for (int64_t r = 0; r < BLOCK; ++r) {
-                const Vector g = part(get(dd + r * ld + j));
+                const Vector g = mask(get(dd + r * ld + j));
                 for (int64_t i = 0; i < SOME; ++i) {
                     sum[r][i] += g * w[i];
                     change[i] += some_z[r][i] * g;

@@ -60,7 +60,7 @@ void backward_rows(const Sequence& p, const Recurrence& r, int64_t first, int64_
 }
 
 template <typename Step, bool BACKWARD, typename Sequence>
-void whole_sequence(const Sequence& p, const Recurrence& r) {
+void run_sequence(const Sequence& p, const Recurrence& r) {
     share_rows(p.B, p.threads, [&](int64_t first, int64_t last, int64_t thread) {
         std::vector<float> scratch(Step::scratch_size(p));
         if constexpr (BACKWARD)
