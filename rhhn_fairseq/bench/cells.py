@@ -35,10 +35,10 @@ class Config(SizesConfig):
 
     cells: tuple = option(tuple(CELLS), help="names of cells, separated by commas")
     compile: str = option(
-        "none", help="adds the reference under torch.compile: one step, or the sequence", choices=COMPILE
+        "none", help="also time the reference under torch.compile: one step, or the sequence", choices=COMPILE
     )
-    external_path: str = option("", help="directory with other packages beside the installed ones")
-    ceiling: int = option(4096, help="width of the square product that gives the GEMM floor", low=1)
+    external_path: str = option("", help="directory of further packages to compare with")
+    ceiling: int = option(4096, help="width of the square product that measures the GEMM peak", low=1)
 
     def __post_init__(self):
         super().__post_init__()

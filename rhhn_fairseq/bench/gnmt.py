@@ -36,17 +36,17 @@ class TranslationConfig(BenchConfig):
         ("lstm_gnmt_small", "hyperlstm_gnmt_small"), help="architectures of this project, separated by commas"
     )
     vocab_size: int = option(8000, help="entries of the dictionary", low=10)
-    length: int = option(16, help="symbols of every sentence, source and target", low=1)
+    length: int = option(16, help="length of every sentence, source and target", low=1)
     attention: str = option(
-        "own", help="which attention: v2 has layers run whole sequences", choices=("own", "paper", "v2")
+        "own", help="attention form; with v2 every layer runs whole sequences", choices=("own", "paper", "v2")
     )
     dtype: str = option("float32", help="type of weights and activations", choices=tuple(DTYPES))
     backends: tuple = option(
         (),
-        help="preferred, or names of backends, separated by commas; empty for preferred and reference, and "
-        "on a GPU those that can run as CUDA graphs",
+        help="preferred, or names of backends, separated by commas (default: preferred and reference, "
+        "on a GPU also those that run as CUDA graphs)",
     )
-    seed: int = option(1, help="of weights and sentences")
+    seed: int = option(1, help="seed of weights and sentences")
 
     def __post_init__(self):
         super().__post_init__()
@@ -54,7 +54,7 @@ class TranslationConfig(BenchConfig):
         for arch in self.archs:
             if arch not in known or "gnmt" not in arch:
                 names = ", ".join(name for name in known if "gnmt" in name)
-                raise UsageError(f"--archs {arch} is no translation architecture, choose from {names}")
+                raise UsageError(f"--archs {arch} is not a translation architecture; choose from {names}")
 
 
 SMOKE = dict(archs=("lstm_gnmt_small",), vocab_size=20, length=3, repeats=1)

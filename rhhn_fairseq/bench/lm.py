@@ -36,13 +36,13 @@ class Config(BenchConfig):
     """What is timed; ``UsageError`` names a value that cannot work."""
 
     archs: tuple = option(("lstm_ptb", "ln_hyperlstm_ptb"), help="architectures, separated by commas")
-    vocab_size: int = option(50, help="symbols of the text", low=2)
+    vocab_size: int = option(50, help="symbols in the vocabulary", low=2)
     hidden: int = option(0, help="width of the layers, 0 for the architecture's own", low=0)
     hyper_size: int = option(0, help="width of hypernetworks, 0 for the architecture's own", low=0)
-    batch: int = option(128, help="lanes of the text", low=1)
-    length: int = option(100, help="symbols that a lane advances in a step", low=1)
+    batch: int = option(128, help="lanes that the text is read in", low=1)
+    length: int = option(100, help="symbols that each lane reads in an update", low=1)
     dtype: str = option("float32", help="type of weights and activations", choices=tuple(DTYPES))
-    backends: tuple = option((), help="names of backends, separated by commas; empty for all there are")
+    backends: tuple = option((), help="names of backends, separated by commas; default: all available")
 
     def __post_init__(self):
         super().__post_init__()
@@ -50,7 +50,7 @@ class Config(BenchConfig):
         for arch in self.archs:
             if arch not in known:
                 names = ", ".join(known)
-                raise UsageError(f"--archs {arch} is no character language model, choose from {names}")
+                raise UsageError(f"--archs {arch} is not a character language model; choose from {names}")
 
 
 SMOKE = dict(

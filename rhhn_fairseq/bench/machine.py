@@ -33,8 +33,8 @@ RECORDINGS = 1000
 class BenchConfig:
     """What every benchmark has; ``UsageError`` names a value that cannot work."""
 
-    repeats: int = option(7, help="rounds that count, after one that does not", low=1)
-    threads: int = option(0, help="threads of the CPU, 0 for torch's own choice", low=0)
+    repeats: int = option(7, help="timed rounds, after one warm-up round", low=1)
+    threads: int = option(0, help="CPU threads; 0: torch's default", low=0)
     device: str = option("cpu", help="cpu or cuda")
 
     def __post_init__(self):

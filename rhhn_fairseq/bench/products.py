@@ -45,7 +45,7 @@ class Config(BenchConfig):
             raise UsageError(f"Bench: device={self.device!r}, but these products run on the CPU")
         for shape in self.shapes:
             if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", shape):
-                raise UsageError(f"Bench: shapes={shape!r} is no shape, write 128x1000x4000 for example")
+                raise UsageError(f"Bench: shapes={shape!r} is not a shape; write 128x1000x4000 for example")
         if len(set(self.shapes)) < len(self.shapes):
             raise UsageError(f"Bench: shapes={','.join(self.shapes)} names one twice")
 

@@ -48,8 +48,8 @@ COLUMNS = (Column("part", "part"), Column("ms an update", "ms", ".2f"), Column("
 class Config:
     """What is measured; ``UsageError`` names a value that cannot work."""
 
-    updates: int = option(20, help="updates that count", low=1)
-    warm_up: int = option(5, help="updates before them", low=1)
+    updates: int = option(20, help="timed updates", low=1)
+    warm_up: int = option(5, help="warm-up updates before the timed ones", low=1)
 
     def __post_init__(self):
         check_fields(self)

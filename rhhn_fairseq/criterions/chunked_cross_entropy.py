@@ -43,7 +43,7 @@ class ChunkedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def forward(self, model, sample, reduce=True):
         """The summed loss, the sample size and the logged sums; see fairseq's criterion."""
         decoder = getattr(getattr(model, "module", model), "decoder", None)
-        if not hasattr(getattr(decoder, "output", None), "parts"):
+        if not hasattr(getattr(decoder, "output", None), "factors"):
             name = type(model).__name__
             raise UsageError(
                 f"--criterion chunked_cross_entropy: {name} has no output layer that it can use; "

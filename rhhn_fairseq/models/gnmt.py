@@ -67,9 +67,7 @@ class GNMTBaseConfig(FairseqDataclass):
     )
     residual_from: int = field(
         default=3,
-        metadata={
-            "help": "layer of either side from which on a layer's input is added to its output; 0: none"
-        },
+        metadata={"help": "first layer of encoder and decoder with a residual connection; 0: none"},
     )
     attention: str = field(
         default="paper",
@@ -86,7 +84,7 @@ class GNMTBaseConfig(FairseqDataclass):
         default=0, metadata={"help": "width of the additive attention's hidden layer; 0: --hidden-size"}
     )
     attention_normalised: bool = field(
-        default=False, metadata={"help": "normalise the attention's output vector"}
+        default=False, metadata={"help": "weight-normalise the attention's output vector"}
     )
     decoder_start: str = field(
         default="zeros",
@@ -117,7 +115,7 @@ class GNMTBaseConfig(FairseqDataclass):
     )
     init_range: float = field(
         default=0.04,
-        metadata={"help": "weights start uniform within plus and minus this; 0: as each layer's own"},
+        metadata={"help": "initialise weights uniformly within plus and minus this; 0: each layer's default"},
     )
     init_width: int = field(
         default=0,
@@ -128,7 +126,7 @@ class GNMTBaseConfig(FairseqDataclass):
     )
     init_cells: str = field(
         default="uniform",
-        metadata={"help": "start of the cells: 'uniform' within --init-range, or each cell's 'own'"},
+        metadata={"help": "initialisation of the cells: 'uniform' within --init-range, or each cell's 'own'"},
     )
     init_attention: float = field(
         default=0.0,

@@ -26,15 +26,13 @@ class HandwritingTaskConfig(FairseqDataclass):
     data: str = field(default=MISSING, metadata={"help": "directory that scripts/prepare_strokes.py made"})
     scale_augment: float = field(
         default=0.1,
-        metadata={"help": "scale training lines by a random factor within this of 1; 0: do not scale"},
+        metadata={"help": "scale each training line by a random factor, at most this much from 1; 0: off"},
     )
     scale_axes: str = field(
         default="each",
-        metadata={"help": "'each': dx and dy have factors of their own; 'both': they share one"},
+        metadata={"help": "'each': dx and dy get separate factors; 'both': they share one"},
     )
-    max_points: int = field(
-        default=0, metadata={"help": "read only this many points of a line, the first; 0: all"}
-    )
+    max_points: int = field(default=0, metadata={"help": "read at most this many points of a line; 0: all"})
     seed: int = II("common.seed")
     train_subset: str = II("dataset.train_subset")
 
@@ -96,7 +94,7 @@ class HandwritingTask(FairseqTask):
                 f"the {split} split of {self.cfg.data} has no line with a text, but --window reads texts"
             )
         if len(keep) < len(lines):
-            logger.info("%s: %d lines without a text are left out", split, len(lines) - len(keep))
+            logger.info("%s: left out %d lines without a text", split, len(lines) - len(keep))
         self.datasets[split] = StrokeDataset(
             lines,
             self.manifest.normalisation,

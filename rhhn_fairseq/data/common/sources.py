@@ -193,7 +193,7 @@ def _decode(name: str, data: bytes, offset: int, final: bool, errors: str) -> tu
         if position < 0:
             return text, offset + consumed, data[consumed:]
     raise UsageError(
-        f"{name}: byte {offset + position} is {problem}, so this is no text; "
+        f"{name}: byte {offset + position} is {problem}, so this is not text; "
         "--bytes takes any file, byte by byte"
         + ("" if problem == "NUL" else ", and --errors replace reads U+FFFD there")
     )

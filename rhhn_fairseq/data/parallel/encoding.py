@@ -138,7 +138,7 @@ def _pool(pieces: Path, workers: int):
         yield encode_blocks
     except BrokenProcessPool as error:
         raise UsageError(
-            f"--workers {workers}: a process that encodes was killed, perhaps for want of memory; "
+            f"--workers {workers}: a process that encodes was killed, probably because memory ran out; "
             "run again to continue, with fewer workers"
         ) from error
     finally:

@@ -51,7 +51,9 @@ def read_idx(path: str | Path, dimensions: int) -> np.ndarray:
         raise UsageError(f"{path}: holds no {_kind(dimensions)}, its header says {_times(shape)}")
     size = math.prod(shape)
     if size > LARGEST:
-        raise UsageError(f"{path}: its header says {_times(shape)} bytes, which is no file of this kind")
+        raise UsageError(
+            f"{path}: its header says {_times(shape)} bytes, which does not fit a file of this kind"
+        )
     # One byte more than there should be shows whether there is more.
     data = b"".join(source.chunks(header_bytes, header_bytes + size + 1))
     if len(data) != size:

@@ -137,10 +137,10 @@ def _points(content: bytes, place: str) -> np.ndarray:
         root = ElementTree.fromstring(content)
     # The last two are about encodings that Python does not know or the parser does not take.
     except (ElementTree.ParseError, LookupError, ValueError) as error:
-        raise UsageError(f"{place}: is no well-formed XML ({error})") from error
+        raise UsageError(f"{place}: is not well-formed XML ({error})") from error
     strokes_element = root.find("StrokeSet")
     if strokes_element is None:
-        raise UsageError(f"{place}: has no StrokeSet, so it is no line of IAM-OnDB")
+        raise UsageError(f"{place}: has no StrokeSet, so it is not a line of IAM-OnDB")
     strokes = []
     for stroke in strokes_element.iter("Stroke"):
         try:

@@ -262,7 +262,7 @@ def _read_symbols(path: Path) -> list[str]:
             unescape(symbol)
         except UsageError as error:
             raise UsageError(
-                f"{path}: line {number}: {error}; this is no character dictionary of scripts/prepare_chars.py"
+                f"{path}: line {number}: {error}; scripts/prepare_chars.py wrote no such dictionary"
             ) from error
         symbols.append(symbol)
     return symbols

@@ -73,7 +73,10 @@ def test_objects_over_given_bytes_do_not_crash_the_process(tmp_path):
     program += "print(read_arrays(sys.argv[1])[''].tolist())"
     result = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True)
     assert result.returncode == 1, f"ended by signal {-result.returncode}"
-    assert "UsageError" in result.stderr and "is damaged or holds something that is no array" in result.stderr
+    assert (
+        "UsageError" in result.stderr
+        and "is damaged or holds something that is not an array" in result.stderr
+    )
 
 
 NINE_BYTES = b"123456789"
