@@ -338,7 +338,7 @@ def test_commands_are_listed(capsys):
         (["--dtype", "float16"], "dtype='float16' is unknown, choose from float32, bfloat16"),
         (["--backends", "aten"], "backends=aten: gru in float32 runs on torch_nn, reference only"),
         (["--compile", "all"], "compile='all' is unknown, choose from none, step, sequence"),
-        (["--external-path", "/nowhere"], "--external-path /nowhere: is no directory"),
+        (["--external-path", "/nowhere"], "--external-path /nowhere: is not a directory"),
         (
             ["--external-path", "/dev"],
             "--external-path /dev: holds none of flashrnn, haste_pytorch, labml_nn",

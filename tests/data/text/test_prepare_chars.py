@@ -109,7 +109,7 @@ def test_errors_replace(tmp_path, capsys, monkeypatch, size):
     assert run(*options, "--errors", "replace") == 0
     assert "no meaning with --bytes" in error_of(capsys, *options, "--errors", "replace", "--bytes")
     nul = ["text", *write_splits(tmp_path, b"a\0b"), "--dest", tmp_path / "nul", "--errors", "replace"]
-    assert "is NUL, so this is no text" in error_of(capsys, *nul)
+    assert "is NUL, so this is not text" in error_of(capsys, *nul)
 
 
 def test_text_without_newlines_streams_in_items(tmp_path):
