@@ -53,5 +53,5 @@ setup(
             optional=True,
         )
         for level, flags in LEVELS.items()
-    ]
+    ],
 )

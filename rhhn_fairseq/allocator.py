@@ -51,7 +51,7 @@ def keep_freed_memory() -> None:
     value = os.environ.get(VARIABLE, "")
     if value not in ("", "0", "1"):
         raise UsageError(f"{VARIABLE}={value} is unknown, choose from 0, 1")
-    if _kept or value == "0" or (not value and torch.cuda.is_available()) or _allocator_is_chosen():
+    if _kept or value == "0" or (not value and torch.cuda.is_available()) or _has_other_allocator():
         return
     c = _c_library()
     if c is None:
@@ -64,7 +64,7 @@ def keep_freed_memory() -> None:
     logger.info("this process keeps freed memory for the next update (%s=0 gives it back)", VARIABLE)
 
 
-def _allocator_is_chosen() -> bool:
+def _has_other_allocator() -> bool:
     """Whether whoever started the process has set the allocator up."""
     return (
         "malloc" in os.environ.get("LD_PRELOAD", "")
@@ -106,8 +106,8 @@ def _reserve(c: ctypes.CDLL, size: int) -> None:
     if start is None:
         return
     first = -(-start // LARGE_PAGE) * LARGE_PAGE
-    whole = (start + size) // LARGE_PAGE * LARGE_PAGE - first
+    length = (start + size) // LARGE_PAGE * LARGE_PAGE - first
     # A system without large pages refuses, and all stays as it was.
-    c.madvise(first, whole, MADV_HUGEPAGE)
+    c.madvise(first, length, MADV_HUGEPAGE)
     # The block was never touched; free joins it with the region's end, where new blocks come from.
     c.free(start)

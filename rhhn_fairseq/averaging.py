@@ -53,12 +53,12 @@ def last_checkpoints(directory: str | Path, number: int, by: str = "epoch") -> l
     """
     pattern, option = _LISTS[by]
     files = _files(directory)
-    found = [(int(match[1]), path) for path in files if (match := pattern.fullmatch(path.name))]
-    if len(found) < number:
+    candidates = [(int(match[1]), path) for path in files if (match := pattern.fullmatch(path.name))]
+    if len(candidates) < number:
         raise UsageError(
-            f"--last {number}: {directory} has {len(found)} checkpoints by {by} ({option} writes them)"
+            f"--last {number}: {directory} has {len(candidates)} checkpoints by {by} ({option} writes them)"
         )
-    return [path for _, path in sorted(found)[-number:]]
+    return [path for _, path in sorted(candidates)[-number:]]
 
 
 def best_checkpoints(directory: str | Path, number: int, metric: str | None = None) -> list[Path]:
@@ -80,15 +80,15 @@ def best_checkpoints(directory: str | Path, number: int, metric: str | None = No
             # fairseq saves one state under several names.
             if score is not None and metric in (None, score.metric):
                 scores.setdefault((score.metric, score.updates), (score, path))
-    found = list(scores.values())
-    metrics = sorted({score.metric for score, _ in found})
+    candidates = list(scores.values())
+    metrics = sorted({score.metric for score, _ in candidates})
     if len(metrics) > 1:
         raise UsageError(f"{directory}: has checkpoints by {' and by '.join(metrics)}; choose with --metric")
-    if len(found) < number:
+    if len(candidates) < number:
         of = f"a stored {metric}" if metric else "a stored metric"
-        raise UsageError(f"--best {number}: {directory} has {len(found)} checkpoints with {of}")
-    found.sort(key=lambda pair: -pair[0].value if pair[0].maximised else pair[0].value)
-    return [path for _, path in found[:number]]
+        raise UsageError(f"--best {number}: {directory} has {len(candidates)} checkpoints with {of}")
+    candidates.sort(key=lambda pair: -pair[0].value if pair[0].maximised else pair[0].value)
+    return [path for _, path in candidates[:number]]
 
 
 def read_score(state: dict) -> Score | None:

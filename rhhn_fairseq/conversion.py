@@ -163,10 +163,10 @@ def symbol_order(characters: Mapping[str, int], vocabulary: CharVocabulary, path
     """
     ours = [chr(code) for code in vocabulary.codes().tolist()]
     if set(ours) != set(characters):
-        only_there, only_here = sorted(set(characters) - set(ours)), sorted(set(ours) - set(characters))
+        only_in_file, only_in_data = sorted(set(characters) - set(ours)), sorted(set(ours) - set(characters))
         raise UsageError(
             f"{path} has {len(characters)} characters and {data} has {len(ours)} symbols: only there "
-            f"{only_there[:8]}, only in the data {only_here[:8]}; prepare the author's corpus with "
+            f"{only_in_file[:8]}, only in the data {only_in_data[:8]}; prepare the author's corpus with "
             f"{command('prepare_chars')} ptb --variant raw"
         )
     return [characters[symbol] for symbol in ours]

@@ -40,7 +40,7 @@ def decode_lines(file: BinaryIO, name: str, errors: str = "strict") -> Iterator[
     return _decode_chunks(_Arrivals(file), name, errors)
 
 
-def decode_parts(
+def decode_batches(
     file: BinaryIO, name: str, size: int, errors: str = "strict", patience: float = PATIENCE
 ) -> Iterator[list[str]]:
     """As ``decode_lines``, in lists of at most ``size`` lines, none of which waits for lines to come.
@@ -49,24 +49,24 @@ def decode_parts(
     that comes quickly, are so read in full lists.
     """
     chunks = _Arrivals(file)
-    part: list[str] = []
+    batch: list[str] = []
     taken, deadline = 0, 0.0
     try:
         for line in _decode_chunks(chunks, name, errors):
-            if not part:
+            if not batch:
                 deadline = time.monotonic() + patience
-            part.append(line)
+            batch.append(line)
             taken += 1
-            if len(part) == size or (taken == chunks.lines and not chunks.ready(deadline)):
-                full, part = part, []
-                yield full
+            if len(batch) == size or (taken == chunks.lines and not chunks.ready(deadline)):
+                ready_batch, batch = batch, []
+                yield ready_batch
     except UsageError:
         # The lines before one that is no text are answered first.
-        if part:
-            yield part
+        if batch:
+            yield batch
         raise
-    if part:
-        yield part
+    if batch:
+        yield batch
 
 
 class _Arrivals:
@@ -144,10 +144,10 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
 def read_lines(path: str | Path) -> list[str]:
     """All lines of a text file. Raises UsageError if it cannot be read, is empty or is not UTF-8."""
     with opened(path) as file:
-        found = list(decode_lines(file, str(path)))
-    if not found:
+        lines = list(decode_lines(file, str(path)))
+    if not lines:
         raise UsageError(f"{path}: is empty")
-    return found
+    return lines
 
 
 def count_lines(path: str | Path) -> int:

@@ -20,8 +20,8 @@ def import_modules(package: str) -> list[str]:
     """
     if importlib.util.find_spec(package) is None:
         return []
-    found = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    names = [f"{package}.{module.name}" for module in found if not module.name.startswith("_")]
+    modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    names = [f"{package}.{module.name}" for module in modules if not module.name.startswith("_")]
     for name in names:
         importlib.import_module(name)
     return names

@@ -136,8 +136,8 @@ class Translator:
             sample = dataset.collater([dataset[index] for index in batch])
             if self.device.type == "cuda":
                 sample = utils.move_to_cuda(sample, self.device)
-            found = self.task.inference_step(self.generator, self.models, sample)
-            for index, hypotheses in zip(sample["id"].tolist(), found, strict=True):
+            hypotheses_of_batch = self.task.inference_step(self.generator, self.models, sample)
+            for index, hypotheses in zip(sample["id"].tolist(), hypotheses_of_batch, strict=True):
                 best = hypotheses[: self.config.nbest]
                 results[places[index]] = [self._translation(hypothesis) for hypothesis in best]
             if on_batch is not None:
@@ -157,9 +157,9 @@ class Translator:
                 )
             pieces = pieces[: self.max_pieces]
         dictionary = self.task.source_dictionary
-        found = map(dictionary.index, pieces)
+        indices = map(dictionary.index, pieces)
         # What sentencepiece cannot spell it leaves as it is, and that may read like a special symbol.
-        entries = [entry if entry >= dictionary.nspecial else dictionary.unk() for entry in found]
+        entries = [entry if entry >= dictionary.nspecial else dictionary.unk() for entry in indices]
         return torch.tensor([*entries, dictionary.eos()])
 
     def _translation(self, hypothesis: dict) -> Translation:

@@ -1,8 +1,9 @@
-"""How the package is built: which module imports which, how many parameters functions take, how many calls a
-pass makes."""
+"""How the package is built: which module imports which, what names say, how many parameters functions take,
+how many calls a pass makes."""
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -23,12 +24,15 @@ IMPORTED_IN_FUNCTIONS = {
     "adaptations": {"fairseq", "hydra"},
     "bench/report.py": {"matplotlib"},
     # --help answers at once.
-    "commands": {"rhhn_fairseq"},
+    "commands": {"rhhn_fairseq", "torch", "tqdm"},
     "data/problems/images.py": {"sklearn"},
     "data/strokes/hershey.py": {"HersheyFonts"},
     "ops/triton/__init__.py": {"triton", "rhhn_fairseq.ops.triton"},
     "ops/triton/interpreter.py": {"triton"},
 }
+
+# Words that say nothing of what a name stands for. A name that contains one is replaced by the field's term.
+VAGUE = set("part parts found whose way whole there pays chosen laid near far".split())
 
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -49,6 +53,35 @@ def imports_in_functions(tree: ast.AST) -> list[str]:
             elif isinstance(node, ast.ImportFrom):
                 names.append("." * node.level + (node.module or ""))
     return names
+
+
+def words(name: str) -> set[str]:
+    """The words of a name in snake case or camel case, in small letters."""
+    return set(re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().split("_"))
+
+
+def given_names(tree: ast.AST):
+    """The names of functions, classes, parameters, variables and attributes of a module, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, (*FUNCTION, ast.ClassDef)):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node.lineno
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.asname, node.lineno
+
+
+def cpp_names(source: str):
+    """Words of a C++ source outside of its comments and strings, with their lines."""
+    blank = lambda match: re.sub(r"[^\n]", " ", match[0])  # noqa: E731
+    code = re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\\\.|[^\"\\\\])*\"", blank, source, flags=re.DOTALL)
+    for number, line in enumerate(code.splitlines(), start=1):
+        for name in re.findall(r"[A-Za-z_]\w*", line):
+            yield name, number
 
 
 def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
@@ -81,6 +114,44 @@ def test_functions_import_optional_packages_only():
             if not any(name == package or name.startswith(f"{package}.") for package in allowed):
                 refused.append(f"{path}: {name}")
     assert not refused
+
+
+def test_names_in_python_say_what_they_stand_for():
+    python = [
+        path
+        for folder in ("rhhn_fairseq", "scripts", "tests/helpers")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    vague = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in sorted(python)
+        for name, line in given_names(ast.parse(path.read_bytes()))
+        if words(name) & VAGUE and "adaptations" not in path.parts
+    ]
+    assert not vague
+
+
+def test_names_in_cpp_say_what_they_stand_for():
+    vague = [
+        f"{path.name}:{line} {name}"
+        for pattern in ("*.cpp", "*.h")
+        for path in sorted((PACKAGE / "ops" / "native").glob(pattern))
+        for name, line in cpp_names(path.read_text())
+        if words(name) & VAGUE
+    ]
+    assert not vague
+
+
+def test_helpers_of_tests_have_names_that_say_what_they_do():
+    vague = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, FUNCTION) and not node.name.startswith("test_"):
+                names = [node.name, *parameters(node)]
+                vague += [
+                    f"{path.relative_to(ROOT)}:{node.lineno} {name}" for name in names if words(name) & VAGUE
+                ]
+    assert not vague
 
 
 def test_functions_have_ten_parameters_at_most():

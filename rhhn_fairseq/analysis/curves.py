@@ -49,8 +49,8 @@ class Curve:
     def best(self, better: str) -> tuple[float, int]:
         """The best value and the first update it was reached at; a value that is no number never is best."""
         sign = 1.0 if better == "max" else -1.0
-        found = [(sign * value, -update) for update, value in zip(self.updates, self.values, strict=True)]
-        value, update = max((pair for pair in found if not math.isnan(pair[0])), default=(math.nan, 0))
+        signed = [(sign * value, -update) for update, value in zip(self.updates, self.values, strict=True)]
+        value, update = max((pair for pair in signed if not math.isnan(pair[0])), default=(math.nan, 0))
         return sign * value, -update
 
     def reached(self, threshold: float, better: str) -> int | None:
@@ -80,13 +80,13 @@ def read_curves(paths: list[str], metric: str, subsets: list[str]) -> list[Curve
                 r.update: r.figures[metric] for r in records if r.subset == subset and metric in r.figures
             }
             if not points:
-                raise UsageError(f"{path}: {_what_there_is(records, metric, subset)}")
+                raise UsageError(f"{path}: {_available_metrics(records, metric, subset)}")
             updates = sorted(points)
             curves.append(Curve(name, subset, updates, [points[update] for update in updates]))
     return curves
 
 
-def _what_there_is(records, metric: str, subset: str) -> str:
+def _available_metrics(records, metric: str, subset: str) -> str:
     known = {r.subset for r in records}
     if subset not in known:
         return f"has no subset {subset!r}, it has {', '.join(sorted(known))}"
@@ -146,10 +146,10 @@ def table(curves: list[Curve], metric: str, better: str, threshold: float | None
 
 
 def _grouped(curves: list[Curve]) -> dict[tuple[str, str], list[Curve]]:
-    found: dict[tuple[str, str], list[Curve]] = {}
+    groups: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
-        found.setdefault((curve.group, curve.subset), []).append(curve)
-    return found
+        groups.setdefault((curve.group, curve.subset), []).append(curve)
+    return groups
 
 
 def _summary(key, members: list[Curve], better: str, several: bool, threshold: float | None) -> list[str]:

@@ -77,25 +77,25 @@ def parse_line(line: str) -> Record | None:
     if match := _JSON.search(line):
         return _from_json(match[1])
     if match := _AFTER_EPOCH.search(line):
-        pairs = (part.split(" ", 1) for part in match["figures"].split(" | "))
+        pairs = (item.split(" ", 1) for item in match["figures"].split(" | "))
         return _record(match["subset"] or TRAIN, pairs)
     if match := _WITHIN_EPOCH.search(line):
-        return _record(TRAIN_INNER, (part.split("=", 1) for part in match["figures"].split(", ")))
+        return _record(TRAIN_INNER, (item.split("=", 1) for item in match["figures"].split(", ")))
     return None
 
 
 def _from_json(text: str) -> Record | None:
     try:
-        found = json.loads(text)
+        record = json.loads(text)
     # A line that was cut off, or that merely looks like one.
     except ValueError:
         return None
-    if UPDATES in found:
-        return _record(TRAIN_INNER, found.items())
-    for key in found:
+    if UPDATES in record:
+        return _record(TRAIN_INNER, record.items())
+    for key in record:
         if key.endswith(f"_{UPDATES}"):
             prefix = key.removesuffix(UPDATES)
-            pairs = ((name.removeprefix(prefix), value) for name, value in found.items())
+            pairs = ((name.removeprefix(prefix), value) for name, value in record.items())
             return _record(prefix.removesuffix("_"), pairs)
     return None
 

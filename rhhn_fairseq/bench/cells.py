@@ -35,10 +35,10 @@ class Config(SizesConfig):
 
     cells: tuple = option(tuple(CELLS), help="names of cells, separated by commas")
     compile: str = option(
-        "none", help="adds the reference under torch.compile: one step, or the sequence", choices=COMPILE
+        "none", help="also time the reference under torch.compile: one step, or the sequence", choices=COMPILE
     )
-    external_path: str = option("", help="directory with other packages beside the installed ones")
-    ceiling: int = option(4096, help="width of the square product that gives the GEMM floor", low=1)
+    external_path: str = option("", help="directory of further packages to compare with")
+    ceiling: int = option(4096, help="width of the square product that measures the GEMM peak", low=1)
 
     def __post_init__(self):
         super().__post_init__()
@@ -115,9 +115,9 @@ def checked_contenders(config: Config) -> tuple[list[Contender], dict, list[str]
     externals = find_externals(torch.device(config.device).type, config.external_path)
     for name in [*names, *externals]:
         try:
-            found = contenders_of(name, config, config.compile)
-            if found:
-                errors |= check_contenders(found, config)
+            layers = contenders_of(name, config, config.compile)
+            if layers:
+                errors |= check_contenders(layers, config)
         except Exception as error:
             # What another package cannot do is no reason to stop; what this one cannot do is.
             if name not in externals:
@@ -125,7 +125,7 @@ def checked_contenders(config: Config) -> tuple[list[Contender], dict, list[str]
             reason = (str(error) or type(error).__name__).splitlines()[0]
             notes.append(f"{name} was left out: {reason}")
             continue
-        contenders += found
+        contenders += layers
     return contenders, errors, notes
 
 
@@ -155,7 +155,7 @@ def _row(contender: Contender, errors: dict, seconds: dict, flop: int, config: C
     """The report's entry of one contender from the seconds of all."""
     name, dtype = contender.name, contender.dtype
     forward, backward = np.median(seconds[contender.key], axis=0)
-    passes = {key: found.sum(axis=1) for key, found in seconds.items()}
+    passes = {key: each.sum(axis=1) for key, each in seconds.items()}
     own = passes[contender.key]
     baseline = next(key for key in passes if key[0] == BASELINE and key[-1] == dtype)
     first = name, contender.backend, config.dtype[0]

@@ -52,11 +52,11 @@ class SizesConfig(BenchConfig):
     hyper_embed_size: int = option(16, help="width of the embeddings z", low=1)
     rhn_depth: int = option(7, help="layers in one step of the highway networks", low=1)
     h_detach: float = option(0.0, help="the cells' probability of h-detach", low=0, high=1)
-    dtype: tuple = option(("float32",), help="types of weights and input, separated by commas")
-    backends: tuple = option((), help="names of backends, separated by commas; empty for all there are")
+    dtype: tuple = option(("float32",), help="dtypes of weights and input, separated by commas")
+    backends: tuple = option((), help="names of backends, separated by commas; default: all available")
     recompute_steps: int = option(
         0,
-        help="adds each cell on its first backend with segments of this many steps, which are computed again "
+        help="also time each cell's first backend with segments of this many steps, recomputed "
         "in the backward pass; see the cells' option of that name",
         low=0,
     )
@@ -149,32 +149,34 @@ def contenders_of(name: str, config: SizesConfig, compiling: str = "none") -> li
     Raises:
         UsageError: a cell has none of the backends asked for.
     """
-    master, found = build_layer(name, config), []
+    master, contenders = build_layer(name, config), []
     for dtype in config.dtype:
         if name in EXTERNALS and dtype not in EXTERNALS[name].dtypes:
             continue
         module = copy.deepcopy(master).to(config.device, DTYPES[dtype])
         common = dict(name=name, dtype=dtype, master=master, like=like(name))
         if isinstance(module, Cell):
-            chosen = chosen_backends(name, module, config, dtype)
-            for backend in chosen:
+            backends = select_backends(name, module, config, dtype)
+            for backend in backends:
                 forces = None if only_loops(module, backend, config, dtype) else backend
-                found.append(Contender(**common, backend=backend, module=module, forces=forces))
+                contenders.append(Contender(**common, backend=backend, module=module, forces=forces))
             if config.recompute_steps:
-                title = f"{chosen[0]}, parts of {config.recompute_steps}"
-                parts = common | dict(module=in_parts(module, config), master=in_parts(master, config))
-                found.append(Contender(**parts, backend=title, forces=chosen[0]))
+                title = f"{backends[0]}, parts of {config.recompute_steps}"
+                recomputing = common | dict(
+                    module=recomputed(module, config), master=recomputed(master, config)
+                )
+                contenders.append(Contender(**recomputing, backend=title, forces=backends[0]))
             if compiling != "none":
                 common["module"] = compiled(copy.deepcopy(module), compiling)
                 title = f"compiled {compiling}"
-                found.append(Contender(**common, backend=title, forces="reference", compiling=compiling))
+                contenders.append(Contender(**common, backend=title, forces="reference", compiling=compiling))
         else:
             backend = "its own"
             if name == BASELINE:
                 with cudnn_for(dtype):
                     backend = lstm_algorithm(module, batch_for(config, dtype)[0])
-            found.append(Contender(**common, backend=backend, module=module))
-    return found
+            contenders.append(Contender(**common, backend=backend, module=module))
+    return contenders
 
 
 def only_loops(cell: Cell, backend: str, config: SizesConfig, dtype: str) -> bool:
@@ -185,14 +187,14 @@ def only_loops(cell: Cell, backend: str, config: SizesConfig, dtype: str) -> boo
     return next(name for name, runs, _ in rows if runs) == "reference"
 
 
-def in_parts(cell: Cell, config: SizesConfig) -> Cell:
+def recomputed(cell: Cell, config: SizesConfig) -> Cell:
     """A copy of a cell that computes parts of a sequence again in the backward pass."""
     cell = copy.deepcopy(cell)
     cell.config = replace(cell.config, recompute_steps=config.recompute_steps)
     return cell
 
 
-def chosen_backends(name: str, cell: Cell, config: SizesConfig, dtype: str) -> list[str]:
+def select_backends(name: str, cell: Cell, config: SizesConfig, dtype: str) -> list[str]:
     """The backends asked for that can run a cell in training, all it has if none are asked for.
 
     On a GPU those whose loops can be recorded are there a second time, as CUDA graphs.
@@ -202,12 +204,12 @@ def chosen_backends(name: str, cell: Cell, config: SizesConfig, dtype: str) -> l
     """
     available = available_backends(cell, config.device, DTYPES[dtype])
     available = (*available[:-1], *in_graphs(available, config.device), available[-1])
-    chosen = [backend for backend in available if backend in (config.backends or available)]
-    if not chosen:
+    selected = [backend for backend in available if backend in (config.backends or available)]
+    if not selected:
         raise UsageError(
             f"backends={','.join(config.backends)}: {name} in {dtype} runs on {', '.join(available)} only"
         )
-    return chosen
+    return selected
 
 
 def compiled(cell: Cell, what: str) -> Cell:
@@ -232,16 +234,16 @@ def compiled(cell: Cell, what: str) -> Cell:
         # Without the choice of a backend in between, which cannot be traced.
         cell.forward = torch.compile(loop, dynamic=False)
     elif what == "step":
-        for part in cell.modules():
-            if isinstance(part, Cell):
-                part.step = torch.compile(part.step, dynamic=False)
+        for tensor in cell.modules():
+            if isinstance(tensor, Cell):
+                tensor.step = torch.compile(tensor.step, dynamic=False)
     return cell
 
 
 def batch_for(config: SizesConfig, dtype: str):
     """Random input [T, B, C] and gradient [T, B, H] on the device in a type."""
     shape = (config.length, config.batch, config.input, config.hidden)
-    x, gradient = (part.to(config.device, DTYPES[dtype]) for part in draw_batch(shape, config.dtype))
+    x, gradient = (tensor.to(config.device, DTYPES[dtype]) for tensor in draw_batch(shape, config.dtype))
     return x, gradient
 
 
@@ -254,7 +256,7 @@ def check_contenders(contenders: list[Contender], config: SizesConfig) -> dict[t
         UsageError: an error is too large to be rounding.
     """
     shape = (config.length, config.batch, config.input, config.hidden)
-    x, gradient = (part.to(config.device) for part in draw_batch(shape, config.dtype))
+    x, gradient = (tensor.to(config.device) for tensor in draw_batch(shape, config.dtype))
     exact_module = copy.deepcopy(contenders[0].master).to(config.device).double()
     with forced("reference"):
         exact = pass_results(exact_module, x, gradient, ORACLE_ROWS)
@@ -270,7 +272,7 @@ def check_contenders(contenders: list[Contender], config: SizesConfig) -> dict[t
             kind = DTYPES[dtype]
             with contender.running(dtype) as module:
                 for _ in range(first_calls(contender.forces)):
-                    found = pass_results(module, x.to(kind), gradient.to(kind), config.batch)
-            errors[contender.key][dtype] = checked(contender.name, found, exact, dtype)
+                    results = pass_results(module, x.to(kind), gradient.to(kind), config.batch)
+            errors[contender.key][dtype] = checked(contender.name, results, exact, dtype)
         contender.module.zero_grad(set_to_none=True)
     return errors

@@ -95,7 +95,7 @@ def find_externals(device_type: str, path: str = "") -> dict[str, External]:
     """
     if path:
         if not Path(path).is_dir():
-            raise UsageError(f"--external-path {path}: is no directory")
+            raise UsageError(f"--external-path {path}: is not a directory")
         packages = sorted({entry.package for entry in EXTERNALS.values()})
         if not any((Path(path) / package).exists() for package in packages):
             raise UsageError(f"--external-path {path}: holds none of {', '.join(packages)}")

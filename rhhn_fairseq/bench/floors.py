@@ -37,7 +37,7 @@ def matrix_flop(module: nn.Module, T: int, B: int) -> int:
     matrices = (
         parameter
         for name, parameter in module.named_parameters()
-        if any(part.startswith("weight") for part in name.split("."))
+        if any(word.startswith("weight") for word in name.split("."))
     )
     return 6 * T * B * sum(matrix.numel() for matrix in matrices)
 
@@ -85,12 +85,12 @@ def products_of(cell: Cell, B: int) -> list[Product]:
     2 B rows in the second is made for the whole sequence at once.
     """
     one, two = _shapes(cell, 1, B), _shapes(cell, 2, B)
-    whole = [(stack, rows // 2, *rest) for stack, rows, *rest in two if rows == 2 * B]
+    hoisted_shapes = [(stack, rows // 2, *rest) for stack, rows, *rest in two if rows == 2 * B]
     products = []
     for shape in one:
-        hoisted = shape in whole
+        hoisted = shape in hoisted_shapes
         if hoisted:
-            whole.remove(shape)
+            hoisted_shapes.remove(shape)
         products.append(Product(*shape, hoisted=hoisted))
     return products
 
@@ -114,7 +114,7 @@ class SequentialFloor:
         self.T, self.device = T, device
         self.hoisted = [_Factors(p, p.rows * T, 1, device, dtype) for p in products if p.hoisted]
         self.steps = [_Factors(p, p.rows, T, device, dtype) for p in products if not p.hoisted]
-        self.whole = [_Factors(p, p.rows * T, 1, device, dtype) for p in products if not p.hoisted]
+        self.all_steps = [_Factors(p, p.rows * T, 1, device, dtype) for p in products if not p.hoisted]
         self.passes = [self._forward, self._backward]
         if records(device):
             with torch.cuda.device(device):
@@ -141,7 +141,7 @@ class SequentialFloor:
                 factors.to_rows()
         for factors in self.hoisted:
             factors.to_rows()
-        for factors in self.whole + self.hoisted:
+        for factors in self.all_steps + self.hoisted:
             factors.to_matrix()
 
 
@@ -171,11 +171,11 @@ class _Factors:
         self.dy = draw(rows, product.columns)
         self.gemm = gemm.select_gemm(dtype, self.x.device)
         self.results: dict[str, Tensor] = {}
-        self.laid: dict[str, PackedWeight] = {}
+        self.packed: dict[str, PackedWeight] = {}
         if product.stack == 1 and steps > 1:
             weight = self.weight[0]
-            self.laid["y"] = PackedWeight(weight, steps, rows, self.gemm)
-            self.laid["dx"] = PackedWeight(weight, steps, rows, self.gemm, transpose=True)
+            self.packed["y"] = PackedWeight(weight, steps, rows, self.gemm)
+            self.packed["dx"] = PackedWeight(weight, steps, rows, self.gemm, transpose=True)
 
     def forward(self) -> None:
         self._multiply(self.x, self.weight, "y")
@@ -193,8 +193,8 @@ class _Factors:
         if len(left) == 1:
             # A stack of one goes the way of plain matrices.
             left, right, result = left[0], right[0], result[0]
-        if name in self.laid:
-            self.laid[name].product(left, result)
+        if name in self.packed:
+            self.packed[name].product(left, result)
         else:
             mm(left, right, result, None, self.gemm)
 

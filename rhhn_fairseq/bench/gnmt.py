@@ -36,17 +36,17 @@ class TranslationConfig(BenchConfig):
         ("lstm_gnmt_small", "hyperlstm_gnmt_small"), help="architectures of this project, separated by commas"
     )
     vocab_size: int = option(8000, help="entries of the dictionary", low=10)
-    length: int = option(16, help="symbols of every sentence, source and target", low=1)
+    length: int = option(16, help="length of every sentence, source and target", low=1)
     attention: str = option(
-        "own", help="which attention: v2 has layers run whole sequences", choices=("own", "paper", "v2")
+        "own", help="attention form; with v2 every layer runs whole sequences", choices=("own", "paper", "v2")
     )
     dtype: str = option("float32", help="type of weights and activations", choices=tuple(DTYPES))
     backends: tuple = option(
         (),
-        help="preferred, or names of backends, separated by commas; empty for preferred and reference, and "
-        "on a GPU those that can run as CUDA graphs",
+        help="preferred, or names of backends, separated by commas (default: preferred and reference, "
+        "on a GPU also those that run as CUDA graphs)",
     )
-    seed: int = option(1, help="of weights and sentences")
+    seed: int = option(1, help="seed of weights and sentences")
 
     def __post_init__(self):
         super().__post_init__()
@@ -54,7 +54,7 @@ class TranslationConfig(BenchConfig):
         for arch in self.archs:
             if arch not in known or "gnmt" not in arch:
                 names = ", ".join(name for name in known if "gnmt" in name)
-                raise UsageError(f"--archs {arch} is no translation architecture, choose from {names}")
+                raise UsageError(f"--archs {arch} is not a translation architecture; choose from {names}")
 
 
 SMOKE = dict(archs=("lstm_gnmt_small",), vocab_size=20, length=3, repeats=1)
@@ -106,8 +106,8 @@ def build_models(config: TranslationConfig) -> tuple[dict[str, nn.Module], Dicti
         if name == FAIRSEQ:
             models[name] = build_fairseq(dictionary)
         else:
-            chosen = {} if config.attention == "own" else {"attention": config.attention}
-            models[name] = MODEL_REGISTRY[name].build_model(MODEL_DATACLASS_REGISTRY[name](**chosen), task)
+            options = {} if config.attention == "own" else {"attention": config.attention}
+            models[name] = MODEL_REGISTRY[name].build_model(MODEL_DATACLASS_REGISTRY[name](**options), task)
         models[name].to(config.device)
     return models, dictionary
 
@@ -137,8 +137,8 @@ def backends_of(model: nn.Module, config: TranslationConfig) -> list[str]:
     recorded = in_graphs(common, config.device)
     for name in config.backends:
         if name not in (PREFERRED, *common, *recorded):
-            there = ", ".join((PREFERRED, *common, *recorded))
-            raise UsageError(f"backends={name!r} does not run all cells of a model, choose from {there}")
+            backends = ", ".join((PREFERRED, *common, *recorded))
+            raise UsageError(f"backends={name!r} does not run all cells of a model, choose from {backends}")
     if config.backends:
         return list(config.backends)
     differs = any(len(names) > 1 for names in of_cells)
@@ -190,9 +190,9 @@ def compare(
 
     def collect(model):
         return {
-            f"{name} of {count} sentences": part
+            f"{name} of {count} sentences": result
             for count, tokens in batches.items()
-            for name, part in check(model, tokens, dictionary).items()
+            for name, result in check(model, tokens, dictionary).items()
         }
 
     errors = check_models(checks, collect, config.dtype)

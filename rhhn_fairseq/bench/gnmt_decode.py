@@ -44,9 +44,9 @@ def search(
     )
     lengths = torch.full((len(tokens),), length, device=tokens.device)
     sample = {"net_input": {"src_tokens": tokens, "src_lengths": lengths}}
-    found = generator.generate([model], sample, prefix_tokens=prefix)
-    assert all(len(hypotheses[0]["tokens"]) == length for hypotheses in found)
-    return found
+    results = generator.generate([model], sample, prefix_tokens=prefix)
+    assert all(len(hypotheses[0]["tokens"]) == length for hypotheses in results)
+    return results
 
 
 def time_generation(model: nn.Module, tokens: Tensor, dictionary: Dictionary, beam: int) -> float:
@@ -63,8 +63,8 @@ def scores(model: nn.Module, tokens: Tensor, dictionary: Dictionary, beam: int) 
     make all symbols almost as likely, so that an error shows in what is left without that.
     """
     # fairseq adds its scores up in float32, so that it takes them apart again.
-    found = search(model, tokens, dictionary, beam, tokens[:, :-1])
-    logarithms = torch.stack([hypotheses[0]["positional_scores"] for hypotheses in found])
+    results = search(model, tokens, dictionary, beam, tokens[:, :-1])
+    logarithms = torch.stack([hypotheses[0]["positional_scores"] for hypotheses in results])
     return {"scores": logarithms + math.log(len(dictionary))}
 
 

@@ -15,7 +15,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from torch import Tensor, nn
 
 import rhhn_fairseq.plugin  # noqa: F401
-from rhhn_fairseq.bench.contenders import BASELINE, chosen_backends
+from rhhn_fairseq.bench.contenders import BASELINE, select_backends
 from rhhn_fairseq.bench.machine import DTYPES, BenchConfig, cudnn_for, forced, lstm_algorithm, measuring, now
 from rhhn_fairseq.bench.parity import ORACLE_ROWS, check_models, with_gradients
 from rhhn_fairseq.bench.report import Column, draw_bars, make_report
@@ -36,13 +36,13 @@ class Config(BenchConfig):
     """What is timed; ``UsageError`` names a value that cannot work."""
 
     archs: tuple = option(("lstm_ptb", "ln_hyperlstm_ptb"), help="architectures, separated by commas")
-    vocab_size: int = option(50, help="symbols of the text", low=2)
+    vocab_size: int = option(50, help="symbols in the vocabulary", low=2)
     hidden: int = option(0, help="width of the layers, 0 for the architecture's own", low=0)
     hyper_size: int = option(0, help="width of hypernetworks, 0 for the architecture's own", low=0)
-    batch: int = option(128, help="lanes of the text", low=1)
-    length: int = option(100, help="symbols that a lane advances in a step", low=1)
+    batch: int = option(128, help="lanes that the text is read in", low=1)
+    length: int = option(100, help="symbols that each lane reads in an update", low=1)
     dtype: str = option("float32", help="type of weights and activations", choices=tuple(DTYPES))
-    backends: tuple = option((), help="names of backends, separated by commas; empty for all there are")
+    backends: tuple = option((), help="names of backends, separated by commas; default: all available")
 
     def __post_init__(self):
         super().__post_init__()
@@ -50,7 +50,7 @@ class Config(BenchConfig):
         for arch in self.archs:
             if arch not in known:
                 names = ", ".join(known)
-                raise UsageError(f"--archs {arch} is no character language model, choose from {names}")
+                raise UsageError(f"--archs {arch} is not a character language model; choose from {names}")
 
 
 SMOKE = dict(
@@ -173,11 +173,11 @@ def build_trainees(arch: str, config: Config) -> list[Trainee]:
     x = torch.zeros(shape, device=config.device, dtype=DTYPES[config.dtype])
     with cudnn_for(config.dtype):
         algorithm = lstm_algorithm(copy.deepcopy(plain.stack).to(x.dtype), x)
-    found = [Trainee(plain, BASELINE, algorithm, config)]
+    trainees = [Trainee(plain, BASELINE, algorithm, config)]
     cell = build().stack.cells[0]
-    for backend in chosen_backends(arch, cell, config, config.dtype):
-        found.append(Trainee(build().to(config.device), options.cell, backend, config))
-    return found
+    for backend in select_backends(arch, cell, config, config.dtype):
+        trainees.append(Trainee(build().to(config.device), options.cell, backend, config))
+    return trainees
 
 
 def run(config: Config) -> dict:

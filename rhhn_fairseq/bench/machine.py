@@ -33,8 +33,8 @@ RECORDINGS = 1000
 class BenchConfig:
     """What every benchmark has; ``UsageError`` names a value that cannot work."""
 
-    repeats: int = option(7, help="rounds that count, after one that does not", low=1)
-    threads: int = option(0, help="threads of the CPU, 0 for torch's own choice", low=0)
+    repeats: int = option(7, help="timed rounds, after one warm-up round", low=1)
+    threads: int = option(0, help="CPU threads; 0: torch's default", low=0)
     device: str = option("cpu", help="cpu or cuda")
 
     def __post_init__(self):
@@ -148,7 +148,7 @@ def _enough_memory() -> Iterator[None]:
 
 def describe_machine(device: str) -> dict[str, str | int]:
     """What the milliseconds depend on, beside the code."""
-    found = {
+    description = {
         "cpu": _cpu_model(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -157,9 +157,9 @@ def describe_machine(device: str) -> dict[str, str | int]:
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
     if torch.device(device).type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-        found["cudnn"] = torch.backends.cudnn.version()
-    return found
+        description["gpu"] = torch.cuda.get_device_name(device)
+        description["cudnn"] = torch.backends.cudnn.version()
+    return description
 
 
 def _cpu_model() -> str:
@@ -176,10 +176,10 @@ class _Names(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.found: set[str] = set()
+        self.called: set[str] = set()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.found.add(function.overloadpacket.__name__)
+        self.called.add(function.overloadpacket.__name__)
         return function(*args, **(kwargs or {}))
 
 
@@ -188,7 +188,7 @@ def lstm_algorithm(module: nn.Module, x_TBC: Tensor) -> str:
     with _Names() as names:
         module(x_TBC)
     kernels = set()
-    if "_cudnn_rnn" in names.found:
+    if "_cudnn_rnn" in names.called:
         # A profiler that stays attached would slow every launch that is timed later.
         os.environ.setdefault("TEARDOWN_CUPTI", "1")
         # Which of cuDNN's algorithms it was, only the kernels on the GPU tell.
@@ -196,7 +196,7 @@ def lstm_algorithm(module: nn.Module, x_TBC: Tensor) -> str:
             module(x_TBC)
             now(x_TBC.device)
         kernels = {event.key for event in profile.key_averages() if event.device_type == DeviceType.CUDA}
-    return name_algorithm(names.found, kernels)
+    return name_algorithm(names.called, kernels)
 
 
 def name_algorithm(operations: set[str], kernels: set[str]) -> str:

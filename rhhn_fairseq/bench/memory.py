@@ -48,7 +48,7 @@ class Config(SizesConfig):
     repeats: int = option(3, help="passes of each contender", low=1)
     cells: tuple = option(("ln_hyperlstm",), help="names of cells, separated by commas")
     compile: str = option(
-        "none", help="adds the reference under torch.compile: one step, or the sequence", choices=COMPILE
+        "none", help="also time the reference under torch.compile: one step, or the sequence", choices=COMPILE
     )
 
     def __post_init__(self):
@@ -85,9 +85,9 @@ def run(config: Config) -> dict:
     with measuring(config):
         contenders, errors = [], {}
         for name in (BASELINE, *config.cells):
-            found = [c for c in contenders_of(name, config, config.compile) if first_calls(c.forces) == 1]
-            errors |= check_contenders(found, config)
-            contenders += found
+            layers = [c for c in contenders_of(name, config, config.compile) if first_calls(c.forces) == 1]
+            errors |= check_contenders(layers, config)
+            contenders += layers
         peaks = {contender.key: [] for contender in contenders}
         total = config.repeats * len(contenders)
         with tqdm(total=total, disable=None, leave=False, unit="pass") as progress:

@@ -33,8 +33,8 @@ def draw_batch(shape: tuple[int, int, int, int], dtypes: tuple[str, ...]) -> tup
     generator = torch.Generator().manual_seed(1)
     drawn = [torch.randn((T, B, width), generator=generator) for width in (C, H)]
     for dtype in dtypes:
-        drawn = [part.to(DTYPES[dtype]) for part in drawn]
-    x_TBC, gradient_TBH = (part.double() for part in drawn)
+        drawn = [tensor.to(DTYPES[dtype]) for tensor in drawn]
+    x_TBC, gradient_TBH = (tensor.double() for tensor in drawn)
     return x_TBC, gradient_TBH
 
 
@@ -49,27 +49,27 @@ def pass_results(module: nn.Module, x_TBC: Tensor, gradient_TBH: Tensor, rows: i
         y, _ = module(x)
         y.backward(gradient)
         outputs.append(y.detach())
-    found = {"output": torch.cat(outputs, dim=1), "gradient of input": x_TBC.grad}
-    return with_gradients(found, module)
+    results = {"output": torch.cat(outputs, dim=1), "gradient of input": x_TBC.grad}
+    return with_gradients(results, module)
 
 
-def with_gradients(found: dict[str, Tensor | None], module: nn.Module) -> dict[str, Tensor]:
+def with_gradients(results: dict[str, Tensor | None], module: nn.Module) -> dict[str, Tensor]:
     """Tensors by name with the gradients of a module's parameters beside them; what is None is left out."""
-    found = found | {f"gradient of {name}": p.grad for name, p in module.named_parameters()}
-    return {name: part for name, part in found.items() if part is not None}
+    results = results | {f"gradient of {name}": p.grad for name, p in module.named_parameters()}
+    return {name: tensor for name, tensor in results.items() if tensor is not None}
 
 
-def largest_error(found: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[float, str]:
+def largest_error(results: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[float, str]:
     """The largest relative error among tensors, in the Euclidean norm, and the name of that tensor.
 
     The norm looks past single elements, because a ReLU whose sum is nearly zero may go either way by
     rounding. The error is infinite where a tensor is missing or not finite.
     """
     worst = (0.0, "output")
-    for name in found.keys() | exact.keys():
+    for name in results.keys() | exact.keys():
         error = float("inf")
-        if name in found and name in exact:
-            difference = (found[name].double() - exact[name]).norm()
+        if name in results and name in exact:
+            difference = (results[name].double() - exact[name]).norm()
             if difference == 0:
                 continue
             error = (difference / exact[name].norm()).nan_to_num(nan=float("inf")).item()
@@ -77,15 +77,15 @@ def largest_error(found: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[f
     return worst
 
 
-def checked(name: str, found: dict[str, Tensor], exact: dict[str, Tensor], dtype: str) -> float:
+def checked(name: str, results: dict[str, Tensor], exact: dict[str, Tensor], dtype: str) -> float:
     """The error of a contender.
 
     Raises:
         UsageError: it is too large to be rounding.
     """
-    error, where = largest_error(found, exact)
+    error, where = largest_error(results, exact)
     # Products whose operands are rounded are no closer than the type that they are rounded to.
-    exactly = matmul_precision(next(iter(found.values())).device.type) == "highest"
+    exactly = matmul_precision(next(iter(results.values())).device.type) == "highest"
     tolerance = TOLERANCES[dtype if exactly else "bfloat16"]
     if error > tolerance:
         raise UsageError(
@@ -124,6 +124,6 @@ def check_models(
                 for kind in dict.fromkeys(["float32", dtype]):
                     rounded = model if kind == "float32" else copy.deepcopy(model).to(DTYPES[kind])
                     for _ in range(first_calls(backend)):
-                        found = collect(rounded)
-                    errors[name] = checked(name, found, exact[1], kind)
+                        results = collect(rounded)
+                    errors[name] = checked(name, results, exact[1], kind)
     return errors

@@ -45,7 +45,7 @@ class Config(BenchConfig):
             raise UsageError(f"Bench: device={self.device!r}, but these products run on the CPU")
         for shape in self.shapes:
             if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", shape):
-                raise UsageError(f"Bench: shapes={shape!r} is no shape, write 128x1000x4000 for example")
+                raise UsageError(f"Bench: shapes={shape!r} is not a shape; write 128x1000x4000 for example")
         if len(set(self.shapes)) < len(self.shapes):
             raise UsageError(f"Bench: shapes={','.join(self.shapes)} names one twice")
 
@@ -108,15 +108,15 @@ def run(config: Config) -> dict:
 def _products(M: int, K: int, N: int) -> dict[tuple[str, str], tuple[Callable[[], Tensor], Tensor]]:
     """The products of a shape by name and by what multiplies: a call, and its result in float64."""
     x, w, dy = torch.randn(M, K), torch.randn(K, N), torch.randn(M, N)
-    found = {}
+    results = {}
     for name, left, right in (("x w", x, w), ("dy w'", dy, w.t()), ("x' dy", x.t(), dy)):
         exact = left.double() @ right.double()
         for by in available():
-            found[name, by] = _once(by, left, right), exact
+            results[name, by] = _once(by, left, right), exact
         if name != "x' dy":
             for by in available():
-                found[f"{name} packed", by] = _packed(by, left, right), exact
-    return found
+                results[f"{name} packed", by] = _packed(by, left, right), exact
+    return results
 
 
 def _once(by: str, left: Tensor, right: Tensor) -> Callable[[], Tensor]:

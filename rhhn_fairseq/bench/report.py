@@ -75,12 +75,12 @@ def check_path(option: str, path: str) -> Path:
     Raises:
         UsageError: it is a directory, or in none.
     """
-    found = Path(path)
-    if found.is_dir():
+    directory = Path(path)
+    if directory.is_dir():
         raise UsageError(f"{option} {path} is a directory, name a file")
-    if not found.absolute().parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no directory {found.absolute().parent}")
-    return found
+    if not directory.absolute().parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no directory {directory.absolute().parent}")
+    return directory
 
 
 def write_json(report: dict, path: Path) -> None:

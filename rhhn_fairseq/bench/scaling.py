@@ -36,12 +36,12 @@ LINEAR = 1.1
 class Config(SizesConfig):
     """What is timed; ``UsageError`` names a value that cannot work."""
 
-    hidden: int = option(128, help="width of the cells at the start", low=1)
-    batch: int = option(16, help="sequences in a batch at the start", low=1)
-    length: int = option(50, help="steps of a sequence at the start", low=1)
-    hyper_size: int = option(64, help="width of the hypernetworks, which does not double", low=1)
+    hidden: int = option(128, help="initial width of the cells", low=1)
+    batch: int = option(16, help="initial number of sequences in a batch", low=1)
+    length: int = option(50, help="initial number of steps in a sequence", low=1)
+    hyper_size: int = option(64, help="width of the hypernetworks; it stays constant", low=1)
     cells: tuple = option(("ln_hyperlstm",), help="names of cells, separated by commas")
-    doublings: int = option(3, help="how often each size doubles", low=1)
+    doublings: int = option(3, help="how many times each size doubles", low=1)
 
     def __post_init__(self):
         super().__post_init__()
@@ -97,9 +97,9 @@ def run(config: Config) -> dict:
         for point, sizes in config.points().items():
             for name in (BASELINE, *config.cells):
                 # The start is the same for all sizes and timed for each, so that growth has one reason.
-                found = contenders_of(name, sizes)
-                checked = check_contenders(found, sizes)
-                for contender in found:
+                layers = contenders_of(name, sizes)
+                checked = check_contenders(layers, sizes)
+                for contender in layers:
                     # By backend and not by key: what torch's LSTM runs on may change with its size.
                     which = (name, contender.forces, contender.dtype)
                     contenders[which, point] = contender

@@ -45,11 +45,11 @@ def ratio(seconds: np.ndarray, base: np.ndarray) -> dict[str, float]:
 
     They are taken within a round, so that a slow moment of the machine divides out.
     """
-    found = seconds / base
+    ratios = seconds / base
     return {
-        "ratio": float(np.median(found)),
-        "ratio_min": float(found.min()),
-        "ratio_max": float(found.max()),
+        "ratio": float(np.median(ratios)),
+        "ratio_min": float(ratios.min()),
+        "ratio_max": float(ratios.max()),
     }
 
 

@@ -48,8 +48,8 @@ COLUMNS = (Column("part", "part"), Column("ms an update", "ms", ".2f"), Column("
 class Config:
     """What is measured; ``UsageError`` names a value that cannot work."""
 
-    updates: int = option(20, help="updates that count", low=1)
-    warm_up: int = option(5, help="updates before them", low=1)
+    updates: int = option(20, help="timed updates", low=1)
+    warm_up: int = option(5, help="warm-up updates before the timed ones", low=1)
 
     def __post_init__(self):
         check_fields(self)
@@ -86,12 +86,12 @@ class Clock:
     def look(self) -> None:
         """Counts the time until now."""
         now = self._now()
-        part = self._open[-1]
-        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._since
+        stage = self._open[-1]
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
         self._since = now
 
     @contextlib.contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> Iterator[None]:
         self.look()
         self._open.append(name)
         try:
@@ -105,7 +105,7 @@ class Clock:
 
         @functools.wraps(function)
         def run(*args, **kwargs):
-            with self.part(name):
+            with self.stage(name):
                 return function(*args, **kwargs)
 
         return run
@@ -143,8 +143,8 @@ def run(config: Config, arguments: list[str]) -> dict:
 
 def _replacements(clock: Clock, config: Config, bar: tqdm) -> Iterator[tuple]:
     """What fairseq's training calls, with its part of the clock: owner, name and function."""
-    for name, part in OF_TRAINER.items():
-        yield Trainer, name, clock.timed(part, getattr(Trainer, name))
+    for name, stage in OF_TRAINER.items():
+        yield Trainer, name, clock.timed(stage, getattr(Trainer, name))
     yield Trainer, "train_step", _counted(clock, config, bar, Trainer.train_step)
     yield GroupedIterator, "__next__", clock.timed("reading batches", GroupedIterator.__next__)
     yield train, "get_training_stats", clock.timed("log lines", train.get_training_stats)
@@ -166,8 +166,8 @@ def _counted(clock: Clock, config: Config, bar: tqdm, train_step: Callable) -> C
         nonlocal done
         if done == 0:
             clock.cuda = trainer.cuda
-            for method, part in OF_OPTIMIZER.items():
-                setattr(trainer.optimizer, method, clock.timed(part, getattr(trainer.optimizer, method)))
+            for method, stage in OF_OPTIMIZER.items():
+                setattr(trainer.optimizer, method, clock.timed(stage, getattr(trainer.optimizer, method)))
             criterion = trainer.get_criterion()
             criterion.forward = clock.timed(FORWARD, criterion.forward)
         result = train_step(trainer, samples, *args, **kwargs)
@@ -187,10 +187,10 @@ def _counted(clock: Clock, config: Config, bar: tqdm, train_step: Callable) -> C
 def _report(clock: Clock, config: Config, arguments: list[str]) -> dict:
     total = sum(clock.seconds.values())
     rows = [
-        {"part": part, "ms": 1e3 * seconds / config.updates, "share": 100 * seconds / total}
-        for part, seconds in sorted(clock.seconds.items(), key=lambda pair: -pair[1])
+        {"part": stage, "ms": 1e3 * seconds / config.updates, "share": 100 * seconds / total}
+        for stage, seconds in sorted(clock.seconds.items(), key=lambda pair: -pair[1])
     ]
-    model = sum(clock.seconds.get(part, 0.0) for part in MODEL)
+    model = sum(clock.seconds.get(stage, 0.0) for stage in MODEL)
     device = "cuda" if clock.cuda else "cpu"
     return {
         "command": "train-profile",

@@ -25,7 +25,7 @@ def main(argv=None) -> None:
     from rhhn_fairseq import averaging
     from rhhn_fairseq.lines import check_output
 
-    paths = chosen(args, averaging)
+    paths = select_checkpoints(args, averaging)
     check_output("--output", args.output, paths)
     averaging.save(averaging.average(paths, args.ema), args.output)
     for path in paths:
@@ -33,7 +33,7 @@ def main(argv=None) -> None:
     print(f"written: {args.output}")
 
 
-def chosen(args, averaging) -> list:
+def select_checkpoints(args, averaging) -> list:
     """The checkpoints to average."""
     if args.last is None and args.best is None:
         for path in args.inputs:

@@ -34,11 +34,11 @@ def main(argv=None) -> None:
     check_output("--png", args.png, (*args.logs, args.table))
     check_output("--table", args.table, args.logs)
     better = args.better or curves.default_better(args.metric)
-    found = curves.read_curves(args.logs, args.metric, subsets)
-    table = curves.table(found, args.metric, better, args.threshold)
+    read = curves.read_curves(args.logs, args.metric, subsets)
+    table = curves.table(read, args.metric, better, args.threshold)
     if args.png is not None:
         with replacing(args.png) as file:
-            file.write(curves.picture(found, args.metric, args.title, args.threshold, args.log_scale))
+            file.write(curves.picture(read, args.metric, args.title, args.threshold, args.log_scale))
     if args.table is not None:
         with replacing(args.table) as file:
             file.write(table.encode("utf-8"))

@@ -141,21 +141,23 @@ def translate(translator, source, name, write, args) -> None:
     """Reads, translates and writes part by part, with progress on standard error for a file."""
     from tqdm import tqdm
 
-    from rhhn_fairseq.lines import count_lines, decode_parts
+    from rhhn_fairseq.lines import count_lines, decode_batches
 
     size = args.buffer_size or (1 if source.isatty() else BUFFER_SIZE)
     # A pipe can be read only once.
     total = count_lines(args.input) if args.input and os.path.isfile(args.input) else None
     done = 0
     with tqdm(total=total, unit=" lines", disable=None if args.input else True) as progress:
-        for part in decode_parts(source, name, size, args.errors):
-            found = translator.translate(part, first_line=done + 1, on_batch=progress.update)
-            rows = map(json_line, part, found) if args.json else (best[0].text for best in found)
+        for batch in decode_batches(source, name, size, args.errors):
+            translations = translator.translate(batch, first_line=done + 1, on_batch=progress.update)
+            rows = (
+                map(json_line, batch, translations) if args.json else (best[0].text for best in translations)
+            )
             write("".join(f"{row}\n" for row in rows).encode("utf-8"))
-            done += len(part)
+            done += len(batch)
 
 
 def json_line(source: str, translations) -> str:
     """One line of --json."""
-    row = {"source": source, "translations": [dataclasses.asdict(found) for found in translations]}
+    row = {"source": source, "translations": [dataclasses.asdict(each) for each in translations]}
     return json.dumps(row, ensure_ascii=False).translate(LINE_ENDS)

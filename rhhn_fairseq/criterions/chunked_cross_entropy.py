@@ -43,7 +43,7 @@ class ChunkedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def forward(self, model, sample, reduce=True):
         """The summed loss, the sample size and the logged sums; see fairseq's criterion."""
         decoder = getattr(getattr(model, "module", model), "decoder", None)
-        if not hasattr(getattr(decoder, "output", None), "parts"):
+        if not hasattr(getattr(decoder, "output", None), "factors"):
             name = type(model).__name__
             raise UsageError(
                 f"--criterion chunked_cross_entropy: {name} has no output layer that it can use; "
@@ -53,7 +53,7 @@ class ChunkedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         target = sample["target"]
         if self.ignore_prefix_size:
             features, target = features[:, self.ignore_prefix_size :], target[:, self.ignore_prefix_size :]
-        y, weight, bias = decoder.output.parts(features)
+        y, weight, bias = decoder.output.factors(features)
         y, target = y.flatten(0, 1), target.flatten()
         real = target != self.padding_idx
         if not y.is_cuda:

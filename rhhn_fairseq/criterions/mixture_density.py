@@ -55,7 +55,7 @@ class MixtureDensity(FairseqCriterion):
         nats = pen_nats - mixture.log_density(target[..., :2])
         wrong = (mixture.pen_logit > 0) != (pen > 0.5)
         if mask is not None:
-            nats, pen_nats = (part.masked_fill(~mask, 0.0) for part in (nats, pen_nats))
+            nats, pen_nats = (term.masked_fill(~mask, 0.0) for term in (nats, pen_nats))
             wrong = wrong & mask
         loss = nats.sum() if reduce else nats
         sample_size = sample["ntokens"] if self.average == "point" else sample["nsentences"]

@@ -45,7 +45,7 @@ class DecoderConfig(StackConfig):
         "additive", help="how a source position is scored", choices=ATTENTION_SCORES
     )
     attention_size: int = option(help="width of the additive attention's hidden layer", low=1)
-    attention_normalised: bool = option(False, help="normalise the attention's output vector")
+    attention_normalised: bool = option(False, help="weight-normalise the attention's output vector")
     context_dropout: float = option(0.0, help="dropout on the context", low=0, below=1)
     context_to_output: bool = option(
         False, help="combine the last layer's output with the context (Luong et al. 2015, equation 5)"

@@ -38,11 +38,14 @@ class CharLMBaseConfig(FairseqDataclass):
     hidden_size: int = field(default=1000, metadata={"help": "width of a recurrent layer"})
     layers: int = field(default=1, metadata={"help": "recurrent layers"})
     residual_from: int = field(
-        default=0, metadata={"help": "layer from which on a layer's input is added to its output; 0: none"}
+        default=0, metadata={"help": "first layer with a residual connection; 0: none"}
     )
     embed_dim: int = field(default=0, metadata={"help": "width of the symbol embeddings; 0: one-hot input"})
     embedding_dropout: float = field(
-        default=0.0, metadata={"help": "drop whole symbols of the input, the same ones in the whole batch"}
+        default=0.0,
+        metadata={
+            "help": "probability of dropping a symbol's embedding, the same symbols in the whole batch"
+        },
     )
     input_dropout: float = field(default=0.0, metadata={"help": "dropout on the first layer's input"})
     layer_dropout: float = field(default=0.0, metadata={"help": "dropout between layers"})
@@ -155,12 +158,12 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
         theirs, ours = codes.tolist(), self.symbol_codes.tolist()
         if theirs == ours:
             return
-        only_there, only_here = (
+        only_in_checkpoint, only_in_data = (
             sorted(set(map(_name_of, a))) for a in (set(theirs) - set(ours), set(ours) - set(theirs))
         )
         raise UsageError(
             f"the checkpoint was trained on other symbols ({len(theirs)} there, {len(ours)} in the data; "
-            f"only there {only_there[:8]}, only in the data {only_here[:8]}); "
+            f"only there {only_in_checkpoint[:8]}, only in the data {only_in_data[:8]}); "
             "use the data directory it was trained with"
         )
 

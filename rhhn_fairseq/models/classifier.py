@@ -41,7 +41,7 @@ class ClassifierBaseConfig(FairseqDataclass):
         default=0, metadata={"help": "how many of the first layers read in both directions"}
     )
     residual_from: int = field(
-        default=0, metadata={"help": "layer from which on a layer's input is added to its output; 0: none"}
+        default=0, metadata={"help": "first layer with a residual connection; 0: none"}
     )
     input_dropout: float = field(default=0.0, metadata={"help": "dropout on the first layer's input"})
     layer_dropout: float = field(default=0.0, metadata={"help": "dropout between layers"})

@@ -67,9 +67,7 @@ class GNMTBaseConfig(FairseqDataclass):
     )
     residual_from: int = field(
         default=3,
-        metadata={
-            "help": "layer of either side from which on a layer's input is added to its output; 0: none"
-        },
+        metadata={"help": "first layer of encoder and decoder with a residual connection; 0: none"},
     )
     attention: str = field(
         default="paper",
@@ -86,7 +84,7 @@ class GNMTBaseConfig(FairseqDataclass):
         default=0, metadata={"help": "width of the additive attention's hidden layer; 0: --hidden-size"}
     )
     attention_normalised: bool = field(
-        default=False, metadata={"help": "normalise the attention's output vector"}
+        default=False, metadata={"help": "weight-normalise the attention's output vector"}
     )
     decoder_start: str = field(
         default="zeros",
@@ -117,7 +115,7 @@ class GNMTBaseConfig(FairseqDataclass):
     )
     init_range: float = field(
         default=0.04,
-        metadata={"help": "weights start uniform within plus and minus this; 0: as each layer's own"},
+        metadata={"help": "initialise weights uniformly within plus and minus this; 0: each layer's default"},
     )
     init_width: int = field(
         default=0,
@@ -128,7 +126,7 @@ class GNMTBaseConfig(FairseqDataclass):
     )
     init_cells: str = field(
         default="uniform",
-        metadata={"help": "start of the cells: 'uniform' within --init-range, or each cell's 'own'"},
+        metadata={"help": "initialisation of the cells: 'uniform' within --init-range, or each cell's 'own'"},
     )
     init_attention: float = field(
         default=0.0,
@@ -216,7 +214,7 @@ class GNMTDecoder(FairseqIncrementalDecoder):
             tokens = prev_output_tokens[:, -1:]
             y, weights, state = decoding_step(self, step, tokens, encoder_out, state, order)
         if incremental_state is not None:
-            after = {str(i): part for i, part in enumerate(state)}
+            after = {str(i): tensor for i, tensor in enumerate(state)}
             self.set_incremental_state(incremental_state, "state", after)
         return y, {"attn": [weights]}
 
@@ -262,7 +260,7 @@ class OutputLayer(nn.Module):
             nn.init.xavier_uniform_(self.project)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def parts(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def factors(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What the logits are a linear function of, [..., E or H], and that function's weight and bias."""
         if self.project is not None:
             y = affine(y, self.project)
@@ -270,7 +268,7 @@ class OutputLayer(nn.Module):
 
     def forward(self, y: Tensor) -> Tensor:
         """Logits [..., V] from y [..., H]."""
-        y, weight_VK, bias_V = self.parts(y)
+        y, weight_VK, bias_V = self.factors(y)
         return affine(y, weight_VK.t(), bias_V)
 
 
@@ -359,8 +357,8 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
         sides = {"encoder": self.encoder.stack, "decoder": self.decoder.decoder}
         return {
             f"{side}_{key}": value
-            for side, part in sides.items()
-            for key, value in part.diagnostics().items()
+            for side, tensor in sides.items()
+            for key, value in tensor.diagnostics().items()
         }
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
@@ -378,7 +376,7 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
         if theirs is None or not theirs.any() or not self.pieces_sha256.any():
             return
         if not torch.equal(theirs.cpu(), self.pieces_sha256.cpu()):
-            names = [bytes(part.tolist()).hex()[:12] for part in (theirs, self.pieces_sha256)]
+            names = [bytes(tensor.tolist()).hex()[:12] for tensor in (theirs, self.pieces_sha256)]
             raise UsageError(
                 "the checkpoint was trained on data cut with another sentencepiece model (SHA-256 "
                 f"{names[0]}... there, {names[1]}... in the data directory); use the data directory it was "

@@ -36,11 +36,11 @@ class HandwritingBaseConfig(FairseqDataclass):
     hidden_size: int = field(default=900, metadata={"help": "width of a recurrent layer"})
     layers: int = field(default=1, metadata={"help": "recurrent layers"})
     residual_from: int = field(
-        default=0, metadata={"help": "layer from which on a layer's input is added to its output; 0: none"}
+        default=0, metadata={"help": "first layer with a residual connection; 0: none"}
     )
     mixtures: int = field(default=20, metadata={"help": "Gaussians in the mixture"})
     window: int = field(
-        default=0, metadata={"help": "Gaussians of the window on the text to write; 0: no text is read"}
+        default=0, metadata={"help": "Gaussians of the window over the text; 0: the model reads no text"}
     )
     input_dropout: float = field(default=0.0, metadata={"help": "dropout on the first layer's input"})
     layer_dropout: float = field(default=0.0, metadata={"help": "dropout between layers"})
@@ -125,12 +125,12 @@ class Handwriting(HasRecipe, StrokeNetwork, BaseFairseqModel):
                 "model); use the data directory and the --window it was trained with"
             )
         if not torch.equal(state_dict["statistics"].cpu(), self.statistics.cpu()):
-            there = Normalisation.from_bits(state_dict["statistics"].cpu().numpy())
+            trained = Normalisation.from_bits(state_dict["statistics"].cpu().numpy())
             here = self.normalisation
             raise UsageError(
-                f"the checkpoint was trained on offsets of mean {there.mean} and deviation {there.std}, the "
-                f"data have {here.mean} and {here.std}; prepare them with --statistics-of the directory of "
-                "its training"
+                f"the checkpoint was trained on offsets of mean {trained.mean} and deviation {trained.std}, "
+                f"the data have {here.mean} and {here.std}; prepare them with --statistics-of the "
+                "directory of its training"
             )
 
 

@@ -13,15 +13,15 @@ from rhhn_fairseq.models.recipes import Recipe
 
 def _cell_fields():
     """A field for every option of every registered cell; None leaves the cell's own default."""
-    found: dict[str, tuple] = {}
+    options: dict[str, tuple] = {}
     for name, entry in sorted(CELLS.items()):
         for spec in dataclasses.fields(entry.config):
             # Switches are set by the names that stand for them, such as ln_lstm.
             if spec.name in ("input_size", "hidden_size") or spec.type is bool:
                 continue
-            _, help, names = found.setdefault(spec.name, (spec.type, spec.metadata["help"], []))
+            _, help, names = options.setdefault(spec.name, (spec.type, spec.metadata["help"], []))
             names.append(name)
-    for option, (kind, help, names) in found.items():
+    for option, (kind, help, names) in options.items():
         scope = "every cell" if len(names) == len(CELLS) else ", ".join(names)
         yield (
             option,
@@ -80,10 +80,10 @@ def check_shapes(model, state_dict: dict, kind: str, place: str, advice: str) ->
     """
     own = model.state_dict()
     for key in sorted(own.keys() | state_dict.keys()):
-        found, expected = (tuple(d[key].shape) if key in d else None for d in (state_dict, own))
-        if found != expected:
+        actual, expected = (tuple(d[key].shape) if key in d else None for d in (state_dict, own))
+        if actual != expected:
             raise UsageError(
-                f"the checkpoint is of another {kind}: {key} is {found or 'missing'} there and "
+                f"the checkpoint is of another {kind}: {key} is {actual or 'missing'} there and "
                 f"{expected or 'missing'} in {place}; give {advice}"
             )
 
@@ -116,7 +116,7 @@ def register_architecture(
         (key, specs[key].type, field(default=value, metadata=specs[key].metadata))
         for key, value in defaults.items()
     ]
-    title = "".join(part.capitalize() for part in name.split("_"))
+    title = "".join(word.capitalize() for word in name.split("_"))
     place = {"__module__": model.__module__}
     own = dataclasses.make_dataclass(f"{title}Config", changed, bases=(config,), namespace=place)
     register_model(name, dataclass=own)(type(title, (model,), {"__doc__": note, "RECIPE": recipe} | place))

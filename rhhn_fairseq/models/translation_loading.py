@@ -156,5 +156,5 @@ def check_dictionary(dictionary, directory: str, pieces: SentencePieceProcessor,
     if strange > len(entries) / 2:
         raise UsageError(
             f"{path} is not the sentencepiece model of the dictionary in {directory}: {strange} of its "
-            f"{len(entries)} entries are no pieces of it; name the right one with --sentencepiece-model"
+            f"{len(entries)} entries are not pieces of it; name the right one with --sentencepiece-model"
         )

@@ -200,7 +200,7 @@ HALF = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 BACKENDS = (
     Backend(
         "native",
-        "fused operation, point-wise work and products in compiled C++",
+        "fused operation, compiled C++ for point-wise work and products",
         FUSED,
         tuple(native.DTYPES),
         _native_obstacle,
@@ -208,7 +208,7 @@ BACKENDS = (
     ),
     Backend(
         "torch_nn",
-        "torch.nn's LSTM and GRU, on a GPU cuDNN's",
+        "torch.nn's LSTM and GRU (cuDNN on a GPU)",
         (),
         (),
         _torch_nn_obstacle,
@@ -216,7 +216,7 @@ BACKENDS = (
     ),
     Backend(
         "triton",
-        "fused operation, point-wise work in Triton kernels",
+        "fused operation, Triton kernels for point-wise work",
         FUSED,
         HALF,
         lambda request: triton.obstacle(request.device),
@@ -224,7 +224,7 @@ BACKENDS = (
     ),
     Backend(
         "aten",
-        "fused operation, point-wise work in torch's own operations",
+        "fused operation, torch operations for point-wise work",
         FUSED,
         HALF,
         lambda request: None,

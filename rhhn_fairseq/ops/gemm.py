@@ -78,7 +78,7 @@ def set_matmul_precision() -> None:
     if value not in PRECISIONS:
         raise UsageError(f"{PRECISION}={value} is unknown, choose from {', '.join(PRECISIONS)}")
     torch.set_float32_matmul_precision(value)
-    logger.info("float32 matrix products have the precision %r (%s)", value, PRECISION)
+    logger.info("float32 matrix products run at precision %r (%s)", value, PRECISION)
 
 
 @functools.cache
@@ -110,7 +110,7 @@ def preferred(asked: str | None) -> str:
     gemm = asked or ("native" if mkl_is_slow() and native.multiplies() else "torch")
     if gemm != "torch":
         logger.info(
-            "float32 products on the CPU use the compiled code of this package (RHHN_MATMUL=torch uses torch)"
+            "float32 products on the CPU use this package's compiled code (RHHN_MATMUL=torch selects torch)"
         )
     return gemm
 

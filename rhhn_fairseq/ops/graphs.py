@@ -146,7 +146,7 @@ class Recordings:
             return True
         if self.refused == 0 and self.patience == PATIENCE:
             logger.info(
-                "no room for more than %d CUDA graphs (%.1f GB): other calls run without one",
+                "the limit of CUDA graphs is reached (%d graphs, %.1f GB); other calls run without graphs",
                 len(self.kept),
                 self._size() / 1e9,
             )
@@ -171,7 +171,7 @@ class Recordings:
             self._let_go()
             if not isinstance(error, torch.OutOfMemoryError):
                 raise
-            logger.info("out of memory while recording a CUDA graph: calls like it run without one")
+            logger.info("out of memory while recording a CUDA graph; calls of this shape run without graphs")
             self.too_large.add(key)
 
     def _let_go(self) -> None:

@@ -102,7 +102,9 @@ class Pruning:
             raise UsageError(f"--beam-size-threshold {threshold} is not 0 or a positive number")
         self.threshold, self.score = threshold, score
 
-    def __call__(self, log_probs_BKV: Tensor, so_far_BK: Tensor | None, step: int, best_B: Tensor) -> Tensor:
+    def __call__(
+        self, log_probs_BKV: Tensor, previous_BK: Tensor | None, step: int, best_B: Tensor
+    ) -> Tensor:
         """The log-probabilities with dropped candidates at -inf.
 
         Args:
@@ -111,7 +113,7 @@ class Pruning:
         """
         top_BK1 = log_probs_BKV.amax(dim=2, keepdim=True)
         dropped = log_probs_BKV < top_BK1 - self.threshold
-        total = log_probs_BKV if so_far_BK is None else log_probs_BKV + so_far_BK.unsqueeze(2)
+        total = log_probs_BKV if previous_BK is None else log_probs_BKV + previous_BK.unsqueeze(2)
         normal = self.score.normalise(total, step + 1)
         dropped |= normal < (best_B - self.threshold).view(-1, 1, 1)
         dropped &= total < total.flatten(1).amax(dim=1).view(-1, 1, 1)

@@ -67,21 +67,21 @@ def parse_generated(lines: Sequence[str], name: str) -> Translations:
     Raises:
         UsageError: numbers are missing, or one comes a second time.
     """
-    found: dict[str, dict[int, str]] = {letter: {} for letter in "STHDP"}
+    outputs: dict[str, dict[int, str]] = {letter: {} for letter in "STHDP"}
     previous: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not (match := GENERATED.fullmatch(line)):
             continue
         letter, sentence, text = match[1], int(match[2]), match[3]
-        if sentence in found[letter]:
+        if sentence in outputs[letter]:
             # The other hypotheses of an n-best list follow the best one immediately.
             if letter in "ST" or previous[letter] != sentence:
                 raise UsageError(f"{name}: line {number} is {letter}-{sentence} for the second time")
         else:
-            found[letter][sentence] = text.partition("\t")[2] if letter in "HD" else text
+            outputs[letter][sentence] = text.partition("\t")[2] if letter in "HD" else text
         previous[letter] = sentence
-    hypotheses = _in_order(found["D"] or found["H"], name, "D" if found["D"] else "H")
-    references = _in_order(found["T"], name, "T") if found["T"] else None
+    hypotheses = _in_order(outputs["D"] or outputs["H"], name, "D" if outputs["D"] else "H")
+    references = _in_order(outputs["T"], name, "T") if outputs["T"] else None
     if references is not None and len(references) != len(hypotheses):
         raise UsageError(
             f"{name}: has {len(hypotheses)} hypotheses and {len(references)} references (lines T-)"

@@ -51,11 +51,11 @@ class Carry:
             device: where the model is. A checkpoint's states come from the CPU.
         """
         self._read += 1
-        return tuple(part.to(device) for part in self._start[self._read - 1]) if self._start else None
+        return tuple(tensor.to(device) for tensor in self._start[self._read - 1]) if self._start else None
 
     def write(self, state: State) -> None:
         """Keeps a model's state after the opened chunk, cut from its graph."""
-        self._after.append(tuple(part.detach() for part in state))
+        self._after.append(tuple(tensor.detach() for tensor in state))
 
 
 def gather_states(carries: list[Carry], world_size: int) -> list[list[Tensor]]:
@@ -66,17 +66,17 @@ def gather_states(carries: list[Carry], world_size: int) -> list[list[Tensor]]:
     gathered = []
     for carry in carries:
         if world_size == 1:
-            gathered.append([part.cpu() for part in carry.after])
+            gathered.append([tensor.cpu() for tensor in carry.after])
             continue
-        parts = []
-        for part in carry.after:
+        gathered_states = []
+        for tensor in carry.after:
             if torch.distributed.get_backend() == "nccl":
                 # A checkpoint's states have not been on the GPU before the first batch.
-                part = part.cuda()
-            copies = [torch.empty_like(part) for _ in range(world_size)]
-            torch.distributed.all_gather(copies, part.contiguous())
-            parts.append(copies)
-        gathered.extend([part[rank].cpu() for part in parts] for rank in range(world_size))
+                tensor = tensor.cuda()
+            copies = [torch.empty_like(tensor) for _ in range(world_size)]
+            torch.distributed.all_gather(copies, tensor.contiguous())
+            gathered_states.append(copies)
+        gathered.extend([tensor[rank].cpu() for tensor in gathered_states] for rank in range(world_size))
     return gathered
 
 

@@ -15,16 +15,16 @@ class DetachTaskConfig(FairseqDataclass):
 
     h_detach_final: Optional[float] = field(
         default=None,
-        metadata={"help": "h-detach's probability moves linearly to this one (see --detach-anneal-updates)"},
+        metadata={"help": "final probability of h-detach, reached linearly (see --detach-anneal-updates)"},
     )
     c_detach_final: Optional[float] = field(
-        default=None, metadata={"help": "the same for c-detach (cells that have it)"}
+        default=None, metadata={"help": "final probability of c-detach (cells that have it)"}
     )
     detach_anneal_updates: Optional[int] = field(
-        default=None, metadata={"help": "updates until the final probabilities are reached"}
+        default=None, metadata={"help": "updates over which the probabilities move to the final ones"}
     )
     detach_until: Optional[int] = field(
-        default=None, metadata={"help": "number of the update from which on nothing is detached"}
+        default=None, metadata={"help": "update from which nothing is detached any more"}
     )
 
 

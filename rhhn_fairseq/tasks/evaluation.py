@@ -92,8 +92,8 @@ class Tally:
         here = (target != PAD) & (target != UNK)
         self.unknown += int((target == UNK).sum())
         scores, target = scores[here], target[here]
-        chosen = scores.gather(1, target.unsqueeze(1)).double()
-        nats = -chosen if in_logs else math.log(len(pieces)) - chosen.log()
+        probability = scores.gather(1, target.unsqueeze(1)).double()
+        nats = -probability if in_logs else math.log(len(pieces)) - probability.log()
         self.nats += nats.sum().item()
         self.correct += int((scores.argmax(dim=1) == target).sum())
         self.scored += len(target)

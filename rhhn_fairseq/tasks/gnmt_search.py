@@ -32,9 +32,9 @@ class PrunedBeamSearch(BeamSearch):
     def step(self, step, lprobs, scores, prev_output_tokens=None, original_batch_idxs=None):
         self.rows = original_batch_idxs
         # At first all hypotheses of a sentence are one, and fairseq looks at the first only.
-        so_far = None if step == 0 else scores[:, :, step - 1]
-        lprobs = self.pruning(lprobs, so_far, step, self.best[self.rows])
-        left = lprobs if so_far is None else lprobs + so_far.unsqueeze(2)
+        previous = None if step == 0 else scores[:, :, step - 1]
+        lprobs = self.pruning(lprobs, previous, step, self.best[self.rows])
+        left = lprobs if previous is None else lprobs + previous.unsqueeze(2)
         left = left.amax(dim=1).index_fill(1, torch.tensor([self.eos], device=left.device), float("-inf"))
         self.exhausted = torch.isneginf(left.amax(dim=1))
         return super().step(step, lprobs, scores, prev_output_tokens, original_batch_idxs)
@@ -62,8 +62,8 @@ class GNMTGenerator(SequenceGenerator):
             self.pruned.begin(len(src_tokens), src_tokens.device)
             # The search then names sentences by their place in this batch, not by number in the corpus.
             sample = {key: value for key, value in sample.items() if key != "id"}
-        found = self._generate(sample, **kwargs)
-        return [self._rank(*pair) for pair in zip(found, src_tokens, strict=True)]
+        hypotheses = self._generate(sample, **kwargs)
+        return [self._rank(*pair) for pair in zip(hypotheses, src_tokens, strict=True)]
 
     def _rank(self, hypotheses, source):
         for hypothesis in hypotheses:

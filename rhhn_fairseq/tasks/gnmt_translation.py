@@ -37,7 +37,8 @@ class GNMTTranslationConfig(TranslationConfig, DetachTaskConfig):
     )
     seed: int = II("common.seed")
     beam_size_threshold: float = field(
-        default=0.0, metadata={"help": "prune candidates whose score is this far behind; 0: keep all"}
+        default=0.0,
+        metadata={"help": "prune candidates that score lower than the best by more than this; 0: keep all"},
     )
 
 

@@ -27,15 +27,13 @@ class HandwritingTaskConfig(FairseqDataclass):
     data: str = field(default=MISSING, metadata={"help": "directory that `rhhn prepare` made"})
     scale_augment: float = field(
         default=0.1,
-        metadata={"help": "scale training lines by a random factor within this of 1; 0: do not scale"},
+        metadata={"help": "scale each training line by a random factor, at most this much from 1; 0: off"},
     )
     scale_axes: str = field(
         default="each",
-        metadata={"help": "'each': dx and dy have factors of their own; 'both': they share one"},
+        metadata={"help": "'each': dx and dy get separate factors; 'both': they share one"},
     )
-    max_points: int = field(
-        default=0, metadata={"help": "read only this many points of a line, the first; 0: all"}
-    )
+    max_points: int = field(default=0, metadata={"help": "read at most this many points of a line; 0: all"})
     seed: int = II("common.seed")
     train_subset: str = II("dataset.train_subset")
 
@@ -97,7 +95,7 @@ class HandwritingTask(FairseqTask):
                 f"the {split} split of {self.cfg.data} has no line with a text, but --window reads texts"
             )
         if len(keep) < len(lines):
-            logger.info("%s: %d lines without a text are left out", split, len(lines) - len(keep))
+            logger.info("%s: left out %d lines without a text", split, len(lines) - len(keep))
         self.datasets[split] = StrokeDataset(
             lines,
             self.manifest.normalisation,
@@ -126,7 +124,7 @@ class HandwritingTask(FairseqTask):
         draw = torch.rand(len(target), 1, axes, dtype=torch.float64)
         factor = (1 + self.cfg.scale_augment * (2 * draw - 1)).to(target)
         normalisation = self.manifest.normalisation
-        mean, std = (target.new_tensor(part) for part in (normalisation.mean, normalisation.std))
+        mean, std = (target.new_tensor(values) for values in (normalisation.mean, normalisation.std))
         offsets = target[..., :2] * factor + (factor - 1) * (mean / std)
         target = torch.cat([offsets, target[..., 2:]], dim=-1)
         # The first input is where the pen touches, before any offset.

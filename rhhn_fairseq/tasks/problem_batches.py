@@ -21,7 +21,7 @@ class SplitDataset(FairseqDataset):
         return 0 if self.codes is None else len(self.codes[0])
 
     def __getitem__(self, index):
-        return tuple(part[index] for part in self.codes)
+        return tuple(codes[index] for codes in self.codes)
 
 
 class ProblemBatchDataset(FairseqDataset):

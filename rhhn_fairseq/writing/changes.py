@@ -44,11 +44,11 @@ class Watched:
 
     names: tuple[str, ...]
     matrices: Generated
-    part: slice
+    columns: slice
 
     def factors(self, before: State, after: State) -> Tensor:
         """What scaled the matrices in the step between two states of the stack, [N, B, F]."""
-        return self.matrices.factors((before if self.matrices.late else after)[self.part])
+        return self.matrices.factors((before if self.matrices.late else after)[self.columns])
 
 
 def watch(stack: nn.Module) -> list[Watched]:
@@ -58,15 +58,15 @@ def watch(stack: nn.Module) -> list[Watched]:
         cells = [stack.first.cell, *layers[1:]]
     else:
         layers = cells = list(stack.cells)
-    found, start = [], 0
+    watched, start = [], 0
     for number, (layer, cell) in enumerate(zip(layers, cells, strict=True), start=1):
         matrices = _generated(cell)
         if matrices is not None:
             prefix = f"{number} " if len(cells) > 1 else ""
             names = tuple(prefix + name for name in matrices.names)
-            found.append(Watched(names, matrices, slice(start, start + len(cell.state_sizes))))
+            watched.append(Watched(names, matrices, slice(start, start + len(cell.state_sizes))))
         start += len(layer.state_sizes)
-    return found
+    return watched
 
 
 def _generated(cell: Cell) -> Generated | None:
@@ -98,8 +98,8 @@ def _mixing(weight_HZH: Tensor) -> Tensor:
 
 def step_changes(watched: Sequence[Watched], now: Sequence[Tensor], before: Sequence[Tensor]) -> np.ndarray:
     """Norms [M] of the changes of one line's matrices, from the factors of the last step to this one's."""
-    parts = [
+    norms = [
         ((new - old)[:, 0] * layer.matrices.sizes).norm(dim=-1)
         for layer, new, old in zip(watched, now, before, strict=True)
     ]
-    return torch.cat(parts).double().numpy() if parts else np.zeros(0)
+    return torch.cat(norms).double().numpy() if norms else np.zeros(0)

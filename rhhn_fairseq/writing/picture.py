@@ -52,12 +52,12 @@ def column_changes(line: Written, columns: int = COLUMNS) -> np.ndarray:
     place = np.zeros(len(x), dtype=int)
     if high > low:
         place = np.minimum(((x - low) / (high - low) * columns).astype(int), columns - 1)
-    found = np.zeros((line.changes.shape[1], columns))
+    changes = np.zeros((line.changes.shape[1], columns))
     for step in range(1, len(x)):
         first, last = sorted(place[step - 1 : step + 1])
-        under = found[:, first : last + 1]
+        under = changes[:, first : last + 1]
         np.maximum(under, line.changes[step][:, None], out=under)
-    return found
+    return changes
 
 
 def draw(lines: Sequence[Written], paths: Sequence[Path], changes: bool = True, columns: int = 1) -> None:
@@ -97,7 +97,7 @@ def _figure(lines: Sequence[Written], changes: bool, columns: int) -> Figure:
     # not set it, however wide the pen's way is in them.
     top = np.percentile(np.concatenate([line.changes for line in lines]), 98) if changes else 0.0
     every_line = zip(lines, places, extents, heights, changed, strict=True)
-    for number, (line, place, extent, height, found) in enumerate(every_line):
+    for number, (line, place, extent, height, sizes) in enumerate(every_line):
         row, column = divmod(number, columns)
         y = total - 0.1 - sum(rows[:row])
         box = (
@@ -109,22 +109,22 @@ def _figure(lines: Sequence[Written], changes: bool, columns: int) -> Figure:
         axes = figure.add_axes(box)
         _strokes(axes, line, place, GAP / inches)
         if changes:
-            _colours(axes, np.sqrt(np.square(found).mean(axis=0))[None], top)
+            _colours(axes, np.sqrt(np.square(sizes).mean(axis=0))[None], top)
             under = (box[0], (y - height + 0.05) / total, box[2], (strips - 0.05) / total)
-            _strips(figure.add_axes(under), line.names, found, top)
+            _strips(figure.add_axes(under), line.names, sizes, top)
     return figure
 
 
 def _strokes(axes, line: Written, place: np.ndarray, gap: float) -> None:
     """The strokes of a line in its own units, y downwards, with room above and below."""
-    for part, colour in ((slice(0, line.primed), PRIMED), (slice(line.primed, None), INK)):
-        points = line.points[part].copy()
+    for steps, colour in ((slice(0, line.primed), PRIMED), (slice(line.primed, None), INK)):
+        points = line.points[steps].copy()
         if not len(points):
             continue
-        if part.start and line.points[part.start - 1, 2] < 0.5:
+        if steps.start and line.points[steps.start - 1, 2] < 0.5:
             # The pen was down where the reading ended, so the writing goes on from there.
             points = np.concatenate([np.zeros((1, 3)), points])
-        shift = place[part.start - 1] if part.start else 0.0
+        shift = place[steps.start - 1] if steps.start else 0.0
         for stroke in to_strokes(points):
             # A stroke of one point is a dot.
             marker = "." if len(stroke) == 1 else None
@@ -137,15 +137,15 @@ def _strokes(axes, line: Written, place: np.ndarray, gap: float) -> None:
     axes.set_axis_off()
 
 
-def _colours(axes, found: np.ndarray, top: float) -> None:
+def _colours(axes, changes: np.ndarray, top: float) -> None:
     limits = (*axes.get_xlim(), *axes.get_ylim())
     axes.imshow(
-        found, extent=limits, aspect="auto", cmap=COLOURS, vmin=0, vmax=top or 1, alpha=0.6, zorder=-1
+        changes, extent=limits, aspect="auto", cmap=COLOURS, vmin=0, vmax=top or 1, alpha=0.6, zorder=-1
     )
 
 
-def _strips(axes, names: Sequence[str], found: np.ndarray, top: float) -> None:
-    axes.imshow(found, aspect="auto", cmap=COLOURS, vmin=0, vmax=top or 1, interpolation="nearest")
+def _strips(axes, names: Sequence[str], changes: np.ndarray, top: float) -> None:
+    axes.imshow(changes, aspect="auto", cmap=COLOURS, vmin=0, vmax=top or 1, interpolation="nearest")
     axes.set_yticks(range(len(names)), names, fontsize=6)
     axes.tick_params(length=0, pad=2)
     axes.set_xticks([])

@@ -154,9 +154,9 @@ def _write_line(
         if phi is not None and bool(phi[-1] > phi[:-1].max()):
             finished = True
             break
-    whole = model.normalisation.invert(torch.stack(points).numpy())
-    whole[-1, 2] = 1
-    return Written(whole, primed, text, finished, np.stack(changes), hand.names)
+    drawn = model.normalisation.invert(torch.stack(points).numpy())
+    drawn[-1, 2] = 1
+    return Written(drawn, primed, text, finished, np.stack(changes), hand.names)
 
 
 def _checked(texts: Sequence[str]) -> Sequence[str]:

@@ -172,8 +172,7 @@ def test_unexpected_exceptions_stay_tracebacks():
 
 def test_nearest():
     assert (
-        names.nearest("lstm_gnmt_smal", ["lstm_gnmt_small", "transformer"])
-        == "did you mean lstm_gnmt_small?"
+        names.nearest("lstm_gnmt_smal", ["lstm_gnmt_small", "transformer"]) == "did you mean lstm_gnmt_small?"
     )
     assert names.nearest("x", ["one", "two"]) == "choose from one, two"
     assert names.nearest("x", map(str, range(100, 200))) == ""

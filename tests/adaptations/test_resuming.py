@@ -20,7 +20,7 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(corpus, tmp_path_factory):
+def uninterrupted(corpus, tmp_path_factory):
     """A run into its second epoch that is not interrupted: its log and its directory."""
     save_dir = tmp_path_factory.mktemp("whole")
     log = train(*char_lm(corpus, save_dir, "--max-update", 30, "--save-interval-updates", 13))
@@ -56,16 +56,16 @@ def as_of_two_workers(path, place):
     torch.save(state, place)
 
 
-def test_one_worker_goes_on_where_two_stopped(corpus, whole, tmp_path):
+def test_one_worker_goes_on_where_two_stopped(corpus, uninterrupted, tmp_path):
     """count_batches_of_all_workers: the lanes are the same, so the losses are."""
     saved = tmp_path / "two.pt"
-    as_of_two_workers(whole[1] / "checkpoint_1_13.pt", saved)
+    as_of_two_workers(uninterrupted[1] / "checkpoint_1_13.pt", saved)
     rest = train(*char_lm(corpus, tmp_path / "rest", "--max-update", 30, "--restore-file", saved))
-    assert rest.losses == whole[0].losses[13:]
-    assert same_parameters(whole[1], tmp_path / "rest")
+    assert rest.losses == uninterrupted[0].losses[13:]
+    assert same_parameters(uninterrupted[1], tmp_path / "rest")
 
 
-def test_an_update_that_is_cut_is_begun_again(corpus, whole, tmp_path):
+def test_an_update_that_is_cut_is_begun_again(corpus, uninterrupted, tmp_path):
     """13 updates of 2 batches are no whole number of updates of 4."""
     options = ["--batching", "windows", "--max-epoch", 1, "--save-interval-updates", 13]
     train(*char_lm(corpus, tmp_path, *options, "--max-update", 13))
@@ -74,9 +74,9 @@ def test_an_update_that_is_cut_is_begun_again(corpus, whole, tmp_path):
     assert "saved after batch 26 of an epoch" in warning and "the last 2 batches" in warning
 
 
-def test_batches_grouped_by_the_number_of_workers_are_refused(corpus, whole, tmp_path):
+def test_batches_grouped_by_the_number_of_workers_are_refused(corpus, uninterrupted, tmp_path):
     saved = tmp_path / "two.pt"
-    as_of_two_workers(whole[1] / "checkpoint_1_13.pt", saved)
+    as_of_two_workers(uninterrupted[1] / "checkpoint_1_13.pt", saved)
     options = ["--max-epoch", 2, "--restore-file", saved, "--grouped-shuffling"]
     with pytest.raises(UsageError, match="by 2 worker.s., this run has 1: --grouped-shuffling"):
         train(*char_lm(corpus, tmp_path / "rest", *options))
@@ -122,16 +122,16 @@ def zeros(path):
 
 
 @pytest.fixture
-def stopped(whole, tmp_path):
+def stopped(uninterrupted, tmp_path):
     """A directory with checkpoints after 13, 26 and 30 updates."""
-    for path in whole[1].iterdir():
+    for path in uninterrupted[1].iterdir():
         shutil.copy(path, tmp_path)
     assert {"checkpoint_1_13.pt", "checkpoint_last.pt"} < {path.name for path in tmp_path.iterdir()}
     return tmp_path
 
 
 @pytest.mark.parametrize("spoil", [cut, empty, zeros])
-def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_good_one(corpus, whole, stopped, spoil):
+def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_good_one(corpus, uninterrupted, stopped, spoil):
     """start_from_a_good_checkpoint; the newest name is damaged as well, and the oldest file the youngest."""
     older = sorted(stopped.glob("checkpoint_*_*.pt"), key=lambda path: path.stat().st_mtime)
     names = [path.name for path in older]
@@ -142,8 +142,8 @@ def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_good_one(corpus, wh
     log = train(*char_lm(corpus, stopped, "--max-update", 30))
     (warning,) = [message for message in log.messages if "going on from" in message]
     assert str(stopped / "checkpoint_last.pt") in warning and str(stopped / "checkpoint_2_26.pt") in warning
-    assert log.losses == whole[0].losses[26:]
-    assert same_parameters(whole[1], stopped)
+    assert log.losses == uninterrupted[0].losses[26:]
+    assert same_parameters(uninterrupted[1], stopped)
 
 
 def test_a_directory_in_the_place_of_the_last_checkpoint_is_refused(corpus, stopped):
@@ -154,14 +154,14 @@ def test_a_directory_in_the_place_of_the_last_checkpoint_is_refused(corpus, stop
         train(*char_lm(corpus, stopped, "--max-update", 30))
 
 
-def test_a_missing_last_checkpoint_is_no_start_from_scratch(corpus, whole, stopped):
+def test_a_missing_last_checkpoint_is_no_start_from_scratch(corpus, uninterrupted, stopped):
     (stopped / "checkpoint_last.pt").unlink()
     newest = stopped / "checkpoint_2_26.pt"
     with pytest.raises(UsageError, match=rf"last.pt: is missing .* --restore-file {newest}$"):
         train(*char_lm(corpus, stopped, "--max-update", 30))
     assert not (stopped / ".training.lock").exists()
     log = train(*char_lm(corpus, stopped, "--max-update", 30, "--restore-file", newest))
-    assert log.losses == whole[0].losses[26:]
+    assert log.losses == uninterrupted[0].losses[26:]
 
 
 def test_nothing_but_damage_is_refused_by_its_name(corpus, tmp_path):

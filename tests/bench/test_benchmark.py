@@ -36,8 +36,8 @@ def smoke(**changes) -> Config:
     return Config(**SMOKE | {"threads": 1} | changes)
 
 
-def rows_of(found: dict) -> list[tuple[str, str, str]]:
-    return [(row["cell"], row["backend"], row["dtype"]) for row in found["rows"]]
+def rows_of(results: dict) -> list[tuple[str, str, str]]:
+    return [(row["cell"], row["backend"], row["dtype"]) for row in results["rows"]]
 
 
 def test_flop_of_an_lstm_by_hand():
@@ -141,10 +141,10 @@ def test_contenders_take_turns_and_the_first_round_does_not_count():
         order.append(name)
         return len(order), 10 * len(order)
 
-    found = interleave(["a", "b", "c"], 2, measure)
+    results = interleave(["a", "b", "c"], 2, measure)
     assert order == ["a", "b", "c"] * 3
-    assert found["a"].tolist() == [[4, 40], [7, 70]]
-    assert found["c"].tolist() == [[6, 60], [9, 90]]
+    assert results["a"].tolist() == [[4, 40], [7, 70]]
+    assert results["c"].tolist() == [[6, 60], [9, 90]]
 
 
 def test_figures_of_the_report(monkeypatch):
@@ -178,29 +178,29 @@ def test_figures_of_the_report(monkeypatch):
 
 
 def test_every_cell_is_checked_and_timed_on_every_backend():
-    found = cells.run(smoke())
-    names = list(dict.fromkeys(row["cell"] for row in found["rows"]))
+    results = cells.run(smoke())
+    names = list(dict.fromkeys(row["cell"] for row in results["rows"]))
     assert names == [BASELINE, *CELLS]
-    for row in found["rows"]:
+    for row in results["rows"]:
         assert 0 < row["errors"]["float32"] == row["error"] < 1e-5
         assert np.shape(row["seconds"]) == (SMOKE["repeats"], 2)
         assert np.min(row["seconds"]) > 0
         assert row["gemm_percent"] > 0 and row["sequential_percent"] > 0
     for name in CELLS:
-        own = [row["backend"] for row in found["rows"] if row["cell"] == name]
+        own = [row["backend"] for row in results["rows"] if row["cell"] == name]
         assert own[-1] == "reference" and len(set(own)) == len(own)
     for backend in ("torch_nn", "aten", "reference"):
-        assert ("lstm", backend, "float32") in rows_of(found)
-    assert found["machine"]["threads"] == 1
-    assert found["machine"]["torch"] == torch.__version__
-    assert found["settings"] == vars(smoke())
-    assert found["notes"][-1].startswith("GEMM of 64 in float32: ")
+        assert ("lstm", backend, "float32") in rows_of(results)
+    assert results["machine"]["threads"] == 1
+    assert results["machine"]["torch"] == torch.__version__
+    assert results["settings"] == vars(smoke())
+    assert results["notes"][-1].startswith("GEMM of 64 in float32: ")
 
 
 def test_a_loop_is_forced_where_something_else_would_run():
     def forces(name, hidden):
-        found = contenders_of(name, smoke(hidden=hidden, backends=("reference",)))
-        return [contender.forces for contender in found]
+        results = contenders_of(name, smoke(hidden=hidden, backends=("reference",)))
+        return [contender.forces for contender in results]
 
     assert forces("gru", 8) == ["reference"] and forces("gru", 400) == [None]
     assert forces("elman", 8) == [None] and forces("rhn", 8) == ["reference"]
@@ -208,8 +208,8 @@ def test_a_loop_is_forced_where_something_else_would_run():
 
 def test_types_stand_beside_each_other():
     names, dtypes = ("lstm", "hyperrnn_full"), ("float32", "bfloat16")
-    found = cells.run(smoke(cells=names, dtype=dtypes, backends=("reference",)))
-    layers = {(row["cell"], row["dtype"]): row for row in found["rows"]}
+    results = cells.run(smoke(cells=names, dtype=dtypes, backends=("reference",)))
+    layers = {(row["cell"], row["dtype"]): row for row in results["rows"]}
     assert list(layers) == [(name, dtype) for name in (BASELINE, *names) for dtype in dtypes]
     for (_, dtype), row in layers.items():
         assert row["errors"]["float32"] < 1e-5
@@ -219,16 +219,16 @@ def test_types_stand_beside_each_other():
 
 
 def test_one_type_alone_is_checked_in_float32_too():
-    found = contenders_of("ln_lstm", smoke(dtype=("bfloat16",)))
-    for errors in check_contenders(found, smoke(dtype=("bfloat16",))).values():
+    results = contenders_of("ln_lstm", smoke(dtype=("bfloat16",)))
+    for errors in check_contenders(results, smoke(dtype=("bfloat16",))).values():
         assert errors["float32"] < 1e-5 < errors["bfloat16"]
 
 
 def test_detached_cells_are_checked_with_the_same_coins():
     config = smoke(h_detach=0.5, length=9)
-    found = contenders_of("ln_lstm", config)
-    assert [contender.module.config.h_detach for contender in found] == [0.5] * len(found)
-    for errors in check_contenders(found, config).values():
+    results = contenders_of("ln_lstm", config)
+    assert [contender.module.config.h_detach for contender in results] == [0.5] * len(results)
+    for errors in check_contenders(results, config).values():
         assert errors["float32"] < 1e-5
 
 
@@ -253,12 +253,12 @@ def test_other_packages_take_part_where_they_work(tmp_path, monkeypatch):
     monkeypatch.setitem(EXTERNALS, "broken", External("somebodys", "lstm", lambda c: 1 / 0))
     monkeypatch.setitem(EXTERNALS, "gpu", External("somebodys", "lstm", None, devices=("cuda",)))
     assert "good" not in find_externals("cpu")
-    found = cells.run(smoke(cells=("elman",), external_path=str(tmp_path)))
-    names = [row["cell"] for row in found["rows"]]
+    results = cells.run(smoke(cells=("elman",), external_path=str(tmp_path)))
+    names = [row["cell"] for row in results["rows"]]
     assert "good" in names and not {"wrong", "broken", "gpu"} & set(names)
-    good, base = (found["rows"][names.index(name)] for name in ("good", BASELINE))
+    good, base = (results["rows"][names.index(name)] for name in ("good", BASELINE))
     assert good["gflop"] == base["gflop"] and good["sequential_percent"] > 0
-    left_out = [note for note in found["notes"] if "was left out" in note]
+    left_out = [note for note in results["notes"] if "was left out" in note]
     assert left_out[0].startswith("wrong was left out: wrong is wrong and will not be timed")
     assert left_out[1] == "broken was left out: division by zero"
 
@@ -276,26 +276,26 @@ def test_program_prints_a_table_and_writes_json_and_a_picture(tmp_path, capsys):
     options = ["--threads", "1", "--cells", "gru,ln_hyperlstm", "--backends", "reference"]
     bench.main(["cells", "--smoke", *options, "--json", str(path), "--png", str(picture)])
     machine, settings, _, header, line, *rows, _, note = capsys.readouterr().out.splitlines()
-    found = json.loads(path.read_text())
+    results = json.loads(path.read_text())
     # No half-written file is left beside them.
     assert sorted(tmp_path.iterdir()) == [path, picture]
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert f"torch {torch.__version__}," in machine and f"date {found['machine']['date']}" in machine
-    assert "threads 1" in machine and found["machine"]["cpu"] in machine
+    assert f"torch {torch.__version__}," in machine and f"date {results['machine']['date']}" in machine
+    assert "threads 1" in machine and results["machine"]["cpu"] in machine
     assert "hidden 8, input 5, batch 3, length 4," in settings and "cells gru,ln_hyperlstm" in settings
     # A single type is beside no other.
     assert "/ nn.LSTM" in header and "/ first type" not in header
     assert len({len(text) for text in (header, line, *rows)}) == 1
     titles = [text.strip() for text in header.split("|")[1:-1]]
-    for text, row in zip(rows, found["rows"], strict=True):
+    for text, row in zip(rows, results["rows"], strict=True):
         shown = dict(zip(titles, (cell.strip() for cell in text.split("|")[1:-1]), strict=True))
         assert (shown["cell"], shown["backend"]) == (row["cell"], row["backend"])
         assert int(shown["parameters"].replace(",", "")) == row["parameters"]
         assert shown["/ nn.LSTM"] == f"{row['ratio']:.2f}"
         assert shown["min..max"] == f"{row['ratio_min']:.2f}..{row['ratio_max']:.2f}"
         assert float(shown["error"]) == pytest.approx(row["error"], rel=0.1)
-    assert [row["cell"] for row in found["rows"]] == [BASELINE, "gru", "ln_hyperlstm"]
-    assert note == found["notes"][0]
+    assert [row["cell"] for row in results["rows"]] == [BASELINE, "gru", "ln_hyperlstm"]
+    assert note == results["notes"][0]
 
 
 def test_smoke_leaves_given_sizes_alone(capsys):
@@ -338,7 +338,7 @@ def test_commands_are_listed(capsys):
         (["--dtype", "float16"], "dtype='float16' is unknown, choose from float32, bfloat16"),
         (["--backends", "aten"], "backends=aten: gru in float32 runs on torch_nn, reference only"),
         (["--compile", "all"], "compile='all' is unknown, choose from none, step, sequence"),
-        (["--external-path", "/nowhere"], "--external-path /nowhere: is no directory"),
+        (["--external-path", "/nowhere"], "--external-path /nowhere: is not a directory"),
         (
             ["--external-path", "/dev"],
             "--external-path /dev: holds none of flashrnn, haste_pytorch, labml_nn",
@@ -447,22 +447,22 @@ def test_the_check_reaches_every_parameter():
     x, gradient = batch_for(config, "float32")
     for name in (BASELINE, *CELLS, "hyperrnn_full"):
         module = build_layer(name, config)
-        found = parity.pass_results(module, x, gradient, rows=2)
-        assert len(found) == 2 + len(list(module.parameters()))
-        assert all(part.any() for part in found.values()), name
+        results = parity.pass_results(module, x, gradient, rows=2)
+        assert len(results) == 2 + len(list(module.parameters()))
+        assert all(part.any() for part in results.values()), name
 
 
 def test_cudnn_multiplies_narrow_types_by_matrix_units(monkeypatch):
     """Which it does in bfloat16 only where it may round float32, and that it may not."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    config, found = smoke(dtype=("float32", "bfloat16")), {}
+    config, results = smoke(dtype=("float32", "bfloat16")), {}
     with measuring(config):
         for contender in contenders_of(BASELINE, config):
             for other in (None, "float32"):
                 with contender.running(other):
-                    found[contender.dtype, other] = torch.backends.cudnn.allow_tf32
+                    results[contender.dtype, other] = torch.backends.cudnn.allow_tf32
         assert not torch.backends.cudnn.allow_tf32
-    assert found == {
+    assert results == {
         ("float32", None): False,
         ("float32", "float32"): False,
         ("bfloat16", None): True,

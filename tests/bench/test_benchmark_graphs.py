@@ -3,7 +3,6 @@
 On the CPU they are imitated, see graph_imitation.py.
 """
 
-
 import pytest
 from helpers.graph_imitation import count, imitated_graphs
 

@@ -97,7 +97,7 @@ def test_a_wrong_model_is_not_timed(monkeypatch):
 
 def test_unknown_architectures_are_refused():
     with pytest.raises(
-        UsageError, match="--archs gnmt is no character language model, choose from char_lm, "
+        UsageError, match="--archs gnmt is not a character language model; choose from char_lm, "
     ):
         lm.Config(archs=("gnmt",))
 

@@ -36,9 +36,9 @@ def test_report(tmp_path, capsys):
 def test_each_is_made_by_what_it_is_said_to_be_made_by(monkeypatch):
     made = []
     for name in ("mm", "addmm"):
-        whole = getattr(torch, name)
+        original = getattr(torch, name)
         monkeypatch.setattr(
-            torch, name, lambda *a, whole=whole, **k: made.append(a[0].shape) or whole(*a, **k)
+            torch, name, lambda *a, original=original, **k: made.append(a[0].shape) or original(*a, **k)
         )
     for (name, by), (call, _) in products._products(6, 40, 50).items():
         made.clear()
@@ -56,8 +56,8 @@ def test_a_wrong_product_is_not_timed(monkeypatch):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(shapes=("8x9",)), "shapes='8x9' is no shape, write 128x1000x4000 for example"),
-        (dict(shapes=("0x9x9",)), "shapes='0x9x9' is no shape"),
+        (dict(shapes=("8x9",)), "shapes='8x9' is not a shape; write 128x1000x4000 for example"),
+        (dict(shapes=("0x9x9",)), "shapes='0x9x9' is not a shape"),
         (dict(shapes=("8x9x9", "8x9x9")), "shapes=8x9x9,8x9x9 names one twice"),
         (dict(repeats=0), "repeats=0 is too small"),
     ],

@@ -116,6 +116,6 @@ def test_reports(tmp_path, capsys, monkeypatch):
 
 def test_unknown_architectures_are_refused():
     with pytest.raises(
-        UsageError, match="--archs lstm_ptb is no translation architecture, choose from gnmt, hyperlstm_g"
+        UsageError, match="--archs lstm_ptb is not a translation architecture; choose from gnmt, hyperlstm_g"
     ):
         gnmt_train.Config(archs=("lstm_ptb",))

@@ -25,7 +25,7 @@ def test_times_are_exclusive(monkeypatch):
     times = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(times))
     clock = Clock()
-    with clock.part("outer"):
+    with clock.stage("outer"):
         clock.timed("inner", lambda: None)()
     clock.look()
     assert clock.seconds == {OTHER: 1.0 + 5.0, "outer": 2.0 + 4.0, "inner": 3.0}
@@ -33,7 +33,7 @@ def test_times_are_exclusive(monkeypatch):
 
 def test_an_error_closes_its_part():
     clock = Clock()
-    with pytest.raises(ValueError), clock.part("outer"):
+    with pytest.raises(ValueError), clock.stage("outer"):
         raise ValueError
     assert clock._open == [OTHER]
 

@@ -55,8 +55,8 @@ def _noise(cell, T, B, seed=2):
 def _run_naive(name, cell, x, state, noise, b):
     """The numpy transcription on sequence ``b`` of a batch."""
 
-    def pick(part):
-        return part[:, b if part.shape[1] > 1 else 0].numpy().astype(np.float64)
+    def pick(tensor):
+        return tensor[:, b if tensor.shape[1] > 1 else 0].numpy().astype(np.float64)
 
     parameters = {key: value.numpy() for key, value in cell.state_dict().items()}
     one_noise = None if noise is None else {key: pick(part) for key, part in noise.items()}

@@ -13,7 +13,7 @@ from rhhn_fairseq.models.gnmt import GNMT, GNMTConfig, OutputLayer
 P, H, V, PAD = 13, 5, 7, 1
 
 
-def _parts(dtype=torch.float64):
+def _factors(dtype=torch.float64):
     torch.manual_seed(0)
     y, weight, bias = (
         torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in ((P, H), (V, H), (V,))
@@ -26,7 +26,7 @@ def _parts(dtype=torch.float64):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("chunk", [1, 4, 13, 100])
 def test_loss_and_gradients_are_fairseqs(smoothing, chunk):
-    y, weight, bias, target = _parts()
+    y, weight, bias, target = _factors()
     logits = y @ weight.t() + bias
     exact = label_smoothed_nll_loss(logits.log_softmax(-1), target, smoothing, ignore_index=PAD)
     found = linear_cross_entropy(y, weight, bias, target, target != PAD, smoothing, chunk)
@@ -41,34 +41,34 @@ def test_loss_and_gradients_are_fairseqs(smoothing, chunk):
 
 # What is summed has eight or eleven bits of mantissa.
 @pytest.mark.parametrize("dtype, bits", [(torch.bfloat16, 8), (torch.float16, 11)])
-@pytest.mark.parametrize("way", ["model", "autocast", "autocast after a loop"])
-def test_half_precision_sums_in_float32(dtype, bits, way):
-    y, weight, bias, target = _parts()
+@pytest.mark.parametrize("method", ["model", "autocast", "autocast after a loop"])
+def test_half_precision_sums_in_float32(dtype, bits, method):
+    y, weight, bias, target = _factors()
     exact = linear_cross_entropy(y, weight, bias, target, target != PAD, 0.1)
     exact[0].backward()
     # Under autocast what comes from a fused layer has the narrow type, what comes from a loop has not.
-    narrow = {"model": (y, weight, bias), "autocast": (y,), "autocast after a loop": ()}[way]
-    types = [dtype if part in set(narrow) else torch.float32 for part in (y, weight, bias)]
-    parts = [p.detach().to(t).requires_grad_() for p, t in zip((y, weight, bias), types, strict=True)]
-    with torch.autocast("cpu", dtype=dtype, enabled=way != "model"):
-        found = linear_cross_entropy(*parts, target, target != PAD, 0.1, 4)
+    narrow = {"model": (y, weight, bias), "autocast": (y,), "autocast after a loop": ()}[method]
+    types = [dtype if factor in set(narrow) else torch.float32 for factor in (y, weight, bias)]
+    factors = [p.detach().to(t).requires_grad_() for p, t in zip((y, weight, bias), types, strict=True)]
+    with torch.autocast("cpu", dtype=dtype, enabled=method != "model"):
+        found = linear_cross_entropy(*factors, target, target != PAD, 0.1, 4)
     assert found[0].dtype == torch.float32
     torch.testing.assert_close(found[0].double(), exact[0], rtol=2.0 ** (1 - bits), atol=0)
     # As a loss scaler would, so that what is handed on loses nothing by its range.
     (1024 * found[0]).backward()
-    for one, other, kind in zip(parts, (y, weight, bias), types, strict=True):
+    for one, other, kind in zip(factors, (y, weight, bias), types, strict=True):
         assert one.grad.dtype == kind
         assert (one.grad.double() / 1024 - other.grad).norm() <= 2.0 ** (3 - bits) * other.grad.norm()
 
 
 def test_small_probabilities_count_in_float16():
     """Of a symbol of probability 2e-8; alone, float16 has steps of 6e-8."""
-    y, weight, bias, target = _parts()
+    y, weight, bias, target = _factors()
     with torch.no_grad():
         bias[V - 1] -= 13.0
     target.clamp_(max=V - 2)
-    half = [part.detach().half().requires_grad_() for part in (y, weight, bias)]
-    rounded = [part.detach().double().requires_grad_() for part in half]
+    half = [factor.detach().half().requires_grad_() for factor in (y, weight, bias)]
+    rounded = [factor.detach().double().requires_grad_() for factor in half]
     linear_cross_entropy(*rounded, target, target != PAD)[0].backward()
     assert 1e-8 < rounded[2].grad[V - 1] / P < 3e-8
     (4096 * linear_cross_entropy(*half, target, target != PAD)[0]).backward()
@@ -78,7 +78,7 @@ def test_small_probabilities_count_in_float16():
 
 
 def test_without_gradients_none_are_made():
-    y, weight, bias, target = _parts()
+    y, weight, bias, target = _factors()
     with torch.no_grad():
         loss, _, _ = linear_cross_entropy(y, weight, bias, target, target != PAD)
     assert not loss.requires_grad
@@ -134,5 +134,5 @@ def test_refusals():
 def test_output_layer_is_its_parts():
     layer = OutputLayer(H, V)
     y = torch.randn(2, 3, H)
-    features, weight, bias = layer.parts(y)
+    features, weight, bias = layer.factors(y)
     torch.testing.assert_close(layer(y), features @ weight.t() + bias)

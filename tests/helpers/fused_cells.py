@@ -45,24 +45,27 @@ def run_pass(cell, x, state, mask, noise, backend, monkeypatch):
     """Outputs, final state and all gradients of a weighted sum of the outputs and the final state."""
     monkeypatch.setenv("RHHN_KERNEL", backend)
     x = x.clone().requires_grad_()
-    state = None if state is None else tuple(part.clone().requires_grad_() for part in state)
+    state = None if state is None else tuple(tensor.clone().requires_grad_() for tensor in state)
     y, final = cell(x, state, mask, noise)
     weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).view_as(y)
-    loss = (y * weights).sum() + sum((part * part).sum() for part in final)
+    loss = (y * weights).sum() + sum((tensor * tensor).sum() for tensor in final)
     inputs = [x, *(state or ()), *cell.parameters()]
-    return [y.detach(), *(part.detach() for part in final), *torch.autograd.grad(loss, inputs)]
+    return [y.detach(), *(tensor.detach() for tensor in final), *torch.autograd.grad(loss, inputs)]
 
 
-def assert_equal(found, exact, tolerance):
-    for one, other in zip(found, exact, strict=True):
+def assert_equal(results, exact, tolerance):
+    for one, other in zip(results, exact, strict=True):
         assert torch.isfinite(one).all()
         assert (one - other).norm() <= tolerance * (1 + other.norm())
 
 
-def doubled(parts):
+def doubled(tensors):
     """States or noise in float64."""
-    if parts is None:
+    if tensors is None:
         return None
-    if isinstance(parts, dict):
-        return {name: part.double() if part.is_floating_point() else part for name, part in parts.items()}
-    return tuple(part.double() for part in parts)
+    if isinstance(tensors, dict):
+        return {
+            name: tensor.double() if tensor.is_floating_point() else tensor
+            for name, tensor in tensors.items()
+        }
+    return tuple(tensor.double() for tensor in tensors)

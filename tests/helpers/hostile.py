@@ -195,21 +195,21 @@ class World:
         scene = self.scene(case.name)
         arguments = case.arguments(scene)
         outcome = self.programs.run(case.program, arguments, scene.here, case.timeout, case.stdin)
-        found = verdict(case, outcome)
+        result = verdict(case, outcome)
         if (scene.here / "executed").exists():
-            found = "executed"
+            result = "executed"
         elif self._digest() != self.digest:
-            found = "lost"
+            result = "lost"
         elif list(scene.here.rglob("*.tmp")):
-            found = "left over"
+            result = "left over"
         shutil.rmtree(scene.here, ignore_errors=True)
-        self._verdicts[case.name.split("/")[0]][found] += 1
-        return found, outcome
+        self._verdicts[case.name.split("/")[0]][result] += 1
+        return result, outcome
 
     def counts(self) -> str:
         """How many runs of each family had which verdict."""
         rows = self._verdicts.items()
-        return "\n".join(f"{family}: {found.total()} runs, {dict(found)}" for family, found in rows)
+        return "\n".join(f"{family}: {verdicts.total()} runs, {dict(verdicts)}" for family, verdicts in rows)
 
     def _digest(self) -> str:
         """Of everything that a command could damage."""
@@ -255,10 +255,10 @@ def main(root: str = str(ROOT)) -> None:
         for case in CASES:
             if not re.match(only, case.name):
                 continue
-            found, outcome = world.run(case)
-            if found != "good" or only:
+            result, outcome = world.run(case)
+            if result != "good" or only:
                 last = (outcome.stderr.strip() or outcome.stdout.strip()).splitlines()[-1:] or [""]
-                print(f"{found:12} {outcome.seconds:5.1f} s  {case.name}: {last[0][:300]}", flush=True)
+                print(f"{result:12} {outcome.seconds:5.1f} s  {case.name}: {last[0][:300]}", flush=True)
         world.close()
         print(world.counts())
 

@@ -22,17 +22,17 @@ class Smuggler:
 
 def cyclic() -> dict:
     """A configuration that contains itself."""
-    found = {"model": {}}
-    found["model"]["model"] = found
-    return found
+    config = {"model": {}}
+    config["model"]["model"] = config
+    return config
 
 
 def deep() -> dict:
     """A configuration of two hundred levels."""
-    found = {}
+    config = {}
     for _ in range(200):
-        found = {"model": found}
-    return found
+        config = {"model": config}
+    return config
 
 
 def first(state: dict) -> str:

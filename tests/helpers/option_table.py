@@ -180,10 +180,10 @@ def page(programs_of: dict[str, list[str]]) -> str:
         outcomes = {}
         for program in programs:
             outcomes.setdefault((expected(program, option), reason(program, option)), []).append(program)
-        example = " ".join(part for part in (option, _quoted(VALUES[option])) if part)
+        example = " ".join(text for text in (option, _quoted(VALUES[option])) if text)
         for (outcome, why), same in outcomes.items():
             scope = "" if len(outcomes) == 1 else ", ".join(NAMES[name] for name in same)
-            note = ": ".join(part for part in (scope, why) if part)
+            note = ": ".join(text for text in (scope, why) if text)
             lines.append(f"| `{example}` | {outcome} | {note} |\n")
     return HEAD + "".join(lines)
 

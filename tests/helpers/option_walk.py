@@ -142,12 +142,12 @@ def options_of(program: str, task: str) -> list[str]:
 
 def programs_of_options() -> dict[str, list[str]]:
     """Every option of every program, with the programs that have it."""
-    found: dict[str, list[str]] = {}
+    walked: dict[str, list[str]] = {}
     for program, _, option in cases():
-        programs = found.setdefault(option, [])
+        programs = walked.setdefault(option, [])
         if program not in programs:
             programs.append(program)
-    return found
+    return walked
 
 
 @functools.cache

@@ -27,14 +27,14 @@ def draw_matrix(rows, columns, transposed, skipped, draw):
     return torch.randn(rows, columns + skipped, generator=draw)[:, skipped:]
 
 
-def assert_product(x, w, add, found):
+def assert_product(x, w, add, results):
     """That ``found`` is ``x @ w + add`` as far as float32 can be."""
     added = torch.zeros(1) if add is None else add
     exact = x.double() @ w.double() + added.double()
     # Every sum of K products errs by less than K units in the last place of the sum of their sizes.
     sizes = x.double().abs() @ w.double().abs() + added.double().abs()
-    assert found.shape == exact.shape
-    assert bool(((found.double() - exact).abs() <= (x.shape[-1] + 1) * EPSILON * sizes).all())
+    assert results.shape == exact.shape
+    assert bool(((results.double() - exact).abs() <= (x.shape[-1] + 1) * EPSILON * sizes).all())
 
 
 def choose(monkeypatch, word: str) -> None:

@@ -16,7 +16,7 @@ class Outcomes:
     """Counts the outcomes of parametrised tests by property and cell."""
 
     def __init__(self):
-        self.found: dict[str, dict[str, Counter]] = defaultdict(lambda: defaultdict(Counter))
+        self.counts: dict[str, dict[str, Counter]] = defaultdict(lambda: defaultdict(Counter))
 
     def pytest_runtest_logreport(self, report):
         if report.when != "call" and not report.skipped:
@@ -25,7 +25,7 @@ class Outcomes:
         # The longest name that fits: `ln_lstm` is not `lstm`.
         cells = [cell for cell in CELLS if cell in case.rstrip("]").replace(",", "-").split("-")]
         if cells:
-            self.found[name.removeprefix("test_")][max(cells, key=len)][report.outcome] += 1
+            self.counts[name.removeprefix("test_")][max(cells, key=len)][report.outcome] += 1
 
 
 def main() -> int:
@@ -34,7 +34,7 @@ def main() -> int:
     status = pytest.main(["-q", "-p", "no:cacheprovider", str(tests)], plugins=[outcomes])
     print("| property | " + " | ".join(CELLS) + " |")
     print("|---|" + "---|" * len(CELLS))
-    for name, cells in outcomes.found.items():
+    for name, cells in outcomes.counts.items():
         row = [_show(cells[cell]) for cell in CELLS]
         print(f"| {name.replace('_', ' ')} | " + " | ".join(row) + " |")
     return int(status)

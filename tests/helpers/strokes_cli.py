@@ -28,10 +28,10 @@ def contents(directory) -> dict[str, bytes]:
 
 def object_array(arrays) -> np.ndarray:
     """A list of arrays as numpy.save takes it."""
-    found = np.empty(len(arrays), dtype=object)
+    objects = np.empty(len(arrays), dtype=object)
     for index, array in enumerate(arrays):
-        found[index] = array
-    return found
+        objects[index] = array
+    return objects
 
 
 def random_rows(points: int, seed: int = 0) -> np.ndarray:

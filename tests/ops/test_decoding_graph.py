@@ -68,14 +68,16 @@ def _sentences(lengths, dictionary, seed=0):
 
 
 def _hypotheses(models, dictionary, sample, beam=3):
-    found = SequenceGenerator(models, dictionary, beam_size=beam, max_len_b=9).generate(models, sample)
-    return [(one["tokens"].tolist(), one["score"].item(), one["alignment"]) for some in found for one in some]
+    results = SequenceGenerator(models, dictionary, beam_size=beam, max_len_b=9).generate(models, sample)
+    return [
+        (one["tokens"].tolist(), one["score"].item(), one["alignment"]) for some in results for one in some
+    ]
 
 
-def _assert_same(found, expected):
+def _assert_same(results, expected):
     """The generator keeps scores in float32."""
-    assert [tokens for tokens, *_ in found] == [tokens for tokens, *_ in expected]
-    torch.testing.assert_close([s for _, s, _ in found], [s for _, s, _ in expected], rtol=0, atol=2e-6)
+    assert [tokens for tokens, *_ in results] == [tokens for tokens, *_ in expected]
+    torch.testing.assert_close([s for _, s, _ in results], [s for _, s, _ in expected], rtol=0, atol=2e-6)
 
 
 VARIANTS = {
@@ -93,22 +95,22 @@ def test_hypotheses_are_the_same(variant, imitated, monkeypatch):
     # Sentences that end at different steps, in batches of different shapes.
     samples = [_sentences(lengths, dictionary) for lengths in ([4, 9, 2, 7, 5], [17, 3], [6])]
     samples.append(samples[0])
-    found = [_hypotheses([model], dictionary, sample) for sample in samples]
+    results = [_hypotheses([model], dictionary, sample) for sample in samples]
     assert count(decoding._recordings[model.decoder]) > 0
     monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
     expected = [_hypotheses([model], dictionary, sample) for sample in samples]
     assert len({len(tokens) for some in expected for tokens, *_ in some}) > 2
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(results, expected, strict=True):
         _assert_same(one, other)
 
 
 def test_an_ensemble_has_a_graph_for_each_model(imitated, monkeypatch):
     (first, dictionary), (second, _) = _model(1), _model(2)
     sample = _sentences([4, 6], dictionary)
-    found = _hypotheses([first, second], dictionary, sample)
+    results = _hypotheses([first, second], dictionary, sample)
     assert all(count(decoding._recordings[model.decoder]) > 0 for model in (first, second))
     monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
-    _assert_same(found, _hypotheses([first, second], dictionary, sample))
+    _assert_same(results, _hypotheses([first, second], dictionary, sample))
 
 
 def test_where_there_is_no_gpu_it_is_said_once(told):
@@ -200,8 +202,8 @@ def test_on_a_gpu(variant, monkeypatch):
     model.cuda()
     sample = _sentences([4, 9, 2, 7, 5], dictionary)
     sample = {"net_input": {key: value.cuda() for key, value in sample["net_input"].items()}}
-    found = [_hypotheses([model], dictionary, sample) for _ in range(2)]
+    results = [_hypotheses([model], dictionary, sample) for _ in range(2)]
     assert count(decoding._recordings[model.decoder]) > 0
     monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
-    for one in found:
+    for one in results:
         _assert_same(one, _hypotheses([model], dictionary, sample))

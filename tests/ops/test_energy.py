@@ -53,4 +53,4 @@ def test_energy_operations_keep_torchs_rules():
     torch.library.opcheck(energy.energy, (q, k, v, mask), test_utils=rules)
     de = torch.randn(2, 3, 4, dtype=torch.float64)
     torch.library.opcheck(energy.energy_backward, (de, q, k, v, mask), test_utils=rules)
-    assert torch.autograd.gradcheck(lambda *parts: energy.energies(*parts, mask), (q, k, v))
+    assert torch.autograd.gradcheck(lambda *tensors: energy.energies(*tensors, mask), (q, k, v))

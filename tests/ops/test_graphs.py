@@ -120,7 +120,7 @@ def test_calls_without_room_run_as_they_are(caplog, monkeypatch):
             run(n)
     assert settled == [] and {what for _, what in recordings.kept} == {1, 2}
     assert [record.message for record in caplog.records] == [
-        "no room for more than 2 CUDA graphs (0.0 GB): other calls run without one"
+        "the limit of CUDA graphs is reached (2 graphs, 0.0 GB); other calls run without graphs"
     ]
     for n in range(4, 60):
         run(n)

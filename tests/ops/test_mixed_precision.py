@@ -11,8 +11,12 @@ from helpers.fused_cells import FUSED_CELLS
 
 from rhhn_fairseq.cells.registry import CELLS
 
-WAYS = [(way, dtype) for way in ("cast", "autocast") for dtype in (torch.bfloat16, torch.float16)]
-ways = pytest.mark.parametrize("way, dtype", WAYS, ids=lambda part: str(part).removeprefix("torch."))
+PRECISIONS = [
+    (precision, dtype) for precision in ("cast", "autocast") for dtype in (torch.bfloat16, torch.float16)
+]
+precisions = pytest.mark.parametrize(
+    "precision, dtype", PRECISIONS, ids=lambda value: str(value).removeprefix("torch.")
+)
 BACKENDS = [
     (name, backend)
     for name, entry in CELLS.items()
@@ -26,14 +30,14 @@ ERRORS = {torch.bfloat16: (0.004, 0.1), torch.float16: (0.001, 0.02)}
 """Of loss and gradients. Measured with these seeds: up to 0.0013 and 0.042, and 0.0004 and 0.0064."""
 
 
-def losses_and_gradients(model, criterion, sample, way, dtype):
+def losses_and_gradients(model, criterion, sample, precision, dtype):
     """The loss of a training pass and all gradients in one vector."""
     model, around = copy.deepcopy(model).train(), contextlib.nullcontext()
-    if way == "cast":
+    if precision == "cast":
         model = model.to(dtype)
         # fairseq's trainer casts what is float32, too.
-        sample = apply_to_sample(lambda part: part.to(dtype) if part.dtype == torch.float32 else part, sample)
-    elif way == "autocast":
+        sample = apply_to_sample(lambda x: x.to(dtype) if x.dtype == torch.float32 else x, sample)
+    elif precision == "autocast":
         around = torch.autocast("cpu", dtype=dtype)
     torch.manual_seed(0)
     with around:
@@ -44,9 +48,9 @@ def losses_and_gradients(model, criterion, sample, way, dtype):
     return loss.item(), torch.cat([gradient.flatten().double() for _, gradient in gradients])
 
 
-def assert_trains(parts, way, dtype):
-    exact_loss, exact = losses_and_gradients(*parts, "exact", None)
-    loss, found = losses_and_gradients(*parts, way, dtype)
+def assert_trains(training, precision, dtype):
+    exact_loss, exact = losses_and_gradients(*training, "exact", None)
+    loss, found = losses_and_gradients(*training, precision, dtype)
     of_loss, of_gradients = ERRORS[dtype]
     assert abs(loss - exact_loss) <= of_loss * abs(exact_loss)
     assert (found - exact).norm() <= of_gradients * exact.norm()
@@ -62,28 +66,28 @@ def seed():
     torch.manual_seed(1)
 
 
-@ways
+@precisions
 @cells
-def test_char_lm(cell, backend, way, dtype, char_task, monkeypatch):
+def test_char_lm(cell, backend, precision, dtype, char_task, monkeypatch):
     monkeypatch.setenv("RHHN_KERNEL", backend)
-    assert_trains(training_batches.char_lm(cell, char_task), way, dtype)
+    assert_trains(training_batches.char_lm(cell, char_task), precision, dtype)
 
 
-@ways
+@precisions
 @pytest.mark.parametrize("problem", ["copying", "adding", "xor", "digits"])
-def test_problems(problem, way, dtype):
-    assert_trains(training_batches.problem(problem), way, dtype)
+def test_problems(problem, precision, dtype):
+    assert_trains(training_batches.problem(problem), precision, dtype)
 
 
-@ways
+@precisions
 @pytest.mark.parametrize("window", [0, 2])
-def test_handwriting(window, way, dtype):
-    assert_trains(training_batches.handwriting(window), way, dtype)
+def test_handwriting(window, precision, dtype):
+    assert_trains(training_batches.handwriting(window), precision, dtype)
 
 
-@ways
+@precisions
 @pytest.mark.parametrize("attention", ["paper", "v2"])
 @cells
-def test_translation(cell, backend, attention, way, dtype, monkeypatch):
+def test_translation(cell, backend, attention, precision, dtype, monkeypatch):
     monkeypatch.setenv("RHHN_KERNEL", backend)
-    assert_trains(training_batches.translation(cell, attention), way, dtype)
+    assert_trains(training_batches.translation(cell, attention), precision, dtype)

@@ -146,8 +146,8 @@ def test_hypervectors_in_parts_equal_the_loop(implementation, padded, rows, monk
 @pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm", "rhn", "hyperrhn"])
 @implementations
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("rows, parts", [(1, 7), (6, 3), (9, 2), (11, 1)])
-def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, parts, monkeypatch):
+@pytest.mark.parametrize("rows, blocks", [(1, 7), (6, 3), (9, 2), (11, 1)])
+def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, blocks, monkeypatch):
     """As where the gradients of a whole sequence's products would take much memory."""
     monkeypatch.setattr(sequence, "BLOCK_ROWS", rows)
     monkeypatch.setattr(backends.Plan, "fits_one_call", lambda *_: False)
@@ -168,7 +168,7 @@ def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, p
     state = tuple(torch.randn(B, size, dtype=torch.float64) for size in cell.state_sizes)
     exact = run_pass(cell, x, state, mask, noise, "reference", monkeypatch)
     assert_equal(run_pass(cell, x, state, mask, noise, implementation, monkeypatch), exact, 1e-13)
-    assert len(calls) == {"rhn": parts, "hyperrhn": 2 * parts}.get(name, 2 * (parts - 1))
+    assert len(calls) == {"rhn": blocks, "hyperrhn": 2 * blocks}.get(name, 2 * (blocks - 1))
 
 
 def test_parts_are_for_long_sequences_of_one_type():
@@ -208,7 +208,7 @@ HALVES = [("native", torch.bfloat16), ("aten", torch.bfloat16), ("aten", torch.f
 
 
 @fused_cells
-@pytest.mark.parametrize("implementation, dtype", HALVES, ids=lambda part: str(part).removeprefix("torch."))
+@pytest.mark.parametrize("implementation, dtype", HALVES, ids=lambda value: str(value).removeprefix("torch."))
 def test_half_precision_errs_less_than_the_loop(name, implementation, dtype, monkeypatch):
     T, B, H = 20, 8, 64
     # Normalising three units, as the other tests' hypernetworks would, multiplies every rounding.

@@ -83,12 +83,12 @@ def _pass(cell, x, state, mask, noise):
     return [y.detach(), *(part.detach() for part in final), *gradients]
 
 
-def _assert_as_the_loop(found, cell, x, state, mask, noise, monkeypatch):
+def _assert_as_the_loop(results, cell, x, state, mask, noise, monkeypatch):
     """That the results of a pass are those of the loop in float64."""
     monkeypatch.setenv("RHHN_KERNEL", "reference")
     exact = _pass(cell.double(), x.double(), doubled(state), mask, doubled(noise))
     # Measured: below 2e-6.
-    for one, other in zip(found, exact, strict=True):
+    for one, other in zip(results, exact, strict=True):
         one, other = one.nan_to_num().double(), other.nan_to_num()
         assert (one - other).norm() <= 1e-5 * (1 + other.norm())
 
@@ -110,11 +110,11 @@ def test_equals_the_loop(name, T, B, H, padded, noisy, ran, monkeypatch):
     cell = _cell(name, noisy, H)
     x, state, mask = _inputs(cell, T, B, padded)
     noise = cell.sample_noise(T, B) if noisy else None
-    found = _pass(cell, x, state, mask, noise)
+    results = _pass(cell, x, state, mask, noise)
     # A HyperRHN's hypernetwork is a sequence of its own.
     each = 2 if name == "hyperrhn" else 1
     assert ran == each * ["forward"] + each * ["backward"]
-    _assert_as_the_loop(found, cell, x, state, mask, noise, monkeypatch)
+    _assert_as_the_loop(results, cell, x, state, mask, noise, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["rhn", "hyperrhn"])
@@ -136,7 +136,7 @@ def test_highways_in_parts_equal_the_loop(name, rows, scaled, padded, ran, monke
     cell = _cell(name, True, 33)
     x, state, mask = _inputs(cell, T, B, padded)
     noise = cell.sample_noise(T, B)
-    found = _pass(cell, x, state, mask, noise)
+    results = _pass(cell, x, state, mask, noise)
     # The main network's, which are last forward and first backward.
     forward = [part[1:] for part in parts if part[0] == "forward"]
     backward = [part[1:] for part in parts if part[0] == "backward"]
@@ -144,7 +144,7 @@ def test_highways_in_parts_equal_the_loop(name, rows, scaled, padded, ran, monke
     of_z = _cuts(T, {1: 1, 2: 2, 3: 3, 9: 7}[scaled]) if name == "hyperrhn" else {0, T}
     assert forward[-len(of_z) + 1 :] == _between(of_z)
     assert backward[: len(cuts | of_z) - 1] == _between(cuts | of_z)[::-1]
-    _assert_as_the_loop(found, cell, x, state, mask, noise, monkeypatch)
+    _assert_as_the_loop(results, cell, x, state, mask, noise, monkeypatch)
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -158,9 +158,9 @@ def test_steps_with_packed_matrices_equal_the_loop(name, T, B, H, noisy, compile
     cell = _cell(name, noisy, H)
     x, state, mask = _inputs(cell, T, B, True)
     noise = cell.sample_noise(T, B) if noisy else None
-    found = _pass(cell, x, state, mask, noise)
+    results = _pass(cell, x, state, mask, noise)
     assert len(compiled_products) > 2 * T
-    _assert_as_the_loop(found, cell, x, state, mask, noise, monkeypatch)
+    _assert_as_the_loop(results, cell, x, state, mask, noise, monkeypatch)
 
 
 @pytest.mark.parametrize("name", CELLS)

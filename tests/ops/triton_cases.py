@@ -11,8 +11,8 @@ import torch
 from helpers.fused_cells import assert_equal, backends, doubled, run_pass
 
 from rhhn_fairseq.cells import build_cell
-from rhhn_fairseq.ops import sequence
-from rhhn_fairseq.ops.triton import sequences, slots, steps
+from rhhn_fairseq.ops import sequence, triton
+from rhhn_fairseq.ops.triton import sequences, slots
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
@@ -132,7 +132,7 @@ def multiplied(monkeypatch):
     for name in ("highway", "lstm"):
         monkeypatch.setattr(sequences, name, count(getattr(sequences, name)))
     for name in ("hypernetwork_forward", "hypernetwork_backward"):
-        monkeypatch.setattr(steps, name, count(getattr(steps, name)))
+        monkeypatch.setattr(triton, name, count(getattr(triton, name)))
     return calls
 
 

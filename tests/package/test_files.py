@@ -15,7 +15,7 @@ from rhhn_fairseq import cli
 from rhhn_fairseq.data.common.sources import FileSource
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import read_json, read_regular, readable, tar_files
-from rhhn_fairseq.lines import decode_parts
+from rhhn_fairseq.lines import decode_batches
 
 NEEDS_FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 
@@ -148,13 +148,13 @@ def test_the_output_comes_back_to_where_it_was(capfd):
     assert capfd.readouterr().out == "text \\udc80\n"
 
 
-def taken(parts, size=4) -> list[list[str]]:
+def taken(pieces, size=4) -> list[list[str]]:
     """The lists that a program gets whose input comes in these pieces, each when it asks for more."""
     reader, writer = os.pipe()
     found = []
     with open(reader, "rb") as file:
-        lists = decode_parts(file, "a pipe", size, patience=0.02)
-        for content, expected in parts:
+        lists = decode_batches(file, "a pipe", size, patience=0.02)
+        for content, expected in pieces:
             if content is None:
                 os.close(writer)
             else:
@@ -183,7 +183,7 @@ def test_lines_that_come_quickly_are_full_lists(tmp_path):
     path.write_bytes(text)
 
     def checked(file):
-        parts = list(decode_parts(file, "text", 1024))
+        parts = list(decode_batches(file, "text", 1024))
         assert [line for part in parts for line in part] == expected
         return [len(part) for part in parts]
 

@@ -157,13 +157,13 @@ END = ["--max-update", 16]
 
 
 @pytest.fixture(scope="module")
-def whole(corpus, tmp_path_factory):
+def uninterrupted(corpus, tmp_path_factory):
     save_dir = tmp_path_factory.mktemp("whole")
     return train(*char_lm(corpus, save_dir, *END)), save_dir
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
-def test_a_training_saves_when_it_is_interrupted(corpus, whole, tmp_path, signum):
+def test_a_training_saves_when_it_is_interrupted(corpus, uninterrupted, tmp_path, signum):
     """stop_with_a_checkpoint: the run that goes on has the losses of one that was not interrupted."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     first = Log()
@@ -176,12 +176,12 @@ def test_a_training_saves_when_it_is_interrupted(corpus, whole, tmp_path, signum
     assert names(tmp_path) == ["checkpoint_last.pt"]
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
     second = train(*char_lm(corpus, tmp_path, *END))
-    assert first.losses + second.losses == whole[0].losses
-    expected, found = model_of(whole[1]), model_of(tmp_path)
+    assert first.losses + second.losses == uninterrupted[0].losses
+    expected, found = model_of(uninterrupted[1]), model_of(tmp_path)
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
-def test_validation_is_interrupted_too(corpus, whole, tmp_path):
+def test_validation_is_interrupted_too(corpus, uninterrupted, tmp_path):
     arguments = [
         argument for argument in char_lm(corpus, tmp_path, *END) if argument != "--disable-validation"
     ]
@@ -191,7 +191,7 @@ def test_validation_is_interrupted_too(corpus, whole, tmp_path):
         train(*arguments, log=first)
     assert "SIGTERM: stopped after update 7" in stopped(first)
     assert not any("valid_loss" in message for message in first.messages)
-    assert first.losses + train(*arguments).losses == whole[0].losses
+    assert first.losses + train(*arguments).losses == uninterrupted[0].losses
 
 
 def test_what_was_not_saved_is_said(corpus, tmp_path):

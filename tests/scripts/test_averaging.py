@@ -48,14 +48,14 @@ def run(capsys, *arguments, status=0) -> str:
     return captured.err if status else captured.out
 
 
-def check_mean(found: dict, parts: list[dict]) -> None:
-    assert found.keys() == parts[0].keys()
-    for name, tensor in found.items():
+def check_mean(mean: dict, checkpoints: list[dict]) -> None:
+    assert mean.keys() == checkpoints[0].keys()
+    for name, tensor in mean.items():
         if not tensor.is_floating_point():
-            assert torch.equal(tensor, parts[-1][name]), name
+            assert torch.equal(tensor, checkpoints[-1][name]), name
             continue
-        expected = sum(part[name].double() for part in parts) / len(parts)
-        assert tensor.dtype == parts[0][name].dtype
+        expected = sum(one[name].double() for one in checkpoints) / len(checkpoints)
+        assert tensor.dtype == checkpoints[0][name].dtype
         assert torch.equal(tensor, expected.to(tensor.dtype)), name
 
 

@@ -250,23 +250,23 @@ def test_an_ensemble_averages_probabilities(translate, checkpoint, tmp_path):
     other = tmp_path / "other.pt"
     torch.save(state, other)
 
-    def found(*options, **settings):
+    def texts_and_scores(*options, **settings):
         rows = translate(b"one two\nseven\n", "--json", *options, **settings).splitlines()
         best = [json.loads(row)["translations"][0] for row in rows]
         return [row["text"] for row in best], torch.tensor([row["score"] for row in best])
 
-    texts, scores = found()
-    twice, same_scores = found("--checkpoint", checkpoint)
+    texts, scores = texts_and_scores()
+    twice, same_scores = texts_and_scores("--checkpoint", checkpoint)
     assert twice == texts
     torch.testing.assert_close(same_scores, scores, rtol=0, atol=1e-5)
-    mixed, mixed_scores = found("--checkpoint", other)
-    unsure_scores = found(checkpoint=other)[1]
+    mixed, mixed_scores = texts_and_scores("--checkpoint", other)
+    unsure_scores = texts_and_scores(checkpoint=other)[1]
     assert mixed == texts and bool((unsure_scores < mixed_scores).all() and (mixed_scores < scores).all())
-    assert torch.equal(found(checkpoint=f"{checkpoint},{other}")[1], mixed_scores)
-    assert torch.equal(found(checkpoint=f"{checkpoint}:{other}")[1], mixed_scores)
+    assert torch.equal(texts_and_scores(checkpoint=f"{checkpoint},{other}")[1], mixed_scores)
+    assert torch.equal(texts_and_scores(checkpoint=f"{checkpoint}:{other}")[1], mixed_scores)
     with_colon = tmp_path / "a:b.pt"
     shutil.copy(other, with_colon)
-    assert torch.equal(found(checkpoint=with_colon)[1], unsure_scores)
+    assert torch.equal(texts_and_scores(checkpoint=with_colon)[1], unsure_scores)
     assert "nowhere.pt" in translate(b"", checkpoint=f"{checkpoint}:{tmp_path}/nowhere.pt", status=1)
 
 
@@ -304,18 +304,18 @@ def test_a_gnmt_model_and_its_search(translate, data, tmp_path):
     fairseq_train(arguments(prepared, tmp_path, "--task", "gnmt_translation", *options))
     checkpoint = tmp_path / "checkpoint_last.pt"
 
-    def found(*options):
+    def best_translation(*options):
         output = translate(b"one two three\n", "--json", *options, checkpoint=checkpoint)
         return json.loads(output)["translations"][0]
 
-    plain, total = found(), found("--length-penalty", "none")
+    plain, total = best_translation(), best_translation("--length-penalty", "none")
     assert plain["text"] == "un deux trois"
     # Three pieces and the end of the sentence.
     assert plain["score"] == pytest.approx(total["score"] / 4, rel=1e-3)
-    gnmt = found("--length-penalty", "gnmt:0.5")
+    gnmt = best_translation("--length-penalty", "gnmt:0.5")
     assert gnmt["score"] == pytest.approx(total["score"] / (9 / 6) ** 0.5, rel=1e-3)
-    assert found("--coverage-penalty", 0.5)["score"] < plain["score"]
-    assert found("--beam-size-threshold", 5)["text"] == plain["text"]
+    assert best_translation("--coverage-penalty", 0.5)["score"] < plain["score"]
+    assert best_translation("--beam-size-threshold", 5)["text"] == plain["text"]
     # An unknown field of the protocol buffer changes nothing that sentencepiece does, but the file.
     (prepared / "pieces.model").write_bytes(pieces + b"\xc0\x0c\x01")
     error = translate(b"one\n", checkpoint=checkpoint, status=1)

@@ -40,9 +40,9 @@ def check_files(directory: Path, sizes: Mapping[str, int], sums: Mapping[str, st
         if not path.is_file():
             raise UsageError(f"{path}: is missing, expected {size:,} bytes; {advice}")
         # The size is known at once, the sum of a large file after a minute.
-        found = path.stat().st_size
-        if found != size:
-            raise UsageError(f"{path}: has {found:,} bytes, expected {size:,} bytes; {advice}")
+        actual = path.stat().st_size
+        if actual != size:
+            raise UsageError(f"{path}: has {actual:,} bytes, expected {size:,} bytes; {advice}")
         if name not in sums:
             continue
         try:

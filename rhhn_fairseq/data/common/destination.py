@@ -44,7 +44,7 @@ def check_replaceable(dest: Path, force: bool, is_own: Callable[[str], bool]) ->
     foreign = [name for name in present if name != MANIFEST_NAME and not is_own(name)]
     if foreign:
         raise UsageError(
-            f"{dest}: holds {foreign[0]!r}, which is no file of a prepared corpus; choose another --dest"
+            f"{dest}: holds {foreign[0]!r}, which does not belong to a prepared corpus; choose another --dest"
         )
     if present and MANIFEST_NAME not in present and not force:
         raise UsageError(f"{dest}: holds files but no {MANIFEST_NAME}; --force replaces them")

@@ -31,16 +31,16 @@ def download(url: str, directory: Path, timeout: float = TIMEOUT_SECONDS, option
     path = Path(directory) / url.rpartition("/")[2]
     if path.is_file():
         return path
-    part = path.with_name(path.name + ".part")
+    partial = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        total = _fetch(url, part, timeout)
-        if total is not None and part.stat().st_size != total:
+        total = _fetch(url, partial, timeout)
+        if total is not None and partial.stat().st_size != total:
             raise UsageError(
-                f"{url}: the connection ended after {part.stat().st_size:,} of {total:,} bytes; "
+                f"{url}: the connection ended after {partial.stat().st_size:,} of {total:,} bytes; "
                 f"run the command again to continue, or pass {option} DIR with the files"
             )
-        part.replace(path)
+        partial.replace(path)
     # URLError, time-outs and refused connections are OSErrors.
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
@@ -50,9 +50,9 @@ def download(url: str, directory: Path, timeout: float = TIMEOUT_SECONDS, option
     return path
 
 
-def _fetch(url: str, part: Path, timeout: float) -> int | None:
+def _fetch(url: str, partial: Path, timeout: float) -> int | None:
     """Fetch what ``part`` lacks; the total number of bytes, or None if the server does not say."""
-    have = part.stat().st_size if part.exists() else 0
+    have = partial.stat().st_size if partial.exists() else 0
     headers = {"User-Agent": "rhhn_fairseq"}
     if have:
         headers["Range"] = f"bytes={have}-"
@@ -66,14 +66,16 @@ def _fetch(url: str, part: Path, timeout: float) -> int | None:
         error.close()
         if error.headers.get("Content-Range") == f"bytes */{have}":
             return have
-        part.unlink()
-        return _fetch(url, part, timeout)
+        partial.unlink()
+        return _fetch(url, partial, timeout)
     with response:
         start = _first_byte(response, have)
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else None
-        progress = tqdm(desc=part.stem, total=total, initial=start, unit="B", unit_scale=True, disable=None)
-        with progress, part.open("r+b" if start else "wb") as file:
+        progress = tqdm(
+            desc=partial.stem, total=total, initial=start, unit="B", unit_scale=True, disable=None
+        )
+        with progress, partial.open("r+b" if start else "wb") as file:
             file.seek(start)
             while block := response.read(_BLOCK):
                 file.write(block)

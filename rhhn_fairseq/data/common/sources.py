@@ -93,21 +93,21 @@ def find_in_directory(directory: Path, name: str) -> FileSource:
             return FileSource(path)
     with readable(str(directory)):
         paths = sorted(directory.iterdir())
-    found = []
+    matches = []
     for path in paths:
         if path.is_file() and path.name.endswith((".zip", *TAR_SUFFIXES)):
-            found += [
+            matches += [
                 FileSource(path, member) for member in _members(path) if member.rpartition("/")[2] == name
             ]
-    if not found:
+    if not matches:
         raise UsageError(
             f"--from-dir {directory}: has no {name}, plain, packed as .gz or .zip, or in a .tgz, "
             ".tar or .zip archive"
         )
-    if len(found) > 1:
-        names = ", ".join(source.name for source in found)
+    if len(matches) > 1:
+        names = ", ".join(source.name for source in matches)
         raise UsageError(f"--from-dir {directory}: has {name} more than once ({names})")
-    return found[0]
+    return matches[0]
 
 
 def _members(path: Path) -> list[str]:
@@ -193,7 +193,7 @@ def _decode(name: str, data: bytes, offset: int, final: bool, errors: str) -> tu
         if position < 0:
             return text, offset + consumed, data[consumed:]
     raise UsageError(
-        f"{name}: byte {offset + position} is {problem}, so this is no text; "
+        f"{name}: byte {offset + position} is {problem}, so this is not text; "
         "--bytes takes any file, byte by byte"
         + ("" if problem == "NUL" else ", and --errors replace reads U+FFFD there")
     )

@@ -60,8 +60,8 @@ def segments(document: bytes) -> bytes:
     Bytes that are not UTF-8 stay as they are.
     """
     text = document.decode("utf-8", "surrogateescape")
-    found = (" ".join(html.unescape(segment).split()) for segment in _SEGMENT.findall(text))
-    return "".join(f"{segment}\n" for segment in found).encode("utf-8", "surrogateescape")
+    cleaned = (" ".join(html.unescape(segment).split()) for segment in _SEGMENT.findall(text))
+    return "".join(f"{segment}\n" for segment in cleaned).encode("utf-8", "surrogateescape")
 
 
 def member_names(path: Path) -> set[str]:

@@ -35,7 +35,7 @@ SENTENCES_AT_A_TIME = 4_000_000
 
 # fairseq begins with the first part of a text when all others are done. Small parts keep the processors busy
 # until then; what is left for one of them is a small part too.
-_PARTS_PER_WORKER = 4
+_PIECES_PER_WORKER = 4
 _EOS = 2
 _BLOCK = 1 << 20
 _SECONDS = 0.1
@@ -50,11 +50,11 @@ def binarise(encoded: Path, subsets: dict[str, dict], vocab_size: int, workers: 
     Raises UsageError if fairseq-preprocess fails; OSError if that was for a reason such as a full disk.
     """
     source, target = subsets["train"]
-    parts = workers * _PARTS_PER_WORKER if workers > 1 else 1
+    pieces = workers * _PIECES_PER_WORKER if workers > 1 else 1
     command = [sys.executable, "-c", _PREPROCESS, str(workers)]
     command += ["--source-lang", source, "--target-lang", target]
     command += ["--joined-dictionary", "--srcdict", str((encoded / DICTIONARY_NAME).resolve())]
-    command += ["--workers", str(parts)]
+    command += ["--workers", str(pieces)]
     tests = ",".join(name for name in subsets if name.startswith("test"))
     evaluation = ["--validpref", "valid", "--testpref", tests]
     itemsize = storage_dtype(vocab_size).itemsize
@@ -71,11 +71,11 @@ def binarise(encoded: Path, subsets: dict[str, dict], vocab_size: int, workers: 
             prefix = folder / f"{subset}.{source}-{target}.{language}"
             index = read_index(prefix)
             written = prefix.with_name(f"{prefix.name}.bin").stat().st_size
-            found = _amount(index.items, index.symbols, written)
+            actual = _amount(index.items, index.symbols, written)
             expected = _amount(counts["sentences"], counts["tokens"], counts["tokens"] * itemsize)
-            if found != expected:
+            if actual != expected:
                 raise UsageError(
-                    f"{prefix.name}: fairseq-preprocess wrote {found}, expected {expected}; "
+                    f"{prefix.name}: fairseq-preprocess wrote {actual}, expected {expected}; "
                     "run again with --workers 1"
                 )
     return {}

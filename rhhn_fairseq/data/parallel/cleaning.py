@@ -27,7 +27,7 @@ class CleaningConfig:
         default=2.5,
         metadata={"help": f"drop pairs whose lengths in characters, plus {RATIO_MARGIN}, differ by more"},
     )
-    keep_duplicates: bool = field(default=False, metadata={"help": "keep pairs that occurred before"})
+    keep_duplicates: bool = field(default=False, metadata={"help": "keep duplicate pairs"})
 
     def __post_init__(self):
         for name in ("max_words", "max_chars", "max_ratio"):

@@ -19,27 +19,27 @@ def mark_duplicates(keys: Path, marks: Path) -> int:
     The range of the keys is cut into parts, and one pass over the file compares those of one part.
     """
     count = keys.stat().st_size // KEY.itemsize
-    parts = 1 + count // KEYS_IN_MEMORY
+    ranges = 1 + count // KEYS_IN_MEMORY
     # Written, not only reserved: writing to a mapped file on a full disk would kill the process.
     with marks.open("wb") as file:
         for first in range(0, count, _BLOCK):
             file.write(bytes(min(_BLOCK, count - first)))
     if not count:
         return 0
-    found = 0
+    total = 0
     marked = np.memmap(marks, dtype=np.uint8, mode="r+")
-    for part in range(parts):
-        values, positions = _part(keys, part, parts)
+    for index in range(ranges):
+        values, positions = _keys_in_range(keys, index, ranges)
         order = np.argsort(values, kind="stable")
         values, positions = values[order], positions[order]
         repeated = positions[1:][values[1:] == values[:-1]]
         marked[repeated] = 1
-        found += repeated.size
+        total += repeated.size
     marked.flush()
-    return found
+    return total
 
 
-def _part(keys: Path, part: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
+def _keys_in_range(keys: Path, index: int, ranges: int) -> tuple[np.ndarray, np.ndarray]:
     """The keys of one part of their range, [K] uint64, and where in the file they stand, [K] int64."""
     values, positions = [], []
     start = 0
@@ -47,7 +47,7 @@ def _part(keys: Path, part: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
         while block := file.read(_BLOCK * KEY.itemsize):
             read = np.frombuffer(block, dtype=KEY).astype(np.uint64)
             # The upper half of a key times the number of parts, without its lower 32 bits, is the part.
-            inside = np.flatnonzero((read >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32) == part)
+            inside = np.flatnonzero((read >> np.uint64(32)) * np.uint64(ranges) >> np.uint64(32) == index)
             values.append(read[inside])
             positions.append(start + inside)
             start += read.size

@@ -46,13 +46,13 @@ def encode_texts(texts: dict[str, dict[str, Path]], pieces: Path, folder: Path, 
         for subset, languages in texts.items():
             result[subset] = {}
             for language, path in languages.items():
-                found = _encode_file(encode_blocks, path, folder / f"{subset}.{language}", counts.size)
+                counted = _encode_file(encode_blocks, path, folder / f"{subset}.{language}", counts.size)
                 if subset == "train":
-                    counts += found["counts"]
+                    counts += counted["counts"]
                 result[subset][language] = {
-                    "sentences": found["lines"],
-                    "tokens": int(found["counts"].sum()) + found["lines"],
-                    "unknown": int(found["counts"][processor.unk_id()]),
+                    "sentences": counted["lines"],
+                    "tokens": int(counted["counts"].sum()) + counted["lines"],
+                    "unknown": int(counted["counts"][processor.unk_id()]),
                 }
     with (folder / DICTIONARY_NAME).open("w", encoding="utf-8", newline="\n") as file:
         for index in range(_SPECIAL, counts.size):
@@ -87,8 +87,8 @@ class _Encoder:
         sentences = [line.decode("utf-8").removesuffix("\n") for line in block]
         indices = self.processor.encode(sentences, num_threads=1)
         text = b"".join([b" ".join([self.pieces[i] for i in sentence]) + b"\n" for sentence in indices])
-        found = np.fromiter(chain.from_iterable(indices), dtype=np.int64)
-        counts = np.bincount(found, minlength=len(self.pieces))
+        symbols = np.fromiter(chain.from_iterable(indices), dtype=np.int64)
+        counts = np.bincount(symbols, minlength=len(self.pieces))
         return text, counts, len(block), sum(map(len, block))
 
 
@@ -138,7 +138,7 @@ def _pool(pieces: Path, workers: int):
         yield encode_blocks
     except BrokenProcessPool as error:
         raise UsageError(
-            f"--workers {workers}: a process that encodes was killed, perhaps for want of memory; "
+            f"--workers {workers}: a process that encodes was killed, probably because memory ran out; "
             "run again to continue, with fewer workers"
         ) from error
     finally:

@@ -15,7 +15,7 @@ def pieces_sha256(data_dir: str | Path) -> str | None:
     """
     path = Path(data_dir) / MANIFEST_NAME
     manifest = load_manifest(data_dir)
-    found = manifest.get("pieces_sha256") if isinstance(manifest, dict) else None
-    if found is not None and not re.fullmatch("[0-9a-f]{64}", str(found)):
-        raise UsageError(f"{path}: pieces_sha256 is {found!r}, not 64 hexadecimal digits")
-    return found
+    checksum = manifest.get("pieces_sha256") if isinstance(manifest, dict) else None
+    if checksum is not None and not re.fullmatch("[0-9a-f]{64}", str(checksum)):
+        raise UsageError(f"{path}: pieces_sha256 is {checksum!r}, not 64 hexadecimal digits")
+    return checksum

@@ -79,10 +79,10 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
 
     None stands for a line longer than ``LONGEST_LINE``, of which no more than that is ever held.
     """
-    found = _lines(chunks)
-    for first in found:
+    text = _lines(chunks)
+    for first in text:
         yield first and first.removeprefix(_BYTE_ORDER_MARK)
-        yield from found
+        yield from text
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:

@@ -38,10 +38,10 @@ class PiecesConfig:
     )
     sample_sentences: int = field(
         default=500_000,
-        metadata={"help": "learn from at most as many sentences, evenly spread over the text"},
+        metadata={"help": "learn from at most this many sentences, evenly spread over the text"},
     )
     character_coverage: float = field(
-        default=0.9999, metadata={"help": "share of the text's characters that the pieces can spell"}
+        default=0.9999, metadata={"help": "share of the text's characters that the pieces cover"}
     )
     split_digits: bool = field(default=False, metadata={"help": "every digit is a piece of its own"})
 

@@ -158,12 +158,12 @@ def _splits(texts: dict, counts: dict) -> dict:
     splits = {}
     for subset, languages in counts.items():
         evaluation = texts["evaluation"].get(subset)
-        name = evaluation["name"] if evaluation else " + ".join(part["name"] for part in texts["cleaning"])
+        name = evaluation["name"] if evaluation else " + ".join(text["name"] for text in texts["cleaning"])
         splits[subset] = {
             "name": name,
             "languages": {
-                language: {**found, "empty": evaluation["empty"][language] if evaluation else 0}
-                for language, found in languages.items()
+                language: {**counted, "empty": evaluation["empty"][language] if evaluation else 0}
+                for language, counted in languages.items()
             },
         }
     return splits
@@ -186,8 +186,8 @@ def _inputs(corpus: Corpus) -> list[dict]:
     """Name, size and SHA-256 of the files behind each text; an archive with several texts is read once."""
     checksums = dict(corpus.known_files)
     inputs = []
-    for split, parts in (("train", corpus.train), *corpus.evaluation_sets().items()):
-        for pairs in parts:
+    for split, groups in (("train", corpus.train), *corpus.evaluation_sets().items()):
+        for pairs in groups:
             for language, text in zip(corpus.languages, pairs.texts, strict=bool(pairs.texts)):
                 if text.path not in checksums:
                     try:

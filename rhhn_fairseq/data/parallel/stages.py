@@ -49,9 +49,9 @@ class Stages:
             self._say(f"stage {name}")
             record = {"request": request, **self._make(name, make)}
             text = json.dumps(record, indent=1)
-            part = self.directory / f"{name}.json.part"
-            part.write_text(text, encoding="utf-8")
-            part.replace(self._record_path(name))
+            partial = self.directory / f"{name}.json.part"
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(self._record_path(name))
         else:
             self._say(f"stage {name}: finished before")
         self._before = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
@@ -71,18 +71,18 @@ class Stages:
         for left in self.directory.glob(f"{name}.*.tmp"):
             shutil.rmtree(left, ignore_errors=True)
         # A process that outlives a killed run may still write where that run told it to.
-        part = self.directory / f"{name}.{uuid.uuid4().hex}.tmp"
-        part.mkdir()
+        unfinished = self.directory / f"{name}.{uuid.uuid4().hex}.tmp"
+        unfinished.mkdir()
         try:
-            result = make(part)
+            result = make(unfinished)
             files = {
-                path.relative_to(part).as_posix(): describe_file(path)
-                for path in sorted(part.rglob("*"))
+                path.relative_to(unfinished).as_posix(): describe_file(path)
+                for path in sorted(unfinished.rglob("*"))
                 if path.is_file()
             }
-            part.rename(self.folder(name))
+            unfinished.rename(self.folder(name))
         finally:
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
         return {"files": files, "result": result}
 
     def _finished(self, name: str, request: dict) -> dict | None:

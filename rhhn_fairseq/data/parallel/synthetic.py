@@ -284,7 +284,9 @@ def synthetic(pairs: int, seed: int) -> Corpus:
     """``pairs`` sentences to train on, and ``EVALUATION_PAIRS`` each to validate and to test."""
     most = CAPACITY - 2 * EVALUATION_PAIRS
     if not 1 <= pairs <= most:
-        raise UsageError(f"--pairs {pairs}: expected a number from 1 to {most:,}, all that there are")
+        raise UsageError(
+            f"--pairs {pairs}: expected a number from 1 to {most:,}, the number of distinct pairs"
+        )
     test, valid, train = (
         SyntheticPairs(f"synthetic {name}", seed, start, start + length)
         for name, start, length in (

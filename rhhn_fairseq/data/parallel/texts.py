@@ -120,22 +120,22 @@ def _summary(name: str, counter: Counter) -> dict:
     return {"name": name, "read": kept + sum(dropped.values()), "kept": kept, **dropped}
 
 
-def _copy_evaluation(name: str, parts: tuple[Pairs, ...], languages: tuple[str, str], folder: Path) -> dict:
+def _copy_evaluation(name: str, sources: tuple[Pairs, ...], languages: tuple[str, str], folder: Path) -> dict:
     """Copy the texts of one subset line by line; nothing is cleaned, so the lines stay those given."""
     empty = [0, 0]
     count = 0
     with ExitStack() as stack:
         files = [stack.enter_context((folder / f"{name}.{language}").open("wb")) for language in languages]
-        for lines in chain.from_iterable(map(_checked, parts)):
+        for lines in chain.from_iterable(map(_checked, sources)):
             count += 1
             for side, line in enumerate(lines):
                 files[side].write(line + b"\n")
                 empty[side] += not line.decode("utf-8").strip()
     if not count:
-        names = " and ".join(text.name for part in parts for text in part.texts)
+        names = " and ".join(text.name for source in sources for text in source.texts)
         raise UsageError(f"{names}: is empty, but the {name} set needs a sentence at least")
     return {
-        "name": " + ".join(part.name for part in parts),
+        "name": " + ".join(source.name for source in sources),
         "sentences": count,
         "empty": dict(zip(languages, empty, strict=True)),
     }

@@ -77,20 +77,20 @@ _DEV_MEMBERS = (
 )
 
 
-def wmt14(parts: Sequence[str], from_dir: Path | None, download_dir: Path, verify: bool) -> Corpus:
-    """The corpus with the training archives named in ``parts``.
+def wmt14(corpora: Sequence[str], from_dir: Path | None, download_dir: Path, verify: bool) -> Corpus:
+    """The corpus with the training archives named in ``corpora``.
 
     from_dir: where the archives are; without it they are downloaded to ``download_dir``.
     verify: compare the archives with published checksums; where none is published, with the checksum
         that was recorded beside the archive when it was first downloaded.
 
-    Raises UsageError for an unknown or repeated part, and for an archive that is missing, cannot be
+    Raises UsageError for an unknown or repeated name, and for an archive that is missing, cannot be
     downloaded or is another than it should be.
     """
-    if unknown := sorted(set(parts).difference(TRAINING)):
+    if unknown := sorted(set(corpora).difference(TRAINING)):
         raise UsageError(f"--parts {unknown[0]}: choose from {', '.join(TRAINING)}")
-    if len(set(parts)) < len(parts):
-        raise UsageError(f"--parts {' '.join(parts)}: names a part twice")
+    if len(set(corpora)) < len(corpora):
+        raise UsageError(f"--parts {' '.join(corpora)}: names a part twice")
     shelf = _Shelf(from_dir, download_dir, verify)
     valid = []
     dev = shelf.fetch(_DEV)
@@ -98,10 +98,10 @@ def wmt14(parts: Sequence[str], from_dir: Path | None, download_dir: Path, verif
     for year in (2012, 2013):
         choices = [tuple(name.format(year=year) for name in pair) for pair in _DEV_MEMBERS]
         # If neither is there, reading the first says so.
-        found = next((pair for pair in choices if present.issuperset(pair)), choices[0])
-        valid.append(_pairs(f"newstest{year}", dev, found))
+        members = next((pair for pair in choices if present.issuperset(pair)), choices[0])
+        valid.append(_pairs(f"newstest{year}", dev, members))
     test = _pairs("newstest2014", shelf.fetch(_TEST), _TEST.members)
-    train = [_pairs(part, shelf.fetch(TRAINING[part]), TRAINING[part].members) for part in parts]
+    train = [_pairs(name, shelf.fetch(TRAINING[name]), TRAINING[name].members) for name in corpora]
     return Corpus(
         "wmt14-en-fr",
         "en",
@@ -109,7 +109,7 @@ def wmt14(parts: Sequence[str], from_dir: Path | None, download_dir: Path, verif
         tuple(train),
         tuple(valid),
         (test,),
-        options={"parts": list(parts)},
+        options={"parts": list(corpora)},
         known_files=shelf.files,
     )
 
@@ -139,24 +139,24 @@ class _Shelf:
                     f"it is at {SERVER}{archive.path}"
                 )
         try:
-            found = describe_file(path)
+            actual = describe_file(path)
         except OSError as error:
             raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
-        self.files[path] = found
+        self.files[path] = actual
         if self._verify:
-            self._check(path, archive, found)
+            self._check(path, archive, actual)
         return path
 
-    def _check(self, path: Path, archive: Archive, found: dict) -> None:
+    def _check(self, path: Path, archive: Archive, actual: dict) -> None:
         advice = "remove the file and fetch it again, or pass --no-verify to accept it"
         if archive.sha256:
-            if found["bytes"] != archive.bytes:
+            if actual["bytes"] != archive.bytes:
                 raise UsageError(
-                    f"{path}: expected {archive.bytes:,} bytes, found {found['bytes']:,}; {advice}"
+                    f"{path}: expected {archive.bytes:,} bytes, found {actual['bytes']:,}; {advice}"
                 )
-            if found["sha256"] != archive.sha256:
+            if actual["sha256"] != archive.sha256:
                 raise UsageError(
-                    f"{path}: expected SHA-256 {archive.sha256}, found {found['sha256']}; {advice}"
+                    f"{path}: expected SHA-256 {archive.sha256}, found {actual['sha256']}; {advice}"
                 )
             return
         record = path.with_name(path.name + ".sha256")
@@ -164,11 +164,11 @@ class _Shelf:
             recorded = record.read_text(encoding="utf-8").split()[:1] if record.is_file() else None
             if recorded is None and self._from_dir is None:
                 # In the format of sha256sum, which can check it as well.
-                record.write_text(f"{found['sha256']}  {path.name}\n", encoding="utf-8")
+                record.write_text(f"{actual['sha256']}  {path.name}\n", encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{record}: cannot be read or written ({error})") from error
-        if recorded is not None and recorded != [found["sha256"]]:
+        if recorded is not None and recorded != [actual["sha256"]]:
             raise UsageError(
-                f"{path}: SHA-256 {found['sha256']} is not the one in {record.name}, recorded when the file "
+                f"{path}: SHA-256 {actual['sha256']} is not the one in {record.name}, recorded when the file "
                 f"was first downloaded; {advice}"
             )

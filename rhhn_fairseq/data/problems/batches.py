@@ -72,7 +72,7 @@ class StoredBatches:
             # Ordering 50,000 examples takes a millisecond, a batch of long sequences hundreds of them.
             rng = np.random.default_rng([ORDER, self.seed, epoch])
             rows = rng.permutation(len(self.codes[0]))[rows]
-        return ProblemBatch(*self.problem.render(tuple(part[rows] for part in self.codes)), b)
+        return ProblemBatch(*self.problem.render(tuple(codes[rows] for codes in self.codes)), b)
 
 
 def training_set(problem: GeneratedProblem, N: int, seed: int) -> Codes:

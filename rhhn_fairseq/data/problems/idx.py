@@ -51,12 +51,14 @@ def read_idx(path: str | Path, dimensions: int) -> np.ndarray:
         raise UsageError(f"{path}: holds no {_kind(dimensions)}, its header says {_times(shape)}")
     size = math.prod(shape)
     if size > LARGEST:
-        raise UsageError(f"{path}: its header says {_times(shape)} bytes, which is no file of this kind")
+        raise UsageError(
+            f"{path}: its header says {_times(shape)} bytes, which does not fit a file of this kind"
+        )
     # One byte more than there should be shows whether there is more.
     data = b"".join(source.chunks(header_bytes, header_bytes + size + 1))
     if len(data) != size:
-        found = f"only {len(data):,}" if len(data) < size else "more than that"
-        raise UsageError(f"{path}: its header says {_times(shape)} = {size:,} bytes, there are {found}")
+        held = f"only {len(data):,}" if len(data) < size else "more than that"
+        raise UsageError(f"{path}: its header says {_times(shape)} = {size:,} bytes, there are {held}")
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 
@@ -66,13 +68,13 @@ def read_labelled_images(images: str | Path, labels: str | Path) -> tuple[np.nda
     Raises:
         UsageError: as ``read_idx``, or there are not as many labels as images.
     """
-    found, classes = read_idx(images, IMAGES), read_idx(labels, LABELS)
-    if len(found) != len(classes):
+    pixels, classes = read_idx(images, IMAGES), read_idx(labels, LABELS)
+    if len(pixels) != len(classes):
         raise UsageError(
-            f"{images} holds {len(found):,} images and {labels} {len(classes):,} labels; they do not belong "
+            f"{images} holds {len(pixels):,} images and {labels} {len(classes):,} labels; they do not belong "
             "together"
         )
-    return found, classes
+    return pixels, classes
 
 
 def _kind(dimensions: int) -> str:

@@ -67,11 +67,11 @@ def digits(name: str, permutation_seed: int | None = None) -> PixelSequences:
     with needed_for(f"--problem {name} needs"):
         # Takes a second, so only those who read the digits wait for it.
         from sklearn.datasets import load_digits
-    found = load_digits()
-    images, labels = found.images.astype(np.uint8), found.target.astype(np.uint8)
+    digits = load_digits()
+    images, labels = digits.images.astype(np.uint8), digits.target.astype(np.uint8)
     order = np.random.default_rng(DIGITS_ORDER_SEED).permutation(len(images))
-    parts = np.split(order, np.cumsum(DIGITS_SIZES)[:-1])
-    splits = {split: (images[part], labels[part]) for split, part in zip(SPLITS, parts, strict=True)}
+    indices = np.split(order, np.cumsum(DIGITS_SIZES)[:-1])
+    splits = {split: (images[rows], labels[rows]) for split, rows in zip(SPLITS, indices, strict=True)}
     return PixelSequences(name, splits, DIGITS_BRIGHTEST, permutation_seed)
 
 

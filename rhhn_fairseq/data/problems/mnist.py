@@ -81,8 +81,8 @@ def load_mnist(directory: str | Path | None, download_dir: Path, split: MnistSpl
         order = np.random.default_rng(T10K_ORDER_SEED).permutation(len(images))
         _require(sum(split.sizes), images, split)
         bounds = np.cumsum(split.sizes)
-        parts = np.split(order[: bounds[-1]], bounds[:-1])
-        return {name: (images[part], labels[part]) for name, part in zip(SPLITS, parts, strict=True)}
+        indices = np.split(order[: bounds[-1]], bounds[:-1])
+        return {name: (images[rows], labels[rows]) for name, rows in zip(SPLITS, indices, strict=True)}
     train, valid, test = split.sizes
     images, labels = _read("train", directory, download_dir)
     _require(train + valid, images, split)
@@ -106,7 +106,7 @@ def _read(prefix: str, directory, download_dir):
     if directory is None:
         paths = [_downloaded(name, Path(download_dir)) for name in names]
     else:
-        paths = [_found(name, Path(directory)) for name in names]
+        paths = [_existing_path(name, Path(directory)) for name in names]
     images, labels = read_labelled_images(*paths)
     if labels.max() >= CLASSES:
         raise UsageError(
@@ -115,7 +115,7 @@ def _read(prefix: str, directory, download_dir):
     return images, labels
 
 
-def _found(name: str, directory: Path) -> Path:
+def _existing_path(name: str, directory: Path) -> Path:
     # Some copies have a dot in the place of the second hyphen.
     for variant in (name, name.replace("-idx", ".idx")):
         for suffix in ("", ".gz"):
@@ -144,15 +144,15 @@ def _verify(path: Path, md5: str) -> None:
     try:
         for chunk in FileSource(path).chunks():
             digest.update(chunk)
-        found = digest.hexdigest()
+        checksum = digest.hexdigest()
     except UsageError as error:
         path.unlink()
         raise UsageError(f"{error}; it was downloaded, and is removed") from error
-    if found != md5:
+    if checksum != md5:
         path.unlink()
         raise UsageError(
-            f"{path}: what was downloaded is not the published file (its MD5 is {found}, not {md5}) and is "
-            "removed; get the files another way and pass --mnist-dir DIR"
+            f"{path}: what was downloaded is not the published file (its MD5 is {checksum}, not {md5}) "
+            "and is removed; get the files another way and pass --mnist-dir DIR"
         )
 
 

@@ -74,7 +74,7 @@ def _parse(content: bytes, name: str) -> np.ndarray:
         return parse_npy(content)
     except ValueError as error:
         reason = " ".join(str(error).split())
-        raise UsageError(f"{name}: is damaged or holds something that is no array ({reason})") from error
+        raise UsageError(f"{name}: is damaged or holds something that is not an array ({reason})") from error
 
 
 def parse_npy(content: bytes) -> np.ndarray:

@@ -25,7 +25,7 @@ def plain_dtype(order: str, kind: str, size: str) -> np.dtype:
         if not 0 < int(size or 0) <= LONGEST_TEXT:
             raise ValueError(f"texts of type {kind}{size}")
     elif (kind, size) not in NUMBERS:
-        raise ValueError(f"elements of type {kind}{size}, which are no plain numbers")
+        raise ValueError(f"elements of type {kind}{size}, which are not plain numbers")
     return np.dtype(f"{order or '='}{kind}{size}")
 
 

@@ -28,7 +28,7 @@ class CleaningConfig:
         },
     )
     max_step: float = field(
-        default=60.0, metadata={"help": "longest step that is no outlier, in median steps of its line"}
+        default=60.0, metadata={"help": "longest step that is not an outlier, in medians of its line's steps"}
     )
     scale: str = field(
         default="none",

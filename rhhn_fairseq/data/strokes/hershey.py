@@ -41,7 +41,7 @@ class HersheyConfig:
     lines: int = field(
         default=2000, metadata={"help": "lines to train on; valid and test have a twentieth each"}
     )
-    max_words: int = field(default=2, metadata={"help": "a line has from one to so many words"})
+    max_words: int = field(default=2, metadata={"help": "largest number of words in a line"})
     fonts: str = field(
         default=FONTS,
         metadata={"help": "Hershey fonts, with commas between; the default ones are single-stroke"},

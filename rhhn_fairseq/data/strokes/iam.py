@@ -79,13 +79,13 @@ def _load(from_dir: Path, protocol: dict[str, list[str]]) -> Loaded:
             texts.setdefault(name, _transcripts(digests["ascii"].see(file, content)))
         else:
             strokes.setdefault(name, _points(digests["lineStrokes"].see(file, content), place))
-    _check_found(from_dir, strokes, sets)
+    _check_any_lines(from_dir, strokes, sets)
     splits, notes = _assign(strokes, texts, sets, protocol)
-    inputs = [digest.summary(kind) for kind, digest in digests.items() if digest.parts]
+    inputs = [digest.summary(kind) for kind, digest in digests.items() if digest.checksums]
     return Loaded(splits, inputs, notes)
 
 
-def _check_found(from_dir: Path, strokes: dict, sets: dict) -> None:
+def _check_any_lines(from_dir: Path, strokes: dict, sets: dict) -> None:
     if not strokes:
         raise UsageError(
             f"--from-dir {from_dir}: has no lineStrokes, neither the folder nor lineStrokes-all.tar.gz"
@@ -105,19 +105,19 @@ def _assign(strokes, texts, sets, protocol) -> tuple[dict[str, list[Line]], dict
         by_form.setdefault(name.rpartition("-")[0], []).append(name)
     splits: dict[str, list[Line]] = {}
     used, without_text, without_lines = set(), 0, 0
-    for split, parts in protocol.items():
+    for split, set_names in protocol.items():
         # A set may name whole forms or single lines.
-        chosen: set[str] = set()
-        for entry in (entry for part in parts for entry in sets[part]):
-            found = by_form.get(entry, [entry] if entry in strokes else [])
-            without_lines += not found
-            chosen.update(found)
-        doubled = sorted(chosen & used)
+        selected: set[str] = set()
+        for entry in (entry for set_name in set_names for entry in sets[set_name]):
+            line_names = by_form.get(entry, [entry] if entry in strokes else [])
+            without_lines += not line_names
+            selected.update(line_names)
+        doubled = sorted(selected & used)
         if doubled:
             raise UsageError(f"{doubled[0]}: is in two of the benchmark's sets, which have no line in common")
-        used |= chosen
+        used |= selected
         splits[split] = []
-        for name in sorted(chosen):
+        for name in sorted(selected):
             form, _, number = name.rpartition("-")
             lines = texts.get(form, [])
             text = lines[int(number) - 1] if 0 < int(number) <= len(lines) else None
@@ -137,12 +137,12 @@ def _points(content: bytes, place: str) -> np.ndarray:
         root = ElementTree.fromstring(content)
     # The last two are about encodings that Python does not know or the parser does not take.
     except (ElementTree.ParseError, LookupError, ValueError) as error:
-        raise UsageError(f"{place}: is no well-formed XML ({error})") from error
-    found = root.find("StrokeSet")
-    if found is None:
-        raise UsageError(f"{place}: has no StrokeSet, so it is no line of IAM-OnDB")
+        raise UsageError(f"{place}: is not well-formed XML ({error})") from error
+    strokes_element = root.find("StrokeSet")
+    if strokes_element is None:
+        raise UsageError(f"{place}: has no StrokeSet, so it is not a line of IAM-OnDB")
     strokes = []
-    for stroke in found.iter("Stroke"):
+    for stroke in strokes_element.iter("Stroke"):
         try:
             places = [(float(point.get("x")), float(point.get("y"))) for point in stroke.iter("Point")]
         except (TypeError, ValueError) as error:
@@ -166,18 +166,18 @@ class _Digest:
     """Size and SHA-256 of a set of files, whatever their order and whether they are packed."""
 
     def __init__(self):
-        self.parts: dict[str, str] = {}
+        self.checksums: dict[str, str] = {}
         self.bytes = 0
 
     def see(self, name: str, content: bytes) -> bytes:
-        self.parts[name] = hashlib.sha256(content).hexdigest()
+        self.checksums[name] = hashlib.sha256(content).hexdigest()
         self.bytes += len(content)
         return content
 
     def summary(self, kind: str) -> dict:
-        listing = "".join(f"{self.parts[name]}  {name}\n" for name in sorted(self.parts))
+        listing = "".join(f"{self.checksums[name]}  {name}\n" for name in sorted(self.checksums))
         digest = hashlib.sha256(listing.encode()).hexdigest()
-        return {"name": kind, "files": len(self.parts), "bytes": self.bytes, "sha256": digest}
+        return {"name": kind, "files": len(self.checksums), "bytes": self.bytes, "sha256": digest}
 
 
 def _files(from_dir: Path) -> Iterator[tuple[str, bytes]]:

@@ -41,18 +41,18 @@ class StrokeManifest:
     @classmethod
     def load(cls, data_dir: str | Path) -> "StrokeManifest":
         """The manifest of a prepared directory; UsageError where there is none or it cannot be read."""
-        found = STROKES.read(data_dir)
-        if found is None:
+        manifest = STROKES.read(data_dir)
+        if manifest is None:
             raise UsageError(
                 f"{data_dir}: has no {MANIFEST_NAME}; "
                 f"name a directory that {command('prepare_strokes')} made"
             )
         return cls(
-            found["variant"],
-            tuple(found["splits"]),
-            normalisation_of(found),
-            found["symbols"],
-            found["points_per_symbol"],
+            manifest["variant"],
+            tuple(manifest["splits"]),
+            normalisation_of(manifest),
+            manifest["symbols"],
+            manifest["points_per_symbol"],
         )
 
 

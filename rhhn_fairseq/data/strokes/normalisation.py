@@ -55,7 +55,7 @@ class Normalisation:
                 f"--normalise {kind}: {axis} is the same in every step of the training lines; "
                 "--normalise isotropic or none takes such data"
             )
-        return cls(*(tuple(map(float, part.astype(np.float32))) for part in (mean, std)))
+        return cls(*(tuple(map(float, values.astype(np.float32))) for values in (mean, std)))
 
     def apply(self, points: np.ndarray) -> np.ndarray:
         """Points [N, 3] with normalised offsets, float64; the first row's offset stays zero."""

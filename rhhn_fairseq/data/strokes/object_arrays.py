@@ -113,12 +113,12 @@ def _array(value) -> np.ndarray:
             raise ValueError("an array of an unknown version")
         return array_over(_bytes(data), _number_dtype(dtype), _shape(shape), bool(fortran))
     except TypeError as error:
-        raise ValueError("something that is no array of numbers") from error
+        raise ValueError("something that is not an array of numbers") from error
 
 
 def _call(value, function: str) -> Call:
     if not isinstance(value, Call) or value.function != function:
-        raise ValueError("something that is no array")
+        raise ValueError("something that is not an array")
     return value
 
 
@@ -171,7 +171,7 @@ def _number_dtype(value) -> np.dtype:
     """The dtype of plain numbers; its flags, fields and sizes must be those that every such dtype has."""
     code, (version, order, *rest) = _dtype_fields(value)
     if (code[:1], code[1:]) not in NUMBERS:
-        raise ValueError(f"elements of type {code[:20]}, which are no plain numbers")
+        raise ValueError(f"elements of type {code[:20]}, which are not plain numbers")
     if version != 3 or order not in ("<", ">", "|", "=") or rest != [None, None, None, -1, -1, 0]:
         raise ValueError(f"a changed type {code}")
     return np.dtype(order + code)

@@ -132,8 +132,8 @@ def _build(corpus, loaded: Loaded, request, cleaning, given, stage: Path) -> dic
 def _clean(lines: list[Line], config: CleaningConfig) -> tuple[list[Line], dict]:
     kept, outliers, dropped = [], 0, dict.fromkeys(REASONS, 0)
     for line in lines:
-        points, found = clean(line, config)
-        outliers += found
+        points, outside = clean(line, config)
+        outliers += outside
         if isinstance(points, str):
             dropped[points] += 1
             continue

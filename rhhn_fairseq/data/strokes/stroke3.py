@@ -54,12 +54,12 @@ def stroke3(
 
 
 def _load(paths, split, first_row, y_up, seed) -> Loaded:
-    found = Loaded({})
+    loaded = Loaded({})
     unsplit: list[Line] = []
     for path in paths:
         for file in _files(path):
             content = read_regular(file, LARGEST)
-            found.inputs.append(
+            loaded.inputs.append(
                 {"name": file.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             )
             arrays = read_arrays(file)
@@ -75,10 +75,10 @@ def _load(paths, split, first_row, y_up, seed) -> Loaded:
                 )
             for name in known:
                 lines = _lines(arrays[name], f"{file.name}:{name}", first_row, y_up)
-                found.splits.setdefault(name, []).extend(lines)
+                loaded.splits.setdefault(name, []).extend(lines)
     if unsplit:
-        _cut(unsplit, split, seed, found.splits)
-    return found
+        _cut(unsplit, split, seed, loaded.splits)
+    return loaded
 
 
 def read_line(path: Path, first_row: str = "drawn", y_up: bool = False) -> Line:
@@ -124,10 +124,10 @@ def _text(file: Path) -> str | None:
         chars = file.with_name(file.name.removesuffix(STROKES_SUFFIX) + CHARS_SUFFIX)
         if not chars.exists():
             return None
-        found = read_arrays(chars).get("")
-        if found is None or found.ndim or found.dtype.kind not in "SU":
+        loaded = read_arrays(chars).get("")
+        if loaded is None or loaded.ndim or loaded.dtype.kind not in "SU":
             raise UsageError(f"{chars}: expected one text, as numpy.save stores it")
-        text = found.item()
+        text = loaded.item()
         return text if isinstance(text, str) else _decoded(text, chars)
     file = file.with_suffix(".txt")
     return _decoded(read_regular(file, LARGEST), file).strip() if file.exists() else None
@@ -148,6 +148,6 @@ def _cut(lines: list[Line], split: str, seed: int, splits: dict[str, list[Line]]
     if len(lines) >= 3:
         second = min(second, len(lines) - 1)
         first = min(first, second - 1)
-    for name, chosen in zip(SPLITS, np.split(order, [first, second]), strict=True):
-        if len(chosen):
-            splits.setdefault(name, []).extend(lines[index] for index in sorted(chosen))
+    for name, indices in zip(SPLITS, np.split(order, [first, second]), strict=True):
+        if len(indices):
+            splits.setdefault(name, []).extend(lines[index] for index in sorted(indices))

@@ -235,7 +235,7 @@ def parse_split(split: str) -> Callable[[int], tuple[int, int]]:
     Raises UsageError unless they are three positive numbers that add up to 100.
     """
     try:
-        train, valid, test = (Fraction(part) for part in split.split("/"))
+        train, valid, test = (Fraction(share) for share in split.split("/"))
     except (ValueError, ZeroDivisionError):
         train = valid = test = Fraction(0)
     if min(train, valid, test) <= 0 or train + valid + test != 100:
@@ -292,10 +292,10 @@ def _library_text(root: Path, size: int) -> bytes:
     for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).parts):
         if remaining <= 0:
             break
-        parts = path.relative_to(root).parts
-        if _STDLIB_LEFT_OUT.intersection(parts) or any(part.startswith("test") for part in parts):
+        components = path.relative_to(root).parts
+        if _STDLIB_LEFT_OUT.intersection(components) or any(name.startswith("test") for name in components):
             continue
-        if parts[-1].startswith(_STDLIB_GENERATED):
+        if components[-1].startswith(_STDLIB_GENERATED):
             continue
         try:
             text = path.read_bytes()

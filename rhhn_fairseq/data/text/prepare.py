@@ -183,10 +183,10 @@ def _count(chunks: Iterator[np.ndarray]) -> np.ndarray:
     """How often each code occurs, int64 [largest code + 1]."""
     counts = np.zeros(NEWLINE + 1, dtype=np.int64)
     for codes in chunks:
-        found = np.bincount(codes)
-        if found.size > counts.size:
-            counts = np.pad(counts, (0, found.size - counts.size))
-        counts[: found.size] += found
+        counted = np.bincount(codes)
+        if counted.size > counts.size:
+            counts = np.pad(counts, (0, counted.size - counts.size))
+        counts[: counted.size] += counted
     return counts
 
 

@@ -66,10 +66,10 @@ def open_stream(prefix: str | Path, vocab_size: int) -> np.memmap:
     index = read_index(prefix)
     path = _with_suffix(prefix, ".bin")
     expected = index.symbols * index.dtype.itemsize
-    found = _size(path)
-    if found != expected:
+    actual = _size(path)
+    if actual != expected:
         raise UsageError(
-            f"{path}: expected {expected:,} bytes by its .idx file, found {found:,}; "
+            f"{path}: expected {expected:,} bytes by its .idx file, found {actual:,}; "
             "prepare the corpus again with --force"
         )
     if not index.symbols:

@@ -136,10 +136,10 @@ class CharVocabulary:
             vocabulary = cls(symbols, manifest["mode"], manifest["newline_occurs"], manifest["variant"])
         except UsageError as error:
             raise UsageError(f"{path}: {error}; prepare the corpus again with --force") from error
-        found, expected = len(vocabulary.model_indices()), manifest["symbols"]
-        if found != expected:
+        actual, expected = len(vocabulary.model_indices()), manifest["symbols"]
+        if actual != expected:
             raise UsageError(
-                f"{path}: has {found} symbols, but manifest.json says {expected}; "
+                f"{path}: has {actual} symbols, but manifest.json says {expected}; "
                 "prepare the corpus again with --force"
             )
         return vocabulary
@@ -269,8 +269,7 @@ def _read_symbols(path: Path) -> list[str]:
             unescape(symbol)
         except UsageError as error:
             raise UsageError(
-                f"{path}: line {number}: {error}; "
-                f"this is no character dictionary of {command('prepare_chars')}"
+                f"{path}: line {number}: {error}; {command('prepare_chars')} wrote no such dictionary"
             ) from error
         symbols.append(symbol)
     return symbols

@@ -1,5 +1,5 @@
-// Energies of additive attention, v . tanh(q + k) for every pair of a query and a source position of a sentence,
-// forward and backward. The hidden layer, A numbers a pair, is never stored.
+// Energies of additive attention, v . tanh(q + k), for every pair of a query and a source position, forward and
+// backward. The hidden layer of A numbers a pair is never stored.
 
 #include <algorithm>
 #include <limits>
@@ -9,10 +9,10 @@
 
 namespace rhhn {
 
-// Mirrored, field by field, by ops/native/build.py. A missing tensor is a null pointer.
+// ops/native/build.py declares the same fields in the same order. A missing tensor is null.
 struct Energy {
     int64_t B, R, S, A;    // sentences, queries and source positions of each, width
-    int64_t H;             // work for one sentence, by which it is decided to share them between threads
+    int64_t H;             // work for one sentence, which decides about threads
     int64_t threads;       // slots of dv
     const void* q;         // [B, R, A]
     const void* k;         // [B, S, A]
@@ -22,7 +22,7 @@ struct Energy {
     const void* de;        // [B, R, S] state type
     void* dq;              // [B, R, A]
     void* dk;              // [B, S, A]
-    void* dv;              // [threads, A] state type, added up over pairs
+    void* dv;              // [threads, A] state type, summed over pairs
 };
 
 template <typename T>

@@ -1,4 +1,4 @@
-// Steps of LSTM, LN LSTM, HyperLSTM and LN HyperLSTM, and whole sequences of the first two.
+// Steps of LSTM, LN LSTM, HyperLSTM and LN HyperLSTM, and complete sequences of the first two.
 
 #include "gated.h"
 #include "rows.h"
@@ -18,12 +18,12 @@ RHHN_EXPORT(float32, float)
 RHHN_EXPORT(float64, double)
 RHHN_EXPORT(bfloat16, rhhn::bfloat16)
 
-// In float32 alone: there operands and states are of one type.
+// Only for float32, where operands and states have one type.
 extern "C" void lstm_sequence_forward(const rhhn::Gated* p, const rhhn::Recurrence* r) {
-    rhhn::whole_sequence<rhhn::GatedStep<float, false>, false>(*p, *r);
+    rhhn::run_sequence<rhhn::GatedStep<float, false>, false>(*p, *r);
 }
 extern "C" void lstm_sequence_backward(const rhhn::Gated* p, const rhhn::Recurrence* r) {
-    rhhn::whole_sequence<rhhn::GatedStep<float, false>, true>(*p, *r);
+    rhhn::run_sequence<rhhn::GatedStep<float, false>, true>(*p, *r);
 }
 
 extern "C" int64_t size_of_gated() { return sizeof(rhhn::Gated); }

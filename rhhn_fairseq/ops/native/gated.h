@@ -1,8 +1,7 @@
 // The point-wise part of one time step of LSTM, LN LSTM, HyperLSTM and LN HyperLSTM, forward and backward.
 //
-// Gates lie in the order i, f, g, o. One row is one sequence of the batch; rows are independent, so they are
-// what threads share. See the equations in cells/lstm.py and cells/hyper_lstm.py, and ops/lstm.py for
-// what each buffer is.
+// The order of gates is i, f, g, o. A row is a sequence of the batch. Rows are independent, so threads share
+// them. The equations are in cells/lstm.py and cells/hyper_lstm.py, the buffers in ops/buffers.py.
 
 #pragma once
 
@@ -17,18 +16,18 @@
 
 namespace rhhn {
 
-// Mirrored, field by field, by ops/native/build.py. A missing tensor is a null pointer.
+// ops/native/build.py declares the same fields in the same order. A missing tensor is null.
 struct Gated {
     int64_t T, B, H, Z;      // Z is zero without a hypernetwork
     int64_t ld_u, ld_du;     // elements between rows of u and of du
-    int64_t keep_t, keep_b;  // elements between steps and rows of keep; 0 where it is the same for all
+    int64_t keep_t, keep_b;  // elements between steps and rows of keep; 0 if all share one
     double forget_bias, epsilon;
-    double keep_scale;              // what a kept unit of the update is multiplied by
-    double zone_h_rate, zone_c_rate;  // the expectation where there is no mask
+    double keep_scale;              // factor of a kept unit of the update
+    double zone_h_rate, zone_c_rate;  // the share that zoneout keeps without a mask
     int64_t threads;                // slots of sums
-    // Forward. Operands unless said otherwise.
+    // Forward. Operands unless noted otherwise.
     void* u;                 // [T, B, ld_u]: all of the sums, or with a hypernetwork h W_h
-    const void* gx;          // [T, B, 4 H]: x W_x, with a hypernetwork, or for a whole sequence in one call
+    const void* gx;          // [T, B, 4 H]: x W_x, with a hypernetwork or for many steps in one call
     void* z;                 // [T, B, 12 Z]: embeddings of d_h, d_x, b, each for four gates. This and the next
                              // two with a hypernetwork only
     const void* weight_d;    // [12, Z, H] state type: from z to d_h, d_x and b
@@ -41,16 +40,16 @@ struct Gated {
     const uint8_t* keep;     // [T or 1, B or 1, H]
     const uint8_t* zone_h;   // [T, B, H]
     const uint8_t* zone_c;   // [T, B, H]
-    const void* c_scale;     // [T] state type: the gradient's share through c
+    const void* c_scale;     // [T] state type: factors of the gradient through c
     const void* h0;          // [B, H]
     const void* c0;          // [B, H] state type
     void* h;                 // [T, B, H] state after each step
     void* c;                 // [T, B, H] state type
-    void* y;                 // [T, B, H] outputs; null where they are h
+    void* y;                 // [T, B, H] outputs; null if they equal h
     // Backward.
     const void* dy;     // [T, B, H] or null
-    void* dh;           // [B, H]: gradient that came through the matrices from step t + 1
-    void* dh_direct;    // [B, H] state type: the rest of it, in and out; null where it is always zero
+    void* dh;           // [B, H]: gradient through the matrices of step t + 1
+    void* dh_direct;    // [B, H] state type: the remaining gradient, in and out; null if always zero
     void* dc;           // [B, H] state type, in and out
     void* du;           // [T, B, ld_u]
     void* dgx;          // [T, B, 4 H]
@@ -92,7 +91,7 @@ class GatedStep {
                 scaling.forward(start, rows, d);
                 for (int64_t r = 0; r < rows; ++r)
                     backward_row(start + r, scratch, total, d + r * scaling.stride());
-                // By now every d has given way to its gradient.
+                // At this point every d has been replaced by its gradient.
                 scaling.backward(start, rows, d, at<S>(p.dweight_d) + slot * 12 * p.Z * H);
             }
         } else {
@@ -100,7 +99,7 @@ class GatedStep {
         }
     }
 
-    // What sequence.h asks for.
+    // The interface of sequence.h.
     static int64_t layers(const Gated&) { return 1; }
     static int64_t sums_of(const Gated& p) { return 4 * p.H; }
     int64_t time() const { return t; }
@@ -112,7 +111,7 @@ class GatedStep {
     Rows<T> sums_at(int64_t b) const { return {at<T>(p.u) + (t * p.B + b) * p.ld_u, p.ld_u}; }
     Rows<const T> gradient(int64_t b) const { return {at<T>(p.du) + (t * p.B + b) * p.ld_du, p.ld_du}; }
     T* arriving_at(int64_t b) const { return at<T>(p.dh) + b * H; }
-    // And hyper_sequence.cpp.
+    // The interface of hyper_sequence.cpp.
     const T* state(int64_t b) const { return at<T>(p.h) + (t * p.B + b) * H; }
     Rows<T> embeddings_at(int64_t b) const { return {at<T>(p.z) + (t * p.B + b) * 12 * p.Z, 12 * p.Z}; }
     Rows<const T> embeddings_gradient(int64_t b) const {
@@ -127,7 +126,7 @@ class GatedStep {
     static constexpr int64_t BLOCK = Scaling<T>::BLOCK;
     static int64_t row_scratch(int64_t H) { return 18 * H; }
 
-    // d: the scaling vectors of the row, BLOCK rows apart from kind to kind.
+    // d: the scaling vectors of the row; kinds are BLOCK rows apart.
     void forward_row(int64_t b, S* scratch, const S* d) const {
         const int64_t row = (t * p.B + b) * H, before = row - p.B * H;
         const T* h_old = t ? at<T>(p.h) + before : at<T>(p.h0) + b * H;
@@ -141,7 +140,7 @@ class GatedStep {
             if (y) std::fill(y, y + H, T{});
             return;
         }
-        // Without zoneout c and h are computed where they are kept.
+        // Without zoneout, c and h are computed in their buffers.
         const bool zoned_c = p.zone_c || p.zone_c_rate != 0, zoned_h = p.zone_h || p.zone_h_rate != 0;
         S* inner = zoned_c ? scratch + 4 * H : c;
         const S* keep = keep_of(b, scratch + 5 * H);
@@ -166,7 +165,7 @@ class GatedStep {
         if (y) std::copy(h, h + H, y);
     }
 
-    // Layer normalisation of a gate's sums: how a number of them is scaled and shifted.
+    // Layer normalisation of a gate's sums: scale and shift of each.
     struct Normal {
         const S *gain, *shift;
         S mean, rstd;
@@ -231,7 +230,7 @@ class GatedStep {
         }
     }
 
-    // Leaves in d the gradients of the scaling vectors.
+    // Replaces the scaling vectors d by their gradients.
     void backward_row(int64_t b, S* scratch, S* total, S* d) const {
         const int64_t row = (t * p.B + b) * H, before = row - p.B * H;
         const S* __restrict c_old = t ? at<S>(p.c) + before : at<S>(p.c0) + b * H;
@@ -293,7 +292,7 @@ class GatedStep {
         }
     }
 
-    // The same with layer normalisation; the sums in a give way to the gates.
+    // The same with layer normalisation; replaces the sums in a by the gates.
     void backward_normalised(S* a, const S* c_old, const S* keep, const S* stays, const S* dh, S* dc, S* da,
                              S* scratch, S* total) const {
         S *inner = scratch + 4 * H, *dc_new = scratch + 5 * H;
@@ -370,10 +369,10 @@ class GatedStep {
         }
     }
 
-    // What the gradient through c is multiplied by.
+    // The factor of the gradient through c.
     S share() const { return p.c_scale ? at<S>(p.c_scale)[t] : S(1); }
 
-    // Where a step's embeddings, or their gradients, start.
+    // The first embedding of a step, or its gradient.
     T* step_of(void* all) const { return all ? at<T>(all) + t * p.B * 12 * p.Z : nullptr; }
 
     template <typename X>
@@ -387,7 +386,7 @@ class GatedStep {
 
     const T* products(int64_t b) const { return at<T>(p.u) + (t * p.B + b) * p.ld_u; }
 
-    // What the update is multiplied by, [H]; null for one.
+    // Factors of the update, [H]; null for one.
     const S* keep_of(int64_t b, S* to) const {
         if (!p.keep) return nullptr;
         factors(p.keep + t * p.keep_t + b * p.keep_b, S(p.keep_scale), S(1), to, H);
@@ -413,7 +412,7 @@ class GatedStep {
         }
     }
 
-    // From the gradient of the sums to those of their parts.
+    // From the gradient of the sums to those of their terms.
     void spread(int64_t b, const S* __restrict da, S* __restrict dbias, S* d) const {
         T* __restrict du = at<T>(p.du) + (t * p.B + b) * p.ld_du;
         if constexpr (!HYPER) {
@@ -451,7 +450,7 @@ class GatedStep {
         }
     }
 
-    // The gradient that reaches the new h, and the share of it that goes past the step to the old one.
+    // The gradient that reaches the new h, and the share of it that bypasses the step.
     void arriving(int64_t row, const T* __restrict dh_mm, S* __restrict dh_direct,
                   S* __restrict dh) const {
         if (p.dy) {

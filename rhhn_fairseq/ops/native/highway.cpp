@@ -1,8 +1,8 @@
-// The point-wise part of one layer of one time step of recurrent highway networks, plain or scaled by the
+// The point-wise work of one layer of one time step of recurrent highway networks, plain or scaled by the
 // hypervectors z of a HyperRHN, forward and backward.
 //
-// Halves lie in the order h, t. See the equations in cells/rhn.py and cells/hyper_rhn.py, and
-// ops/highway.py for what each buffer is.
+// The order of halves is h, t. The equations are in cells/rhn.py and cells/hyper_rhn.py, the buffers in
+// ops/buffers.py.
 
 #include <algorithm>
 
@@ -12,13 +12,13 @@
 
 namespace rhhn {
 
-// Mirrored, field by field, by ops/native/build.py. A missing tensor is a null pointer.
+// ops/native/build.py declares the same fields in the same order. A missing tensor is null.
 struct Highway {
     int64_t T, B, H, L;
-    int64_t D, Z;              // steps that du and dz hold: those from a multiple of it on
-    int64_t ld_y;              // elements between rows of y and dy: H, or L H where they hold every layer
-    double keep_scale;         // what a kept unit of the transform gate is multiplied by
-    double zone_rate;          // the expectation where there is no mask
+    int64_t D, Z;              // numbers of steps that du and dz hold
+    int64_t ld_y;              // elements between rows of y and dy: H, or L H with every layer
+    double keep_scale;         // factor of a kept unit of the transform gate
+    double zone_rate;          // the share that zoneout keeps without a mask
     int64_t threads;           // slots of sums
     void* u;                   // [L, T, B, 2 H]: s W_l
     const void* gx;            // [T, B, 2 H]: what layer 0 adds to u
@@ -26,18 +26,18 @@ struct Highway {
     const void* bias;          // [L, 2 H] state type
     const void* bias_x;        // [2 H] state type or null: layer 0's second bias
     const void* bias_z;        // [L, H] state type, or null
-    const uint8_t* first;      // [T, B] or null: where layer 0 leaves bias out
+    const uint8_t* first;      // [T, B] or null: positions at which layer 0 takes no bias
     const uint8_t* mask;       // [T, B]
     const uint8_t* keep;       // [T, B, L H]
     const uint8_t* zone;       // [T, B, H]
     const void* s0;            // [B, H] state type
     void* s;                   // [L, T, B, H] state type: after each layer
-    void* o;                   // the same as operands; null where they are one
+    void* o;                   // the same as operands; null if the types are the same
     void* y;                   // [T, B, ld_y]
     const void* dy;            // [T, B, ld_y] or null
-    void* ds;                  // [B, H] operands: gradient that came through a matrix from the next layer
-    void* ds_direct;           // [B, H] state type: the rest of it, in and out
-    void* past;                // [B, H] state type: what goes past all layers of a time step
+    void* ds;                  // [B, H] operands: gradient through the matrix of the next layer
+    void* ds_direct;           // [B, H] state type: the remaining gradient, in and out
+    void* past;                // [B, H] state type: the gradient that bypasses a time step
     void* du;                  // [L, D, B, 2 H]
     void* dgx;                 // [T, B, 2 H]
     void* dz;                  // [L, Z, B, H]
@@ -64,7 +64,7 @@ class HighwayStep {
 
     static int64_t scratch_size(const Highway& p) { return 8 * p.H; }
 
-    // What sequence.h asks for.
+    // The interface of sequence.h.
     static int64_t layers(const Highway& p) { return p.L; }
     static int64_t sums_of(const Highway& p) { return 2 * p.H; }
     int64_t time() const { return t; }
@@ -147,7 +147,7 @@ class HighwayStep {
         std::copy(du, du + 2 * H, static_cast<T*>(p.dgx) + (t * p.B + b) * 2 * H);
     }
 
-    // The new state from u, [2 H]: what z scales, or without z all but the bias.
+    // The new state from u, [2 H], which z scales and which lacks the bias.
     template <typename X>
     void advance(const X* u, int64_t b, const S* bias, const S* keep, S* to) const {
         specialised(p.z != nullptr, keep != nullptr, [&](auto scaled, auto drops) {
@@ -167,8 +167,8 @@ class HighwayStep {
         }
     }
 
-    // From the gradient ds of the new state to those of u, z, the old state but for what goes through u, and
-    // the biases, to which it adds.
+    // From the gradient ds of the new state to those of u, z and the old state (without the path through u).
+    // Adds to the gradients of the biases.
     template <typename X>
     void retreat(const X* u, int64_t b, const S* bias, const S* keep, const S* ds, S* direct, T* du, S* dbias,
                  S* total) const {
@@ -206,12 +206,12 @@ class HighwayStep {
             }
         }
     }
-    // What is added to z, [H], or null.
+    // The bias of z, [H], or null.
     const S* shift() const { return p.z ? static_cast<const S*>(p.bias_z) + l * H : nullptr; }
 
     int64_t at_row(int64_t layer, int64_t b) const { return (layer * p.T + t) * p.B + b; }
 
-    // The state that the time step started from.
+    // The state at the start of the time step.
     const S* at_start(int64_t b) const {
         if (t == 0) return static_cast<const S*>(p.s0) + b * H;
         return static_cast<const S*>(p.s) + (at_row(p.L - 1, b) - p.B) * H;
@@ -220,7 +220,7 @@ class HighwayStep {
     const S* before(int64_t b) const {
         return l ? static_cast<const S*>(p.s) + at_row(l - 1, b) * H : at_start(b);
     }
-    // Where a layer's output goes; null for all but the last where only that one has any.
+    // A layer's output; null if only the last layer has one and this is another.
     T* output(int64_t b) const {
         if (p.ld_y == H && !last) return nullptr;
         return static_cast<T*>(p.y) + (t * p.B + b) * p.ld_y + (p.ld_y == H ? 0 : l * H);
@@ -241,11 +241,11 @@ class HighwayStep {
     const T* scaling(int64_t b) const {
         return p.z ? static_cast<const T*>(p.z) + at_row(l, b) * H : nullptr;
     }
-    // Where the gradient of the products goes.
+    // The gradient of the products.
     T* products_gradient(int64_t b) const {
         return static_cast<T*>(p.du) + ((l * p.D + t % p.D) * p.B + b) * 2 * H;
     }
-    // Where the gradient of z goes.
+    // The gradient of z.
     T* scaling_gradient(int64_t b) const {
         return p.z ? static_cast<T*>(p.dz) + ((l * p.Z + t % p.Z) * p.B + b) * H : nullptr;
     }
@@ -255,14 +255,14 @@ class HighwayStep {
         return l ? nullptr : static_cast<const T*>(p.gx) + (t * p.B + b) * 2 * H;
     }
 
-    // u of layer 0 with the input's part, [2 H].
+    // u of layer 0 plus the projected input, [2 H].
     const S* with_input(int64_t b, S* __restrict to) const {
         const T *__restrict u = products(b), *__restrict gx = inputs(b);
 #pragma omp simd
         for (int64_t j = 0; j < 2 * H; ++j) to[j] = load(u[j]) + load(gx[j]);
         return to;
     }
-    // The biases that the row takes, added up, [2 H].
+    // The sum of the row's biases, [2 H].
     const S* bias_of(int64_t b, S* __restrict to) const {
         const S* bias = static_cast<const S*>(p.bias) + l * 2 * H;
         if (l || (takes_bias(b) && !p.bias_x)) return bias;
@@ -271,7 +271,7 @@ class HighwayStep {
         if (p.bias_x) add(static_cast<const S*>(p.bias_x), to);
         return to;
     }
-    // What the update is multiplied by, [H]; null for one.
+    // Factors of the update, [H]; null for one.
     const S* keep_of(int64_t b, S* to) const {
         if (!p.keep) return nullptr;
         factors(p.keep + ((t * p.B + b) * p.L + l) * H, S(p.keep_scale), S(1), to, H);
@@ -312,11 +312,11 @@ RHHN_EXPORT(float32, float)
 RHHN_EXPORT(float64, double)
 RHHN_EXPORT(bfloat16, rhhn::bfloat16)
 
-// In float32 alone: there operands and states are of one type.
+// Only for float32, where operands and states have one type.
 extern "C" void highway_sequence_forward(const rhhn::Highway* p, const rhhn::Recurrence* r) {
-    rhhn::whole_sequence<rhhn::HighwayStep<float>, false>(*p, *r);
+    rhhn::run_sequence<rhhn::HighwayStep<float>, false>(*p, *r);
 }
 extern "C" void highway_sequence_backward(const rhhn::Highway* p, const rhhn::Recurrence* r) {
-    rhhn::whole_sequence<rhhn::HighwayStep<float>, true>(*p, *r);
+    rhhn::run_sequence<rhhn::HighwayStep<float>, true>(*p, *r);
 }
 extern "C" int64_t size_of_highway() { return sizeof(rhhn::Highway); }

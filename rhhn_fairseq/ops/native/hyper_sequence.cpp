@@ -1,4 +1,4 @@
-// A whole sequence of a small HyperLSTM, plain or with layer normalisation, in one call; see sequence.h.
+// A complete sequence of a small HyperLSTM, with layer normalisation or without, in one call; see sequence.h.
 //
 // Equations and names are those of ops/hyper_lstm.py.
 
@@ -8,23 +8,23 @@
 
 namespace rhhn {
 
-// Mirrored, field by field, by ops/native/build.py. Matrices lie in panels, and are those of the products
-// that the direction makes: transposed in the backward pass.
+// ops/native/build.py declares the same fields in the same order. Matrices are packed in panels, in the backward
+// pass transposed.
 struct HyperRecurrence {
-    int64_t previous;       // whether z comes from the hypernetwork's state of the step before
-    const float* weight;    // [H, 4 (H + N)]: what h meets, the main network's columns and the hypernetwork's
+    int64_t previous;       // whether z comes from the hypernetwork's state of the previous step
+    const float* weight;    // [H, 4 (H + N)]: columns of the main network, then of the hypernetwork
     const float* weight_e;  // [N, 4 N]
     const float* weight_z;  // [N, 12 Z]
     const float* bias_z;    // [12 Z]
-    const float* g_hyper;   // [T, B, 4 N]: what the hypernetwork's sums begin with
-    const float* gal;       // [B, H] or null: what h is multiplied by before its product
-    const float* share;     // [T] or null: what the gradient of h through its product is multiplied by
+    const float* g_hyper;   // [T, B, 4 N]: the hypernetwork's projected input
+    const float* gal;       // [B, H] or null: factors of h before its product
+    const float* share;     // [T] or null: factors of the gradient of h through its product
 };
 
 using Main = GatedStep<float, true>;
 using Hyper = GatedStep<float, false>;
 
-// One thread's rows of the batch.
+// The rows of the batch of one thread.
 class HyperRows {
    public:
     HyperRows(const Gated& main, const Gated& hyper, const HyperRecurrence& r, int64_t first, int64_t last)
@@ -75,7 +75,7 @@ class HyperRows {
     }
 
    private:
-    // Adds to the gradient of e what comes through z.
+    // Adds the gradient through z to that of e.
     void through_z(const Main& step, const Hyper& inner) const {
         const Rows<float> de{inner.arriving_at(first), N};
         multiply(step.embeddings_gradient(first), rows, 12 * main.Z, r.weight_z, {de.data, N}, de, N);

@@ -1,8 +1,8 @@
 // Number types and point-wise functions that a compiler turns into vector instructions.
 //
-// Operands (activations and weights as matrix products see them) are float, double or bfloat16; all
-// arithmetic and every state is float, or double for double operands. The functions of floats are branchless,
-// keep NaN, and are exact to about two units in the last place.
+// Operands (the inputs of matrix products) are float, double or bfloat16. All arithmetic and all states are
+// float, or double for double operands. The functions of floats have no branches, propagate NaN, and are exact
+// to about two units in the last place.
 
 #pragma once
 
@@ -46,22 +46,21 @@ inline float load(bfloat16 x) { return float_of(uint32_t(x.bits) << 16); }
 inline void store(float& to, float x) { to = x; }
 inline void store(double& to, double x) { to = x; }
 inline void store(bfloat16& to, float x) {
-    // Round to nearest, ties to even; a NaN keeps its quiet bit.
+    // Round to nearest, ties to even. A NaN stays quiet.
     const uint32_t bits = bits_of(x);
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     to.bits = uint16_t(x == x ? rounded : (bits >> 16) | 0x40u);
 }
 
-// Always: a loop with a call in it does not become vector instructions, and what a compiler takes in by
-// itself depends on the size of everything else.
+// Always inline: a loop with a call is not vectorised, and a compiler's own choice depends on unrelated code.
 #define RHHN_INLINE inline __attribute__((always_inline))
 
-// exp by 2^n times a polynomial of the remainder in [-ln 2 / 2, ln 2 / 2] (coefficients: Taylor's, whose
-// error there is below a unit in the last place at degree 7).
+// exp(x) = 2^n p(r) with a remainder r in [-ln 2 / 2, ln 2 / 2]. p is Taylor's polynomial of degree 7, whose
+// error is below a unit in the last place.
 RHHN_INLINE float exponential(float x) {
     x = x > 88.0f ? 88.0f : x;
     x = x < -87.0f ? -87.0f : x;
-    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     const float shifted = x * 1.44269504088896341f + shift;
     const float n = shifted - shift;
     const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -73,7 +72,7 @@ RHHN_INLINE float exponential(float x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    // The last bits of the shifted number are n, which moves into the exponent; a NaN stays one in p.
+    // The last bits of the shifted number are n, which moves into the exponent. A NaN survives in p.
     return p * float_of((bits_of(shifted) << 23) + 0x3f800000u);
 }
 RHHN_INLINE double exponential(double x) { return std::exp(x); }
@@ -81,7 +80,7 @@ RHHN_INLINE double exponential(double x) { return std::exp(x); }
 RHHN_INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 RHHN_INLINE double sigmoid(double x) { return 1.0 / (1.0 + exponential(-x)); }
 
-// Near zero an odd polynomial, elsewhere from exp(2 |x|); where they meet, both are exact to a unit.
+// An odd polynomial below 0.625, otherwise from exp(2 |x|). At 0.625 both are exact to a unit.
 RHHN_INLINE float hyperbolic_tangent(float x) {
     const float size = std::fabs(x);
     const float square = x * x;
@@ -91,14 +90,14 @@ RHHN_INLINE float hyperbolic_tangent(float x) {
     p = p * square - 5.37397155531e-2f;
     p = p * square + 1.33314422036e-1f;
     p = p * square - 3.33332819422e-1f;
-    const float near = x + x * square * p;
-    const float far = 1.0f - 2.0f / (exponential(2.0f * size) + 1.0f);
-    return size < 0.625f ? near : std::copysign(far, x);
+    const float series = x + x * square * p;
+    const float quotient = 1.0f - 2.0f / (exponential(2.0f * size) + 1.0f);
+    return size < 0.625f ? series : std::copysign(quotient, x);
 }
 RHHN_INLINE double hyperbolic_tangent(double x) { return std::tanh(x); }
 
-// A mask as factors: `set` where it is not zero, else 0; `without` everywhere if there is no mask. Loops over
-// factors become vector instructions where loops over a mask that may be missing do not.
+// A mask as factors: `set` where it is not zero, otherwise 0; `without` everywhere if there is no mask. Loops
+// over factors are vectorised; loops over a mask that may be missing are not.
 template <typename S>
 inline void factors(const uint8_t* __restrict mask, S set, S without, S* __restrict to, int64_t size) {
     if (mask) {
@@ -109,7 +108,7 @@ inline void factors(const uint8_t* __restrict mask, S set, S without, S* __restr
     }
 }
 
-// Calls a loop that was compiled for what there is, by two constants of its type.
+// Calls the version of a loop that was compiled for two constants.
 template <typename Loop>
 inline void specialised(bool one, bool other, Loop loop) {
     using Yes = std::true_type;

@@ -1,4 +1,4 @@
-// Whole matrix products of floats, shared between threads; and matrices laid out in panels for many of them.
+// Matrix products of floats on several threads, and the packing of matrices into panels.
 
 #include <memory>
 #include <new>
@@ -8,16 +8,16 @@
 
 namespace rhhn {
 
-// Mirrored, field by field, by ops/native/build.py. One product, or a stack of them.
+// One product, or a stack of products. ops/native/build.py declares the same fields in the same order.
 struct Matmul {
     int64_t stack, M, K, N;
     int64_t stack_x, stack_w, stack_add, stack_y;  // elements between matrices of a stack
-    int64_t ld_x, next_x;  // elements between rows of x, and between the numbers of a row
+    int64_t ld_x, next_x;  // elements between rows of x, and between neighbours in a row
     int64_t ld_w, next_w;
-    int64_t ld_add, ld_y;  // ld_add is 0 where all rows get the same
+    int64_t ld_add, ld_y;  // ld_add is 0 if all rows add the same
     int64_t threads;
     const float* x;       // [M, K]
-    const float* w;       // [K, N]; null where panels has it
+    const float* w;       // [K, N]; null if panels is given
     const float* panels;  // [ceil(N / PANEL), K, PANEL]
     const float* add;     // [M or 1, N]; null for zero
     float* y;             // [M, N] = add + x w
@@ -34,14 +34,14 @@ struct Matmul {
     }
 };
 
-// Numbers of a row that are multiplied before the next ones: a panel of so many lines stays in a core's cache.
+// Inner width of a block: a panel of so many lines stays in a core's cache.
 constexpr int64_t DEPTH = 1536;
-// Tiles that are multiplied with a panel before the next ones.
+// Tiles of a block.
 constexpr int64_t HEIGHT = 64;
-// Panels that are laid out at a time.
+// Panels of a block.
 constexpr int64_t BREADTH = 24;
 
-// Numbers that begin where a cache line does, so that no vector of a panel lies in two.
+// Memory aligned to cache lines, so that no vector of a panel crosses a line.
 class Scratch {
    public:
     float* of(int64_t size) {
@@ -61,20 +61,20 @@ class Scratch {
     int64_t held = 0;
 };
 
-// Splits a number of things into parts of at most so many, as equal as can be.
+// Splits the range from first to last evenly into pieces of at most `most`.
 template <typename Work>
-void in_parts(int64_t first, int64_t last, int64_t most, Work work) {
-    const int64_t size = last - first, parts = (size + most - 1) / most;
-    for (int64_t i = 0; i < parts; ++i) work(first + size * i / parts, first + size * (i + 1) / parts);
+void in_pieces(int64_t first, int64_t last, int64_t most, Work work) {
+    const int64_t size = last - first, pieces = (size + most - 1) / most;
+    for (int64_t i = 0; i < pieces; ++i) work(first + size * i / pieces, first + size * (i + 1) / pieces);
 }
 
-// Whether products read a matrix as well where it is as laid out: its rows are stored as such, and do not lie so
-// that panels push their own lines out of the cache.
+// Whether a matrix can be read without packing: it is stored by rows, and the distance of its rows does not make
+// the lines of a panel evict each other from the cache.
 inline bool stays(int64_t ld, int64_t next) { return next == 1 && ld % 256 != 0; }
 
-// Rows of x that are stored by columns, laid out tile by tile from the first to the last.
+// Packs the tiles from first to before last of an x that is stored by columns.
 inline void lay_tiles(Rows<const float> x, int64_t rows, int64_t first, int64_t last, int64_t K, float* to) {
-    // A few numbers of all rows at a time: those of two tiles share cache lines.
+    // Takes a few elements of all rows at a time, because two tiles share cache lines.
     constexpr int64_t NUMBERS = 16;
     const int64_t begin = tile_start(rows, first);
     for (int64_t k = 0; k < K; k += NUMBERS)
@@ -91,8 +91,8 @@ inline void lay_tiles(Rows<const float> x, int64_t rows, int64_t first, int64_t 
         });
 }
 
-// A thread's share of some rows of y: counted in tiles, panel by panel, those from the first to the last. So
-// threads have as much to do as each other however many panels there are.
+// A thread's share of some rows of y. Tiles are counted panel by panel, so threads get equal work for any number
+// of panels.
 class Share {
    public:
     Share(const Matmul& p, int64_t m, int64_t rows, int64_t thread, int64_t count)
@@ -101,10 +101,10 @@ class Share {
 
     void run() {
         const int64_t tiles = tiles_of(rows), end = (last_tile + tiles - 1) / tiles;
-        in_parts(0, p.K, DEPTH, [&](int64_t k_first, int64_t k_last) {
-            in_parts(first_tile / tiles, end, BREADTH, [&](int64_t first, int64_t last) {
+        in_pieces(0, p.K, DEPTH, [&](int64_t k_first, int64_t k_last) {
+            in_pieces(first_tile / tiles, end, BREADTH, [&](int64_t first, int64_t last) {
                 lay(k_first, k_last - k_first, first, last);
-                in_parts(0, tiles, HEIGHT, [&](int64_t tile, int64_t tile_last) {
+                in_pieces(0, tiles, HEIGHT, [&](int64_t tile, int64_t tile_last) {
                     block(tile, tile_last, k_first, k_last - k_first, first, last);
                 });
             });
@@ -112,7 +112,7 @@ class Share {
     }
 
    private:
-    // Whether a panel is read where it is in w: nothing but whole vectors may be.
+    // Whether a panel is read from w directly, which needs complete vectors.
     bool in_place(int64_t i) const {
         return stays(p.ld_w, p.next_w) && std::min(PANEL, p.N - i * PANEL) % WIDTH == 0;
     }
@@ -125,17 +125,17 @@ class Share {
                 lay_panel(w.from(k, i * PANEL), K, p.N - i * PANEL, panels + (i - first) * K * PANEL);
     }
 
-    // Tiles and panels from the first to the last: what K numbers of a row from number k on add.
+    // Adds the products of K elements from element k, for a range of tiles and panels.
     void block(int64_t tile, int64_t tile_last, int64_t k, int64_t K, int64_t first, int64_t last) {
         const Rows<const float> x = Rows<const float>{p.x, p.ld_x, p.next_x}.from(m, k);
         const bool by_columns = p.next_x != 1;
-        const int64_t laid_from = tile_start(rows, tile);
+        const int64_t first_row = tile_start(rows, tile);
         if (by_columns) {
-            tiles = tile_scratch.of((tile_start(rows, tile_last) - laid_from) * K);
+            tiles = tile_scratch.of((tile_start(rows, tile_last) - first_row) * K);
             lay_tiles(x, rows, tile, tile_last, K, tiles);
         }
         const auto tile_at = [&](int64_t start, int64_t count) {
-            return by_columns ? Rows<const float>{tiles + (start - laid_from) * K, 1, count} : x.from(start);
+            return by_columns ? Rows<const float>{tiles + (start - first_row) * K, 1, count} : x.from(start);
         };
         const Rows<float> y{p.y, p.ld_y};
         const Rows<const float> add = k ? Rows<const float>{p.y, p.ld_y} : Rows<const float>{p.add, p.ld_add};
@@ -146,8 +146,11 @@ class Share {
             const auto multiply = [&](Rows<const float> panel, const float* next) {
                 multiply_tiles(tile_at, rows, begin, end, K, panel, next, add.from(m, n), y.from(m, n), p.N - n);
             };
-            const float *there = p.w + k * p.ld_w + n, *laid = panels + (i - first) * K * PANEL;
-            in_place(i) ? multiply({there, p.ld_w}, there + PANEL) : multiply({laid, PANEL}, laid + K * PANEL);
+            const float *in_weight = p.w + k * p.ld_w + n, *packed = panels + (i - first) * K * PANEL;
+            if (in_place(i))
+                multiply({in_weight, p.ld_w}, in_weight + PANEL);
+            else
+                multiply({packed, PANEL}, packed + K * PANEL);
         }
     }
 
@@ -166,8 +169,8 @@ void matmul(const Matmul& p) {
     const int64_t panels = panels_of(p.N);
     const bool lays_rows = p.next_x != 1, lays_panels = !stays(p.ld_w, p.next_w);
     in_threads(p.threads, [&](int64_t thread, int64_t count) {
-        // A thread lays out what it reads. So threads share rows where only those are laid out, or panels are few;
-        // else tiles, panel by panel.
+        // Each thread packs what it reads. Threads share rows if only rows are packed or panels are few, otherwise
+        // tiles.
         const bool few = lays_panels ? panels < 4 * count && p.M >= TILE * count : p.M >= 4 * TILE * count;
         const bool by_rows = (lays_rows || lays_panels) && few;
         const int64_t m = by_rows ? p.M * thread / count : 0;
@@ -179,7 +182,7 @@ void matmul(const Matmul& p) {
     });
 }
 
-// The same with panels that are there. Threads share them in pieces of some rows each.
+// The same with packed panels. Threads share them, for some rows at a time.
 void matmul_panels(const Matmul& p) {
     const int64_t panels = panels_of(p.N), pieces = std::max<int64_t>(1, p.M / (4 * TILE));
     in_threads(p.threads, [&](int64_t thread, int64_t count) {
@@ -191,7 +194,7 @@ void matmul_panels(const Matmul& p) {
             const int64_t n = i % each / pieces * PANEL, m = p.M * (i % pieces) / pieces;
             const int64_t rows = p.M * (i % pieces + 1) / pieces - m;
             const float* panel = one.panels + n * p.K;
-            in_parts(0, p.K, DEPTH, [&](int64_t k, int64_t k_last) {
+            in_pieces(0, p.K, DEPTH, [&](int64_t k, int64_t k_last) {
                 const Rows<const float> first = k ? Rows<const float>{p.y, p.ld_y} : add;
                 multiply_panel(x.from(m, k), rows, k_last - k, panel + k * PANEL, first.from(m, n), y.from(m, n),
                                p.N - n);

@@ -1,5 +1,5 @@
-// Matrix products of a few rows, as in a step of decoding, where the time is that of reading the matrix once.
-// Libraries pack such matrices for the many rows that do not come. And the LSTM's gates for such a step.
+// Matrix products of a few rows, as in a step of decoding, and the LSTM's gates for such a step. The time is that
+// of reading the matrix once; libraries would also pack it.
 
 #include <algorithm>
 #include <cstdint>
@@ -11,16 +11,16 @@
 namespace rhhn {
 
 constexpr int64_t LINE = 16;  // floats in a cache line
-// Rows of the matrix that are read side by side.
+// Rows of the matrix that are read together.
 constexpr int STREAMS = 4;
-// Columns whose sums stay in the nearest cache while rows of the matrix pass.
+// Columns that are computed together: their sums stay in the first cache.
 constexpr int64_t BLOCK = 1024;
 
-// Mirrored, field by field, by ops/native/build.py.
+// ops/native/build.py declares the same fields in the same order.
 struct Product {
     int64_t M, K, N;
     int64_t ld_w;    // elements between rows of w
-    int64_t ld_add;  // elements between rows of add; 0 where all rows get the same
+    int64_t ld_add;  // elements between rows of add; 0 if all rows add the same
     int64_t threads;
     const float* x;    // [M, K]
     const float* w;    // [K, N], or transposed [N, K]
@@ -28,7 +28,7 @@ struct Product {
     float* y;          // [M, N] = add + x w
 };
 
-// Columns first to last of y for M rows, which hold what is added; w is [K, N].
+// Adds x w to the columns from first to before last of y, for M rows; w is [K, N].
 template <int M>
 void down(const Product& p, int64_t first, int64_t last) {
     for (int64_t begin = first; begin < last; begin += BLOCK) {
@@ -64,7 +64,7 @@ void down(const Product& p, int64_t first, int64_t last) {
     }
 }
 
-// The same where w is [N, K]: ROWS of its rows beside each other.
+// The same for w [N, K], ROWS of its rows at a time.
 template <int M, int ROWS>
 void across_rows(const Product& p, int64_t n) {
     const float* row = p.w + n * p.ld_w;
@@ -92,7 +92,7 @@ void across_rows(const Product& p, int64_t n) {
 
 template <int M>
 void across(const Product& p, int64_t first, int64_t last) {
-    // As many as leave a register for each sum, for each row and for x.
+    // As many as fit into the registers, with one for each sum, each row and x.
     constexpr int ROWS = std::clamp((REGISTERS - 1) / (M + 1), 1, STREAMS);
     int64_t n = first;
     for (; n + ROWS <= last; n += ROWS) across_rows<M, ROWS>(p, n);
@@ -102,7 +102,7 @@ void across(const Product& p, int64_t first, int64_t last) {
 template <int M, bool TRANSPOSED>
 void run(const Product& p) {
     in_threads(p.threads, [&](int64_t thread, int64_t count) {
-        // Threads share the columns of y, whole cache lines of them.
+        // Threads share the columns of y in multiples of a cache line.
         const int64_t lines = (p.N + LINE - 1) / LINE;
         const int64_t first = std::min(p.N, lines * thread / count * LINE);
         const int64_t last = std::min(p.N, lines * (thread + 1) / count * LINE);

@@ -1,4 +1,4 @@
-// Sharing work, and the rows of a batch, between threads.
+// Distributing work, and the rows of a batch, over threads.
 
 #pragma once
 
@@ -25,8 +25,8 @@ void in_threads(int64_t threads, Work work) {
     }
 }
 
-// Calls work(first, last, thread) for each thread's rows of the batch. Which rows a thread gets depends on
-// nothing but their number and the number of threads, so that sums come out the same in every run.
+// Calls work(first, last, thread) for each thread's rows of the batch. The assignment depends only on the
+// numbers of rows and threads, so sums repeat from run to run.
 template <typename Work>
 void share_rows(int64_t rows, int64_t threads, Work work) {
     in_threads(threads, [&](int64_t thread, int64_t count) {
@@ -35,13 +35,13 @@ void share_rows(int64_t rows, int64_t threads, Work work) {
     });
 }
 
-// Runs a step for all rows of the batch. Every thread has scratch of its own, and in the backward pass slots
-// of its own in which it adds up gradients.
+// Runs a step for all rows of the batch. Every thread has its own scratch and, in the backward pass, its own
+// slots for sums of gradients.
 template <typename Step, bool BACKWARD, typename Sequence>
 void over_rows(const Step& step, const Sequence& p) {
     using S = typename Step::State;
     const int64_t size = Step::scratch_size(p);
-    // Below this much work, waking other threads costs more than they save.
+    // Below this amount of work, waking threads costs more than they save.
     const bool shared = p.B * p.H >= 8192;
     share_rows(p.B, shared ? p.threads : 1, [&](int64_t first, int64_t last, int64_t thread) {
         static thread_local std::vector<S> scratch;

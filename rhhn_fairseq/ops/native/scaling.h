@@ -1,4 +1,4 @@
-// The scaling vectors d of a HyperLSTM: made from the embeddings z of a few rows at a time, when they are needed.
+// The scaling vectors d of a HyperLSTM, computed from the embeddings z when needed, for a few rows at a time.
 
 #pragma once
 
@@ -10,19 +10,19 @@
 
 namespace rhhn {
 
-// Those of one step. d holds kinds (d_h, d_x and b, each for four gates), of each BLOCK rows.
+// The scaling vectors of one step. d holds BLOCK rows of each kind (d_h, d_x and b, each for four gates).
 template <typename T>
 class Scaling {
     using S = typename Arithmetic<T>::type;
 
    public:
-    // Rows whose scaling vectors are made together, so that weight_d is read once for all of them.
+    // Rows that are computed together, so that weight_d is read once for all of them.
     static constexpr int64_t BLOCK = 8;
 
     Scaling(int64_t Z, int64_t H, const S* weight_d, const T* z, T* dz)
         : Z(Z), H(H), weight_d(weight_d), z(z), dz(dz) {}
 
-    // Numbers of scratch that d takes, wherever the scratch begins.
+    // Size of the scratch for d, at any alignment.
     static int64_t scratch_size(int64_t H) { return 12 * BLOCK * (H + LANES) + LANES; }
 
     // The scaling vectors of some rows: d[kind][row] = z[row, kind] weight_d[kind].
@@ -36,7 +36,7 @@ class Scaling {
                     for (int64_t i = 0; i < some; ++i)
                         some_z[r][i] = r < rows ? S(load(embeddings(start + r)[k * Z + from + i])) : S(0);
                 for (int64_t j = 0; j < H; j += WIDE) {
-                    // The last columns together with some before them, which come out the same once more.
+                    // The last columns, with some before them that are computed twice.
                     if (j + WIDE > H && H >= WIDE && Z <= MAX_Z) j = H - WIDE;
                     combine(some_z, some, weight + from * H + j, kind(d, k) + j, std::min(WIDE, H - j),
                             from > 0);
@@ -48,30 +48,30 @@ class Scaling {
     // From the gradients of the scaling vectors to those of z and weight_d.
     void backward(int64_t start, int64_t rows, const S* dd, S* dweight) const {
         for (int64_t k = 0; k < 12; ++k) {
-            // Two embeddings at a time: what is loaded of dd serves both.
+            // Two embeddings at a time share the loads of dd.
             int64_t i = 0;
             for (; i + 2 <= Z; i += 2) embed_backward<2>(start, rows, kind(dd, k), dweight, k * Z + i);
             if (i < Z) embed_backward<1>(start, rows, kind(dd, k), dweight, k * Z + i);
         }
     }
 
-    // Where the scaling vectors of a kind are, given those of the first.
+    // The scaling vectors of a kind, given those of the first.
     template <typename X>
     X* kind(X* d, int64_t k) const {
         return d + k * BLOCK * stride();
     }
 
-    // Elements between rows of d: as many as let every row start where a vector may.
+    // Elements between rows of d, which keep every row aligned.
     int64_t stride() const { return (H + LANES - 1) / LANES * LANES; }
 
-    // The first place in scratch where a vector may start.
+    // The first aligned address in scratch.
     static S* aligned(S* pointer) {
         const uintptr_t size = LANES * sizeof(S);
         return reinterpret_cast<S*>((reinterpret_cast<uintptr_t>(pointer) + size - 1) / size * size);
     }
 
    private:
-    // Numbers that are worked on at once, and how many such groups of columns; embeddings in one go.
+    // Width of a vector, vectors of columns at a time, and embeddings at a time.
     static constexpr int64_t LANES = 64 / sizeof(S), WIDE = 2 * LANES, MAX_Z = 64;
     typedef S Vector __attribute__((vector_size(64)));
     static Vector get(const S* from) {
@@ -118,12 +118,12 @@ class Scaling {
         for (int64_t r = 0; r < rows; ++r)
             for (int64_t i = 0; i < SOME; ++i) some_z[r][i] = S(load(embeddings(start + r)[at_z + i]));
         Vector sum[BLOCK][SOME] = {};
-        const auto columns = [&](int64_t j, auto part) {
+        const auto columns = [&](int64_t j, auto mask) {
             Vector w[SOME], change[SOME];
             for (int64_t i = 0; i < SOME; ++i) w[i] = get(weight + i * H + j);
             for (int64_t i = 0; i < SOME; ++i) change[i] = get(to + i * H + j);
             for (int64_t r = 0; r < BLOCK; ++r) {
-                const Vector g = part(get(dd + r * ld + j));
+                const Vector g = mask(get(dd + r * ld + j));
                 for (int64_t i = 0; i < SOME; ++i) {
                     sum[r][i] += g * w[i];
                     change[i] += some_z[r][i] * g;
@@ -134,7 +134,7 @@ class Scaling {
         int64_t j = 0;
         for (; j + LANES <= H; j += LANES) columns(j, [](Vector g) { return g; });
         if (j < H && H >= LANES) {
-            // The last columns together with some before them, whose gradients are left out this time.
+            // The last columns, with some before them whose gradients are masked.
             const Vector left_out = first_lanes(LANES - (H - j));
             columns(H - LANES, [&](Vector g) { return left_out != 0 ? Vector{} : g; });
             j = H;
@@ -157,7 +157,7 @@ class Scaling {
         return lanes;
     }
 
-    // The sum of all lanes: of halves, of their halves, and so on.
+    // The sum of all lanes, by repeated halving.
     template <typename V>
     static S total(V all) {
         if constexpr (sizeof all == 16) {

@@ -1,8 +1,9 @@
-// Many steps of a network in one call: its products with the recurrent matrices and the point-wise work
-// between them.
+// Many steps of a network in one call: the products with recurrent matrices and the point-wise work between
+// them.
 //
-// Sequences of a batch do not meet, so that each thread takes its share of them from the first step to the
-// last and never waits for another. It reads every matrix, which has to be near or meet many rows.
+// Sequences of a batch are independent, so each thread runs its own sequences from the first step to the last
+// and never waits for another. Every thread reads every matrix, so the matrices should stay in a cache or serve
+// many rows.
 
 #pragma once
 
@@ -14,16 +15,16 @@
 
 namespace rhhn {
 
-// Mirrored, field by field, by ops/native/build.py.
+// ops/native/build.py declares the same fields in the same order.
 struct Recurrence {
     const float* weights;  // for each layer a matrix [K, N] in panels [ceil(N / PANEL), K, PANEL], zeros past N
-    const float* gal;      // [B, H] or null: what the state is multiplied by before the product
-    const float* share;    // [T] or null: what the gradient through layer 0's product is multiplied by
-    int64_t start, stop;   // the time steps that are run: from start to before stop
+    const float* gal;      // [B, H] or null: factors of the state before the product
+    const float* share;    // [T] or null: factors of the gradient through layer 0's product
+    int64_t start, stop;   // the time steps to run, without stop
 };
 
-// Runs the steps for one thread's rows. A Step has read, sums, start, gradient and arriving, which say where
-// what its product takes and gives lies, from a row on.
+// Runs the steps for one thread's rows. A Step has the methods read, sums, start, gradient and arriving, which
+// give the operands and results of its product, starting at a row.
 template <typename Step, typename Sequence>
 void forward_rows(const Sequence& p, const Recurrence& r, int64_t first, int64_t last, float* scratch) {
     const int64_t H = p.H, G = Step::sums_of(p), rows = last - first;
@@ -60,7 +61,7 @@ void backward_rows(const Sequence& p, const Recurrence& r, int64_t first, int64_
 }
 
 template <typename Step, bool BACKWARD, typename Sequence>
-void whole_sequence(const Sequence& p, const Recurrence& r) {
+void run_sequence(const Sequence& p, const Recurrence& r) {
     share_rows(p.B, p.threads, [&](int64_t first, int64_t last, int64_t thread) {
         std::vector<float> scratch(Step::scratch_size(p));
         if constexpr (BACKWARD)

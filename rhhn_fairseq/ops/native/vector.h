@@ -1,4 +1,4 @@
-// The vector register of floats that a build is made for.
+// The vector registers of the processor that a build targets.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace rhhn {
 
-// One vector register of floats, and how many registers there are.
+// A vector register of floats, and the number of registers.
 #ifdef __AVX512F__
 typedef float Vector __attribute__((vector_size(64)));
 constexpr int REGISTERS = 32;
@@ -28,10 +28,10 @@ inline Vector load(const float* from) {
     return v;
 }
 inline void store(float* to, Vector v) { std::memcpy(to, &v, sizeof v); }
-// Less zero, which changes no number and which compilers drop; plus zero would cost an addition.
+// Subtracting zero changes no number, and compilers remove it; adding zero would cost an addition.
 inline Vector broadcast(float x) { return x - Vector{}; }
 
-// Every other number from either: their first halves, with high their second.
+// Interleaves two vectors: their first halves, or with `high` their second halves.
 template <bool high, size_t... i>
 inline Vector interleave(Vector a, Vector b, std::index_sequence<i...>) {
 #ifdef __clang__
@@ -42,7 +42,7 @@ inline Vector interleave(Vector a, Vector b, std::index_sequence<i...>) {
 #endif
 }
 
-// A square of numbers, its rows as columns.
+// Transposes a square of numbers.
 inline void transpose(Vector (&square)[WIDTH]) {
     constexpr auto all = std::make_index_sequence<WIDTH>();
     for (int64_t done = 1; done < WIDTH; done *= 2) {

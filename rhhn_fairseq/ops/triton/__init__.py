@@ -1,16 +1,16 @@
-"""Point-wise work of a time step as Triton kernels, for CUDA devices; the counterpart of the C++ code.
+"""Triton kernels for the point-wise work of a time step on CUDA devices, as ``native`` does it on the CPU.
 
-One kernel a step for LSTM and highway networks, each program with whole rows of the batch, so that layer
-normalisation needs no other program. A HyperLSTM's scaling vectors d, and the gradients that belong to them,
-are products of torch.bmm around the kernel: weight_d is then read once a step and not once a row, and its
-gradient needs no sum over programs. Gradients that are sums over rows are added up in a slot for each
-program, in the order of the steps, so that they come out the same in every run.
+LSTM and highway networks take one kernel a step. Each program works on complete rows of the batch, so layer
+normalisation needs no communication between programs. The scaling vectors d of a HyperLSTM and their
+gradients are computed by torch.bmm outside of the kernel: weight_d is then read once a step instead of once a
+row, and its gradient needs no sum over programs. Each program adds gradients that are sums over rows to a
+slot of its own, in the order of the steps, so results repeat.
 
-Up to 128 units kernels multiply by themselves as well: an LSTM or a highway network runs all its steps in one
-kernel, and a HyperLSTM's hypernetwork each of its steps.
+Networks of up to 128 units have kernels that include the matrix products: an LSTM or a highway network runs
+all its steps in one kernel, and the hypernetwork of a HyperLSTM runs each step in one.
 
-The package triton is imported by the first sequence that runs here. On the CPU its interpreter takes the
-place of the compiler, if TRITON_INTERPRET=1 was in the environment before.
+The package triton is imported by the first sequence that runs here. With TRITON_INTERPRET=1 in the
+environment before Python starts, Triton's interpreter runs the kernels on the CPU.
 """
 
 import functools
@@ -26,18 +26,18 @@ from rhhn_fairseq.ops.buffers import Gated, Highway
 from rhhn_fairseq.ops.triton.tiles import Tile
 
 OLDEST = (3, 4)
-"""The first version that compiles the kernels. Earlier ones lack tuples, or some uses of them."""
+"""The first version that compiles the kernels. Earlier versions do not support all uses of tuples."""
 
 
 def obstacle(device: torch.device) -> str | None:
-    """Why the kernels cannot run on a device; None where they can."""
+    """Why the kernels cannot run on a device; None if they can."""
     if device.type != "cuda" and not (device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
         return "triton runs on CUDA devices (and with TRITON_INTERPRET=1, slowly, on the CPU)"
     return missing()
 
 
 def missing() -> str | None:
-    """What has to be installed first; None if nothing."""
+    """What must be installed first; None if nothing is missing."""
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed: pip install triton"
     version = _version()
@@ -58,10 +58,10 @@ def _version() -> str:
 
 
 def slots(shape: Sequence[int], like: Tensor) -> int:
-    """How many slots the gradients of a parameter are added up in.
+    """The number of slots for the gradient of a parameter.
 
     Args:
-        shape: the parameter's. Vectors are summed by the programs, matrices by a product of their own.
+        shape: the parameter's. Programs sum gradients of vectors, a matrix product those of matrices.
         like: a state, [B, H].
     """
     return Tile.of(*like.shape).blocks if len(shape) == 1 else 1
@@ -84,7 +84,7 @@ def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
 def run_lstm(
     buffers: Gated, direction: str, weight: Tensor, gal: Tensor | None, share: Tensor | None
 ) -> bool:
-    """Whether all steps of an LSTM ran in one kernel, as those of a small one do.
+    """Runs all steps of a small LSTM in one kernel; False if the LSTM is too large.
 
     Args: as for ``native.lstm_sequence``.
     """
@@ -96,7 +96,7 @@ def run_lstm(
 def highway_steps(
     buffers: Highway, direction: str, weights: Sequence[Tensor], gal: Tensor | None, share: Tensor | None
 ) -> Callable[[int, int], None] | None:
-    """The function that runs time steps of a highway in one kernel: where it is small and has no z.
+    """The function that runs time steps of a small highway network without z in one kernel; else None.
 
     Args and returns: as for ``native.highway_steps``.
     """
@@ -112,32 +112,40 @@ def hypernetwork_forward(
     inputs: tuple[Tensor, Tensor],
     previous: bool,
 ) -> Callable[[int], None] | None:
-    """The function that runs one step of a HyperLSTM's hypernetwork with its products, if it is small; else
-    None.
+    """The function that runs one step of a small hypernetwork with its products; None for a large one.
 
-    It adds up the gates' sums, runs the LSTM and makes z.
+    A step adds up the gates' sums, runs the LSTM and computes z.
 
     Args:
-        hyper, main: the buffers of either network.
+        hyper, main: the buffers of both networks.
         weights: weight_e, weight_z and bias_z, see ``hyper_lstm.Weights``.
-        inputs: what the gates' sums begin with, [T, B, 4 N], and what the main network's h adds to them,
-            which may have gaps between rows.
-        previous: z comes from the hypernetwork's state of the step before.
+        inputs: the projected input [T, B, 4 N], and the products of the main network's h [T, B, 4 N], whose
+            rows may have gaps between them.
+        previous: whether z comes from the hypernetwork's state of the previous step.
     """
-    from rhhn_fairseq.ops.triton import steps
+    from rhhn_fairseq.ops.triton import products, steps
 
-    return steps.hypernetwork_forward(hyper, main, weights, inputs, previous)
+    if not products.multiplies(hyper.c0.shape[1], hyper.u.dtype):
+        return None
+    step = steps.HyperStep(hyper, main, "forward", weights[:2], previous)
+    step.prepare_forward(weights[2], *inputs)
+    return step.forward
 
 
 def hypernetwork_backward(
     hyper: Gated, main: Gated, weights: tuple[Tensor, Tensor], previous: bool
 ) -> Callable[[int], None] | None:
-    """The same backward: from the gradient of z to that of the state before, less what comes through the main
-    h.
+    """The function that runs one backward step of a small hypernetwork; None for a large one.
+
+    A step goes from the gradient of z to that of the previous state, without the gradient through the main h.
 
     Args:
-        weights: weight_e and weight_z.
+        hyper, main, previous: as for ``hypernetwork_forward``. weights: weight_e and weight_z.
     """
-    from rhhn_fairseq.ops.triton import steps
+    from rhhn_fairseq.ops.triton import products, steps
 
-    return steps.hypernetwork_backward(hyper, main, weights, previous)
+    if not products.multiplies(hyper.c0.shape[1], hyper.u.dtype):
+        return None
+    step = steps.HyperStep(hyper, main, "backward", weights, previous)
+    step.prepare_backward()
+    return step.backward

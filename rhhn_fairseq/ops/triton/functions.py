@@ -1,8 +1,8 @@
 """Device functions that the Triton kernels share: tiles, point-wise functions, normalisation, sums.
 
-A program works on a tile of whole rows, [ROWS, COLS], of which COLS >= H is a power of two; ``inside`` says
-which elements exist and ``live`` which of them are at real positions. Everything is computed in the state
-type S. Numbers of a pass are compile-time constants, because Triton rounds any other Python float to float32.
+A program works on a tile of complete rows, [ROWS, COLS], where COLS >= H is a power of two. ``inside`` marks
+the elements that exist, ``live`` those at real positions. All arithmetic is in the state type S. The numbers
+of a pass are compile-time constants, because Triton rounds other Python floats to float32.
 """
 
 import triton
@@ -15,7 +15,7 @@ mend()
 
 @triton.jit
 def tile(B, H: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Row [ROWS, 1] and column [1, COLS] of each element of the program's tile, and which exist."""
+    """Row [ROWS, 1] and column [1, COLS] of the elements of the program's tile, and which of them exist."""
     # Offsets into a whole sequence can be larger than 32 bits.
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     column = tl.arange(0, COLS)[None, :]
@@ -24,7 +24,7 @@ def tile(B, H: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @triton.jit
 def real(inside, mask, at, exists):
-    """The elements at real positions: the mask [T, B] at ``at``, for those rows that exist."""
+    """The elements at real positions, from the mask [T, B] at ``at``."""
     live = inside
     if mask is not None:
         live = inside & (tl.load(mask + at, mask=exists, other=0) != 0)
@@ -33,7 +33,7 @@ def real(inside, mask, at, exists):
 
 @triton.jit
 def get(pointer, place, where, S: tl.constexpr):
-    """Elements in the state type, zero where there are none."""
+    """Loads elements in the state type, zero outside of ``where``."""
     return tl.load(pointer + place, mask=where, other=0.0).to(S)
 
 
@@ -45,9 +45,9 @@ def sigmoid(x):
 
 @triton.jit
 def tanh(x):
-    """Near zero Cephes' approximations for either type, elsewhere from exp(2 |x|); NaN stays NaN.
+    """Cephes' approximations for |x| < 0.625, otherwise from exp(2 |x|); NaN stays NaN.
 
-    Made of operations that the interpreter has; libdevice's tanh exists on a GPU only.
+    It uses operations that the interpreter supports; libdevice's tanh needs a GPU.
     """
     size = tl.abs(x)
     square = x * x
@@ -67,7 +67,7 @@ def tanh(x):
 
 @triton.jit
 def dropped(x, gal, own, inside, TYPE: tl.constexpr):
-    """What a matrix sees of the state: an operand, after Gal dropout; and the same of its gradient."""
+    """The state, or its gradient, as an operand after Gal dropout."""
     S: tl.constexpr = x.dtype
     x = x.to(TYPE)
     if gal is not None:
@@ -77,7 +77,7 @@ def dropped(x, gal, own, inside, TYPE: tl.constexpr):
 
 @triton.jit
 def kept(x, keep, place, live, SCALE: tl.constexpr):
-    """Dropout by a mask; x itself without one."""
+    """Dropout by a mask; returns x if there is no mask."""
     if keep is not None:
         x = tl.where(tl.load(keep + place, mask=live, other=0) != 0, x * SCALE, 0.0)
     return x
@@ -96,7 +96,7 @@ def zoned(old, new, zone, place, live, RATE: tl.constexpr):
 
 @triton.jit
 def staying(zone, place, live, RATE: tl.constexpr, S: tl.constexpr):
-    """How much of the old value zoneout keeps: its mask, or the expectation."""
+    """The share of the old value that zoneout keeps: its mask, or the expectation."""
     if zone is not None:
         share = tl.load(zone + place, mask=live, other=0).to(S)
     else:
@@ -106,7 +106,7 @@ def staying(zone, place, live, RATE: tl.constexpr, S: tl.constexpr):
 
 @triton.jit
 def normalise(x, inside, H: tl.constexpr, EPSILON: tl.constexpr):
-    """Mean zero and variance one in every row; the result and one over the deviation [ROWS, 1]."""
+    """Normalises each row to mean zero and variance one; also returns 1 / deviation [ROWS, 1]."""
     mean = tl.sum(tl.where(inside, x, 0.0), axis=1)[:, None] / H
     centred = tl.where(inside, x - mean, 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1)[:, None] / H + EPSILON)
@@ -115,7 +115,7 @@ def normalise(x, inside, H: tl.constexpr, EPSILON: tl.constexpr):
 
 @triton.jit
 def normalise_backward(grad, normal, rstd, inside, H: tl.constexpr):
-    """The gradient of x from that of ``normalise(x)``, which is zero outside."""
+    """The gradient of x from that of ``normalise(x)``, which must be zero outside of the row."""
     mean = tl.sum(grad, axis=1)[:, None] / H
     product = tl.sum(grad * normal, axis=1)[:, None] / H
     return tl.where(inside, rstd * (grad - mean - normal * product), 0.0)
@@ -123,7 +123,7 @@ def normalise_backward(grad, normal, rstd, inside, H: tl.constexpr):
 
 @triton.jit
 def add_up(slot, x, H: tl.constexpr, COLS: tl.constexpr):
-    """Adds the tile's rows to H sums of the program's own slot, so that the order of adding is fixed."""
+    """Adds the tile's rows to the H sums of the program's slot, in a fixed order."""
     column = tl.arange(0, COLS)
     place = slot + column
     sums = tl.load(place, mask=column < H, other=0.0)

@@ -1,14 +1,14 @@
 """One step of LSTM, LN LSTM, HyperLSTM and LN HyperLSTM as a Triton kernel, forward and backward.
 
-Arguments have the names and shapes of ``buffers.Gated``; a missing tensor is None. Beside them:
+Arguments have the names and shapes of ``buffers.Gated``; a missing tensor is None. Further arguments:
 
-    d, dd               the step's scaling vectors [12, B, H] in the state type, and their gradients
-    h_before, c_before  h0 and c0 at the first step, later h and c; t_before is the step of them to read
-    t_keep              the step of ``keep`` to read
+    d, dd               scaling vectors of the step [12, B, H] in the state type, and their gradients
+    h_before, c_before  h0 and c0 at the first step, h and c later, read at step t_before
+    t_keep              step at which ``keep`` is read
     LD_U, LD_DU         elements between rows of u and of du
 
-See the equations in cells/lstm.py and cells/hyper_lstm.py. Gates lie in the order i, f, g, o. Operands are
-read as zero at padding, so that whatever stands there goes nowhere.
+The equations are in cells/lstm.py and cells/hyper_lstm.py. The order of gates is i, f, g, o. Operands are
+read as zero at padding, so values there reach nothing.
 """
 
 import triton
@@ -29,12 +29,12 @@ from rhhn_fairseq.ops.triton.functions import (
 )
 
 STEPS = ["t", "t_before", "t_keep", "B"]
-"""Arguments whose value must not lead to another compilation, as 1 and multiples of 16 otherwise do."""
+"""Arguments that Triton must not specialise on: it would recompile for 1 and for multiples of 16."""
 
 
 @triton.jit
 def normed(k: tl.constexpr, a, norm, where, H: tl.constexpr, EPSILON: tl.constexpr):
-    """a normalised, by gain and shift k of ``norm``; and before these, with one over the deviation."""
+    """Layer normalisation, gain and shift k of ``norm``; also the result before these, and 1 / deviation."""
     S: tl.constexpr = a.dtype
     gain, shift = norm
     _, column, inside, _ = where
@@ -47,25 +47,17 @@ def normed(k: tl.constexpr, a, norm, where, H: tl.constexpr, EPSILON: tl.constex
 
 @triton.jit
 def output(inner, o, c_norm, where, H: tl.constexpr, EPSILON: tl.constexpr):
-    """The output h of a step from its c, ``inner``, and the sum o of its gate."""
+    """The output h of a step from its c, ``inner``, and the sum of its output gate."""
     inner, _, _ = normed(0, inner, c_norm, where, H, EPSILON)
     return sigmoid(o) * tanh(inner)
 
 
 @triton.jit
 def gate(
-    k: tl.constexpr,
-    summands,
-    norm,
-    at,
-    where,
-    B,
-    H: tl.constexpr,
-    LD_U: tl.constexpr,
-    EPSILON: tl.constexpr,
+    k: tl.constexpr, summands, norm, at, where, B, H: tl.constexpr, LD_U: tl.constexpr, EPSILON: tl.constexpr,
     S: tl.constexpr,
-):
-    """The sum of gate k; and that before gain and shift, with one over the deviation, for the backward."""
+):  # fmt: skip
+    """The sum of gate k; for the backward pass also its value before gain and shift, and 1 / deviation."""
     u, gx, d, bias = summands
     row, column, _, live = where
     a = get(u, at * LD_U + k * H + column, live, S)
@@ -80,17 +72,10 @@ def gate(
 
 @triton.jit
 def gates(
-    summands,
-    norm,
-    at,
-    where,
-    B,
-    H: tl.constexpr,
-    LD_U: tl.constexpr,
-    EPSILON: tl.constexpr,
-    S: tl.constexpr,
-):
-    """The sums of i, f, g, o; and of each that before gain and shift, with one over the deviation."""
+    summands, norm, at, where, B,
+    H: tl.constexpr, LD_U: tl.constexpr, EPSILON: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    """The sums of i, f, g, o; for each also its value before gain and shift, and 1 / deviation."""
     i, i_normal, i_rstd = gate(0, summands, norm, at, where, B, H, LD_U, EPSILON, S)
     f, f_normal, f_rstd = gate(1, summands, norm, at, where, B, H, LD_U, EPSILON, S)
     g, g_normal, g_rstd = gate(2, summands, norm, at, where, B, H, LD_U, EPSILON, S)
@@ -100,37 +85,12 @@ def gates(
 
 @triton.jit(do_not_specialize=STEPS)
 def forward(
-    u,
-    gx,
-    d,
-    bias,
-    gate_gain,
-    gate_shift,
-    c_gain,
-    c_shift,
-    mask,
-    keep,
-    zone_h,
-    zone_c,
-    h_before,
-    c_before,
-    h,
-    c,
-    y,
-    t,
-    t_before,
-    t_keep,
-    B,
-    H: tl.constexpr,
-    LD_U: tl.constexpr,
-    FORGET_BIAS: tl.constexpr,
-    EPSILON: tl.constexpr,
-    KEEP_SCALE: tl.constexpr,
-    ZONE_H_RATE: tl.constexpr,
-    ZONE_C_RATE: tl.constexpr,
-    ROWS: tl.constexpr,
+    u, gx, d, bias, gate_gain, gate_shift, c_gain, c_shift, mask, keep, zone_h, zone_c, h_before, c_before, h,
+    c, y, t, t_before, t_keep, B,
+    H: tl.constexpr, LD_U: tl.constexpr, FORGET_BIAS: tl.constexpr, EPSILON: tl.constexpr,
+    KEEP_SCALE: tl.constexpr, ZONE_H_RATE: tl.constexpr, ZONE_C_RATE: tl.constexpr, ROWS: tl.constexpr,
     COLS: tl.constexpr,
-):
+):  # fmt: skip
     """Writes h, c and y of step t."""
     S: tl.constexpr = c.dtype.element_ty
     row, column, inside = tile(B, H, ROWS, COLS)
@@ -156,9 +116,10 @@ def forward(
 
 @triton.jit
 def arriving(through, direct, dy, zone_h, at, where, H: tl.constexpr, RATE: tl.constexpr, S: tl.constexpr):
-    """The gradient that reaches the new h, ``through`` matrices, ``direct`` or as dy; and what goes past it.
+    """The gradient that reaches the new h, and the gradient that bypasses the step.
 
-    ``direct`` is None where nothing ever goes past; what is returned for that then means nothing.
+    ``through`` came through matrices, ``direct`` bypassed a later step. ``direct`` is None if no gradient can
+    bypass a step; the second result is then meaningless.
     """
     _, column, _, live = where
     place = at * H + column
@@ -168,7 +129,7 @@ def arriving(through, direct, dy, zone_h, at, where, H: tl.constexpr, RATE: tl.c
     if direct is not None:
         stays = staying(zone_h, place, live, RATE, S)
         new += direct
-        # Padding has no output, so that dy ends there.
+        # Padding has no output, so dy does not count there.
         past = tl.where(live, new * stays, through + direct)
         new *= 1.0 - stays
     return tl.where(live, new, 0.0), past
@@ -176,28 +137,14 @@ def arriving(through, direct, dy, zone_h, at, where, H: tl.constexpr, RATE: tl.c
 
 @triton.jit
 def into_gates(
-    dh_new,
-    dc_after,
-    c_old,
-    sums,
-    c_norm,
-    update_keep,
-    zone_c,
-    share,
-    place,
-    slot,
-    where,
-    H: tl.constexpr,
-    FORGET_BIAS: tl.constexpr,
-    EPSILON: tl.constexpr,
-    KEEP_SCALE: tl.constexpr,
-    ZONE_RATE: tl.constexpr,
-    COLS: tl.constexpr,
-):
-    """Gradients of the gates' sums i, f, g, o and of the old c from those of the new h and c.
+    dh_new, dc_after, c_old, sums, c_norm, update_keep, zone_c, share, place, slot, where,
+    H: tl.constexpr, FORGET_BIAS: tl.constexpr, EPSILON: tl.constexpr, KEEP_SCALE: tl.constexpr,
+    ZONE_RATE: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the sums of i, f, g, o and of the old c, from those of the new h and c.
 
-    ``sums`` are those of the gates, ``update_keep`` is the mask of the update with its place, and
-    ``share`` what the gradient of the old c is multiplied by, or None.
+    ``update_keep`` is the dropout mask of the update with its offset. ``share`` points to the factor of the
+    gradient of the old c, or is None.
     """
     S: tl.constexpr = dc_after.dtype
     _, column, inside, live = where
@@ -229,21 +176,9 @@ def into_gates(
 
 @triton.jit
 def spread_gate(
-    k: tl.constexpr,
-    da,
-    gain,
-    norm,
-    summands,
-    gradients,
-    slot,
-    at,
-    where,
-    B,
-    H: tl.constexpr,
-    LD_U: tl.constexpr,
-    LD_DU: tl.constexpr,
-    COLS: tl.constexpr,
-):
+    k: tl.constexpr, da, gain, norm, summands, gradients, slot, at, where, B, H: tl.constexpr,
+    LD_U: tl.constexpr, LD_DU: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     """``spread`` for gate k."""
     S: tl.constexpr = slot.dtype.element_ty
     u, gx, d = summands
@@ -272,21 +207,10 @@ def spread_gate(
 
 @triton.jit
 def spread(
-    d_gates,
-    gain,
-    normals,
-    summands,
-    gradients,
-    slot,
-    at,
-    where,
-    B,
-    H: tl.constexpr,
-    LD_U: tl.constexpr,
-    LD_DU: tl.constexpr,
-    COLS: tl.constexpr,
-):
-    """From the gradients of the gates, normalised, to those of their sums, returned, and of the parts."""
+    d_gates, gain, normals, summands, gradients, slot, at, where, B,
+    H: tl.constexpr, LD_U: tl.constexpr, LD_DU: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Stores the gradients of the summands of all gates; returns those of the sums before normalisation."""
     d_i, d_f, d_g, d_o = d_gates
     of_i, of_f, of_g, of_o = normals
     d_i = spread_gate(0, d_i, gain, of_i, summands, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
@@ -298,44 +222,13 @@ def spread(
 
 @triton.jit(do_not_specialize=STEPS)
 def backward(
-    u,
-    gx,
-    d,
-    bias,
-    gate_gain,
-    gate_shift,
-    c_gain,
-    c_shift,
-    mask,
-    keep,
-    zone_h,
-    zone_c,
-    c_scale,
-    c_before,
-    dy,
-    dh,
-    dh_direct,
-    dc,
-    du,
-    dgx,
-    dd,
-    sums,
-    t,
-    t_before,
-    t_keep,
-    B,
-    H: tl.constexpr,
-    LD_U: tl.constexpr,
-    LD_DU: tl.constexpr,
-    FORGET_BIAS: tl.constexpr,
-    EPSILON: tl.constexpr,
-    KEEP_SCALE: tl.constexpr,
-    ZONE_H_RATE: tl.constexpr,
-    ZONE_C_RATE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
-    """Writes du, dgx and dd of step t, turns dh_direct and dc into those of the step before, adds to sums."""
+    u, gx, d, bias, gate_gain, gate_shift, c_gain, c_shift, mask, keep, zone_h, zone_c, c_scale, c_before, dy,
+    dh, dh_direct, dc, du, dgx, dd, sums, t, t_before, t_keep, B,
+    H: tl.constexpr, LD_U: tl.constexpr, LD_DU: tl.constexpr, FORGET_BIAS: tl.constexpr,
+    EPSILON: tl.constexpr, KEEP_SCALE: tl.constexpr, ZONE_H_RATE: tl.constexpr, ZONE_C_RATE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Writes du, dgx and dd of step t, updates dh_direct and dc for step t - 1, adds to sums."""
     S: tl.constexpr = dc.dtype.element_ty
     row, column, inside = tile(B, H, ROWS, COLS)
     at = t * B + row
@@ -359,24 +252,9 @@ def backward(
     if c_scale is not None:
         share = c_scale + t
     d_gates, dc_old = into_gates(
-        dh_new,
-        get(dc, own, inside, S),
-        c_old,
-        sums_of_gates,
-        c_norm,
-        update_keep,
-        zone_c,
-        share,
-        place,
-        slot,
-        where,
-        H,
-        FORGET_BIAS,
-        EPSILON,
-        KEEP_SCALE,
-        ZONE_C_RATE,
-        COLS,
-    )
+        dh_new, get(dc, own, inside, S), c_old, sums_of_gates, c_norm, update_keep, zone_c, share, place,
+        slot, where, H, FORGET_BIAS, EPSILON, KEEP_SCALE, ZONE_C_RATE, COLS,
+    )  # fmt: skip
     tl.store(dc + own, dc_old, mask=inside)
     read, write = (u, gx, d), (du, dgx, dd)
     spread(d_gates, gate_gain, normals, read, write, slot, at, where, B, H, LD_U, LD_DU, COLS)

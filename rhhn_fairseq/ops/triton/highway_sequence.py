@@ -1,20 +1,20 @@
 """Many steps of a small recurrent highway network in one Triton kernel, forward and backward.
 
-Sequences of a batch do not meet, so a program takes ROWS of them through all layers of these steps: the
-state, and backward its gradient, stay in its registers, and nothing waits for another program. A step's
-matrix is read while the step before it computes. The hypernetwork of a HyperRHN is such a network, whose
-steps would otherwise be as many launches as the main network's.
+Sequences of a batch are independent, so each program runs ROWS of them through all layers of these steps. The
+state, or its gradient, stays in registers, and no program waits for another. The matrix of a step is loaded
+while the previous step computes. The hypernetwork of a HyperRHN is such a network; without this kernel its
+steps would take as many launches as those of the main network.
 
-Arguments have the names and shapes of ``buffers.Highway``; a missing tensor is None. Beside them:
+Arguments have the names and shapes of ``buffers.Highway``; a missing tensor is None. Further arguments:
 
-    weights  W_l of all layers, [L, H, 2 H], of the operands' type
-    gal      what the state is multiplied by before its product, [B, H]
-    share    what the gradient through layer 0's product is multiplied by, [T]
-    D        steps that du holds: those from a multiple of it on
-    START    the first step that is run, and STOP the one after the last
+    weights      W_l of all layers, [L, H, 2 H], of the operands' type
+    gal          factors of the state before its product, [B, H]
+    share        factors of the gradient through layer 0's product, [T]
+    D            number of steps that du holds
+    START, STOP  the first step, and the step after the last
 
-There is no z, and layer 0 takes its bias everywhere. Halves lie in the order h, t. COLS, a power of two that
-is not below H and 16, is also the inner width of the products.
+There is no z, and layer 0 always takes its bias. The order of halves is h, t. COLS, a power of two of at
+least H and 16, is also the inner width of the products.
 """
 
 import triton
@@ -33,12 +33,12 @@ from rhhn_fairseq.ops.triton.functions import (
 )
 
 STEPS = ["T", "B", "D", "START", "STOP"]
-"""Arguments whose value must not lead to another compilation, as 1 and multiples of 16 otherwise do."""
+"""Arguments that Triton must not specialise on: it would recompile for 1 and for multiples of 16."""
 
 
 @triton.jit
 def matrix(weights, layer, half: tl.constexpr, H: tl.constexpr, COLS: tl.constexpr):
-    """A half of a layer's matrix, [COLS, COLS], zeros past H."""
+    """Half of a layer's matrix, [COLS, COLS], zero beyond H."""
     row, column = tl.arange(0, COLS)[:, None], tl.arange(0, COLS)[None, :]
     place = (layer * H + row) * 2 * H + half * H + column
     return tl.load(weights + place, mask=(row < H) & (column < H), other=0.0)
@@ -46,7 +46,7 @@ def matrix(weights, layer, half: tl.constexpr, H: tl.constexpr, COLS: tl.constex
 
 @triton.jit
 def total(u, gx, bias, half: tl.constexpr, at, layer, column, live, H: tl.constexpr):
-    """A half of the sums from its product u, which counts at real positions only."""
+    """Half of the sums from its product u, which counts at real positions only."""
     S: tl.constexpr = u.dtype
     a = tl.where(live, u, 0.0)
     a += get(gx, at * 2 * H + half * H + column, live & (layer == 0), S)
@@ -55,31 +55,10 @@ def total(u, gx, bias, half: tl.constexpr, at, layer, column, live, H: tl.conste
 
 @triton.jit(do_not_specialize=STEPS)
 def forward(
-    u,
-    gx,
-    weights,
-    bias,
-    mask,
-    keep,
-    zone,
-    gal,
-    s0,
-    s,
-    o,
-    y,
-    T,
-    B,
-    START,
-    STOP,
-    H: tl.constexpr,
-    L: tl.constexpr,
-    LD_Y: tl.constexpr,
-    KEEP_SCALE: tl.constexpr,
-    ZONE_RATE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
+    u, gx, weights, bias, mask, keep, zone, gal, s0, s, o, y, T, B, START, STOP,
+    H: tl.constexpr, L: tl.constexpr, LD_Y: tl.constexpr, KEEP_SCALE: tl.constexpr, ZONE_RATE: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     """Writes u, s, o and y of all layers of the steps."""
     S: tl.constexpr = s.dtype.element_ty
     TYPE: tl.constexpr = u.dtype.element_ty
@@ -104,7 +83,7 @@ def forward(
         gate = sigmoid(total(gate.to(S), gx, bias, 1, at, layer, column, live, H))
         new = (1.0 - gate) * state + kept(gate, keep, (at * L + layer) * H + column, live, KEEP_SCALE) * h
         new = tl.where(last, zoned(start, new, zone, at * H + column, live & last, ZONE_RATE), new)
-        # Where y holds one layer only, it is the last.
+        # If y holds one layer only, it is the last one.
         in_row = column if LD_Y == H else layer * H + column
         written = inside & (last | (LD_Y != H))
         tl.store(y + at * LD_Y + in_row, tl.where(live, new, 0.0), mask=written)
@@ -116,37 +95,12 @@ def forward(
 
 @triton.jit(do_not_specialize=STEPS)
 def backward(
-    u,
-    gx,
-    weights,
-    bias,
-    mask,
-    keep,
-    zone,
-    gal,
-    share,
-    s0,
-    s,
-    dy,
-    ds,
-    ds_direct,
-    du,
-    dgx,
-    T,
-    B,
-    D,
-    START,
+    u, gx, weights, bias, mask, keep, zone, gal, share, s0, s, dy, ds, ds_direct, du, dgx, T, B, D, START,
     STOP,
-    H: tl.constexpr,
-    L: tl.constexpr,
-    LD_Y: tl.constexpr,
-    KEEP_SCALE: tl.constexpr,
-    ZONE_RATE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
-    """Writes du and dgx of all layers of the steps; turns ds and ds_direct into those before them."""
+    H: tl.constexpr, L: tl.constexpr, LD_Y: tl.constexpr, KEEP_SCALE: tl.constexpr, ZONE_RATE: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Writes du and dgx of all layers of the steps; updates ds and ds_direct for the step before START."""
     S: tl.constexpr = s.dtype.element_ty
     TYPE: tl.constexpr = u.dtype.element_ty
     row, column, inside = tile(B, H, ROWS, COLS)
@@ -169,7 +123,7 @@ def backward(
         past = tl.where(last, tl.where(live, grad * stays, arriving), past)
         grad = tl.where(last, grad * (1.0 - stays), grad)
 
-        # The state before it: of the layer below, of the last layer a step ago, or the initial one.
+        # The state that the layer read: of the layer below, of the step before, or the initial one.
         below = tl.where(first, ((L - 1) * T + t - 1) * B, ((layer - 1) * T + t) * B) + row
         old = get(s, below * H + column, live & (n > 0), S) + get(s0, own, live & (n == 0), S)
         h = get(u, place * 2 * H + column, live, S)

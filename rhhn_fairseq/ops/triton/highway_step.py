@@ -1,13 +1,12 @@
 """One layer of a time step of recurrent highway networks as a Triton kernel, forward and backward.
 
-Arguments have the names and shapes of ``buffers.Highway``; a missing tensor is None. Beside them:
+Arguments have the names and shapes of ``buffers.Highway``; a missing tensor is None. Further arguments:
 
-    s_before  what the layer reads: s0 [B, H] or s, from row ``before`` on
-    s_start   the state that the time step started from: s0 or s, from row ``start`` on
+    s_before  the state that the layer reads: s0 [B, H] or s, from row ``before``
+    s_start   the state at the start of the time step: s0 or s, from row ``start``
 
-y and dy are None for a layer without an output. See the equations in cells/rhn.py and cells/hyper_rhn.py.
-Halves lie in the order h, t. Operands are read as zero at padding, so that whatever stands there goes
-nowhere.
+y and dy are None for a layer without an output. The equations are in cells/rhn.py and cells/hyper_rhn.py. The
+order of halves is h, t. Operands are read as zero at padding, so values there reach nothing.
 """
 
 import triton
@@ -26,12 +25,12 @@ from rhhn_fairseq.ops.triton.functions import (
 )
 
 STEPS = ["t", "layer", "before", "start", "T", "B", "U_STEPS", "Z_STEPS"]
-"""Arguments whose value must not lead to another compilation, as 1 and multiples of 16 otherwise do."""
+"""Arguments that Triton must not specialise on: it would recompile for 1 and for multiples of 16."""
 
 
 @triton.jit
 def product(half: tl.constexpr, u, gx, at, place, column, live, H: tl.constexpr, S: tl.constexpr):
-    """What z scales in a half of the sums; without z, all but the bias. Layer 0 has gx."""
+    """The product in half of the sums, which z scales; includes gx in layer 0, but no bias."""
     a = get(u, place * 2 * H + half * H + column, live, S)
     if gx is not None:
         a += get(gx, at * 2 * H + half * H + column, live, S)
@@ -40,7 +39,7 @@ def product(half: tl.constexpr, u, gx, at, place, column, live, H: tl.constexpr,
 
 @triton.jit
 def gate_sum(half: tl.constexpr, a, z, biases, column, layer, biased, H: tl.constexpr, S: tl.constexpr):
-    """A half of the sums from its product; ``biased`` are the elements that take the recurrent bias."""
+    """Half of the sums from its product; ``biased`` marks the elements that take the recurrent bias."""
     bias, bias_x = biases
     if z is not None:
         a *= z
@@ -52,7 +51,7 @@ def gate_sum(half: tl.constexpr, a, z, biases, column, layer, biased, H: tl.cons
 
 @triton.jit
 def takes_bias(live, first, at, exists):
-    """The live elements that take the recurrent bias; at a sequence's first position layer 0 may not."""
+    """The live elements that take the recurrent bias; layer 0 may not take it at the first position."""
     biased = live
     if first is not None:
         biased = live & (tl.load(first + at, mask=exists, other=0) == 0)
@@ -61,36 +60,11 @@ def takes_bias(live, first, at, exists):
 
 @triton.jit(do_not_specialize=STEPS)
 def forward(
-    u,
-    gx,
-    z,
-    bias,
-    bias_x,
-    bias_z,
-    first,
-    mask,
-    keep,
-    zone,
-    s_before,
-    s_start,
-    s,
-    o,
-    y,
-    t,
-    layer,
-    before,
-    start,
-    T,
-    B,
-    H: tl.constexpr,
-    L: tl.constexpr,
-    LD_Y: tl.constexpr,
-    LAST: tl.constexpr,
-    KEEP_SCALE: tl.constexpr,
-    ZONE_RATE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
+    u, gx, z, bias, bias_x, bias_z, first, mask, keep, zone, s_before, s_start, s, o, y, t, layer, before,
+    start, T, B,
+    H: tl.constexpr, L: tl.constexpr, LD_Y: tl.constexpr, LAST: tl.constexpr, KEEP_SCALE: tl.constexpr,
+    ZONE_RATE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     """Writes s, o and y of a layer."""
     S: tl.constexpr = s.dtype.element_ty
     row, column, inside = tile(B, H, ROWS, COLS)
@@ -111,7 +85,7 @@ def forward(
         at_padding = get(s_start, (start + row) * H + column, inside, S)
         new = zoned(at_padding, new, zone, at * H + column, live, ZONE_RATE)
     if y is not None:
-        # Where y holds one layer only, it is the last.
+        # If y holds one layer only, it is the last one.
         in_row = column if LD_Y == H else layer * H + column
         tl.store(y + at * LD_Y + in_row, tl.where(live, new, 0.0), mask=inside)
     new = tl.where(live, new, at_padding)
@@ -122,42 +96,12 @@ def forward(
 
 @triton.jit(do_not_specialize=STEPS)
 def backward(
-    u,
-    gx,
-    z,
-    bias,
-    bias_x,
-    bias_z,
-    first,
-    mask,
-    keep,
-    zone,
-    s_before,
-    dy,
-    ds,
-    ds_direct,
-    past,
-    du,
-    dgx,
-    dz,
-    sums,
-    t,
-    layer,
-    before,
-    T,
-    B,
-    U_STEPS,
-    Z_STEPS,
-    H: tl.constexpr,
-    L: tl.constexpr,
-    LD_Y: tl.constexpr,
-    LAST: tl.constexpr,
-    KEEP_SCALE: tl.constexpr,
-    ZONE_RATE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
-    """Writes du, dgx and dz of a layer, turns ds_direct into that of the layer before, adds to sums."""
+    u, gx, z, bias, bias_x, bias_z, first, mask, keep, zone, s_before, dy, ds, ds_direct, past, du, dgx, dz,
+    sums, t, layer, before, T, B, U_STEPS, Z_STEPS,
+    H: tl.constexpr, L: tl.constexpr, LD_Y: tl.constexpr, LAST: tl.constexpr, KEEP_SCALE: tl.constexpr,
+    ZONE_RATE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Writes du, dgx and dz of a layer, updates ds_direct for the layer below, adds to sums."""
     S: tl.constexpr = ds_direct.dtype.element_ty
     row, column, inside = tile(B, H, ROWS, COLS)
     at, place, own = t * B + row, (layer * T + t) * B + row, row * H + column

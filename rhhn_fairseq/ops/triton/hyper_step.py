@@ -1,18 +1,18 @@
 """One step of the hypernetwork of a HyperLSTM with its own products as a Triton kernel, forward and backward.
 
-That is the product with the hypernetwork's state, its LSTM, and the embeddings z from its state: four
-launches as one, and backward three. A program takes ROWS sequences, whose states are narrow.
+A step is the product with the hypernetwork's state, its LSTM, and the embeddings z from its state. One launch
+replaces four in the forward pass and three in the backward pass. Each program works on ROWS sequences.
 
-Arguments have the names of ``buffers.Gated``, here of the hypernetwork, whose units N are H there, and of
-``hyper_gated.hyper_lstm``; a missing tensor is None. Beside them:
+Arguments have the names of ``buffers.Gated`` (here of the hypernetwork, with N for H) and of
+``ops.hyper_lstm``; a missing tensor is None. Further arguments:
 
-    a                   the sums of the gates, [T, B, 4 N]: ``u`` of the hypernetwork
-    side, LD_SIDE       the main network's h by the matrix to it, [T, B, 4 N], and elements between the rows
-    h_before, c_before  h0 and c0 at the first step, later h and c; t_before is the step of them to read
-    z, dz, WIDTH        the embeddings [T, B, WIDTH] and their gradients
-    z_now               those of the step by kind in the state type, [12, B, WIDTH / 12]
+    a                   sums of the gates, [T, B, 4 N]: ``u`` of the hypernetwork
+    side, LD_SIDE       products of the main network's h, [T, B, 4 N], and elements between their rows
+    h_before, c_before  h0 and c0 at the first step, h and c later, read at step t_before
+    z, dz, WIDTH        embeddings [T, B, WIDTH] and their gradients
+    z_now               embeddings of the step by kind in the state type, [12, B, WIDTH / 12]
 
-COLS, a power of two that is not below N and 16, is also the inner width of the products.
+COLS, a power of two of at least N and 16, is also the inner width of the products.
 """
 
 import triton
@@ -23,54 +23,29 @@ from rhhn_fairseq.ops.triton.gate_products import back, gate_sums
 from rhhn_fairseq.ops.triton.gated_step import arriving, gates, into_gates, output, spread
 
 BLOCK = 64
-"""Embeddings that are made at a time."""
+"""Embeddings that are computed at a time."""
 
 STEPS = ["t", "t_before", "B"]
-"""Arguments whose value must not lead to another compilation, as 1 and multiples of 16 otherwise do."""
+"""Arguments that Triton must not specialise on: it would recompile for 1 and for multiples of 16."""
 
 
 @triton.jit
 def load_columns(
     weight, first, WIDTH: tl.constexpr, N: tl.constexpr, COLUMNS: tl.constexpr, COLS: tl.constexpr
 ):
-    """COLUMNS columns of a matrix [N, WIDTH] from the ``first`` on, [COLS, COLUMNS], zeros past it."""
+    """COLUMNS columns of a matrix [N, WIDTH] from column ``first``, [COLS, COLUMNS], zero beyond it."""
     row, column = tl.arange(0, COLS)[:, None], first + tl.arange(0, COLUMNS)[None, :]
     return tl.load(weight + row * WIDTH + column, mask=(row < N) & (column < WIDTH), other=0.0)
 
 
 @triton.jit(do_not_specialize=STEPS)
 def forward(
-    a,
-    side,
-    g_hyper,
-    weight_e,
-    weight_z,
-    bias_z,
-    gate_gain,
-    gate_shift,
-    c_gain,
-    c_shift,
-    mask,
-    h_before,
-    c_before,
-    h,
-    c,
-    z,
-    z_now,
-    t,
-    t_before,
-    B,
-    N: tl.constexpr,
-    WIDTH: tl.constexpr,
-    LD_SIDE: tl.constexpr,
-    PREVIOUS: tl.constexpr,
-    FORGET_BIAS: tl.constexpr,
-    EPSILON: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    a, side, g_hyper, weight_e, weight_z, bias_z, gate_gain, gate_shift, c_gain, c_shift, mask, h_before,
+    c_before, h, c, z, z_now, t, t_before, B,
+    N: tl.constexpr, WIDTH: tl.constexpr, LD_SIDE: tl.constexpr, PREVIOUS: tl.constexpr,
+    FORGET_BIAS: tl.constexpr, EPSILON: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Writes a, h, c and z of step t, and z_now."""
     S: tl.constexpr = c.dtype.element_ty
     TYPE: tl.constexpr = h.dtype.element_ty
@@ -103,36 +78,13 @@ def forward(
 
 @triton.jit(do_not_specialize=STEPS)
 def backward(
-    a,
-    weight_e,
-    weight_z,
-    gate_gain,
-    gate_shift,
-    c_gain,
-    c_shift,
-    mask,
-    c_before,
-    dh,
-    dh_direct,
-    dc,
-    du,
-    dz,
-    sums,
-    t,
-    t_before,
-    B,
-    N: tl.constexpr,
-    WIDTH: tl.constexpr,
-    LD_DU: tl.constexpr,
-    PREVIOUS: tl.constexpr,
-    FORGET_BIAS: tl.constexpr,
-    EPSILON: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Writes du of step t, turns dh, dh_direct and dc into those of the step before, adds to sums."""
+    a, weight_e, weight_z, gate_gain, gate_shift, c_gain, c_shift, mask, c_before, dh, dh_direct, dc, du, dz,
+    sums, t, t_before, B,
+    N: tl.constexpr, WIDTH: tl.constexpr, LD_DU: tl.constexpr, PREVIOUS: tl.constexpr,
+    FORGET_BIAS: tl.constexpr, EPSILON: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes du of step t, updates dh, dh_direct and dc for step t - 1, adds to sums."""
     S: tl.constexpr = dc.dtype.element_ty
     TYPE: tl.constexpr = du.dtype.element_ty
     row, column, inside = tile(B, N, ROWS, COLS)
@@ -160,24 +112,9 @@ def backward(
     if dh_direct is not None:
         tl.store(dh_direct + own, past, mask=inside)
     d_gates, dc_old = into_gates(
-        dh_new,
-        get(dc, own, inside, S),
-        c_old,
-        sums_of_gates,
-        c_norm,
-        (None, place),
-        None,
-        None,
-        place,
-        slot,
-        where,
-        N,
-        FORGET_BIAS,
-        EPSILON,
-        1.0,
-        0.0,
-        COLS,
-    )
+        dh_new, get(dc, own, inside, S), c_old, sums_of_gates, c_norm, (None, place), None, None, place, slot,
+        where, N, FORGET_BIAS, EPSILON, 1.0, 0.0, COLS,
+    )  # fmt: skip
     tl.store(dc + own, dc_old, mask=inside)
     read, write = (a, None, None), (du, None, None)
     d_sums = spread(d_gates, gate_gain, normals, read, write, slot, at, where, B, N, 4 * N, LD_DU, COLS)

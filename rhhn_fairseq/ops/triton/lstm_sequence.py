@@ -1,18 +1,18 @@
 """All steps of a small LSTM or LN LSTM in one Triton kernel, forward and backward.
 
-As in highway_sequence.py a program takes ROWS sequences through all steps, with h and c, and backward their
-gradients, in its registers. That serves what cuDNN cannot: normalisation, noise within a sequence, detached
-gradients.
+As in highway_sequence.py, each program runs ROWS sequences through all steps and keeps h and c, or their
+gradients, in registers. The kernel supports what cuDNN does not: normalisation, noise within a sequence,
+detached gradients.
 
-Arguments have the names and shapes of ``buffers.Gated``; a missing tensor is None. Beside them:
+Arguments have the names and shapes of ``buffers.Gated``; a missing tensor is None. Further arguments:
 
     weight  W_h [H, 4 H], of the operands' type
-    gal     what h is multiplied by before its product, [B, H]
-    share   what the gradient of h through its product is multiplied by, [T]
-    KEEP_T  1 where ``keep`` has a mask for each step, 0 where it has one for all
+    gal     factors of h before its product, [B, H]
+    share   factors of the gradient of h through its product, [T]
+    KEEP_T  1 if ``keep`` has a mask for each step, 0 if one mask serves all steps
 
-But for the sums, what is written is never read again in the same pass: loads of a loop may be moved ahead of
-the step before.
+Except for the sums, no pass reads what it has written: the compiler may move loads of a loop ahead of the
+previous step.
 """
 
 import triton
@@ -23,41 +23,17 @@ from rhhn_fairseq.ops.triton.gate_products import back, gate_sums
 from rhhn_fairseq.ops.triton.gated_step import arriving, gates, into_gates, output, spread
 
 STEPS = ["T", "B"]
-"""Arguments whose value must not lead to another compilation, as 1 and multiples of 16 otherwise do."""
+"""Arguments that Triton must not specialise on: it would recompile for 1 and for multiples of 16."""
 
 
 @triton.jit(do_not_specialize=STEPS)
 def forward(
-    u,
-    gx,
-    weight,
-    gate_gain,
-    gate_shift,
-    c_gain,
-    c_shift,
-    mask,
-    keep,
-    zone_h,
-    zone_c,
-    gal,
-    h0,
-    c0,
-    h,
-    c,
-    y,
-    T,
-    B,
-    H: tl.constexpr,
-    KEEP_T: tl.constexpr,
-    FORGET_BIAS: tl.constexpr,
-    EPSILON: tl.constexpr,
-    KEEP_SCALE: tl.constexpr,
-    ZONE_H_RATE: tl.constexpr,
-    ZONE_C_RATE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
+    u, gx, weight, gate_gain, gate_shift, c_gain, c_shift, mask, keep, zone_h, zone_c, gal, h0, c0, h, c, y,
+    T, B,
+    H: tl.constexpr, KEEP_T: tl.constexpr, FORGET_BIAS: tl.constexpr, EPSILON: tl.constexpr,
+    KEEP_SCALE: tl.constexpr, ZONE_H_RATE: tl.constexpr, ZONE_C_RATE: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     """Writes u, h, c and y of all steps."""
     S: tl.constexpr = c.dtype.element_ty
     TYPE: tl.constexpr = u.dtype.element_ty
@@ -76,7 +52,7 @@ def forward(
         h_new = output(c_new, o, (c_gain, c_shift), where, H, EPSILON)
         h_new = zoned(h_old, h_new, zone_h, place, live, ZONE_H_RATE)
         c_new = zoned(c_old, c_new, zone_c, place, live, ZONE_C_RATE)
-        # The state of the next step is what is kept of it.
+        # The next step reads the state as it is stored.
         h_old = tl.where(live, h_new, h_old).to(TYPE).to(S)
         c_old = tl.where(live, c_new, c_old)
         tl.store(h + place, h_old, mask=inside)
@@ -87,41 +63,13 @@ def forward(
 
 @triton.jit(do_not_specialize=STEPS)
 def backward(
-    u,
-    weight,
-    gate_gain,
-    gate_shift,
-    c_gain,
-    c_shift,
-    mask,
-    keep,
-    zone_h,
-    zone_c,
-    c_scale,
-    gal,
-    share,
-    c0,
-    c,
-    dy,
-    dh,
-    dh_direct,
-    dc,
-    du,
-    sums,
-    T,
-    B,
-    H: tl.constexpr,
-    KEEP_T: tl.constexpr,
-    FORGET_BIAS: tl.constexpr,
-    EPSILON: tl.constexpr,
-    KEEP_SCALE: tl.constexpr,
-    ZONE_H_RATE: tl.constexpr,
-    ZONE_C_RATE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
-    """Writes du of all steps, turns dh, dh_direct and dc into those of h0 and c0, adds to sums."""
+    u, weight, gate_gain, gate_shift, c_gain, c_shift, mask, keep, zone_h, zone_c, c_scale, gal, share, c0, c,
+    dy, dh, dh_direct, dc, du, sums, T, B,
+    H: tl.constexpr, KEEP_T: tl.constexpr, FORGET_BIAS: tl.constexpr, EPSILON: tl.constexpr,
+    KEEP_SCALE: tl.constexpr, ZONE_H_RATE: tl.constexpr, ZONE_C_RATE: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Writes du of all steps, turns dh, dh_direct and dc into the gradients of h0 and c0, adds to sums."""
     S: tl.constexpr = dc.dtype.element_ty
     TYPE: tl.constexpr = u.dtype.element_ty
     row, column, inside = tile(B, H, ROWS, COLS)
@@ -143,24 +91,9 @@ def backward(
         if c_scale is not None:
             scale = c_scale + t
         d_gates, dc_old = into_gates(
-            dh_new,
-            dc_old,
-            before,
-            sums_of_gates,
-            (c_gain, c_shift),
-            (keep, keep_place),
-            zone_c,
-            scale,
-            place,
-            slot,
-            where,
-            H,
-            FORGET_BIAS,
-            EPSILON,
-            KEEP_SCALE,
-            ZONE_C_RATE,
-            COLS,
-        )
+            dh_new, dc_old, before, sums_of_gates, (c_gain, c_shift), (keep, keep_place), zone_c, scale,
+            place, slot, where, H, FORGET_BIAS, EPSILON, KEEP_SCALE, ZONE_C_RATE, COLS,
+        )  # fmt: skip
         read, write = (u, None, None), (du, None, None)
         d_sums = spread(d_gates, gate_gain, normals, read, write, slot, at, where, B, H, 4 * H, 4 * H, COLS)
         seen = back(d_sums, weight, tl.zeros([ROWS, COLS], S), H, TYPE, PRECISION, COLS)
@@ -168,7 +101,7 @@ def backward(
         if share is not None:
             through = (through * tl.load(share + t)).to(TYPE).to(S)
         if gate_gain is not None:
-            # Sums of the next step go on from what other threads of the program have stored.
+            # The next step adds to sums that other threads of the program have stored.
             tl.debug_barrier()
     tl.store(dh + own, through, mask=inside)
     tl.store(dc + own, dc_old, mask=inside)

@@ -1,4 +1,4 @@
-"""Which networks are small enough for kernels that multiply by themselves, and how those multiply."""
+"""Kernels that include matrix products: which networks are small enough, and the kernels' options."""
 
 from typing import Any
 
@@ -8,31 +8,31 @@ from rhhn_fairseq.ops.gemm import matmul_precision
 from rhhn_fairseq.ops.triton.tiles import power_of_two
 
 WIDEST = 128
-"""Units up to which a gate's matrix fits beside the rows in one multiprocessor."""
+"""The most units with which a gate's matrix and the rows fit into one multiprocessor."""
 
 ROWS = 16
-"""Sequences of a program: what the matrix units take at least."""
+"""Sequences of a program: the fewest that matrix units accept."""
 
 SHARED = 160 << 10
-"""Bytes of shared memory that are taken for granted where no device says how many it has: an A100's."""
+"""Bytes of shared memory assumed without a device: an A100's."""
 
 
 def multiplies(units: int, dtype: torch.dtype) -> bool:
-    """Whether there are such kernels for a network of some units with operands of a type."""
+    """Whether such kernels exist for a network of this many units with operands of this type."""
     return units <= WIDEST and dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
 def arguments(units: int, matrices: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """What these kernels take: tiles, warps, stages, and how float32 is multiplied: as torch does it.
+    """Tile sizes, warps, stages and the precision of float32 products, which is that of torch.
 
     Args:
-        matrices: how many of [units, units] a step multiplies by.
+        matrices: the number of matrices [units, units] that a step multiplies by.
     """
     cols = max(ROWS, power_of_two(units))
     precision = "ieee"
     if dtype == torch.float32:
         precision = "tf32x3" if matmul_precision(device.type) == "highest" else "tf32"
-    # A loop reads the next step's matrices ahead where there is room for them, also transposed.
+    # Two stages load the next step's matrices ahead, if shared memory has room for them and their transposes.
     stages = 2 if 2 * matrices * cols * cols * dtype.itemsize <= _shared(device) else 1
     warps = max(4, cols // 16)
     return {"ROWS": ROWS, "COLS": cols, "PRECISION": precision, "num_warps": warps, "num_stages": stages}
@@ -42,5 +42,5 @@ def _shared(device: torch.device) -> int:
     """Bytes of shared memory that a program may take."""
     if device.type != "cuda":
         return SHARED
-    # Older versions of torch do not say.
+    # Older versions of torch lack this property.
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 48 << 10)

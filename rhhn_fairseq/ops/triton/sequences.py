@@ -43,7 +43,7 @@ def highway(
         with on_device(p.u.device):
             kernel[(-(-B // ROWS),)](**tensors, **values, START=start, STOP=stop)
         if direction == "backward":
-            # Every row takes every bias as it is, and gradients are zero at padding.
+            # Every row takes every bias unscaled, and gradients are zero at padding.
             du = p.du[:, start % p.du.shape[1] :][:, : stop - start]
             p.sums[0, : 2 * L * H] += du.flatten(1, 2).sum(1, dtype=p.sums.dtype).flatten()
 
@@ -51,7 +51,7 @@ def highway(
 
 
 def lstm(p: Gated, direction: str, weight: Tensor, gal: Tensor | None, share: Tensor | None) -> bool:
-    """Whether all steps of an LSTM ran in one kernel: a small one; see ``native.lstm_sequence``."""
+    """Runs all steps of a small LSTM in one kernel; False if it is too large; see ``triton.run_lstm``."""
     T, B, H = p.c.shape
     if p.weight_d is not None or not multiplies(H, p.u.dtype):
         return False

@@ -1,11 +1,10 @@
 """Calls of the Triton kernels: from the buffers of a sequence to the arguments of a step.
 
-Nothing here is read from the device, and everything a step needs is allocated beforehand or by torch's
-allocator, so that the loop over a sequence can be captured in a CUDA graph.
+Nothing is read from the device, and all memory is allocated beforehand or by torch's allocator, so a CUDA
+graph can capture the loop over a sequence.
 """
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,14 +12,14 @@ from torch import Tensor
 
 from rhhn_fairseq.ops.buffers import UNSET, Gated, Highway
 from rhhn_fairseq.ops.triton import gated_step, highway_step, hyper_step
-from rhhn_fairseq.ops.triton.products import ROWS, arguments, multiplies
+from rhhn_fairseq.ops.triton.products import ROWS, arguments
 from rhhn_fairseq.ops.triton.tiles import Tile
 
 
 class GatedStep:
     """One step of ``buffers.Gated``; see there for the names.
 
-    The scaling vectors d and the gradients that belong to them come from torch.bmm, for a step at a time.
+    torch.bmm computes the scaling vectors d and their gradients, one step at a time.
     """
 
     def __init__(self, p: Gated, direction: str):
@@ -32,7 +31,7 @@ class GatedStep:
         # The embeddings by kind, [T, 12, B, Z].
         self.z = None if p.z is None else p.z.unflatten(-1, (12, -1)).transpose(1, 2)
         if p.z is not None and direction == "backward":
-            # All are there: one call makes the state type of them.
+            # One call converts all of them to the state type.
             self.z = self.z.to(p.c0.dtype)
         if p.weight_d is not None:
             self.d = p.c0.new_empty(12, B, H)
@@ -76,7 +75,7 @@ class GatedStep:
                 dz.copy_(torch.bmm(self.dd, p.weight_d.transpose(1, 2)))
 
     def _scale(self, t: int) -> Tensor | None:
-        """Makes the scaling vectors of a step; returns its embeddings by kind, [12, B, Z], state type."""
+        """Computes the scaling vectors of a step; returns its embeddings by kind, [12, B, Z], state type."""
         if self.z is None:
             return None
         z = self.z[t].to(self.d.dtype) if self.p.z_now is None else self.p.z_now
@@ -98,10 +97,10 @@ class GatedStep:
 
 
 class HyperStep:
-    """One step of a HyperLSTM's hypernetwork with its products; see ``triton.hypernetwork_forward``.
+    """One step of a HyperLSTM's hypernetwork with its products; see ``triton.hypernetwork``.
 
     Args:
-        p: the hypernetwork's buffers. main: those of the main network, for z.
+        p: the hypernetwork's buffers. main: the main network's, for z.
         weights: weight_e and weight_z.
     """
 
@@ -126,17 +125,17 @@ class HyperStep:
         self.kernel = getattr(hyper_step, direction)[self.grid]
 
     def prepare_forward(self, bias_z: Tensor, g_hyper: Tensor, side: Tensor) -> None:
-        """Adds what only the forward kernel reads and writes."""
+        """Adds the arguments of the forward kernel alone."""
         p, main = self.p, self.main
         self.tensors |= buffers_of(p, "h c") | buffers_of(main, "z")
         if p.u.dtype != p.c0.dtype:
-            # The main network multiplies them in the state type, and by kind.
+            # The main network multiplies the embeddings by kind, in the state type.
             main.z_now = p.c0.new_empty(12, len(p.c0), self.numbers["WIDTH"] // 12)
         self.tensors |= dict(side=side, g_hyper=g_hyper, bias_z=bias_z, z_now=main.z_now)
         self.numbers["LD_SIDE"] = _row_stride("the products of h", side)
 
     def prepare_backward(self) -> None:
-        """Adds what only the backward kernel reads and writes."""
+        """Adds the arguments of the backward kernel alone."""
         p = self.p
         if len(p.sums) != self.grid[0]:
             # A slot for each of these programs.
@@ -171,7 +170,7 @@ class HighwayStep:
         tile = Tile.of(self.B, H)
         self.guard = on_device(p.u.device)
         self.tensors = buffers_of(p, "u z bias bias_z mask keep zone")
-        # What only layer 0 has, and what only layers with an output have.
+        # Arguments of layer 0 alone, and of layers with an output alone.
         self.of_first = buffers_of(p, "gx bias_x first")
         self.output = buffers_of(p, "y" if direction == "forward" else "dy")
         self.numbers = dict(
@@ -203,7 +202,7 @@ class HighwayStep:
         self._launch(*divmod(n, self.L))
 
     def _start(self, t: int) -> tuple[Tensor, int]:
-        """The tensor that holds the state that a time step starts from, and the first of its rows there."""
+        """The tensor with the state at the start of a time step, and the index of its first row."""
         return (self.p.s, ((self.L - 1) * self.T + t - 1) * self.B) if t else (self.p.s0, 0)
 
     def _launch(self, t: int, layer: int, **start) -> None:
@@ -225,16 +224,16 @@ class HighwayStep:
 
 
 def buffers_of(p: Gated | Highway, names: str) -> dict[str, Any]:
-    """Buffers by name, as kernels take them; masks as bytes.
+    """Buffers by name, as arguments of a kernel; masks as bytes.
 
     Raises:
-        ValueError: one is not laid out in rows.
+        ValueError: a buffer is not contiguous.
     """
     buffers = {name: getattr(p, name) for name in names.split()}
     for name, tensor in buffers.items():
         if tensor is None:
             continue
-        # The rows of an LSTM's u and du may lie apart; GatedStep looks at how.
+        # Rows of an LSTM's u and du may have gaps between them; GatedStep checks these.
         if name not in ("u", "du") and not tensor.is_contiguous():
             raise ValueError(f"{name} of strides {tensor.stride()} cannot be given to a Triton kernel")
         if tensor.dtype == torch.bool:
@@ -252,32 +251,6 @@ def _row_stride(name: str, tensor: Tensor) -> int:
     return ld
 
 
-def hypernetwork_forward(
-    p: Gated,
-    main: Gated,
-    weights: tuple[Tensor, Tensor, Tensor],
-    inputs: tuple[Tensor, Tensor],
-    previous: bool,
-) -> Callable[[int], None] | None:
-    """See ``triton.hypernetwork_forward``."""
-    if not multiplies(p.c0.shape[1], p.u.dtype):
-        return None
-    step = HyperStep(p, main, "forward", weights[:2], previous)
-    step.prepare_forward(weights[2], *inputs)
-    return step.forward
-
-
-def hypernetwork_backward(
-    p: Gated, main: Gated, weights: tuple[Tensor, Tensor], previous: bool
-) -> Callable[[int], None] | None:
-    """See ``triton.hypernetwork_backward``."""
-    if not multiplies(p.c0.shape[1], p.u.dtype):
-        return None
-    step = HyperStep(p, main, "backward", weights, previous)
-    step.prepare_backward()
-    return step.backward
-
-
 def on_device(device: torch.device):
-    """Makes a device the current one, on whose current stream kernels are launched."""
+    """Makes a device the current one: kernels are launched on its current stream."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -1,14 +1,14 @@
-"""How the rows of a batch are shared between the programs of a Triton kernel."""
+"""How the programs of a Triton kernel share the rows of a batch."""
 
 from dataclasses import dataclass
 
 ELEMENTS = 1024
-"""What a program works on at least, if there is that much: enough for four warps' reads to be in flight."""
+"""Elements of a program, if the batch has that many: enough to keep the loads of four warps in flight."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """ROWS whole rows of COLS elements for each of ``blocks`` programs of ``warps`` warps."""
+    """ROWS rows of COLS elements for each of ``blocks`` programs of ``warps`` warps."""
 
     rows: int
     cols: int
@@ -17,7 +17,7 @@ class Tile:
 
     @staticmethod
     def of(B: int, H: int) -> "Tile":
-        """The tiles of [B, H]: normalisation needs whole rows, and H of every size gets a power of two."""
+        """The tiles of [B, H]: complete rows, because of normalisation, rounded up to a power of two."""
         cols = power_of_two(H)
         rows = min(max(1, ELEMENTS // cols), power_of_two(B))
         # Four elements a thread: the backward pass keeps about twenty numbers for each in registers.
@@ -26,10 +26,10 @@ class Tile:
 
     @property
     def arguments(self) -> dict[str, int]:
-        """As kernels take them."""
+        """The arguments of a kernel."""
         return {"ROWS": self.rows, "COLS": self.cols, "num_warps": self.warps}
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two that is not below n >= 1."""
+    """The smallest power of two that is at least n, for n >= 1."""
     return 1 << (n - 1).bit_length()

@@ -82,8 +82,8 @@ def text_pairs(name: str, pairs) -> TextPairs:
     )
 
 
-def corpus(*parts, valid=(("v", "w"),), test=(("t", "u"),)) -> Corpus:
-    train = tuple(text_pairs(f"part{number}", pairs) for number, pairs in enumerate(parts))
+def corpus(*corpora, valid=(("v", "w"),), test=(("t", "u"),)) -> Corpus:
+    train = tuple(text_pairs(f"part{number}", pairs) for number, pairs in enumerate(corpora))
     return Corpus("files", "en", "fr", train, (text_pairs("valid", valid),), (text_pairs("test", test),))
 
 

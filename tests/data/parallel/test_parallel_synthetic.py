@@ -14,18 +14,18 @@ from rhhn_fairseq.errors import UsageError
 BY_NAME = {kind.write.__name__: kind for kind in KINDS}
 
 
-def read(part) -> list[tuple[str, str]]:
-    return [tuple(line.decode() for line in pair) for pair in part.read()]
+def read(subset) -> list[tuple[str, str]]:
+    return [tuple(line.decode() for line in pair) for pair in subset.read()]
 
 
 def subsets(pairs, seed):
     corpus = synthetic(pairs, seed)
-    return [read(part) for part in (*corpus.train, *corpus.valid, *corpus.tests)]
+    return [read(subset) for subset in (*corpus.train, *corpus.valid, *corpus.tests)]
 
 
 def test_subsets_are_disjoint_and_no_sentence_comes_twice():
     train, valid, test = subsets(3000, 1)
-    assert [len(part) for part in (train, valid, test)] == [3000, EVALUATION_PAIRS, EVALUATION_PAIRS]
+    assert [len(subset) for subset in (train, valid, test)] == [3000, EVALUATION_PAIRS, EVALUATION_PAIRS]
     for side in (0, 1):
         assert len({pair[side] for pair in train + valid + test}) == 4000
 
@@ -62,8 +62,8 @@ def test_more_pairs_than_there_are_is_an_error(pairs):
 
 
 def test_all_there_are_can_be_asked_for():
-    part = synthetic(CAPACITY - 2 * EVALUATION_PAIRS, 1).train[0]
-    assert part.stop == CAPACITY == sum(kind.size for kind in KINDS)
+    subset = synthetic(CAPACITY - 2 * EVALUATION_PAIRS, 1).train[0]
+    assert subset.stop == CAPACITY == sum(kind.size for kind in KINDS)
 
 
 @pytest.mark.parametrize("name", BY_NAME)

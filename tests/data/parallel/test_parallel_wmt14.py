@@ -216,12 +216,12 @@ def test_a_file_of_the_right_size_with_other_content_is_noticed(tmp_path, archiv
 
 
 @pytest.mark.parametrize(
-    ("parts", "message"),
+    ("names", "message"),
     [(["europarl", "wiki"], "--parts wiki: choose from europarl, "), (["un", "un"], "names a part twice")],
 )
-def test_unknown_and_repeated_parts_are_refused(tmp_path, parts, message):
+def test_unknown_and_repeated_names_are_refused(tmp_path, names, message):
     with pytest.raises(UsageError, match=message):
-        wmt14.wmt14(parts, tmp_path, tmp_path, verify=False)
+        wmt14.wmt14(names, tmp_path, tmp_path, verify=False)
 
 
 @pytest.fixture

@@ -216,7 +216,7 @@ def test_directories_with_other_files_are_never_replaced(tmp_path, capsys, stray
     before = contents(dest)
     for force in ([], ["--force"]):
         expected = stray if stray != "checkpoints/x" else "checkpoints/"
-        assert f"holds '{expected}', which is no file of a prepared corpus" in error_of(
+        assert f"holds '{expected}', which does not belong to a prepared corpus" in error_of(
             capsys, *command, *force
         )
     assert contents(dest) == before

@@ -36,7 +36,7 @@ WORKERS = ("write_texts", "train_pieces", "encode_texts", "binarise")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     """What a run without interruptions makes."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
@@ -54,7 +54,7 @@ def said(capsys) -> list[str]:
 
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_an_interrupted_run_goes_on_at_its_stage(tmp_path, capsys, monkeypatch, whole, stage, error):
+def test_an_interrupted_run_goes_on_at_its_stage(tmp_path, capsys, monkeypatch, uninterrupted, stage, error):
     command = ["files", *write_files(tmp_path), *SMALL, "--dest", tmp_path / "dest"]
     make = getattr(prepare, WORKERS[stage])
 
@@ -77,7 +77,7 @@ def test_an_interrupted_run_goes_on_at_its_stage(tmp_path, capsys, monkeypatch, 
     capsys.readouterr()
     assert run(*command) == 0
     assert said(capsys) == [f"{name}: finished before" for name in STAGES[:stage]] + STAGES[stage:]
-    assert contents(tmp_path / "dest") == whole
+    assert contents(tmp_path / "dest") == uninterrupted
     assert not work.exists()
 
 
@@ -104,7 +104,7 @@ def test_other_options_begin_again_where_they_matter(tmp_path, capsys, monkeypat
     assert stages("--vocab-size", 61, "--max-words", 50, "--force") == STAGES
 
 
-def test_a_failure_after_the_last_stage_repeats_nothing(tmp_path, capsys, monkeypatch, whole):
+def test_a_failure_after_the_last_stage_repeats_nothing(tmp_path, capsys, monkeypatch, uninterrupted):
     command = ["files", *write_files(tmp_path), *SMALL, "--dest", tmp_path / "dest"]
 
     def full(stage, dest):
@@ -116,7 +116,7 @@ def test_a_failure_after_the_last_stage_repeats_nothing(tmp_path, capsys, monkey
     assert not (tmp_path / "dest").exists()
     assert run(*command) == 0
     assert said(capsys) == [f"{name}: finished before" for name in STAGES]
-    assert contents(tmp_path / "dest") == whole
+    assert contents(tmp_path / "dest") == uninterrupted
 
 
 KILLED = """
@@ -152,7 +152,7 @@ def test_a_killed_run_goes_on(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "found"),
+    ("spoil", "actual"),
     [
         (
             lambda folder: shutil.copy(folder / "valid.en-fr.en.idx", folder / "test.en-fr.en.idx"),
@@ -161,7 +161,7 @@ def test_a_killed_run_goes_on(tmp_path, capsys):
         (lambda folder: (folder / "test.en-fr.en.bin").write_bytes(b"12"), "2 bytes"),
     ],
 )
-def test_binary_files_of_other_sizes_are_noticed(tmp_path, capsys, monkeypatch, spoil, found):
+def test_binary_files_of_other_sizes_are_noticed(tmp_path, capsys, monkeypatch, spoil, actual):
     command = ["files", *write_files(tmp_path), *SMALL, "--dest", tmp_path / "dest"]
 
     def spoilt(*arguments):
@@ -169,7 +169,7 @@ def test_binary_files_of_other_sizes_are_noticed(tmp_path, capsys, monkeypatch, 
         spoil(arguments[-1])
 
     monkeypatch.setattr(binarising, "_run", spoilt)
-    message = rf"test.en-fr.en: fairseq-preprocess wrote .*{found}.*, expected 7 sentences"
+    message = rf"test.en-fr.en: fairseq-preprocess wrote .*{actual}.*, expected 7 sentences"
     assert re.search(message, error_of(capsys, *command))
     assert not (tmp_path / "dest").exists()
 

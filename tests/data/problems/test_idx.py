@@ -44,7 +44,7 @@ BAD = {
     "short magic": ("x", GOOD[:3], "begins with 000008, an IDX file"),
     "short header": ("x", GOOD[:10], "is cut off within its header, after 10 bytes"),
     "nothing in it": ("x", NO_COLUMNS, "holds no images, its header says 6 x 4 x 0"),
-    "huge": ("x", HUGE, "says 4,294,967,295 x 4,294,967,295 x 4,294,967,295 bytes, which is no file"),
+    "huge": ("x", HUGE, "says 4,294,967,295 x 4,294,967,295 x 4,294,967,295 bytes, which does not fit"),
     "truncated": ("x", GOOD[:-1], "says 6 x 4 x 3 = 72 bytes, there are only 71"),
     "too long": ("x", GOOD + b"!", "says 6 x 4 x 3 = 72 bytes, there are more than that"),
     "packed truncated": ("x.gz", PACKED[:-12], "the archive is cut off or damaged"),

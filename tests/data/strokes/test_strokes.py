@@ -214,7 +214,7 @@ def test_a_pickle_of_something_else_is_refused_and_not_run(tmp_path, thing):
     if not isinstance(thing, Evil):
         header = path.read_bytes()[:128]
         path.write_bytes(header + pickle.dumps(thing))
-    with pytest.raises(UsageError, match="evil.npy: is damaged or holds something that is no array"):
+    with pytest.raises(UsageError, match="evil.npy: is damaged or holds something that is not an array"):
         read_arrays(path)
 
 

@@ -210,21 +210,21 @@ ENTITIES = (
 @pytest.mark.parametrize(
     "content, reason",
     [
-        ("<StrokeSet><Stroke>", "is no well-formed XML"),
-        ("", "is no well-formed XML"),
-        ("<Other/>", "has no StrokeSet, so it is no line of IAM-OnDB"),
+        ("<StrokeSet><Stroke>", "is not well-formed XML"),
+        ("", "is not well-formed XML"),
+        ("<Other/>", "has no StrokeSet, so it is not a line of IAM-OnDB"),
         (line_xml([]), "has no points"),
         (line_xml([[(1, 2), ("nan", 3)]]), "point 1 is not finite"),
         (line_xml([[(1, 2)], [("", 3)]]), "a point of stroke 2 has no number for x or y"),
         (line_xml([[(1, 2)]]).replace("y=", "z="), "a point of stroke 1 has no number for x or y"),
-        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "no-such-code"), "is no well-formed XML"),
-        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "UTF-16"), "is no well-formed XML"),
-        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "utf-7"), "is no well-formed XML"),
-        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "big5"), "is no well-formed XML"),
-        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "rot13"), "is no well-formed XML"),
-        ("<a>" * 200_000, "is no well-formed XML"),
+        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "no-such-code"), "is not well-formed XML"),
+        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "UTF-16"), "is not well-formed XML"),
+        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "utf-7"), "is not well-formed XML"),
+        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "big5"), "is not well-formed XML"),
+        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "rot13"), "is not well-formed XML"),
+        ("<a>" * 200_000, "is not well-formed XML"),
         ("<a>" * 200_000 + "</a>" * 200_000, "has no StrokeSet"),
-        (ENTITIES, "is no well-formed XML"),
+        (ENTITIES, "is not well-formed XML"),
     ],
     ids=range(15),
 )
@@ -416,7 +416,9 @@ def test_preparing_again(tmp_path, capsys):
     assert "train.points.npy: has 0 bytes" in error_of(capsys, *options, "--min-points", 7)
     assert "has nothing to do" not in error_of(capsys, "stroke3", "--input", path, "--dest", path)
     (dest / "mine.txt").write_text("a note")
-    assert "holds 'mine.txt', which is no file of a prepared corpus" in error_of(capsys, *options, "--force")
+    assert "holds 'mine.txt', which does not belong to a prepared corpus" in error_of(
+        capsys, *options, "--force"
+    )
 
 
 def test_statistics_of_another_directory(tmp_path, capsys):

@@ -102,14 +102,14 @@ def test_errors_replace(tmp_path, capsys, monkeypatch, size):
     monkeypatch.setattr(sources, "CHUNK", size)
     data = "aé€😀".encode() + b"\xff\xe2\x82b\xc3(\xf0\x9f\x98" + "é\n".encode() + b"\xed\xa0\x80\xe2\x82"
     options = ["text", *write_splits(tmp_path, data, data, b"ok\xff"), "--dest", tmp_path / "dest"]
-    assert "is not UTF-8, so this is no text; --bytes takes any file" in error_of(capsys, *options)
+    assert "is not UTF-8, so this is not text; --bytes takes any file" in error_of(capsys, *options)
     assert run(*options, "--errors", "replace") == 0
     assert read_back(tmp_path / "dest", "train") == data.decode("utf-8", "replace")
     assert "was prepared with errors 'replace', not None" in error_of(capsys, *options)
     assert run(*options, "--errors", "replace") == 0
     assert "no meaning with --bytes" in error_of(capsys, *options, "--errors", "replace", "--bytes")
     nul = ["text", *write_splits(tmp_path, b"a\0b"), "--dest", tmp_path / "nul", "--errors", "replace"]
-    assert "is NUL, so this is no text" in error_of(capsys, *nul)
+    assert "is NUL, so this is not text" in error_of(capsys, *nul)
 
 
 def test_text_without_newlines_streams_in_items(tmp_path):
@@ -248,7 +248,7 @@ def test_directories_with_other_files_are_never_replaced(tmp_path, capsys):
     before = contents(tmp_path)
     for force in ([], ["--force"]):
         message = error_of(capsys, "text", *options, "--dest", tmp_path, *force)
-        assert "holds 'test.txt', which is no file of a prepared corpus" in message
+        assert "holds 'test.txt', which does not belong to a prepared corpus" in message
     assert "is a file" in error_of(capsys, "text", *options, "--dest", tmp_path / "test.txt")
     assert contents(tmp_path) == before
     (tmp_path / "empty").mkdir()
