@@ -5,7 +5,7 @@ import importlib.metadata
 import sys
 from dataclasses import dataclass
 
-from rhhn_fairseq.adaptations.mistakes import nearest
+from rhhn_fairseq.adaptations.names import nearest
 from rhhn_fairseq.cli import run
 from rhhn_fairseq.errors import UsageError
 
