@@ -23,6 +23,7 @@ class Command:
 
 
 COMMANDS = {
+    "quickstart": Command("quickstart", "a first run on one screen: train, compare, sample"),
     "prepare": Command("prepare", "prepare a corpus: text, pairs of sentences or handwriting"),
     "train": Command("fairseq_programs", "train a model (fairseq-train)"),
     "hydra-train": Command("fairseq_programs", "train with a configuration file (fairseq-hydra-train)"),
