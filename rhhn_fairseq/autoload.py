@@ -13,6 +13,7 @@ gets the plain library only.
 """
 
 import importlib
+import logging
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -42,10 +43,15 @@ class FairseqFinder(MetaPathFinder):
         The function hides the loader's method only until it is called, so `fairseq.__spec__` and
         `fairseq.__loader__` are afterwards what they would have been without it.
         """
+        if "exec_module" in vars(loader):
+            # ``rhhn_fairseq_autoload`` searches as well, within this finder's own search.
+            return
         execute = loader.exec_module
 
         def exec_module(module):
             del loader.exec_module
+            # It would say that tensorboardX is missing, which nothing here needs.
+            logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)

@@ -27,6 +27,7 @@ from rhhn_fairseq.adaptations import (
     mixed_precision,
     names,
     one_line,
+    quiet,
     ranges,
     recipes,
     refusals,
@@ -50,6 +51,8 @@ OLDEST_FAIRSEQ = (0, 12, 3)
 
 ADAPTATIONS = (
     end_with_failing_output,
+    # Before the others say anything.
+    quiet.keep_details_off_the_screen,
     checkpoints.allow_namespace,
     checkpoints.load_weights_only,
     checkpoints.name_missing_file,
@@ -104,6 +107,7 @@ ADAPTATIONS = (
     logs.restore_root_logger,
     logs.repair_inf_score_record,
     logs.silence_known_warnings,
+    quiet.sum_up_the_start,
 )
 
 _applied: set[str] = set()

@@ -15,6 +15,7 @@ SUBCOMMANDS = {
     "prepare_strokes": "prepare",
     "prepare_translation": "prepare",
     "profile_train": "profile",
+    "quickstart": "quickstart",
     "sample": "sample",
     "score_bleu": "score",
     "translate": "translate",

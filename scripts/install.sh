@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Makes .venv beside this repository and installs the package into it, once for every change of the
-# files that say what to install. Usage: scripts/install.sh [extra], for example scripts/install.sh dev.
+# files that say what to install. Usage: scripts/install.sh [extra], for example scripts/install.sh dev (default: all).
 # PYTHON names the interpreter that makes the environment (default: python3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-extra=${1:-}
+extra=${1:-all}
 python=${PYTHON:-python3}
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
@@ -16,11 +16,14 @@ command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/d
     exit 1
 }
 
-stamp=".venv/.installed-${extra:-base}"
+stamp=".venv/.installed-$extra"
 wanted=$(cat setup.cfg setup.py pyproject.toml constraints.txt rhhn_fairseq/ops/native/*.{cpp,h} | cksum)
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
-    exit 0
-fi
+for done in "$stamp" .venv/.installed-dev; do
+    # What is for developers has everything else as well.
+    if [ -f "$done" ] && [ "$(cat "$done")" = "$wanted" ]; then
+        exit 0
+    fi
+done
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 
 # fairseq-fixed comes as source and builds against torch in an environment of its own. Without a
@@ -30,5 +33,5 @@ constraints=$PWD/constraints.txt
 export PIP_CONSTRAINT=$constraints PIP_BUILD_CONSTRAINT=$constraints PIP_DISABLE_PIP_VERSION_CHECK=1
 echo "installing into $PWD/.venv (fairseq is compiled, about three minutes the first time)"
 .venv/bin/python -m pip install --quiet --upgrade pip
-.venv/bin/python -m pip install --quiet --quiet --editable ".${extra:+[$extra]}"
+.venv/bin/python -m pip install --quiet --quiet --editable ".[$extra]"
 printf '%s\n' "$wanted" > "$stamp"

@@ -2,7 +2,7 @@
 
 import importlib
 
-from rhhn_fairseq.adaptations.mistakes import nearest
+from rhhn_fairseq.adaptations.names import nearest
 from rhhn_fairseq.errors import UsageError
 
 # Corpora in the order of the systems, each with its command and what it is.

@@ -5,7 +5,7 @@ import importlib.metadata
 import sys
 from dataclasses import dataclass
 
-from rhhn_fairseq.adaptations.mistakes import nearest
+from rhhn_fairseq.adaptations.names import nearest
 from rhhn_fairseq.cli import run
 from rhhn_fairseq.errors import UsageError
 
@@ -23,6 +23,7 @@ class Command:
 
 
 COMMANDS = {
+    "quickstart": Command("quickstart", "a first run on one screen: train, compare, sample"),
     "prepare": Command("prepare", "prepare a corpus: text, pairs of sentences or handwriting"),
     "train": Command("fairseq_programs", "train a model (fairseq-train)"),
     "hydra-train": Command("fairseq_programs", "train with a configuration file (fairseq-hydra-train)"),

@@ -324,8 +324,13 @@ def _graph_note(name: str, device: torch.device) -> str:
     return "" if device.type == "cuda" else "; CUDA graphs need a GPU"
 
 
+RUNNING: dict[str, str] = {}
+"""The backend that ran last, by the name of the cell's class."""
+
+
 @functools.cache
 def _log_once(cell: str, device: str, dtype: torch.dtype, name: str, note: str) -> None:
+    RUNNING[cell] = name
     logger.info("%s runs on the %s backend (%s, %s)%s", cell, name, device, dtype, note)
 
 

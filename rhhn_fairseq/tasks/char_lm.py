@@ -26,6 +26,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.programs import command
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
 from rhhn_fairseq.tasks.char_batches import BatchDataset, OrderedBatchIterator, StreamDataset
+from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.evaluation import OtherText, Protocol, ScoredBatches
 from rhhn_fairseq.tasks.sizes import frequency_of, rows_of
 
@@ -75,7 +76,7 @@ class CharLMTaskConfig(FairseqDataclass):
 
 
 @register_task("char_lm", dataclass=CharLMTaskConfig)
-class CharLMTask(FairseqTask):
+class CharLMTask(LogsDiagnostics, FairseqTask):
     """Character language modelling.
 
     Training in ``lanes`` carries the state across chunks, batches, workers and checkpoints: there is one
@@ -119,12 +120,6 @@ class CharLMTask(FairseqTask):
         """Opens a split; its text is read from disk as it is needed."""
         stream = open_stream(Path(self.cfg.data) / split, len(self.dictionary))
         self.datasets[split] = StreamDataset(stream, split)
-
-    def build_model(self, cfg, from_checkpoint=False):
-        model = super().build_model(cfg, from_checkpoint)
-        for key, value in model.diagnostics().items():
-            logger.info("at the start %s %.2f", key, value)
-        return model
 
     def get_batch_iterator(
         self,
@@ -193,10 +188,6 @@ class CharLMTask(FairseqTask):
     def valid_step(self, sample, model, criterion):
         sample = _with_carry(sample, self.valid_carry.open(sample["chunk"]))
         return super().valid_step(sample, model, criterion)
-
-    def begin_valid_epoch(self, epoch, model):
-        for key, value in model.diagnostics().items():
-            logger.info("epoch %d %s %.2f", epoch, key, value)
 
     def eval_lm_dataloader(self, dataset, batch_size=None, num_shards=1, num_workers=0, **unused):
         """What fairseq-eval-lm iterates over; the summary is logged when it is exhausted."""

@@ -1,6 +1,5 @@
 """Task ``gnmt_translation``: fairseq's translation with GNMT's beam scores and the pieces' fingerprint."""
 
-import logging
 from dataclasses import dataclass, field
 
 import torch
@@ -14,9 +13,8 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.search.gnmt_score import LENGTH_PENALTIES, GNMTScore, Pruning
 from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
+from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.gnmt_search import GNMTGenerator
-
-logger = logging.getLogger(__name__)
 
 # Other ways to search than the plain beam: pruning does not apply to them.
 OTHER_SEARCHES = ("sampling", "match_source_len", "constraints", "prefix_allowed_tokens_fn")
@@ -43,7 +41,7 @@ class GNMTTranslationConfig(TranslationConfig, DetachTaskConfig):
 
 
 @register_task("gnmt_translation", dataclass=GNMTTranslationConfig)
-class GNMTTranslationTask(DetachingTask, TranslationTask):
+class GNMTTranslationTask(LogsDiagnostics, DetachingTask, TranslationTask):
     """See the module's docstring.
 
     Attributes:
@@ -103,8 +101,3 @@ class GNMTTranslationTask(DetachingTask, TranslationTask):
         key = (sample["ntokens"] << 16) + sample["nsentences"] if sample else 0
         torch.manual_seed(pass_seed(self.cfg.seed, update_num, key))
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
-
-    def begin_valid_epoch(self, epoch, model):
-        diagnostics = getattr(model, "diagnostics", dict)
-        for key, value in diagnostics().items():
-            logger.info("epoch %d %s %.2f", epoch, key, value)

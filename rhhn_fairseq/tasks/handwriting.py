@@ -15,6 +15,7 @@ from rhhn_fairseq.data.strokes.store import StrokeSplit
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.programs import command
 from rhhn_fairseq.tasks.carry import pass_seed
+from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.stroke_batches import StrokeDataset
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class HandwritingTaskConfig(FairseqDataclass):
 
 
 @register_task("handwriting", dataclass=HandwritingTaskConfig)
-class HandwritingTask(FairseqTask):
+class HandwritingTask(LogsDiagnostics, FairseqTask):
     """See the module's docstring.
 
     Attributes:
@@ -130,10 +131,6 @@ class HandwritingTask(FairseqTask):
         # The first input is where the pen touches, before any offset.
         points = torch.cat([points[:, :1], target[:, :-1]], dim=1)
         return sample | {"net_input": sample["net_input"] | {"points": points}, "target": target}
-
-    def begin_valid_epoch(self, epoch, model):
-        for key, value in model.diagnostics().items():
-            logger.info("epoch %d %s %.2f", epoch, key, value)
 
     @property
     def source_dictionary(self):

@@ -19,6 +19,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.char_batches import OrderedBatchIterator
 from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
+from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.problem_batches import ProblemBatchDataset, SplitDataset
 from rhhn_fairseq.tasks.sizes import frequency_of, rows_of
 
@@ -91,7 +92,7 @@ class SyntheticTaskConfig(DetachTaskConfig):
 
 
 @register_task("synthetic", dataclass=SyntheticTaskConfig)
-class SyntheticTask(DetachingTask, FairseqTask):
+class SyntheticTask(LogsDiagnostics, DetachingTask, FairseqTask):
     """Problems that need a long memory; no data directory is needed.
 
     Training examples follow from the seed, the epoch and the number of the batch in it, random numbers of a
@@ -139,12 +140,6 @@ class SyntheticTask(DetachingTask, FairseqTask):
         N = self.cfg.train_examples
         return training_set(self.problem, N, self.cfg.seed) if N else None
 
-    def build_model(self, cfg, from_checkpoint=False):
-        model = super().build_model(cfg, from_checkpoint)
-        for key, value in model.diagnostics().items():
-            logger.info("at the start %s %.2f", key, value)
-        return model
-
     def get_batch_iterator(
         self,
         dataset,
@@ -190,10 +185,6 @@ class SyntheticTask(DetachingTask, FairseqTask):
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         torch.manual_seed(pass_seed(self.cfg.seed, update_num, sample["number"]))
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
-
-    def begin_valid_epoch(self, epoch, model):
-        for key, value in model.diagnostics().items():
-            logger.info("epoch %d %s %.2f", epoch, key, value)
 
 
 def _as_dataclass(cfg) -> SyntheticTaskConfig:

@@ -322,14 +322,13 @@ def test_checkpoints_of_other_models_are_refused():
     _model(other_delay).load_state_dict(state)
 
 
-def test_diagnostics_are_logged(caplog):
-    caplog.set_level("INFO")
+def test_diagnostics_are_metrics_of_the_validation():
     task = _task()
     model = _model(task, cell="hyperlstm")
-    task.begin_valid_epoch(3, model)
-    lines = [record.getMessage() for record in caplog.records]
-    assert any(line.startswith("at the start layer1_scaling_rank") for line in lines)
-    assert any(line.startswith("epoch 3 layer1_scaling_rank") for line in lines)
+    stats = {"loss": 1.0}
+    task.post_validate(model, stats, None)
+    assert stats == {"loss": 1.0} | {key: round(value, 4) for key, value in model.diagnostics().items()}
+    assert stats["layer1_scaling_rank"] > 1
 
 
 def test_configurations_are_dataclasses_with_the_cells_options():

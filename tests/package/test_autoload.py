@@ -4,13 +4,16 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from helpers.cli import run_module
 from helpers.tiny_char_lm import write_corpus
 
 import rhhn_fairseq_autoload
+from rhhn_fairseq.autoload import FairseqFinder
 from rhhn_fairseq_autoload import ProgramFinder, runs_fairseq, user_dir
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +103,17 @@ def test_the_finder_is_installed_once(monkeypatch):
     for _ in range(2):
         rhhn_fairseq_autoload.install()
     assert sum(isinstance(finder, ProgramFinder) for finder in sys.meta_path) == 1
+
+
+def test_a_search_within_a_search_follows_fairseq_once(tmp_path):
+    """So it is where the package is imported first, as by ``rhhn train``."""
+    (tmp_path / "module.py").write_text("runs = globals().get('runs', 0) + 1\n")
+    loader = SourceFileLoader("module", str(tmp_path / "module.py"))
+    for _ in range(2):
+        FairseqFinder().follow(loader)
+    module = ModuleType("module")
+    loader.exec_module(module)
+    assert module.runs == 1 and "exec_module" not in vars(loader)
 
 
 def test_user_dir_of_the_packages_name_is_the_imported_package(tmp_path):

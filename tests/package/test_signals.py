@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.chars_cli import names, prepare_chars, write_splits
+from helpers.chars_cli import names, write_splits
+from helpers.chars_cli import run as prepare_chars
 from helpers.cli import USER_DIR, fairseq_train, json_log, model_of
 from helpers.in_process import LOG, Log, char_lm, train
 from helpers.parallel_cli import error_of, script, sentences, write_files
@@ -54,7 +55,7 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch, capsys
     options = write_splits(tmp_path)
     before = names(tmp_path)
     monkeypatch.setattr("rhhn_fairseq.data.text.prepare._build", lambda *arguments: kill(signum))
-    status = prepare_chars.main(["text", *options, "--dest", str(tmp_path / "a" / "dest")])
+    status = prepare_chars("text", *options, "--dest", tmp_path / "a" / "dest")
     assert status == SIGNALS[signum]
     assert capsys.readouterr().err == "error: interrupted; nothing was prepared\n"
     assert names(tmp_path) == before
@@ -181,7 +182,9 @@ def test_a_training_saves_when_it_is_interrupted(corpus, uninterrupted, tmp_path
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
-def test_validation_is_interrupted_too(corpus, uninterrupted, tmp_path):
+def test_validation_is_interrupted_too(corpus, uninterrupted, tmp_path, monkeypatch):
+    # Else the message that is waited for is for the log file alone.
+    monkeypatch.setenv("LOGLEVEL", "DEBUG")
     arguments = [
         argument for argument in char_lm(corpus, tmp_path, *END) if argument != "--disable-validation"
     ]

@@ -1,0 +1,107 @@
+"""A start that a person can read: details only where they are asked for, and a line that sums them up."""
+
+import functools
+import logging
+import os
+import re
+import sys
+
+from rhhn_fairseq.ops import backends
+
+logger = logging.getLogger("rhhn_fairseq.training")
+
+# By logger, how the messages begin that say nothing to a person who watches; None for all of them. Objects
+# that are logged as they are, the configuration and the model, are details too.
+DETAILS = {
+    "fairseq_cli.train": (
+        r"task: |model: |criterion: |num\. |training on \d|max tokens per device|begin dry-run|"
+        r"Start iterating|begin validation|end of epoch"
+    ),
+    "fairseq_cli.hydra_train": None,
+    "fairseq_cli.eval_lm": r"num\. model params|loading model",
+    "fairseq_cli.generate": r"loading model",
+    "fairseq_cli.validate": r"loading model",
+    "fairseq.trainer": (
+        r"Preparing to load|No existing checkpoint|loading train data|begin training|Saving checkpoint|"
+        r"Finished saving"
+    ),
+    "fairseq.data.iterators": r"grouped total",
+    "fairseq.checkpoint_utils": r"Preparing to save|State of ",
+    "rhhn_fairseq.allocator": None,
+    "rhhn_fairseq.ops.backends": None,
+    "rhhn_fairseq.ops.gemm": None,
+    "rhhn_fairseq.ops.graphs": None,
+}
+
+
+def keep_details_off_the_screen() -> bool:
+    """Before its first figure fairseq prints 6 kB of configuration and a dozen lines more.
+
+    In its programs these records go to the log file alone (--log-file), or with LOGLEVEL=DEBUG to the screen
+    as well. Warnings and errors always appear.
+    """
+    if "fairseq_cli" not in sys.modules:
+        return False
+    for name, pattern in DETAILS.items():
+        logging.getLogger(name).addFilter(functools.partial(_pass, re.compile(pattern or "")))
+    return True
+
+
+def _pass(pattern: re.Pattern, record: logging.LogRecord) -> bool:
+    """Whether a record goes to every handler; a detail is handed to the files here."""
+    if record.levelno > logging.INFO or os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
+        return True
+    if isinstance(record.msg, str) and not pattern.match(record.msg):
+        return True
+    for name in (record.name, "fairseq_cli.train", None):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, logging.FileHandler):
+                handler.handle(record)
+    return False
+
+
+def sum_up_the_start() -> bool:
+    """Says in one line what is trained: its size, the device, the backend, and the updates of an epoch.
+
+    It comes after the first update, when it is known which backend runs.
+    """
+    from fairseq.trainer import Trainer
+
+    get_iterator, train_step = Trainer.get_train_iterator, Trainer.train_step
+
+    @functools.wraps(get_iterator)
+    def get_train_iterator(self, *args, **kwargs):
+        batches = get_iterator(self, *args, **kwargs)
+        self.batches_of_an_epoch = len(batches)
+        return batches
+
+    @functools.wraps(train_step)
+    def first_step(self, *args, **kwargs):
+        output = train_step(self, *args, **kwargs)
+        if not getattr(self, "is_summed_up", False):
+            self.is_summed_up = True
+            logger.info("%s", summary(self))
+        return output
+
+    Trainer.get_train_iterator, Trainer.train_step = get_train_iterator, first_step
+    return True
+
+
+def summary(trainer) -> str:
+    """The line of a training that has made its first update."""
+    model = trainer.get_model()
+    name = getattr(trainer.cfg.model, "_name", None) or getattr(trainer.cfg.model, "arch", None)
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    dtype = str(weights[0].dtype).removeprefix("torch.")
+    batches = -(-trainer.batches_of_an_epoch // trainer.cfg.optimization.update_freq[0])
+    modules = {type(module).__name__ for module in model.modules()}
+    running = [f"{cell} on {backend}" for cell, backend in backends.RUNNING.items() if cell in modules]
+    facts = [
+        f"{name or type(model).__name__}: {sum(weight.numel() for weight in weights):,} parameters",
+        f"{trainer.device.type}, {dtype}",
+        *running,
+        f"{batches:,} updates an epoch",
+    ]
+    if trainer.data_parallel_world_size > 1:
+        facts.append(f"{trainer.data_parallel_world_size} workers")
+    return "; ".join(facts)

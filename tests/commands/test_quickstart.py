@@ -1,0 +1,96 @@
+"""The first run: one line a stage, details in the log, failures with its last lines."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers.script_cli import error_of
+
+from rhhn_fairseq import cli
+from rhhn_fairseq.commands import quickstart
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.writing.reading import draw_reading, read_changes
+
+
+class Reader(torch.nn.Module):
+    """A stack that reads four symbols."""
+
+    def __init__(self, cell: str, **options):
+        super().__init__()
+        torch.manual_seed(1)
+        self.stack = Stack(StackConfig(cell=cell, input_size=4, hidden_size=6, cell_options=options))
+        # At first the hypernetwork generates the same whatever it reads.
+        for weight in self.stack.parameters():
+            torch.nn.init.normal_(weight, std=0.3)
+
+    def embed(self, tokens):
+        return torch.nn.functional.one_hot(tokens, 4).float()
+
+
+def test_a_command_that_fails_shows_its_last_lines(tmp_path, capsys):
+    log = (tmp_path / "log").open("w+")
+    code = "import sys; [print(n) for n in range(100)]; sys.exit(3)"
+    with pytest.raises(UsageError, match=f"-c .* failed with status 3; see {tmp_path / 'log'}"):
+        list(quickstart.lines_of([sys.executable, "-c", code], log))
+    log.seek(0)
+    assert log.read().endswith("98\n99\n")
+    assert capsys.readouterr().err.splitlines() == [str(number) for number in range(88, 100)]
+
+
+def test_the_line_follows_the_log(monkeypatch):
+    monkeypatch.setattr(quickstart, "sample", lambda name: "def f():\n    return 1")
+    output = io.StringIO()
+    bar = quickstart.tqdm(total=None, file=output, disable=False, mininterval=0)
+    monkeypatch.setattr(bar, "write", lambda text: output.write(text + "\n"))
+    summary = "char_lm: 1,234 parameters; cpu, float32; LSTM on native; 40 updates an epoch"
+    quickstart.follow(f"x | INFO | rhhn_fairseq.training | {summary}\n", "LSTM", bar)
+    figures = '{"epoch": 1, "bpc": "3.21", "num_updates": "30"}'
+    quickstart.follow(f"x | INFO | train_inner | {figures}\n", "LSTM", bar)
+    assert (bar.total, bar.n, bar.postfix) == (120, 30, "3.21 bits per character")
+    for subset, bits in (("valid", "2.4"), ("train", "2.5")):
+        figures = f'{{"epoch": 2, "{subset}_bpc": "{bits}", "{subset}_num_updates": "80"}}'
+        quickstart.follow(f"x | INFO | {subset} | {figures}\n", "LSTM", bar)
+    assert "training  LSTM, 1,234 parameters, 3 epochs\n" in output.getvalue()
+    assert "          epoch 2: 2.40 bits  def f():↵    return 1\n" in output.getvalue()
+
+
+def test_a_log_that_cannot_be_written_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    log = str(tmp_path / "file" / "log")
+    message = error_of(lambda *words: cli.run(lambda: quickstart.main(list(words))), capsys, "--log", log)
+    assert message.startswith(f"error: --log {log}: cannot be written (")
+
+
+def test_changes_while_reading():
+    names, changes = read_changes(Reader("hyperlstm", hyper_size=3, hyper_embed_size=2), [0, 1, 2, 3] * 3)
+    assert names == ("i", "f", "g", "o")
+    assert changes.shape == (11, 4) and (changes > 0).all()
+    _, still = read_changes(Reader("hyperlstm", hyper_size=3, hyper_embed_size=2), [0] * 400)
+    assert (still[-1] < 1e-3 * still[0]).all()
+
+
+def test_the_picture(tmp_path):
+    draw_reading("to be\n", ("i", "f"), np.random.default_rng(1).random((6, 2)), tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_whole_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(quickstart, "CHARACTERS", 40_000)
+    sizes = "--cell ln_hyperlstm --hidden-size 16 --hyper-size 8 --hyper-embed-size 2"
+    models = {"LN HyperLSTM": sizes.split(), "LSTM": "--cell lstm --hidden-size 16".split()}
+    monkeypatch.setattr(quickstart, "MODELS", models)
+    assert cli.run(lambda: quickstart.main([])) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) < 24
+    assert [line.split()[0] for line in shown[:3]] == ["details", "text", "training"]
+    assert sum("bits  def " in line for line in shown) == 2 * quickstart.EPOCHS
+    assert (tmp_path / "checkpoints/quickstart/changes.png").is_file()
+    # What is trained is used again.
+    assert cli.run(lambda: quickstart.main([])) == 0
+    assert "trained before" in capsys.readouterr().out
