@@ -8,10 +8,7 @@ import os
 from itertools import islice
 
 from rhhn_fairseq.commands.parsers import make_parser
-from rhhn_fairseq.data.text.prompt import prompt_indices
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.networks.files import load_characters, packaged
-from rhhn_fairseq.search.sampling import SamplingConfig, generate
 
 
 def main(argv=None) -> None:
@@ -31,6 +28,13 @@ def main(argv=None) -> None:
     args = parser.parse_args(argv)
     if args.length < 1:
         raise UsageError(f"--length {args.length} is too small, the smallest is 1")
+    if args.pretrained == (args.checkpoint is not None):
+        raise UsageError("give either a checkpoint or --pretrained")
+    if args.pretrained and args.data is not None:
+        raise UsageError("--data goes with a checkpoint, not with --pretrained")
+
+    from rhhn_fairseq.data.text.prompt import prompt_indices
+    from rhhn_fairseq.search.sampling import SamplingConfig, generate
 
     config = SamplingConfig(args.temperature, args.top_k, args.seed)
     model, vocabulary = load(args)
@@ -44,11 +48,9 @@ def main(argv=None) -> None:
 
 def load(args):
     """The network and its symbols; fairseq is imported for its own checkpoints only."""
-    if args.pretrained == (args.checkpoint is not None):
-        raise UsageError("give either a checkpoint or --pretrained")
-    if args.pretrained and args.data is not None:
-        raise UsageError("--data goes with a checkpoint, not with --pretrained")
     if args.pretrained or os.path.isdir(args.checkpoint):
+        from rhhn_fairseq.networks.files import load_characters, packaged
+
         loaded = load_characters(packaged("characters") if args.pretrained else args.checkpoint)
         return loaded.network, loaded.vocabulary
 
