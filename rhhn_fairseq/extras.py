@@ -9,8 +9,10 @@ from rhhn_fairseq.errors import UsageError
 PACKAGES = {
     "babel": ("Babel", "synthetic"),
     "HersheyFonts": ("Hershey-Fonts", "handwriting"),
+    "huggingface_hub": ("huggingface_hub", "export"),
     "matplotlib": ("matplotlib", "plots"),
     "num2words": ("num2words", "synthetic"),
+    "safetensors": ("safetensors", "export"),
     "sklearn": ("scikit-learn", "synthetic"),
 }
 

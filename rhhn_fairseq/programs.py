@@ -10,6 +10,7 @@ SUBCOMMANDS = {
     "convert_checkpoint": "convert",
     "describe": "describe",
     "export_model": "export",
+    "import_model": "import",
     "plot_curves": "plot",
     "prepare_chars": "prepare",
     "prepare_strokes": "prepare",

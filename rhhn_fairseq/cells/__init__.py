@@ -1,7 +1,7 @@
 """Recurrent cells, in plain PyTorch: ``build_cell("ln_hyperlstm", 50, 1000, hyper_size=128)``."""
 
 from rhhn_fairseq.cells import gru, hyper_lstm, hyper_rhn, hyper_rnn, lstm, multiplicative, rhn, simple
-from rhhn_fairseq.cells.base import Cell, CellConfig, detach_state, reorder_state
+from rhhn_fairseq.cells.base import Cell, CellConfig, detach_state, reorder_state, set_backend
 from rhhn_fairseq.cells.registry import CELLS, build_cell, cell_options
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "multiplicative",
     "reorder_state",
     "rhn",
+    "set_backend",
     "simple",
 ]

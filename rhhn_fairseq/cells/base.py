@@ -9,13 +9,14 @@ beam reordering are written once, here and in ``ops``. A cell with a fused opera
 to it (``run_operation``).
 """
 
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 
 import torch
 from torch import Tensor, nn
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops import backends, lengths, policy, recompute, torch_nn
+from rhhn_fairseq.ops import backends, gemm, lengths, policy, recompute, torch_nn
 from rhhn_fairseq.ops.backends import Plan, Request
 from rhhn_fairseq.ops.gemm import affine
 from rhhn_fairseq.ops.loop import Noise, State, noise_at, scan
@@ -99,6 +100,8 @@ class Cell(nn.Module):
         begins: whether the first step of a sequence that has no state is another one, see ``begin``.
         operation: name of the fused operation that computes what ``step`` does, see ``backends``; None
             without one. A derived class does not inherit it, because it may have another ``step``.
+        affine_weights: names of the weights that ``ops.gemm.affine`` multiplies by and nothing else reads,
+            which may be quantised.
         backend: name of the backend that this cell has to use; None for what the environment or ``backends``
             chooses.
     """
@@ -107,6 +110,7 @@ class Cell(nn.Module):
     config: CellConfig
     begins: bool = False
     operation: str | None = None
+    affine_weights: tuple[str, ...] = ("weight_x", "weight_h")
     backend: str | None = None
 
     def __init_subclass__(cls, **options):
@@ -232,7 +236,11 @@ class Cell(nn.Module):
         if state is None:
             state = self.zero_state(B, x_TBC.device, x_TBC.dtype)
             first = self.first_positions(T, B, mask_TB, x_TBC.device) if self.begins else None
-        plan = backends.select(self.request(x_TBC, state, mask_TB, noise))
+        if torch.compiler.is_compiling():
+            forced = self.backend or policy.current().kernel
+            plan = backends.select_traced(self.operation, x_TBC.device, x_TBC.dtype, forced)
+        else:
+            plan = backends.select(self.request(x_TBC, state, mask_TB, noise))
         if not 0 < self.config.recompute_steps < T or not torch.is_grad_enabled():
             return self.run(x_TBC, state, first, mask_TB, noise, plan)
 
@@ -252,6 +260,7 @@ class Cell(nn.Module):
         """What ``backends`` has to know of a pass; arguments as in ``forward``."""
         (T, B, _), device, dtype = x_TBC.shape, x_TBC.device, x_TBC.dtype
         rounds, wide = backends.rounding(device), False
+        forced = self.backend or policy.current().kernel
         for tensor in state or ():
             wide = wide or tensor.dtype != dtype
         if rounds is not None and rounds.startswith("autocast") and dtype != torch.float64:
@@ -268,9 +277,19 @@ class Cell(nn.Module):
             self.extras(mask_TB, noise),
             rounds,
             wide,
-            T == 1 and self.fits_few_rows(state),
-            self.backend or policy.current().kernel,
+            T == 1 and forced is None and self.fits_few_rows(state),
+            forced,
+            self.needs_steps(),
         )
+
+    def needs_steps(self) -> str | None:
+        """What only the loop over ``step`` can do for this pass, in words; None where nothing asks for it."""
+        if gemm.transformation() is not None:
+            return "torch.func"
+        for name, module in self._modules.items():
+            if module is not None and is_hooked(module):
+                return f"a hook on {name!r}"
+        return None
 
     def extras(self, mask_TB: Tensor | None, noise: Noise | None) -> tuple[str, ...]:
         """What a pass asks for beyond the plain equations of the LSTM or GRU, in words."""
@@ -305,7 +324,8 @@ class Cell(nn.Module):
             if len(x_TBC) == 1 and not torch.is_grad_enabled():
                 return torch_nn.step(kind, x_TBC, state, weights)
             return torch_nn.run(kind, x_TBC, state, weights, self.training)
-        T = len(x_TBC)
+        # ``len`` would fix a length that torch.export keeps open.
+        T = x_TBC.shape[0]
         if plan.records and not lengths.keeps_length(self, T):
             x_TBC, first_TB1, mask_TB, noise = lengths.pad_to_graph_length(x_TBC, first_TB1, mask_TB, noise)
         g = self.project(x_TBC, plan.gemm if plan.is_fused else None)
@@ -313,7 +333,7 @@ class Cell(nn.Module):
             g = self.begin(g, first_TB1)
         g, state = self.prepare(g, state, mask_TB, noise, plan)
         y_TBH, state = self.run_steps(g, state, mask_TB, noise, plan)
-        return y_TBH if len(y_TBH) == T else y_TBH[:T], state
+        return y_TBH if y_TBH.shape[0] == T else y_TBH[:T], state
 
     def run_steps(
         self, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None, noise: Noise | None, plan: Plan
@@ -363,6 +383,10 @@ class Cell(nn.Module):
         """Numbers about the trained weights worth a line in the log; by default, none."""
         return {}
 
+    def extra_repr(self) -> str:
+        """Sizes, and the options that differ from their defaults."""
+        return describe_config(self.config)
+
     def _check_shapes(self, x_TBC, state, mask_TB, noise) -> None:
         name, C = type(self).__name__, self.config.input_size
         if x_TBC.dim() != 3 or x_TBC.shape[-1] != C:
@@ -384,6 +408,70 @@ class Cell(nn.Module):
             shape = tuple(tensor.shape)
             if len(shape) != 3 or shape[0] not in (1, T) or shape[1] not in (1, B):
                 raise UsageError(f"{name}: noise {key!r} has shape {shape}, expected [{T} or 1, {B} or 1, ·]")
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a module has hooks that run when it is called."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+def with_hooks(cell: Cell, method: Callable, *arguments):
+    """``method(*arguments)`` of an inner cell, with the hooks that somebody put on that cell around it.
+
+    Hooks see the method's arguments and result. An inner cell runs step by step, so ``forward``, around which
+    torch would call them, is never called.
+
+    Raises:
+        UsageError: a backward hook; torch finds no tensors for it, as they come in tuples.
+    """
+    if not is_hooked(cell):
+        return method(*arguments)
+    if cell._backward_hooks or cell._backward_pre_hooks:
+        raise UsageError(
+            f"a backward hook on an inner {type(cell).__name__} would see no gradient; with "
+            'backend="reference", give it a forward hook that calls register_hook of what it gives'
+        )
+    cell.forward = method  # type: ignore[method-assign]
+    try:
+        return cell(*arguments)
+    finally:
+        del cell.forward
+
+
+def describe_config(config: CellConfig) -> str:
+    """A configuration in one line: widths and depths, layer normalisation or not, and what was set."""
+    words = [str(config.input_size), str(config.hidden_size)]
+    for spec in fields(config)[2:]:
+        value = getattr(config, spec.name)
+        if spec.name.endswith(("_size", "_depth", "layer_norm")) or value != spec.default:
+            words.append(f"{spec.name}={value!r}")
+    return ", ".join(words)
+
+
+def set_backend(module: nn.Module, name: str | None) -> None:
+    """Has every cell in ``module`` use one backend, whatever the environment says.
+
+    ``reference`` runs each cell's ``step`` in plain operations of torch. Second derivatives, ``torch.func``
+    and forward hooks on a cell's inner modules need it.
+
+    Args:
+        module: a cell, a layer or any network with cells in it.
+        name: one of ``rhhn_fairseq.ops.backends.NAMES``; None leaves it to ``RHHN_KERNEL``, or else to the
+            fastest.
+
+    Raises:
+        UsageError: no backend has that name.
+    """
+    if name is not None and name not in backends.NAMES:
+        raise UsageError(f"backend={name!r} is unknown, choose from {', '.join(backends.NAMES)}")
+    for cell in module.modules():
+        if isinstance(cell, Cell):
+            cell.backend = name
 
 
 def detach_state(state: State) -> State:

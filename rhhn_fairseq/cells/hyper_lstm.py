@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import glorot_, option, orthogonal_
+from rhhn_fairseq.cells.base import glorot_, option, orthogonal_, with_hooks
 from rhhn_fairseq.cells.hyper_rnn import (
     HYPER_INITS,
     HYPER_STATES,
@@ -120,6 +120,7 @@ class HyperLSTM(GatedCell):
 
     config: HyperLSTMConfig
     operation = "hyper_lstm"
+    affine_weights = ("weight_x", "weight_h", "weight_hyper")
 
     def __init__(self, config: HyperLSTMConfig):
         super().__init__(config)
@@ -152,7 +153,7 @@ class HyperLSTM(GatedCell):
         (h, c, e, k), (x_main, x_hyper), config = state, g_t, self.config
         seen = self.recurrent_input(h, noise_t)
         hyper_g = affine(seen, self.weight_hyper, x_hyper)
-        _, (e_new, k_new) = self.hyper.step((hyper_g,), (e, k), None)
+        _, (e_new, k_new) = with_hooks(self.hyper, self.hyper.step, (hyper_g,), (e, k), None)
         d_h, d_x, b = self.scaling(e_new if config.hyper_state == "current" else e)
         # Gate-major, [4, B, H], so that each gate is one contiguous block.
         h_4BH = affine(seen, self.weight_h).unflatten(-1, (4, -1)).transpose(0, 1)

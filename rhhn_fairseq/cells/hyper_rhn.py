@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import Cell, noise_at, option, orthogonal_
+from rhhn_fairseq.cells.base import Cell, noise_at, option, orthogonal_, with_hooks
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.rhn import (
@@ -124,6 +124,7 @@ class HyperRHN(Cell):
 
     config: HyperRHNConfig
     operation = "highway"
+    affine_weights = ("weight_x", "weight_s")
 
     def __init__(self, config: HyperRHNConfig):
         super().__init__(config)
@@ -162,7 +163,9 @@ class HyperRHN(Cell):
         inner = noise
         if noise is not None:
             inner = {"update": noise["hyper_update"]} if "hyper_update" in noise else {}
-        trace, (hyper_s,) = self.hyper.run_steps((hyper_g,), (state[1],), mask_TB, inner, plan)
+        trace, (hyper_s,) = with_hooks(
+            self.hyper, self.hyper.run_steps, (hyper_g,), (state[1],), mask_TB, inner, plan
+        )
         return (x_TBG, trace, *first), (state[0], hyper_s)
 
     def plan_of_steps(self, x_TBC):

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, CellConfig, glorot_, noise_at, option, orthogonal_
+from rhhn_fairseq.cells.base import Cell, CellConfig, glorot_, noise_at, option, orthogonal_, with_hooks
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.simple import Elman, ElmanConfig
@@ -141,6 +141,7 @@ class HyperRNNBase(Cell):
     """The hypernetwork of both forms; subclasses set ``_main``."""
 
     config: HyperRNNConfig
+    affine_weights: tuple[str, ...] = ("weight_x", "weight_h", "weight_hyper")
 
     def _main(self, x_BG: Tensor, h_BH: Tensor, e_BN: Tensor) -> Tensor:
         """The sums of the main network, [B, H]."""
@@ -161,7 +162,7 @@ class HyperRNNBase(Cell):
         (h, e), (x_main, x_hyper), config = state, g_t, self.config
         seen = self.recurrent_input(h, noise_t)
         hyper_g = affine(seen, self.weight_hyper, x_hyper)
-        _, (e_new,) = self.hyper.step((hyper_g,), (e,), None)
+        _, (e_new,) = with_hooks(self.hyper, self.hyper.step, (hyper_g,), (e,), None)
         a = self._main(x_main, seen, e_new if config.hyper_state == "current" else e)
         new = zoneout(h, torch.tanh(a), config.zoneout, noise_at(noise_t, "zoneout"))
         return new, (new, e_new)
@@ -198,6 +199,8 @@ class FullHyperRNN(HyperRNNBase):
     The Z matrices of each kind start as for a plain RNN, divided by sqrt(Z); z starts at 1.
     """
 
+    # The others are read as three-dimensional.
+    affine_weights = ("weight_hyper",)
     weight_zh: nn.Parameter
     weight_zx: nn.Parameter
     weight_zb: nn.Parameter

@@ -77,6 +77,8 @@ def naive_mi_lstm(p, config, x_TC, state, noise):
 class MLSTM(GatedCell):
     """mLSTM; see the module's docstring. State: (h [B, H], c [B, H])."""
 
+    affine_weights = ("weight_x", "weight_m", "weight_mx", "weight_mh")
+
     def __init__(self, config: MLSTMConfig):
         super().__init__(config)
         C, H = config.input_size, config.hidden_size

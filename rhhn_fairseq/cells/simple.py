@@ -121,6 +121,7 @@ class Jordan(SimpleCell):
     """Jordan's network; see the module's docstring. State: (y [B, H],), which is the output."""
 
     config: JordanConfig
+    affine_weights = ("weight_x", "weight_h", "weight_y")
 
     def __init__(self, config: JordanConfig):
         super().__init__(config)

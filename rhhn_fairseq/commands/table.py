@@ -37,6 +37,7 @@ COMMANDS = {
     "plot": Command("plot_curves", "draw the metrics of trainings from their logs"),
     "average": Command("average_checkpoints", "average the weights of checkpoints"),
     "export": Command("export_model", "write a model as safetensors and JSON"),
+    "import": Command("import_model", "write what export wrote as a checkpoint again"),
     "convert": Command("convert_checkpoint", "read the checkpoints of Suarez 2017"),
     "describe": Command("describe", "layers, shapes and parameter count of an architecture"),
     "bench": Command("bench", "measure speed and memory"),

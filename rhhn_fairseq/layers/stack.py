@@ -3,6 +3,7 @@
 Shapes: T time, B batch, C input, H hidden.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -137,34 +138,65 @@ class Stack(nn.Module):
             raise UsageError("Stack: a bidirectional layer cannot start from a state")
         if state is not None and len(state) != len(self.state_sizes):
             raise UsageError(f"Stack: state has {len(state)} tensors, expected {len(self.state_sizes)}")
+        starts: list[State | None] = [None] * (len(self.cells) + len(self.backward_cells))
+        used = 0
+        for layer, cell in enumerate(self.cells):
+            if state is not None:
+                starts[layer] = tuple(state[used : used + len(cell.state_sizes)])
+            used += len(cell.state_sizes)
+        y, finals = self.run(x_TBC, starts, mask_TB, noise, context_TBM)
+        return y, tuple(tensor for final in finals[: config.layers] for tensor in final)
+
+    def run(
+        self,
+        x_TBC: Tensor,
+        starts: Sequence[State | None],
+        mask_TB: Tensor | None = None,
+        noise: list[Noise] | None = None,
+        context_TBM: Tensor | None = None,
+    ) -> tuple[Tensor, list[State]]:
+        """``forward`` with a state for each cell; a backward cell's belongs to the end of the text.
+
+        Args:
+            starts: one entry for each forward cell, then one for each backward cell; None for zeros.
+
+        Returns:
+            the last layer's outputs [T, B, output_size], zero at padding, and the next state of each cell,
+            in the order of ``starts``.
+        """
+        config = self.config
         per_sequence = config.dropout_mask == "sequence"
 
         def drop(x, rate):
             return sequence_dropout(x, rate, self.training, per_sequence)
 
-        y, after, used = drop(x_TBC, config.input_dropout), [], 0
+        y = drop(x_TBC, config.input_dropout)
+        finals, backward_finals = [], []
         for layer, cell in enumerate(self.cells):
             below = y if layer == 0 else drop(y, config.layer_dropout)
-            count = len(cell.state_sizes)
-            start = None if state is None else tuple(state[used : used + count])
-            used += count
             read = below if context_TBM is None else torch.cat([below, context_TBM], dim=-1)
-            y, final = cell(read, start, mask_TB, None if noise is None else noise[layer])
-            after.extend(final)
+            y, final = cell(read, starts[layer], mask_TB, None if noise is None else noise[layer])
+            finals.append(final)
             if layer < config.bidirectional_layers:
-                inner = None if noise is None else noise[config.layers + layer]
-                y = torch.cat([y, self._backward(layer, read, mask_TB, inner)], dim=-1)
+                index = config.layers + layer
+                inner = None if noise is None else noise[index]
+                reverse, final = self._backward(layer, read, starts[index], mask_TB, inner)
+                backward_finals.append(final)
+                y = torch.cat([y, reverse], dim=-1)
             if self._is_residual(layer):
                 y = y + below
                 if mask_TB is not None:
                     y = y.masked_fill(~mask_TB.unsqueeze(-1), 0.0)
-        return drop(y, config.output_dropout), tuple(after)
+        return drop(y, config.output_dropout), finals + backward_finals
 
-    def _backward(self, layer, x_TBC, mask_TB, noise):
-        """The layer's output when the text is read from its end; padding on either side is skipped."""
+    def _backward(self, layer, x_TBC, start, mask_TB, noise):
+        """The layer's output when the text is read from its end, and the state after its first symbol.
+
+        Padding on either side is skipped.
+        """
         mask = None if mask_TB is None else mask_TB.flip(0)
-        y, _ = self.backward_cells[layer](x_TBC.flip(0), None, mask, noise)
-        return y.flip(0)
+        y, final = self.backward_cells[layer](x_TBC.flip(0), start, mask, noise)
+        return y.flip(0), final
 
     def diagnostics(self) -> dict[str, float]:
         """The cells' diagnostics, by layer counted from 1."""

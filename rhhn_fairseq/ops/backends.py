@@ -58,6 +58,7 @@ class Request(NamedTuple):
         wide_state: whether a state has a wider type than the operands.
         few_rows: whether the recurrent product is one that ``gemm`` has for few rows.
         forced: the backend that has to be taken, or None.
+        needs_steps: what only the loop over the cell's step can do, in words, such as "torch.func"; or None.
     """
 
     cell: str
@@ -73,6 +74,7 @@ class Request(NamedTuple):
     wide_state: bool = False
     few_rows: bool = False
     forced: str | None = None
+    needs_steps: str | None = None
 
     @property
     def is_small(self) -> bool:
@@ -126,7 +128,14 @@ def make_plan(backend: str, gemm: str = "torch", is_single_step: bool = False, r
 @functools.cache
 def read_plan(text: str) -> Plan:
     """A plan from its ``text``."""
+    if text == TRACED.text:
+        fused = "aten" if native.library() is None else "native"
+        return make_plan(fused, gemm.preferred(policy.current().matmul) if fused == "native" else "torch")
     return make_plan(*text.split("/"))
+
+
+TRACED = Plan("traced", is_fused=True, text="traced")
+"""The plan of a compiled or exported operation on the CPU: the machine that runs it decides on the rest."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +159,8 @@ class Backend:
 
     def refusal(self, request: Request) -> str | None:
         """Why it cannot run a pass; None where it can."""
+        if request.needs_steps and self.name != "reference":
+            return f"{request.needs_steps} needs the loop over the cell's step, backend=\"reference\""
         if self.operations and request.operation not in self.operations:
             return f"{self.name} has no operation for {request.cell}"
         if self.dtypes and request.dtype not in self.dtypes:
@@ -292,6 +303,31 @@ def select(request: Request) -> Plan:
     plain = name == "native" and request.dtype == torch.float32 and request.rounds in (None, "high")
     gemm_name = gemm.preferred(policy.current().matmul) if plain else "torch"
     return make_plan(name, gemm_name, single, records)
+
+
+def select_traced(
+    operation: str | None, device: torch.device, dtype: torch.dtype, forced: str | None
+) -> Plan:
+    """How a pass runs that torch compiles or exports: a fused operation as one node, else the loop unrolled.
+
+    It asks nothing of the machine and keeps nothing, so that torch can trace it. ONNX knows no operation of
+    this package and always gets the loop.
+
+    Args:
+        operation: the fused operation that the cell has, or None. forced: the backend that has to be taken.
+    """
+    if forced in ("reference", "torch_nn"):
+        return Plan(forced, text=f"{forced}/torch")
+    if torch.onnx.is_in_onnx_export():
+        return Plan("reference", text="reference/torch")
+    if operation not in FUSED:
+        if forced is not None:
+            raise UsageError(f"backend {forced} has no operation for this cell; it compiles with reference")
+        return Plan("reference", text="reference/torch")
+    if forced is None and device.type == "cpu" and dtype in native.DTYPES:
+        return TRACED
+    name = forced or "aten"
+    return Plan(name, is_fused=True, text=f"{name}/torch")
 
 
 def explain(request: Request) -> list[tuple[str, bool, str]]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rhhn_fairseq.ops import native
 from rhhn_fairseq.ops.buffers import Energy, state_dtype
+from rhhn_fairseq.ops.library import operation, refuse_gradients
 
 
 def energies(q_NRA: Tensor, k_NSA: Tensor, v_A: Tensor, mask_NS: Tensor) -> Tensor:
@@ -29,7 +30,7 @@ def energies(q_NRA: Tensor, k_NSA: Tensor, v_A: Tensor, mask_NS: Tensor) -> Tens
     return (hidden_NRSA @ v_A).to(wide).masked_fill(~mask_NS.unsqueeze(1), float("-inf"))
 
 
-@torch.library.custom_op("rhhn::energy", mutates_args=())
+@operation("rhhn::energy")
 def energy(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """See ``energies``; all contiguous on the CPU, v in the state type."""
     e = v.new_empty(q.shape[0], q.shape[1], k.shape[1])
@@ -37,12 +38,12 @@ def energy(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return e
 
 
-@energy.register_fake
+@torch.library.register_fake(energy)
 def _(q, k, v, mask):
     return v.new_empty(q.shape[0], q.shape[1], k.shape[1])
 
 
-@torch.library.custom_op("rhhn::energy_backward", mutates_args=())
+@operation("rhhn::energy_backward")
 def energy_backward(
     de: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,7 +55,7 @@ def energy_backward(
     return dq, dk, dv.sum(0)
 
 
-@energy_backward.register_fake
+@torch.library.register_fake(energy_backward)
 def _(de, q, k, v, mask):
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
@@ -67,4 +68,5 @@ def _gradients(ctx, de):
     return *energy_backward(de, *ctx.saved_tensors), None
 
 
-energy.register_autograd(_gradients, setup_context=_context)
+torch.library.register_autograd(energy, _gradients, setup_context=_context)
+refuse_gradients(energy_backward)

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import native, policy
+from rhhn_fairseq.ops.library import operation
+from rhhn_fairseq.ops.quantised import QuantisedWeight
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,9 @@ FEW_ROWS_SMALLEST, FEW_ROWS_INPUT = 1 << 17, 64
 
 SMALLEST_PRODUCT = 2 * FEW_ROWS_SMALLEST
 """Multiplications below which ``affine`` always takes torch's product."""
+
+transformation = torch._C._functorch.peek_interpreter_stack
+"""The transformation of ``torch.func`` that what runs now is under; None without one."""
 
 STEPS = 4
 """Steps from which copying a transpose for torch's products is worth it."""
@@ -129,6 +134,7 @@ def _is_plain() -> bool:
     return not (
         torch.is_autocast_enabled("cpu")
         or torch.compiler.is_compiling()
+        or transformation() is not None
         or matmul_precision("cpu") == "medium"
     )
 
@@ -187,18 +193,24 @@ class PackedWeight:
             mm(x, self.weight, out, add)
 
 
-def affine(x: Tensor, weight_KN: Tensor, add: Tensor | None = None, gemm: str | None = None) -> Tensor:
+def affine(
+    x: Tensor, weight_KN: Tensor | QuantisedWeight, add: Tensor | None = None, gemm: str | None = None
+) -> Tensor:
     """``x @ weight + add`` with its gradients, by the faster product. Cells and layers call this.
 
     Args:
-        x: [..., K]. weight_KN: [K, N].
+        x: [..., K]. weight_KN: [K, N]; one in integers has no gradient.
         add: [N], or [M, N] for an x of M rows; None for nothing.
         gemm: what ``select_gemm`` gave for these operands; None to select here.
     """
+    if isinstance(weight_KN, QuantisedWeight):
+        y = weight_KN(x)
+        return y if add is None else y + add
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    size = len(rows) * weight_KN.numel()
     y = None
-    if size >= SMALLEST_PRODUCT and weight_KN.dtype == torch.float32 and gemm != "torch":
+    # Traced sizes may be symbols, which a comparison would fix.
+    is_plain = gemm != "torch" and weight_KN.dtype == torch.float32 and not torch.compiler.is_compiling()
+    if is_plain and rows.shape[0] * weight_KN.numel() >= SMALLEST_PRODUCT:
         y = _try_native(rows, weight_KN, add, gemm)
     if y is None:
         if add is None:
@@ -244,14 +256,14 @@ def fits_few_rows(x: Tensor, w: Tensor) -> bool:
     )
 
 
-@torch.library.custom_op("rhhn::matmul", mutates_args=())
+@operation("rhhn::matmul")
 def _matmul(x: Tensor, w: Tensor, add: Tensor | None) -> Tensor:
     out = x.new_empty(len(x), w.shape[1])
     native.matmul(x, w, out, None if add is None else add.contiguous())
     return out
 
 
-@_matmul.register_fake
+@torch.library.register_fake(_matmul)
 def _(x, w, add):
     return x.new_empty(len(x), w.shape[1])
 
@@ -276,4 +288,4 @@ def _multiply(x: Tensor, w: Tensor) -> Tensor:
     return _matmul(x, w, None) if is_large(x, w) else x @ w
 
 
-_matmul.register_autograd(_gradients, setup_context=_context)
+torch.library.register_autograd(_matmul, _gradients, setup_context=_context)

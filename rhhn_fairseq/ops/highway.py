@@ -21,6 +21,7 @@ from rhhn_fairseq.ops import graphs, pointwise
 from rhhn_fairseq.ops.backends import Plan, read_plan
 from rhhn_fairseq.ops.buffers import Highway, state_dtype
 from rhhn_fairseq.ops.gemm import PackedWeight, mm
+from rhhn_fairseq.ops.library import operation, refuse_gradients
 from rhhn_fairseq.ops.loop import Noise
 from rhhn_fairseq.ops.sequence import (
     block_steps,
@@ -148,7 +149,7 @@ def highway(
     return y, s.to(s0.dtype)
 
 
-@torch.library.custom_op("rhhn::highway", mutates_args=())
+@operation("rhhn::highway")
 @graphs.captured
 def highway_op(
     gx: Tensor,
@@ -282,7 +283,7 @@ class _Scaling:
         mm(rows.transpose(1, 2), dz, self.dweight_z, others, self.gemm)
 
 
-@highway_op.register_fake
+@torch.library.register_fake(highway_op)
 def _(gx, s0, weights, biases, hyper, masks, numbers, plan):
     (T, B, width), L, trace = gx.shape, len(weights), Numbers(*numbers).trace
     H = width // 2
@@ -293,7 +294,7 @@ def _(gx, s0, weights, biases, hyper, masks, numbers, plan):
     return y, torch.empty_like(s0), gx.new_empty(L, T, B, width), s, o, z
 
 
-@torch.library.custom_op("rhhn::highway_backward", mutates_args=())
+@operation("rhhn::highway_backward")
 @graphs.captured
 def highway_backward(
     gradients: Sequence[Optional[Tensor]],
@@ -377,7 +378,7 @@ def _backward_steps(buffers: Highway, weights, masks: Masks, plan: Plan) -> Call
     return run
 
 
-@highway_backward.register_fake
+@torch.library.register_fake(highway_backward)
 def _(gradients, kept, inputs, weights, biases, hyper, *_):
     s, (gx, s0) = kept[1], inputs
     L, H = len(s), s.shape[-1]
@@ -416,4 +417,5 @@ def _gradients(ctx, dy, ds_last, *_):
     return dgx, ds0, list(dweights.unbind(0)), dbiases, dhypers, no_gradients(masks), None, None
 
 
-highway_op.register_autograd(_gradients, setup_context=_context)
+torch.library.register_autograd(highway_op, _gradients, setup_context=_context)
+refuse_gradients(highway_backward)

@@ -19,6 +19,7 @@ from rhhn_fairseq.ops import graphs, native, pointwise
 from rhhn_fairseq.ops.backends import Plan, read_plan
 from rhhn_fairseq.ops.buffers import Gated, state_dtype
 from rhhn_fairseq.ops.gemm import PackedWeight
+from rhhn_fairseq.ops.library import operation, refuse_gradients
 from rhhn_fairseq.ops.lstm import (
     SUMS,
     Masks,
@@ -113,7 +114,7 @@ def hyper_lstm(
     return y, (h.to(h0.dtype), c.to(c0.dtype), e.to(e0.dtype), k.to(k0.dtype))
 
 
-@torch.library.custom_op("rhhn::hyper_lstm", mutates_args=())
+@operation("rhhn::hyper_lstm")
 @graphs.captured
 def hyper_lstm_op(
     g: Sequence[Tensor],
@@ -233,7 +234,7 @@ def _make_buffers(
     return main, make_buffers((a, e, k), state[2:], norms[half:], Masks(masks.real), plain)
 
 
-@hyper_lstm_op.register_fake
+@torch.library.register_fake(hyper_lstm_op)
 def _(g, state, weights, norms, masks, *_):
     (gx, g_hyper), (h0, c0, e0, k0), w = g, state, Weights(*weights)
     (T, B, _), H, N = gx.shape, h0.shape[-1], e0.shape[-1]
@@ -244,7 +245,7 @@ def _(g, state, weights, norms, masks, *_):
     return y, *(torch.empty_like(tensor) for tensor in state), u, h, c, torch.empty_like(g_hyper), e, k, z
 
 
-@torch.library.custom_op("rhhn::hyper_lstm_backward", mutates_args=())
+@operation("rhhn::hyper_lstm_backward")
 @graphs.captured
 def hyper_lstm_backward(
     gradients: Sequence[Optional[Tensor]],
@@ -408,7 +409,7 @@ def _hand_gradients(after: Gated, buffers: Gated) -> None:
         setattr(buffers, name, getattr(after, name))
 
 
-@hyper_lstm_backward.register_fake
+@torch.library.register_fake(hyper_lstm_backward)
 def _(gradients, kept, gx, state, weights, *_):
     kept, w = Kept(*kept), Weights(*weights)
     c0, H, N = state[1], state[0].shape[-1], state[2].shape[-1]
@@ -458,4 +459,5 @@ def _gradients(ctx, dy, *gradients):
     return of_inputs[:2], of_inputs[2:], dweights, dnorms, no_gradients(masks), None, None, None
 
 
-hyper_lstm_op.register_autograd(_gradients, setup_context=_context)
+torch.library.register_autograd(hyper_lstm_op, _gradients, setup_context=_context)
+refuse_gradients(hyper_lstm_backward)

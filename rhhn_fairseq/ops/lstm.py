@@ -17,6 +17,7 @@ from rhhn_fairseq.ops import graphs, native, pointwise
 from rhhn_fairseq.ops.backends import Plan, read_plan
 from rhhn_fairseq.ops.buffers import Gated, state_dtype
 from rhhn_fairseq.ops.gemm import PackedWeight, affine
+from rhhn_fairseq.ops.library import operation, refuse_gradients
 from rhhn_fairseq.ops.loop import Noise
 from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
 from rhhn_fairseq.ops.sequence import (
@@ -158,7 +159,7 @@ def lstm_step(
     return native.lstm_gates(affine(h, weight_h, affine(x_BC, weight_x, bias)), c, forget_bias)
 
 
-@torch.library.custom_op("rhhn::lstm", mutates_args=())
+@operation("rhhn::lstm")
 @graphs.captured
 def lstm_op(
     g: Tensor,
@@ -218,7 +219,7 @@ def make_buffers(
     return buffers
 
 
-@lstm_op.register_fake
+@torch.library.register_fake(lstm_op)
 def _(g, state, weight, norm, masks, numbers, plan):
     (h0, c0), (T, B, _) = state, g.shape
     y, c = g.new_empty(T, B, h0.shape[-1]), c0.new_empty(T, B, h0.shape[-1])
@@ -226,7 +227,7 @@ def _(g, state, weight, norm, masks, numbers, plan):
     return y, torch.empty_like(h0), torch.empty_like(c0), torch.empty_like(g), c, h
 
 
-@torch.library.custom_op("rhhn::lstm_backward", mutates_args=())
+@operation("rhhn::lstm_backward")
 @graphs.captured
 def lstm_backward(
     gradients: Sequence[Optional[Tensor]],
@@ -282,7 +283,7 @@ def state_gradient(buffers: Gated) -> Tensor:
     return buffers.dh if buffers.dh_direct is None else buffers.dh + buffers.dh_direct.to(buffers.dh.dtype)
 
 
-@lstm_backward.register_fake
+@torch.library.register_fake(lstm_backward)
 def _(gradients, sequence, state, weight, *_):
     (h0, c0), u = state, sequence[0]
     sums = c0.new_empty(SUMS * h0.shape[-1])
@@ -313,4 +314,5 @@ def _gradients(ctx, dy, dh_last, dc_last, *_):
     return dg, [dh0, dc0], dweight, dnorm, no_gradients(masks), None, None
 
 
-lstm_op.register_autograd(_gradients, setup_context=_context)
+torch.library.register_autograd(lstm_op, _gradients, setup_context=_context)
+refuse_gradients(lstm_backward)

@@ -1,0 +1,202 @@
+"""The layers: one class for each cell of the register."""
+
+from typing import Self
+
+import torch
+from torch import nn
+
+from rhhn_fairseq.cells.registry import cell_options
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.nn.pretrained import KINDS
+from rhhn_fairseq.nn.recurrent import RecurrentLayer
+
+
+class LSTM(RecurrentLayer):
+    """LSTM layers (Hochreiter and Schmidhuber 1997).
+
+    Starts with orthogonal recurrent matrices and a constant 1 added to the forget gate, where torch.nn.LSTM
+    draws everything uniformly; ``from_torch`` takes over a torch.nn.LSTM with its weights.
+    """
+
+    cell = "lstm"
+    state_names = ("h", "c")
+
+    @classmethod
+    def from_torch(cls, module: nn.LSTM, **options) -> Self:
+        """A layer that computes what a torch.nn.LSTM does, to rounding, with copies of its weights.
+
+        Its two biases become one, their sum. The constant forget bias is 0.
+
+        Args:
+            options: more of the constructor's options.
+
+        Raises:
+            UsageError: another kind of module, or one with ``proj_size``.
+        """
+        if not isinstance(module, nn.LSTM) or module.proj_size:
+            raise UsageError(f"LSTM.from_torch: expected a torch.nn.LSTM without proj_size, got {module!r}")
+        return _copied(cls, module, **{"forget_bias": 0.0} | options)
+
+
+class LNLSTM(RecurrentLayer):
+    """LSTM layers with layer normalisation of the gates and of c (Ha, Dai, Le 2016)."""
+
+    cell = "ln_lstm"
+    state_names = ("h", "c")
+
+
+class GRU(RecurrentLayer):
+    """GRU layers (Cho et al. 2014), with the reset gate after the recurrent matrix as torch.nn.GRU has it."""
+
+    cell = "gru"
+    state_names = ("h",)
+
+    @classmethod
+    def from_torch(cls, module: nn.GRU, **options) -> Self:
+        """A layer that computes what a torch.nn.GRU does, to rounding, with copies of its weights.
+
+        Args:
+            options: more of the constructor's options.
+
+        Raises:
+            UsageError: another kind of module.
+        """
+        if not isinstance(module, nn.GRU):
+            raise UsageError(f"GRU.from_torch: expected a torch.nn.GRU, got {module!r}")
+        return _copied(cls, module, **options)
+
+
+class HyperLSTM(RecurrentLayer):
+    """HyperLSTM layers (Ha, Dai, Le 2016, section 3.1): a small LSTM scales the weights of a large one.
+
+    Beside h and c, the state has e and k, output and memory of the hypernetwork, ``hyper_size`` wide.
+    """
+
+    cell = "hyperlstm"
+    state_names = ("h", "c", "e", "k")
+
+
+class LNHyperLSTM(RecurrentLayer):
+    """HyperLSTM layers with layer normalisation in both networks (Ha, Dai, Le 2016, and supercell).
+
+    Beside h and c, the state has e and k, output and memory of the hypernetwork, ``hyper_size`` wide.
+    """
+
+    cell = "ln_hyperlstm"
+    state_names = ("h", "c", "e", "k")
+
+
+class HyperRNN(RecurrentLayer):
+    """HyperRNN layers (Ha, Dai, Le 2016, section 3.1); e is the hypernetwork's state, ``hyper_size`` wide."""
+
+    cell = "hyperrnn"
+    state_names = ("h", "e")
+
+
+class RHN(RecurrentLayer):
+    """Recurrent highway networks (Zilly et al. 2016), ``rhn_depth`` highway layers a time step."""
+
+    cell = "rhn"
+    state_names = ("s",)
+
+
+class HyperRHN(RecurrentLayer):
+    """Recurrent highway hypernetworks (Suarez 2017).
+
+    Beside s, the state has e, that of the hypernetwork, ``hyper_size`` wide.
+    """
+
+    cell = "hyperrhn"
+    state_names = ("s", "e")
+
+
+class MLSTM(RecurrentLayer):
+    """Multiplicative LSTM layers (Krause et al. 2016)."""
+
+    cell = "mlstm"
+    state_names = ("h", "c")
+
+
+class MILSTM(RecurrentLayer):
+    """LSTM layers with multiplicative integration (Wu et al. 2016)."""
+
+    cell = "mi_lstm"
+    state_names = ("h", "c")
+
+
+class Elman(RecurrentLayer):
+    """Elman's network (1990), the plain recurrent network."""
+
+    cell = "elman"
+    state_names = ("h",)
+
+
+class IRNN(RecurrentLayer):
+    """Recurrent network of rectified linear units, at first the identity (Le, Jaitly and Hinton 2015)."""
+
+    cell = "irnn"
+    state_names = ("h",)
+
+
+class Jordan(RecurrentLayer):
+    """Jordan's network (1986), whose recurrence runs through its output."""
+
+    cell = "jordan"
+    state_names = ("y",)
+
+
+def layer_of(cell: str) -> type[RecurrentLayer]:
+    """The class of the layers of a cell; one is made for a cell that has none above.
+
+    Args:
+        cell: a name in ``rhhn_fairseq.cells.CELLS``.
+
+    Raises:
+        UsageError: no cell has that name.
+    """
+    cell_options(cell)
+    for layer in RecurrentLayer.__subclasses__():
+        if layer.cell == cell:
+            return layer
+    return type(cell, (RecurrentLayer,), {"cell": cell, "state_names": (), "__module__": __name__})
+
+
+def _build_layer(config: dict) -> RecurrentLayer:
+    return layer_of(config.pop("cell"))(**config.pop("options"), **config)
+
+
+KINDS["layer"] = _build_layer
+
+
+@torch.no_grad()
+def _copied(layer: type[RecurrentLayer], module: nn.RNNBase, **options):
+    """A layer with the sizes and weights of a module of torch."""
+    theirs = dict(module.named_parameters())
+    weight = theirs["weight_ih_l0"]
+    copy = layer(
+        module.input_size,
+        module.hidden_size,
+        module.num_layers,
+        batch_first=module.batch_first,
+        dropout=module.dropout if module.num_layers > 1 else 0.0,
+        bidirectional=module.bidirectional,
+        device=weight.device,
+        dtype=weight.dtype,
+        **options,
+    )
+    for cells, suffix in ((copy.stack.cells, ""), (copy.stack.backward_cells, "_reverse")):
+        for number, cell in enumerate(cells):
+            place = f"l{number}{suffix}"
+            own = dict(cell.named_parameters())
+            own["weight_x"].copy_(theirs[f"weight_ih_{place}"].T)
+            own["weight_h"].copy_(theirs[f"weight_hh_{place}"].T)
+            if not module.bias:
+                continue
+            from_x, from_h = theirs[f"bias_ih_{place}"], theirs[f"bias_hh_{place}"]
+            # The GRU's reset gate acts on the last third of the recurrent bias, which stays by itself.
+            summed = len(from_h) - len(own["bias_n"]) if "bias_n" in own else len(from_h)
+            own["bias"].copy_(from_x)
+            own["bias"][:summed] += from_h[:summed]
+            if "bias_n" in own:
+                own["bias_n"].copy_(from_h[summed:])
+    return copy.train(module.training)

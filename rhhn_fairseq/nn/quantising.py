@@ -1,0 +1,56 @@
+"""Networks with their recurrent weights in 8-bit integers, for decoding on the CPU."""
+
+import copy
+
+import torch
+from torch import nn
+
+from rhhn_fairseq.cells.base import Cell, set_backend
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops.quantised import QuantisedWeight
+
+SMALLEST = 1 << 18
+"""Numbers from which a weight in integers is faster.
+
+Measured on an AMD EPYC with one row and one thread: a product with 512 by 2048 numbers takes 20 us in place
+of 44. Small ones take about 20 us too, mostly for the call.
+"""
+
+
+def quantize_dynamic(module: nn.Module, smallest: int = SMALLEST) -> nn.Module:
+    """A copy of a network for decoding, the large weights of its cells in 8-bit integers.
+
+    Weights have a scale a column; what they multiply is quantised when it comes. Biases, layer normalisation,
+    the maps from a hypernetwork to its scaling vectors and all arithmetic between the products stay float32.
+    It runs on the loop over the cells' steps, so it is for steps of decoding, and slower than the fused
+    operations for whole sequences.
+
+    Args:
+        module: a layer, a cell, a language model or anything with cells in it, in float32 on the CPU.
+        smallest: weights of fewer numbers stay as they are.
+
+    Raises:
+        UsageError: it has no cells, or their weights are not float32 on the CPU.
+    """
+    quantised = copy.deepcopy(module).eval().requires_grad_(False)
+    cells = [cell for cell in quantised.modules() if isinstance(cell, Cell)]
+    if not cells:
+        raise UsageError(f"quantize_dynamic: {type(module).__name__} has no cell of this package in it")
+    for cell in cells:
+        for name in cell.affine_weights:
+            weight = getattr(cell, name)
+            weights = list(weight) if isinstance(weight, nn.ParameterList) else [weight]
+            if weights[0].numel() < smallest:
+                continue
+            packed = [_packed(each) for each in weights]
+            delattr(cell, name)
+            setattr(cell, name, packed[0] if weight is weights[0] else nn.ModuleList(packed))
+    set_backend(quantised, "reference")
+    return quantised
+
+
+def _packed(weight: torch.Tensor) -> QuantisedWeight:
+    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+        given = f"{weight.dtype} on {weight.device}"
+        raise UsageError(f"quantize_dynamic: a weight is {given}, expected torch.float32 on the CPU")
+    return QuantisedWeight(weight)

@@ -1,0 +1,299 @@
+"""Recurrent layers with the constructor and the calling convention of ``torch.nn.LSTM``, for any cell.
+
+Shapes: T time, B batch, C input, H hidden, D directions (1 or 2), L layers, N steps of all packed sequences.
+"""
+
+import inspect
+import textwrap
+import warnings
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from rhhn_fairseq.cells.base import State, describe_config, set_backend
+from rhhn_fairseq.cells.registry import CELLS, cell_options
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.nn.pretrained import Pretrained
+
+USAGE = """Called as torch.nn.LSTM is: ``output, state = layer(input, state)``.
+
+Args:
+    input_size: C, width of the input.
+    hidden_size: H, width of the output in one direction.
+    num_layers: L, layers above each other.
+    bias: True; the cells have no form without biases.
+    batch_first: whether batched input and output are [B, T, ...] in place of [T, B, ...]. As in torch, it
+        changes neither states nor unbatched input, and input of the other order cannot be told apart.
+    dropout: probability of dropping the outputs of every layer but the last.
+    bidirectional: whether a second set of layers reads from the end (D = 2).
+    device, dtype: of the parameters.
+    backend: one of rhhn_fairseq.ops.backends.NAMES; None for the fastest, or what RHHN_KERNEL says.
+    lstm_state: give and take the state as two tensors (h, c) for any cell, see State.
+{options}
+
+Input: [T, B, C], with batch_first [B, T, C], unbatched [T, C], or a PackedSequence, sorted or not.
+
+Output: [T, B, D H], with batch_first [B, T, D H], unbatched [T, D H], or a PackedSequence.
+
+State: {states}.
+    {form}The entry of layer l and direction d is 2 l + d if bidirectional, else l. None starts from
+    zeros, and so do entries left out at the end. Without a batch the dimension B is missing.
+    With lstm_state it is (h, c) as of torch.nn.LSTM; c holds all entries but the first side by side.
+
+Raises:
+    UsageError: a size or an option is impossible, or a shape does not fit; the message says what would.
+"""
+
+
+class RecurrentLayer(Pretrained, nn.Module):
+    """What all layers share. A subclass names its cell of the register, and the entries of its state."""
+
+    kind = "layer"
+    cell: str
+    state_names: tuple[str, ...] = ()
+    __signature__: inspect.Signature
+
+    def __init_subclass__(cls, **keywords):
+        super().__init_subclass__(**keywords)
+        # Switches such as layer_norm are set by the class that stands for them.
+        options = [
+            spec
+            for spec in fields(CELLS[cls.cell].config)
+            if spec.default is not MISSING and spec.type is not bool
+        ]
+        defaults = cell_options(cls.cell)
+        own = inspect.cleandoc(cls.__doc__ or f"Layers of the cell {cls.cell}.")
+        cls.__doc__ = f"{own}\n\n{_usage(cls, options)}"
+        cls.__signature__ = _signature([(spec.name, defaults[spec.name]) for spec in options])
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device=None,
+        dtype: torch.dtype | None = None,
+        **options,
+    ):
+        super().__init__()
+        name = type(self).__name__
+        if bias is not True:
+            raise UsageError(f"{name}: bias={bias!r} is not possible, every cell has biases; leave it out")
+        for flag, value in (("batch_first", batch_first), ("bidirectional", bidirectional)):
+            if not isinstance(value, bool):
+                raise UsageError(f"{name}: {flag}={value!r} is neither True nor False")
+        backend, lstm_state = options.pop("backend", None), options.pop("lstm_state", False)
+        if dropout and num_layers == 1:
+            warnings.warn(
+                f"{name}: dropout={dropout} acts between layers, and num_layers=1 leaves none", stacklevel=2
+            )
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.bias, self.batch_first, self.dropout = bias, batch_first, dropout
+        self.bidirectional, self.lstm_state = bidirectional, lstm_state
+        config = StackConfig(
+            cell=self.cell,
+            input_size=input_size,
+            hidden_size=hidden_size,
+            layers=num_layers,
+            bidirectional_layers=num_layers if bidirectional else 0,
+            layer_dropout=float(dropout),
+            cell_options=options,
+        )
+        with torch.device(torch.get_default_device() if device is None else device):
+            self.stack = Stack(config).to(dtype=dtype or torch.get_default_dtype())
+        self.backend = backend
+
+    @property
+    def backend(self) -> str | None:
+        """The backend that all cells have to use; see ``rhhn_fairseq.cells.set_backend``."""
+        return self._backend
+
+    @backend.setter
+    def backend(self, name: str | None) -> None:
+        set_backend(self, name)
+        self._backend = name
+
+    @property
+    def directions(self) -> int:
+        """D: 2 if bidirectional, else 1."""
+        return 2 if self.bidirectional else 1
+
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """Widths of the entries of the state, in the order of ``state_names``."""
+        return self.stack.cells[0].state_sizes
+
+    @property
+    def options(self) -> dict:
+        """The cell's options as given to the constructor."""
+        return dict(self.stack.config.cell_options)
+
+    def pretrained_config(self) -> dict:
+        """What the layer is built from; see ``rhhn_fairseq.nn.save_pretrained``."""
+        names = "input_size hidden_size num_layers batch_first dropout bidirectional lstm_state".split()
+        return {"cell": self.cell} | {name: getattr(self, name) for name in names} | {"options": self.options}
+
+    def flatten_parameters(self) -> None:
+        """Does nothing; scripts written for torch.nn.LSTM call it."""
+
+    def extra_repr(self) -> str:
+        words = [describe_config(self.stack.cells[0].config)]
+        for name, default in (("num_layers", 1), ("batch_first", False), ("dropout", 0.0)):
+            value = getattr(self, name)
+            if value != default:
+                words.append(f"{name}={value}")
+        for name in ("bidirectional", "lstm_state"):
+            if getattr(self, name):
+                words.append(f"{name}=True")
+        if self.backend is not None:
+            words.append(f"backend={self.backend!r}")
+        names = self.state_names or range(len(self.state_sizes))
+        states = ", ".join(f"{name} {size}" for name, size in zip(names, self.state_sizes, strict=True))
+        return ", ".join(words) + f", state=({states})"
+
+    def __repr__(self) -> str:
+        # One line, as torch.nn.LSTM's; ``layer.stack`` shows every cell.
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+    def forward(self, input: Tensor | PackedSequence, hx: Tensor | State | None = None):
+        """Runs the layers over a batch of sequences; see the class for shapes.
+
+        Args:
+            input: a tensor or a PackedSequence. hx: the state to start from; None for zeros.
+
+        Returns:
+            output and last state, in the form of ``input`` and as ``hx`` is described.
+        """
+        if isinstance(input, PackedSequence):
+            return self._forward_packed(input, hx)
+        self._check_input(input)
+        is_batched = input.dim() == 3
+        x_TBC = input if is_batched else input.unsqueeze(1)
+        if is_batched and self.batch_first:
+            x_TBC = input.transpose(0, 1)
+        B = x_TBC.shape[1]
+        y, finals = self.stack.run(x_TBC, self._starts(hx, B, is_batched, x_TBC))
+        state = self._state(finals)
+        if not is_batched:
+            return y.squeeze(1), _map(lambda entry: entry.squeeze(1), state)
+        return y.transpose(0, 1) if self.batch_first else y, state
+
+    def _forward_packed(self, packed: PackedSequence, hx) -> tuple[PackedSequence, Tensor | State]:
+        data, sizes, order, back = packed
+        if data.dim() != 2 or data.shape[-1] != self.input_size:
+            raise UsageError(
+                f"{type(self).__name__}: the packed data have shape {tuple(data.shape)}, "
+                f"expected [N, {self.input_size}]"
+            )
+        T, B = len(sizes), int(sizes[0])
+        # torch keeps the sizes on the CPU, so nothing waits for a device here.
+        mask_TB = torch.arange(B) < sizes.unsqueeze(1)
+        places = mask_TB.flatten().nonzero().squeeze(1).to(data.device)
+        x_TBC = data.new_zeros(T * B, data.shape[-1]).index_copy(0, places, data).unflatten(0, (T, B))
+        mask = None if len(data) == T * B else mask_TB.to(data.device)
+        if hx is not None and order is not None:
+            hx = _map(lambda entry: entry.index_select(1, order), self._checked(hx, B, True))
+        y, finals = self.stack.run(x_TBC, self._starts(hx, B, True, x_TBC), mask)
+        state = self._state(finals)
+        if back is not None:
+            state = _map(lambda entry: entry.index_select(1, back), state)
+        return PackedSequence(y.flatten(0, 1).index_select(0, places), sizes, order, back), state
+
+    def _check_input(self, input) -> None:
+        C, is_tensor = self.input_size, isinstance(input, Tensor)
+        if is_tensor and input.dim() in (2, 3) and input.shape[-1] == C:
+            return
+        given = f"shape {tuple(input.shape)}" if is_tensor else f"type {type(input).__name__}"
+        order = "B, T" if self.batch_first else "T, B"
+        raise UsageError(
+            f"{type(self).__name__}: input has {given}, expected [{order}, {C}], [T, {C}] for one sequence, "
+            "or a PackedSequence"
+        )
+
+    def _entries(self) -> tuple[int, ...]:
+        """Widths of the entries in the state that a caller sees."""
+        first, *others = self.state_sizes
+        return (first, sum(others)) if self.lstm_state else self.state_sizes
+
+    def _checked(self, hx, B: int, is_batched: bool) -> State:
+        """A caller's state as a tuple, entries at the end perhaps missing."""
+        state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        widths = self._entries()
+        rows = (self.directions * self.num_layers, *((B,) if is_batched else ()))
+        expected = [(*rows, width) for width in widths]
+        shapes = [tuple(entry.shape) for entry in state]
+        # (h, c) of an LSTM starts a cell with more of a state too.
+        allowed = [expected[: len(shapes)]]
+        if self.lstm_state and len(self.state_sizes) > 1:
+            allowed.append([expected[0], (*rows, self.state_sizes[1])])
+        if not 1 <= len(shapes) <= len(widths) or shapes not in allowed:
+            raise UsageError(f"{type(self).__name__}: state has shapes {shapes}, expected {expected}")
+        return state
+
+    def _starts(self, hx, B: int, is_batched: bool, x_TBC: Tensor) -> list[State | None]:
+        """The state of each cell in the order of ``Stack.run``, from a caller's."""
+        D, L = self.directions, self.num_layers
+        if hx is None:
+            return [None] * (D * L)
+        state = [entry if is_batched else entry.unsqueeze(1) for entry in self._checked(hx, B, is_batched)]
+        if self.lstm_state and len(state) == 2:
+            sizes = self.state_sizes[1:]
+            given = sizes if state[1].shape[-1] == sum(sizes) else sizes[:1]
+            state[1:] = state[1].split(given, dim=-1)
+        for width in self.state_sizes[len(state) :]:
+            state.append(x_TBC.new_zeros(D * L, B, width))
+        return [
+            tuple(entry[D * layer + direction] for entry in state)
+            for direction in range(D)
+            for layer in range(L)
+        ]
+
+    def _state(self, finals: Sequence[State]) -> Tensor | State:
+        """The state that a caller gets, from those of the cells."""
+        D, L = self.directions, self.num_layers
+        ordered = [finals[direction * L + layer] for layer in range(L) for direction in range(D)]
+        first, *others = (torch.stack(entry) for entry in zip(*ordered, strict=True))
+        if self.lstm_state:
+            return first, torch.cat(others, dim=-1) if others else first[..., :0]
+        return (first, *others) if others else first
+
+
+def _map(change, state: Tensor | State) -> Tensor | State:
+    """``change`` of every entry of a state."""
+    return change(state) if isinstance(state, Tensor) else tuple(change(entry) for entry in state)
+
+
+def _usage(layer: type[RecurrentLayer], options) -> str:
+    """The end of a layer's docstring."""
+    defaults = cell_options(layer.cell)
+    lines = []
+    for spec in options:
+        choices = spec.metadata["choices"]
+        values = f" ({', '.join(choices)})" if choices else ""
+        line = f"{spec.name}={defaults[spec.name]!r}: {spec.metadata['help']}{values}"
+        lines += textwrap.wrap(line, 110, initial_indent=" " * 4, subsequent_indent=" " * 8)
+    names = ", ".join(layer.state_names)
+    single = len(layer.state_names) == 1
+    states = (
+        f"{names}, one tensor [D L, B, ·] as of torch.nn.GRU"
+        if single
+        else f"a tuple ({names}) of tensors [D L, B, ·]"
+    )
+    form = "" if single else "Widths are in ``state_sizes``. "
+    return USAGE.format(options="\n".join(lines), states=states, form=form)
+
+
+def _signature(options) -> inspect.Signature:
+    """The constructor's signature with a cell's options in place of ``**options``."""
+    listed = list(inspect.signature(RecurrentLayer.__init__).parameters.values())[1:-1]
+    for name, default in (("backend", None), ("lstm_state", False), *options):
+        listed.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
+    return inspect.Signature(listed)

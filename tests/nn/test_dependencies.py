@@ -1,0 +1,80 @@
+"""``rhhn_fairseq.nn`` and what it stands on, in a process that can import nothing but torch and numpy."""
+
+import subprocess
+import sys
+
+import rhhn_fairseq
+from rhhn_fairseq.cells import build_cell
+
+BLOCKED = """
+import importlib.metadata as metadata, re, sys
+
+def needs(name, known):
+    # What a distribution requires without extras, and what that requires.
+    if name in known:
+        return known
+    known.add(name)
+    try:
+        requirements = metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return known
+    for line in requirements:
+        if "extra ==" not in line:
+            needs(re.match(r"[A-Za-z0-9._-]+", line)[0].lower().replace("_", "-"), known)
+    return known
+
+allowed = needs("torch", set()) | needs("numpy", set()) | {"rhhn-fairseq"}
+
+class Blocker:
+    homes = metadata.packages_distributions()
+
+    def find_spec(self, name, path=None, target=None):
+        owners = {owner.lower().replace("_", "-") for owner in self.homes.get(name.split(".")[0], ())}
+        if owners and not owners & allowed:
+            raise ModuleNotFoundError(f"No module named {name!r} (blocked)", name=name)
+
+sys.meta_path.insert(0, Blocker())
+for name in ("fairseq", "matplotlib", "sentencepiece", "tqdm"):
+    try:
+        __import__(name)
+    except ModuleNotFoundError:
+        continue
+    raise AssertionError(f"{name} is not blocked")
+"""
+
+USE = """
+import importlib, pkgutil, sys
+from rhhn_fairseq.nn import HyperLSTM
+import torch
+
+rnn = HyperLSTM(4, 6, 2, bidirectional=True, hyper_size=3)
+y, state = rnn(torch.randn(5, 2, 4))
+# Modules that take seconds to import, and those that change the process.
+slow = "fairseq hydra torch._dynamo torch._inductor triton matplotlib rhhn_fairseq.allocator"
+assert not [name for name in slow.split() if name in sys.modules]
+y.sum().backward()
+
+import rhhn_fairseq.nn, rhhn_fairseq.cells
+for package in ("nn", "cells", "layers", "ops"):
+    home = importlib.import_module(f"rhhn_fairseq.{package}")
+    for module in pkgutil.walk_packages(home.__path__, f"{home.__name__}."):
+        if ".ops.triton." not in module.name and ".ops.native._" not in module.name:
+            importlib.import_module(module.name)
+for name in rhhn_fairseq.cells.CELLS:
+    small = {"hyper_size": 3} if "hyper" in name else {}
+    y, _ = rhhn_fairseq.nn.layer_of(name)(4, 6, **small)(torch.randn(5, 2, 4))
+    y.sum().backward()
+assert "rhhn_fairseq.allocator" not in sys.modules
+"""
+
+
+def test_torch_and_numpy_are_enough():
+    command = [sys.executable, "-c", BLOCKED + USE]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+
+
+def test_names_of_the_package():
+    assert rhhn_fairseq.build_cell is build_cell
+    assert rhhn_fairseq.__version__.count(".") == 2
+    assert not hasattr(rhhn_fairseq, "build_sell")

@@ -1,0 +1,104 @@
+"""What asks for the loop over a cell's step: second derivatives, torch.func, hooks on inner modules."""
+
+import pytest
+import torch
+from torch.func import functional_call, grad, vmap
+
+from rhhn_fairseq.cells import CELLS, build_cell, cell_options
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.nn import layer_of
+from rhhn_fairseq.ops import native, policy
+
+C, H, T, B = 4, 6, 5, 3
+
+
+def _build(cell, **options):
+    small = {"hyper_size": 3} if "hyper_size" in cell_options(cell) else {}
+    torch.manual_seed(0)
+    return layer_of(cell)(C, H, **small, **options, dtype=torch.float64)
+
+
+def _x(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_second_derivatives(cell):
+    rnn = _build(cell, backend="reference")
+    x = _x(3, 2, C).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: rnn(x)[0], x)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "hyperlstm", "rhn", "hyperrhn"])
+def test_fused_operations_name_the_cure_of_second_derivatives(cell):
+    x = _x(T, B, C).requires_grad_()
+    with policy.using(kernel="aten"):
+        y, _ = _build(cell)(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    with pytest.raises(UsageError, match='second derivatives give the cell or layer backend="reference"'):
+        gradient.square().sum().backward()
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_per_sample_gradients_of_torch_func(cell):
+    rnn, x_BTC = _build(cell), _x(B, T, C)
+    parameters = dict(rnn.named_parameters())
+
+    def loss(parameters, x_TC):
+        return functional_call(rnn, parameters, (x_TC,))[0].square().sum()
+
+    each = vmap(grad(loss), in_dims=(None, 0))(parameters, x_BTC)
+    for b, x_TC in enumerate(x_BTC):
+        rnn.zero_grad()
+        rnn(x_TC)[0].square().sum().backward()
+        for name, parameter in parameters.items():
+            torch.testing.assert_close(each[name][b], parameter.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "inner, kind", [("scaling", "forward"), ("hyper", "forward"), ("scaling", "backward")]
+)
+def test_hooks_on_inner_modules_run_at_every_step(inner, kind):
+    rnn, calls = _build("ln_hyperlstm"), []
+    x = _x(T, B, C).requires_grad_()
+    expected, _ = rnn(x)
+    module = getattr(rnn.stack.cells[0], inner)
+    register = module.register_forward_hook if kind == "forward" else module.register_full_backward_hook
+    handle = register(lambda *arguments: calls.append(arguments))
+    y, _ = rnn(x)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-13)
+    y.sum().backward()
+    assert len(calls) == T
+    handle.remove()
+    rnn(x)
+    assert len(calls) == T
+
+
+def test_backward_hooks_that_would_never_run_are_refused():
+    rnn = _build("ln_hyperlstm")
+    rnn.stack.cells[0].hyper.register_full_backward_hook(print)
+    with pytest.raises(UsageError, match='inner LSTM would see no gradient; with backend="reference"'):
+        rnn(_x(T, B, C))
+
+
+@pytest.mark.parametrize("cell", ["hyperrhn", "hyperrnn"])
+def test_hooks_on_the_hypernetwork_run(cell):
+    rnn, shapes = _build(cell), []
+    inner = rnn.stack.cells[0].hyper
+    inner.register_forward_hook(lambda module, inputs, output: shapes.append(output[0].shape))
+    rnn(_x(T, B, C))
+    # HyperRHN's hypernetwork runs over the whole sequence before the main network.
+    assert shapes == ([(T, B, 7 * 3)] if cell == "hyperrhn" else [(B, 3)] * T)
+    assert inner.forward.__func__ is type(inner).forward
+
+
+@pytest.mark.skipif(native.library() is None, reason="needs the compiled kernels")
+def test_forced_backends_that_cannot_say_so_in_one_line():
+    cell = build_cell("hyperlstm", C, H, hyper_size=3)
+    cell.scaling.register_forward_hook(print)
+    with policy.using(kernel="native"), pytest.raises(UsageError) as error:
+        cell(torch.randn(T, B, C))
+    assert str(error.value) == (
+        "RHHN_KERNEL=native: HyperLSTM runs on reference only; a hook on 'scaling' needs the loop over the "
+        'cell\'s step, backend="reference"'
+    )
