@@ -64,7 +64,7 @@ ADAPTATIONS = (
     checkpoints.gather_before_saving,
     checkpoints.leave_no_empty_directory,
     saving.leave_no_cut_checkpoint,
-    restarts.copy_whole,
+    restarts.copy_completely,
     restarts.batch_alike_in_every_start,
     restarts.count_batches_of_all_workers,
     configuration_is_data,

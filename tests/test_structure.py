@@ -126,7 +126,7 @@ def test_names_in_python_say_what_they_stand_for():
         f"{path.relative_to(ROOT)}:{line} {name}"
         for path in sorted(python)
         for name, line in given_names(ast.parse(path.read_bytes()))
-        if words(name) & VAGUE and "adaptations" not in path.parts
+        if words(name) & VAGUE
     ]
     assert not vague
 

@@ -18,13 +18,13 @@ def replace_unknown_by_alignment() -> bool:
     """
     from fairseq import utils
 
-    whole, load = utils.post_process_prediction, utils.load_align_dict
+    process_prediction, load = utils.post_process_prediction, utils.load_align_dict
 
     @functools.wraps(load)
     def load_align_dict(replace_unk):
         return {} if replace_unk == NO_FILE else load(replace_unk)
 
-    @functools.wraps(whole)
+    @functools.wraps(process_prediction)
     def post_process_prediction(
         hypo_tokens, src_str, alignment, align_dict, tgt_dict, remove_bpe=None, **rest
     ):
@@ -33,7 +33,9 @@ def replace_unknown_by_alignment() -> bool:
                 f"--replace-unk works on pieces, and --post-process {remove_bpe} joins them first; leave it "
                 "out and join the pieces of the output afterwards"
             )
-        return whole(hypo_tokens, src_str, alignment, align_dict, tgt_dict, remove_bpe=remove_bpe, **rest)
+        return process_prediction(
+            hypo_tokens, src_str, alignment, align_dict, tgt_dict, remove_bpe=remove_bpe, **rest
+        )
 
     utils.load_align_dict = load_align_dict
     utils.post_process_prediction = post_process_prediction

@@ -35,10 +35,10 @@ class Mistake:
         names = {kind.__name__ for kind in type(error).__mro__}
         if not names & set(self.kind.split("|")) or not re.fullmatch(self.module, module):
             return None
-        found = re.match(self.message, str(error), re.DOTALL)
-        if found is None:
+        match = re.match(self.message, str(error), re.DOTALL)
+        if match is None:
             return None
-        text = found.expand(self.line) if isinstance(self.line, str) else self.line(error, found)
+        text = match.expand(self.line) if isinstance(self.line, str) else self.line(error, match)
         return " ".join(text.split()).rstrip(":,; ")
 
 
@@ -59,33 +59,33 @@ def raising_module(error: BaseException) -> str:
     return trace.tb_frame.f_globals.get("__name__", "")
 
 
-def _no_split(error, found) -> str:
-    split, folder = found[1], found[2]
+def _no_split(error, match) -> str:
+    split, folder = match[1], match[2]
     splits = (
         {path.name.split(".")[0] for path in Path(folder).glob("*.idx")} if os.path.isdir(folder) else set()
     )
     return f"{folder} holds no data set {split}: {nearest(split, splits)}"
 
 
-def _no_file(error, found) -> str:
+def _no_file(error, match) -> str:
     verb = "written" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else "read"
     return f"{error.filename or 'a file'}: cannot be {verb} ({error.strerror})"
 
 
-def _not_written(error, found) -> str:
+def _not_written(error, match) -> str:
     return f"{error.filename or 'a file'}: cannot be written ({error.strerror})"
 
 
-def _no_name(error, found) -> str:
+def _no_name(error, match) -> str:
     trace = error.__traceback__
     while trace.tb_next is not None:
         trace = trace.tb_next
     # fairseq has one function for all its registries; which it is, it knows alone.
     local = trace.tb_frame.f_locals
-    return f"there is no {local['registry_name']} {found[1]!r}: {nearest(found[1], local['REGISTRY'])}"
+    return f"there is no {local['registry_name']} {match[1]!r}: {nearest(match[1], local['REGISTRY'])}"
 
 
-def _configuration(error, found) -> str:
+def _configuration(error, match) -> str:
     key = getattr(error, "full_key", None)
     parent = getattr(error, "parent_node", None)
     known = [] if parent is None or "not in" not in str(error) else parent
@@ -94,7 +94,7 @@ def _configuration(error, found) -> str:
     return f"the configuration cannot be used: {where}{reason} {nearest(str(key).split('.')[-1], known)}"
 
 
-def _composition(error, found) -> str:
+def _composition(error, match) -> str:
     missing = getattr(error, "missing_cfg_file", None)
     if missing:
         group, _, name = str(missing).rpartition("/")

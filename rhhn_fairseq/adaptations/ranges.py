@@ -198,14 +198,14 @@ def check_options() -> bool:
 
     @functools.wraps(parse)
     def parse_args_and_arch(parser, *args, **kwargs):
-        found = parse(parser, *args, **kwargs)
-        namespace = found[0] if isinstance(found, tuple) else found
+        parsed = parse(parser, *args, **kwargs)
+        namespace = parsed[0] if isinstance(parsed, tuple) else parsed
         given = vars(namespace)
         check({"--" + name.replace("_", "-"): value for name, value in given.items()})
         # What evaluates has a criterion too, which it does not use.
         criterion = given.get("criterion") if "max_update" in given else None
         check_combination(given.get("task"), given.get("arch"), criterion)
-        return found
+        return parsed
 
     @functools.wraps(setup)
     def setup_task(cfg, **kwargs):

@@ -38,26 +38,28 @@ def fill(recipe: Mapping[str, object], given: Mapping[str, object]) -> dict[str,
     Args:
         recipe: option names and values. given: what the user gave, in the same form.
     """
-    chosen = {kind: given.get(kind, recipe.get(kind)) for kind in COMPONENTS}
+    components = {kind: given.get(kind, recipe.get(kind)) for kind in COMPONENTS}
     filled = {}
     for name, value in recipe.items():
         stated = name in given or any(other in given for other in ALTERNATIVES.get(name, ()))
-        if not stated and _applies(name, recipe, chosen):
+        if not stated and _applies(name, recipe, components):
             filled[name] = value
     return _end_with_schedule(filled, recipe, given)
 
 
-def _applies(name: str, recipe: Mapping, chosen: Mapping) -> bool:
+def _applies(name: str, recipe: Mapping, components: Mapping) -> bool:
     if name == "lr":
         # Rates of Adam and its relatives compare with each other, and with no other optimizer's.
-        return chosen["optimizer"] == recipe["optimizer"] or "adam_betas" in fields_of("optimizer", chosen)
+        return components["optimizer"] == recipe["optimizer"] or "adam_betas" in fields_of(
+            "optimizer", components
+        )
     if name == "clip_norm":
         # An L1 norm is larger by orders of magnitude, so its bound means nothing for the L2 norm.
-        return (chosen["optimizer"] == "adam_l1") == (recipe["optimizer"] == "adam_l1")
+        return (components["optimizer"] == "adam_l1") == (recipe["optimizer"] == "adam_l1")
     if name in METRIC:
-        return chosen["criterion"] == recipe["criterion"]
+        return components["criterion"] == recipe["criterion"]
     owners = [kind for kind in COMPONENTS if name in fields_of(kind, recipe)]
-    return not owners or any(name in fields_of(kind, chosen) for kind in owners)
+    return not owners or any(name in fields_of(kind, components) for kind in owners)
 
 
 def _end_with_schedule(filled: dict, recipe: Mapping, given: Mapping) -> dict:

@@ -12,7 +12,7 @@ from rhhn_fairseq.errors import UsageError
 logger = logging.getLogger("rhhn_fairseq.compat")
 
 
-def copy_whole() -> bool:
+def copy_completely() -> bool:
     """A worker killed while it saves must not leave a damaged checkpoint_last.pt.
 
     fairseq writes a checkpoint beside its place and renames it, but under one of its names only, such as

@@ -82,10 +82,10 @@ def start_from_a_good_checkpoint() -> bool:
         suffix = trainer.checkpoint_suffix
         sharded = suffix != (trainer.cfg.checkpoint.checkpoint_suffix or "")
         if cfg.restore_file == LATEST and not sharded:
-            found = decided_by_rank_0(trainer, lambda: replacement(cfg, suffix))
-            if found is not None:
+            decision = decided_by_rank_0(trainer, lambda: replacement(cfg, suffix))
+            if decision is not None:
                 cfg = copy.copy(cfg)
-                cfg.restore_file, cfg.finetune_from_model = found, None
+                cfg.restore_file, cfg.finetune_from_model = decision, None
         return load(cfg, trainer, **kwargs)
 
     checkpoint_utils.load_checkpoint = load_checkpoint

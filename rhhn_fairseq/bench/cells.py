@@ -1,4 +1,4 @@
-"""``cells``: forward and backward of every cell on every backend and in every type, beside torch.nn.LSTM.
+"""``cells``: forward and backward of every cell on every backend in every dtype, compared with torch.nn.LSTM.
 
 Shapes: T time, B batch, C input, H hidden.
 """
@@ -109,7 +109,7 @@ def run(config: Config) -> dict:
 
 
 def checked_contenders(config: Config) -> tuple[list[Contender], dict, list[str]]:
-    """All contenders, their errors, and a sentence for each package's layer that cannot run here."""
+    """All contenders, their errors, and a note for each layer of another package that cannot run."""
     contenders, errors, notes = [], {}, []
     names = [BASELINE, *config.cells]
     externals = find_externals(torch.device(config.device).type, config.external_path)
@@ -119,7 +119,7 @@ def checked_contenders(config: Config) -> tuple[list[Contender], dict, list[str]
             if layers:
                 errors |= check_contenders(layers, config)
         except Exception as error:
-            # What another package cannot do is no reason to stop; what this one cannot do is.
+            # A failure of another package is noted; a failure of this package ends the run.
             if name not in externals:
                 raise
             reason = (str(error) or type(error).__name__).splitlines()[0]

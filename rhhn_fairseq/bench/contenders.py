@@ -126,7 +126,7 @@ def build_layer(name: str, config: SizesConfig) -> nn.Module:
         sizes = {key: value for key, value in sizes.items() if key in known}
         module = build_cell(cell, config.input, config.hidden, **sizes, **options)
     with torch.no_grad():
-        # Some maps start at zero, which would hide everything that lies behind them from the check.
+        # Some maps start at zero and would hide everything behind them from the check.
         for parameter in module.parameters():
             parameter += torch.randn_like(parameter) * (0.02 / config.hidden**0.5)
     return module
@@ -140,14 +140,14 @@ def like(name: str) -> str:
 
 
 def contenders_of(name: str, config: SizesConfig, compiling: str = "none") -> list[Contender]:
-    """A layer on every backend asked for in every type.
+    """A layer on every requested backend in every requested dtype.
 
     Args:
         name: as ``build_layer`` takes it. compiling: adds a cell's reference under torch.compile, see
             ``compiled``.
 
     Raises:
-        UsageError: a cell has none of the backends asked for.
+        UsageError: a cell has none of the requested backends.
     """
     master, contenders = build_layer(name, config), []
     for dtype in config.dtype:
@@ -180,7 +180,7 @@ def contenders_of(name: str, config: SizesConfig, compiling: str = "none") -> li
 
 
 def only_loops(cell: Cell, backend: str, config: SizesConfig, dtype: str) -> bool:
-    """Whether a cell is a loop in any case: unforced, its products are then what they are in training."""
+    """Whether a cell runs as a loop anyway. It is then not forced, so its products are those of training."""
     if backend != "reference" or config.device != "cpu":
         return False
     rows = explain(cell, config.length, config.batch, config.device, DTYPES[dtype])
@@ -188,19 +188,19 @@ def only_loops(cell: Cell, backend: str, config: SizesConfig, dtype: str) -> boo
 
 
 def recomputed(cell: Cell, config: SizesConfig) -> Cell:
-    """A copy of a cell that computes parts of a sequence again in the backward pass."""
+    """A copy of a cell that recomputes segments of a sequence in the backward pass."""
     cell = copy.deepcopy(cell)
     cell.config = replace(cell.config, recompute_steps=config.recompute_steps)
     return cell
 
 
 def select_backends(name: str, cell: Cell, config: SizesConfig, dtype: str) -> list[str]:
-    """The backends asked for that can run a cell in training, all it has if none are asked for.
+    """The requested backends that can train a cell; all available ones if none are requested.
 
-    On a GPU those whose loops can be recorded are there a second time, as CUDA graphs.
+    On a GPU, backends whose loops can be recorded occur a second time, as CUDA graphs.
 
     Raises:
-        UsageError: it has none of those.
+        UsageError: the cell has none of the requested backends.
     """
     available = available_backends(cell, config.device, DTYPES[dtype])
     available = (*available[:-1], *in_graphs(available, config.device), available[-1])
@@ -220,7 +220,7 @@ def compiled(cell: Cell, what: str) -> Cell:
             which takes torch many times as long; ``none`` changes nothing.
     """
     if what != "none":
-        # Past its limit torch goes on uncompiled; all cells of a class count together.
+        # Beyond its limit torch runs uncompiled code; all cells of a class count together.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
     if what == "sequence":
 

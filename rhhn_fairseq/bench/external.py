@@ -100,7 +100,7 @@ def find_externals(device_type: str, path: str = "") -> dict[str, External]:
         if not any((Path(path) / package).exists() for package in packages):
             raise UsageError(f"--external-path {path}: holds none of {', '.join(packages)}")
         if path not in sys.path:
-            # Last, so that nothing installed is taken from there.
+            # Last, so that installed packages take precedence.
             sys.path.append(path)
     return {
         name: entry

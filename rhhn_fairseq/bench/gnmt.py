@@ -1,4 +1,4 @@
-"""What ``gnmt-train`` and ``gnmt-decode`` share: translation models beside fairseq's own ``lstm``.
+"""Shared by ``gnmt-train`` and ``gnmt-decode``: translation models and fairseq's own ``lstm``.
 
 Weights are random and lengths fixed, so that every model does the same number of steps: in training whole
 batches of sentences of one length, in generation beams that may not end before the maximum length.

@@ -1,4 +1,4 @@
-"""``gnmt-decode``: beam search with translation models, beside fairseq's ``lstm``."""
+"""``gnmt-decode``: beam search with translation models, compared with fairseq's ``lstm``."""
 
 import math
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ def scores(model: nn.Module, tokens: Tensor, dictionary: Dictionary, beam: int) 
     It takes the same steps as the search that is timed, whose own symbols rounding may change. Random weights
     make all symbols almost as likely, so that an error shows in what is left without that.
     """
-    # fairseq adds its scores up in float32, so that it takes them apart again.
+    # fairseq sums scores in float32 and takes differences of the sums.
     results = search(model, tokens, dictionary, beam, tokens[:, :-1])
     logarithms = torch.stack([hypotheses[0]["positional_scores"] for hypotheses in results])
     return {"scores": logarithms + math.log(len(dictionary))}
@@ -82,6 +82,6 @@ def run(config: Config) -> dict:
 
 
 def draw(report: dict):
-    """Bars of the speeds beside fairseq's."""
+    """A bar chart of the speeds relative to fairseq's."""
     label = ("model", "backend", "sentences")
     return draw_bars(report, label, "target tokens a second / fairseq lstm", "speed_ratio")

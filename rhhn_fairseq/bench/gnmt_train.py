@@ -1,4 +1,4 @@
-"""``gnmt-train``: forward and backward of translation models, beside fairseq's ``lstm``."""
+"""``gnmt-train``: forward and backward of translation models, compared with fairseq's ``lstm``."""
 
 from dataclasses import dataclass
 
@@ -46,5 +46,5 @@ def run(config: Config) -> dict:
 
 
 def draw(report: dict):
-    """Bars of the speeds beside fairseq's."""
+    """A bar chart of the speeds relative to fairseq's."""
     return draw_bars(report, ("model", "backend"), "tokens a second / fairseq lstm", "speed_ratio")

@@ -1,4 +1,4 @@
-"""``lm``: whole training steps of character language models, beside the same with torch.nn.LSTM.
+"""``lm``: training steps of character language models, compared with the same model with torch.nn.LSTM.
 
 A step is the model with the carried state, the loss, the backward pass and Adam, on random text.
 
@@ -223,5 +223,5 @@ def _row(key: tuple, trainee: Trainee, seconds: dict, config: Config) -> dict:
 
 
 def draw(report: dict):
-    """Bars of the speeds beside torch.nn.LSTM's."""
+    """A bar chart of the speeds relative to torch.nn.LSTM's."""
     return draw_bars(report, ("arch", "layer", "backend"), "characters a second / nn.LSTM", "speed_ratio")

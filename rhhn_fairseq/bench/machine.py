@@ -26,7 +26,7 @@ IN_GRAPHS = "+graphs"
 """Ends the name of a backend whose loops run as CUDA graphs."""
 
 RECORDINGS = 1000
-"""Graphs that are kept, whatever memory they take: those of all contenders, which take turns."""
+"""The number of CUDA graphs to keep: those of all contenders, which run by turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def records(device: str) -> bool:
 
 
 def first_calls(contender: Hashable) -> int:
-    """How many calls it takes until all that follow go the same way: graphs are recorded in the second.
+    """The number of calls before timing is stable: CUDA graphs are recorded in the second call.
 
     Args:
         contender: a backend's name, or a tuple that holds it.
@@ -83,7 +83,7 @@ def first_calls(contender: Hashable) -> int:
 
 @contextlib.contextmanager
 def forced(backend: str | None) -> Iterator[None]:
-    """Runs cells on the backend of a name whatever the environment says; None on the one they prefer.
+    """Runs cells on a backend regardless of the environment; None selects the preferred one.
 
     A name of ``in_graphs`` has CUDA graphs used, another one has not.
     """
@@ -147,7 +147,7 @@ def _enough_memory() -> Iterator[None]:
 
 
 def describe_machine(device: str) -> dict[str, str | int]:
-    """What the milliseconds depend on, beside the code."""
+    """The properties of the machine and software that timings depend on."""
     description = {
         "cpu": _cpu_model(),
         "threads": torch.get_num_threads(),
@@ -172,7 +172,7 @@ def _cpu_model() -> str:
 
 
 class _Names(TorchDispatchMode):
-    """Notes the names of torch's operations."""
+    """Records the names of torch's operations."""
 
     def __init__(self):
         super().__init__()
@@ -184,14 +184,14 @@ class _Names(TorchDispatchMode):
 
 
 def lstm_algorithm(module: nn.Module, x_TBC: Tensor) -> str:
-    """What torch runs an ``nn.LSTM`` with, as one pass with gradients shows it; see ``name_algorithm``."""
+    """The algorithm that torch runs an ``nn.LSTM`` with, read from one pass; see ``name_algorithm``."""
     with _Names() as names:
         module(x_TBC)
     kernels = set()
     if "_cudnn_rnn" in names.called:
         # A profiler that stays attached would slow every launch that is timed later.
         os.environ.setdefault("TEARDOWN_CUPTI", "1")
-        # Which of cuDNN's algorithms it was, only the kernels on the GPU tell.
+        # Only the kernels on the GPU show which of cuDNN's algorithms ran.
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             module(x_TBC)
             now(x_TBC.device)

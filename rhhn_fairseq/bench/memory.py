@@ -1,4 +1,4 @@
-"""``memory``: peak memory of a cell's forward and backward pass by backend, beside its eager reference.
+"""``memory``: peak memory of a cell's forward and backward pass by backend, relative to the eager reference.
 
 On the CPU every pass has a process of its own: its peak of resident memory, less what it held before the
 pass. On a GPU it is what torch's allocator held at most, less what it held before. Weights, input and
@@ -162,7 +162,7 @@ def peak_of_this_process(config: Config, key: tuple[str, str, str]) -> int:
             # Freed memory that the allocator keeps would be taken again unseen.
             with contextlib.suppress(OSError, AttributeError):
                 ctypes.CDLL(None).malloc_trim(0)
-            # Where the kernel does not allow this, the peak until now stands, and is looked at below.
+            # If the kernel does not allow this, the old peak remains; it is checked below.
             with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")
             before, peak_before = _resident(), _resident("VmHWM")

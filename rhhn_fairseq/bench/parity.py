@@ -54,7 +54,7 @@ def pass_results(module: nn.Module, x_TBC: Tensor, gradient_TBH: Tensor, rows: i
 
 
 def with_gradients(results: dict[str, Tensor | None], module: nn.Module) -> dict[str, Tensor]:
-    """Tensors by name with the gradients of a module's parameters beside them; what is None is left out."""
+    """Tensors by name, together with the gradients of a module's parameters; without missing ones."""
     results = results | {f"gradient of {name}": p.grad for name, p in module.named_parameters()}
     return {name: tensor for name, tensor in results.items() if tensor is not None}
 

@@ -106,7 +106,7 @@ def run(config: Config) -> dict:
 
 
 def _products(M: int, K: int, N: int) -> dict[tuple[str, str], tuple[Callable[[], Tensor], Tensor]]:
-    """The products of a shape by name and by what multiplies: a call, and its result in float64."""
+    """The products of a shape by name and library: a call, and its result in float64."""
     x, w, dy = torch.randn(M, K), torch.randn(K, N), torch.randn(M, N)
     results = {}
     for name, left, right in (("x w", x, w), ("dy w'", dy, w.t()), ("x' dy", x.t(), dy)):
@@ -149,5 +149,5 @@ def _packed(by: str, left: Tensor, right: Tensor) -> Callable[[], Tensor]:
 
 
 def draw(report: dict):
-    """Bars of the speed beside torch's."""
+    """A bar chart of the speeds relative to torch's."""
     return draw_bars(report, ("shape", "product", "by"), "speed / torch")

@@ -30,7 +30,7 @@ class Column:
     spec: str = ""
 
     def text(self, row: dict) -> str:
-        """What stands in the row's line; a dash where the row has no such value."""
+        """The value as text; a dash if the row has no such value."""
         values = [row.get(key) for key in self.keys.split()]
         return "-" if None in values else "..".join(format(value, self.spec) for value in values)
 

@@ -96,7 +96,7 @@ def run(config: Config) -> dict:
         contenders, errors, batches = {}, {}, {}
         for point, sizes in config.points().items():
             for name in (BASELINE, *config.cells):
-                # The start is the same for all sizes and timed for each, so that growth has one reason.
+                # The initial size is timed again for each scaled size, so that the ratio has one cause.
                 layers = contenders_of(name, sizes)
                 checked = check_contenders(layers, sizes)
                 for contender in layers:

@@ -1,6 +1,6 @@
-"""Where the time of an update goes: ``fairseq-train`` with a clock at the border of every part.
+"""Where the time of an update goes: ``fairseq-train`` with a clock around every stage.
 
-Times are exclusive: a part within another counts for itself only. On a GPU the clock waits at every border
+Times are exclusive: a stage within another counts for itself only. On a GPU the clock waits at every border
 until the device has done all it was given, so that work counts where it was asked for; nothing overlaps then.
 """
 
@@ -60,7 +60,7 @@ class _Done(BaseException):
 
 
 class Clock:
-    """Seconds by part, of which the innermost open one counts.
+    """Seconds by stage; time counts for the innermost open stage.
 
     Attributes:
         cuda: whether to wait for the GPU before every look at the time.
@@ -73,7 +73,7 @@ class Clock:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets what was counted; open parts stay open."""
+        """Resets all times; open stages stay open."""
         self.seconds: dict[str, float] = {}
         self.tokens = 0
         self._since = self._now()
@@ -84,7 +84,7 @@ class Clock:
         return time.perf_counter()
 
     def look(self) -> None:
-        """Counts the time until now."""
+        """Adds the time until now to the open stage."""
         now = self._now()
         stage = self._open[-1]
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
@@ -101,7 +101,7 @@ class Clock:
             self._open.pop()
 
     def timed(self, name: str, function: Callable) -> Callable:
-        """The function, as a part."""
+        """The function, timed as a stage."""
 
         @functools.wraps(function)
         def run(*args, **kwargs):
@@ -142,7 +142,7 @@ def run(config: Config, arguments: list[str]) -> dict:
 
 
 def _replacements(clock: Clock, config: Config, bar: tqdm) -> Iterator[tuple]:
-    """What fairseq's training calls, with its part of the clock: owner, name and function."""
+    """The functions that fairseq's training calls, timed as stages: owner, name and function."""
     for name, stage in OF_TRAINER.items():
         yield Trainer, name, clock.timed(stage, getattr(Trainer, name))
     yield Trainer, "train_step", _counted(clock, config, bar, Trainer.train_step)

@@ -154,7 +154,7 @@ OWN_RECIPES = {
     "rhn_ptb": {"lr": [5e-4], "max_epoch": 618},
     "hyperrhn_ptb": {"max_epoch": 660},
 }
-# ``--arch char_lm``, which stands in no table, is trained as Ha's models of Penn Treebank.
+# ``--arch char_lm`` is in no table of a paper; it uses the recipe of Ha's models of Penn Treebank.
 BASE_RECIPE = RECIPES[PTB]
 
 

@@ -261,7 +261,7 @@ class OutputLayer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def factors(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What the logits are a linear function of, [..., E or H], and that function's weight and bias."""
+        """The factors of the logits: features [..., E or H], and the weight and bias that multiply them."""
         if self.project is not None:
             y = affine(y, self.project)
         return y, self.weight if self.shared is None else self.shared.weight, self.bias
@@ -385,7 +385,7 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
 
 
 class _Entries:
-    """Stands for a dictionary of which only the size matters."""
+    """A stand-in for a dictionary of which only the size matters."""
 
     def __init__(self, size: int):
         self.size = size

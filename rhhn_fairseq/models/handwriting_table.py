@@ -49,7 +49,7 @@ ARCHITECTURES = {
     "ln_hyperlstm_900_iam": Row(_ha("ln_hyperlstm", **HYPER), 3_951_461, -1067),
 }
 
-# The number of epochs stands in no paper. ``--arch handwriting`` is trained alike.
+# No paper gives the number of epochs. ``--arch handwriting`` uses the same recipe.
 BASE_RECIPE = {
     "task": "handwriting",
     "criterion": "mixture_density",

@@ -89,7 +89,7 @@ def check_shapes(model, state_dict: dict, kind: str, place: str, advice: str) ->
 
 
 def flag(name: str) -> str:
-    """A field's name as it stands on the command line."""
+    """A field's name on the command line."""
     return "--" + name.replace("_", "-")
 
 
@@ -104,7 +104,7 @@ def check_probability(config, name: str) -> float:
 def register_architecture(
     name: str, defaults: dict, model: type, config: type, note: str, recipe: Recipe
 ) -> None:
-    """Registers an architecture as a model of its own, so that --arch and Hydra build the same.
+    """Registers an architecture as a separate model, so that --arch and Hydra build the same model.
 
     Args:
         name: what --arch takes. defaults: fields of ``config`` whose defaults it changes.

@@ -1,8 +1,8 @@
-"""What an architecture is trained with where the user says nothing.
+"""The training options of an architecture that apply unless the user gives others.
 
-A recipe is a dictionary of fairseq's options by name, as ``batch_size``, with the values that stand in the
-architecture's file under ``configs/``. The recipes are in the ``*_table.py`` files beside the architectures;
-``rhhn_fairseq.adaptations.recipes`` fills them in.
+A recipe is a dictionary of fairseq's options by name, such as ``batch_size``, with the values of the
+architecture's file under ``configs/``. The ``*_table.py`` files hold the recipes next to the architectures.
+``rhhn_fairseq.adaptations.recipes`` applies them.
 """
 
 from collections.abc import Mapping

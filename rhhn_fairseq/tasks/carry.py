@@ -27,7 +27,7 @@ class Carry:
         return self._after[0]
 
     def open(self, chunk: int) -> "Carry":
-        """Goes to ``chunk``, so that ``read`` gives the state that comes before it.
+        """Moves to ``chunk``; ``read`` then gives the state before it.
 
         The same chunk may be opened again (a batch that is repeated after an overflow), and chunk 0
         always starts from zeros; otherwise chunks come in order.
@@ -45,7 +45,7 @@ class Carry:
         return self
 
     def read(self, device: torch.device | None = None) -> State | None:
-        """The state before the opened chunk, of the next model; None for zeros.
+        """The next model's state before the current chunk; None for zeros.
 
         Args:
             device: where the model is. A checkpoint's states come from the CPU.
@@ -54,7 +54,7 @@ class Carry:
         return tuple(tensor.to(device) for tensor in self._start[self._read - 1]) if self._start else None
 
     def write(self, state: State) -> None:
-        """Keeps a model's state after the opened chunk, cut from its graph."""
+        """Stores a model's state after the current chunk, detached from its graph."""
         self._after.append(tuple(tensor.detach() for tensor in state))
 
 

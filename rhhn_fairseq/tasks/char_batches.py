@@ -70,7 +70,7 @@ class OrderedBatchIterator(iterators.EpochBatchIterator):
         super().__init__(dataset=dataset, collate_fn=dataset.collater, batch_sampler=batches, **options)
 
     def ordered_batches(self, epoch, fix_batches_to_gpus, shuffle):
-        """This worker's batches in order, whatever ``shuffle`` says: the state is carried along them."""
+        """This worker's batches in order; ``shuffle`` is ignored, because the state is carried along them."""
         batches = super().ordered_batches(epoch, fix_batches_to_gpus, shuffle=False)
         if not self.numbered_by_epoch:
             return batches

@@ -235,7 +235,7 @@ class CharLMTask(LogsDiagnostics, FairseqTask):
     def gather_checkpoint_state(self) -> None:
         """Collects the lanes of all workers; every worker calls it before a checkpoint is saved."""
         self._saved_states = None
-        # After the last chunk the next epoch begins from zeros, whatever its layout.
+        # After the last chunk, the next epoch begins from zeros with any layout.
         if self.carries and 0 <= self.carries[0].chunk < self.chunks - 1:
             self._saved_states = gather_states(self.carries, self.workers)
 

@@ -70,7 +70,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch, ro
 
 
 def test_a_copy_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
-    """copy_whole: checkpoint_last.pt is a copy of what was saved under another name."""
+    """copy_completely: checkpoint_last.pt is a copy of what was saved under another name."""
     saved, last = tmp_path / "checkpoint_1_5.pt", tmp_path / "checkpoint_last.pt"
     saved.write_bytes(b"new" * 1000)
     last.write_bytes(b"old")

@@ -144,7 +144,7 @@ def test_without_a_gpu_the_number_of_workers_is_asked_for():
 
 
 def test_a_copy_that_is_cut_short_replaces_nothing(tmp_path, monkeypatch):
-    """copy_whole: what fairseq saves it copies to checkpoint_last.pt, a worker can be killed meanwhile."""
+    """copy_completely: what fairseq saves it copies to checkpoint_last.pt, a worker can be killed then."""
     saved, last = tmp_path / "checkpoint_1_500.pt", tmp_path / "checkpoint_last.pt"
     saved.write_bytes(b"new" * 1000)
     last.write_bytes(b"old")
@@ -155,7 +155,7 @@ def test_a_copy_that_is_cut_short_replaces_nothing(tmp_path, monkeypatch):
 
     plain = staticmethod(lambda source, destination, overwrite=False: shutil.copyfile(source, destination))
     monkeypatch.setattr(PathManager, "copy", plain)
-    assert restarts.copy_whole()
+    assert restarts.copy_completely()
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", killed)
         with pytest.raises(KeyboardInterrupt):
@@ -164,7 +164,7 @@ def test_a_copy_that_is_cut_short_replaces_nothing(tmp_path, monkeypatch):
     assert PathManager.copy(str(saved), str(last), overwrite=True)
     assert last.read_bytes() == saved.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_1_500.pt", "checkpoint_last.pt"]
-    assert not restarts.copy_whole()
+    assert not restarts.copy_completely()
 
 
 class Words(FairseqDataset):

@@ -265,7 +265,7 @@ def test_hydra_trains_an_architecture_alone(corpus, tmp_path):
     cfg = load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))["cfg"]
     assert (cfg.optimizer._name, cfg.task.batching) == ("adam_l1", "windows")
     assert cfg.optimization.clip_norm == 10.0
-    assert cfg.optimization.lr == cfg.optimizer.lr == cfg.lr_scheduler.lr == [1e-3]
+    assert cfg.optimization.lr == cfg.optimizer.lr == cfg.lr_scheduler.lr == [5e-4]
     assert (cfg.optimization.max_epoch, cfg.dataset.batch_size_valid) == (0, 2)
 
 

@@ -1,4 +1,4 @@
-"""Makes a directory whole or not at all: filled beside its place, then renamed, by one process at a time."""
+"""Creates a directory completely or not at all: one process fills it under another name and renames it."""
 
 import functools
 import inspect
@@ -95,7 +95,7 @@ def _made(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def staged(dest: Path) -> Iterator[Path]:
-    """A fresh directory beside ``dest`` that takes its place when the context ends well.
+    """A new directory next to ``dest`` that replaces it when the context ends without an error.
 
     After an exception, Ctrl-C or a full disk it is removed, and ``dest`` is as it was. Raises
     UsageError where the file system refuses.
@@ -118,7 +118,7 @@ def staged(dest: Path) -> Iterator[Path]:
 
 
 def publish(stage: Path, dest: Path) -> None:
-    """Rename the directory ``stage`` to ``dest``, in the place of what is there.
+    """Rename the directory ``stage`` to ``dest``, replacing an existing directory.
 
     Raises OSError where the file system refuses; then ``dest`` is as it was.
     """
@@ -130,7 +130,7 @@ def publish(stage: Path, dest: Path) -> None:
         dest.rename(old)
         stage.rename(dest)
     finally:
-        # Whatever went wrong in between, exactly one of the two stays, in its place.
+        # After any error in between, exactly one of the two directories is left, at ``dest``.
         if old.exists():
             if dest.exists():
                 shutil.rmtree(old, ignore_errors=True)

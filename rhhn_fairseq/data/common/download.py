@@ -51,7 +51,7 @@ def download(url: str, directory: Path, timeout: float = TIMEOUT_SECONDS, option
 
 
 def _fetch(url: str, partial: Path, timeout: float) -> int | None:
-    """Fetch what ``part`` lacks; the total number of bytes, or None if the server does not say."""
+    """Fetch the rest of ``partial``; returns the total number of bytes, or None if it is unknown."""
     have = partial.stat().st_size if partial.exists() else 0
     headers = {"User-Agent": "rhhn_fairseq"}
     if have:
@@ -60,7 +60,7 @@ def _fetch(url: str, partial: Path, timeout: float) -> int | None:
     try:
         response = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as error:
-        # 416: there is nothing after ``have``, so the part is whole, or it is not of this file.
+        # 416: nothing follows ``have``, so the file is complete, or it is a piece of another file.
         if error.code != 416:
             raise
         error.close()

@@ -19,7 +19,7 @@ _WORDS = {dict: "a table", bool: "true or false", int: "a whole number", str: "a
 
 
 def load_manifest(data_dir: str | Path) -> object | None:
-    """What the manifest of a directory holds, or None where there is none. Raises UsageError."""
+    """The content of a directory's manifest, or None without a manifest. Raises UsageError."""
     try:
         return read_json(Path(data_dir) / MANIFEST_NAME, ADVICE)
     except FileNotFoundError:
@@ -66,7 +66,7 @@ class ManifestForm:
     advice: str = ADVICE
 
     def read(self, data_dir: str | Path) -> dict | None:
-        """The manifest of a prepared directory, or None where there is none.
+        """The manifest of a prepared directory, or None without one.
 
         Raises:
             UsageError: the file cannot be read, or is not a manifest of this form.
@@ -99,7 +99,7 @@ def write_manifest(data_dir: Path, manifest: dict) -> None:
 
 
 def check_request(dest: Path, prepared: dict, request: dict, identity: tuple[str, ...]) -> None:
-    """Compares what a directory was prepared from, and how, with what is asked for now.
+    """Compares the input and options of a prepared directory with those of this request.
 
     Names of files do not matter, only what is in them.
 

@@ -1,4 +1,4 @@
-"""The fourth stage: fairseq-preprocess, run as its users run it, and a check of what it wrote."""
+"""The fourth stage: runs fairseq-preprocess and checks its output."""
 
 import os
 import re
@@ -33,8 +33,8 @@ preprocess.cli_main()
 SENTENCES_AT_A_TIME = 4_000_000
 """Training pairs that one process binarises: it keeps two Python integers for each, some 80 bytes."""
 
-# fairseq begins with the first part of a text when all others are done. Small parts keep the processors busy
-# until then; what is left for one of them is a small part too.
+# fairseq processes the first piece of a text after all others. Small pieces keep the processors busy until
+# then and leave only a small piece for the end.
 _PIECES_PER_WORKER = 4
 _EOS = 2
 _BLOCK = 1 << 20

@@ -16,7 +16,7 @@ _BLOCK = 1 << 20
 def mark_duplicates(keys: Path, marks: Path) -> int:
     """Write a byte for each key: 1 if the same key came before, else 0; the number of ones.
 
-    The range of the keys is cut into parts, and one pass over the file compares those of one part.
+    The keys are divided into ranges, and each pass over the file compares the keys of one range.
     """
     count = keys.stat().st_size // KEY.itemsize
     ranges = 1 + count // KEYS_IN_MEMORY
@@ -40,13 +40,13 @@ def mark_duplicates(keys: Path, marks: Path) -> int:
 
 
 def _keys_in_range(keys: Path, index: int, ranges: int) -> tuple[np.ndarray, np.ndarray]:
-    """The keys of one part of their range, [K] uint64, and where in the file they stand, [K] int64."""
+    """The keys in one range, [K] uint64, and their positions in the file, [K] int64."""
     values, positions = [], []
     start = 0
     with keys.open("rb") as file:
         while block := file.read(_BLOCK * KEY.itemsize):
             read = np.frombuffer(block, dtype=KEY).astype(np.uint64)
-            # The upper half of a key times the number of parts, without its lower 32 bits, is the part.
+            # The upper half of a key times the number of ranges, shifted by 32 bits, is the range of the key.
             inside = np.flatnonzero((read >> np.uint64(32)) * np.uint64(ranges) >> np.uint64(32) == index)
             values.append(read[inside])
             positions.append(start + inside)

@@ -125,7 +125,7 @@ def _pool(pieces: Path, workers: int):
     executor = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (pieces,))
 
     def encode_blocks(blocks) -> Iterator:
-        # A few blocks for each worker are under way, so that none waits and memory stays bounded.
+        # Each worker has a few blocks queued, so that no worker waits and memory stays bounded.
         pending = deque()
         for block in blocks:
             pending.append(executor.submit(_encode_in_worker, block))

@@ -8,7 +8,7 @@ from rhhn_fairseq.errors import UsageError
 
 
 def pieces_sha256(data_dir: str | Path) -> str | None:
-    """SHA-256 of the pieces' model, 64 hexadecimal digits; None where the directory does not say.
+    """SHA-256 of the pieces' model, 64 hexadecimal digits; None if the directory does not record it.
 
     Raises:
         UsageError: there is a manifest, but it cannot be read or its entry is no SHA-256.

@@ -13,7 +13,7 @@ from typing import Protocol
 from rhhn_fairseq.errors import UsageError
 
 LONGEST_LINE = 1 << 20
-"""Bytes of the longest line that is read; what is longer is no sentence, and need not fit in memory."""
+"""Bytes of the longest line that is read; a longer line is not a sentence and may not fit into memory."""
 
 RawPair = tuple[bytes | None, bytes | None]
 """Two lines without their ends; None stands for a line longer than ``LONGEST_LINE``."""
@@ -91,7 +91,7 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
     for chunk in chunks:
         *complete, rest = (rest + chunk).split(b"\n")
         for line in complete:
-            # The end of a line for which None was given.
+            # The end of a line that was already reported as None.
             if not too_long:
                 yield None if len(line) > LONGEST_LINE else line.removesuffix(b"\r")
             too_long = False

@@ -155,7 +155,7 @@ def _possible_size(named: int, learn: Callable[[int], bytes]) -> int | None:
             match = _TOO_LARGE.search(str(error))
             if match is None:
                 return None
-            # What it names next may be smaller by a few pieces only, so at least a twentieth goes.
+            # The size it names next may be smaller by a few pieces only, so take at least a twentieth off.
             named = min(int(match[1]), named * 19 // 20)
         else:
             return named

@@ -170,7 +170,7 @@ def _splits(texts: dict, counts: dict) -> dict:
 
 
 def _gather(stages: Stages) -> dict[str, dict]:
-    """Copy the small files of earlier stages beside the binary ones; size and SHA-256 of all of them."""
+    """Copy the small files of earlier stages next to the binary ones; size and SHA-256 of all files."""
     files = dict(stages.files(BINARY))
     folder = stages.folder(BINARY)
     (folder / RAW).mkdir(exist_ok=True)
@@ -211,6 +211,6 @@ def most_workers() -> int:
 
 
 def versions() -> dict[str, str]:
-    """The versions of what decides the result; "none" for a package that is not installed."""
+    """The versions of the packages that decide the result; "none" for a package that is not installed."""
     packages = {name: installed_version(distribution) for name, distribution in _PACKAGES.items()}
     return {"python": platform.python_version()} | packages

@@ -1,4 +1,4 @@
-"""Work in stages, each done once: an interrupted run goes on at the first stage it did not finish.
+"""Work in stages, each done once: an interrupted run resumes at its first unfinished stage.
 
 A stage fills a folder. When it is done, NAME.json beside the folder records what was asked for, the
 SHA-256 of every file, and the result. A later run that asks for the same takes the record's word for it
@@ -38,7 +38,7 @@ class Stages:
         return json.loads(self._record_path(name).read_text(encoding="utf-8"))["files"]
 
     def run(self, name: str, request: dict, make: Callable[[Path], dict]) -> dict:
-        """Let ``make`` fill an empty folder, unless that was done before; what it returned.
+        """Let ``make`` fill an empty folder, unless a former run did; returns the result of ``make``.
 
         request: all that decides the result besides the stages before; ``make``'s result and this must
             be equal to what JSON makes of them.
@@ -92,7 +92,7 @@ class Stages:
             same = record["request"] == request and all(
                 describe_file(self.folder(name) / path) == entry for path, entry in record["files"].items()
             )
-        # A record or file that cannot be read, for whatever reason, is made again.
+        # A record or file that cannot be read for any reason is made again.
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         return record if same else None

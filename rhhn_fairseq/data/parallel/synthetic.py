@@ -206,7 +206,7 @@ class Kind:
 
     @property
     def size(self) -> int:
-        """How many sentences there are of this kind."""
+        """The number of sentences of this kind."""
         return math.prod(self.slots)
 
     def sentences(self, number: int) -> Sentences:
@@ -228,7 +228,7 @@ KINDS = (
 )
 
 CAPACITY = sum(kind.size for kind in KINDS)
-"""How many sentences there are."""
+"""The number of sentences."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a problem is: sequences of numbers to read, and what is to be answered.
+"""The interface of a problem: sequences of numbers to read, and the expected answers.
 
 Shapes: N examples, T steps, C numbers a step.
 """

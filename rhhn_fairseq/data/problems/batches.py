@@ -81,5 +81,5 @@ def training_set(problem: GeneratedProblem, N: int, seed: int) -> Codes:
 
 
 def evaluation_set(problem: GeneratedProblem, split: str, N: int) -> Codes:
-    """N examples of ``valid`` or ``test``: the same in every run, whatever its seed."""
+    """N examples of ``valid`` or ``test``: the same in every run, independent of its seed."""
     return problem.draw(np.random.default_rng([{"valid": VALID_SET, "test": TEST_SET}[split]]), N)

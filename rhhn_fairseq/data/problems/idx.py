@@ -54,7 +54,7 @@ def read_idx(path: str | Path, dimensions: int) -> np.ndarray:
         raise UsageError(
             f"{path}: its header says {_times(shape)} bytes, which does not fit a file of this kind"
         )
-    # One byte more than there should be shows whether there is more.
+    # Reads one byte more than expected, to notice a longer file.
     data = b"".join(source.chunks(header_bytes, header_bytes + size + 1))
     if len(data) != size:
         held = f"only {len(data):,}" if len(data) < size else "more than that"

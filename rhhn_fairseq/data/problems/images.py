@@ -1,4 +1,4 @@
-"""Images read pixel by pixel: a network says what it has seen after the last one.
+"""Images read pixel by pixel: the network classifies the image after the last pixel.
 
 Shapes: N images, T pixels.
 """

@@ -1,4 +1,4 @@
-"""Which lines of handwriting are fit to train on, and what is corrected in them."""
+"""Selects and corrects lines of handwriting for training."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ REASONS = ("short", "long", "flat")
 
 @dataclass(frozen=True)
 class CleaningConfig:
-    """What is done to every line before it is stored; ``UsageError`` names a value that cannot work."""
+    """Options of cleaning. Raises UsageError for an impossible value."""
 
     min_points: int = field(default=2, metadata={"help": "drop lines with fewer points"})
     max_points: int = field(default=0, metadata={"help": "drop lines with more points; 0: keep all"})
@@ -89,7 +89,7 @@ def _limit_steps(points: np.ndarray, config: CleaningConfig) -> tuple[np.ndarray
 
 
 def _median_step(points: np.ndarray) -> float:
-    """The median length of the steps that are not zero; 0 where there is none."""
+    """The median length of the steps other than zero; 0 if all are zero."""
     lengths = np.hypot(points[1:, 0], points[1:, 1])
     lengths = lengths[lengths > 0]
     return float(np.median(lengths)) if lengths.size else 0.0

@@ -1,4 +1,4 @@
-"""What a corpus of handwriting gives to the preparation, whatever it was read from."""
+"""The lines of a corpus of handwriting, as every reader returns them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -155,7 +155,7 @@ def _points(content: bytes, place: str) -> np.ndarray:
 def _transcripts(content: bytes) -> list[str]:
     """The texts of a form's lines, after the heading CSR: (corrected by hand, as OCR: is not)."""
     text = content.decode("latin-1").replace("\r", "\n")
-    # In some files a row of percent signs stands where a line ends.
+    # In some files a row of percent signs marks the end of a line.
     lines = [line.strip() for line in re.sub("%{5,}", "\n", text).split("\n")]
     if "CSR:" not in lines:
         return []
@@ -163,7 +163,7 @@ def _transcripts(content: bytes) -> list[str]:
 
 
 class _Digest:
-    """Size and SHA-256 of a set of files, whatever their order and whether they are packed."""
+    """Size and SHA-256 of a set of files, independent of their order and packing."""
 
     def __init__(self):
         self.checksums: dict[str, str] = {}

@@ -44,8 +44,7 @@ class StrokeManifest:
         manifest = STROKES.read(data_dir)
         if manifest is None:
             raise UsageError(
-                f"{data_dir}: has no {MANIFEST_NAME}; "
-                f"name a directory that {command('prepare_strokes')} made"
+                f"{data_dir}: has no {MANIFEST_NAME}; name a directory that {command('prepare_strokes')} made"
             )
         return cls(
             manifest["variant"],

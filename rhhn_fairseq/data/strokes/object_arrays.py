@@ -32,7 +32,7 @@ _MODULES = ("numpy", "_codecs", "builtins", "__builtin__")
 
 @dataclass(frozen=True)
 class Function:
-    """The name of a function, which stands for it."""
+    """The name of a function, in place of the function."""
 
     name: str
 

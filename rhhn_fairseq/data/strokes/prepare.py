@@ -73,7 +73,7 @@ def prepare(
 
 
 def report(manifest: dict) -> str:
-    """A short table of what was prepared, what was dropped, and the corpus by name."""
+    """A table of the prepared and the dropped lines, and the name of the corpus."""
     lines = [f"{'split':<6} {'lines':>8} {'points':>11} {'with text':>9} {'dropped':>8} {'outliers':>8}"]
     for split, counts in manifest["splits"].items():
         dropped = sum(counts["dropped"].values())
@@ -137,7 +137,7 @@ def _clean(lines: list[Line], config: CleaningConfig) -> tuple[list[Line], dict]
         if isinstance(points, str):
             dropped[points] += 1
             continue
-        # They are stored in float32, which is narrower than what was read.
+        # Points are stored in float32, which is narrower than the input.
         with np.errstate(over="ignore"):
             stored = points.astype(np.float32)
         if not np.isfinite(stored).all():

@@ -82,7 +82,7 @@ def _load(paths, split, first_row, y_up, seed) -> Loaded:
 
 
 def read_line(path: Path, first_row: str = "drawn", y_up: bool = False) -> Line:
-    """The one line of a .npy file, with its text where a file beside it has it.
+    """The line of a .npy file that holds one line, with its text if a neighbouring file has it.
 
     Raises:
         UsageError: the file cannot be read, or holds no line or several.
@@ -119,7 +119,7 @@ def _lines(array: np.ndarray, name: str, first_row: str, y_up: bool, text: str |
 
 
 def _text(file: Path) -> str | None:
-    """What is written in the line of a file, where a file beside it says so."""
+    """The text of a file's line, if a neighbouring file has it."""
     if file.name.endswith(STROKES_SUFFIX):
         chars = file.with_name(file.name.removesuffix(STROKES_SUFFIX) + CHARS_SUFFIX)
         if not chars.exists():

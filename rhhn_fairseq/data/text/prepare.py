@@ -28,7 +28,7 @@ from rhhn_fairseq.data.text.stream import StreamWriter
 from rhhn_fairseq.data.text.vocabulary import NEWLINE, UNK, CharVocabulary, escape, escape_byte
 from rhhn_fairseq.errors import UsageError
 
-# A stretch of a source: bytes [start, stop), None for its end.
+# A range of a source: bytes [start, stop), with None for the end.
 Stretch = tuple[Source, int, int | None]
 
 
@@ -66,7 +66,7 @@ def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool 
 
 
 def report(manifest: dict) -> str:
-    """A short table of what was prepared, and the corpus by name."""
+    """A table of the prepared splits, and the name of the corpus."""
     lines = [f"{'split':<6} {'symbols':>13} {'items':>11} {'unknown':>9}"]
     for split, counts in manifest["splits"].items():
         lines.append(f"{split:<6} {counts['symbols']:>13,} {counts['items']:>11,} {counts['unknown']:>9,}")
@@ -75,7 +75,7 @@ def report(manifest: dict) -> str:
 
 
 def _inspect(entry: Input, verify: bool) -> dict:
-    """Size and SHA-256 of an input's unpacked bytes, compared with what is published."""
+    """Size and SHA-256 of an input's unpacked bytes, checked against the published values."""
     sha256 = hashlib.sha256()
     # Some builds forbid MD5 unless told that no security rests on it.
     md5 = hashlib.md5(usedforsecurity=False)

@@ -36,7 +36,7 @@ _INTEGER_TYPES = {
 }
 _TYPE_CODES = {np.dtype(kind): code for code, kind in _INTEGER_TYPES.items()}
 
-# Numbers checked or copied at a time: some megabytes, whatever the size of the corpus.
+# Numbers checked or copied at a time: a few megabytes for a corpus of any size.
 _BLOCK = 1 << 20
 
 
@@ -173,7 +173,7 @@ class StreamWriter:
                 self._finish()
 
     def write(self, indices: np.ndarray, ends_line: np.ndarray) -> None:
-        """Append dictionary indices [T]; ``ends_line`` [T] is true where a newline stands."""
+        """Append dictionary indices [T]; ``ends_line`` [T] is true at newlines."""
         self._bin.write(indices.astype(self._dtype).tobytes())
         self.symbols += indices.size
         ends = np.flatnonzero(ends_line) + 1

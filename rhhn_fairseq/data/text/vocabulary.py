@@ -27,7 +27,7 @@ UNK = 3
 FIRST_SYMBOL = len(SPECIAL_SYMBOLS)
 NEWLINE = ord("\n")
 
-# What decoding gives for an index that stands for no symbol (<unk>, <s>, <pad>).
+# The decoded form of an index without a symbol (<unk>, <s>, <pad>).
 REPLACEMENT = {"text": 0xFFFD, "bytes": ord("?")}
 _LARGEST_CODE = {"text": 0x10FFFF, "bytes": 0xFF}
 
@@ -176,7 +176,7 @@ class CharVocabulary:
         return text.encode("utf-8") if self.mode == "bytes" else text
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """Dictionary indices of a text, int64 [T]; what was not in the training text is <unk>.
+        """Dictionary indices of a text, int64 [T]; symbols that the training text lacks become <unk>.
 
         In bytes mode a str stands for its UTF-8 bytes. Raises TypeError for bytes in text mode.
         """
@@ -245,7 +245,7 @@ class IncrementalDecoder:
         return decoded if isinstance(decoded, str) else self._utf8.decode(decoded)
 
     def finish(self) -> str:
-        """What is left at the end: U+FFFD for an unfinished character, else nothing."""
+        """The rest at the end of the input: U+FFFD for an incomplete character, otherwise nothing."""
         return self._utf8.decode(b"", final=True)
 
 
