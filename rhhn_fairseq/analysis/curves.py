@@ -23,6 +23,11 @@ BETTER = ("max", "min")
 # Of these, more is better; of anything else, less.
 MORE_IS_BETTER = ("accuracy", "bleu")
 LINE_STYLES = ("-", "--", ":", "-.")
+# One for each seed of a group.
+MARKERS = "osD^v<>PX*"
+FEW_POINTS = 30
+# The figure that is drawn unless one is named: the first that all logs have.
+PREFERRED = ("bleu", "bpc", "accuracy", "mse", "loss")
 
 _SEED = re.compile(r"[-_.](?:seed[-_=]?|s)\d+$", re.IGNORECASE)
 
@@ -84,6 +89,24 @@ def read_curves(paths: list[str], metric: str, subsets: list[str]) -> list[Curve
             updates = sorted(points)
             curves.append(Curve(name, subset, updates, [points[update] for update in updates]))
     return curves
+
+
+def choose_metric(paths: list[str], subsets: list[str]) -> str:
+    """The first of PREFERRED that every log has in every subset.
+
+    Raises:
+        UsageError: a file is no log, or there is none that all have.
+    """
+    shared = set(PREFERRED)
+    for path in paths:
+        records = read_log(path)
+        for subset in subsets:
+            if subset not in {record.subset for record in records}:
+                raise UsageError(f"{path}: {_available_metrics(records, '', subset)}")
+            shared &= {name for record in records if record.subset == subset for name in record.figures}
+    if not shared:
+        raise UsageError(f"the logs share none of {', '.join(PREFERRED)}: name one with --metric")
+    return next(name for name in PREFERRED if name in shared)
 
 
 def _available_metrics(records, metric: str, subset: str) -> str:
@@ -185,29 +208,33 @@ def picture(
     axes = figure.add_subplot()
     subsets = list(dict.fromkeys(curve.subset for curve in curves))
     groups = list(dict.fromkeys(curve.group for curve in curves))
-    named = set()
+    members = _grouped(curves)
     for curve in curves:
-        key = (curve.group, curve.subset)
+        group = members[curve.group, curve.subset]
         label = curve.group if len(subsets) == 1 else f"{curve.group}, {curve.subset}"
+        label += f" ({len(group)} runs)" if len(group) > 1 else ""
+        # Seeds of a group differ in their markers, and a curve of few points shows where they are.
+        marked = len(group) > 1 or len(curve.updates) <= FEW_POINTS
         axes.plot(
             curve.updates,
             curve.values,
             color=f"C{groups.index(curve.group) % 10}",
             linestyle=LINE_STYLES[subsets.index(curve.subset) % len(LINE_STYLES)],
-            marker="o" if len(curve.updates) == 1 else None,
+            marker=MARKERS[group.index(curve) % len(MARKERS)] if marked else None,
+            markevery=max(1, len(curve.updates) // FEW_POINTS),
+            markersize=4,
             linewidth=1.5,
             alpha=0.85,
-            label=None if key in named else label,
+            label=label if curve is group[0] else None,
         )
-        named.add(key)
     if threshold is not None:
-        axes.axhline(threshold, color="0.5", linestyle=":", linewidth=1)
+        axes.axhline(threshold, color="0.5", linestyle=":", linewidth=1, label=f"threshold {threshold:g}")
     if log_scale:
         axes.set_yscale("log")
     axes.set_xlabel("updates")
     axes.xaxis.set_major_formatter(lambda value, position: f"{value:,.0f}")
     axes.set_ylabel(metric if len(subsets) > 1 else f"{metric} ({subsets[0]})")
-    axes.set_title(title or "")
+    axes.set_title(title or f"{metric} during training")
     axes.grid(color="0.9")
     axes.legend(fontsize="small")
     file = io.BytesIO()

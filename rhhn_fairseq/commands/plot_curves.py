@@ -18,7 +18,7 @@ def main(argv=None) -> None:
     parser = make_parser("plot_curves", __doc__)
     add = parser.add_argument
     add("logs", nargs="+", metavar="LOG", help="output of fairseq-train")
-    add("--metric", default="accuracy", help="name of the figure (default: %(default)s)")
+    add("--metric", help=f"name of the figure (default: the first of {', '.join(curves.PREFERRED)} there is)")
     add("--subsets", default="valid", help="such as valid,train_inner (default: %(default)s)")
     add("--png", metavar="FILE", help="where to draw the curves")
     add("--table", metavar="FILE", help="write a table there, as Markdown")
@@ -33,12 +33,13 @@ def main(argv=None) -> None:
         raise UsageError("--subsets names no subset, take for instance valid,train_inner")
     check_output("--png", args.png, (*args.logs, args.table))
     check_output("--table", args.table, args.logs)
-    better = args.better or curves.default_better(args.metric)
-    read = curves.read_curves(args.logs, args.metric, subsets)
-    table = curves.table(read, args.metric, better, args.threshold)
+    metric = args.metric or curves.choose_metric(args.logs, subsets)
+    better = args.better or curves.default_better(metric)
+    read = curves.read_curves(args.logs, metric, subsets)
+    table = curves.table(read, metric, better, args.threshold)
     if args.png is not None:
         with replacing(args.png) as file:
-            file.write(curves.picture(read, args.metric, args.title, args.threshold, args.log_scale))
+            file.write(curves.picture(read, metric, args.title, args.threshold, args.log_scale))
     if args.table is not None:
         with replacing(args.table) as file:
             file.write(table.encode("utf-8"))

@@ -6,6 +6,7 @@ The text is the source of Python's standard library. What was trained before is 
 in the log file.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -66,6 +67,9 @@ def run_all(log) -> None:
     print(f"picture   {picture}: how the weights change as the model reads")
     model = checkpoint("LN HyperLSTM")
     print("\nGo on with:")
+    if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ:
+        # The environment is there, but this terminal does not use it.
+        print(f"  source {os.path.relpath(sys.prefix)}/bin/activate")
     print(f'  {usage("sample")} {model} --prompt "class "')
     print(f"  {usage('prepare_chars')} text --input BOOK.txt --split 90/5/5 --dest data-bin/book")
     print("  fairseq-train data-bin/book --arch ln_hyperlstm_ptb --save-dir checkpoints/book")

@@ -63,7 +63,7 @@ def parse_arguments(argv):
         help="NAME.svg and NAME.png; or one file with that ending",
     )
     add("--text", action="append", default=[], metavar="TEXT", help="what to write; several, repeated")
-    add("--lines", type=int, default=3, help="lines to write, of each text (default: %(default)s)")
+    add("--lines", type=int, default=1, help="lines to write, of each text (default: %(default)s)")
     add(
         "--points",
         type=int,

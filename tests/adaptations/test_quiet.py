@@ -35,10 +35,13 @@ def said(monkeypatch, tmp_path):
         details = functools.partial(quiet._pass, re.compile(quiet.DETAILS[name] or ""))
         monkeypatch.setattr(logger, "filters", [details])
         logger.addHandler(screen)
-        monkeypatch.setattr(logger, "level", logging.INFO)
+        before = logger.level
+        # By its method: a logger remembers what it is enabled for.
+        logger.setLevel(logging.INFO)
         try:
             logger.log(level, message)
         finally:
+            logger.setLevel(before)
             logger.removeHandler(screen)
         return screen.messages, (tmp_path / "details.log").read_text()
 

@@ -179,18 +179,40 @@ def test_curves_are_drawn_with_one_colour_a_group(tmp_path, monkeypatch):
     plot = Axes.plot
 
     def recorded(axes, *args, **kwargs):
-        drawn.append((kwargs["color"], kwargs["linestyle"], kwargs["label"]))
+        drawn.append((kwargs["color"], kwargs["linestyle"], kwargs["marker"], kwargs["label"]))
         return plot(axes, *args, **kwargs)
 
     monkeypatch.setattr(Axes, "plot", recorded)
     curves = _curves({"lstm_s1": [1, 2], "lstm_s2": [1, 3], "h_s1": [2, 3]})
     picture([*curves, Curve("h_s1", "train", [100], [2.0])], "accuracy")
     assert drawn == [
-        ("C0", "-", "lstm, valid"),
-        ("C0", "-", None),
-        ("C1", "-", "h, valid"),
-        ("C1", "--", "h, train"),
+        ("C0", "-", "o", "lstm, valid (2 runs)"),
+        ("C0", "-", "s", None),
+        ("C1", "-", "o", "h, valid"),
+        ("C1", "--", "o", "h, train"),
     ]
+
+
+def test_many_points_of_one_run_have_no_markers(monkeypatch):
+    from matplotlib.axes import Axes
+
+    from rhhn_fairseq.analysis.curves import picture
+
+    drawn = {}
+    plot, line = Axes.plot, Axes.axhline
+    monkeypatch.setattr(Axes, "plot", lambda *a, **k: drawn.update(plot=k) or plot(*a, **k))
+    monkeypatch.setattr(Axes, "axhline", lambda *a, **k: drawn.update(line=k) or line(*a, **k))
+    picture([Curve("a", "valid", list(range(100)), [1.0] * 100)], "bpc", threshold=1.25)
+    assert drawn["plot"]["marker"] is None
+    assert drawn["line"]["label"] == "threshold 1.25"
+
+
+def test_the_metric_is_one_that_all_logs_have(tmp_path, capsys):
+    logs = [_log(tmp_path / "a.log", [3, 2], metric="bpc"), _log(tmp_path / "b.log", [3, 2], metric="loss")]
+    plot_curves.main(logs[:1])
+    assert "best bpc" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="the logs share none of bleu, bpc, accuracy, mse, loss: name"):
+        plot_curves.main(logs)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The first run: one line a stage, details in the log, failures with its last lines."""
 
 import io
+import os
 import sys
 
 import numpy as np
@@ -91,6 +92,7 @@ def test_the_whole_run(tmp_path, monkeypatch, capsys):
     assert [line.split()[0] for line in shown[:3]] == ["details", "text", "training"]
     assert sum("bits  def " in line for line in shown) == 2 * quickstart.EPOCHS
     assert (tmp_path / "checkpoints/quickstart/changes.png").is_file()
+    assert ("/bin/activate" in "".join(shown)) == ("VIRTUAL_ENV" not in os.environ)
     # What is trained is used again.
     assert cli.run(lambda: quickstart.main([])) == 0
     assert "trained before" in capsys.readouterr().out

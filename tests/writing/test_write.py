@@ -423,3 +423,7 @@ def test_the_program_refuses_in_one_line(trained, tmp_path, capsys):
     state["cfg"]["model"]["_name"] = "char_lm"
     torch.save(state, trained / "other.pt")
     assert "holds a model 'char_lm', not a handwriting model" in refused(trained / "other.pt")
+
+
+def test_one_line_unless_more_are_asked_for():
+    assert write_script.parse_arguments(["model.pt"]).lines == 1
