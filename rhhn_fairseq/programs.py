@@ -17,6 +17,7 @@ SUBCOMMANDS = {
     "prepare_translation": "prepare",
     "profile_train": "profile",
     "quickstart": "quickstart",
+    "reproduce": "reproduce",
     "sample": "sample",
     "score_bleu": "score",
     "translate": "translate",

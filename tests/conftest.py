@@ -1,6 +1,7 @@
 """Options, markers and fixtures for all tests."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from rhhn_fairseq.ops import backends, gemm, policy
 
 # The tests' tensors are small, and threads that wait for each other cost more than they bring.
 torch.set_num_threads(1)
+# A shell that starts the tests in the background tells them, and all that they start, to ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):

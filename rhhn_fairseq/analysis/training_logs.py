@@ -27,9 +27,9 @@ TRAIN, TRAIN_INNER = "train", "train_inner"
 
 _JSON = re.compile(r"(\{\".*\})\s*$")
 _AFTER_EPOCH = re.compile(
-    r"epoch \d+ \| (?:.* on '(?P<subset>[^']*)' subset \| )?(?P<figures>\S+ \S+ \| .*)$"
+    r"epoch (?P<epoch>\d+) \| (?:.* on '(?P<subset>[^']*)' subset \| )?(?P<figures>\S+ \S+ \| .*)$"
 )
-_WITHIN_EPOCH = re.compile(r"epoch \d+:\s+\d+ / \d+ (?P<figures>\S+=.*)$")
+_WITHIN_EPOCH = re.compile(r"epoch (?P<epoch>\d+):\s+\d+ / \d+ (?P<figures>\S+=.*)$")
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,13 @@ class Record:
 
     Attributes:
         subset: ``train_inner``, ``train``, or the name of a validation subset. update: updates done.
-        figures: the numbers by name.
+        figures: the numbers by name. epoch: counted from 1; None if the line does not say.
     """
 
     subset: str
     update: int
     figures: dict[str, float]
+    epoch: int | None = None
 
 
 # A progress bar writes all of an epoch in one line.
@@ -78,9 +79,10 @@ def parse_line(line: str) -> Record | None:
         return _from_json(match[1])
     if match := _AFTER_EPOCH.search(line):
         pairs = (item.split(" ", 1) for item in match["figures"].split(" | "))
-        return _record(match["subset"] or TRAIN, pairs)
+        return _record(match["subset"] or TRAIN, pairs, match["epoch"])
     if match := _WITHIN_EPOCH.search(line):
-        return _record(TRAIN_INNER, (item.split("=", 1) for item in match["figures"].split(", ")))
+        pairs = (pair.split("=", 1) for pair in match["figures"].split(", "))
+        return _record(TRAIN_INNER, pairs, match["epoch"])
     return None
 
 
@@ -90,17 +92,18 @@ def _from_json(text: str) -> Record | None:
     # A line that was cut off, or that merely looks like one.
     except ValueError:
         return None
+    epoch = record.get("epoch")
     if UPDATES in record:
-        return _record(TRAIN_INNER, record.items())
+        return _record(TRAIN_INNER, record.items(), epoch)
     for key in record:
         if key.endswith(f"_{UPDATES}"):
             prefix = key.removesuffix(UPDATES)
             pairs = ((name.removeprefix(prefix), value) for name, value in record.items())
-            return _record(prefix.removesuffix("_"), pairs)
+            return _record(prefix.removesuffix("_"), pairs, epoch)
     return None
 
 
-def _record(subset: str, pairs) -> Record | None:
+def _record(subset: str, pairs, epoch) -> Record | None:
     figures = {}
     for pair in pairs:
         try:
@@ -111,4 +114,6 @@ def _record(subset: str, pairs) -> Record | None:
         except (TypeError, ValueError):
             continue
     update = figures.pop(UPDATES, None)
-    return None if update is None else Record(subset, int(update), figures)
+    if update is None:
+        return None
+    return Record(subset, int(update), figures, int(epoch) if str(epoch).isdecimal() else None)

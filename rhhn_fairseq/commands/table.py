@@ -40,6 +40,7 @@ COMMANDS = {
     "import": Command("import_model", "write what export wrote as a checkpoint again"),
     "convert": Command("convert_checkpoint", "read the checkpoints of Suarez 2017"),
     "describe": Command("describe", "layers, shapes and parameter count of an architecture"),
+    "reproduce": Command("reproduce", "train and show the rows of the papers' tables"),
     "bench": Command("bench", "measure speed and memory"),
     "profile": Command("profile_train", "show where the time of a training update goes"),
 }

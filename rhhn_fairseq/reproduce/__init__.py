@@ -1,0 +1,1 @@
+"""The papers' tables from one command: prepare, train, evaluate, record, compare."""

@@ -1,0 +1,118 @@
+"""The corpora of the tables: how each is prepared, and what a training reads.
+
+A corpus is prepared once, by the project's own programs, into a directory below ``--data``.
+"""
+
+import logging
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rhhn_fairseq.data.problems.mnist import T10K_SPLIT
+from rhhn_fairseq.data.text.stream import open_stream
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
+from rhhn_fairseq.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What trainings of a table read.
+
+    Attributes:
+        prepared: its name for ``rhhn prepare``; None where nothing is prepared.
+        local: it has to be told where the corpus's files are.
+    """
+
+    prepared: str | None = None
+    local: bool = False
+
+
+CORPORA = {
+    "ptb": Corpus("ptb"),
+    "enwik8": Corpus("enwik8"),
+    "iam": Corpus("iam", local=True),
+    "wmt14": Corpus("wmt14-en-fr"),
+    "mnist": Corpus(local=True),
+    "none": Corpus(),
+}
+
+
+def prepare(name: str, data: Path, from_dir: Path | None) -> Path | None:
+    """Prepares a corpus unless it is prepared; the directory that a training reads, if it reads any.
+
+    Args:
+        data: the corpus is written to the directory of its name below. from_dir: holds its files; None: they
+            are downloaded where the corpus is public.
+
+    Raises:
+        UsageError: the files are not there or not the corpus's.
+    """
+    corpus = CORPORA[name]
+    if corpus.prepared is None:
+        if corpus.local and from_dir is None:
+            raise UsageError(f"--from-dir is not given: name the directory with the files of {name}")
+        return from_dir
+    place = data / name
+    if (place / "dict.txt").exists() or (place / "manifest.json").exists():
+        return place
+    if corpus.local and from_dir is None:
+        raise UsageError(
+            f"--from-dir is not given: {name} cannot be downloaded, name the directory with its files"
+        )
+    source = [] if from_dir is None else ["--from-dir", str(from_dir)]
+    _prepare(corpus.prepared, [*source, "--dest", str(place)])
+    return place
+
+
+def prepare_share(source: Path, share: float) -> Path:
+    """The first symbols of a prepared character corpus as a corpus of its own, beside it.
+
+    Args:
+        source: the whole corpus. share: of each split, in (0, 1).
+    """
+    place = source.with_name(f"{source.name}-x{share:g}")
+    if (place / "dict.txt").exists():
+        return place
+    vocabulary = CharVocabulary.load(source)
+    texts = place.with_name(f".{place.name}.text")
+    texts.mkdir(parents=True, exist_ok=True)
+    arguments = ["--dest", str(place), *(["--bytes"] if vocabulary.mode == "bytes" else [])]
+    for split in SPLITS:
+        stream = open_stream(source / split, len(vocabulary))
+        text = vocabulary.decode(np.asarray(stream[: max(1, int(share * len(stream)))]))
+        (texts / split).write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
+        arguments += [f"--{split}", str(texts / split)]
+    _prepare("text", arguments)
+    for split in SPLITS:
+        (texts / split).unlink()
+    texts.rmdir()
+    return place
+
+
+def task_options(name: str, place: Path | None) -> dict[str, object]:
+    """Options of fairseq-train that follow from the corpus's files, besides the data directory."""
+    if name != "mnist" or place is None:
+        return {}
+    complete = any(place.glob("train-images*"))
+    return {"mnist_dir": str(place)} | ({} if complete else {"mnist_split": T10K_SPLIT})
+
+
+def _prepare(name: str, arguments: list[str]) -> None:
+    """Calls ``rhhn prepare``, which shows its own progress.
+
+    Raises:
+        UsageError: it refuses; its own line says why.
+    """
+    command = [sys.executable, "-m", "rhhn_fairseq", "prepare", name, *arguments]
+    logger.info("preparing %s", name)
+    result = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    if result.returncode:
+        lines = result.stderr.strip().splitlines() or [f"rhhn prepare {name} ended with {result.returncode}"]
+        raise UsageError(lines[-1].removeprefix("error: "))

@@ -1,0 +1,186 @@
+"""The program ``rhhn reproduce``: its options, and the runs that they ask for."""
+
+import argparse
+import os
+import shlex
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.lines import read_lines
+from rhhn_fairseq.reproduce import report, running
+from rhhn_fairseq.reproduce.plan import PRECISIONS, Budget, Run
+from rhhn_fairseq.reproduce.running import Places
+from rhhn_fairseq.reproduce.tables import TABLES, Table, table_of
+
+LOWEST_PRIORITY = 19
+
+
+def run(words: list[str], parser: argparse.ArgumentParser) -> None:
+    """Does what a command line says.
+
+    Args:
+        words: the command line after the program's name. parser: knows the program's name and what it does.
+
+    Raises:
+        UsageError: anything that a person can mend.
+    """
+    add_options(parser)
+    args, extra = _parse(parser, words)
+    if args.list:
+        _list([table_of(args.table)] if args.table else list(TABLES.values()))
+    elif args.queue:
+        if args.table:
+            raise UsageError("--queue takes its tables and rows from the file; name none besides")
+        _work_off(args.queue, parser)
+    elif args.table is None:
+        raise UsageError(f"no table is named, choose from {', '.join(TABLES)}, or give --list")
+    else:
+        _reproduce(args, extra, words)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the program's options."""
+    add = parser.add_argument
+    add("table", nargs="?", metavar="TABLE", help=f"one of {', '.join(TABLES)}")
+    add("rows", nargs="*", metavar="ROW", help="rows of the table (default: all)")
+    add("--list", action="store_true", help="print the tables, their rows and the papers' figures")
+    add("--queue", type=Path, metavar="FILE", help="work off the runs in a file, at low priority")
+    add("--render", action="store_true", help="write the page from the records that are there, run nothing")
+    add("--dry-run", action="store_true", help="print the commands, run nothing")
+    add("--adopt", nargs=2, type=Path, metavar=("LOG", "DIR"), help="take over a training done by hand")
+    add("--cost", action="store_true", help="train a few updates of each row and record what they take")
+    add("--seeds", nargs="+", type=int, default=[1], metavar="N", help="one run each (default: 1)")
+    add("--epochs", type=int, metavar="N", help="stop after N epochs (default: the recipe's)")
+    add("--updates", type=int, metavar="N", help="stop after N updates")
+    add("--hours", type=float, metavar="H", help="stop after H hours of training")
+    add("--patience", type=int, metavar="N", help="stop after N validations without a better figure")
+    add("--scale", type=float, default=1.0, metavar="S", help="shrink width, data and budget, in (0, 1]")
+    add("--precision", choices=PRECISIONS, default="float32", help="(default: %(default)s)")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: %(default)s)")
+    add("--threads", type=int, default=1, metavar="N", help="of a training on the CPU (default: 1)")
+    add("--from-dir", type=Path, metavar="DIR", help="where the corpus's files are (default: download)")
+    add("--data", type=Path, default=Path("data-bin"), metavar="DIR", help="prepared corpora (%(default)s)")
+    add(
+        "--runs",
+        type=Path,
+        default=Path("runs/reproduce"),
+        metavar="DIR",
+        help="checkpoints and logs (%(default)s)",
+    )
+    add(
+        "--results",
+        type=Path,
+        default=Path("docs/results"),
+        metavar="DIR",
+        help="records and pages (%(default)s)",
+    )
+
+
+def _parse(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
+    extra: list[str] = []
+    if "--" in words:
+        at = words.index("--")
+        words, extra = words[:at], words[at + 1 :]
+    args = parser.parse_args(words)
+    for name, smallest in (("epochs", 1), ("updates", 1), ("patience", 1), ("threads", 1)):
+        value = getattr(args, name)
+        if value is not None and value < smallest:
+            raise UsageError(f"--{name} {value} is too small, the smallest is {smallest}")
+    if args.hours is not None and not args.hours > 0:
+        raise UsageError(f"--hours {args.hours:g} is not more than 0")
+    if any(seed < 0 for seed in args.seeds):
+        raise UsageError(f"--seeds {min(args.seeds)} is too small, the smallest is 0")
+    return args, tuple(extra)
+
+
+def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str]) -> None:
+    table = table_of(args.table)
+    rows = [table.row(name) for name in args.rows] or list(table.rows)
+    budget = Budget(args.epochs, args.updates, args.hours, args.patience)
+    runs = [
+        Run(table, row, seed, args.scale, args.precision, budget, extra)
+        for seed in args.seeds
+        for row in rows
+    ]
+    places = Places(args.runs, args.data, args.results, args.from_dir)
+    device = args.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if args.dry_run:
+        for run in runs:
+            for command in running.commands(run, places, device):
+                print(shlex.join(running.shell_words(command)))
+        return
+    failed = []
+    if args.cost:
+        for run in runs:
+            cost = running.measure_cost(run, places, args.threads, device)
+            print(f"{run.table.name} {run.row.name}: {cost.seconds_per_update:.3g} s an update", flush=True)
+    elif not args.render:
+        if args.adopt and len(runs) != 1:
+            raise UsageError(f"--adopt takes over one run, {len(runs)} are named; name one row and one seed")
+        for run in runs:
+            if args.adopt:
+                record = running.adopt(run, places, *args.adopt, threads=args.threads, device=device)
+            else:
+                record = running.execute(run, places, args.threads, device)
+            print(_summary(run, record), flush=True)
+            failed += [run.name] if record.state == "failed" else []
+    command = shlex.join(["rhhn", "reproduce", *words])
+    page = report.render(table, args.results, command)
+    print(f"wrote {page}")
+    if failed:
+        raise UsageError(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}")
+
+
+def _work_off(queue: Path, parser: argparse.ArgumentParser) -> None:
+    """Every line of a queue in turn; a line that fails does not keep the next from running."""
+    _yield_to_others()
+    problems = []
+    lines = [line.strip() for line in read_lines(queue)]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    for number, line in enumerate(lines, 1):
+        words = shlex.split(line)
+        args, extra = _parse(parser, words)
+        if args.queue or args.list or args.table is None:
+            raise UsageError(f"{queue}: line {number} names no table: {line}")
+        print(f"[{number}/{len(lines)}] {line}", flush=True)
+        try:
+            _reproduce(args, extra, words)
+        except UsageError as error:
+            problems.append(f"{line}: {error}")
+            print(f"failed: {error}", file=sys.stderr, flush=True)
+    if problems:
+        raise UsageError(f"{queue}: {len(problems)} of {len(lines)} lines failed; first: {problems[0]}")
+
+
+def _yield_to_others() -> None:
+    """The lowest priority, also among sessions of processes, which Linux schedules as groups."""
+    os.nice(LOWEST_PRIORITY)
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(LOWEST_PRIORITY))
+
+
+def _list(tables: list[Table]) -> None:
+    for table in tables:
+        print(f"{table.name}: {table.title} ({table.scoring.unit})")
+        for row in table.rows:
+            figures = ", ".join(f"{name} {value:g}" for name, value in row.reported.items())
+            budget = (
+                f"{row.epochs:,} epochs" if row.epochs else f"{row.updates:,} updates" if row.updates else ""
+            )
+            print(f"  {row.name:<28} {row.parameters:>12,}  {'; '.join(filter(None, (figures, budget)))}")
+
+
+def _summary(run: Run, record) -> str:
+    figures = ", ".join(f"{name} {value:g}" for name, value in record.figures.items())
+    done = f"{record.epochs} epochs, {record.updates:,} updates, {record.seconds / 3600:.2f} h"
+    return (
+        f"{run.table.name} {run.name}: {record.state}, {done}"
+        + (f"; {figures}" if figures else "")
+        + (f"; {record.problem}" if record.problem else "")
+    )

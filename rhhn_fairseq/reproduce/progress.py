@@ -1,0 +1,79 @@
+"""One line that says how far a training is, and how long it will still take."""
+
+import json
+import time
+
+from tqdm import tqdm
+
+from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, Record
+
+# Of a log line's figures, the first of these that it has is shown.
+SHOWN = ("bpc", "accuracy", "loss")
+
+
+class Progress:
+    """A bar over the share of its budget that a training has used, for lines of its JSON log.
+
+    Args:
+        title: of the run. options: of fairseq-train; ``max_epoch``, ``max_update`` and ``stop_time_hours``
+            limit it, and the limit that is nearest counts. quiet: shows nothing.
+    """
+
+    def __init__(self, title: str, options: dict, quiet: bool = False):
+        self._epochs = options.get("max_epoch")
+        self._updates = options.get("max_update")
+        hours = options.get("stop_time_hours")
+        self._seconds = None if hours is None else 3600 * hours
+        self._started = time.monotonic()
+        self._first: float | None = None
+        self._bar = tqdm(
+            total=1.0,
+            desc=title,
+            disable=quiet,
+            dynamic_ncols=True,
+            bar_format="{desc}: {percentage:3.0f}% |{bar}| {postfix}",
+        )
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *details) -> None:
+        self._bar.close()
+
+    def show(self, line: str, record: Record) -> None:
+        """Takes one line of the log and the figures in it."""
+        if record.subset == TRAIN_INNER:
+            share = self.share(_epoch(line), record.update, time.monotonic() - self._started)
+            if share is not None:
+                self._first = share if self._first is None else self._first
+                self._bar.n = min(1.0, share)
+        if record.subset != TRAIN:
+            name = next((name for name in SHOWN if name in record.figures), None)
+            figure = "" if name is None else f"{record.subset} {name} {record.figures[name]:g}, "
+            self._bar.set_postfix_str(f"{figure}update {record.update:,}{self._left()}", refresh=True)
+
+    def share(self, epochs: float | None, updates: int, seconds: float) -> float | None:
+        """The share of the budget that is used, by the limit that is nearest; None without a limit."""
+        shares = []
+        if self._epochs and epochs is not None:
+            shares.append(epochs / self._epochs)
+        if self._updates:
+            shares.append(updates / self._updates)
+        if self._seconds:
+            shares.append(seconds / self._seconds)
+        return max(shares, default=None)
+
+    def _left(self) -> str:
+        done = self._bar.n - (self._first or 0.0)
+        if done <= 0:
+            return ""
+        seconds = (time.monotonic() - self._started) / done * (1.0 - self._bar.n)
+        return f", {tqdm.format_interval(seconds)} left"
+
+
+def _epoch(line: str) -> float | None:
+    """Epochs done, with their fraction, as fairseq's JSON lines call it."""
+    try:
+        return float(json.loads(line[line.index("{") :])["update"])
+    except (ValueError, KeyError, TypeError):
+        return None

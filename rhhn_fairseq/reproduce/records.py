@@ -1,0 +1,190 @@
+"""The record of a run: one JSON file with what was run, where, for how long, and what came out."""
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, read_log
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import read_json
+from rhhn_fairseq.lines import replacing
+
+PACKAGES = ("torch", "fairseq-fixed", "numpy", "sentencepiece", "sacrebleu")
+# Of the figures in fairseq's log, those that say how the machine did, not the model.
+MACHINE = {"wps", "ups", "wpb", "bsz", "train_wall", "wall", "gb_free", "clip", "lr", "gnorm", "loss_scale"}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an update of a row takes on a machine.
+
+    Attributes:
+        seconds_per_update: the median of a few. updates_per_epoch: None where it is not known.
+    """
+
+    row: str
+    precision: str
+    seconds_per_update: float
+    updates_per_epoch: int | None
+    device: str
+    threads: int
+
+    def save(self, path: Path) -> None:
+        """Writes it beside ``path`` and renames it."""
+        _write_json(path, dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> "Cost":
+        """The cost in a file.
+
+        Raises:
+            UsageError: the file holds no cost.
+        """
+        values = read_json(path)
+        names = {spec.name for spec in dataclasses.fields(cls)}
+        if not isinstance(values, dict) or set(values) != names:
+            raise UsageError(f"{path}: does not say what an update costs")
+        return cls(**values)
+
+
+@dataclass
+class Record:
+    """What is known of a run.
+
+    Attributes:
+        state: ``training``, ``evaluating``, ``finished`` or ``failed``. problem: why it failed, else "".
+        options: options of fairseq-train besides the architecture's recipe.
+        commands: the training's and the evaluations' command lines. stopped_by: ``epochs``, ``updates``,
+            ``hours`` or ``patience``.
+        parameters: trained numbers. updates, epochs: done. seconds: of the updates, without validation.
+        curve: an entry an epoch with ``epoch``, ``updates``, ``seconds``, ``train`` and ``valid``.
+        figures: by the names of ``Scoring.figures``.
+        adopted: the log that was taken over from a training that was started by hand, else "".
+    """
+
+    table: str
+    row: str
+    arch: str
+    seed: int
+    scale: float
+    precision: str
+    state: str = "training"
+    problem: str = ""
+    options: dict = field(default_factory=dict)
+    budget: dict = field(default_factory=dict)
+    commands: dict = field(default_factory=dict)
+    stopped_by: str = ""
+    parameters: int | None = None
+    updates: int = 0
+    epochs: int = 0
+    seconds: float = 0.0
+    curve: list = field(default_factory=list)
+    figures: dict = field(default_factory=dict)
+    commit: str = ""
+    versions: dict = field(default_factory=dict)
+    device: str = ""
+    threads: int = 1
+    adopted: str = ""
+
+    def save(self, path: Path) -> None:
+        """Writes the record beside ``path`` and renames it."""
+        _write_json(path, dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> "Record":
+        """The record in a file.
+
+        Raises:
+            UsageError: the file is no record.
+        """
+        values = read_json(path)
+        names = {spec.name for spec in dataclasses.fields(cls)}
+        required = {"table", "row", "arch", "seed", "scale", "precision"}
+        if not isinstance(values, dict) or not required <= set(values):
+            raise UsageError(f"{path}: is no record of a run")
+        return cls(**{name: value for name, value in values.items() if name in names})
+
+    def cost(self) -> Cost | None:
+        """What an update took; None before the first."""
+        if not self.updates or not self.seconds:
+            return None
+        epoch = self.curve[0]["updates"] if self.curve else None
+        return Cost(self.row, self.precision, self.seconds / self.updates, epoch, self.device, self.threads)
+
+    def read_curve(self, log: Path) -> None:
+        """Takes updates, epochs, seconds and curve from the training's log."""
+        records = read_log(log)
+        ends = {record.update: record for record in records if record.subset == TRAIN}
+        inner = {record.update: record for record in records if record.subset == TRAIN_INNER}
+        valid = {record.update: record for record in records if record.subset not in (TRAIN, TRAIN_INNER)}
+        self.curve, seconds = [], 0.0
+        for update in sorted(ends):
+            seconds += ends[update].figures.get("train_wall", 0.0)
+            self.curve.append(
+                {
+                    "epoch": ends[update].epoch,
+                    "updates": update,
+                    "seconds": round(seconds, 1),
+                    "train": _of_the_model(ends[update].figures),
+                    "valid": _of_the_model(valid[update].figures) if update in valid else {},
+                }
+            )
+        self.epochs = max((entry["epoch"] or 0 for entry in self.curve), default=0)
+        done = self.curve[-1]["updates"] if self.curve else 0
+        # Lines within an epoch count from the line before.
+        late = [record for update, record in sorted(inner.items()) if update > done]
+        self.seconds = round(seconds + sum(record.figures.get("train_wall", 0.0) for record in late), 1)
+        self.updates = max([done, *(record.update for record in late)])
+
+
+def describe_machine(device: str) -> str:
+    """The processor or GPU that trains."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    try:
+        with open("/proc/cpuinfo") as file:
+            models = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        models = []
+    features = torch.cpu._is_amx_tile_supported() if hasattr(torch.cpu, "_is_amx_tile_supported") else False
+    name = models[0] if models else platform.processor() or platform.machine()
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}{', AMX' if features else ''}"
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that figures depend on."""
+    present = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            present[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return present
+
+
+def commit() -> str:
+    """The repository's commit, with ``+`` where files differ from it; "" outside of a repository."""
+    here = Path(__file__).resolve().parent
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=10"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
+    except OSError:
+        return ""
+    return result.stdout.strip() if result.returncode == 0 else ""
+
+
+def _write_json(path: Path, values: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(json.dumps(values, indent=1).encode("utf-8") + b"\n")
+
+
+def _of_the_model(figures: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in figures.items() if name not in MACHINE}

@@ -1,0 +1,209 @@
+"""The page of a table: the paper's figures, ours, what they cost, and the curves."""
+
+import math
+from collections import defaultdict
+from pathlib import Path
+
+from rhhn_fairseq.analysis.curves import Curve, picture
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.lines import replacing
+from rhhn_fairseq.reproduce.plan import SCALING_RULE
+from rhhn_fairseq.reproduce.records import Cost, Record
+from rhhn_fairseq.reproduce.tables import Row, Table
+
+
+def render(table: Table, results: Path, command: str) -> Path:
+    """Writes RESULTS/TABLE.md and RESULTS/TABLE.png from the records below RESULTS/runs; returns the page.
+
+    Args:
+        command: what made the records, as the page shows it.
+
+    Raises:
+        UsageError: a record cannot be read, or a file cannot be written.
+    """
+    records = read_records(table, results)
+    page = results / f"{table.name}.md"
+    curves = _curves(table, records)
+    if curves:
+        with replacing(results / f"{table.name}.png") as file:
+            file.write(picture(curves, table.scoring.metric, f"{table.title}, validation during training"))
+    with replacing(page) as file:
+        costs = read_costs(table, results)
+        file.write(text(table, records, costs, bool(curves), command).encode("utf-8"))
+    return page
+
+
+def read_records(table: Table, results: Path) -> list[Record]:
+    """The records of a table, by row and seed."""
+    order = [row.name for row in table.rows]
+    paths = sorted((results / "runs" / table.name).glob("*.json"))
+    records = [Record.load(path) for path in paths]
+    unknown = [(path, r.row) for path, r in zip(paths, records, strict=True) if r.row not in order]
+    for path, name in unknown:
+        raise UsageError(f"{path}: {table.name} has no row {name}")
+    return sorted(records, key=lambda record: (order.index(record.row), -record.scale, record.seed))
+
+
+def read_costs(table: Table, results: Path) -> list[Cost]:
+    """What was measured of a table's rows by ``--cost``."""
+    return [Cost.load(path) for path in sorted((results / "runs" / table.name / "costs").glob("*.json"))]
+
+
+def text(table: Table, records: list[Record], costs: list[Cost], pictured: bool, command: str) -> str:
+    """The page, as Markdown."""
+    lines = [f"# {table.title}", ""]
+    if table.notes:
+        lines += [table.notes, ""]
+    lines += [
+        "Read each row with its budget: no figure is that of a converged model unless the share of the "
+        "paper's budget says so. Ours is the mean over seeds, with the spread where there are several.",
+        "",
+    ]
+    groups: dict[tuple[str, float, str], list[Record]] = defaultdict(list)
+    for record in records:
+        groups[record.row, record.scale, record.precision].append(record)
+    full = {key: group for key, group in groups.items() if key[1] == 1}
+    lines += _table(table, full, table.rows) + [""]
+    scales = sorted({scale for _, scale, _ in groups if scale < 1}, reverse=True)
+    for scale in scales:
+        members = {key: group for key, group in groups.items() if key[1] == scale}
+        lines += [f"## Scaled by {scale:g}", "", f"A check of the ordering; the rule: {SCALING_RULE}.", ""]
+        rows = tuple(row for row in table.rows if any(name == row.name for name, _, _ in members))
+        lines += _table(table, members, rows) + [""]
+    if pictured:
+        lines += [f"![validation during training]({table.name}.png)", ""]
+    for record in records:
+        if record.curve:
+            lines += _per_epoch(table, record)
+    lines += _costs(table, records, costs)
+    lines += ["## How it was made", "", f"    {command}", ""]
+    lines += [f"- {_provenance(record)}" for record in records]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(
+    table: Table, groups: dict[tuple[str, float, str], list[Record]], rows: tuple[Row, ...]
+) -> list[str]:
+    figures = [name for name, _, _ in table.scoring.figures()]
+    head = ["system", "parameters", *(f"{name}: paper | ours | difference" for name in figures)]
+    head += ["epochs", "updates", "hours", "of the paper's budget", "type"]
+    columns = 2 + 3 * len(figures) + 5
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * columns]
+    for row in rows:
+        matching = [group for (name, _, _), group in groups.items() if name == row.name]
+        for group in matching or [[]]:
+            lines.append("| " + " | ".join(_cells(table, row, group, figures)) + " |")
+    return lines
+
+
+def _cells(table: Table, row: Row, group: list[Record], figures: list[str]) -> list[str]:
+    digits = table.scoring.decimals
+    count = next((record.parameters for record in group if record.parameters), row.parameters)
+    cells = [row.name, f"{count:,}"]
+    for name in figures:
+        paper = row.reported.get(name)
+        values = [record.figures[name] for record in group if name in record.figures]
+        cells.append("" if paper is None else f"{paper:g}")
+        if not values:
+            cells += ["", ""]
+            continue
+        mean = sum(values) / len(values)
+        spread = f" ({min(values):.{digits}f} to {max(values):.{digits}f}, {len(values)} seeds)"
+        cells.append(f"{mean:.{digits}f}" + (spread if len(values) > 1 else ""))
+        cells.append("" if paper is None else f"{mean - paper:+.{digits}f}")
+    if not group:
+        return [*cells, "not run", "", "", "", ""]
+    last = group[0]
+    share = budget_share(row, last)
+    return [
+        *cells,
+        str(last.epochs),
+        f"{last.updates:,}",
+        f"{last.seconds / 3600:.2f}",
+        "unknown" if share is None else f"{100 * share:.2g} %",
+        last.precision,
+    ]
+
+
+def budget_share(row: Row, record: Record) -> float | None:
+    """The share of the paper's training that a run did; None where the paper does not say."""
+    if row.epochs:
+        return record.epochs / row.epochs
+    return record.updates / row.updates if row.updates else None
+
+
+def _per_epoch(table: Table, record: Record) -> list[str]:
+    metric = table.scoring.metric
+    names = [metric] + [
+        name for name in ("ppl", "accuracy") if name != metric and name in record.curve[-1]["train"]
+    ]
+    shown = record.curve if len(record.curve) <= 30 else record.curve[:: math.ceil(len(record.curve) / 30)]
+    size = "" if record.scale == 1 else f", scaled by {record.scale:g}"
+    lines = [f"## {record.row}, seed {record.seed}{size}, by epoch", ""]
+    heads = [f"{split} {name}" for name in names for split in ("train", "valid")]
+    lines += ["| epoch | updates | hours | " + " | ".join(heads) + " |", "|---" * (3 + len(heads)) + "|"]
+    for entry in shown:
+        values = [entry[split].get(name) for name in names for split in ("train", "valid")]
+        cells = ["" if value is None else f"{value:g}" for value in values]
+        hours = f"{entry['seconds'] / 3600:.2f}"
+        lines.append(f"| {entry['epoch']} | {entry['updates']:,} | {hours} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def _costs(table: Table, records: list[Record], measured: list[Cost]) -> list[str]:
+    """What a row takes here, and what the paper's budget would, from measured seconds an update."""
+    done = {record.row: record for record in records if record.scale == 1}
+    costs = {cost.row: cost for cost in measured}
+    costs |= {name: cost for name, record in done.items() if (cost := record.cost()) is not None}
+    head = ["system", "type", "seconds an update", "updates an epoch", "hours an epoch"]
+    lines = ["| " + " | ".join([*head, "the rest of the paper's budget"]) + " |", "|---|---|---|---|---|---|"]
+    for row in table.rows:
+        if row.name not in costs:
+            continue
+        cost = costs[row.name]
+        epoch, seconds = cost.updates_per_epoch, cost.seconds_per_update
+        total = row.updates or (row.epochs * epoch if row.epochs and epoch else None)
+        trained = done[row.name].updates if row.name in done else 0
+        rest = "unknown" if total is None else f"{max(0, total - trained) * seconds / 3600:,.0f} hours"
+        hours = "" if epoch is None else f"{epoch * seconds / 3600:.2f}"
+        where = f"{cost.precision}, {cost.device}, {_threads(cost.threads)}"
+        cells = [row.name, where, f"{seconds:.3g}", "" if epoch is None else f"{epoch:,}", hours, rest]
+        lines.append("| " + " | ".join(cells) + " |")
+    return ["## Cost", "", *lines, ""] if len(lines) > 2 else []
+
+
+def _threads(number: int) -> str:
+    return "1 thread" if number == 1 else f"{number} threads"
+
+
+def _provenance(record: Record) -> str:
+    words = [
+        f"{record.row}, seed {record.seed}{'' if record.scale == 1 else f', scale {record.scale:g}'}",
+        f"{record.device}, {_threads(record.threads)}, {record.precision}",
+        ", ".join(f"{name} {version}" for name, version in record.versions.items()),
+    ]
+    if record.commit:
+        words.append(f"commit {record.commit}")
+    words.append(record.state + (f" ({record.problem})" if record.problem else ""))
+    if record.stopped_by:
+        words.append(f"stopped by {record.stopped_by}")
+    if "train" in record.commands:
+        words.append(f"`{' '.join(record.commands['train'])}`")
+    return "; ".join(words)
+
+
+def _curves(table: Table, records: list[Record]) -> list[Curve]:
+    curves = []
+    for record in records:
+        points = [
+            (entry["updates"], entry["valid"][table.scoring.metric])
+            for entry in record.curve
+            if table.scoring.metric in entry["valid"]
+        ]
+        if points:
+            size = "" if record.scale == 1 else f" x{record.scale:g}"
+            name = f"{record.row}{size}-s{record.seed}"
+            curves.append(
+                Curve(name, "valid", [update for update, _ in points], [value for _, value in points])
+            )
+    return curves

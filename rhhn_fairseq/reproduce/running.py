@@ -1,0 +1,346 @@
+"""Works a run off: prepare, train, evaluate, record. Every step goes on where an earlier attempt stopped."""
+
+import ctypes
+import logging
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from rhhn_fairseq.analysis.training_logs import TRAIN_INNER, parse_line
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.locks import locked
+from rhhn_fairseq.reproduce import corpora, plan, records
+from rhhn_fairseq.reproduce.plan import Run
+from rhhn_fairseq.reproduce.progress import Progress
+from rhhn_fairseq.reproduce.records import Cost, Record
+
+logger = logging.getLogger(__name__)
+
+# The first updates of a training also set up memory and compiled code.
+UNTIMED_UPDATES = 3
+MEASURED_UPDATES = 8
+
+LOG = "train.log"
+EVALUATIONS = "evaluation.log"
+
+_BPC = re.compile(r"(\S+) bits per character, .* ([\d,]+) of ([\d,]+) symbols scored")
+_BLEU = re.compile(r"BLEU4? = (\S+)")
+_EPOCH = re.compile(r"total_num_itrs = (\d+)")
+_PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_STOPS = {"num_updates": "updates", "cumulative_training_time": "hours", "early stop": "patience"}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Directories.
+
+    Attributes:
+        runs: checkpoints and logs. data: prepared corpora. results: records, tables and pictures.
+        from_dir: the files of a corpus that is not downloaded.
+    """
+
+    runs: Path
+    data: Path
+    results: Path
+    from_dir: Path | None = None
+
+    def run(self, run: Run) -> Path:
+        """The run's own directory."""
+        return self.runs / run.table.name / run.name
+
+    def record(self, run: Run) -> Path:
+        """The run's record."""
+        return self.results / "runs" / run.table.name / f"{run.name}.json"
+
+
+def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu", quiet: bool = False) -> Record:
+    """Runs what of a run is not done yet, and returns its record, which is finished or failed.
+
+    A training that was stopped, by a signal or a power cut, goes on from its last checkpoint. A finished run
+    with another budget is trained on; its figures are then taken again.
+
+    Args:
+        threads: of torch on a CPU. device: ``cpu`` or ``cuda``.
+
+    Raises:
+        UsageError: the corpus is not there, or another process works on the run.
+    """
+    directory, path = places.run(run), places.record(run)
+    directory.mkdir(parents=True, exist_ok=True)
+    refusal = f"{directory}: another process works on this run; wait for it, or take another --seed"
+    with locked(directory / ".lock", refusal):
+        record = _open_record(run, path, threads, device)
+        if record.state == "finished":
+            return record
+        place = corpora.prepare(run.table.corpus, places.data, places.from_dir)
+        task = corpora.task_options(run.table.corpus, place)
+        if run.scale < 1 and run.table.scoring.program == "eval_lm":
+            place = corpora.prepare_share(place, run.scale)
+        if record.state in ("training", "failed"):
+            record.state, record.problem = "training", ""
+            command = plan.train_command(run, place, directory, task, device)
+            record.commands = {"train": shell_words(command)}
+            record.save(path)
+            _train(run, command, directory, record, threads, quiet)
+            record.save(path)
+            if record.state == "failed":
+                return record
+        for figure, command in plan.evaluation_commands(run, place, directory, device).items():
+            record.commands[figure] = shell_words(command)
+            if figure not in record.figures:
+                record.figures[figure] = _evaluate(run, figure, command, directory, threads)
+                record.save(path)
+        record.state = "finished"
+        record.save(path)
+        return record
+
+
+def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, device: str) -> Record:
+    """Takes over a training that was started by hand: its log and its checkpoints; then evaluates it.
+
+    Raises:
+        UsageError: the log is none, or there is no checkpoint_best.pt.
+    """
+    if not (checkpoints / "checkpoint_best.pt").is_file():
+        raise UsageError(f"{checkpoints}: has no checkpoint_best.pt")
+    directory, path = places.run(run), places.record(run)
+    directory.mkdir(parents=True, exist_ok=True)
+    place = directory / "checkpoints"
+    if place.is_symlink():
+        place.unlink()
+    if place.exists():
+        raise UsageError(f"{place}: exists, this run has been trained here; take another --seed or --runs")
+    place.symlink_to(checkpoints.resolve())
+    record = _new_record(run, threads, device)
+    record.read_curve(log)
+    text = log.read_text(errors="replace")
+    record.parameters, record.stopped_by = _parameters(text), _stop(text)
+    record.adopted, record.state, record.commit = str(log), "evaluating", ""
+    record.save(path)
+    return execute(run, places, threads, device)
+
+
+def commands(run: Run, places: Places, device: str) -> list[list[str]]:
+    """The command lines of a run, training first, as if its corpus were prepared."""
+    name = run.table.corpus
+    place = places.from_dir if corpora.CORPORA[name].prepared is None else places.data / name
+    task = corpora.task_options(name, place)
+    if run.scale < 1 and run.table.scoring.program == "eval_lm":
+        place = places.data / f"{name}-x{run.scale:g}"
+    directory = places.run(run)
+    evaluations = plan.evaluation_commands(run, place, directory, device)
+    return [plan.train_command(run, place, directory, task, device), *evaluations.values()]
+
+
+def measure_cost(run: Run, places: Places, threads: int, device: str) -> Cost:
+    """Trains some updates of a run to learn what one takes; keeps the result, no checkpoint.
+
+    Raises:
+        UsageError: the corpus is not there, or the training fails.
+    """
+    directory = places.run(run)
+    directory.mkdir(parents=True, exist_ok=True)
+    place = corpora.prepare(run.table.corpus, places.data, places.from_dir)
+    task = corpora.task_options(run.table.corpus, place)
+    command = plan.train_command(run, place, directory, task, device)
+    command += [
+        "--max-update",
+        str(MEASURED_UPDATES),
+        "--log-interval",
+        "1",
+        "--no-save",
+        "--disable-validation",
+    ]
+    lines, ends = [], []
+    with Program(command, threads) as program:
+        for line in program:
+            lines.append(line)
+            record = parse_line(line)
+            if record is not None and record.subset == TRAIN_INNER:
+                ends.append(time.monotonic())
+    if program.status:
+        raise UsageError(f"{run.table.name} {run.name}: {''.join(lines).strip().splitlines()[-1]}")
+    # fairseq's own times are in whole seconds.
+    seconds = [after - before for before, after in pairwise(ends[UNTIMED_UPDATES - 1 :])]
+    epoch = _EPOCH.search("".join(lines))
+    cost = Cost(
+        row=run.row.name,
+        precision=run.precision,
+        seconds_per_update=statistics.median(seconds),
+        updates_per_epoch=int(epoch[1]) if epoch else None,
+        device=records.describe_machine(device),
+        threads=threads,
+    )
+    cost.save(places.results / "runs" / run.table.name / "costs" / f"{run.row.name}.json")
+    return cost
+
+
+def shell_words(command: list[str]) -> list[str]:
+    """A command as it is written down: with ``python`` and the package's name for what runs here."""
+    names = {sys.executable: "python", plan.USER_DIR: Path(plan.USER_DIR).name}
+    return [names.get(word, word) for word in command]
+
+
+def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
+    if not path.exists():
+        return _new_record(run, threads, device)
+    record = Record.load(path)
+    fresh = _new_record(run, threads, device)
+    if record.adopted:
+        return record
+    if record.options != fresh.options:
+        same = {k: v for k, v in record.options.items() if k not in run.budget.options()}
+        wanted = {k: v for k, v in fresh.options.items() if k not in run.budget.options()}
+        changed = sorted(name for name in same.keys() | wanted.keys() if same.get(name) != wanted.get(name))
+        limits = {"max_epoch", "max_update", "stop_time_hours", "patience"}
+        if set(changed) - limits:
+            raise UsageError(
+                f"{path}: this run was started with other options ({', '.join(changed)}); take another "
+                "--seed, or other --runs and --results"
+            )
+        # The same training, further or less far.
+        record.options, record.budget = fresh.options, fresh.budget
+        record.state, record.figures = "training", {}
+    return record
+
+
+def _new_record(run: Run, threads: int, device: str) -> Record:
+    return Record(
+        table=run.table.name,
+        row=run.row.name,
+        arch=run.row.arch,
+        seed=run.seed,
+        scale=run.scale,
+        precision=run.precision,
+        options={**run.options(), **({"extra": list(run.extra)} if run.extra else {})},
+        budget={name: value for name, value in asdict(run.budget).items() if value is not None},
+        commit=records.commit(),
+        versions=records.versions(),
+        device=records.describe_machine(device),
+        threads=threads,
+    )
+
+
+def _train(run: Run, command: list[str], directory: Path, record: Record, threads: int, quiet: bool) -> None:
+    log = directory / LOG
+    last = ""
+    bar = Progress(f"{run.table.name} {run.name}", run.options(), quiet)
+    with open(log, "a", buffering=1) as file, bar, Program(command, threads) as program:
+        for line in program:
+            file.write(line)
+            last = line.strip() or last
+            figures = parse_line(line)
+            if figures is not None:
+                bar.show(line, figures)
+    text = log.read_text(errors="replace")
+    record.parameters, record.stopped_by = _parameters(text), _stop(text)
+    if program.status:
+        record.state, record.problem = "failed", last or f"fairseq-train ended with status {program.status}"
+        with suppress(UsageError):
+            record.read_curve(log)
+        return
+    record.read_curve(log)
+    record.state = "evaluating"
+
+
+def _evaluate(run: Run, figure: str, command: list[str], directory: Path, threads: int) -> float:
+    """One figure of a trained model.
+
+    Raises:
+        UsageError: the program failed, or prints no such figure.
+    """
+    logger.info("%s %s: %s", run.table.name, run.name, figure)
+    with Program(command, threads) as program:
+        text = "".join(program)
+    with open(directory / EVALUATIONS, "a") as file:
+        file.write(f"{figure}: {' '.join(shell_words(command))}\n{text}\n")
+    value = None if program.status else _read_figure(run, text)
+    if value is None:
+        lines = text.strip().splitlines() or [f"ended with status {program.status}"]
+        raise UsageError(f"{directory / EVALUATIONS}: no {figure}: {lines[-1]}")
+    return value
+
+
+def _read_figure(run: Run, text: str) -> float | None:
+    scoring = run.table.scoring
+    if scoring.program == "eval_lm":
+        match = _BPC.search(text)
+        return float(match[1]) if match else None
+    if scoring.program == "generate":
+        match = _BLEU.search(text)
+        return float(match[1]) if match else None
+    values = [
+        record.figures.get(scoring.metric) for line in text.splitlines() if (record := parse_line(line))
+    ]
+    return next((value for value in reversed(values) if value is not None), None)
+
+
+class Program:
+    """A program of fairseq and the lines that it prints; used once, in ``with``.
+
+    It ends when this process does, however that ends, and saves what it has. Ctrl-C and SIGTERM reach it
+    through ``__exit__``.
+
+    Attributes:
+        status: the exit status after ``with``.
+    """
+
+    def __init__(self, command: list[str], threads: int):
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            # A terminal's Ctrl-C goes to this process alone, which passes on one signal.
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+        self.status = 0
+
+    def __enter__(self) -> "Program":
+        return self
+
+    def __iter__(self) -> Iterator[str]:
+        assert self._process.stdout is not None
+        yield from self._process.stdout
+
+    def __exit__(self, kind, *details) -> None:
+        if kind is not None:
+            self._process.send_signal(signal.SIGTERM)
+        self.status = self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def _end_with_parent() -> None:
+    """Asks Linux for SIGTERM when the parent ends, so that no training goes on that nobody records."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _parameters(text: str) -> int | None:
+    matches = _PARAMETERS.findall(text)
+    return int(matches[-1].replace(",", "")) if matches else None
+
+
+def _stop(text: str) -> str:
+    """What ended the training, from fairseq's own words in its log."""
+    for line in reversed(text.splitlines()):
+        if "Stopping training due to" in line or "early stop since" in line:
+            return next((stop for words, stop in _STOPS.items() if words in line), "epochs")
+    return "epochs"

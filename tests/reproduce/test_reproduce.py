@@ -1,0 +1,303 @@
+"""The papers' tables from one command: rows, commands, records, pages, and runs that are interrupted."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fairseq.models import MODEL_REGISTRY
+from helpers.cli import HANGS
+from helpers.script_cli import SCRIPTS, error_of
+from helpers.tiny_char_lm import write_corpus
+
+from rhhn_fairseq import cli
+from rhhn_fairseq.commands import reproduce
+from rhhn_fairseq.describe import build_empty, count_parameters
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.reproduce import plan, report, running
+from rhhn_fairseq.reproduce.plan import Budget, Run
+from rhhn_fairseq.reproduce.progress import Progress
+from rhhn_fairseq.reproduce.records import Cost, Record
+from rhhn_fairseq.reproduce.tables import TABLES
+
+ROWS = [(table, row) for table in TABLES.values() for row in table.rows]
+HA, SU = TABLES["ha-ptb"], TABLES["su-ptb"]
+
+
+def refused(capsys, *arguments) -> str:
+    return error_of(lambda *words: cli.run(lambda: reproduce.main(list(map(str, words)))), capsys, *arguments)
+
+
+@pytest.mark.parametrize("table, row", ROWS, ids=[f"{table.name}-{row.name}" for table, row in ROWS])
+def test_a_row_is_an_architecture_with_figures_that_its_table_has(table, row):
+    assert row.arch in MODEL_REGISTRY
+    assert set(row.reported) <= {name for name, _, _ in table.scoring.figures()}
+    assert count_parameters(build_empty(row.arch)) == row.parameters
+
+
+@pytest.mark.parametrize(
+    "name, reported",
+    [
+        ("ln_hyperlstm_ptb", {"valid bpc carry": 1.281, "test bpc carry": 1.250}),
+        ("lstm_ptb", {"valid bpc carry": 1.347, "test bpc carry": 1.312}),
+    ],
+)
+def test_the_paper_s_figures(name, reported):
+    assert HA.row(name).reported == reported
+
+
+def test_options_of_a_run_are_the_row_s_the_budget_s_and_the_seed():
+    run = Run(SU, SU.row("hyperrhn_ptb"), seed=3, precision="bfloat16", budget=Budget(epochs=4, hours=1.5))
+    assert run.options() == {
+        "arch": "hyperrhn_ptb",
+        "seed": 3,
+        "max_epoch": 4,
+        "stop_time_hours": 1.5,
+        "bf16": True,
+    }
+    assert run.name == "hyperrhn_ptb-s3"
+
+
+def test_a_scaled_run_follows_the_rule():
+    options = Run(SU, SU.row("hyperrhn_ptb"), scale=0.1).options()
+    assert options["hidden_size"] == 100 and options["hyper_size"] == 12 and options["batch_size"] == 26
+    assert options["max_epoch"] == 7
+    copying = TABLES["copying"]
+    options = Run(copying, copying.row("lstm_T300"), scale=0.1).options()
+    assert options["length"] == 30 and options["hidden_size"] == 12 and options["batch_size"] == 10
+
+
+def test_a_budget_given_for_a_scaled_run_takes_precedence():
+    assert Run(HA, HA.row("lstm_ptb"), scale=0.5, budget=Budget(epochs=2)).options()["max_epoch"] == 2
+
+
+def test_flags_are_typed_as_fairseq_reads_them():
+    options = {"a_b": 1, "c": True, "d": False, "e": None, "f": "x y"}
+    assert plan.flags(options) == ["--a-b", "1", "--c", "--f", "x y"]
+
+
+LOG = """INFO | num. shared model params: 20,735 (num. trained: 20,735)
+{"epoch": 1, "update": 0.5, "bpc": "4.0", "num_updates": "5", "train_wall": "3"}
+{"epoch": 1, "update": 1.0, "bpc": "3.5", "num_updates": "10", "train_wall": "3"}
+{"epoch": 1, "valid_loss": "3", "valid_bpc": "3.25", "valid_num_updates": "10"}
+{"epoch": 1, "train_bpc": "3.75", "train_num_updates": "10", "train_train_wall": "6", "train_wall": "9"}
+{"epoch": 2, "update": 1.5, "bpc": "3.2", "num_updates": "15", "train_wall": "3"}
+"""
+
+
+@pytest.fixture
+def record(tmp_path) -> Record:
+    (tmp_path / "train.log").write_text(LOG)
+    record = Record("ha-ptb", "lstm_ptb", "lstm_ptb", 1, 1.0, "float32", device="a processor")
+    record.read_curve(tmp_path / "train.log")
+    return record
+
+
+def test_the_curve_has_an_entry_an_epoch_and_what_is_begun_counts(record):
+    assert [entry["epoch"] for entry in record.curve] == [1]
+    assert record.curve[0]["valid"]["bpc"] == 3.25 and record.curve[0]["train"]["bpc"] == 3.75
+    assert (record.updates, record.epochs, record.seconds) == (15, 1, 9.0)
+    assert record.cost() == Cost("lstm_ptb", "float32", 0.6, 10, "a processor", 1)
+
+
+def test_lines_that_a_restart_repeats_count_once(tmp_path, record):
+    lines = LOG.splitlines(keepends=True)
+    (tmp_path / "train.log").write_text("".join([*lines, lines[-1]]))
+    before = record.seconds
+    record.read_curve(tmp_path / "train.log")
+    assert record.seconds == before
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path, record):
+    record.save(tmp_path / "a" / "b.json")
+    assert Record.load(tmp_path / "a" / "b.json") == record
+    (tmp_path / "c.json").write_text('{"row": 1}')
+    with pytest.raises(UsageError, match=r"c\.json: is no record of a run"):
+        Record.load(tmp_path / "c.json")
+
+
+@pytest.mark.parametrize(
+    "line, stop",
+    [
+        ("Stopping training due to num_updates: 3 >= max_update: 3", "updates"),
+        ("Stopping training due to cumulative_training_time: 2 > stop_time_hours: 1 hour(s)", "hours"),
+        ("early stop since valid performance hasn't improved for last 3 runs", "patience"),
+        ("done training in 3 seconds", "epochs"),
+    ],
+)
+def test_what_ended_a_training(line, stop):
+    assert running._stop(f"first\n{line}\nlast\n") == stop
+
+
+def test_the_page_shows_paper_ours_difference_and_cost(tmp_path, record):
+    record.figures = {"valid bpc carry": 1.4, "test bpc carry": 1.4}
+    other = Record.load(_saved(record, tmp_path / "x.json"))
+    other.seed, other.figures = 2, {"valid bpc carry": 1.5, "test bpc carry": 1.5}
+    for run in (record, other):
+        run.save(tmp_path / "runs" / "ha-ptb" / f"lstm_ptb-s{run.seed}.json")
+    Cost("ln_lstm_ptb", "float32", 2.0, 1800, "a processor", 1).save(
+        tmp_path / "runs" / "ha-ptb" / "costs" / "ln_lstm_ptb.json"
+    )
+    text = report.render(HA, tmp_path, "the command").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| lstm_ptb |"))
+    assert "| 1.347 | 1.450 (1.400 to 1.500, 2 seeds) | +0.103 |" in row
+    assert "| ln_lstm_ptb | float32, a processor, 1 thread | 2 | 1,800 | 1.00 | unknown |" in text
+    assert "| ln_hyperlstm_ptb | 4,923,154 | 1.281 |  |  | 1.25 |  |  | not run |" in text
+    assert "    the command" in text
+    assert (tmp_path / "ha-ptb.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_rest_of_the_paper_s_budget(tmp_path):
+    Cost("rhn_ptb", "float32", 3.6, 100, "a processor", 2).save(
+        tmp_path / "runs" / "su-ptb" / "costs" / "rhn_ptb.json"
+    )
+    # 618 epochs of 100 updates of 3.6 s.
+    assert "| 0.10 | 62 hours |" in report.render(SU, tmp_path, "x").read_text()
+
+
+def _saved(record, path) -> Path:
+    record.save(path)
+    return path
+
+
+def test_progress_counts_the_nearest_limit():
+    progress = Progress("x", {"max_epoch": 10, "max_update": 1000, "stop_time_hours": 1.0}, quiet=True)
+    assert progress.share(1.0, 50, 36.0) == 0.1
+    assert progress.share(1.0, 500, 36.0) == 0.5
+    assert Progress("x", {}, quiet=True).share(1.0, 5, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["ha-ptp"], "ha-ptp is no table, choose from su-ptb, ha-ptb"),
+        (["ha-ptb", "lstm"], "ha-ptb has no row lstm, it has lstm_ptb"),
+        ([], "no table is named"),
+        (["ha-ptb", "--scale", "2"], "--scale 2 is not in (0, 1]"),
+        (["ha-wmt", "--scale", "0.5"], "ha-wmt has no smaller form"),
+        (["ha-ptb", "--epochs", "0"], "--epochs 0 is too small"),
+        (["ha-ptb", "--hours", "nan"], "--hours nan is not more than 0"),
+        (["ha-ptb", "--adopt", "a", "b"], "--adopt takes over one run, 8 are named"),
+        (["ha-iam", "lstm_900_iam"], "--from-dir is not given: iam cannot be downloaded"),
+        (["--queue", "missing.txt"], "missing.txt"),
+    ],
+)
+def test_mistakes_end_in_one_line(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(capsys, *arguments)
+
+
+def test_the_list_needs_no_data(capsys):
+    reproduce.main(["ha-wmt", "--list"])
+    out = capsys.readouterr().out
+    assert "hyperlstm_gnmt" in out and "test bleu 40.03; 1,000,000 updates" in out
+
+
+def test_a_dry_run_prints_the_commands(capsys, tmp_path):
+    reproduce.main(
+        ["su-ptb", "rhn_ptb", "--dry-run", "--epochs", "2", "--data", str(tmp_path), "--", "--lr", "1e-4"]
+    )
+    train, *evaluations = capsys.readouterr().out.splitlines()
+    assert train.startswith(
+        f"python -m fairseq_cli.train --user-dir rhhn_fairseq {tmp_path}/ptb --arch rhn_ptb"
+    )
+    assert "--max-epoch 2" in train and train.endswith("--lr 1e-4")
+    assert len(evaluations) == 6 and all("--protocol" in line for line in evaluations)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    data = tmp_path_factory.mktemp("data")
+    Path(write_corpus(data)).rename(data / "ptb")
+    return data
+
+
+def arguments(corpus, tmp_path, *more) -> list[str]:
+    small = ["--hidden-size", 16, "--batch-size", 2, "--tokens-per-sample", 5, "--log-interval", 1]
+    places = ["--data", corpus, "--runs", tmp_path / "runs", "--results", tmp_path / "results"]
+    return list(map(str, ["ha-ptb", "lstm_ptb", "--device", "cpu", *places, *more, "--", *small]))
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_and_a_finished_one_is_left_alone(corpus, tmp_path, capsys):
+    words = [sys.executable, str(SCRIPTS / "reproduce.py"), *arguments(corpus, tmp_path, "--epochs", 3)]
+    words += ["--save-interval-updates", "10"]
+    log = tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s1" / "train.log"
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: log.exists() and '"num_updates": "30"' in log.read_text())
+    process.kill()
+    process.wait()
+    # The training ends with what ran it, and saves.
+    wait_for(lambda: not list_children(log.parent))
+    first = json.loads((tmp_path / "results" / "runs" / "ha-ptb" / "lstm_ptb-s1.json").read_text())
+    assert first["state"] == "training"
+
+    result = subprocess.run(words, capture_output=True, text=True, timeout=HANGS)
+    assert result.returncode == 0, result.stderr
+    assert "Loaded checkpoint" in log.read_text()
+    record = Record.load(tmp_path / "results" / "runs" / "ha-ptb" / "lstm_ptb-s1.json")
+    assert record.state == "finished" and record.epochs == 3 and record.stopped_by == "epochs"
+    assert set(record.figures) == {"valid bpc carry", "test bpc carry"}
+    assert "| lstm_ptb |" in (tmp_path / "results" / "ha-ptb.md").read_text()
+
+    size = log.stat().st_size
+    assert subprocess.run(words, capture_output=True, timeout=HANGS).returncode == 0
+    assert log.stat().st_size == size
+    # Further with a larger budget, from where it was.
+    longer = [word if word != "3" else "4" for word in words]
+    assert subprocess.run(longer, capture_output=True, timeout=HANGS).returncode == 0
+    assert Record.load(tmp_path / "results" / "runs" / "ha-ptb" / "lstm_ptb-s1.json").epochs == 4
+
+
+@pytest.mark.slow
+def test_a_queue_goes_on_after_a_line_that_fails(corpus, tmp_path):
+    queue = tmp_path / "queue.txt"
+    good, bad = arguments(corpus, tmp_path, "--updates", 3), arguments(corpus, tmp_path, "--updates", 3)
+    queue.write_text("# tonight\n" + " ".join(bad[:1] + ["lstm_1250_ptb"] + bad[2:] + ["--lr", "-1"]) + "\n")
+    queue.write_text(queue.read_text() + " ".join(good) + "\n")
+    command = [sys.executable, str(SCRIPTS / "reproduce.py"), "--queue", str(queue)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith(f"error: {queue}: 1 of 2 lines failed")
+    results = tmp_path / "results" / "runs" / "ha-ptb"
+    assert Record.load(results / "lstm_ptb-s1.json").state == "finished"
+    failed = Record.load(results / "lstm_1250_ptb-s1.json")
+    assert failed.state == "failed" and "--lr" in failed.problem
+
+
+@pytest.mark.slow
+def test_a_training_by_hand_is_adopted(corpus, tmp_path):
+    words = arguments(corpus, tmp_path, "--updates", 4)
+    run = [sys.executable, str(SCRIPTS / "reproduce.py")]
+    assert subprocess.run([*run, *words], capture_output=True, timeout=HANGS).returncode == 0
+    done = tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s1"
+    other = tmp_path / "adopted"
+    more = ["--adopt", done / "train.log", done / "checkpoints"]
+    words = arguments(corpus, other, *more)
+    result = subprocess.run([*run, *words], capture_output=True, text=True, timeout=HANGS)
+    assert result.returncode == 0, result.stderr
+    adopted = Record.load(other / "results" / "runs" / "ha-ptb" / "lstm_ptb-s1.json")
+    assert adopted.adopted and adopted.state == "finished" and adopted.updates == 4
+    mine = Record.load(tmp_path / "results" / "runs" / "ha-ptb" / "lstm_ptb-s1.json")
+    assert adopted.figures == mine.figures and adopted.curve == mine.curve
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + HANGS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def list_children(directory: Path) -> list[int]:
+    """Processes with a directory on their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(directory).encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
