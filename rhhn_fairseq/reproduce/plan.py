@@ -56,6 +56,7 @@ class Run:
 
     Attributes:
         scale: 1.0 for the paper's size. extra: further options of fairseq-train, as they are typed.
+        protocols: those of the table that are evaluated; empty for all.
     """
 
     table: Table
@@ -65,6 +66,7 @@ class Run:
     precision: str = "float32"
     budget: Budget = Budget()
     extra: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ()
 
     def __post_init__(self):
         if not 0 < self.scale <= 1:
@@ -74,6 +76,19 @@ class Run:
                 f"--scale {self.scale:g}: {self.table.name} has no smaller form; docs/translation.md has "
                 "smaller systems and corpora"
             )
+
+        unknown = [name for name in self.protocols if name not in self.table.scoring.protocols]
+        if unknown:
+            known = ", ".join(filter(None, self.table.scoring.protocols)) or "none"
+            raise UsageError(f"--protocols {unknown[0]}: {self.table.name} has {known}")
+
+    def figures(self) -> list[tuple[str, str, str]]:
+        """Name, subset and protocol of every figure that the run is to have."""
+        return [
+            figure
+            for figure in self.table.scoring.figures()
+            if not self.protocols or figure[2] in self.protocols
+        ]
 
     @property
     def name(self) -> str:
@@ -111,7 +126,7 @@ def evaluation_commands(run: Run, place: Path | None, directory: Path, device: s
     scoring = run.table.scoring
     path = str(directory / "checkpoints" / "checkpoint_best.pt")
     commands = {}
-    for figure, subset, protocol in scoring.figures():
+    for figure, subset, protocol in run.figures():
         where = [] if place is None or run.table.corpus == "mnist" else [str(place)]
         options: dict[str, object] = {"path": path} | ({"cpu": True} if device == "cpu" else {})
         if scoring.program == "eval_lm":

@@ -58,6 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--updates", type=int, metavar="N", help="stop after N updates")
     add("--hours", type=float, metavar="H", help="stop after H hours of training")
     add("--patience", type=int, metavar="N", help="stop after N validations without a better figure")
+    add("--protocols", nargs="+", default=[], metavar="P", help="evaluate by these alone (default: all)")
     add("--scale", type=float, default=1.0, metavar="S", help="shrink width, data and budget, in (0, 1]")
     add("--precision", choices=PRECISIONS, default="float32", help="(default: %(default)s)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: %(default)s)")
@@ -101,8 +102,9 @@ def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str
     table = table_of(args.table)
     rows = [table.row(name) for name in args.rows] or list(table.rows)
     budget = Budget(args.epochs, args.updates, args.hours, args.patience)
+    protocols = tuple(args.protocols)
     runs = [
-        Run(table, row, seed, args.scale, args.precision, budget, extra)
+        Run(table, row, seed, args.scale, args.precision, budget, extra, protocols)
         for seed in args.seeds
         for row in rows
     ]

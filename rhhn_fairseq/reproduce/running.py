@@ -81,7 +81,8 @@ def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu", qui
     refusal = f"{directory}: another process works on this run; wait for it, or take another --seed"
     with locked(directory / ".lock", refusal):
         record = _open_record(run, path, threads, device)
-        if record.state == "finished":
+        wanted = {name for name, _, _ in run.figures()}
+        if record.state == "finished" and wanted <= record.figures.keys():
             return record
         place = corpora.prepare(run.table.corpus, places.data, places.from_dir)
         task = corpora.task_options(run.table.corpus, place)

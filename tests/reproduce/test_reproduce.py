@@ -181,12 +181,21 @@ def test_progress_counts_the_nearest_limit():
         (["ha-ptb", "--hours", "nan"], "--hours nan is not more than 0"),
         (["ha-ptb", "--adopt", "a", "b"], "--adopt takes over one run, 8 are named"),
         (["ha-iam", "lstm_900_iam"], "--from-dir is not given: iam cannot be downloaded"),
+        (
+            ["su-ptb", "--protocols", "carry:2"],
+            "--protocols carry:2: su-ptb has window:100/95, window:100/50",
+        ),
         (["--queue", "missing.txt"], "missing.txt"),
     ],
 )
 def test_mistakes_end_in_one_line(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert message in refused(capsys, *arguments)
+
+
+def test_only_named_protocols_are_evaluated():
+    run = Run(SU, SU.row("rhn_ptb"), protocols=("carry",))
+    assert [name for name, _, _ in run.figures()] == ["valid bpc carry", "test bpc carry"]
 
 
 def test_the_list_needs_no_data(capsys):
