@@ -2,6 +2,7 @@
 
 Usage: %(prog)s checkpoints/handwriting/checkpoint_best.pt --lines 3 --bias 0.5 --output
     written
+       %(prog)s --pretrained --text "hello world" --bias 1
 
 A model trained with --window writes --text "..."; --prime lets it read a line first and go on in its hand.
 Behind the writing is how much the weights of a hypernetwork's main network changed at each step, under it the
@@ -13,15 +14,16 @@ import sys
 
 from rhhn_fairseq.commands.parsers import make_parser
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.networks.files import load_strokes
-from rhhn_fairseq.writing.sampling import WritingConfig, write
 
 
 def main(argv=None) -> None:
     args = parse_arguments(argv)
+    if args.pretrained == (args.checkpoint is not None):
+        raise UsageError("give either a checkpoint or --pretrained")
 
     from rhhn_fairseq.writing.picture import draw, output_paths
     from rhhn_fairseq.writing.prime import read_prime
+    from rhhn_fairseq.writing.sampling import WritingConfig, write
 
     config = WritingConfig(args.lines, args.points, args.bias, args.temperature, args.seed)
     if args.columns < 1:
@@ -42,8 +44,10 @@ def main(argv=None) -> None:
 
 def load(args):
     """The model, and the data directory of its training where it is known."""
-    if os.path.isdir(args.checkpoint):
-        return load_strokes(args.checkpoint), None
+    if args.pretrained or os.path.isdir(args.checkpoint):
+        from rhhn_fairseq.networks.files import load_strokes, packaged
+
+        return load_strokes(packaged("handwriting") if args.pretrained else args.checkpoint), None
 
     # fairseq is imported for its own checkpoints only.
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
@@ -55,7 +59,8 @@ def load(args):
 def parse_arguments(argv):
     parser = make_parser("write", __doc__)
     add = parser.add_argument
-    add("checkpoint", help="checkpoint of a handwriting model, or a directory of `rhhn export`")
+    add("checkpoint", nargs="?", help="checkpoint of a handwriting model, or a directory of `rhhn export`")
+    add("--pretrained", action="store_true", help="the model of Hershey fonts that the package has")
     add(
         "--output",
         default="written",

@@ -132,24 +132,37 @@ def test_an_exported_handwriting_model_writes_as_the_checkpoint(tmp_path, capsys
     assert (tmp_path / "line.svg").stat().st_size > 1000
 
 
-def test_a_checkpoint_or_pretrained_not_both(capsys):
+@pytest.mark.parametrize("script", [sample, write], ids=["sample", "write"])
+def test_a_checkpoint_or_pretrained_not_both(script, capsys):
     for arguments in ([], ["x.pt", "--pretrained"]):
-        assert run(sample, *arguments) == 1
+        assert run(script, *arguments) == 1
         assert "give either a checkpoint or --pretrained" in capsys.readouterr().err
 
 
-def test_the_packaged_character_model_answers_without_fairseq():
-    """In a process of its own, because this one has imported fairseq."""
-    arguments = ["sample.py", "--pretrained", "--prompt", "import ", "--length", "40"]
+def answer_without_fairseq(name: str, *arguments) -> str:
+    """What a script prints in a process of its own, because this one has imported fairseq."""
+    script = script_cli.SCRIPTS / f"{name}.py"
+    command = [f"{name}.py", *map(str, arguments)]
     program = (
-        f"import runpy, sys; sys.argv = {arguments}; sys.path.insert(0, {str(script_cli.SCRIPTS.parent)!r})\n"
-        f"try: runpy.run_path({str(script_cli.SCRIPTS / 'sample.py')!r}, run_name='__main__')\n"
+        f"import runpy, sys; sys.argv = {command}; sys.path.insert(0, {str(script.parents[1])!r})\n"
+        f"try: runpy.run_path({str(script)!r}, run_name='__main__')\n"
         "except SystemExit as end: assert not end.code, end.code\n"
         "assert 'fairseq' not in sys.modules"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("import ") and len(result.stdout) == 48
+    return result.stdout
+
+
+def test_the_packaged_character_model_answers_without_fairseq():
+    text = answer_without_fairseq("sample", "--pretrained", "--prompt", "import ", "--length", 40)
+    assert text.startswith("import ") and len(text) == 48
+
+
+def test_the_packaged_handwriting_model_answers_without_fairseq(tmp_path):
+    asked = ["--text", "hi", "--lines", 1, "--output", tmp_path / "hi.svg"]
+    assert answer_without_fairseq("write", "--pretrained", *asked) == f"written: {tmp_path / 'hi.svg'}\n"
+    assert (tmp_path / "hi.svg").stat().st_size > 1000
 
 
 def test_the_packaged_models_are_small():
