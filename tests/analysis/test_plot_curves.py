@@ -80,7 +80,7 @@ def _log(path, values, subset="valid", metric="accuracy", step=100):
 
 def test_a_log_is_read_in_order(tmp_path):
     records = read_log(_log(tmp_path / "a.log", [10, 20]))
-    assert records == [Record("valid", 100, {"accuracy": 10}), Record("valid", 200, {"accuracy": 20})]
+    assert records == [Record("valid", 100, {"accuracy": 10}, 1), Record("valid", 200, {"accuracy": 20}, 2)]
 
 
 def test_after_a_restart_the_later_line_of_an_update_holds(tmp_path):

@@ -141,7 +141,8 @@ def test_recipes_of_the_papers():
             assert recipe == ("adam", 1.0, 128, "lanes")
         length = 300 if name == "ln_hyperlstm_2048_enwik8" else 250 if "enwik8" in row.source else 100
         assert cfg.task.tokens_per_sample == length
-        assert cfg.optimization.lr == [1e-3]
+        # The author's repository trains its RHN at half the rate.
+        assert cfg.optimization.lr == [5e-4 if name == "rhn_ptb" else 1e-3]
 
 
 def test_commands_in_the_comment_train_and_evaluate(workplace):

@@ -12,6 +12,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.logging import metrics
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 
 from rhhn_fairseq.adaptations.one_line import usage_message
 
@@ -31,7 +32,7 @@ def run(program: str, arguments, stdin: str = "") -> Outcome:
     module = importlib.import_module(f"fairseq_cli.{program}")
     metrics.reset()
     forget_best()
-    GlobalHydra.instance().clear()
+    forget_hydra()
     torch.manual_seed(0)
     output, errors = io.StringIO(), io.StringIO()
     line = [f"fairseq-{program}", *map(str, arguments)]
@@ -52,7 +53,16 @@ def run(program: str, arguments, stdin: str = "") -> Outcome:
         if message is None:
             return Outcome("fails", f"{type(error).__name__}: {error}")
         return Outcome("refused", message)
+    finally:
+        # Later trainings of the process would take it for running.
+        forget_hydra()
     return Outcome("works", output.getvalue())
+
+
+def forget_hydra() -> None:
+    """Hydra keeps its state and a program's configuration for the rest of the process."""
+    GlobalHydra.instance().clear()
+    HydraConfig.instance().cfg = None
 
 
 def forget_best() -> None:
