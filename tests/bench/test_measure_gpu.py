@@ -37,6 +37,7 @@ def test_every_step_has_its_files(tmp_path):
     assert {row["dtype"] for row in rows} == {"bfloat16"}
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_is_named(tmp_path):
     found = run(tmp_path, "lm", DEVICE="cuda:99")
     assert found.returncode == 1
@@ -52,6 +53,7 @@ def python_that_needs(option, path):
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_benchmark_that_fails_is_run_without_triton(tmp_path):
     out = tmp_path / "out"
     found = run(out, "highway", "memory", PYTHON=python_that_needs("--backends", tmp_path / "python"))
@@ -72,6 +74,7 @@ def test_a_benchmark_that_fails_again_is_run_without_graphs(tmp_path):
     assert names >= {"highway-no-triton.txt", "highway-plain.json"} and "highway-no-triton.json" not in names
 
 
+@pytest.mark.slow
 def test_files_of_an_earlier_run_go(tmp_path):
     (tmp_path / "lm.json").write_text("{}")
     assert run(tmp_path, "lm", DEVICE="cuda:99").returncode == 1
@@ -85,6 +88,7 @@ def test_tests_without_a_gpu_fail(tmp_path):
     assert (tmp_path / "tests.txt").read_text().endswith("torch finds no GPU\n")
 
 
+@pytest.mark.slow
 def test_a_directory_is_where_it_is_called(tmp_path):
     found = run("out", "lm", cwd=tmp_path, DEVICE="cuda:99")
     assert found.stderr.endswith(f"in {tmp_path / 'out'}: lm\n")

@@ -65,6 +65,7 @@ def test_every_option_of_the_model_can_be_overridden(path):
     assert_has_every_option(by_hydra(path).model, GNMTBaseConfig)
 
 
+@pytest.mark.slow
 @every_config
 def test_command_without_hydra_is_the_same_training(path, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -134,6 +135,7 @@ def test_commands_in_the_comments_train_and_generate(workplace):
     assert result.stdout.count("\nH-") == 10
 
 
+@pytest.mark.slow
 def test_the_second_phase_starts_from_the_first_ones_weights(workplace):
     by_name = {path.stem: path for path in CONFIGS}
     first = train_tiny(by_name["lstm_gnmt"], workplace, TINY)

@@ -101,6 +101,7 @@ def test_training_and_generation(corpus, on_the_cpu, tmp_path):
     assert found == translations(corpus, tmp_path / "gpu") == translations(corpus, tmp_path / "gpu", graphs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["--fp16", "--bf16", "--amp"])
 def test_training_in_narrow_types(kind, corpus, on_the_cpu, tmp_path):
     # Measured: 0.0016 at most, of --amp.

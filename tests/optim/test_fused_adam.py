@@ -81,6 +81,7 @@ def test_impossible_values_and_wrappers_are_refused():
         _ = build("fused_adam", parameters()).supports_memory_efficient_fp16
 
 
+@pytest.mark.slow
 def test_command_line(tiny_corpus, tmp_path):
     """The same losses as adam, with --bf16 as well, and a run that goes on."""
     options = ["--lr", 0.01, "--clip-norm", 0.1, "--adam-betas", "(0.8, 0.99)"]

@@ -134,6 +134,7 @@ def _average(names, path):
     return mean
 
 
+@pytest.mark.slow
 def test_interactive_prefix_and_limits(corpus, trained, tmp_path):
     path = trained / "checkpoint_best.pt"
     source = tmp_path / "in.txt"
