@@ -1,0 +1,92 @@
+"""The documentation: its tables agree with the source, its Python runs, and the site builds."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rhhn_fairseq.cells import CELLS, build_cell
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks_of(page: str) -> list[str]:
+    """The blocks of Python in a page of the documentation."""
+    blocks = BLOCK.findall((DOCS / page).read_text())
+    assert blocks, f"{page} has no block of Python"
+    return blocks
+
+
+@pytest.fixture
+def new_cells():
+    """Takes the cells that a test registers away again."""
+    known = set(CELLS)
+    yield
+    for name in set(CELLS) - known:
+        del CELLS[name]
+
+
+def test_the_table_has_every_variable_of_the_source():
+    sources = [
+        *(ROOT / "rhhn_fairseq").rglob("*.py"),
+        ROOT / "rhhn_fairseq_autoload.py",
+        ROOT / "tests" / "conftest.py",
+    ]
+    read = {name for path in sources for name in re.findall(r"\bRHHN_[A-Z]+(?:_[A-Z]+)*\b", path.read_text())}
+    listed = re.findall(r"^\| `(RHHN_[A-Z_]+)` \|", (DOCS / "environment.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(read)
+
+
+@pytest.mark.parametrize("page", ["../README.md", "index.md", "tutorials/replace_lstm.md"])
+def test_python_of_the_page_runs(page):
+    torch.manual_seed(0)
+    for number, block in enumerate(blocks_of(page)):
+        exec(compile(block, f"{page}, block {number}", "exec"), {})
+
+
+def test_the_cell_of_the_tutorial_computes_its_equations(new_cells):
+    torch.manual_seed(0)
+    definition, use = blocks_of("tutorials/add_cell.md")
+    exec(compile(definition, "add_cell.md", "exec"), {"__name__": "add_cell"})
+    exec(compile(use, "add_cell.md, its use", "exec"), {})
+    for options in ({}, *CELLS["ugrnn"].tests):
+        cell = build_cell("ugrnn", 3, 4, **options).double()
+        x, state = torch.randn(6, 2, 3, dtype=torch.float64), (torch.randn(2, 4, dtype=torch.float64),)
+        noise = cell.sample_noise(6, 2)
+        y, final = cell(x, state, noise=noise)
+        y.sum().backward()
+        assert all(parameter.grad.abs().sum() > 0 for parameter in cell.parameters())
+        values = {name: value.detach().numpy() for name, value in cell.state_dict().items()}
+        for b in range(2):
+            one = {name: n[:, b if n.shape[1] > 1 else 0].double().numpy() for name, n in noise.items()}
+            expected, last = CELLS["ugrnn"].naive(
+                values, cell.config, x[:, b].numpy(), (state[0][b].numpy(),), one
+            )
+            # Sums of fewer than ten terms of order one.
+            np.testing.assert_allclose(y[:, b].detach().numpy(), expected, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(final[0][b].detach().numpy(), last[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    pytest.importorskip("mkdocstrings", reason="the extra docs is not installed")
+    for name in ("docs", "rhhn_fairseq"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    assert "LNHyperLSTM" in (tmp_path / "site/reference/nn.html").read_text()
+    for page in (tmp_path / "site").rglob("*.html"):
+        loaded = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"(https?:[^\"]+)", page.read_text())
+        assert not loaded, f"{page.name} loads {loaded}"
