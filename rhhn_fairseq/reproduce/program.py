@@ -53,6 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="print the commands, run nothing")
     add("--adopt", nargs=2, type=Path, metavar=("LOG", "DIR"), help="take over a training done by hand")
     add("--cost", action="store_true", help="train a few updates of each row and record what they take")
+    add("--remark", default="", metavar="TEXT", help="what a reader has to know of a run; kept in its record")
     add("--seeds", nargs="+", type=int, default=[1], metavar="N", help="one run each (default: 1)")
     add("--epochs", type=int, metavar="N", help="stop after N epochs (default: the recipe's)")
     add("--updates", type=int, metavar="N", help="stop after N updates")
@@ -130,6 +131,9 @@ def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str
                 record = running.adopt(run, places, *args.adopt, threads=args.threads, device=device)
             else:
                 record = running.execute(run, places, args.threads, device)
+            if args.remark:
+                record.remark = args.remark
+                record.save(places.record(run))
             print(_summary(run, record), flush=True)
             failed += [run.name] if record.state == "failed" else []
     command = shlex.join(["rhhn", "reproduce", *words])

@@ -66,6 +66,7 @@ class Record:
         parameters: trained numbers. updates, epochs: done. seconds: of the updates, without validation.
         curve: an entry an epoch with ``epoch``, ``updates``, ``seconds``, ``train`` and ``valid``.
         figures: by the names of ``Scoring.figures``.
+        remark: what a reader has to know of this run.
         adopted: the log that was taken over from a training that was started by hand, else "".
     """
 
@@ -92,6 +93,7 @@ class Record:
     device: str = ""
     threads: int = 1
     adopted: str = ""
+    remark: str = ""
 
     def save(self, path: Path) -> None:
         """Writes the record beside ``path`` and renames it."""

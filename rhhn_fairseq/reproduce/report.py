@@ -84,7 +84,9 @@ def text(table: Table, records: list[Record], costs: list[Cost], pictured: bool,
 def _table(
     table: Table, groups: dict[tuple[str, float, str], list[Record]], rows: tuple[Row, ...]
 ) -> list[str]:
-    figures = [name for name, _, _ in table.scoring.figures()]
+    known = {name for row in rows for name in row.reported}
+    known |= {name for group in groups.values() for record in group for name in record.figures}
+    figures = [name for name, _, _ in table.scoring.figures() if name in known]
     head = ["system", "parameters", *(f"{name}: paper | ours | difference" for name in figures)]
     head += ["epochs", "updates", "hours", "of the paper's budget", "type"]
     columns = 2 + 3 * len(figures) + 5
@@ -189,6 +191,10 @@ def _provenance(record: Record) -> str:
         words.append(f"stopped by {record.stopped_by}")
     if "train" in record.commands:
         words.append(f"`{' '.join(record.commands['train'])}`")
+    elif record.adopted:
+        words.append(f"trained by hand with `{' '.join(record.options.get('extra', []))}`")
+    if record.remark:
+        words.append(record.remark)
     return "; ".join(words)
 
 
