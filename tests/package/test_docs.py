@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rhhn_fairseq.cells import CELLS, build_cell
+from rhhn_fairseq.commands.table import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -42,6 +43,11 @@ def test_the_table_has_every_variable_of_the_source():
     read = {name for path in sources for name in re.findall(r"\bRHHN_[A-Z]+(?:_[A-Z]+)*\b", path.read_text())}
     listed = re.findall(r"^\| `(RHHN_[A-Z_]+)` \|", (DOCS / "environment.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(read)
+
+
+def test_the_page_of_commands_has_every_command():
+    page = (DOCS / "reference/commands.md").read_text()
+    assert re.findall(r"^\| `rhhn ([a-z-]+)` \|", page, re.MULTILINE) == list(COMMANDS)
 
 
 @pytest.mark.parametrize("page", ["../README.md", "index.md", "tutorials/replace_lstm.md"])
