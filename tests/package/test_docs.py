@@ -45,6 +45,12 @@ def test_the_table_has_every_variable_of_the_source():
     assert sorted(listed) == sorted(read)
 
 
+def test_every_page_is_in_the_navigation():
+    named = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")]
+    assert sorted(named) == sorted(pages)
+
+
 def test_the_page_of_commands_has_every_command():
     page = (DOCS / "reference/commands.md").read_text()
     assert re.findall(r"^\| `rhhn ([a-z-]+)` \|", page, re.MULTILINE) == list(COMMANDS)
