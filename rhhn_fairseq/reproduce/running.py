@@ -35,7 +35,7 @@ EVALUATIONS = "evaluation.log"
 _BPC = re.compile(r"(\S+) bits per character, .* ([\d,]+) of ([\d,]+) symbols scored")
 _BLEU = re.compile(r"BLEU4? = (\S+)")
 _EPOCH = re.compile(r"total_num_itrs = (\d+)")
-_PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
+_PARAMETERS = re.compile(r": ([\d,]+) parameters; ")
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _STOPS = {"num_updates": "updates", "cumulative_training_time": "hours", "early stop": "patience"}

@@ -78,7 +78,7 @@ def test_flags_are_typed_as_fairseq_reads_them():
     assert plan.flags(options) == ["--a-b", "1", "--c", "--f", "x y"]
 
 
-LOG = """INFO | num. shared model params: 20,735 (num. trained: 20,735)
+LOG = """2026-01-01 | INFO | rhhn_fairseq.training | char_lm: 20,735 parameters; cpu, float32; LSTM on native
 {"epoch": 1, "update": 0.5, "bpc": "4.0", "num_updates": "5", "train_wall": "3"}
 {"epoch": 1, "update": 1.0, "bpc": "3.5", "num_updates": "10", "train_wall": "3"}
 {"epoch": 1, "valid_loss": "3", "valid_bpc": "3.25", "valid_num_updates": "10"}
@@ -100,6 +100,11 @@ def test_the_curve_has_an_entry_an_epoch_and_what_is_begun_counts(record):
     assert record.curve[0]["valid"]["bpc"] == 3.25 and record.curve[0]["train"]["bpc"] == 3.75
     assert (record.updates, record.epochs, record.seconds) == (15, 1, 9.0)
     assert record.cost() == Cost("lstm_ptb", "float32", 0.6, 10, "a processor", 1)
+
+
+def test_parameters_are_read_from_the_line_that_sums_the_training_up():
+    assert running._parameters(LOG) == 20_735
+    assert running._parameters("nothing") is None
 
 
 def test_lines_that_a_restart_repeats_count_once(tmp_path, record):
