@@ -76,7 +76,6 @@ class Run:
                 f"--scale {self.scale:g}: {self.table.name} has no smaller form; docs/translation.md has "
                 "smaller systems and corpora"
             )
-
         unknown = [name for name in self.protocols if name not in self.table.scoring.protocols]
         if unknown:
             known = ", ".join(filter(None, self.table.scoring.protocols)) or "none"
@@ -134,12 +133,7 @@ def evaluation_commands(run: Run, place: Path | None, directory: Path, device: s
         elif scoring.program == "validate":
             options |= {"valid_subset": subset, "log_format": "json"}
         else:
-            options |= {
-                "gen_subset": subset,
-                "beam": 12,
-                "remove_bpe": "sentencepiece",
-                "scoring": "sacrebleu",
-            }
+            options |= {"gen_subset": subset, "remove_bpe": "sentencepiece", "scoring": "sacrebleu"}
         commands[figure] = [*_program(scoring.program), *where, *flags(options)]
     return commands
 

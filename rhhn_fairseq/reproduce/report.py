@@ -116,13 +116,14 @@ def _cells(table: Table, row: Row, group: list[Record], figures: list[str]) -> l
     if not group:
         return [*cells, "not run", "", "", "", ""]
     last = group[0]
-    share = budget_share(row, last)
+    # The epochs of a smaller training say nothing of the paper's budget.
+    share = budget_share(row, last) if last.scale == 1 else None
     return [
         *cells,
         str(last.epochs),
         f"{last.updates:,}",
         f"{last.seconds / 3600:.2f}",
-        "unknown" if share is None else f"{100 * share:.2g} %",
+        "" if last.scale < 1 else "unknown" if share is None else f"{100 * share:.2g} %",
         last.precision,
     ]
 

@@ -22,6 +22,7 @@ from rhhn_fairseq.reproduce import corpora, plan, records
 from rhhn_fairseq.reproduce.plan import Run
 from rhhn_fairseq.reproduce.progress import Progress
 from rhhn_fairseq.reproduce.records import Cost, Record
+from rhhn_fairseq.reproduce.tables import Scoring
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +33,8 @@ MEASURED_UPDATES = 8
 LOG = "train.log"
 EVALUATIONS = "evaluation.log"
 
-_BPC = re.compile(r"(\S+) bits per character, .* ([\d,]+) of ([\d,]+) symbols scored")
-_BLEU = re.compile(r"BLEU4? = (\S+)")
+_BPC = r"(\S+) bits per character, "
+_BLEU = r"BLEU4? = (\S+)"
 _EPOCH = re.compile(r"total_num_itrs = (\d+)")
 _PARAMETERS = re.compile(r": ([\d,]+) parameters; ")
 # linux/prctl.h
@@ -64,7 +65,7 @@ class Places:
         return self.results / "runs" / run.table.name / f"{run.name}.json"
 
 
-def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu", quiet: bool = False) -> Record:
+def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> Record:
     """Runs what of a run is not done yet, and returns its record, which is finished or failed.
 
     A training that was stopped, by a signal or a power cut, goes on from its last checkpoint. A finished run
@@ -93,7 +94,7 @@ def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu", qui
             command = plan.train_command(run, place, directory, task, device)
             record.commands = {"train": shell_words(command)}
             record.save(path)
-            _train(run, command, directory, record, threads, quiet)
+            _train(run, command, directory, record, threads)
             record.save(path)
             if record.state == "failed":
                 return record
@@ -233,10 +234,10 @@ def _new_record(run: Run, threads: int, device: str) -> Record:
     )
 
 
-def _train(run: Run, command: list[str], directory: Path, record: Record, threads: int, quiet: bool) -> None:
+def _train(run: Run, command: list[str], directory: Path, record: Record, threads: int) -> None:
     log = directory / LOG
     last = ""
-    bar = Progress(f"{run.table.name} {run.name}", run.options(), quiet)
+    bar = Progress(f"{run.table.name} {run.name}", run.options())
     with open(log, "a", buffering=1) as file, bar, Program(command, threads) as program:
         for line in program:
             file.write(line)
@@ -266,25 +267,19 @@ def _evaluate(run: Run, figure: str, command: list[str], directory: Path, thread
         text = "".join(program)
     with open(directory / EVALUATIONS, "a") as file:
         file.write(f"{figure}: {' '.join(shell_words(command))}\n{text}\n")
-    value = None if program.status else _read_figure(run, text)
+    value = None if program.status else _read_figure(run.table.scoring, text)
     if value is None:
         lines = text.strip().splitlines() or [f"ended with status {program.status}"]
         raise UsageError(f"{directory / EVALUATIONS}: no {figure}: {lines[-1]}")
     return value
 
 
-def _read_figure(run: Run, text: str) -> float | None:
-    scoring = run.table.scoring
-    if scoring.program == "eval_lm":
-        match = _BPC.search(text)
-        return float(match[1]) if match else None
-    if scoring.program == "generate":
-        match = _BLEU.search(text)
-        return float(match[1]) if match else None
-    values = [
-        record.figures.get(scoring.metric) for line in text.splitlines() if (record := parse_line(line))
-    ]
-    return next((value for value in reversed(values) if value is not None), None)
+def _read_figure(scoring: Scoring, text: str) -> float | None:
+    """The figure in what an evaluation printed; None if it is not there."""
+    # fairseq-validate's lines lack the number of updates by which logs of trainings are read.
+    patterns = {"eval_lm": _BPC, "generate": _BLEU, "validate": rf'"\w+_{scoring.metric}": "([^"]+)"'}
+    matches = re.findall(patterns[scoring.program], text)
+    return float(matches[-1]) if matches else None
 
 
 class Program:

@@ -124,6 +124,32 @@ def test_a_record_is_read_as_it_was_written(tmp_path, record):
 
 
 @pytest.mark.parametrize(
+    "table, text, figure",
+    [
+        ("ha-ptb", "PTB, test, protocol carry: 1.250000 bits per character, perplexity 2.4", 1.25),
+        ("ha-ptb", "x: 1.25 bits per character, y\nat most 1.27 bits per character of PTB char", 1.25),
+        ("copying", 'valid | {"valid_loss": "1.8", "valid_accuracy": "7.43", "valid_bsz": "9"}', 7.43),
+        ("ha-iam", 'valid | {"valid_loss": "-1.7", "valid_nats_seq": "-244.06"}', -244.06),
+        ("ha-wmt", "Generate test with beam=5: BLEU = 38.95 66.1/44.0/32.0/24.0", 38.95),
+        ("mnist", "Traceback", None),
+    ],
+)
+def test_a_figure_is_read_from_what_the_evaluation_printed(table, text, figure):
+    assert running._read_figure(TABLES[table].scoring, text) == figure
+
+
+@pytest.mark.slow
+def test_problems_are_evaluated(tmp_path):
+    words = ["copying", "lstm_T100_hdetach_0.25", "--updates", "2", "--scale", "0.1", "--device", "cpu"]
+    words += ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    command = [sys.executable, str(SCRIPTS / "reproduce.py"), *words]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
+    assert result.returncode == 0, result.stderr
+    path = tmp_path / "results" / "runs" / "copying" / "lstm_T100_hdetach_0.25-x0.1-s1.json"
+    assert set(Record.load(path).figures) == {"valid accuracy", "test accuracy"}
+
+
+@pytest.mark.parametrize(
     "line, stop",
     [
         ("Stopping training due to num_updates: 3 >= max_update: 3", "updates"),
