@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "math.h"
+#include "vector.h"
 
 namespace rhhn {
 
@@ -48,10 +49,11 @@ class Scaling {
     // From the gradients of the scaling vectors to those of z and weight_d.
     void backward(int64_t start, int64_t rows, const S* dd, S* dweight) const {
         for (int64_t k = 0; k < 12; ++k) {
-            // Two embeddings at a time share the loads of dd.
+            // Two embeddings at a time share the loads of dd, where the registers hold the sums of both.
             int64_t i = 0;
-            for (; i + 2 <= Z; i += 2) embed_backward<2>(start, rows, kind(dd, k), dweight, k * Z + i);
-            if (i < Z) embed_backward<1>(start, rows, kind(dd, k), dweight, k * Z + i);
+            if (REGISTERS > 2 * BLOCK)
+                for (; i + 2 <= Z; i += 2) embed_backward<2>(start, rows, kind(dd, k), dweight, k * Z + i);
+            for (; i < Z; ++i) embed_backward<1>(start, rows, kind(dd, k), dweight, k * Z + i);
         }
     }
 
@@ -71,9 +73,11 @@ class Scaling {
     }
 
    private:
-    // Width of a vector, vectors of columns at a time, and embeddings at a time.
-    static constexpr int64_t LANES = 64 / sizeof(S), WIDE = 2 * LANES, MAX_Z = 64;
-    typedef S Vector __attribute__((vector_size(64)));
+    // Width of a vector register, columns at a time whose sums for BLOCK rows fit the registers, and
+    // embeddings at a time. The compiler keeps wider vectors in memory.
+    static constexpr int64_t LANES = sizeof(rhhn::Vector) / sizeof(S);
+    static constexpr int64_t WIDE = REGISTERS > 2 * BLOCK ? 2 * LANES : LANES, MAX_Z = 64;
+    typedef S Vector __attribute__((vector_size(sizeof(rhhn::Vector))));
     static Vector get(const S* from) {
         Vector to;
         std::memcpy(&to, from, sizeof to);
