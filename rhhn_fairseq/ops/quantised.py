@@ -1,7 +1,10 @@
 """Weights in 8-bit integers, for products on the CPU.
 
-Each column of a weight has a scale of its own; the rows it meets are quantised at each product by their own
-range. torch's library (FBGEMM, on ARM QNNPACK) multiplies the integers.
+Each column of a weight has a scale of its own; the rows it meets are quantised at each product by their
+common range. torch's library (FBGEMM, on ARM QNNPACK) multiplies the integers.
+
+The integers of a weight end at 63, not at 127: processors without VNNI add two products in 16 bits, and
+2 x 255 x 63 = 32,130 is the largest such sum that fits below 32,767.
 
 Shapes: M rows, K inner width, N columns.
 """
@@ -12,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from rhhn_fairseq.errors import UsageError
+
+LARGEST = 63
 
 
 class QuantisedWeight(nn.Module):
@@ -25,8 +30,8 @@ class QuantisedWeight(nn.Module):
         super().__init__()
         self.shape = weight_KN.shape
         columns = weight_KN.detach().float().T.contiguous()
-        # Symmetric, 127 steps to the largest number of a column; a column of zeros keeps scale 1.
-        scales = columns.abs().amax(dim=1) / 127
+        # Symmetric, LARGEST steps to the largest number of a column; a column of zeros keeps scale 1.
+        scales = columns.abs().amax(dim=1) / LARGEST
         scales = torch.where(scales > 0, scales, torch.ones_like(scales)).double()
         zeros = torch.zeros(len(scales), dtype=torch.long)
         with warnings.catch_warnings():
