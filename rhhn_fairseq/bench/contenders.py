@@ -22,8 +22,10 @@ from rhhn_fairseq.bench.machine import (
     lstm_algorithm,
 )
 from rhhn_fairseq.bench.parity import ORACLE_ROWS, checked, draw_batch, pass_results
-from rhhn_fairseq.cells.base import Cell, available_backends, explain, option
+from rhhn_fairseq.cells.base import Cell
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import build_cell, cell_options
+from rhhn_fairseq.cells.selection import available_backends, explain
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
 

@@ -12,7 +12,7 @@ from rhhn_fairseq.bench import gnmt
 from rhhn_fairseq.bench.gnmt import TranslationConfig, columns, compare
 from rhhn_fairseq.bench.machine import measuring, now
 from rhhn_fairseq.bench.report import draw_bars, make_report
-from rhhn_fairseq.cells.base import option
+from rhhn_fairseq.cells.config import option
 
 BATCHES = (1, 64)
 """Sentences that are translated at a time."""

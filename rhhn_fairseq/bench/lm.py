@@ -20,7 +20,8 @@ from rhhn_fairseq.bench.machine import DTYPES, BenchConfig, cudnn_for, forced, l
 from rhhn_fairseq.bench.parity import ORACLE_ROWS, check_models, with_gradients
 from rhhn_fairseq.bench.report import Column, draw_bars, make_report
 from rhhn_fairseq.bench.timing import interleave, ratio
-from rhhn_fairseq.cells.base import State, option
+from rhhn_fairseq.cells.base import State
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import cell_options
 from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy
 from rhhn_fairseq.describe import count_parameters, known_architectures

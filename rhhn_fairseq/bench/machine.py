@@ -15,7 +15,7 @@ from torch.autograd import DeviceType
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rhhn_fairseq.allocator import keeps_freed_memory
-from rhhn_fairseq.cells.base import check_fields, option
+from rhhn_fairseq.cells.config import check_fields, option
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import gemm, graphs, policy
 from rhhn_fairseq.ops.gemm import matmul_precision, set_matmul_precision

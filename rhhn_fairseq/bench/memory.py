@@ -35,7 +35,7 @@ from rhhn_fairseq.bench.contenders import (
 from rhhn_fairseq.bench.machine import first_calls, measuring
 from rhhn_fairseq.bench.report import Column, draw_bars, make_report
 from rhhn_fairseq.bench.timing import time_pass
-from rhhn_fairseq.cells.base import option
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import CELLS
 from rhhn_fairseq.errors import UsageError
 

@@ -18,7 +18,7 @@ from rhhn_fairseq.bench.machine import BenchConfig, measuring, now
 from rhhn_fairseq.bench.parity import checked
 from rhhn_fairseq.bench.report import Column, draw_bars, make_report
 from rhhn_fairseq.bench.timing import interleave, ratio
-from rhhn_fairseq.cells.base import option
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import gemm, native
 from rhhn_fairseq.ops.gemm import available

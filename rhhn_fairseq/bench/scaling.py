@@ -22,7 +22,7 @@ from rhhn_fairseq.bench.contenders import (
 from rhhn_fairseq.bench.machine import measuring
 from rhhn_fairseq.bench.report import Column, make_report, new_figure
 from rhhn_fairseq.bench.timing import interleave, time_pass
-from rhhn_fairseq.cells.base import option
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import CELLS
 
 SIZES = {"T": "length", "H": "hidden", "B": "batch"}

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from rhhn_fairseq.bench.machine import describe_machine
 from rhhn_fairseq.bench.report import Column
-from rhhn_fairseq.cells.base import check_fields, option
+from rhhn_fairseq.cells.config import check_fields, option
 from rhhn_fairseq.errors import UsageError
 
 FORWARD, BACKWARD, OTHER = "forward and loss", "backward", "everything else"

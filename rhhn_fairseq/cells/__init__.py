@@ -1,8 +1,10 @@
 """Recurrent cells, in plain PyTorch: ``build_cell("ln_hyperlstm", 50, 1000, hyper_size=128)``."""
 
 from rhhn_fairseq.cells import gru, hyper_lstm, hyper_rhn, hyper_rnn, lstm, multiplicative, rhn, simple
-from rhhn_fairseq.cells.base import Cell, CellConfig, detach_state, reorder_state, set_backend
+from rhhn_fairseq.cells.base import Cell, detach_state, reorder_state
+from rhhn_fairseq.cells.config import CellConfig
 from rhhn_fairseq.cells.registry import CELLS, build_cell, cell_options
+from rhhn_fairseq.cells.selection import set_backend
 
 __all__ = [
     "CELLS",

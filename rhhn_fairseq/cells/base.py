@@ -10,11 +10,11 @@ to it (``run_operation``).
 """
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
 
 import torch
 from torch import Tensor, nn
 
+from rhhn_fairseq.cells.config import CellConfig, describe_config
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends, gemm, lengths, policy, recompute, torch_nn
 from rhhn_fairseq.ops.backends import Plan, Request
@@ -23,72 +23,6 @@ from rhhn_fairseq.ops.loop import Noise, State, noise_at, scan
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout
 
 InputMap = tuple[Tensor, Tensor | None]
-
-
-def option(default=MISSING, *, help, choices=None, low=None, high=None, below=None):
-    """A field of a cell's configuration: its help string and the values it may take.
-
-    Args:
-        default: the value when none is given; left out, the field is required.
-        help: one line for the command line.
-        choices: the values allowed, for options of words.
-        low: smallest value allowed. high: largest value allowed. below: every value is smaller.
-    """
-    limits = {"help": help, "choices": choices, "low": low, "high": high, "below": below}
-    return field(default=default, metadata=limits)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CellConfig:
-    """Sizes and regularisers that every cell has; checked when built, ``UsageError`` names the field."""
-
-    input_size: int = option(help="width of the input", low=1)
-    hidden_size: int = option(help="width of the state and of the output", low=1)
-    gal_dropout: float = option(
-        0.0, help="drop recurrent inputs, one mask a sequence (Gal and Ghahramani)", low=0, below=1
-    )
-    zoneout: float = option(
-        0.0, help="probability that a unit of the output state keeps its value", low=0, below=1
-    )
-    h_detach: float = option(
-        0.0, help="probability a step that no gradient flows through the recurrent input", low=0, high=1
-    )
-    recompute_steps: int = option(
-        0,
-        help="to save memory, keep only the states between segments of this many steps, and compute each "
-        "segment again in the backward pass; 0 keeps everything",
-        low=0,
-    )
-
-    def __post_init__(self):
-        check_fields(self)
-
-
-def check_fields(config) -> None:
-    """Raises UsageError for the first field made by ``option`` whose value it does not allow."""
-    for spec in fields(config):
-        if spec.metadata:
-            _check_field(type(config).__name__, spec, getattr(config, spec.name))
-
-
-def _check_field(owner: str, spec, value) -> None:
-    """Raises UsageError unless ``value`` has the field's type and lies within its limits."""
-    owner = owner.removesuffix("Config")
-    where = f"{owner}: {spec.name}={value!r}" if owner else f"{spec.name}={value!r}"
-    if spec.type is int and (isinstance(value, bool) or not isinstance(value, int)):
-        raise UsageError(f"{where} is not a whole number")
-    if spec.type is float and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise UsageError(f"{where} is not a number")
-    limits = spec.metadata
-    if limits["choices"] is not None and value not in limits["choices"]:
-        raise UsageError(f"{where} is unknown, choose from {', '.join(limits['choices'])}")
-    # Written as "not (a <= b)" so that NaN is refused as well.
-    if limits["low"] is not None and not value >= limits["low"]:
-        raise UsageError(f"{where} is too small, the smallest is {limits['low']}")
-    if limits["high"] is not None and not value <= limits["high"]:
-        raise UsageError(f"{where} is too large, the largest is {limits['high']}")
-    if limits["below"] is not None and not value < limits["below"]:
-        raise UsageError(f"{where} is too large, it must be below {limits['below']}")
 
 
 class Cell(nn.Module):
@@ -443,37 +377,6 @@ def with_hooks(cell: Cell, method: Callable, *arguments):
         del cell.forward
 
 
-def describe_config(config: CellConfig) -> str:
-    """A configuration in one line: widths and depths, layer normalisation or not, and what was set."""
-    words = [str(config.input_size), str(config.hidden_size)]
-    for spec in fields(config)[2:]:
-        value = getattr(config, spec.name)
-        if spec.name.endswith(("_size", "_depth", "layer_norm")) or value != spec.default:
-            words.append(f"{spec.name}={value!r}")
-    return ", ".join(words)
-
-
-def set_backend(module: nn.Module, name: str | None) -> None:
-    """Has every cell in ``module`` use one backend, whatever the environment says.
-
-    ``reference`` runs each cell's ``step`` in plain operations of torch. Second derivatives, ``torch.func``
-    and forward hooks on a cell's inner modules need it.
-
-    Args:
-        module: a cell, a layer or any network with cells in it.
-        name: one of ``rhhn_fairseq.ops.backends.NAMES``; None leaves it to ``RHHN_KERNEL``, or else to the
-            fastest.
-
-    Raises:
-        UsageError: no backend has that name.
-    """
-    if name is not None and name not in backends.NAMES:
-        raise UsageError(f"backend={name!r} is unknown, choose from {', '.join(backends.NAMES)}")
-    for cell in module.modules():
-        if isinstance(cell, Cell):
-            cell.backend = name
-
-
 def detach_state(state: State) -> State:
     """The same state, cut from the graph: where truncated back-propagation stops."""
     return tuple(tensor.detach() for tensor in state)
@@ -490,42 +393,6 @@ def apply_maps(x: Tensor, maps: tuple[InputMap, ...], gemm: str | None = None) -
     for weight, bias in maps:
         g.append(affine(x, weight, bias, gemm))
     return tuple(g)
-
-
-def available_backends(
-    cell: Cell, device="cpu", dtype: torch.dtype = torch.float32, padded: bool = False
-) -> tuple[str, ...]:
-    """Names of the backends that can run a cell in its present mode, the preferred first.
-
-    Args:
-        device, dtype: of the input. padded: whether there is a mask.
-    """
-    request = _request_without_input(cell, 2, 1, torch.device(device), dtype)
-    if padded:
-        request = request._replace(extras=(*request.extras, "padding masks"))
-    return backends.available(request)
-
-
-def explain(
-    cell: Cell, T: int, B: int, device="cpu", dtype: torch.dtype = torch.float32
-) -> list[tuple[str, bool, str]]:
-    """Which backend would run a cell in its present mode, and why not the others.
-
-    Args:
-        T, B: steps and sequences. device, dtype: of the input.
-
-    Returns:
-        for each backend its name, whether it runs, and the reason in one line; see ``backends.explain``.
-    """
-    return backends.explain(_request_without_input(cell, T, B, torch.device(device), dtype))
-
-
-def _request_without_input(cell: Cell, T: int, B: int, device: torch.device, dtype: torch.dtype) -> Request:
-    """The request of a pass that nobody makes."""
-    x_TBC = torch.empty(1, 1, cell.config.input_size, dtype=dtype).expand(T, B, -1)
-    noise = cell.sample_noise(1, 1) if cell.training else None
-    request = cell.request(x_TBC, cell.zero_state(B, dtype=dtype), None, noise)
-    return request._replace(device=device, rounds=backends.rounding(device))
 
 
 def orthogonal_(weight: Tensor, gates: int = 1) -> None:

@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import glorot_, option, orthogonal_, with_hooks
+from rhhn_fairseq.cells.base import glorot_, orthogonal_, with_hooks
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.hyper_rnn import (
     HYPER_INITS,
     HYPER_STATES,

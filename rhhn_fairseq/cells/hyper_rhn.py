@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import Cell, noise_at, option, orthogonal_, with_hooks
+from rhhn_fairseq.cells.base import Cell, noise_at, orthogonal_, with_hooks
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.rhn import (

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import glorot_, option, orthogonal_
+from rhhn_fairseq.cells.base import glorot_, orthogonal_
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.lstm import NOISY, GatedCell, GatedConfig, naive_update
 from rhhn_fairseq.cells.numpy_math import at, drop
 from rhhn_fairseq.cells.registry import register_cell

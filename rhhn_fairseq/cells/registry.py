@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 
-from rhhn_fairseq.cells.base import Cell, CellConfig
+from rhhn_fairseq.cells.base import Cell
+from rhhn_fairseq.cells.config import CellConfig
 from rhhn_fairseq.errors import UsageError
 
 

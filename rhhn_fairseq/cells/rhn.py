@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, CellConfig, noise_at, option, orthogonal_
+from rhhn_fairseq.cells.base import Cell, noise_at, orthogonal_
+from rhhn_fairseq.cells.config import CellConfig, option
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.ops import highway as op

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import Cell, CellConfig, glorot_, noise_at, option, orthogonal_
+from rhhn_fairseq.cells.base import Cell, glorot_, noise_at, orthogonal_
+from rhhn_fairseq.cells.config import CellConfig, option
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.ops.gemm import affine

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import State, glorot_, option
+from rhhn_fairseq.cells.base import State, glorot_
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.attention import (

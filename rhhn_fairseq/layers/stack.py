@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, Noise, State, check_fields, option
+from rhhn_fairseq.cells.base import Cell, Noise, State
+from rhhn_fairseq.cells.config import check_fields, option
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops.regularise import sequence_dropout

@@ -23,7 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, Noise, State, apply_maps, option
+from rhhn_fairseq.cells.base import Cell, Noise, State, apply_maps
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.feedback import FedBackCell

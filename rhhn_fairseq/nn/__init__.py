@@ -3,7 +3,7 @@
 They need torch and numpy only. ``docs/layers.md`` says what they support beyond a plain call.
 """
 
-from rhhn_fairseq.cells.base import set_backend
+from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.nn.layers import (
     GRU,
     IRNN,

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from rhhn_fairseq.cells.base import State, describe_config, set_backend
+from rhhn_fairseq.cells.base import State
+from rhhn_fairseq.cells.config import describe_config
 from rhhn_fairseq.cells.registry import CELLS, cell_options
+from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.nn.pretrained import Pretrained

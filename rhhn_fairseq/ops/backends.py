@@ -160,7 +160,7 @@ class Backend:
     def refusal(self, request: Request) -> str | None:
         """Why it cannot run a pass; None where it can."""
         if request.needs_steps and self.name != "reference":
-            return f"{request.needs_steps} needs the loop over the cell's step, backend=\"reference\""
+            return f'{request.needs_steps} needs the loop over the cell\'s step, backend="reference"'
         if self.operations and request.operation not in self.operations:
             return f"{self.name} has no operation for {request.cell}"
         if self.dtypes and request.dtype not in self.dtypes:

@@ -3,7 +3,7 @@
 import torch
 
 from rhhn_fairseq.cells import CELLS, build_cell
-from rhhn_fairseq.cells.base import available_backends
+from rhhn_fairseq.cells.selection import available_backends
 from rhhn_fairseq.ops.backends import FUSED
 
 GATED_NOISE = dict(

@@ -13,7 +13,7 @@ from helpers.graph_imitation import imitated_graphs
 
 from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.cells import base as cells_base
-from rhhn_fairseq.cells.base import explain
+from rhhn_fairseq.cells.selection import explain
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends as table
 from rhhn_fairseq.ops import native, policy, torch_nn

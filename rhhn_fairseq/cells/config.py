@@ -1,0 +1,81 @@
+"""The configuration of a cell: fields that carry a help string and limits, checked when it is built."""
+
+from dataclasses import MISSING, dataclass, field, fields
+
+from rhhn_fairseq.errors import UsageError
+
+
+def option(default=MISSING, *, help, choices=None, low=None, high=None, below=None):
+    """A field of a cell's configuration: its help string and the values it may take.
+
+    Args:
+        default: the value when none is given; left out, the field is required.
+        help: one line for the command line.
+        choices: the values allowed, for options of words.
+        low: smallest value allowed. high: largest value allowed. below: every value is smaller.
+    """
+    limits = {"help": help, "choices": choices, "low": low, "high": high, "below": below}
+    return field(default=default, metadata=limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellConfig:
+    """Sizes and regularisers that every cell has; checked when built, ``UsageError`` names the field."""
+
+    input_size: int = option(help="width of the input", low=1)
+    hidden_size: int = option(help="width of the state and of the output", low=1)
+    gal_dropout: float = option(
+        0.0, help="drop recurrent inputs, one mask a sequence (Gal and Ghahramani)", low=0, below=1
+    )
+    zoneout: float = option(
+        0.0, help="probability that a unit of the output state keeps its value", low=0, below=1
+    )
+    h_detach: float = option(
+        0.0, help="probability a step that no gradient flows through the recurrent input", low=0, high=1
+    )
+    recompute_steps: int = option(
+        0,
+        help="to save memory, keep only the states between segments of this many steps, and compute each "
+        "segment again in the backward pass; 0 keeps everything",
+        low=0,
+    )
+
+    def __post_init__(self):
+        check_fields(self)
+
+
+def check_fields(config) -> None:
+    """Raises UsageError for the first field made by ``option`` whose value it does not allow."""
+    for spec in fields(config):
+        if spec.metadata:
+            _check_field(type(config).__name__, spec, getattr(config, spec.name))
+
+
+def _check_field(owner: str, spec, value) -> None:
+    """Raises UsageError unless ``value`` has the field's type and lies within its limits."""
+    owner = owner.removesuffix("Config")
+    where = f"{owner}: {spec.name}={value!r}" if owner else f"{spec.name}={value!r}"
+    if spec.type is int and (isinstance(value, bool) or not isinstance(value, int)):
+        raise UsageError(f"{where} is not a whole number")
+    if spec.type is float and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise UsageError(f"{where} is not a number")
+    limits = spec.metadata
+    if limits["choices"] is not None and value not in limits["choices"]:
+        raise UsageError(f"{where} is unknown, choose from {', '.join(limits['choices'])}")
+    # Written as "not (a <= b)" so that NaN is refused as well.
+    if limits["low"] is not None and not value >= limits["low"]:
+        raise UsageError(f"{where} is too small, the smallest is {limits['low']}")
+    if limits["high"] is not None and not value <= limits["high"]:
+        raise UsageError(f"{where} is too large, the largest is {limits['high']}")
+    if limits["below"] is not None and not value < limits["below"]:
+        raise UsageError(f"{where} is too large, it must be below {limits['below']}")
+
+
+def describe_config(config: CellConfig) -> str:
+    """A configuration in one line: widths and depths, layer normalisation or not, and what was set."""
+    words = [str(config.input_size), str(config.hidden_size)]
+    for spec in fields(config)[2:]:
+        value = getattr(config, spec.name)
+        if spec.name.endswith(("_size", "_depth", "layer_norm")) or value != spec.default:
+            words.append(f"{spec.name}={value!r}")
+    return ", ".join(words)
