@@ -6,12 +6,13 @@ import sys
 # The script in scripts/, and the subcommand of ``rhhn`` that does the same.
 SUBCOMMANDS = {
     "average_checkpoints": "average",
+    "baseline_ngram": "ngram",
     "bench": "bench",
     "convert_checkpoint": "convert",
     "describe": "describe",
     "export_model": "export",
     "import_model": "import",
-    "plot_curves": "plot",
+    "plot": "plot",
     "prepare_chars": "prepare",
     "prepare_strokes": "prepare",
     "prepare_translation": "prepare",

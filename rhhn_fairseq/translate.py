@@ -13,6 +13,7 @@ import torch
 from fairseq import utils
 from fairseq.dataclass.configs import GenerationConfig
 
+from rhhn_fairseq.analysis.attention import Attention
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.lines import one_line
 from rhhn_fairseq.models.translation_loading import TranslationModels
@@ -143,6 +144,34 @@ class Translator:
             if on_batch is not None:
                 on_batch(len(batch))
         return results
+
+    def attend(self, line: str) -> tuple[Translation, Attention]:
+        """Translates one line; its best translation, and the attention of all models together.
+
+        Raises:
+            UsageError: there is nothing to translate, or the model has no attention.
+        """
+        pieces = self.pieces.encode(line, out_type=str)
+        if not pieces or line.isspace():
+            raise UsageError(f"the text {line!r} has nothing to translate")
+        source = self._source(pieces, 1)
+        dataset = self.task.build_dataset_for_inference([source], [len(source)])
+        dataset.left_pad_source = self.task.cfg.left_pad_source
+        sample = dataset.collater([dataset[0]])
+        if self.device.type == "cuda":
+            sample = utils.move_to_cuda(sample, self.device)
+        for model in self.models:
+            # fairseq's own decoders leave the attention out unless they are asked for it.
+            if hasattr(model.decoder, "need_attn"):
+                model.decoder.need_attn = True
+        best = self.task.inference_step(self.generator, self.models, sample)[0][0]
+        weights = best["attention"]
+        if weights is None or not weights.numel():
+            raise UsageError("the model has no attention")
+        target = tuple(self.task.target_dictionary[entry] for entry in best["tokens"].tolist())
+        names = tuple(self.task.source_dictionary[entry] for entry in source.tolist())
+        seen = Attention(names, target, weights.double().cpu().numpy()[:, : len(target)])
+        return self._translation(best), seen
 
     def _source(self, pieces: list[str], line: int) -> torch.Tensor:
         """The dictionary's entries [S] for pieces, with the end of the sentence."""

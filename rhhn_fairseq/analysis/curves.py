@@ -1,33 +1,28 @@
-"""Curves of several trainings in one picture, and their best and last figures in one table.
+"""Curves of several trainings, and their best and last figures in one table; ``curve_picture`` draws them.
 
 The name of a run is that of its log file. Runs whose names differ only in a seed at the end (``_s1``,
 ``-seed2``) belong together: they share a colour, and the table has a line for all of them.
 """
 
-import io
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rhhn_fairseq.analysis.training_logs import read_log
-from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.extras import needed_for
+import numpy as np
 
-with needed_for("the curves need"):
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, Record, read_log
+from rhhn_fairseq.errors import UsageError
 
 BETTER = ("max", "min")
 # Of these, more is better; of anything else, less.
 MORE_IS_BETTER = ("accuracy", "bleu")
-LINE_STYLES = ("-", "--", ":", "-.")
-# One for each seed of a group.
-MARKERS = "osD^v<>PX*"
-FEW_POINTS = 30
 # The figure that is drawn unless one is named: the first that all logs have.
 PREFERRED = ("bleu", "bpc", "accuracy", "mse", "loss")
+# What a curve is drawn over.
+AXES = ("updates", "epochs", "hours")
 
 _SEED = re.compile(r"[-_.](?:seed[-_=]?|s)\d+$", re.IGNORECASE)
 
@@ -39,12 +34,19 @@ class Curve:
     Attributes:
         run: its name. subset: ``train_inner``, ``train``, or a validation subset.
         updates: in rising order. values: the metric after them.
+        places: where the values stand on the picture's axis; None for the updates themselves.
     """
 
     run: str
     subset: str
     updates: list[int]
     values: list[float]
+    places: list[float] | None = None
+
+    @property
+    def x(self) -> list[float]:
+        """Where each value stands on the picture's axis."""
+        return list(self.updates) if self.places is None else self.places
 
     @property
     def group(self) -> str:
@@ -66,20 +68,24 @@ class Curve:
         return None
 
 
-def read_curves(paths: list[str], metric: str, subsets: list[str]) -> list[Curve]:
+def read_curves(paths: list[str], metric: str, subsets: list[str], axis: str = "updates") -> list[Curve]:
     """The curves of a metric, run after run.
 
     Where a log has several lines of one update, as after a run that was started again, the last holds.
 
     Args:
         paths: log files. metric: such as ``accuracy``. subsets: such as ``valid`` and ``train_inner``.
+        axis: one of AXES. Epochs and hours come from the lines of the training, between which they are
+            interpolated; hours are those of the clock on the wall.
 
     Raises:
-        UsageError: a file is no log, or has no such metric in one of the subsets; what it has is named.
+        UsageError: a file is no log, or has no such metric in one of the subsets, what it has is named; or
+            the log does not say where its updates are on the axis.
     """
     curves = []
     for name, path in zip(run_names(paths), paths, strict=True):
         records = read_log(path)
+        known = None if axis == "updates" else _axis_of(records, axis, path)
         for subset in subsets:
             points = {
                 r.update: r.figures[metric] for r in records if r.subset == subset and metric in r.figures
@@ -87,8 +93,33 @@ def read_curves(paths: list[str], metric: str, subsets: list[str]) -> list[Curve
             if not points:
                 raise UsageError(f"{path}: {_available_metrics(records, metric, subset)}")
             updates = sorted(points)
-            curves.append(Curve(name, subset, updates, [points[update] for update in updates]))
+            places = None if known is None else np.interp(updates, *known).tolist()
+            curves.append(Curve(name, subset, updates, [points[update] for update in updates], places))
     return curves
+
+
+def _axis_of(records: Sequence[Record], axis: str, path: str) -> tuple[list[float], list[float]]:
+    """Updates in rising order and their places on an axis, with zero at zero."""
+    places, last, before = {0: 0.0}, 0.0, 0.0
+    for record in records:
+        if record.subset not in (TRAIN, TRAIN_INNER):
+            continue
+        if axis == "epochs":
+            place = record.epochs_done
+        else:
+            wall = record.figures.get("wall")
+            if wall is not None and wall < last:
+                # The run was started again, and its clock with it.
+                before += last
+            last = last if wall is None else wall
+            place = None if wall is None else (before + wall) / 3600
+        if place is not None and math.isfinite(place):
+            places[record.update] = place
+    if len(places) < 2:
+        reason = "in which epoch they are" if axis == "epochs" else "after how much time they came (wall)"
+        raise UsageError(f"{path}: its lines of training do not say {reason}, take --x updates")
+    updates = sorted(places)
+    return list(map(float, updates)), [places[update] for update in updates]
 
 
 def choose_metric(paths: list[str], subsets: list[str]) -> str:
@@ -150,7 +181,7 @@ def table(curves: list[Curve], metric: str, better: str, threshold: float | None
     ]
     head += [] if threshold is None else [f"first update {sign} {threshold:g}"]
     rows = []
-    for key, members in _grouped(curves).items():
+    for key, members in grouped(curves).items():
         for curve in members:
             value, update = curve.best(better)
             row = [curve.run, *([curve.subset] if several else [])]
@@ -168,7 +199,8 @@ def table(curves: list[Curve], metric: str, better: str, threshold: float | None
     )
 
 
-def _grouped(curves: list[Curve]) -> dict[tuple[str, str], list[Curve]]:
+def grouped(curves: list[Curve]) -> dict[tuple[str, str], list[Curve]]:
+    """The curves of one group and subset, in the order in which they came."""
     groups: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
         groups.setdefault((curve.group, curve.subset), []).append(curve)
@@ -189,54 +221,3 @@ def _summary(key, members: list[Curve], better: str, several: bool, threshold: f
 
 def _spread(values: list[float]) -> str:
     return f"{sum(values) / len(values):.4g} ({min(values):g} to {max(values):g})"
-
-
-def picture(
-    curves: list[Curve],
-    metric: str,
-    title: str | None = None,
-    threshold: float | None = None,
-    log_scale: bool = False,
-) -> bytes:
-    """The curves over updates as a PNG.
-
-    Args:
-        threshold: a dotted line at this value. log_scale: of the metric's axis.
-    """
-    # Without pyplot: no window system, and nothing kept when this returns.
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    subsets = list(dict.fromkeys(curve.subset for curve in curves))
-    groups = list(dict.fromkeys(curve.group for curve in curves))
-    members = _grouped(curves)
-    for curve in curves:
-        group = members[curve.group, curve.subset]
-        label = curve.group if len(subsets) == 1 else f"{curve.group}, {curve.subset}"
-        label += f" ({len(group)} runs)" if len(group) > 1 else ""
-        # Seeds of a group differ in their markers, and a curve of few points shows where they are.
-        marked = len(group) > 1 or len(curve.updates) <= FEW_POINTS
-        axes.plot(
-            curve.updates,
-            curve.values,
-            color=f"C{groups.index(curve.group) % 10}",
-            linestyle=LINE_STYLES[subsets.index(curve.subset) % len(LINE_STYLES)],
-            marker=MARKERS[group.index(curve) % len(MARKERS)] if marked else None,
-            markevery=max(1, len(curve.updates) // FEW_POINTS),
-            markersize=4,
-            linewidth=1.5,
-            alpha=0.85,
-            label=label if curve is group[0] else None,
-        )
-    if threshold is not None:
-        axes.axhline(threshold, color="0.5", linestyle=":", linewidth=1, label=f"threshold {threshold:g}")
-    if log_scale:
-        axes.set_yscale("log")
-    axes.set_xlabel("updates")
-    axes.xaxis.set_major_formatter(lambda value, position: f"{value:,.0f}")
-    axes.set_ylabel(metric if len(subsets) > 1 else f"{metric} ({subsets[0]})")
-    axes.set_title(title or f"{metric} during training")
-    axes.grid(color="0.9")
-    axes.legend(fontsize="small")
-    file = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(file)
-    return file.getvalue()

@@ -29,7 +29,7 @@ _JSON = re.compile(r"(\{\".*\})\s*$")
 _AFTER_EPOCH = re.compile(
     r"epoch (?P<epoch>\d+) \| (?:.* on '(?P<subset>[^']*)' subset \| )?(?P<figures>\S+ \S+ \| .*)$"
 )
-_WITHIN_EPOCH = re.compile(r"epoch (?P<epoch>\d+):\s+\d+ / \d+ (?P<figures>\S+=.*)$")
+_WITHIN_EPOCH = re.compile(r"epoch (?P<epoch>\d+):\s+(?P<done>\d+) / (?P<all>\d+) (?P<figures>\S+=.*)$")
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,14 @@ class Record:
     Attributes:
         subset: ``train_inner``, ``train``, or the name of a validation subset. update: updates done.
         figures: the numbers by name. epoch: counted from 1; None if the line does not say.
+        epochs_done: epochs, with a fraction, after that update; None where the line does not say.
     """
 
     subset: str
     update: int
     figures: dict[str, float]
     epoch: int | None = None
+    epochs_done: float | None = None
 
 
 # A progress bar writes all of an epoch in one line.
@@ -79,10 +81,12 @@ def parse_line(line: str) -> Record | None:
         return _from_json(match[1])
     if match := _AFTER_EPOCH.search(line):
         pairs = (item.split(" ", 1) for item in match["figures"].split(" | "))
-        return _record(match["subset"] or TRAIN, pairs, match["epoch"])
+        done = None if match["subset"] else float(match["epoch"])
+        return _record(match["subset"] or TRAIN, pairs, match["epoch"], done)
     if match := _WITHIN_EPOCH.search(line):
         pairs = (pair.split("=", 1) for pair in match["figures"].split(", "))
-        return _record(TRAIN_INNER, pairs, match["epoch"])
+        done = int(match["epoch"]) - 1 + int(match["done"]) / max(1, int(match["all"]))
+        return _record(TRAIN_INNER, pairs, match["epoch"], done)
     return None
 
 
@@ -94,26 +98,36 @@ def _from_json(text: str) -> Record | None:
         return None
     epoch = record.get("epoch")
     if UPDATES in record:
-        return _record(TRAIN_INNER, record.items(), epoch)
+        return _record(TRAIN_INNER, record.items(), epoch, _number(record.get("update")))
     for key in record:
         if key.endswith(f"_{UPDATES}"):
             prefix = key.removesuffix(UPDATES)
             pairs = ((name.removeprefix(prefix), value) for name, value in record.items())
-            return _record(prefix.removesuffix("_"), pairs, epoch)
+            subset = prefix.removesuffix("_")
+            return _record(subset, pairs, epoch, _number(epoch) if subset == TRAIN else None)
     return None
 
 
-def _record(subset: str, pairs, epoch) -> Record | None:
+def _number(value) -> float | None:
+    """None for something that is no number, such as null."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _record(subset: str, pairs, epoch, epochs_done: float | None) -> Record | None:
     figures = {}
     for pair in pairs:
         try:
             name, value = pair
-            if name not in PLACES:
-                figures[name] = float(value)
-        # Something that is no number, such as null.
-        except (TypeError, ValueError):
+        except ValueError:
             continue
+        number = _number(value)
+        if name not in PLACES and number is not None:
+            figures[name] = number
     update = figures.pop(UPDATES, None)
     if update is None:
         return None
-    return Record(subset, int(update), figures, int(epoch) if str(epoch).isdecimal() else None)
+    epoch = int(epoch) if str(epoch).isdecimal() else None
+    return Record(subset, int(update), figures, epoch, epochs_done)

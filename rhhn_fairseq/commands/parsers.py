@@ -14,16 +14,19 @@ class StrictParser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-def make_parser(script: str, text: str, kind=argparse.ArgumentParser, **options) -> argparse.ArgumentParser:
+def make_parser(
+    script: str, text: str, kind=argparse.ArgumentParser, subcommand: str | None = None, **options
+) -> argparse.ArgumentParser:
     """The parser of a command.
 
     Args:
         script: the file in ``scripts/`` without ``.py``. text: what the command does in one paragraph, then
-            its examples and notes, with ``%(prog)s`` for its name. kind: the class. options: passed on.
+            its examples and notes, with ``%(prog)s`` for its name. kind: the class.
+        subcommand: what follows the script's name where one script has several. options: passed on.
     """
     description, _, rest = text.partition("\n\n")
     return kind(
-        prog=usage(script),
+        prog=usage(script) if subcommand is None else f"{usage(script)} {subcommand}",
         description=description,
         epilog=rest,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -171,8 +171,10 @@ def test(name: str, log) -> float:
 def draw(path: Path) -> None:
     """The picture of the weights while the trained model reads a line of a program."""
     model, task = load(checkpoint("LN HyperLSTM"))
-    from rhhn_fairseq.writing.reading import draw_reading, read_changes
+    from rhhn_fairseq.analysis.plotting import save
+    from rhhn_fairseq.analysis.weight_picture import draw_weights
+    from rhhn_fairseq.analysis.weights import read_text
 
     text = "def __init__(self, name, value=None): return self._items[name]"
-    names, changes = read_changes(model, task.encode_prompt(text))
-    draw_reading(text, names, changes, path)
+    reading = read_text(model, task.vocabulary, task.encode_prompt(text))
+    save(draw_weights(reading), path, reading.arrays())

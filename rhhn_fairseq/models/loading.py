@@ -1,9 +1,18 @@
 """Loading trained models for use outside of fairseq's own programs."""
 
-from fairseq import checkpoint_utils
+import os
+from pathlib import Path
 
+import torch
+from fairseq import checkpoint_utils
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import read_regular
 from rhhn_fairseq.models.char_lm import CharLM
+from rhhn_fairseq.networks.files import LARGEST_WEIGHTS, WEIGHTS_NAME
 
 
 def load_char_lm(path: str, data: str | None = None):
@@ -20,3 +29,77 @@ def load_char_lm(path: str, data: str | None = None):
     if not isinstance(model, CharLM):
         raise UsageError(f"{path} holds a {type(model).__name__}, not a character language model")
     return model.eval(), task
+
+
+def load_weights(path: str) -> dict[str, torch.Tensor]:
+    """The weights of any checkpoint, or of a directory that ``rhhn export`` wrote, by name.
+
+    Raises:
+        UsageError: no such file, or no checkpoint.
+    """
+    if os.path.isdir(path):
+        file = os.path.join(path, WEIGHTS_NAME)
+        try:
+            return load(read_regular(file, LARGEST_WEIGHTS))
+        except SafetensorError as error:
+            raise UsageError(f"{file}: is damaged or no safetensors file ({error})") from error
+    state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    if not isinstance(state.get("model"), dict):
+        raise UsageError(f"{path}: is no checkpoint of a model, it has no weights")
+    return state["model"]
+
+
+def initial_char_lm(path: str, data: str | None = None, seed: int = 1) -> CharLM:
+    """The model of a checkpoint as a training with this seed begins, in evaluation.
+
+    Raises:
+        UsageError: as ``load_char_lm``.
+    """
+    _, task = load_char_lm(path, data)
+    state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return task.build_model(state["cfg"]["model"]).eval()
+
+
+def updates_of(path: str) -> int:
+    """The updates after which a checkpoint was saved.
+
+    Raises:
+        UsageError: no such file, or it does not say.
+    """
+    history = checkpoint_utils.load_checkpoint_to_cpu(path).get("optimizer_history") or [{}]
+    updates = history[-1].get("num_updates")
+    if not isinstance(updates, int):
+        raise UsageError(f"{path}: does not say after how many updates it was saved")
+    return updates
+
+
+def beginning_of(task, split: str, symbols: int) -> list[int]:
+    """What stands before a text, and so many symbols of a split from its start, as dictionary indices.
+
+    Args:
+        task: a ``CharLMTask``.
+
+    Raises:
+        UsageError: the data has no such split.
+    """
+    stream = open_stream(Path(task.cfg.data) / split, len(task.source_dictionary))
+    return [task.first_input, *stream[:symbols].tolist()]
+
+
+def lines_of(task, split: str, lines: int, symbols: int) -> torch.Tensor:
+    """Lines [symbols, lines] of a split, dictionary indices, that begin at equal distances over all of it.
+
+    Raises:
+        UsageError: the data has no such split, or it is too short.
+    """
+    stream = open_stream(Path(task.cfg.data) / split, len(task.source_dictionary))
+    if len(stream) < lines * symbols:
+        raise UsageError(
+            f"the split {split} of {task.cfg.data} has {len(stream):,} symbols, too few for {lines} lines of "
+            f"{symbols}"
+        )
+    starts = [number * (len(stream) // lines) for number in range(lines)]
+    columns = [torch.tensor(stream[start : start + symbols].tolist()) for start in starts]
+    return torch.stack(columns, dim=1)

@@ -6,7 +6,7 @@ import torch
 class LogsDiagnostics:
     """A task whose validation has the model's ``diagnostics`` among its metrics.
 
-    So they stand in the line of the validation, in TensorBoard, and in the curves of ``rhhn plot``.
+    So they stand in the line of the validation, in TensorBoard, and in ``rhhn plot curves``.
     """
 
     def post_validate(self, model: torch.nn.Module, stats: dict, agg) -> None:

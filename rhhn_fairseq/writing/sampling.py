@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rhhn_fairseq.analysis.changes import step_changes, watch
 from rhhn_fairseq.data.strokes.points import Line
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.mixture import Mixture, check_sharpness
-from rhhn_fairseq.writing.changes import step_changes, watch
 
 POINTS = 400
 # Points a character may take before a line is given up: about three times what IAM-OnDB's writers take.

@@ -1,18 +1,19 @@
-"""scripts/plot_curves.py: reading fairseq's logs, the table and the picture."""
+"""rhhn plot curves: reading fairseq's logs, the table and the picture."""
 
 import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import script_cli
 
+from rhhn_fairseq.analysis.curve_picture import band, draw_curves
 from rhhn_fairseq.analysis.curves import Curve, default_better, read_curves, run_names, table
 from rhhn_fairseq.analysis.training_logs import Record, parse_line, read_log
 from rhhn_fairseq.cli import run
 from rhhn_fairseq.errors import UsageError
 
-SCRIPT = script_cli.SCRIPTS / "plot_curves.py"
 plot_curves = script_cli.load("plot_curves")
 
 TIME = "2026-01-02 03:04:05 | INFO | "
@@ -162,7 +163,18 @@ def test_picture_and_table_are_written(tmp_path, capsys):
     assert "| a_s1 | valid | 200 | 2 | 200 | 2 | 200 |" in markdown.read_text(encoding="utf-8")
     image = png.read_bytes()
     assert image.startswith(b"\x89PNG") and len(image) > 5000
-    assert {path.name for path in tmp_path.iterdir()} == {"a_s1.log", "a_s2.log", "curves.png", "table.md"}
+    arrays = np.load(tmp_path / "curves.npz")
+    assert arrays["a_s1.valid.accuracy"].tolist() == [1, 2]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "a_s1.log", "a_s2.log", "curves.npz", "curves.png", "table.md",
+    }  # fmt: skip
+
+
+def test_an_svg_is_written_by_its_ending(tmp_path):
+    for name in ("a.svg", "b.svg"):
+        plot_curves.main([_log(tmp_path / "a.log", [1, 2]), "--output", str(tmp_path / name)])
+    assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
 def _add_inner(path):
@@ -170,41 +182,78 @@ def _add_inner(path):
         file.write(f"{TIME}train_inner | {INNER}\n")
 
 
-def test_curves_are_drawn_with_one_colour_a_group(tmp_path, monkeypatch):
-    from matplotlib.axes import Axes
-
-    from rhhn_fairseq.analysis.curves import picture
-
-    drawn = []
-    plot = Axes.plot
-
-    def recorded(axes, *args, **kwargs):
-        drawn.append((kwargs["color"], kwargs["linestyle"], kwargs["marker"], kwargs["label"]))
-        return plot(axes, *args, **kwargs)
-
-    monkeypatch.setattr(Axes, "plot", recorded)
-    curves = _curves({"lstm_s1": [1, 2], "lstm_s2": [1, 3], "h_s1": [2, 3]})
-    picture([*curves, Curve("h_s1", "train", [100], [2.0])], "accuracy")
-    assert drawn == [
-        ("C0", "-", "o", "lstm, valid (2 runs)"),
-        ("C0", "-", "s", None),
-        ("C1", "-", "o", "h, valid"),
-        ("C1", "--", "o", "h, train"),
+def _drawn(figure):
+    """The lines and bands of a picture: colour, style, marker and label of each; the number of bands."""
+    axes = figure.axes[0]
+    look = [
+        (line.get_color(), line.get_linestyle(), line.get_marker(), line.get_label()) for line in axes.lines
     ]
+    return look, len(axes.collections)
 
 
-def test_many_points_of_one_run_have_no_markers(monkeypatch):
-    from matplotlib.axes import Axes
+def test_seeds_are_a_line_in_a_band():
+    curves = _curves({"lstm_s1": [1, 2], "lstm_s2": [1, 3], "h_s1": [2, 3]})
+    look, bands = _drawn(draw_curves([*curves, Curve("h_s1", "train", [100], [2.0])], "accuracy"))
+    blue, red = "#0072B2", "#D55E00"
+    assert look == [
+        (blue, "-", "o", "lstm, valid: mean of 2 runs, band from lowest to highest"),
+        (red, "-", "o", "h, valid"),
+        (red, "--", "o", "h, train"),
+    ]
+    assert bands == 1
 
-    from rhhn_fairseq.analysis.curves import picture
 
-    drawn = {}
-    plot, line = Axes.plot, Axes.axhline
-    monkeypatch.setattr(Axes, "plot", lambda *a, **k: drawn.update(plot=k) or plot(*a, **k))
-    monkeypatch.setattr(Axes, "axhline", lambda *a, **k: drawn.update(line=k) or line(*a, **k))
-    picture([Curve("a", "valid", list(range(100)), [1.0] * 100)], "bpc", threshold=1.25)
-    assert drawn["plot"]["marker"] is None
-    assert drawn["line"]["label"] == "threshold 1.25"
+def test_a_band_holds_mean_lowest_and_highest_where_all_runs_are():
+    x, mean, low, high = band(
+        [
+            Curve("a_s1", "valid", [100, 200, 300], [1.0, 2.0, 3.0]),
+            Curve("a_s2", "valid", [50, 250], [0.0, 4.0]),
+        ]
+    )
+    # The second run stands at 1 and 3 after 100 and 200 updates; the first at 2.5 after 250.
+    assert x.tolist() == [100, 200, 250]
+    assert (low.tolist(), high.tolist()) == ([1, 2, 2.5], [1, 3, 4])
+    assert mean.tolist() == [1, 2.5, 3.25]
+
+
+def test_seeds_that_share_no_place_have_lines_of_their_own():
+    look, bands = _drawn(draw_curves([Curve("a_s1", "v", [1], [1.0]), Curve("a_s2", "v", [2], [2.0])], "bpc"))
+    assert bands == 0 and [line[2:] for line in look] == [("o", "a, a_s1"), ("s", "a, a_s2")]
+
+
+def test_many_points_of_one_run_have_no_markers_and_the_threshold_has_its_name():
+    curve = Curve("a", "valid", list(range(100)), [1.0] * 100)
+    figure = draw_curves([curve], "bpc", threshold=1.25)
+    look, _ = _drawn(figure)
+    assert [line[2:] for line in look] == [("None", "a"), ("None", "threshold 1.25")]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["1.25"]
+    assert figure.axes[0].get_ylabel() == "bits per character, valid"
+
+
+LINES = """
+{"epoch": 1, "update": 0.5, "bpc": "3", "wall": "1800", "num_updates": "100"}
+{"epoch": 1, "valid_bpc": "2.5", "valid_num_updates": "150"}
+{"epoch": 1, "train_bpc": "2.4", "train_train_wall": "9", "train_wall": "3600", "train_num_updates": "200"}
+{"epoch": 1, "valid_bpc": "2", "valid_num_updates": "200"}
+epoch 002:     50 / 200 loss=0.4, wall=900, num_updates=250
+{"epoch": 2, "valid_bpc": "1.5", "valid_num_updates": "250"}
+"""
+
+
+def test_epochs_and_hours_come_from_the_lines_of_training(tmp_path):
+    (tmp_path / "a.log").write_text(LINES)
+    for axis, expected in (
+        ("epochs", [0.75, 1.0, 1.25]),
+        ("hours", [0.75, 1.0, 1.25]),
+        ("updates", [150, 200, 250]),
+    ):
+        (curve,) = read_curves([str(tmp_path / "a.log")], "bpc", ["valid"], axis)
+        # After the second start the clock is at 900 s again, 1.25 hours after the first.
+        assert curve.x == pytest.approx(expected) and curve.updates == [150, 200, 250]
+    bare = [_log(tmp_path / "bare.log", [1, 2])]
+    for axis, reason in (("epochs", "in which epoch they are"), ("hours", "how much time")):
+        with pytest.raises(UsageError, match=f"bare.log: its lines of training do not say .*{reason}"):
+            read_curves(bare, "accuracy", ["valid"], axis)
 
 
 def test_the_metric_is_one_that_all_logs_have(tmp_path, capsys):
@@ -224,7 +273,11 @@ def test_the_metric_is_one_that_all_logs_have(tmp_path, capsys):
         (["{good}", "--subsets", "test"], "has no subset 'test', it has valid"),
         (["{good}", "--subsets", ","], "--subsets names no subset"),
         (["{good}", "{good}"], "good.log: is given twice"),
-        (["{good}", "--png", "{folder}/no/curves.png"], "no/curves.png: cannot be written"),
+        (
+            ["{good}", "--output", "{folder}/curves.gif"],
+            "curves.gif: the name of a picture ends in .png or .svg",
+        ),
+        (["{good}", "--output", "{folder}/no/curves.png"], "no/curves.png: cannot be written"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, arguments, reason):

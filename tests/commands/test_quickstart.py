@@ -4,31 +4,12 @@ import io
 import os
 import sys
 
-import numpy as np
 import pytest
-import torch
 from helpers.script_cli import error_of
 
 from rhhn_fairseq import cli
 from rhhn_fairseq.commands import quickstart
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.stack import Stack, StackConfig
-from rhhn_fairseq.writing.reading import draw_reading, read_changes
-
-
-class Reader(torch.nn.Module):
-    """A stack that reads four symbols."""
-
-    def __init__(self, cell: str, **options):
-        super().__init__()
-        torch.manual_seed(1)
-        self.stack = Stack(StackConfig(cell=cell, input_size=4, hidden_size=6, cell_options=options))
-        # At first the hypernetwork generates the same whatever it reads.
-        for weight in self.stack.parameters():
-            torch.nn.init.normal_(weight, std=0.3)
-
-    def embed(self, tokens):
-        return torch.nn.functional.one_hot(tokens, 4).float()
 
 
 def test_a_command_that_fails_shows_its_last_lines(tmp_path, capsys):
@@ -64,19 +45,6 @@ def test_a_log_that_cannot_be_written_is_one_line(tmp_path, capsys, monkeypatch)
     log = str(tmp_path / "file" / "log")
     message = error_of(lambda *words: cli.run(lambda: quickstart.main(list(words))), capsys, "--log", log)
     assert message.startswith(f"error: --log {log}: cannot be written (")
-
-
-def test_changes_while_reading():
-    names, changes = read_changes(Reader("hyperlstm", hyper_size=3, hyper_embed_size=2), [0, 1, 2, 3] * 3)
-    assert names == ("i", "f", "g", "o")
-    assert changes.shape == (11, 4) and (changes > 0).all()
-    _, still = read_changes(Reader("hyperlstm", hyper_size=3, hyper_embed_size=2), [0] * 400)
-    assert (still[-1] < 1e-3 * still[0]).all()
-
-
-def test_the_picture(tmp_path):
-    draw_reading("to be\n", ("i", "f"), np.random.default_rng(1).random((6, 2)), tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

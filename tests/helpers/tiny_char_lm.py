@@ -40,6 +40,18 @@ def build_model(task, arch="char_lm", seed=0, **options):
     return MODEL_REGISTRY[arch].build_model(config, task)
 
 
+def save(model, corpus, path, updates=1, **options) -> None:
+    """A checkpoint as fairseq writes it, as far as loading asks for it; options as for ``build_model``."""
+    small = {"hidden_size": 12, "cell": "ln_hyperlstm", "hyper_size": 5, "hyper_embed_size": 2} | options
+    config = dataclasses.asdict(MODEL_DATACLASS_REGISTRY["char_lm"](**small)) | {"_name": "char_lm"}
+    task = {"_name": "char_lm", "data": corpus, "seed": 1, "train_subset": "train", "update_freq": [1]}
+    cfg = {"model": config, "task": task}
+    history = [{"optimizer_name": "Adam", "lr_scheduler_state": {}, "num_updates": updates}]
+    state = {"cfg": cfg, "args": None, "model": model.state_dict(), "optimizer_history": history}
+    state |= {"task_state": {}, "extra_state": {"train_iterator": {"epoch": 1}}, "last_optimizer_state": {}}
+    torch.save(state, path)
+
+
 def iterator(task, split="train", B=3, workers=1, rank=0, epoch=1):
     task.load_dataset(split)
     return task.get_batch_iterator(

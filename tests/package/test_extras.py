@@ -11,7 +11,8 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 
 MODULES = (
-    "rhhn_fairseq.analysis.curves",
+    "rhhn_fairseq.analysis.plotting",
+    "rhhn_fairseq.analysis.curve_picture",
     "rhhn_fairseq.writing.picture",
     "rhhn_fairseq.data.parallel.synthetic",
 )
@@ -35,7 +36,7 @@ def plain(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        ("plot run.log", "the curves need matplotlib: pip install matplotlib, or 'rhhn-fairseq[plots]'"),
+        ("plot curves run.log", "pictures need matplotlib: pip install matplotlib, or 'rhhn-fairseq[plots]'"),
         (
             "write a.pt",
             "pictures of writing need matplotlib: pip install matplotlib, or 'rhhn-fairseq[plots]'",

@@ -24,20 +24,49 @@ describe --arch char_lm --vocab-size -5
 describe --arch char_lm --vocab-size abc
 describe --arch char_lm --vocab-size 1e400
 describe --arch char_lm --vocab-size 99999999999999999999
-plot_curves
-plot_curves NOWHERE
-plot_curves FOLDER
-plot_curves LOOP
-plot_curves EMPTY
-plot_curves NOISE
-plot_curves TEXT
-plot_curves BRACES
-plot_curves ZERO
-plot_curves TEXT --metric é
-plot_curves TEXT --subsets ,
-plot_curves TEXT --threshold x
-plot_curves TEXT --png TEXT
-plot_curves TEXT --table TEXT
+plot
+plot nope
+plot curves
+plot curves NOWHERE
+plot curves FOLDER
+plot curves LOOP
+plot curves EMPTY
+plot curves NOISE
+plot curves TEXT
+plot curves BRACES
+plot curves ZERO
+plot curves TEXT --metric é
+plot curves TEXT --subsets ,
+plot curves TEXT --threshold x
+plot curves TEXT --output TEXT
+plot curves TEXT --output TEXT.gif
+plot curves TEXT --x weeks
+plot curves TEXT --table TEXT
+plot weights
+plot weights --text a --output TEXT
+plot weights NOWHERE --pretrained --text a --output NOWHERE.png
+plot weights --pretrained --text a --output NOWHERE.gif
+plot weights --pretrained --text é --output NOWHERE.png
+plot weights --pretrained --file NOISE --output NOWHERE.html
+plot weights --pretrained --file EMPTY --output NOWHERE.html
+plot weights --pretrained --file ZERO --output NOWHERE.html
+plot weights --pretrained --text a --output NOWHERE/x.html
+plot weights NOISE --text a --output NOWHERE.html
+sample --pretrained --weights NOWHERE.gif
+sample --pretrained --length 20001 --weights NOWHERE.html
+plot gradients NOISE --output NOWHERE.png
+plot gradients NOISE --output TEXT
+plot gradients NOISE --steps 1 --output NOWHERE.png
+plot gradients NOISE --h-detach nan --output NOWHERE.png
+plot norms
+plot norms NOWHERE --output TEXT
+plot norms NOWHERE --output NOWHERE.png
+plot norms NOISE --output NOWHERE.png
+plot norms FOLDER --output NOWHERE.png
+plot rank NOISE --output NOWHERE.png
+plot rank NOISE --symbols 0 --output NOWHERE.png
+plot attention NOISE --text a --output NOWHERE.png
+plot attention NOISE --text a --output TEXT
 score_bleu
 score_bleu NOWHERE
 score_bleu FOLDER

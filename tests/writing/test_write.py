@@ -11,6 +11,7 @@ from helpers.strokes_cli import random_rows
 from helpers.tiny_handwriting import NORMALISATION, SYMBOLS, build, prepare_words, save
 from matplotlib.image import imread
 
+from rhhn_fairseq.analysis.changes import step_changes, watch
 from rhhn_fairseq.cli import run as run_program
 from rhhn_fairseq.data.strokes.points import Line, from_offsets
 from rhhn_fairseq.data.strokes.store import StrokeSplit
@@ -18,7 +19,6 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.mixture import Mixture
 from rhhn_fairseq.models.handwriting import HandwritingConfig
 from rhhn_fairseq.models.handwriting_loading import load_handwriting
-from rhhn_fairseq.writing.changes import step_changes, watch
 from rhhn_fairseq.writing.picture import column_changes, draw, output_paths
 from rhhn_fairseq.writing.prime import read_prime
 from rhhn_fairseq.writing.sampling import Hand, WritingConfig, Written, write

@@ -10,8 +10,13 @@ def first_input(vocabulary: CharVocabulary | WordVocabulary) -> int:
     return EOS if vocabulary.newline_occurs else UNK
 
 
-def prompt_indices(vocabulary: CharVocabulary | WordVocabulary, text: str) -> list[int]:
+def prompt_indices(
+    vocabulary: CharVocabulary | WordVocabulary, text: str, name: str = "--prompt"
+) -> list[int]:
     """Dictionary indices of a text to go on from, after the beginning of a text.
+
+    Args:
+        name: what the message calls the text.
 
     Raises:
         UsageError: a symbol of it is not in the vocabulary.
@@ -19,5 +24,5 @@ def prompt_indices(vocabulary: CharVocabulary | WordVocabulary, text: str) -> li
     symbols, entries = vocabulary.split(text), vocabulary.encode(text).tolist()
     unknown = sorted({symbol for symbol, entry in zip(symbols, entries, strict=True) if entry == UNK})
     if unknown:
-        raise UsageError(f"--prompt has symbols the model does not know: {unknown}")
+        raise UsageError(f"{name} has symbols the model does not know: {unknown}")
     return [first_input(vocabulary), *entries]

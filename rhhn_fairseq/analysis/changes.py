@@ -60,7 +60,7 @@ def watch(stack: nn.Module) -> list[Watched]:
         layers = cells = list(stack.cells)
     watched, start = [], 0
     for number, (layer, cell) in enumerate(zip(layers, cells, strict=True), start=1):
-        matrices = _generated(cell)
+        matrices = generated(cell)
         if matrices is not None:
             prefix = f"{number} " if len(cells) > 1 else ""
             names = tuple(prefix + name for name in matrices.names)
@@ -69,7 +69,7 @@ def watch(stack: nn.Module) -> list[Watched]:
     return watched
 
 
-def _generated(cell: Cell) -> Generated | None:
+def generated(cell: Cell) -> Generated | None:
     """The matrices of a cell that change; None where none does."""
     if isinstance(cell, HyperRHN):
         # One hypervector scales the halves h and t of a matrix.

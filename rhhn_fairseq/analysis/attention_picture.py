@@ -1,0 +1,22 @@
+"""The attention of a translation as a heat map."""
+
+from rhhn_fairseq.analysis.attention import Attention, word_attention
+from rhhn_fairseq.analysis.plotting import COLOUR_MAP, Figure, add_colour_bar, new_figure, styled
+
+
+@styled()
+def draw_attention(attention: Attention, title: str | None = None) -> Figure:
+    """The weights as a heat map, a source word a column and a word of the translation a row."""
+    source, target, weights = word_attention(attention)
+    figure = new_figure(1.9 + 0.27 * len(target), min(8.0, 2.2 + 0.45 * len(source)))
+    axes = figure.add_subplot()
+    axes.grid(False)
+    image = axes.imshow(weights.T, aspect="auto", cmap=COLOUR_MAP, vmin=0.0, vmax=1.0)
+    axes.set_xticks(range(len(source)), source, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(target)), target)
+    axes.tick_params(length=0)
+    axes.set_xlabel("source")
+    axes.set_ylabel("translation")
+    axes.set_title(title or "Attention of each word of the translation", loc="left", fontsize=11)
+    add_colour_bar(figure, axes, image, "share of the attention", extend="neither")
+    return figure

@@ -1,0 +1,219 @@
+"""How the gradient of the last step's loss reaches the states of the steps before it.
+
+Suarez 2017, section 5.4 and figures 4 to 6: outside the cell, the L2 norm of dLoss(last step)/d(state of step
+t) over t; within the cell, the same by layer, averaged over time. A layer is one of a stack, or a depth of a
+recurrent highway network.
+
+Of cells with the state (h, c), the gradient that reaches c_t has two shares (Kanuparthi et al. 2019; the
+matrices A_t and B_t of Didolkar 2019, equation 7): one comes through c_{t+1}, the linear path in time, and
+one through h_t, which passes the weights. h-detach cuts the second where its coin falls.
+
+Shapes: T steps, B lines, D entries of the dictionary, L layers.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.base import Cell, Noise, noise_at
+from rhhn_fairseq.cells.hyper_rhn import HyperRHN
+from rhhn_fairseq.cells.lstm import GatedCell
+from rhhn_fairseq.cells.rhn import RHN, highway
+from rhhn_fairseq.cells.selection import set_backend
+from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.regularise import detach_by_coin, zoneout
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The gradients of one model; norms are means over lines and over draws of h-detach's coins.
+
+    Attributes:
+        run: its name.
+        norms: [T, L], of the gradient with respect to the state after step t in each layer.
+        names: of the L layers.
+        share_of_h: [T - 1], the share of the gradient that reaches c_t through h_t, not through c_{t+1}; a
+            mean over layers, NaN where none reaches it. Empty for cells without c.
+        initial: whether the model is as its training began.
+    """
+
+    run: str
+    norms: np.ndarray
+    names: tuple[str, ...]
+    share_of_h: np.ndarray
+    initial: bool = False
+
+    @property
+    def outside(self) -> np.ndarray:
+        """[T], the mean over layers."""
+        return self.norms.mean(axis=1)
+
+    @property
+    def within(self) -> np.ndarray:
+        """[L], the mean over time."""
+        return self.norms.mean(axis=0)
+
+
+def gradient_flow(
+    model: nn.Module, tokens: Tensor, h_detach: float = 0.0, draws: int = 1, seed: int = 1
+) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
+    """Has a character language model read lines from the zero state, and goes back from the last step's loss.
+
+    A copy of the model computes in float64, in evaluation and without dropout. The gradient of one line does
+    not depend on the others.
+
+    Args:
+        model: has ``embed``, ``stack`` and ``output``, as ``CharLM`` does.
+        tokens: dictionary indices [T + 1, B]; the last row is only to be predicted.
+        h_detach: probability of h-detach's coin at each step. draws: how often its coins are tossed.
+
+    Returns:
+        the norms [T, L], the layers' names, and the shares [T - 1], see ``Flow``.
+    """
+    model = copy.deepcopy(model).double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    norms, shares, names = [], [], ()
+    for _ in range(draws if h_detach else 1):
+        coins = torch.rand(len(tokens) - 1, generator=generator) < h_detach if h_detach else None
+        drawn, share, names = _one_pass(model, tokens, coins)
+        norms.append(drawn)
+        shares.append(share)
+    # Where the gradient is cut off in all layers and lines of a draw, its shares are not defined.
+    with np.errstate(invalid="ignore"):
+        known = np.isfinite(shares)
+        mean = np.where(known, shares, 0.0).sum(axis=0) / known.sum(axis=0)
+    return np.mean(norms, axis=0), names, mean
+
+
+def _one_pass(model, tokens, coins) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    cells = list(model.stack.cells)
+    widths = [len(cell.state_sizes) for cell in cells]
+    state, steps, direct = None, [], []
+    with _reference(model), recorded_layers(cells) as layers, torch.enable_grad():
+        for t, row in enumerate(tokens[:-1]):
+            coin: list[Noise] | None = (
+                None if coins is None else [{"h_detach": coins[t].view(1, 1, 1)}] * len(cells)
+            )
+            y, state = model.stack(model.embed(row[None]), state, None, coin)
+            steps.append([layer for taken in layers for layer in taken[-1]])
+            totals = _memories(cells, widths, state)
+            # What goes on to the next step is another node than what gave h, so that each has its gradient.
+            state = tuple(tensor.view_as(tensor) for tensor in state)
+            direct.append((totals, _memories(cells, widths, state)))
+        loss = nn.functional.cross_entropy(model.output(y[-1]), tokens[-1], reduction="sum")
+        wanted = [each for step in steps for each in step]
+        wanted += [each for pair in direct for group in pair for each in group]
+        gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+    filled = []
+    for node, gradient in zip(wanted, gradients, strict=True):
+        filled.append(torch.zeros_like(node) if gradient is None else gradient)
+    count, T = len(steps[0]), len(steps)
+    norms = np.array([[_norm(filled[t * count + n]) for n in range(count)] for t in range(T)])
+    return norms, _shares(filled[T * count :], T), _names(cells, [len(taken[0]) for taken in layers])
+
+
+def _norm(gradient_BH: Tensor) -> float:
+    """The mean over lines of the L2 norms."""
+    return gradient_BH.double().norm(dim=-1).mean().item()
+
+
+def _memories(cells: Sequence[Cell], widths: Sequence[int], state) -> list[Tensor]:
+    """The tensors c of the layers that have one."""
+    starts = np.cumsum([0, *widths[:-1]])
+    pairs = zip(cells, starts, strict=True)
+    return [state[start + 1] for cell, start in pairs if isinstance(cell, GatedCell)]
+
+
+def _shares(gradients: Sequence[Tensor], T: int) -> np.ndarray:
+    """Shares through h [T - 1] from the gradients of c at each step: all of it, and through the next c."""
+    count = len(gradients) // (2 * T)
+    if not count:
+        return np.zeros(0)
+    shares = []
+    for t in range(T - 1):
+        total = gradients[2 * count * t : 2 * count * t + count]
+        through_c = gradients[2 * count * t + count : 2 * count * (t + 1)]
+        pairs = zip(total, through_c, strict=True)
+        lengths = [((both - c).double().norm(dim=-1), c.double().norm(dim=-1)) for both, c in pairs]
+        values = torch.stack([h / (h + c) for h, c in lengths])
+        shares.append(values.nanmean().item())
+    return np.array(shares)
+
+
+def _names(cells: Sequence[Cell], depths: Sequence[int]) -> tuple[str, ...]:
+    names = []
+    for number, depth in enumerate(depths, start=1):
+        layer = f"{number}" if len(cells) > 1 or depth == 1 else ""
+        names += [f"{layer}.{n}".lstrip(".") if depth > 1 else layer for n in range(1, depth + 1)]
+    return tuple(names)
+
+
+@contextmanager
+def _reference(model: nn.Module) -> Iterator[None]:
+    """Within the context every cell runs its ``step``."""
+    chosen = {cell: cell.backend for cell in model.modules() if isinstance(cell, Cell)}
+    set_backend(model, "reference")
+    try:
+        yield
+    finally:
+        for cell, backend in chosen.items():
+            cell.backend = backend
+
+
+@contextmanager
+def recorded_layers(cells: Sequence[Cell]) -> Iterator[list[list[list[Tensor]]]]:
+    """Within the context, a list for each cell has for each step the states after its layers.
+
+    A recurrent highway network has as many as depths, of another cell it is the output h. The cells have to
+    run their ``step``, in whose place another one stands that computes the same.
+    """
+    taken: list[list[list[Tensor]]] = [[] for _ in cells]
+    for cell, states in zip(cells, taken, strict=True):
+        cell.step = _recording(cell, states)  # type: ignore[method-assign]
+    try:
+        yield taken
+    finally:
+        for cell in cells:
+            del cell.step
+
+
+def _recording(cell: Cell, taken: list[list[Tensor]]):
+    plain = type(cell).step
+
+    def step(g_t, state, noise_t):
+        if not isinstance(cell, (RHN, HyperRHN)):
+            y, new = plain(cell, g_t, state, noise_t)
+            taken.append([y])
+            return y, new
+        old = state[0]
+        layers = (
+            highway_states(cell, g_t, old, noise_t)
+            if isinstance(cell, HyperRHN)
+            else cell.layers(g_t, old, noise_t)
+        )
+        s = zoneout(old, layers[-1], cell.config.zoneout, noise_at(noise_t, "zoneout"))
+        taken.append([*layers[:-1], s])
+        return s, (s, *state[1:])
+
+    return step
+
+
+def highway_states(cell: HyperRHN, g_t, s_BH: Tensor, noise_t: Noise | None) -> list[Tensor]:
+    """The states of a HyperRHN after each layer of a step, without dropout; arguments as its ``step``."""
+    x, trace, *first = g_t
+    states = trace.unflatten(-1, (cell.config.rhn_depth, -1)).unbind(-2)
+    layers, s = [], s_BH
+    for layer, hyper_BN in enumerate(states):
+        z = (hyper_BN @ cell.weight_z[layer] + cell.z_shift()[layer]).unsqueeze(1)
+        seen = detach_by_coin(s, noise_at(noise_t, "h_detach")) if layer == 0 else s
+        u, bias = affine(seen, cell.weight_s[layer]), cell.bias_s[layer]
+        if layer == 0:
+            u, bias = u + x, cell.bias_x + (bias * ~first[0] if first else bias)
+        s = highway((u.unflatten(-1, (2, -1)) * z).flatten(-2) + bias, s, 0.0, None)
+        layers.append(s)
+    return layers

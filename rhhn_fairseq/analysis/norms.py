@@ -1,0 +1,107 @@
+"""How large the weights of a network are, block by block (Suarez 2017, figures 2 and 3)."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from rhhn_fairseq.analysis.plotting import MARKERS, Figure, add_legend, colour_of, new_figure, styled
+from rhhn_fairseq.errors import UsageError
+
+# Vectors that are stored as matrices, one row for each gate or depth.
+VECTORS = re.compile(r"(?:^|\.)(?:bias|gate_gain|gate_shift)[^.]*$")
+# Parameters that hold one matrix for each gate or depth, counted from 0 in their first dimension.
+STACKED = re.compile(r"(?:^|\.)(?:weight_z|weight_d|weight_b)$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One matrix of weights.
+
+    Attributes:
+        name: as the checkpoint has it, with a number behind it for a matrix of several in one parameter.
+        norm: the L2 (Frobenius) norm. count: of its weights.
+    """
+
+    name: str
+    norm: float
+    count: int
+
+    @property
+    def root_mean_square(self) -> float:
+        """The norm of one weight: the norm over the root of the number of weights."""
+        return self.norm / self.count**0.5
+
+
+def weight_blocks(weights: Mapping[str, Tensor]) -> list[Block]:
+    """The norms of all matrices, in the order of the checkpoint; vectors such as biases are left out.
+
+    Args:
+        weights: a ``state_dict``.
+
+    Raises:
+        UsageError: there is no matrix.
+    """
+    blocks = []
+    for name, tensor in weights.items():
+        if tensor.dim() < 2 or not tensor.is_floating_point() or VECTORS.search(name):
+            continue
+        if tensor.dim() == 3 and STACKED.search(name):
+            matrices = {f"{name}.{number}": matrix for number, matrix in enumerate(tensor)}
+        else:
+            matrices = {name: tensor}
+        for label, matrix in matrices.items():
+            blocks.append(Block(label, matrix.double().norm().item(), matrix.numel()))
+    if not blocks:
+        raise UsageError("the checkpoint has no matrix of weights")
+    return blocks
+
+
+def norm_arrays(runs: Mapping[str, Sequence[Block]]) -> dict[str, np.ndarray]:
+    """The blocks of each run by name: names, norms and numbers of weights."""
+    arrays = {}
+    for run, blocks in runs.items():
+        arrays[f"{run}.blocks"] = np.array([block.name for block in blocks])
+        arrays[f"{run}.norms"] = np.array([block.norm for block in blocks])
+        arrays[f"{run}.counts"] = np.array([block.count for block in blocks])
+    return arrays
+
+
+def _shown(name: str) -> str:
+    """A block's name with its layer in words."""
+    return re.sub(r"(?:stack\.)?cells\.(\d+)\.", lambda match: f"layer {int(match[1]) + 1}: ", name)
+
+
+@styled()
+def draw_norms(runs: Mapping[str, Sequence[Block]], title: str | None = None) -> Figure:
+    """The norms of every block, and beside them the root mean squares of its weights.
+
+    Args:
+        runs: the blocks of each checkpoint, by its name.
+    """
+    names = list(dict.fromkeys(block.name for blocks in runs.values() for block in blocks))
+    figure = new_figure(1.5 + 0.24 * len(names))
+    left, right = figure.subplots(1, 2, sharey=True)
+    for number, (run, blocks) in enumerate(runs.items()):
+        rows = [names.index(block.name) for block in blocks]
+        # Where runs lie on each other, both are seen.
+        look = {
+            "color": colour_of(number),
+            "marker": MARKERS[number % len(MARKERS)],
+            "linestyle": "none",
+            "fillstyle": "full" if number == 0 else "none",
+        }
+        left.plot([block.norm for block in blocks], rows, label=run, **look)
+        right.plot([block.root_mean_square for block in blocks], rows, **look)
+    left.set_yticks(range(len(names)), [_shown(name) for name in names], family="monospace", fontsize=8)
+    left.set_ylim(len(names) - 0.5, -0.5)
+    left.set_xlabel("L2 norm of the block")
+    right.set_xlabel("root mean square of its weights")
+    for axes in (left, right):
+        axes.set_xlim(left=0.0)
+    right.tick_params(axis="y", length=0)
+    figure.suptitle(title or "Norms of the weights", fontsize=12, fontweight="bold")
+    add_legend(figure, left, columns=3)
+    return figure

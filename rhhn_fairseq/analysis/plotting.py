@@ -1,0 +1,159 @@
+"""The one style of all pictures, and their files.
+
+Colours are those of Okabe and Ito, which readers with any kind of colour vision tell apart, and those of
+cividis for quantities. The legend stands outside of the data. A picture is a PNG or an SVG by the ending of
+its name, and the arrays it was drawn from are saved beside it as .npz.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rhhn_fairseq.analysis.colours import QUANTITY, QUANTITY_OF_LINES
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.extras import needed_for
+from rhhn_fairseq.lines import check_output, replacing
+
+with needed_for("pictures need"):
+    from matplotlib import rc_context
+    from matplotlib.axes import Axes
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINE_STYLES = ("-", "--", ":", "-.")
+# One for each of several sequences of points.
+MARKERS = "osD^v<>PX*"
+FEW_POINTS = 30
+COLOUR_MAP = LinearSegmentedColormap.from_list("quantity", QUANTITY)
+LINE_COLOUR_MAP = LinearSegmentedColormap.from_list("quantity_of_lines", QUANTITY_OF_LINES)
+WIDTH = 8.0
+DOTS_PER_INCH = 110
+# The strongest colour stands for this percentile, so that few large values do not set the scale.
+PERCENTILE = 98.0
+STYLE = {
+    "font.size": 10.5,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.prop_cycle": f"cycler('color', {list(COLOURS)})",
+    "grid.color": "0.9",
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "lines.linewidth": 1.7,
+    # Names in an SVG that do not depend on chance: equal pictures are equal files.
+    "svg.hashsalt": "rhhn_fairseq",
+}
+
+
+def styled():
+    """The context, or decorator, in which a picture is drawn."""
+    return rc_context(STYLE)
+
+
+def new_figure(height: float, width: float = WIDTH) -> Figure:
+    """An empty figure, sizes in inches. It belongs to no window and is not kept."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def colour_of(number: int) -> str:
+    """The colour of the n-th thing that is drawn, counted from 0; they repeat after the last."""
+    return COLOURS[number % len(COLOURS)]
+
+
+def add_legend(figure: Figure, axes: Axes, columns: int = 2) -> None:
+    """A legend under the data for what has a label; none for a single line."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)))
+
+
+def add_colour_bar(figure: Figure, axes: Axes, image, label: str, extend: str = "max") -> None:
+    """What the colours stand for, in a bar under the data, which is as high in every picture.
+
+    Args:
+        extend: "max" gives it a tip for larger values, "neither" none.
+    """
+    inches = 0.13
+    bar = figure.colorbar(
+        image, ax=axes, location="bottom", extend=extend, shrink=0.6, aspect=0.6 * WIDTH / inches, pad=0.01
+    )
+    bar.set_label(label, fontsize=9)
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_visible(False)
+
+
+def with_thousands(axis) -> None:
+    """Has the numbers of an axis written with commas."""
+    axis.set_major_formatter(lambda value, position: f"{value:,.6g}")
+
+
+def colour_limit(values: np.ndarray, percentile: float = PERCENTILE) -> float:
+    """The value of the strongest colour: a percentile, so that few large values do not set it.
+
+    Args:
+        values: any shape, none negative. percentile: in percent.
+
+    Returns:
+        a positive number, also where most values are zero.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    if not values.size:
+        return 1.0
+    return float(np.percentile(values, percentile)) or float(values.max()) or 1.0
+
+
+def check_picture(option: str, path: str | Path | None, inputs: Sequence[str | Path | None] = ()) -> None:
+    """Checks the name of a picture before anything is computed.
+
+    Args:
+        option: what the message calls it. path: None for no picture. inputs: files that are read.
+
+    Raises:
+        UsageError: it ends neither in .png nor in .svg, or it is one of the inputs.
+    """
+    if path is not None:
+        _format_of(option, path)
+        check_output(option, path, inputs)
+
+
+def _format_of(option: str, path: str | Path) -> str:
+    kind = Path(path).suffix[1:].lower()
+    if kind not in FORMATS:
+        raise UsageError(f"{option} {path}: the name of a picture ends in .png or .svg")
+    return kind
+
+
+def encode(figure: Figure, kind: str) -> bytes:
+    """A figure as the content of a file of this kind; equal figures give equal files."""
+    content = io.BytesIO()
+    with styled():
+        metadata = {"Date": None} if kind == "svg" else None
+        figure.savefig(content, format=kind, dpi=DOTS_PER_INCH, metadata=metadata)
+    return content.getvalue()
+
+
+def save(figure: Figure, path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes a picture, and its arrays beside it under the same name with the ending .npz.
+
+    Raises:
+        UsageError: the name has another ending, or a file cannot be written.
+    """
+    content = encode(figure, _format_of("--output", path))
+    with replacing(path) as file:
+        file.write(content)
+    save_arrays(Path(path).with_suffix(".npz"), arrays)
+
+
+def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays by name, as ``numpy.load`` reads them."""
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **{name: np.asarray(array) for name, array in arrays.items()})
+    with replacing(path) as file:
+        file.write(packed.getvalue())

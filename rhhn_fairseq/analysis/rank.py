@@ -1,0 +1,165 @@
+"""How many directions the vectors use that a hypernetwork scales weights by.
+
+The effective rank of a matrix (Roy and Vetterli 2007, definition 1) is ``exp(H(p))``, the exponential of the
+entropy of its singular values divided by their sum: 1 if all rows are multiples of one, k if k directions
+share the length equally.
+
+Shapes: T symbols, K embeddings or depths, Z width of an embedding, H hidden.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.analysis.plotting import (
+    MARKERS,
+    Figure,
+    add_legend,
+    colour_of,
+    new_figure,
+    styled,
+    with_thousands,
+)
+from rhhn_fairseq.analysis.tracing import CellTrace
+from rhhn_fairseq.analysis.weights import hyper_states
+from rhhn_fairseq.cells.hyper_lstm import HyperLSTM
+from rhhn_fairseq.cells.hyper_rhn import HyperRHN
+from rhhn_fairseq.cells.hyper_rnn import FullHyperRNN, PracticalHyperRNN
+from rhhn_fairseq.errors import UsageError
+
+KINDS = {
+    "z": "embeddings z",
+    "d": "scaling vectors d",
+}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Effective ranks after so many updates of a training.
+
+    Attributes:
+        run: its name. updates: done. ranks: by kind, "z" or "d", the mean over layers, gates and depths.
+        widths: by kind, the number of elements of a vector, which is the largest rank possible.
+    """
+
+    run: str
+    updates: int
+    ranks: dict[str, float]
+    widths: dict[str, int]
+
+
+def effective_rank(matrix: np.ndarray) -> float:
+    """The effective rank of a matrix; 0 if all of it is zero, up to rounding.
+
+    Args:
+        matrix: [rows, columns].
+    """
+    singular = np.linalg.svd(np.asarray(matrix, dtype=np.float64), compute_uv=False)
+    if not singular.size or singular[0] == 0.0:
+        return 0.0
+    p = singular / singular.sum()
+    p = p[p > 0]
+    return float(np.exp(-(p * np.log(p)).sum()))
+
+
+def variation_rank(vectors: Tensor, tolerance: float = 1e-6) -> float:
+    """The effective rank of what changes in vectors [T, F]: of their differences from their mean.
+
+    It is 0 where the differences are below ``tolerance`` times the vectors, as rounding in float32 is.
+    """
+    values = vectors.double().cpu().numpy()
+    centred = values - values.mean(axis=0)
+    if np.linalg.norm(centred) <= tolerance * np.linalg.norm(values):
+        return 0.0
+    return effective_rank(centred)
+
+
+@torch.no_grad()
+def hyper_vectors(step_trace: CellTrace) -> dict[str, Tensor]:
+    """The vectors that scaled a cell's recurrent matrices, by kind [K, T, ·]; empty without a hypernetwork.
+
+    Of the HyperLSTM and the HyperRNN these are ``z`` [gates, T, Z] and ``d`` [gates, T, H]; of the full
+    HyperRNN ``z`` [1, T, Z]; of the HyperRHN ``z`` [depths, T, H], which scales directly.
+    """
+    cell = step_trace.cell
+    if isinstance(cell, HyperRHN):
+        depths = torch.stack(hyper_states(step_trace))
+        return {"z": torch.baddbmm(cell.z_shift().unsqueeze(1), depths, cell.weight_z)}
+    late = getattr(cell.config, "hyper_state", None) == "previous"
+    state = step_trace.before if late else step_trace.after
+    if isinstance(cell, FullHyperRNN):
+        return {"z": (state[1] @ cell.weight_zh + cell.bias_zh)[None]}
+    if isinstance(cell, (HyperLSTM, PracticalHyperRNN)):
+        scaling, e_TN = cell.scaling, state[2 if isinstance(cell, HyperLSTM) else 1]
+        Z = scaling.weight_d.shape[1]
+        columns = slice(0, scaling.gates * Z)
+        z = e_TN @ scaling.weight_z[:, columns] + scaling.bias_z[columns]
+        return {"z": z.unflatten(-1, (scaling.gates, Z)).transpose(0, 1), "d": scaling(e_TN)[0]}
+    return {}
+
+
+def rank_of(run: str, updates: int, traces: Sequence[CellTrace]) -> Rank:
+    """The effective ranks of a model that has read a text.
+
+    Raises:
+        UsageError: it has no hypernetwork.
+    """
+    by_kind: dict[str, list[Tensor]] = {}
+    for step_trace in traces:
+        for kind, vectors in hyper_vectors(step_trace).items():
+            by_kind.setdefault(kind, []).extend(vectors)
+    if not by_kind:
+        raise UsageError(f"{run}: has no hypernetwork, so there are no vectors to take the rank of")
+    ranks = {
+        kind: float(np.mean([variation_rank(each) for each in vectors])) for kind, vectors in by_kind.items()
+    }
+    return Rank(run, updates, ranks, {kind: vectors[0].shape[-1] for kind, vectors in by_kind.items()})
+
+
+def rank_arrays(ranks: Sequence[Rank]) -> dict[str, np.ndarray]:
+    """The updates of each run, and its ranks by kind."""
+    arrays = {}
+    for run, members in by_run(ranks).items():
+        arrays[f"{run}.updates"] = np.array([rank.updates for rank in members])
+        for kind in members[0].ranks:
+            arrays[f"{run}.{kind}"] = np.array([rank.ranks[kind] for rank in members])
+    return arrays
+
+
+def by_run(ranks: Sequence[Rank]) -> Mapping[str, list[Rank]]:
+    """The ranks of each run, by their updates."""
+    runs: dict[str, list[Rank]] = {}
+    for rank in sorted(ranks, key=lambda rank: rank.updates):
+        runs.setdefault(rank.run, []).append(rank)
+    return {run: runs[run] for run in dict.fromkeys(rank.run for rank in ranks)}
+
+
+@styled()
+def draw_ranks(ranks: Sequence[Rank], title: str | None = None) -> Figure:
+    """The effective ranks over the updates of the training, one panel for z and one for d."""
+    kinds = [kind for kind in KINDS if any(kind in rank.ranks for rank in ranks)]
+    figure = new_figure(4.2)
+    panels = figure.subplots(1, len(kinds), squeeze=False)[0]
+    for axes, kind in zip(panels, kinds, strict=True):
+        for number, (run, members) in enumerate(by_run(ranks).items()):
+            drawn = [rank for rank in members if kind in rank.ranks]
+            axes.plot(
+                [rank.updates for rank in drawn],
+                [rank.ranks[kind] for rank in drawn],
+                color=colour_of(number),
+                marker=MARKERS[number % len(MARKERS)],
+                markersize=4,
+                label=run,
+            )
+        widths = sorted({rank.widths[kind] for rank in ranks if kind in rank.widths})
+        axes.set_title(f"{KINDS[kind]} ({', '.join(map(str, widths))} elements)", fontsize=10.5)
+        axes.set_ylim(bottom=0.0)
+        axes.set_xlabel("updates")
+        with_thousands(axes.xaxis)
+    panels[0].set_ylabel("effective rank of what changes")
+    figure.suptitle(title or "Directions in which a hypernetwork moves", fontsize=12, fontweight="bold")
+    add_legend(figure, panels[0])
+    return figure

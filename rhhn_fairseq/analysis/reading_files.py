@@ -1,0 +1,40 @@
+"""What reading a text did, as a page or a picture by the ending of the file's name."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rhhn_fairseq.analysis.plotting import check_picture, save, save_arrays
+from rhhn_fairseq.analysis.weight_page import weight_page
+from rhhn_fairseq.analysis.weight_picture import draw_weights
+from rhhn_fairseq.analysis.weights import Reading
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.lines import check_output, replacing
+
+TITLE = "Change of the recurrent weights as each symbol is read"
+
+
+def check_reading(option: str, path: str, inputs: Sequence[str | None] = ()) -> None:
+    """Checks a name before anything is computed.
+
+    Args:
+        option: what the message calls it. inputs: files that are read.
+
+    Raises:
+        UsageError: it ends neither in .html nor in .png nor in .svg, or it is one of the inputs.
+    """
+    if Path(path).suffix.lower() == ".html":
+        check_output(option, path, inputs)
+    elif Path(path).suffix.lower() not in (".png", ".svg"):
+        raise UsageError(f"{option} {path}: the name ends in .html for a page, in .png or .svg for a picture")
+    else:
+        check_picture(option, path, inputs)
+
+
+def save_reading(reading: Reading, path: str, title: str = TITLE) -> None:
+    """Writes the page or the picture, and the arrays beside it as .npz."""
+    if Path(path).suffix.lower() != ".html":
+        save(draw_weights(reading, title), path, reading.arrays())
+        return
+    with replacing(path) as file:
+        file.write(weight_page(reading, title).encode("utf-8"))
+    save_arrays(Path(path).with_suffix(".npz"), reading.arrays())

@@ -1,0 +1,146 @@
+"""How much the weights of a character language model change at each symbol that it reads.
+
+Ha, Dai, Le 2016 (arXiv 1609.09106), figure 3, with the measure of ``changes``: the L2 norm of the difference
+between a generated recurrent matrix in this step and in the step before. Of a HyperRHN all depths are shown.
+
+Shapes: T symbols, M matrices of all layers, N matrices of a layer, F factors of a matrix, K candidates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rhhn_fairseq.analysis.changes import generated
+from rhhn_fairseq.analysis.tracing import CellTrace, check_length, trace
+from rhhn_fairseq.cells.hyper_rhn import HyperRHN
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
+from rhhn_fairseq.data.text.words import WordVocabulary
+from rhhn_fairseq.errors import UsageError
+
+CANDIDATES = 5
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A text, and what reading it did.
+
+    Attributes:
+        symbols: the T symbols that came. names: of the M matrices, as ``i``, or ``2 f`` in layer 2.
+        changes: [T, M], how much each matrix changed in the step that read the symbol.
+        probabilities: [T], that of the symbol before it came.
+        candidates: for each symbol the K likeliest before it came, the first the likeliest.
+        expected: [T, K], their probabilities.
+    """
+
+    symbols: tuple[str, ...]
+    names: tuple[str, ...]
+    changes: np.ndarray
+    probabilities: np.ndarray
+    candidates: tuple[tuple[str, ...], ...]
+    expected: np.ndarray
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All of it, by name."""
+        return {
+            "symbols": np.array(self.symbols),
+            "names": np.array(self.names),
+            "changes": self.changes,
+            "probabilities": self.probabilities,
+            "candidates": np.array(self.candidates),
+            "expected": self.expected,
+        }
+
+
+def read_text(
+    model: nn.Module, vocabulary: CharVocabulary | WordVocabulary, entries: Sequence[int]
+) -> Reading:
+    """Has a model read a text.
+
+    Args:
+        model: has ``embed``, ``stack`` and ``output``, as ``CharLM`` does; it is put into evaluation.
+        entries: T + 1 dictionary indices, the first of which only sets the state.
+
+    Raises:
+        UsageError: there is no symbol or too many, or the model has no weights that change.
+    """
+    check_length(len(entries) - 1)
+    traces, logits = trace(model, entries)
+    names, changes = matrix_changes(traces)
+    if not names:
+        cells = sorted({type(each.cell).__name__ for each in traces})
+        raise UsageError(f"the weights of {', '.join(cells)} do not change: no hypernetwork scales them")
+    # The last symbol's successor is not asked for.
+    probabilities = logits[:-1].double().softmax(dim=-1)
+    came = torch.tensor(list(entries[1:]), device=logits.device)
+    top = probabilities.topk(min(CANDIDATES, int(logits[0].isfinite().sum())), dim=-1)
+    return Reading(
+        tuple(shown(vocabulary, entry) for entry in entries[1:]),
+        names,
+        changes,
+        probabilities.gather(1, came[:, None])[:, 0].cpu().numpy(),
+        tuple(tuple(shown(vocabulary, entry) for entry in row) for row in top.indices.tolist()),
+        top.values.cpu().numpy(),
+    )
+
+
+def shown(vocabulary: CharVocabulary | WordVocabulary, entry: int) -> str:
+    """A symbol as text; a byte that is no character of ASCII by its number."""
+    symbol = vocabulary.decode([entry])
+    if isinstance(symbol, bytes):
+        return symbol.decode("ascii", "backslashreplace")
+    return symbol
+
+
+def matrix_changes(traces: Sequence[CellTrace]) -> tuple[tuple[str, ...], np.ndarray]:
+    """The names of the matrices that a hypernetwork generates, and the norms [T - 1, M] of their changes."""
+    names: list[str] = []
+    norms = []
+    for each in traces:
+        matrices = scaled_matrices(each)
+        if matrices is None:
+            continue
+        own, sizes, factors = matrices
+        names += [f"{each.number} {name}" if len(traces) > 1 else name for name in own]
+        norms.append((factors.diff(dim=1) * sizes.unsqueeze(1)).norm(dim=-1))
+    if not norms:
+        return (), np.zeros((0, 0))
+    return tuple(names), torch.cat(norms).T.double().cpu().numpy()
+
+
+@torch.no_grad()
+def scaled_matrices(step_trace: CellTrace) -> tuple[tuple[str, ...], Tensor, Tensor] | None:
+    """The recurrent matrices that a cell's hypernetwork scaled in each step.
+
+    Returns:
+        their names, the norms [N, F] of what each factor scales, and the factors [N, T, F] but for what
+        never changes; None where nothing scales them.
+    """
+    cell = step_trace.cell
+    if isinstance(cell, HyperRHN):
+        depths = hyper_states(step_trace)
+        names = tuple(f"{half}{depth}" for depth in range(1, len(depths) + 1) for half in "ht")
+        sizes = torch.cat([weight.norm(dim=0).view(2, -1) for weight in cell.weight_s])
+        z = torch.stack([state @ weight for state, weight in zip(depths, cell.weight_z, strict=True)])
+        # One hypervector scales both halves of a matrix.
+        return names, sizes, z.repeat_interleave(2, dim=0)
+    matrices = generated(cell)
+    if matrices is None:
+        return None
+    state = step_trace.before if matrices.late else step_trace.after
+    return matrices.names, matrices.sizes, matrices.factors(state)
+
+
+@torch.no_grad()
+def hyper_states(step_trace: CellTrace) -> list[Tensor]:
+    """The states [T, N] of a HyperRHN's hypernetwork after each of its layers; the cell keeps the last."""
+    cell = step_trace.cell
+    assert isinstance(cell, HyperRHN)
+    g = cell.hyper.project(step_trace.x_TC)
+    if cell.begins:
+        first = torch.zeros(len(step_trace.x_TC), 1, dtype=torch.bool, device=g[0].device)
+        first[0] = True
+        g = cell.hyper.begin(g, first)
+    return cell.hyper.layers(g, step_trace.before[1], None)

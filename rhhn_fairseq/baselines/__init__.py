@@ -1,0 +1,1 @@
+"""What networks are compared with: n-grams, and Hopfield's memory."""

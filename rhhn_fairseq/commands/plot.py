@@ -1,0 +1,43 @@
+"""``rhhn plot PICTURE``: what trainings and trained networks did, as pictures."""
+
+import importlib
+import sys
+
+from rhhn_fairseq.adaptations.names import nearest
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.programs import usage
+
+# Each picture's command is a module plot_PICTURE beside this one.
+PICTURES = {
+    "curves": "metrics of trainings over updates, epochs or hours",
+    "weights": "how much the weights change while a character model reads a text",
+    "gradients": "how the gradient of the last step's loss reaches the steps before it",
+    "norms": "the norm of every block of weights",
+    "attention": "which source words a translation looks at",
+    "rank": "how many directions a hypernetwork uses, along a training",
+}
+
+
+def main(argv=None) -> None:
+    """Hands the arguments to the command that draws the picture.
+
+    Raises:
+        UsageError: no picture is named, or one that no command draws.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in ("-h", "--help"):
+        print(overview())
+        return
+    if not argv or argv[0].startswith("-"):
+        raise UsageError(f"{usage('plot')}: name the picture first, one of {', '.join(PICTURES)}")
+    if argv[0] not in PICTURES:
+        hint = nearest(argv[0], PICTURES) or f"choose from {', '.join(PICTURES)}"
+        raise UsageError(f"{usage('plot')} {argv[0]}: no such picture, {hint}")
+    importlib.import_module(f"rhhn_fairseq.commands.plot_{argv[0]}").main(argv[1:])
+
+
+def overview() -> str:
+    """All pictures, one a line."""
+    name, width = usage("plot"), max(map(len, PICTURES))
+    rows = [f"usage: {name} PICTURE ...    ({name} PICTURE --help: its options)", ""]
+    return "\n".join(rows + [f"  {picture:{width}}  {text}" for picture, text in PICTURES.items()])
