@@ -4,33 +4,46 @@ import math
 from collections import defaultdict
 from pathlib import Path
 
-from rhhn_fairseq.analysis.curves import Curve, picture
+from rhhn_fairseq.analysis import plotting
+from rhhn_fairseq.analysis.curve_picture import draw_curves
+from rhhn_fairseq.analysis.curves import Curve
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.lines import replacing
 from rhhn_fairseq.reproduce.plan import SCALING_RULE
 from rhhn_fairseq.reproduce.records import Cost, Record
 from rhhn_fairseq.reproduce.tables import Row, Table
 
+COMMAND_HEADING = "## How it was made"
 
-def render(table: Table, results: Path, command: str) -> Path:
+
+def render(table: Table, results: Path, command: str | None = None) -> Path:
     """Writes RESULTS/TABLE.md and RESULTS/TABLE.png from the records below RESULTS/runs; returns the page.
 
     Args:
-        command: what made the records, as the page shows it.
+        command: what made the records, as the page shows it; None for what the page shows already.
 
     Raises:
         UsageError: a record cannot be read, or a file cannot be written.
     """
     records = read_records(table, results)
     page = results / f"{table.name}.md"
+    command = command or _shown_command(page) or f"rhhn reproduce {table.name}"
     curves = _curves(table, records)
     if curves:
+        figure = draw_curves(curves, table.scoring.metric, f"{table.title}, validation during training")
         with replacing(results / f"{table.name}.png") as file:
-            file.write(picture(curves, table.scoring.metric, f"{table.title}, validation during training"))
+            file.write(plotting.encode(figure, "png"))
     with replacing(page) as file:
         costs = read_costs(table, results)
         file.write(text(table, records, costs, bool(curves), command).encode("utf-8"))
     return page
+
+
+def _shown_command(page: Path) -> str | None:
+    """The command that an earlier page shows."""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    _, _, rest = text.partition(f"{COMMAND_HEADING}\n\n    ")
+    return rest.partition("\n")[0] or None
 
 
 def read_records(table: Table, results: Path) -> list[Record]:
@@ -76,7 +89,7 @@ def text(table: Table, records: list[Record], costs: list[Cost], pictured: bool,
         if record.curve:
             lines += _per_epoch(table, record)
     lines += _costs(table, records, costs)
-    lines += ["## How it was made", "", f"    {command}", ""]
+    lines += [COMMAND_HEADING, "", f"    {command}", ""]
     lines += [f"- {_provenance(record)}" for record in records]
     return "\n".join(lines).rstrip() + "\n"
 

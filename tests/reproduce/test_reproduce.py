@@ -177,6 +177,7 @@ def test_the_page_shows_paper_ours_difference_and_cost(tmp_path, record):
     assert "| ln_lstm_ptb | float32, a processor, 1 thread | 2 | 1,800 | 1.00 | unknown |" in text
     assert "| ln_hyperlstm_ptb | 4,923,154 | 1.281 |  |  | 1.25 |  |  | not run |" in text
     assert "    the command" in text
+    assert "    the command" in report.render(HA, tmp_path).read_text()
     assert (tmp_path / "ha-ptb.png").read_bytes().startswith(b"\x89PNG")
 
 

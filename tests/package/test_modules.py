@@ -1,0 +1,17 @@
+"""Every module of the package can be imported: what only one command needs, too."""
+
+import subprocess
+import sys
+
+IMPORT_ALL = """
+import importlib, pkgutil
+import rhhn_fairseq
+
+for module in pkgutil.walk_packages(rhhn_fairseq.__path__, "rhhn_fairseq."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+
+
+def test_every_module_imports():
+    subprocess.run([sys.executable, "-c", IMPORT_ALL], check=True, timeout=120)
