@@ -8,7 +8,8 @@ import importlib, pkgutil
 import rhhn_fairseq
 
 for module in pkgutil.walk_packages(rhhn_fairseq.__path__, "rhhn_fairseq."):
-    if not module.name.endswith("__main__"):
+    # The compiled kernels are libraries that torch loads, not modules of Python.
+    if not module.name.endswith("__main__") and "native._" not in module.name:
         importlib.import_module(module.name)
 """
 
