@@ -156,12 +156,12 @@ def _names(cells: Sequence[Cell], depths: Sequence[int]) -> tuple[str, ...]:
 @contextmanager
 def _reference(model: nn.Module) -> Iterator[None]:
     """Within the context every cell runs its ``step``."""
-    chosen = {cell: cell.backend for cell in model.modules() if isinstance(cell, Cell)}
+    backends = {cell: cell.backend for cell in model.modules() if isinstance(cell, Cell)}
     set_backend(model, "reference")
     try:
         yield
     finally:
-        for cell, backend in chosen.items():
+        for cell, backend in backends.items():
             cell.backend = backend
 
 
