@@ -27,12 +27,14 @@ from rhhn_fairseq.programs import command
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
 from rhhn_fairseq.tasks.char_batches import BatchDataset, OrderedBatchIterator, StreamDataset
 from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
+from rhhn_fairseq.tasks.dynamic_evaluation import DynamicEvaluation, Rates
 from rhhn_fairseq.tasks.evaluation import OtherText, Protocol, ScoredBatches
 from rhhn_fairseq.tasks.sizes import frequency_of, rows_of
 
 logger = logging.getLogger(__name__)
 
 EVALUATION_WINDOWS = 64
+DYNAMIC_LANES = 100
 
 
 @dataclass
@@ -58,6 +60,21 @@ class CharLMTaskConfig(FairseqDataclass):
     valid_protocol: str = field(
         default="carry:32", metadata={"help": "protocol of validation during training, see --protocol"}
     )
+    dynamic_eval: bool = field(
+        default=False,
+        metadata={"help": "fairseq-eval-lm: go on learning from the text that was scored (--protocol carry)"},
+    )
+    dynamic_eval_lr: float = field(
+        default=1e-4,
+        metadata={"help": "--dynamic-eval: rate of a step, over the gradient's root mean square"},
+    )
+    dynamic_eval_decay: float = field(
+        default=2e-3, metadata={"help": "--dynamic-eval: rate of the way back to the checkpoint's weights"}
+    )
+    dynamic_eval_batches: int = field(
+        default=200,
+        metadata={"help": "--dynamic-eval: training batches from which the root mean square is measured"},
+    )
     seed: int = II("common.seed")
     train_subset: str = II("dataset.train_subset")
     update_freq: List[int] = II("optimization.update_freq")
@@ -73,6 +90,23 @@ class CharLMTaskConfig(FairseqDataclass):
             raise UsageError(f"--batching {self.batching} is unknown, choose from lanes, windows")
         Protocol.parse(self.protocol)
         Protocol.parse(self.valid_protocol)
+        if self.dynamic_eval:
+            self._check_dynamic_eval()
+
+    def _check_dynamic_eval(self):
+        if self.protocol != "carry":
+            raise UsageError(
+                f"--dynamic-eval reads the text once, in order: choose --protocol carry, not {self.protocol}"
+            )
+        if self.dynamic_eval_lr < 0 or not 0 <= self.dynamic_eval_decay < 1:
+            raise UsageError(
+                f"--dynamic-eval-lr {self.dynamic_eval_lr} and --dynamic-eval-decay {self.dynamic_eval_decay}: "
+                "the first is at least 0, the second at least 0 and below 1"
+            )
+        if self.dynamic_eval_batches < 1:
+            raise UsageError(
+                f"--dynamic-eval-batches {self.dynamic_eval_batches} is too small, the smallest is 1"
+            )
 
 
 @register_task("char_lm", dataclass=CharLMTaskConfig)
@@ -96,6 +130,7 @@ class CharLMTask(LogsDiagnostics, FairseqTask):
         self._saved_states: list[list[torch.Tensor]] | None = None
         # The corpora of loaded checkpoints, where the checkpoints name them.
         self.trained_on: list[str] = []
+        self.models: list[torch.nn.Module] = []
 
     @classmethod
     def setup_task(cls, cfg, **kwargs):
@@ -115,6 +150,12 @@ class CharLMTask(LogsDiagnostics, FairseqTask):
     @property
     def target_dictionary(self):
         return self.dictionary
+
+    def build_model(self, cfg, from_checkpoint=False):
+        """A model, of which the task takes note: dynamic evaluation trains it."""
+        model = super().build_model(cfg, from_checkpoint)
+        self.models.append(model)
+        return model
 
     def load_dataset(self, split, combine=False, **kwargs):
         """Opens a split; its text is read from disk as it is needed."""
@@ -206,8 +247,25 @@ class CharLMTask(LogsDiagnostics, FairseqTask):
         if others:
             title += f", trained on {' and '.join(others)}"
         other = None if others else self._char_variant(dataset)
-        unit = self.vocabulary.unit
-        return ScoredBatches(batches.next_epoch_itr(), len(dataset.stream), title, other, unit)
+        unit, learner = self.vocabulary.unit, None
+        if self.cfg.dynamic_eval:
+            learner = self._dynamic_evaluation()
+            rates = learner.rates
+            title += f", dynamic evaluation (lr {rates.lr:g}, decay {rates.decay:g})"
+        return ScoredBatches(batches.next_epoch_itr(), len(dataset.stream), title, other, unit, learner)
+
+    def _dynamic_evaluation(self) -> DynamicEvaluation:
+        if len(self.models) != 1:
+            raise UsageError(f"--dynamic-eval trains one model, --path names {len(self.models)}")
+        split = self.cfg.train_subset
+        self.load_dataset(split)
+        lanes, T = DYNAMIC_LANES, self.cfg.tokens_per_sample
+        stream = self.dataset(split).stream
+        training = BatchDataset(Lanes(stream, self.first_input, min(lanes, len(stream)), 1, T))
+        batches = min(self.cfg.dynamic_eval_batches, len(training))
+        rates = Rates(self.cfg.dynamic_eval_lr, self.cfg.dynamic_eval_decay)
+        samples = (training.collater([training[i]]) for i in range(batches))
+        return DynamicEvaluation(self.models[0], rates, samples)
 
     def _corpus_name(self) -> str:
         return self.vocabulary.corpus or str(self.cfg.data)

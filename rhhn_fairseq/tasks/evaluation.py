@@ -18,6 +18,7 @@ from rhhn_fairseq.data.text.lanes import PAD, Lanes, Windows
 from rhhn_fairseq.data.text.vocabulary import UNK
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import Carry
+from rhhn_fairseq.tasks.dynamic_evaluation import DynamicEvaluation
 
 logger = logging.getLogger(__name__)
 
@@ -144,12 +145,20 @@ class ScoredBatches:
         total: symbols of the split. title: what is evaluated, for the log.
         other: a text for which the figure is a bound, said if every symbol was scored.
         unit: what a symbol is.
+        learner: learns from each batch after it was scored, see ``DynamicEvaluation``.
     """
 
     def __init__(
-        self, batches, total: int, title: str, other: OtherText | None = None, unit: str = "character"
+        self,
+        batches,
+        total: int,
+        title: str,
+        other: OtherText | None = None,
+        unit: str = "character",
+        learner: DynamicEvaluation | None = None,
     ):
         self.batches, self.total, self.title, self.other, self.unit = batches, total, title, other, unit
+        self.learner = learner
         self.tally, self.n = Tally(), 0
 
     def __len__(self):
@@ -159,8 +168,11 @@ class ScoredBatches:
         carry, started = Carry(), time.monotonic()
         for sample in self.batches:
             net_input = sample["net_input"] | {"carry": carry.open(sample["chunk"])}
-            yield sample | {"net_input": net_input, "tally": self.tally}
+            sample = sample | {"net_input": net_input}
+            yield sample | {"tally": self.tally}
             self.tally.close_batch()
+            if self.learner is not None:
+                self.learner.learn(sample)
             self.n += 1
         seconds = time.monotonic() - started
         logger.info("%s: %s, %.1f s", self.title, self.tally.summary(self.total, self.unit), seconds)
