@@ -100,7 +100,7 @@ class CharLMTaskConfig(FairseqDataclass):
             )
         if self.dynamic_eval_lr < 0 or not 0 <= self.dynamic_eval_decay < 1:
             raise UsageError(
-                f"--dynamic-eval-lr {self.dynamic_eval_lr} and --dynamic-eval-decay {self.dynamic_eval_decay}: "
+                f"--dynamic-eval-lr {self.dynamic_eval_lr} --dynamic-eval-decay {self.dynamic_eval_decay}: "
                 "the first is at least 0, the second at least 0 and below 1"
             )
         if self.dynamic_eval_batches < 1:
