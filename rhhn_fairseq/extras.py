@@ -12,6 +12,7 @@ PACKAGES = {
     "huggingface_hub": ("huggingface_hub", "export"),
     "matplotlib": ("matplotlib", "plots"),
     "num2words": ("num2words", "synthetic"),
+    "optuna": ("optuna", "tune"),
     "safetensors": ("safetensors", "export"),
     "sklearn": ("scikit-learn", "synthetic"),
 }

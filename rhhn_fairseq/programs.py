@@ -19,6 +19,7 @@ SUBCOMMANDS = {
     "profile_train": "profile",
     "quickstart": "quickstart",
     "reproduce": "reproduce",
+    "tune": "tune",
     "sample": "sample",
     "score_bleu": "score",
     "translate": "translate",

@@ -42,6 +42,7 @@ COMMANDS = {
     "convert": Command("convert_checkpoint", "read the checkpoints of Suarez 2017"),
     "describe": Command("describe", "layers, shapes and parameter count of an architecture"),
     "reproduce": Command("reproduce", "train and show the rows of the papers' tables"),
+    "tune": Command("tune", "compare cells at equal parameters, time and search"),
     "bench": Command("bench", "measure speed and memory"),
     "profile": Command("profile_train", "show where the time of a training update goes"),
 }

@@ -38,7 +38,7 @@ class Cost:
 
     def save(self, path: Path) -> None:
         """Writes it beside ``path`` and renames it."""
-        _write_json(path, dataclasses.asdict(self))
+        write_json(path, dataclasses.asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> "Cost":
@@ -97,7 +97,7 @@ class Record:
 
     def save(self, path: Path) -> None:
         """Writes the record beside ``path`` and renames it."""
-        _write_json(path, dataclasses.asdict(self))
+        write_json(path, dataclasses.asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> "Record":
@@ -182,7 +182,7 @@ def commit() -> str:
     return result.stdout.strip() if result.returncode == 0 else ""
 
 
-def _write_json(path: Path, values: dict) -> None:
+def write_json(path: Path, values: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(json.dumps(values, indent=1).encode("utf-8") + b"\n")

@@ -1,0 +1,1 @@
+"""Systems compared at equal parameters, equal time and an equal search for good options (Optuna)."""

@@ -1,0 +1,148 @@
+"""The program ``rhhn tune``: trials of every system, repeated trainings of the best, and the page."""
+
+import argparse
+import dataclasses
+import shlex
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
+from rhhn_fairseq.data.text.words import load_vocabulary
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.lines import replacing
+from rhhn_fairseq.locks import locked
+from rhhn_fairseq.reproduce import records
+from rhhn_fairseq.tuning import report
+from rhhn_fairseq.tuning.study import Budget, Trial, Tuning
+from rhhn_fairseq.tuning.systems import System
+
+DEFAULT = Budget()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the program's options."""
+    add = parser.add_argument
+    add("data", type=Path, metavar="DATA", help="directory that `rhhn prepare` made")
+    add("systems", nargs="+", metavar="SYSTEM", help="CELL, or CELL:option=value,option=value")
+    add(
+        "--parameters",
+        type=int,
+        default=DEFAULT.parameters,
+        metavar="N",
+        help="at most (default: %(default)s)",
+    )
+    add(
+        "--seconds",
+        type=float,
+        default=DEFAULT.seconds,
+        metavar="S",
+        help="processor time of a trial's updates (default: %(default)g)",
+    )
+    add(
+        "--trials",
+        type=int,
+        default=DEFAULT.trials,
+        metavar="N",
+        help="of every system (default: %(default)s)",
+    )
+    add(
+        "--length",
+        type=int,
+        default=DEFAULT.length,
+        metavar="T",
+        help="symbols a lane reads in an update (100)",
+    )
+    add(
+        "--best", type=int, default=4, metavar="N", help="systems trained again with other seeds (default: 4)"
+    )
+    add("--repeats", type=int, default=3, metavar="N", help="other seeds for each of these (default: 3)")
+    add("--dynamic-eval", action="store_true", help="score these by dynamic evaluation too")
+    add("--seed", type=int, default=1, metavar="N", help="of the search (default: 1)")
+    add("--threads", type=int, default=1, metavar="N", help="of a training (default: 1)")
+    add(
+        "--directory",
+        type=Path,
+        default=Path("runs/tune"),
+        metavar="DIR",
+        help="trials (default: %(default)s)",
+    )
+    add("--page", type=Path, metavar="FILE.md", help="also write the page here, and its data beside it")
+
+
+def run(args: argparse.Namespace, command: list[str]) -> None:
+    """Does what a command line says; what is done already is not done again.
+
+    Raises:
+        UsageError: anything that a person can mend.
+    """
+    for name, smallest in (("best", 0), ("repeats", 0), ("threads", 1), ("seed", 0)):
+        if getattr(args, name) < smallest:
+            raise UsageError(f"--{name} {getattr(args, name)} is too small, the smallest is {smallest}")
+    budget = Budget(args.parameters, args.seconds, args.trials, args.length)
+    systems = [System.parse(text) for text in args.systems]
+    vocabulary = load_vocabulary(args.data)
+    torch.set_num_threads(args.threads)
+    args.directory.mkdir(parents=True, exist_ok=True)
+    with locked(args.directory / ".lock", f"{args.directory}: another process works here; wait for it"):
+        tunings = [
+            Tuning(system, budget, args.data, args.directory, args.seed, args.threads) for system in systems
+        ]
+        with _progress(tunings, budget, min(args.best, len(tunings)) * args.repeats) as bar:
+            for tuning in tunings:
+                bar.set_description(tuning.system.name)
+                tuning.run(lambda trial: _show(bar, trial))
+            repeats = _repeat_best(tunings, args, bar)
+        results = {
+            "corpus": vocabulary.corpus or str(args.data),
+            "budget": dataclasses.asdict(budget),
+            "seed": args.seed,
+            "machine": f"{records.describe_machine('cpu')}, threads of a training: {args.threads}",
+            "versions": records.versions(),
+            "commit": records.commit(),
+            "day": time.strftime("%Y-%m-%d"),
+            "command": shlex.join(["rhhn", "tune", *command]),
+            "systems": [
+                report.entry_of(tuning.system, tuning.trials(), repeats.get(tuning.system.name, []))
+                for tuning in tunings
+            ],
+        }
+    page = args.directory / "comparison.md" if args.page is None else args.page
+    records.write_json(page.with_suffix(".json"), results)
+    with replacing(page) as file:
+        file.write(report.render(results).encode())
+    print(page)
+
+
+def _progress(tunings: list[Tuning], budget: Budget, repeated: int) -> tqdm:
+    done = sum(len(tuning.trials()) for tuning in tunings)
+    return tqdm(
+        total=len(tunings) * budget.trials + repeated, initial=done, dynamic_ncols=True, unit="training"
+    )
+
+
+def _show(bar: tqdm, trial: Trial) -> None:
+    bar.set_postfix_str(trial.problem if trial.bpc is None else f"valid {trial.bpc:.4f} bpc")
+    bar.update()
+
+
+def _repeat_best(tunings: list[Tuning], args: argparse.Namespace, bar: tqdm) -> dict[str, list[dict]]:
+    """The best systems with other seeds, by the systems' names."""
+    ranked = sorted(
+        ((best.bpc, i) for i, tuning in enumerate(tunings) if (best := tuning.best()) is not None),
+        key=lambda pair: pair[0],
+    )
+    repeats: dict[str, list[dict]] = {}
+    for _, i in ranked[: args.best]:
+        tuning = tunings[i]
+        best = tuning.best()
+        assert best is not None
+        for k in range(1, args.repeats + 1):
+            bar.set_description(f"{tuning.system.name}, seed {args.seed + k}")
+            figures = tuning.repeat(best, args.seed + k, args.dynamic_eval)
+            repeats.setdefault(tuning.system.name, []).append(figures)
+            bar.set_postfix_str(f"test {figures['test']:.4f} bpc")
+            bar.update()
+    return repeats

@@ -1,0 +1,247 @@
+"""Trials of one system: each a training, with its options, its time and its figure kept by Optuna in a file.
+
+Every trial has the same time, counted in updates: the seconds of the budget over those that one update takes,
+measured before it. What else the machine does while a trial runs changes no figure.
+"""
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rhhn_fairseq.analysis.training_logs import parse_line
+from rhhn_fairseq.data.text.words import load_vocabulary
+from rhhn_fairseq.describe import count_parameters
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.extras import needed_for
+from rhhn_fairseq.files import read_json
+from rhhn_fairseq.reproduce.plan import USER_DIR, flags
+from rhhn_fairseq.reproduce.records import write_json
+from rhhn_fairseq.reproduce.running import Program
+from rhhn_fairseq.tuning.systems import System, build, seconds_per_update, width_of
+
+FEWEST_UPDATES = 2
+VALID = "valid"
+DYNAMIC = {"protocol": "carry", "dynamic_eval": True, "tokens_per_sample": 20}
+_BPC = re.compile(r"(\S+) bits per character, ")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every system has.
+
+    Attributes:
+        parameters: at most. seconds: of processor time for the updates of a trial. trials: a system.
+        length: symbols a lane reads in an update.
+    """
+
+    parameters: int = 1_000_000
+    seconds: float = 120.0
+    trials: int = 8
+    length: int = 100
+
+    def __post_init__(self):
+        for name, smallest in (("parameters", 1), ("trials", 1), ("length", 1)):
+            if getattr(self, name) < smallest:
+                value = getattr(self, name)
+                raise UsageError(f"--{name} {value} is too small, the smallest is {smallest}")
+        if not self.seconds > 0:
+            raise UsageError(f"--seconds {self.seconds:g} is not more than 0")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training, done.
+
+    Attributes:
+        options: of fairseq-train. parameters, updates, seconds_per_update: of the training.
+        bpc: valid bits per character, ``carry:32``; None if it failed. problem: why it failed, else "".
+    """
+
+    options: dict
+    parameters: int
+    updates: int
+    seconds_per_update: float
+    bpc: float | None
+    problem: str = ""
+
+
+class Tuning:
+    """The search for one system's options.
+
+    Args:
+        data: a directory of ``rhhn prepare``. directory: of the search; holds the trials of all systems.
+        seed: of the search and of its trainings. threads: of a training.
+
+    Raises:
+        UsageError: Optuna is missing, or the budget cannot hold the system.
+    """
+
+    def __init__(
+        self, system: System, budget: Budget, data: Path, directory: Path, seed: int, threads: int = 1
+    ):
+        with needed_for("rhhn tune needs"):
+            self._optuna = importlib.import_module("optuna")
+            journal = importlib.import_module("optuna.storages.journal")
+        self.system, self.budget, self.data = system, budget, data
+        self.seed, self.threads = seed, threads
+        self.vocab_size = len(load_vocabulary(data).model_indices())
+        self.directory = directory / re.sub(r"[^A-Za-z0-9_.=-]+", "_", system.name)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
+        storage = self._optuna.storages.JournalStorage(
+            journal.JournalFileBackend(str(self.directory / "trials.log"))
+        )
+        sampler = self._optuna.samplers.TPESampler(seed=seed)
+        self.study = self._optuna.create_study(
+            storage=storage, study_name=system.name, sampler=sampler, load_if_exists=True
+        )
+        self._check_settings()
+        self._resume()
+
+    def _check_settings(self) -> None:
+        """Raises UsageError if the directory's trials had another budget or seed."""
+        settings = {
+            "parameters": self.budget.parameters,
+            "seconds": self.budget.seconds,
+            "length": self.budget.length,
+            "seed": self.seed,
+            "data": str(self.data),
+        }
+        stored = self.study.user_attrs.get("settings")
+        if stored is None:
+            self.study.set_user_attr("settings", settings)
+        elif stored != settings:
+            changed = ", ".join(
+                f"{key} {stored.get(key)}" for key in settings if stored.get(key) != settings[key]
+            )
+            raise UsageError(
+                f"{self.directory}: its trials have {changed}; give the same or another --directory"
+            )
+
+    def _resume(self) -> None:
+        """Gives a trial that was stopped another one with its options."""
+        state = self._optuna.trial.TrialState
+        for trial in self.study.get_trials(states=(state.RUNNING,)):
+            self.study.tell(trial.number, state=state.FAIL)
+            self.study.enqueue_trial(trial.params)
+        if not self.study.trials:
+            self.study.enqueue_trial({name: axis.start for name, axis in self.system.space().items()})
+
+    def trials(self) -> list[Trial]:
+        """The trials that ended, in their order; stopped ones are not among them."""
+        ended = [trial.user_attrs["trial"] for trial in self.study.trials if "trial" in trial.user_attrs]
+        return [Trial(**values) for values in ended]
+
+    def best(self) -> Trial | None:
+        """The trial with the fewest bits per character; None if all failed."""
+        return min((t for t in self.trials() if t.bpc is not None), key=lambda t: t.bpc or 0.0, default=None)
+
+    def run(self, show: Callable[[Trial], None]) -> None:
+        """Does the trials that are left.
+
+        Args:
+            show: called after each.
+        """
+        while len(self.trials()) < self.budget.trials:
+            trial = self.study.ask()
+            options = {"cell": self.system.cell} | self.system.options
+            options |= {name: axis.draw(trial, name) for name, axis in self.system.space().items()}
+            done = self._train(options, self.seed, self.directory / f"trial-{trial.number}.log", None)
+            trial.set_user_attr("trial", done.__dict__)
+            if done.bpc is None:
+                self.study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+            else:
+                self.study.tell(trial, done.bpc)
+            show(done)
+
+    def repeat(self, trial: Trial, seed: int, dynamic_eval: bool = False) -> dict[str, Any]:
+        """A trial's options trained with another seed; the model is kept and scored on the test split too.
+
+        What was done before is read from its file.
+
+        Args:
+            dynamic_eval: whether the test split is also scored by dynamic evaluation.
+
+        Returns:
+            ``seed``, ``options``, and bits per character: ``valid``, ``test``, and ``test_dynamic``.
+
+        Raises:
+            UsageError: the training or a program that scores it failed.
+        """
+        directory = self.directory / f"seed-{seed}"
+        directory.mkdir(exist_ok=True)
+        path = directory / "figures.json"
+        own = ("cell", *self.system.options, *self.system.space())
+        options = {name: value for name, value in trial.options.items() if name in own}
+        figures = read_json(path) if path.exists() else {}
+        if figures.get("options") != options:
+            done = self._train(options, seed, directory / "train.log", directory, trial)
+            if done.bpc is None:
+                raise UsageError(f"{directory / 'train.log'}: {done.problem}")
+            test = self._score(directory, {"protocol": "carry:32"})
+            figures = {"seed": seed, "options": options, "valid": done.bpc, "test": test}
+            write_json(path, figures)
+        if dynamic_eval and "test_dynamic" not in figures:
+            figures["test_dynamic"] = self._score(directory, DYNAMIC)
+            write_json(path, figures)
+        return figures
+
+    def _train(
+        self, options: dict, seed: int, log: Path, save_dir: Path | None, like: Trial | None = None
+    ) -> Trial:
+        """Trains a model; with ``like``, for as many updates as that trial."""
+        try:
+            options = options | {"hidden_size": width_of(options, self.budget.parameters, self.vocab_size)}
+            parameters = count_parameters(build(options, self.vocab_size, "meta"))
+        except UsageError as error:
+            return Trial(options, 0, 0, 0.0, None, str(error))
+        if like is None:
+            seconds = seconds_per_update(options, self.vocab_size, self.budget.length)
+            updates = max(FEWEST_UPDATES, int(self.budget.seconds / seconds))
+        else:
+            seconds, updates = like.seconds_per_update, like.updates
+        command = self._train_command(options, updates, seed, save_dir)
+        figures, last = [], ""
+        with open(log, "w", buffering=1) as file, Program(command, self.threads) as program:
+            for line in program:
+                file.write(line)
+                last = line.strip() or last
+                record = parse_line(line)
+                if record is not None and record.subset == VALID and "bpc" in record.figures:
+                    figures.append(record.figures["bpc"])
+        bpc = min(figures) if figures and not program.status else None
+        problem = "" if bpc is not None else last or f"fairseq-train ended with status {program.status}"
+        return Trial(options, parameters, updates, seconds, bpc, problem)
+
+    def _train_command(self, options: dict, updates: int, seed: int, save_dir: Path | None) -> list[str]:
+        words: dict[str, object] = {"arch": "char_lm"} | options
+        words |= {"tokens_per_sample": self.budget.length, "seed": seed, "cpu": True, "log_format": "json"}
+        # The rate goes to zero within the trial.
+        words |= {"lr_scheduler": "polynomial_decay", "total_num_update": updates, "max_update": updates}
+        if save_dir is None:
+            words["no_save"] = True
+        else:
+            words |= {"save_dir": save_dir, "no_last_checkpoints": True, "no_save_optimizer_state": True}
+        return [
+            sys.executable,
+            "-m",
+            "fairseq_cli.train",
+            str(self.data),
+            "--user-dir",
+            USER_DIR,
+            *flags(words),
+        ]
+
+    def _score(self, directory: Path, options: dict) -> float:
+        words = {"path": directory / "checkpoint_best.pt", "gen_subset": "test", "cpu": True} | options
+        program = [sys.executable, "-m", "fairseq_cli.eval_lm", str(self.data), "--user-dir", USER_DIR]
+        with Program([*program, *flags(words)], self.threads) as running:
+            text = "".join(running)
+        found = _BPC.findall(text)
+        if running.status or not found:
+            raise UsageError(f"{directory}: {(text.strip().splitlines() or ['no figure'])[-1]}")
+        return float(found[-1])
