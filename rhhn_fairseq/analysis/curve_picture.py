@@ -6,6 +6,7 @@ import numpy as np
 
 from rhhn_fairseq.analysis.curves import Curve, grouped
 from rhhn_fairseq.analysis.plotting import (
+    COLOURS,
     FEW_POINTS,
     LINE_STYLES,
     MARKERS,
@@ -66,15 +67,17 @@ def draw_curves(
     axes = figure.add_subplot()
     subsets = list(dict.fromkeys(curve.subset for curve in curves))
     groups = list(dict.fromkeys(curve.group for curve in curves))
+    banded = False
     for (group, subset), members in grouped(curves).items():
         label = group if len(subsets) == 1 else f"{group}, {subset}"
-        look = {
-            "color": colour_of(groups.index(group)),
-            "linestyle": LINE_STYLES[subsets.index(subset) % len(LINE_STYLES)],
-        }
+        number = groups.index(group)
+        # Where the colours begin again, the lines look otherwise.
+        style = subsets.index(subset) + number // len(COLOURS) * len(subsets)
+        look = {"color": colour_of(number), "linestyle": LINE_STYLES[style % len(LINE_STYLES)]}
         x, mean, low, high = band(members)
         if len(members) > 1 and len(x) > 1:
-            _line(axes, x, mean, f"{label}: mean of {len(members)} runs, band from lowest to highest", look)
+            _line(axes, x, mean, f"{label} ({len(members)} runs)", look)
+            banded = True
             axes.fill_between(x, low, high, color=look["color"], alpha=0.2, linewidth=0)
             continue
         for number, curve in enumerate(members):
@@ -100,7 +103,8 @@ def draw_curves(
     unit = UNITS.get(metric, metric)
     axes.set_ylabel(unit if len(subsets) > 1 else f"{unit}, {subsets[0]}")
     axes.set_title(title or f"{metric} during training")
-    add_legend(figure, axes)
+    note = "lines: mean of the runs; bands: from the lowest to the highest" if banded else None
+    add_legend(figure, axes, note=note)
     return figure
 
 

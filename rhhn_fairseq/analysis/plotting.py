@@ -67,11 +67,13 @@ def colour_of(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def add_legend(figure: Figure, axes: Axes, columns: int = 2) -> None:
-    """A legend under the data for what has a label; none for a single line."""
+def add_legend(figure: Figure, axes: Axes, columns: int = 2, note: str | None = None) -> None:
+    """A legend under the data, with a note above it; none for a single line without a note."""
     handles, labels = axes.get_legend_handles_labels()
-    if len(labels) > 1:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)))
+    if len(labels) > 1 or note is not None:
+        columns = min(columns, len(labels))
+        legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, title=note)
+        legend.get_title().set_fontsize(9.5)
 
 
 def add_colour_bar(figure: Figure, axes: Axes, image, label: str, extend: str = "max") -> None:

@@ -25,15 +25,17 @@ def render(results: dict) -> str:
     """
     budget = Budget(**results["budget"])
     entries = sorted(results["systems"], key=_best)
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     lines = [
         f"# Systems at {budget.parameters:,} parameters and equal time",
         "",
         f"{results['corpus']}. Every system has at most {budget.parameters:,} parameters, and "
-        f"{budget.trials} trials of {budget.seconds:g} s of processor time for their updates. The search is Optuna's "
-        f"TPE with seed {results['seed']}; the first trial has the starting values. The width follows from the "
-        "parameters. Adam; the rate falls linearly to zero within the trial. Bits per character of the valid "
-        "split, protocol carry:32. The figures of other seeds, and those of the test split, are of the best "
-        "trial's options. No system has converged: the table compares what a short training gives.",
+        f"{budget.trials} trials of {budget.seconds:g} s of processor time for their updates. The search is "
+        f"Optuna's TPE with seed {results['seed']}; the first trial has the starting values. The width "
+        "follows from the parameters. Adam; the rate falls linearly to zero within the trial. Bits per "
+        "character of the valid split, protocol carry:32. The figures of other seeds, and those of the test "
+        "split, are of the best trial's options. No system has converged: the table compares what a short "
+        "training gives.",
         "",
         *_table(entries, budget),
         "",
@@ -43,8 +45,8 @@ def render(results: dict) -> str:
         "",
         *_trials(entries),
         "",
-        f"{results['machine']}; {', '.join(f'{name} {version}' for name, version in results['versions'].items())}; "
-        f"commit {results['commit']}; {results['day']}; `{results['command']}`",
+        f"{results['machine']}; {versions}; commit {results['commit']}; {results['day']}; "
+        f"`{results['command']}`",
         "",
     ]
     return "\n".join(lines)

@@ -220,6 +220,8 @@ class Tuning:
     def _train_command(self, options: dict, updates: int, seed: int, save_dir: Path | None) -> list[str]:
         words: dict[str, object] = {"arch": "char_lm"} | options
         words |= {"tokens_per_sample": self.budget.length, "seed": seed, "cpu": True, "log_format": "json"}
+        # Reading a batch takes microseconds; a process for it would be started for every validation.
+        words["num_workers"] = 0
         # The rate goes to zero within the trial.
         words |= {"lr_scheduler": "polynomial_decay", "total_num_update": updates, "max_update": updates}
         if save_dir is None:
@@ -241,7 +243,7 @@ class Tuning:
         program = [sys.executable, "-m", "fairseq_cli.eval_lm", str(self.data), "--user-dir", USER_DIR]
         with Program([*program, *flags(words)], self.threads) as running:
             text = "".join(running)
-        found = _BPC.findall(text)
-        if running.status or not found:
+        figures = _BPC.findall(text)
+        if running.status or not figures:
             raise UsageError(f"{directory}: {(text.strip().splitlines() or ['no figure'])[-1]}")
-        return float(found[-1])
+        return float(figures[-1])

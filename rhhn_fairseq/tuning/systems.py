@@ -111,6 +111,7 @@ def _read_option(cell: str, word: str) -> tuple[str, object]:
     name, equals, value = word.partition("=")
     name = name.replace("-", "_")
     fields = {spec.name: spec.type for spec in dataclasses.fields(CharLMConfig)}
+    fields |= {name: type(axis.start) for name, axis in SPACE.items() if name not in fields}
     known = [n for n in fields if n not in CELL_OPTIONS or n in cell_options(cell)]
     known = [n for n in known if n not in ("_name", "cell", "hidden_size")]
     if name not in known or not equals:

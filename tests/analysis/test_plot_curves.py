@@ -196,11 +196,26 @@ def test_seeds_are_a_line_in_a_band():
     look, bands = _drawn(draw_curves([*curves, Curve("h_s1", "train", [100], [2.0])], "accuracy"))
     blue, red = "#0072B2", "#D55E00"
     assert look == [
-        (blue, "-", "o", "lstm, valid: mean of 2 runs, band from lowest to highest"),
+        (blue, "-", "o", "lstm, valid (2 runs)"),
         (red, "-", "o", "h, valid"),
         (red, "--", "o", "h, train"),
     ]
     assert bands == 1
+
+
+def test_lines_differ_after_the_last_colour():
+    curves = [Curve(f"{name}_s1", "valid", [1, 2], [1.0, 2.0]) for name in "abcdefgh"]
+    look, _ = _drawn(draw_curves(curves, "bpc"))
+    assert len({line[:2] for line in look}) == 8
+
+
+def test_the_legend_is_within_the_picture():
+    """Rows of the papers' tables have long names."""
+    names = ["ln_hyperlstm_2layer_ptb x0.1-s1", "ln_hyperlstm_2layer_ptb x0.1-s2", "lstm_1250_ptb x0.1-s1"]
+    figure = draw_curves([Curve(name, "valid", [1, 2], [1.0, 2.0]) for name in names], "bpc")
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
 
 
 def test_a_band_holds_mean_lowest_and_highest_where_all_runs_are():

@@ -1,0 +1,96 @@
+"""Comparisons at equal parameters and time: widths, options, trials that are kept, and the page."""
+
+import json
+
+import pytest
+import torch
+from helpers.tiny_char_lm import write_corpus
+
+from rhhn_fairseq.commands import tune
+from rhhn_fairseq.describe import count_parameters
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.tuning.systems import SPACE, System, build, seconds_per_update, width_of
+
+VOCABULARY = 14
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.mark.parametrize(
+    "text", ["lstm", "gru", "ln_hyperlstm:hyper-size=8", "hyperrhn:hyper-size=8,rhn-depth=3"]
+)
+def test_the_width_is_the_largest_that_fits(text):
+    system = System.parse(text)
+    options = {"cell": system.cell} | system.options
+    width = width_of(options, 30_000, VOCABULARY)
+
+    def count(width):
+        return count_parameters(build(options | {"hidden_size": width}, VOCABULARY, "meta"))
+
+    assert width % 4 == 0 and count(width) <= 30_000 < count(width + 4)
+
+
+def test_a_system_that_does_not_fit_is_refused():
+    with pytest.raises(UsageError, match="--parameters 1,000: hyperlstm of width 64 has .* already"):
+        width_of({"cell": "hyperlstm", "hyper_size": 64}, 1000, VOCABULARY)
+
+
+def test_what_is_given_is_not_searched():
+    assert "hyper_size" in System.parse("hyperrhn").space()
+    given = System.parse("hyperrhn:hyper-size=8,batch-size=16")
+    assert given.options == {"hyper_size": 8, "batch_size": 16}
+    assert not {"hyper_size", "batch_size"} & given.space().keys()
+    assert given.name == "hyperrhn:hyper-size=8,batch-size=16" and System.parse(given.name) == given
+    assert System.parse("rhn").space().keys() <= SPACE.keys()
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("lstn", "no cell 'lstn', choose from"),
+        ("lstm:rhn-depth=2", "expected OPTION=VALUE with one of .*forget_bias"),
+        ("lstm:layers", "expected OPTION=VALUE"),
+        ("lstm:hidden-size=8", "expected OPTION=VALUE"),
+        ("lstm:layers=two", "'two' is not of type int"),
+    ],
+)
+def test_bad_systems_end_in_one_line(text, message):
+    with pytest.raises(UsageError, match=message):
+        System.parse(text)
+
+
+def test_more_work_takes_longer():
+    torch.set_num_threads(1)
+    options = {"cell": "lstm", "hidden_size": 64, "batch_size": 8}
+    assert seconds_per_update(options, 14, 400) > 4 * seconds_per_update(options, 14, 10) > 0
+
+
+def _tune(corpus, directory, *more):
+    systems = ["gru:batch-size=2", "hyperlstm:hyper-size=32"]
+    budget = "--parameters 2000 --seconds 0.1 --trials 1 --length 20 --best 1 --repeats 1".split()
+    tune.main([corpus, *systems, *budget, "--directory", str(directory), *more])
+    return json.loads((directory / "comparison.json").read_text())["systems"]
+
+
+def test_trials_are_kept_and_the_best_is_repeated(corpus, tmp_path):
+    first = _tune(corpus, tmp_path)
+    gru, hyper = first
+    assert len(gru["trials"]) == len(hyper["trials"]) == 1
+    (trial,) = gru["trials"]
+    assert trial["bpc"] < 4 and trial["parameters"] <= 2000 and trial["options"]["lr"] == SPACE["lr"].start
+    (failed,) = hyper["trials"]
+    assert failed["bpc"] is None and failed["problem"].startswith(
+        "--parameters 2,000: hyperlstm of width 32 has"
+    )
+    assert [repeat["seed"] for repeat in gru["repeats"]] == [2] and not hyper["repeats"]
+    assert "| hyperlstm:hyper-size=32 | | | | 1 (1) |" in (tmp_path / "comparison.md").read_text()
+    # The same command does nothing again; a second trial is added to the first.
+    assert _tune(corpus, tmp_path) == first
+    more = _tune(corpus, tmp_path, "--trials", "2", "--best", "0")
+    assert [entry["trials"][0] for entry in more] == [trial, failed]
+    assert more[0]["trials"][1]["options"]["lr"] != trial["options"]["lr"]
+    with pytest.raises(UsageError, match="its trials have seconds 0.1; give the same or another --directory"):
+        _tune(corpus, tmp_path, "--seconds", "0.3")
