@@ -1,8 +1,18 @@
 """Recurrent cells, in plain PyTorch: ``build_cell("ln_hyperlstm", 50, 1000, hyper_size=128)``."""
 
-from rhhn_fairseq.cells import gru, hyper_lstm, hyper_rhn, hyper_rnn, lstm, multiplicative, rhn, simple
+from rhhn_fairseq.cells import (
+    gru,
+    hyper_lstm,
+    hyper_rhn,
+    hyper_rnn,
+    lstm,
+    minimal,
+    multiplicative,
+    rhn,
+    simple,
+)
 from rhhn_fairseq.cells.base import Cell, detach_state, reorder_state
-from rhhn_fairseq.cells.config import CellConfig
+from rhhn_fairseq.cells.config import CellConfig, StateConfig
 from rhhn_fairseq.cells.registry import CELLS, build_cell, cell_options
 from rhhn_fairseq.cells.selection import set_backend
 
@@ -10,6 +20,7 @@ __all__ = [
     "CELLS",
     "Cell",
     "CellConfig",
+    "StateConfig",
     "build_cell",
     "cell_options",
     "detach_state",
@@ -18,6 +29,7 @@ __all__ = [
     "hyper_rhn",
     "hyper_rnn",
     "lstm",
+    "minimal",
     "multiplicative",
     "reorder_state",
     "rhn",

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.config import CellConfig, describe_config
+from rhhn_fairseq.cells.config import CellConfig, StateConfig, describe_config
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends, gemm, lengths, policy, recompute, torch_nn
 from rhhn_fairseq.ops.backends import Plan, Request
@@ -41,7 +41,7 @@ class Cell(nn.Module):
     """
 
     state_sizes: tuple[int, ...]
-    config: CellConfig
+    config: StateConfig
     begins: bool = False
     operation: str | None = None
     affine_weights: tuple[str, ...] = ("weight_x", "weight_h")
@@ -51,7 +51,7 @@ class Cell(nn.Module):
         super().__init_subclass__(**options)
         cls.operation = vars(cls).get("operation")
 
-    def __init__(self, config: CellConfig):
+    def __init__(self, config: StateConfig):
         super().__init__()
         self.config = config
         self.state_sizes = (config.hidden_size,)
@@ -115,11 +115,11 @@ class Cell(nn.Module):
         """
         config, noise = self.config, {}
         H = config.hidden_size
-        if config.gal_dropout:
+        if isinstance(config, CellConfig) and config.gal_dropout:
             noise["gal"] = draw_mask((1, B, H), 1.0 - config.gal_dropout, device, generator)
         if config.zoneout:
             noise["zoneout"] = draw_mask((T, B, H), config.zoneout, device, generator)
-        if config.h_detach:
+        if isinstance(config, CellConfig) and config.h_detach:
             noise["h_detach"] = draw_mask((T, 1, 1), config.h_detach, device, generator)
         return noise
 
@@ -303,6 +303,7 @@ class Cell(nn.Module):
 
     def recurrent_input(self, h_BH: Tensor, noise_t: Noise | None) -> Tensor:
         """The state as a matrix sees it: detached by the step's coin (h-detach), dropped out (Gal)."""
+        assert isinstance(self.config, CellConfig)
         h_BH = detach_by_coin(h_BH, noise_at(noise_t, "h_detach"))
         return dropout(h_BH, self.config.gal_dropout, noise_at(noise_t, "gal"))
 

@@ -19,19 +19,13 @@ def option(default=MISSING, *, help, choices=None, low=None, high=None, below=No
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellConfig:
-    """Sizes and regularisers that every cell has; checked when built, ``UsageError`` names the field."""
+class StateConfig:
+    """Sizes and options that every cell has; checked when built, ``UsageError`` names the field."""
 
     input_size: int = option(help="width of the input", low=1)
     hidden_size: int = option(help="width of the state and of the output", low=1)
-    gal_dropout: float = option(
-        0.0, help="drop recurrent inputs, one mask a sequence (Gal and Ghahramani)", low=0, below=1
-    )
     zoneout: float = option(
         0.0, help="probability that a unit of the output state keeps its value", low=0, below=1
-    )
-    h_detach: float = option(
-        0.0, help="probability a step that no gradient flows through the recurrent input", low=0, high=1
     )
     recompute_steps: int = option(
         0,
@@ -42,6 +36,18 @@ class CellConfig:
 
     def __post_init__(self):
         check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellConfig(StateConfig):
+    """``StateConfig``, with the regularisers of a state that enters a matrix product."""
+
+    gal_dropout: float = option(
+        0.0, help="drop recurrent inputs, one mask a sequence (Gal and Ghahramani)", low=0, below=1
+    )
+    h_detach: float = option(
+        0.0, help="probability a step that no gradient flows through the recurrent input", low=0, high=1
+    )
 
 
 def check_fields(config) -> None:
@@ -71,7 +77,7 @@ def _check_field(owner: str, spec, value) -> None:
         raise UsageError(f"{where} is too large, it must be below {limits['below']}")
 
 
-def describe_config(config: CellConfig) -> str:
+def describe_config(config: StateConfig) -> str:
     """A configuration in one line: widths and depths, layer normalisation or not, and what was set."""
     words = [str(config.input_size), str(config.hidden_size)]
     for spec in fields(config)[2:]:

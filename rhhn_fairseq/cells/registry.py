@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 
 from rhhn_fairseq.cells.base import Cell
-from rhhn_fairseq.cells.config import CellConfig
+from rhhn_fairseq.cells.config import StateConfig
 from rhhn_fairseq.errors import UsageError
 
 
@@ -21,7 +21,7 @@ class CellEntry:
     """
 
     cell: type[Cell]
-    config: type[CellConfig]
+    config: type[StateConfig]
     naive: Callable
     tests: tuple[dict, ...]
     defaults: dict
@@ -30,7 +30,7 @@ class CellEntry:
 CELLS: dict[str, CellEntry] = {}
 
 
-def register_cell(name: str, config: type[CellConfig], naive: Callable, tests=(), **defaults):
+def register_cell(name: str, config: type[StateConfig], naive: Callable, tests=(), **defaults):
     """Class decorator that enters a cell into ``CELLS`` under ``name``; see ``CellEntry``."""
 
     def enter(cell: type[Cell]) -> type[Cell]:

@@ -18,6 +18,8 @@ from rhhn_fairseq.nn.layers import (
     HyperRNN,
     Jordan,
     LNHyperLSTM,
+    MinGRU,
+    MinLSTM,
     layer_of,
 )
 from rhhn_fairseq.nn.pretrained import from_pretrained, save_pretrained
@@ -38,6 +40,8 @@ __all__ = [
     "HyperRNN",
     "Jordan",
     "LNHyperLSTM",
+    "MinGRU",
+    "MinLSTM",
     "RecurrentLayer",
     "from_pretrained",
     "layer_of",

@@ -124,6 +124,20 @@ class MILSTM(RecurrentLayer):
     state_names = ("h", "c")
 
 
+class MinGRU(RecurrentLayer):
+    """minGRU layers, whose gates read the input alone (Feng et al. 2024)."""
+
+    cell = "mingru"
+    state_names = ("h",)
+
+
+class MinLSTM(RecurrentLayer):
+    """minLSTM layers, whose gates read the input alone (Feng et al. 2024)."""
+
+    cell = "minlstm"
+    state_names = ("h",)
+
+
 class Elman(RecurrentLayer):
     """Elman's network (1990), the plain recurrent network."""
 

@@ -166,7 +166,13 @@ def _check_weights(module: nn.Module, tensors: dict, path: Path) -> None:
 
 def _cell_config(cell: Cell) -> dict:
     """A cell's name in the register and all its options."""
-    names = [name for name, entry in CELLS.items() if entry.config is type(cell.config)]
+    names = [
+        name
+        for name, entry in CELLS.items()
+        if entry.config is type(cell.config)
+        and (not isinstance(entry.cell, type) or isinstance(cell, entry.cell))
+        and all(getattr(cell.config, key) == value for key, value in entry.defaults.items())
+    ]
     if not names:
         raise UsageError(f"save_pretrained: the cell {type(cell).__name__} is not in the register")
     return {"cell": names[0]} | asdict(cell.config)

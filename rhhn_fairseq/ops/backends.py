@@ -236,7 +236,7 @@ BACKENDS = (
     Backend(
         "aten",
         "fused operation, torch operations for point-wise work",
-        FUSED,
+        (*FUSED, "linear_scan"),
         HALF,
         lambda request: None,
         _aten_drawback,
@@ -253,7 +253,7 @@ BACKENDS = (
 """All backends, the preferred first: the first row without refusal and drawback runs."""
 
 NAMES = tuple(backend.name for backend in BACKENDS)
-FUSED_BACKENDS = tuple(backend.name for backend in BACKENDS if backend.operations == FUSED)
+FUSED_BACKENDS = tuple(backend.name for backend in BACKENDS if set(FUSED) <= set(backend.operations))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -320,11 +320,11 @@ def select_traced(
         return Plan(forced, text=f"{forced}/torch")
     if torch.onnx.is_in_onnx_export():
         return Plan("reference", text="reference/torch")
-    if operation not in FUSED:
+    if operation not in (*FUSED, "linear_scan"):
         if forced is not None:
             raise UsageError(f"backend {forced} has no operation for this cell; it compiles with reference")
         return Plan("reference", text="reference/torch")
-    if forced is None and device.type == "cpu" and dtype in native.DTYPES:
+    if forced is None and operation in FUSED and device.type == "cpu" and dtype in native.DTYPES:
         return TRACED
     name = forced or "aten"
     return Plan(name, is_fused=True, text=f"{name}/torch")

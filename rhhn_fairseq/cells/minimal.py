@@ -1,0 +1,140 @@
+"""minGRU and minLSTM (Feng et al. 2024, arXiv 2410.01201, appendix B): gates that never read the state.
+
+minGRU::    k = x W_z + b_z
+minLSTM::   k = log sigmoid(x W_i + b_i) - log sigmoid(x W_f + b_f)
+
+and for both::
+
+    u  = g(x W_h + b_h),   g(v) = v + 0.5 for v >= 0, sigmoid(v) below
+    h' = sigmoid(-k) * h + sigmoid(k) * u
+
+The minLSTM's k makes sigmoid(k) = i / (i + f), so that its gates add up to one. The recurrence is linear
+in h, so ``ops.linear_scan`` computes all steps at once.
+
+Departures from the paper: the state starts at zero, not at g(0). The scan multiplies factors below one
+instead of summing logarithms: in float32 with 64 steps of random gates, the gradient of a scan in log space
+was wrong by 1.1e-4 of its largest number, that of the loop by 1.1e-7. h enters no matrix, so these cells
+have no options for recurrent dropout and h-detach.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from rhhn_fairseq.cells.base import Cell, glorot_, noise_at
+from rhhn_fairseq.cells.config import StateConfig
+from rhhn_fairseq.cells.numpy_math import at, sigmoid, zone
+from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.ops.linear_scan import linear_scan
+from rhhn_fairseq.ops.regularise import zoneout
+
+
+def _naive(p, config, x_TC, state, noise, gates):
+    """The recurrence of both cells in numpy; ``gates`` gives the shares of h and of u."""
+    (h,) = state
+    H = config.hidden_size
+    outputs = []
+    for t, x in enumerate(x_TC):
+        a = x @ p["weight_x"] + p["bias"]
+        keep, take = gates(a[:-H])
+        v = a[-H:]
+        u = np.where(v >= 0, v + 0.5, sigmoid(v))
+        h = zone(h, keep * h + take * u, config.zoneout, at(noise, "zoneout", t))
+        outputs.append(h)
+    return np.stack(outputs), (h,)
+
+
+def naive_min_gru(p, config, x_TC, state, noise):
+    """The minGRU's equations in numpy for one sequence."""
+
+    def gates(a):
+        z = sigmoid(a)
+        return 1.0 - z, z
+
+    return _naive(p, config, x_TC, state, noise, gates)
+
+
+def naive_min_lstm(p, config, x_TC, state, noise):
+    """The minLSTM's equations in numpy for one sequence: f / (f + i) and i / (f + i)."""
+
+    def gates(a):
+        f, i = sigmoid(a[: config.hidden_size]), sigmoid(a[config.hidden_size :])
+        return f / (f + i), i / (f + i)
+
+    return _naive(p, config, x_TC, state, noise, gates)
+
+
+class MinimalCell(Cell):
+    """What both cells share; see the module's docstring. State: (h [B, H],)."""
+
+    affine_weights = ("weight_x",)
+    gates: int
+
+    def __init__(self, config: StateConfig):
+        super().__init__(config)
+        C, H = config.input_size, config.hidden_size
+        self.weight_x = nn.Parameter(torch.empty(C, self.gates * H))
+        self.bias = nn.Parameter(torch.zeros(self.gates * H))
+        glorot_(self.weight_x, gates=self.gates)
+
+    def input_maps(self):
+        return ((self.weight_x, self.bias),)
+
+    def split_gates(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """k and v, each [..., H], from the projection."""
+        raise NotImplementedError(f"{type(self).__name__} has no gates")
+
+    def step(self, g_t, state, noise_t):
+        (h,) = state
+        k, v = self.split_gates(g_t[0])
+        new = torch.sigmoid(-k) * h + torch.sigmoid(k) * positive(v)
+        new = zoneout(h, new, self.config.zoneout, noise_at(noise_t, "zoneout"))
+        return new, (new,)
+
+    def run_operation(self, g, state, mask_TB, noise, plan):
+        (h,), rate = state, self.config.zoneout
+        # States that are summed over time need more digits than bfloat16 has.
+        wide = torch.promote_types(g[0].dtype, torch.float32)
+        k, v = self.split_gates(g[0].to(wide))
+        a, b = torch.sigmoid(-k), torch.sigmoid(k) * positive(v)
+        kept = noise_at(noise, "zoneout")
+        if kept is not None:
+            a, b = a.masked_fill(kept, 1.0), b.masked_fill(kept, 0.0)
+        elif rate:
+            a, b = rate + (1.0 - rate) * a, (1.0 - rate) * b
+        if mask_TB is not None:
+            padding = ~mask_TB.unsqueeze(-1)
+            a, b = a.masked_fill(padding, 1.0), b.masked_fill(padding, 0.0)
+        states = linear_scan(a, b, h.to(wide))
+        y = states if mask_TB is None else states.masked_fill(padding, 0.0)
+        return y.to(g[0].dtype), (states[-1].to(h.dtype),)
+
+
+def positive(v: Tensor) -> Tensor:
+    """g of the module's docstring."""
+    return torch.where(v >= 0, v + 0.5, torch.sigmoid(v))
+
+
+@register_cell("mingru", StateConfig, naive_min_gru, tests=(dict(zoneout=0.1),))
+class MinGRU(MinimalCell):
+    """minGRU; see the module's docstring. Columns of the weight: z, h."""
+
+    operation = "linear_scan"
+    gates = 2
+
+    def split_gates(self, g):
+        k, v = g.chunk(2, dim=-1)
+        return k, v
+
+
+@register_cell("minlstm", StateConfig, naive_min_lstm, tests=(dict(zoneout=0.1),))
+class MinLSTM(MinimalCell):
+    """minLSTM; see the module's docstring. Columns of the weight: f, i, h."""
+
+    operation = "linear_scan"
+    gates = 3
+
+    def split_gates(self, g):
+        f, i, v = g.chunk(3, dim=-1)
+        return logsigmoid(i) - logsigmoid(f), v

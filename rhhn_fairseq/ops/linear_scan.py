@@ -1,0 +1,71 @@
+"""Recurrences that are linear in their state, for a whole sequence, as the operation ``rhhn::linear_scan``.
+
+Shapes: T time, B batch, H hidden.
+"""
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.ops.library import operation
+
+
+def linear_scan(a_TBH: Tensor, b_TBH: Tensor, h_BH: Tensor) -> Tensor:
+    """``h_t = a_t h_{t-1} + b_t``: a step after the other on a CPU, in log2(T) rounds elsewhere.
+
+    Args:
+        a_TBH: factors, at most 1 in magnitude. b_TBH: terms. h_BH: the state before the first step.
+
+    Returns:
+        every state [T, B, H].
+    """
+    return linear_scan_op(a_TBH, b_TBH, h_BH)
+
+
+@operation("rhhn::linear_scan")
+def linear_scan_op(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    """See ``linear_scan``."""
+    return scan_in_order(a, b, h) if a.device.type == "cpu" else scan_by_doubling(a, b, h)
+
+
+@torch.library.register_fake(linear_scan_op)
+def _(a, b, h):
+    return torch.empty_like(b)
+
+
+def scan_in_order(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    """T products and sums of [B, H]."""
+    states = torch.empty_like(b)
+    for a_t, b_t, state in zip(a.unbind(0), b.unbind(0), states.unbind(0), strict=True):
+        torch.addcmul(b_t, a_t, h, out=state)
+        h = state
+    return states
+
+
+def scan_by_doubling(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    """log2(T) products and sums of [T, B, H] (Hillis and Steele 1986)."""
+    states = torch.cat((torch.addcmul(b[:1], a[:1], h), b[1:]))
+    factors, distance = a, 1
+    while distance < len(states):
+        # A factor and a state cover ``distance`` steps, and twice as many after this round.
+        later = torch.addcmul(states[distance:], factors[distance:], states[:-distance])
+        states = torch.cat((states[:distance], later))
+        factors = torch.cat((factors[:distance], factors[distance:] * factors[:-distance]))
+        distance *= 2
+    return states
+
+
+def _context(ctx, inputs, output):
+    a, _, h = inputs
+    ctx.save_for_backward(a, h, output)
+
+
+def _gradients(ctx, gradient):
+    """The same recurrence backward in time, with the factor of the step that follows."""
+    a, h, states = ctx.saved_tensors
+    following = torch.cat((a[1:], torch.zeros_like(a[:1])))
+    db = linear_scan(following.flip(0), gradient.flip(0), torch.zeros_like(h)).flip(0)
+    before = torch.cat((h.unsqueeze(0), states[:-1]))
+    return db * before, db, db[0] * a[0]
+
+
+torch.library.register_autograd(linear_scan_op, _gradients, setup_context=_context)

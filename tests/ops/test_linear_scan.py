@@ -1,0 +1,41 @@
+"""The linear recurrence: both orders of computing it against a loop, and their derivatives."""
+
+import pytest
+import torch
+
+from rhhn_fairseq.ops.linear_scan import linear_scan, scan_by_doubling, scan_in_order
+
+B, H = 2, 3
+
+
+def _operands(T, seed=0):
+    torch.manual_seed(seed)
+    return torch.rand(T, B, H).double(), torch.randn(T, B, H).double(), torch.randn(B, H).double()
+
+
+@pytest.mark.parametrize("T", [1, 2, 3, 8, 21])
+@pytest.mark.parametrize("scan", [scan_in_order, scan_by_doubling, linear_scan])
+def test_equals_a_loop(scan, T):
+    a, b, h = _operands(T)
+    states, expected = scan(a, b, h), h
+    for t in range(T):
+        expected = a[t] * expected + b[t]
+        # Sums of at most 21 terms of order one.
+        torch.testing.assert_close(states[t], expected, rtol=0, atol=1e-13)
+
+
+def test_first_and_second_derivatives():
+    operands = [tensor.requires_grad_() for tensor in _operands(5)]
+    assert torch.autograd.gradcheck(linear_scan, operands)
+    assert torch.autograd.gradgradcheck(linear_scan, operands)
+
+
+def test_factors_of_zero_cut_the_past_off():
+    a, b, h = _operands(4)
+    a[2] = 0
+    for scan in (scan_in_order, scan_by_doubling):
+        assert torch.equal(scan(a, b, h)[2:], scan(a, b, torch.zeros_like(h))[2:])
+
+
+def test_torch_knows_the_operation():
+    torch.library.opcheck(torch.ops.rhhn.linear_scan.default, _operands(4))
