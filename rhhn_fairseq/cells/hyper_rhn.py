@@ -12,6 +12,13 @@ RHN; with 0 every product is first scaled by a small z, and through a deep stack
 until training has made z grow. The biases are not scaled, as in the paper's repository. ``first_step="skip"``
 leaves the first step's b_0 out in both networks, as the RHN describes it.
 
+``hyper_rank`` d > 1 scales the recurrent matrices by a sum of d outer products (equation 8), the first of
+which is the scaling above::
+
+    s W_l -> s (W_l * (1 z^T + a_2 b_2^T + ... + a_d b_d^T)),   [a_2 .. a_d, b_2 .. b_d] = s^h_l R_l + r_l
+
+Each b_i, as z, is the same for h and t. The input map keeps the first term alone.
+
 h-detach cuts the gradient where the main state of the previous step enters W_0; Gal dropout and zoneout
 act on the main state as well. The recurrent dropout acts on both networks.
 
@@ -41,6 +48,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
 from rhhn_fairseq.ops import highway as op
 from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.rank_scaling import rank_scaled
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
 
 
@@ -50,6 +58,7 @@ class HyperRHNConfig(RHNConfig):
 
     hyper_size: int = option(128, help="width of the hypernetwork", low=1)
     hyper_bias: float = option(0.0, help="constant added to the hypervectors z")
+    hyper_rank: int = option(1, help="outer products that scale a recurrent matrix", low=1)
 
     def __post_init__(self):
         super().__post_init__()
@@ -91,7 +100,12 @@ def naive_hyper_rhn(p, config, x_TC, state, noise):
             seen = drop(s, config.gal_dropout, at(noise, "gal", t))
             a = np.zeros(2 * H)
             if not (skip and t == 0 and layer == 0):
-                a = a + (seen @ p[f"weight_s.{layer}"]) * z + p[f"bias_s.{layer}"]
+                scale = np.outer(np.ones(H), z)
+                if config.hyper_rank > 1:
+                    vectors = trace[t, layer * N : (layer + 1) * N] @ p["weight_rank"][layer]
+                    left, right = np.split((vectors + p["bias_rank"][layer]).reshape(-1, H), 2)
+                    scale = scale + left.T @ np.concatenate([right, right], axis=1)
+                a = a + seen @ (p[f"weight_s.{layer}"] * scale) + p[f"bias_s.{layer}"]
             if layer == 0:
                 a = a + (x @ p["weight_x"]) * z + p["bias_x"]
             keep = None if mask is None else mask[layer * H : (layer + 1) * H]
@@ -115,16 +129,18 @@ def naive_hyper_rhn(p, config, x_TC, state, noise):
             h_detach=0.5,
         ),
         dict(hyper_size=2, rhn_depth=1, first_step="skip", hyper_bias=1.0),
+        dict(hyper_size=2, rhn_depth=2, hyper_rank=3, recurrent_dropout=0.3, gal_dropout=0.2, h_detach=0.5),
     ),
 )
 class HyperRHN(Cell):
-    """HyperRHN with rank-1 scaling; see the module's docstring. State: (s [B, H], s^h [B, N]).
+    """HyperRHN; see the module's docstring. State: (s [B, H], s^h [B, N]).
 
-    Initialised as the RHN is: every matrix orthogonal, every bias uniform, so z does not start at zero.
+    Initialised as the RHN is: every matrix orthogonal, every bias uniform, so z does not start at zero. With
+    a ``hyper_rank`` above 1 the main network runs step by step.
     """
 
     config: HyperRHNConfig
-    operation = "highway"
+    operation: str | None = "highway"
     affine_weights = ("weight_x", "weight_s")
 
     def __init__(self, config: HyperRHNConfig):
@@ -143,6 +159,14 @@ class HyperRHN(Cell):
             orthogonal_(weight)
         for bias, fan_in in ((self.bias_x, C), *((b, H) for b in self.bias_s), (self.bias_z, N)):
             init_bias_(bias, fan_in)
+        if config.hyper_rank > 1:
+            self.operation = None
+            width = 2 * (config.hyper_rank - 1) * H
+            self.weight_rank = nn.Parameter(torch.empty(L, N, width))
+            self.bias_rank = nn.Parameter(torch.empty(L, width))
+            for weight in self.weight_rank:
+                orthogonal_(weight)
+            init_bias_(self.bias_rank, N)
 
     def sample_noise(self, T, B, device=None, generator=None):
         noise, config = super().sample_noise(T, B, device, generator), self.config
@@ -186,6 +210,14 @@ class HyperRHN(Cell):
         """What is added to the product with ``weight_z``, [L, H]."""
         return self.bias_z + self.config.hyper_bias
 
+    def further_terms(self, s_BH, hyper_BN, layer: int):
+        """What the outer products after the first add to ``s W``, [B, 2 H]."""
+        operands = [s_BH, self.weight_s[layer], hyper_BN, self.weight_rank[layer], self.bias_rank[layer]]
+        if torch.is_autocast_enabled(s_BH.device.type):
+            dtype = torch.get_autocast_dtype(s_BH.device.type)
+            operands = [tensor.to(dtype) for tensor in operands]
+        return rank_scaled(*operands)
+
     def step(self, g_t, state, noise_t):
         (old, hyper_s), config = state, self.config
         x, trace, *first = g_t
@@ -194,13 +226,16 @@ class HyperRHN(Cell):
         s, gal = old, noise_at(noise_t, "gal")
         for layer, mask in enumerate(layer_masks(noise_t, "update", config.rhn_depth)):
             seen = detach_by_coin(s, noise_at(noise_t, "h_detach")) if layer == 0 else s
-            u = affine(dropout(seen, config.gal_dropout, gal), self.weight_s[layer])
+            seen = dropout(seen, config.gal_dropout, gal)
+            u = affine(seen, self.weight_s[layer])
             bias = self.bias_s[layer]
             if layer == 0:
                 u = u + x
                 bias = self.bias_x + (bias * ~first[0] if first else bias)
             # The same z scales the halves [h, t].
-            a = u.unflatten(-1, (2, -1)) * z[layer].unsqueeze(1)
-            s = highway(a.flatten(-2) + bias, s, config.recurrent_dropout, mask)
+            a = (u.unflatten(-1, (2, -1)) * z[layer].unsqueeze(1)).flatten(-2) + bias
+            if config.hyper_rank > 1:
+                a = a + self.further_terms(seen, by_layer[layer], layer)
+            s = highway(a, s, config.recurrent_dropout, mask)
         s = zoneout(old, s, config.zoneout, noise_at(noise_t, "zoneout"))
         return s, (s, hyper_s)

@@ -198,6 +198,7 @@ VALUES = {
     "--rhn-depth": "2",
     "--first-step": "skip",
     "--hyper-bias": "1.0",
+    "--hyper-rank": "2",
     "--hyper-form": "full",
     "--inner-size": "4",
     "--alpha-init": "1.0",

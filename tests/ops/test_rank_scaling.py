@@ -1,0 +1,65 @@
+"""Scaling by a sum of outer products: against the scaled matrices themselves, and its memory."""
+
+import pytest
+import torch
+
+from rhhn_fairseq.ops.rank_scaling import rank_scaled, rank_scaled_by_matrices
+
+B, N, H = 3, 2, 4
+
+
+def _operands(d, copies=2, B=B, N=N, H=H, dtype=torch.float64):
+    torch.manual_seed(0)
+    shapes = (B, H), (H, copies * H), (B, N), (N, 2 * d * H), (2 * d * H,)
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize("d", [1, 3])
+@pytest.mark.parametrize("copies", [1, 2, 4])
+def test_equals_the_scaled_matrices(d, copies):
+    operands = _operands(d, copies)
+    y, expected = rank_scaled(*operands), rank_scaled_by_matrices(*operands)
+    # Sums of at most 24 terms of order ten.
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+    weights = torch.randn_like(y)
+    found = torch.autograd.grad((y * weights).sum(), operands)
+    for one, other in zip(found, torch.autograd.grad((expected * weights).sum(), operands), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+def test_first_and_second_derivatives():
+    operands = _operands(2)
+    assert torch.autograd.gradcheck(rank_scaled, operands)
+    assert torch.autograd.gradgradcheck(rank_scaled, operands)
+
+
+def test_torch_func():
+    operands = _operands(2)
+
+    def loss(s):
+        return rank_scaled(s, *operands[1:]).square().sum()
+
+    expected = torch.autograd.grad(loss(operands[0]), operands[0])[0]
+    torch.testing.assert_close(torch.func.grad(loss)(operands[0]), expected)
+
+
+def _saved_numbers(function, operands) -> int:
+    """Numbers that autograd keeps for the backward pass, operands not counted."""
+    storages = {tensor.untyped_storage().data_ptr() for tensor in operands}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in storages:
+            kept[storage.data_ptr()] = storage.nbytes() // tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        function(*operands)
+    return sum(kept.values())
+
+
+def test_nothing_but_the_operands_is_kept():
+    operands = _operands(4, B=8, N=8, H=16)
+    assert _saved_numbers(rank_scaled, operands) == 0
+    assert _saved_numbers(rank_scaled_by_matrices, operands) >= 8 * 16 * 32
