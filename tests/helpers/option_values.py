@@ -345,6 +345,7 @@ WITH = {
     "--hyper-init": ["--cell", "hyperlstm"],
     "--rhn-depth": ["--cell", "rhn"],
     "--first-step": ["--cell", "rhn", "--rhn-depth", "2"],
+    "--hyper-rank": ["--cell", "hyperrhn", "--hyper-size", "4", "--rhn-depth", "2"],
     "--hyper-bias": ["--cell", "hyperrhn", "--hyper-size", "4", "--rhn-depth", "2"],
     "--hyper-form": ["--cell", "hyperrnn", "--hyper-size", "4", "--hyper-embed-size", "2"],
     "--inner-size": ["--cell", "jordan"],
