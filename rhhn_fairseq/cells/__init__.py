@@ -1,6 +1,7 @@
 """Recurrent cells, in plain PyTorch: ``build_cell("ln_hyperlstm", 50, 1000, hyper_size=128)``."""
 
 from rhhn_fairseq.cells import (
+    grid_rhn,
     gru,
     hyper_lstm,
     hyper_rhn,
@@ -24,6 +25,7 @@ __all__ = [
     "build_cell",
     "cell_options",
     "detach_state",
+    "grid_rhn",
     "gru",
     "hyper_lstm",
     "hyper_rhn",

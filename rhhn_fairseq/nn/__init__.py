@@ -13,6 +13,7 @@ from rhhn_fairseq.nn.layers import (
     MLSTM,
     RHN,
     Elman,
+    GridRHN,
     HyperLSTM,
     HyperRHN,
     HyperRNN,
@@ -28,6 +29,7 @@ from rhhn_fairseq.nn.recurrent import RecurrentLayer
 
 __all__ = [
     "GRU",
+    "GridRHN",
     "IRNN",
     "LNLSTM",
     "LSTM",

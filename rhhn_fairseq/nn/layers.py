@@ -110,6 +110,16 @@ class HyperRHN(RecurrentLayer):
     state_names = ("s", "e")
 
 
+class GridRHN(RecurrentLayer):
+    """Recurrent highway networks with the horizontal connections of a grid (Suarez 2017, section 6).
+
+    Beside s, the state has the states of the other layers, ``(rhn_depth - 1) * hidden_size`` wide.
+    """
+
+    cell = "grid_rhn"
+    state_names = ("s", "layers")
+
+
 class MLSTM(RecurrentLayer):
     """Multiplicative LSTM layers (Krause et al. 2016)."""
 

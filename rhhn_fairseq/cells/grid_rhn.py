@@ -1,0 +1,122 @@
+"""Recurrent highway network with the horizontal connections of a grid (Suarez 2017, section 6).
+
+For the layers l = 0 .. L-1 of time step t::
+
+    [h, t] = 1[l = 0] (x U + b_U) + s W_l + s_l V_l + b_l
+    s = (1 - t) * s + dropout(t) * h
+
+and then as in the RHN. s comes from the layer below, for l = 0 from the last layer of the previous step; s_l
+is layer l's own state after the previous step. The paper says that the connections were added, and no more.
+That each has a matrix of its own, and that every layer has one, is this project's reading.
+
+h-detach cuts the gradient where states of the previous step enter W_0 and V_l; the carry keeps its own. Gal
+dropout drops every state that enters a matrix by one mask. Zoneout acts on the output's state.
+
+Shapes: T time, B batch, C input, H hidden, L depth.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from rhhn_fairseq.cells.base import Cell, noise_at, orthogonal_
+from rhhn_fairseq.cells.config import CellConfig, option
+from rhhn_fairseq.cells.numpy_math import at, drop, zone
+from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.cells.rhn import highway, init_bias_, layer_masks, naive_highway
+from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRHNConfig(CellConfig):
+    """Options of the grid RHN."""
+
+    rhn_depth: int = option(7, help="layers in one time step", low=2)
+    recurrent_dropout: float = option(0.0, help="drop units of the transform gate t", low=0, below=1)
+
+
+def naive_grid_rhn(p, config, x_TC, state, noise):
+    """The module's equations in numpy for one sequence; a state of None starts from zeros."""
+    H, L = config.hidden_size, config.rhn_depth
+    s, others = (np.zeros(H), np.zeros((L - 1) * H)) if state is None else state
+    before = [*others.reshape(L - 1, H), s]
+    outputs = []
+    for t, x in enumerate(x_TC):
+        mask, gal, start, after = at(noise, "update", t), at(noise, "gal", t), before[-1], []
+        s = start
+        for layer in range(L):
+            a = drop(s, config.gal_dropout, gal) @ p[f"weight_s.{layer}"] + p[f"bias_s.{layer}"]
+            a = a + drop(before[layer], config.gal_dropout, gal) @ p[f"weight_grid.{layer}"]
+            if layer == 0:
+                a = a + x @ p["weight_x"] + p["bias_x"]
+            keep = None if mask is None else mask[layer * H : (layer + 1) * H]
+            s = naive_highway(a[:H], a[H:], s, config.recurrent_dropout, keep)
+            after.append(s)
+        after[-1] = zone(start, s, config.zoneout, at(noise, "zoneout", t))
+        before = after
+        outputs.append(before[-1])
+    return np.stack(outputs), (before[-1], np.concatenate(before[:-1]))
+
+
+@register_cell(
+    "grid_rhn",
+    GridRHNConfig,
+    naive_grid_rhn,
+    tests=(
+        dict(rhn_depth=3, recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5),
+        dict(rhn_depth=2),
+    ),
+)
+class GridRHN(Cell):
+    """Grid RHN; see the module's docstring. State: (s [B, H], the other layers' states [B, (L - 1) H]).
+
+    Initialised as the RHN is: every matrix orthogonal with [h, t] as one matrix, biases uniform.
+    """
+
+    config: GridRHNConfig
+    affine_weights = ("weight_x", "weight_s", "weight_grid")
+
+    def __init__(self, config: GridRHNConfig):
+        super().__init__(config)
+        C, H, L = config.input_size, config.hidden_size, config.rhn_depth
+        self.state_sizes = (H, (L - 1) * H)
+        self.weight_x = nn.Parameter(torch.empty(C, 2 * H))
+        self.bias_x = nn.Parameter(torch.empty(2 * H))
+        self.weight_s = nn.ParameterList(torch.empty(H, 2 * H) for _ in range(L))
+        self.weight_grid = nn.ParameterList(torch.empty(H, 2 * H) for _ in range(L))
+        self.bias_s = nn.ParameterList(torch.empty(2 * H) for _ in range(L))
+        for weight in (self.weight_x, *self.weight_s, *self.weight_grid):
+            orthogonal_(weight)
+        for bias, fan_in in ((self.bias_x, C), *((bias, H) for bias in self.bias_s)):
+            init_bias_(bias, fan_in)
+
+    def sample_noise(self, T, B, device=None, generator=None):
+        noise, config = super().sample_noise(T, B, device, generator), self.config
+        if config.recurrent_dropout:
+            shape = (T, B, config.rhn_depth * config.hidden_size)
+            noise["update"] = draw_mask(shape, 1.0 - config.recurrent_dropout, device, generator)
+        return noise
+
+    def input_maps(self):
+        return ((self.weight_x, self.bias_x),)
+
+    def step(self, g_t, state, noise_t):
+        (old, others), config = state, self.config
+        coin, gal = noise_at(noise_t, "h_detach"), noise_at(noise_t, "gal")
+        before = (*others.split(config.hidden_size, dim=-1), old)
+        s, after = old, []
+        for layer, mask in enumerate(layer_masks(noise_t, "update", config.rhn_depth)):
+            seen = detach_by_coin(s, coin) if layer == 0 else s
+            seen = dropout(seen, config.gal_dropout, gal)
+            a = affine(seen, self.weight_s[layer], self.bias_s[layer])
+            if layer == 0:
+                a = a + g_t[0]
+            own = dropout(detach_by_coin(before[layer], coin), config.gal_dropout, gal)
+            a = affine(own, self.weight_grid[layer], a)
+            s = highway(a, s, config.recurrent_dropout, mask)
+            after.append(s)
+        s = zoneout(old, s, config.zoneout, noise_at(noise_t, "zoneout"))
+        return s, (s, torch.cat(after[:-1], dim=-1))
