@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rhhn_fairseq.bench.machine import forced, now, records
 from rhhn_fairseq.cells.base import Cell
+from rhhn_fairseq.cells.rolled_hyper_rhn import RolledHyperRHN
 from rhhn_fairseq.ops import gemm, graphs
 from rhhn_fairseq.ops.gemm import PackedWeight, mm
 
@@ -32,14 +33,16 @@ def matrix_flop(module: nn.Module, T: int, B: int) -> int:
 
     The sum is over the parameters whose name, or whose list's name, begins with "weight", which is how cells
     and torch.nn call their matrices; with more than two dimensions they are stacks of matrices. Point-wise
-    operations and normalisation are not counted, nor are products of activations with each other.
+    operations and normalisation are not counted, nor are products of activations with each other. The zeros
+    around the blocks of a rolled hypernetwork's matrices are no parameters, and are multiplied all the same.
     """
     matrices = (
         parameter
         for name, parameter in module.named_parameters()
         if any(word.startswith("weight") for word in name.split("."))
     )
-    return 6 * T * B * sum(matrix.numel() for matrix in matrices)
+    zeros = sum(cell.count_zeros() for cell in module.modules() if isinstance(cell, RolledHyperRHN))
+    return 6 * T * B * (sum(matrix.numel() for matrix in matrices) + zeros)
 
 
 @dataclass(frozen=True)

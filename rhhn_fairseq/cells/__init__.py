@@ -10,6 +10,7 @@ from rhhn_fairseq.cells import (
     minimal,
     multiplicative,
     rhn,
+    rolled_hyper_rhn,
     simple,
 )
 from rhhn_fairseq.cells.base import Cell, detach_state, reorder_state
@@ -35,6 +36,7 @@ __all__ = [
     "multiplicative",
     "reorder_state",
     "rhn",
+    "rolled_hyper_rhn",
     "set_backend",
     "simple",
 ]

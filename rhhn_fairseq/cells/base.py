@@ -136,6 +136,10 @@ class Cell(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
+    def make_step(self) -> Callable[..., tuple[Tensor, State]]:
+        """``step`` for one pass. A cell may compute here what all steps of a pass share."""
+        return self.step
+
     def forward(
         self,
         x_TBC: Tensor,
@@ -276,8 +280,10 @@ class Cell(nn.Module):
         if plan.is_fused:
             return self.run_operation(g, state, mask_TB, noise, plan)
 
+        one_step = self.make_step()
+
         def step(g_t, state, noise_t):
-            y_BH, state = self.step(g_t, state, noise_t)
+            y_BH, state = one_step(g_t, state, noise_t)
             return (y_BH,), state
 
         dtype, types = g[0].dtype, [tensor.dtype for tensor in state]

@@ -21,6 +21,7 @@ from rhhn_fairseq.nn.layers import (
     LNHyperLSTM,
     MinGRU,
     MinLSTM,
+    RolledHyperRHN,
     layer_of,
 )
 from rhhn_fairseq.nn.pretrained import from_pretrained, save_pretrained
@@ -36,6 +37,7 @@ __all__ = [
     "MILSTM",
     "MLSTM",
     "RHN",
+    "RolledHyperRHN",
     "Elman",
     "HyperLSTM",
     "HyperRHN",

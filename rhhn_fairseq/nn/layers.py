@@ -110,6 +110,16 @@ class HyperRHN(RecurrentLayer):
     state_names = ("s", "e")
 
 
+class RolledHyperRHN(RecurrentLayer):
+    """HyperRHNs whose hypernetwork is a part of the main network's state (Suarez 2017, section 4).
+
+    Beside s, the state has e, that of the hypernetwork, ``hyper_size`` wide.
+    """
+
+    cell = "rolled_hyperrhn"
+    state_names = ("s", "e")
+
+
 class GridRHN(RecurrentLayer):
     """Recurrent highway networks with the horizontal connections of a grid (Suarez 2017, section 6).
 

@@ -332,11 +332,11 @@ def test_commands_are_listed(capsys):
         (["--threads", "-1"], "threads=-1 is too small, the smallest is 0"),
         (["--hyper-size", "9"], "hyper_size=9 is larger than hidden_size=8"),
         (["--length", "1000000000000"], "not enough memory"),
-        (["--cells", "lstm,lstmm"], "cells='lstmm' is unknown, choose from elman, gru, "),
+        (["--cells", "lstm,lstmm"], "cells='lstmm' is unknown, choose from elman, grid_rhn, gru, "),
         (["--cells", ""], "cells='' is unknown"),
         (["--cells", "gru,gru"], "cells=gru,gru names one twice"),
         (["--dtype", "float16"], "dtype='float16' is unknown, choose from float32, bfloat16"),
-        (["--backends", "aten"], "backends=aten: gru in float32 runs on torch_nn, reference only"),
+        (["--backends", "aten"], "backends=aten: grid_rhn in float32 runs on reference only"),
         (["--compile", "all"], "compile='all' is unknown, choose from none, step, sequence"),
         (["--external-path", "/nowhere"], "--external-path /nowhere: is not a directory"),
         (

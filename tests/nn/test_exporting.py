@@ -120,7 +120,11 @@ def test_quantised_weights_stay_near(cell):
     # Measured with 4 seeds: 0.2 % (HyperRHN) to 12.6 % (LN LSTM) of the largest output after 7 steps.
     assert 0 < (y - expected).abs().max() < 0.15 * expected.abs().max()
     names = dict(quantised.named_parameters())
-    assert sum(each.numel() for each in names.values()) < 0.5 * sum(each.numel() for each in rnn.parameters())
+    # The rolled hypernetwork multiplies by matrices that it assembles, which stay as they are.
+    share = 0.9 if cell == "rolled_hyperrhn" else 0.5
+    assert sum(each.numel() for each in names.values()) < share * sum(
+        each.numel() for each in rnn.parameters()
+    )
     assert rnn.training and not quantised.training
     assert any(parameter.requires_grad for parameter in rnn.parameters())
 

@@ -11,7 +11,7 @@ import torch
 from helpers.fused_cells import SIZES, assert_equal, backends, make_cell, run_pass
 from helpers.graph_imitation import imitated_graphs
 
-from rhhn_fairseq.cells import CELLS, build_cell
+from rhhn_fairseq.cells import CELLS, build_cell, cell_options
 from rhhn_fairseq.cells import base as cells_base
 from rhhn_fairseq.cells.selection import explain
 from rhhn_fairseq.errors import UsageError
@@ -241,7 +241,8 @@ def test_a_cell_may_have_a_backend_of_its_own(monkeypatch):
 @pytest.mark.parametrize("T, B, grad", [(50, 16, True), (1, 4, False), (1, 64, False)])
 def test_every_backend_is_explained_and_the_marked_one_runs(name, T, B, grad, monkeypatch):
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
-    cell = build_cell(name, 4, 5, **SIZES.get(name, {})).eval()
+    small = {"hyper_size": 3} if "hyper_size" in cell_options(name) else {}
+    cell = build_cell(name, 4, 5, **SIZES.get(name, small)).eval()
     with torch.set_grad_enabled(grad):
         rows = explain(cell, T, B)
         plan = table.select(cell.request(torch.randn(T, B, 4), cell.zero_state(B, dtype=torch.float32)))

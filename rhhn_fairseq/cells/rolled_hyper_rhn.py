@@ -1,0 +1,168 @@
+"""HyperRHN with the hypernetwork rolled into the main network (Suarez 2017, section 4).
+
+One state S = [s, s^h] of H + N units goes through the layers of one highway network. In layer l::
+
+    z = hyper_bias + [s^h, s^h, ...]      (repeated, and cut to H)
+    P = S W_l,   W_l = [[W^s_l, 0], [0, W^h_l]]
+    [h, t] = 1[l = 0] ((x U) * [z, 1] + b_U) + P * [z, 1] + b_l
+    S = (1 - t) * S + dropout(t) * h
+
+with h and t each as wide as S. A single product makes the sums of both networks. The zeros of W_l keep them
+from mixing linearly; they are not parameters, so no update can change them. The hypernetwork's state is the
+hypervector itself, as the paper proposes ("the first h elements of the activation"). It is the state before
+the layer, where the HyperRHN's is the state after it. With ``hyper_bias`` 0 every product would begin at
+zero, so 1 is the default. The paper leaves the equations open; these are this project's.
+
+h-detach cuts the gradient where the previous step's s enters W_0; Gal dropout and zoneout act on s. The
+recurrent dropout acts on both networks.
+
+Shapes: T time, B batch, C input, H hidden, N hyper, L depth.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.base import Cell, noise_at, orthogonal_
+from rhhn_fairseq.cells.config import CellConfig, option
+from rhhn_fairseq.cells.numpy_math import at, drop, zone
+from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.cells.rhn import highway, init_bias_, layer_masks, naive_highway
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolledHyperRHNConfig(CellConfig):
+    """Options of the rolled HyperRHN."""
+
+    rhn_depth: int = option(7, help="layers in one time step", low=1)
+    recurrent_dropout: float = option(0.0, help="drop units of the transform gate t", low=0, below=1)
+    hyper_size: int = option(128, help="width of the hypernetwork", low=1)
+    hyper_bias: float = option(1.0, help="constant added to the hypervectors z")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.hyper_size > self.hidden_size:
+            raise UsageError(
+                f"RolledHyperRHN: hyper_size={self.hyper_size} is larger than hidden_size="
+                f"{self.hidden_size}, its hypervector is repeated over the hidden units"
+            )
+
+
+def naive_rolled_hyper_rhn(p, config, x_TC, state, noise):
+    """The module's equations in numpy for one sequence; a state of None starts from zeros."""
+    H, N, L = config.hidden_size, config.hyper_size, config.rhn_depth
+    W = H + N
+    S = np.zeros(W) if state is None else np.concatenate(state)
+    outputs = []
+    for t, x in enumerate(x_TC):
+        mask, start = at(noise, "update", t), S[:H]
+        for layer in range(L):
+            z = np.resize(S[H:], H) + config.hyper_bias
+            scale = np.concatenate([z, np.ones(N)])
+            scale = np.concatenate([scale, scale])
+            matrix = np.zeros((W, 2, W))
+            matrix[:H, :, :H] = p[f"weight_s.{layer}"].reshape(H, 2, H)
+            matrix[H:, :, H:] = p[f"weight_hyper.{layer}"].reshape(N, 2, N)
+            seen = np.concatenate([drop(S[:H], config.gal_dropout, at(noise, "gal", t)), S[H:]])
+            a = (seen @ matrix.reshape(W, 2 * W)) * scale + p[f"bias_s.{layer}"]
+            if layer == 0:
+                a = a + (x @ p["weight_x"]) * scale + p["bias_x"]
+            keep = None if mask is None else mask[layer * W : (layer + 1) * W]
+            S = naive_highway(a[:W], a[W:], S, config.recurrent_dropout, keep)
+        S = np.concatenate([zone(start, S[:H], config.zoneout, at(noise, "zoneout", t)), S[H:]])
+        outputs.append(S[:H])
+    return np.stack(outputs), (S[:H], S[H:])
+
+
+@register_cell(
+    "rolled_hyperrhn",
+    RolledHyperRHNConfig,
+    naive_rolled_hyper_rhn,
+    tests=(
+        dict(hyper_size=3, rhn_depth=3, recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5),
+        dict(hyper_size=2, rhn_depth=1, hyper_bias=0.0),
+    ),
+)
+class RolledHyperRHN(Cell):
+    """Rolled HyperRHN; see the module's docstring. State: (s [B, H], s^h [B, N]).
+
+    Initialised as the RHN is: every matrix orthogonal with [h, t] as one matrix, biases uniform.
+    """
+
+    config: RolledHyperRHNConfig
+    affine_weights = ("weight_x",)
+
+    def __init__(self, config: RolledHyperRHNConfig):
+        super().__init__(config)
+        C, H, N, L = config.input_size, config.hidden_size, config.hyper_size, config.rhn_depth
+        self.state_sizes = (H, N)
+        self.weight_x = nn.Parameter(torch.empty(C, 2 * (H + N)))
+        self.bias_x = nn.Parameter(torch.empty(2 * (H + N)))
+        self.weight_s = nn.ParameterList(torch.empty(H, 2 * H) for _ in range(L))
+        self.weight_hyper = nn.ParameterList(torch.empty(N, 2 * N) for _ in range(L))
+        self.bias_s = nn.ParameterList(torch.empty(2 * (H + N)) for _ in range(L))
+        for weight in (self.weight_x, *self.weight_s, *self.weight_hyper):
+            orthogonal_(weight)
+        for bias, fan_in in ((self.bias_x, C), *((bias, H + N) for bias in self.bias_s)):
+            init_bias_(bias, fan_in)
+
+    def sample_noise(self, T, B, device=None, generator=None):
+        noise, config = super().sample_noise(T, B, device, generator), self.config
+        if config.recurrent_dropout:
+            shape = (T, B, config.rhn_depth * (config.hidden_size + config.hyper_size))
+            noise["update"] = draw_mask(shape, 1.0 - config.recurrent_dropout, device, generator)
+        return noise
+
+    def input_maps(self):
+        return ((self.weight_x, None),)
+
+    def recurrent_matrices(self) -> list[Tensor]:
+        """W of every layer, [H + N, 2 (H + N)]."""
+        H, N = self.config.hidden_size, self.config.hyper_size
+        matrices = []
+        for main, inner in zip(self.weight_s, self.weight_hyper, strict=True):
+            above = nn.functional.pad(main.view(H, 2, H), (0, N))
+            below = nn.functional.pad(inner.view(N, 2, N), (H, 0))
+            matrices.append(torch.cat((above, below)).flatten(1))
+        return matrices
+
+    def count_zeros(self) -> int:
+        """The numbers around the blocks of all recurrent matrices."""
+        return 4 * self.config.rhn_depth * self.config.hidden_size * self.config.hyper_size
+
+    def make_step(self):
+        if type(self).step is not RolledHyperRHN.step:
+            return self.step
+        return functools.partial(self._step, self.recurrent_matrices())
+
+    def step(self, g_t, state, noise_t):
+        return self._step(self.recurrent_matrices(), g_t, state, noise_t)
+
+    def _step(self, matrices, g_t, state, noise_t):
+        (old, hyper_s), config = state, self.config
+        H, N = config.hidden_size, config.hyper_size
+        ones, gal = torch.ones_like(hyper_s), noise_at(noise_t, "gal")
+        repeats = (1, -(-H // N))
+        S = torch.cat(state, dim=-1)
+        for layer, mask in enumerate(layer_masks(noise_t, "update", config.rhn_depth)):
+            z = S[:, H:].repeat(repeats)[:, :H] + config.hyper_bias
+            seen = S
+            if layer == 0 or gal is not None:
+                s = detach_by_coin(S[:, :H], noise_at(noise_t, "h_detach")) if layer == 0 else S[:, :H]
+                seen = torch.cat((dropout(s, config.gal_dropout, gal), S[:, H:]), dim=-1)
+            u, bias = affine(seen, matrices[layer]), self.bias_s[layer]
+            if layer == 0:
+                u, bias = u + g_t[0], bias + self.bias_x
+            # The same vector scales h and t.
+            scale = torch.cat((z, ones), dim=-1).unsqueeze(1)
+            a = (u.unflatten(-1, (2, -1)) * scale).flatten(-2) + bias
+            S = highway(a, S, config.recurrent_dropout, mask)
+        s, hyper_s = S.split((H, N), dim=-1)
+        s = zoneout(old, s, config.zoneout, noise_at(noise_t, "zoneout"))
+        return s, (s, hyper_s)
