@@ -1,0 +1,76 @@
+"""The commands in the documentation exist, with the options that stand there."""
+
+import contextlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rhhn_fairseq.commands.table import COMMANDS, load
+from rhhn_fairseq.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+# Pages of results and of the lab say how their figures were made at the time.
+PAGES = sorted(
+    path
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    if not {"results", "lab"} & set(path.relative_to(ROOT).parts)
+)
+FAIRSEQ = {name for name, entry in COMMANDS.items() if entry.module == "fairseq_programs"}
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """The words of every ``rhhn`` command in the blocks of a page, continued lines joined."""
+    blocks = re.findall(r"^```(?:bash|console)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    blocks += re.findall(r"((?:^    .*\n)+)", page.read_text(), re.MULTILINE)
+    found = []
+    for block in blocks:
+        for line in block.replace("\\\n", " ").splitlines():
+            match = re.match(r"\s*(?:\$ |\.venv/bin/)*(rhhn .*)", line)
+            if match:
+                # What follows several spaces is a remark.
+                words = shlex.split(re.split(r"\s[<>|&]|\s{2,}(?!-)", match[1])[0], comments=True)
+                found.append(words)
+    return found
+
+
+def _help_of(command: str, capsys) -> str:
+    """What ``--help`` prints, for a command and its own subcommands."""
+    with contextlib.suppress(SystemExit):
+        load(command.split()[0]).main([*command.split()[1:], "--help"])
+    return capsys.readouterr().out
+
+
+def _subcommand(words: list[str]) -> str:
+    """The command, with the corpus or picture that follows it where it has several forms."""
+    several = words[1] in ("prepare", "plot", "bench") and len(words) > 2 and not words[2].startswith("-")
+    return " ".join(words[1:3]) if several else words[1]
+
+
+def test_commands_are_found():
+    """The pages are read as they are meant to be."""
+    assert sum(len(commands_of(page)) for page in PAGES) > 40
+    assert commands_of(ROOT / "docs" / "reproduce.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_their_options_exist(page, capsys):
+    for words in commands_of(page):
+        assert words[1] in COMMANDS or words[1].startswith("-") or words[1].isupper(), words
+        if words[1] not in COMMANDS or words[1] in FAIRSEQ:
+            continue
+        options = {word.split("=")[0] for word in words if word.startswith("--") and word != "--"}
+        if "--" in words:
+            options &= set(words[: words.index("--")])
+        try:
+            text = _help_of(_subcommand(words), capsys)
+        except UsageError as error:
+            raise AssertionError(f"{page.name}: {' '.join(words)}: {error}") from error
+        missing = [option for option in options if not re.search(rf"{option}\b", text)]
+        assert not missing, f"{page.name}: {' '.join(words)}: no {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_are_those_of_an_installed_package(page):
+    assert not re.findall(r"python scripts/\w+\.py", page.read_text())
