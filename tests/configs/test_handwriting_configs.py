@@ -72,7 +72,7 @@ def test_command_without_hydra_is_the_same_training(path, monkeypatch):
 @every_config
 def test_comment_tells_the_row_of_the_table(path):
     row, text = ARCHITECTURES[path.stem], comment(path)
-    assert f"Parameters: {row.parameters:,}; the paper prints {row.parameters / 1e6:.2f} M." in text
+    assert f"Parameters: {row.parameters:,}; the paper prints {row.count}." in text
     assert f"Expected: {row.loss:,} nats a sequence" in text
     assert f"checkpoints/{path.stem}/checkpoint_best.pt" in command(path, "fairseq-validate")
     assert command(path, "fairseq-hydra-train")[:4] == (
