@@ -38,6 +38,12 @@ class Dimension:
     log: bool = False
     choices: tuple = ()
 
+    def above(self, lowest: float | None) -> "Dimension":
+        """The part of the range that a cell allows: a grid RHN has two layers or more."""
+        if lowest is None or self.low is None or lowest <= self.low:
+            return self
+        return dataclasses.replace(self, low=lowest, start=max(self.start, lowest))
+
     def draw(self, trial, name: str):
         """The value of an Optuna trial."""
         if self.choices:
@@ -104,7 +110,8 @@ class System:
         names = ["lr", "batch_size", "output_dropout", "rhn_depth" if "rhn_depth" in known else "layers"]
         names += ["hyper_size"] if "hyper_size" in known else []
         names += next(([name] for name in ("recurrent_dropout", "zoneout") if name in known), [])
-        return {name: SPACE[name] for name in names if name not in self.options}
+        lowest = {spec.name: spec.metadata.get("low") for spec in dataclasses.fields(CELLS[self.cell].config)}
+        return {name: SPACE[name].above(lowest.get(name)) for name in names if name not in self.options}
 
 
 def _read_option(cell: str, word: str) -> tuple[str, object]:

@@ -47,6 +47,11 @@ def test_what_is_given_is_not_searched():
     assert System.parse("rhn").space().keys() <= SPACE.keys()
 
 
+def test_the_range_is_what_the_cell_allows():
+    assert System.parse("rhn").space()["rhn_depth"].low == 1
+    assert System.parse("grid_rhn").space()["rhn_depth"].low == 2
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
