@@ -200,6 +200,11 @@ def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
     record = Record.load(path)
     fresh = _new_record(run, threads, device)
     if record.adopted:
+        if any(record.options.get(name) != value for name, value in run.budget.options().items()):
+            raise UsageError(
+                f"{path}: this run was trained by hand and adopted from {record.adopted}; train it further by "
+                "hand, or take another --seed"
+            )
         return record
     if record.options != fresh.options:
         same = {k: v for k, v in record.options.items() if k not in run.budget.options()}

@@ -323,6 +323,11 @@ def test_a_training_by_hand_is_adopted(corpus, tmp_path):
     assert adopted.adopted and adopted.state == "finished" and adopted.updates == 4
     mine = Record.load(tmp_path / "results" / "runs" / "ha-ptb" / "lstm_ptb-s1.json")
     assert adopted.figures == mine.figures and adopted.curve == mine.curve
+    # It has no checkpoints of its own to train on from, so more updates are refused, not passed over.
+    more = subprocess.run(
+        [*run, *arguments(corpus, other, "--updates", 8)], capture_output=True, text=True, timeout=HANGS
+    )
+    assert more.returncode == 1 and "adopted from" in more.stderr, more.stderr
 
 
 def wait_for(condition) -> None:
