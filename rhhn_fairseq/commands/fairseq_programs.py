@@ -12,7 +12,9 @@ def main(name: str, argv: list[str]) -> int:
     """
     # fairseq and Hydra read the command line themselves, and the workers they start find it there.
     sys.argv = [f"fairseq-{name}", *argv]
+    # The program comes first: it sets up the log, which the plugin then keeps short.
+    program = importlib.import_module(f"fairseq_cli.{name.replace('-', '_')}")
     # Registers the tasks and models, and installs what ends mistakes in one line.
     importlib.import_module("rhhn_fairseq.plugin")
-    importlib.import_module(f"fairseq_cli.{name.replace('-', '_')}").cli_main()
+    program.cli_main()
     return 0

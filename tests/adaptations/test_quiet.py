@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from helpers.cli import USER_DIR, run_module
 from helpers.in_process import Log, char_lm, train
 
 from rhhn_fairseq.adaptations import quiet
@@ -79,3 +80,14 @@ def test_one_line_sums_the_training_up(tmp_path):
     assert re.fullmatch(
         r"char_lm: [\d,]+ parameters; cpu, float32; LSTM on \w+; 22 updates an epoch", lines[0]
     )
+
+
+def test_the_command_is_as_quiet_as_the_program(tmp_path):
+    """``rhhn train`` loads the plugin itself, and keeps fairseq's details off the screen all the same."""
+    screens = []
+    for number, module in enumerate((["fairseq_cli.train"], ["rhhn_fairseq", "train"])):
+        arguments = char_lm(tmp_path, tmp_path / str(number), "--max-update", 1, "--user-dir", USER_DIR)
+        result = run_module(module[0], [*module[1:], *arguments])
+        # Without times and figures.
+        screens.append(re.findall(r"INFO \| ([\w.]+) \| ", result.stdout + result.stderr))
+    assert screens[0] == screens[1] and "rhhn_fairseq.training" in screens[0]

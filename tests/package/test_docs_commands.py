@@ -22,7 +22,8 @@ FAIRSEQ = {name for name, entry in COMMANDS.items() if entry.module == "fairseq_
 
 def commands_of(page: Path) -> list[list[str]]:
     """The words of every ``rhhn`` command in the blocks of a page, continued lines joined."""
-    blocks = re.findall(r"^```(?:bash|console)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    fence = re.compile(r"^```(?:bash|console)?(?: title=.*?)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    blocks = fence.findall(page.read_text())
     blocks += re.findall(r"((?:^    .*\n)+)", page.read_text(), re.MULTILINE)
     found = []
     for block in blocks:
