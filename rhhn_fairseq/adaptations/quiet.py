@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import sys
+import time
 
 from rhhn_fairseq.ops import backends
 
@@ -63,7 +64,8 @@ def _pass(pattern: re.Pattern, record: logging.LogRecord) -> bool:
 def sum_up_the_start() -> bool:
     """Says in one line what is trained: its size, the device, the backend, and the updates of an epoch.
 
-    It comes after the first update, when it is known which backend runs.
+    It comes after the first update, when it is known which backend runs, and has that update's loss and time.
+    fairseq's own first figures come after ``--log-interval`` updates, which may take minutes.
     """
     from fairseq.trainer import Trainer
 
@@ -77,18 +79,23 @@ def sum_up_the_start() -> bool:
 
     @functools.wraps(train_step)
     def first_step(self, *args, **kwargs):
+        start = time.perf_counter()
         output = train_step(self, *args, **kwargs)
         if not getattr(self, "is_summed_up", False):
             self.is_summed_up = True
-            logger.info("%s", summary(self))
+            logger.info("%s", summary(self, output, time.perf_counter() - start))
         return output
 
     Trainer.get_train_iterator, Trainer.train_step = get_train_iterator, first_step
     return True
 
 
-def summary(trainer) -> str:
-    """The line of a training that has made its first update."""
+def summary(trainer, figures: dict | None, seconds: float) -> str:
+    """The line of a training that has made its first update.
+
+    Args:
+        figures: of that update; None if its gradient overflowed. seconds: that it took.
+    """
     model = trainer.get_model()
     name = getattr(trainer.cfg.model, "_name", None) or getattr(trainer.cfg.model, "arch", None)
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -100,8 +107,10 @@ def summary(trainer) -> str:
         f"{name or type(model).__name__}: {sum(weight.numel() for weight in weights):,} parameters",
         f"{trainer.device.type}, {dtype}",
         *running,
-        f"{batches:,} updates an epoch",
+        f"{batches:,} updates an epoch, the first in {seconds:.1f} s",
     ]
+    if figures is not None:
+        facts.append(f"loss {figures['loss']:g}")
     if trainer.data_parallel_world_size > 1:
         facts.append(f"{trainer.data_parallel_world_size} workers")
     return "; ".join(facts)

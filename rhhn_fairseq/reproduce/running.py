@@ -202,8 +202,8 @@ def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
     if record.adopted:
         if any(record.options.get(name) != value for name, value in run.budget.options().items()):
             raise UsageError(
-                f"{path}: this run was trained by hand and adopted from {record.adopted}; train it further by "
-                "hand, or take another --seed"
+                f"{path}: this run was trained by hand and adopted from {record.adopted}; train it further "
+                "by hand, or take another --seed"
             )
         return record
     if record.options != fresh.options:

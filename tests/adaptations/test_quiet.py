@@ -78,7 +78,9 @@ def test_one_line_sums_the_training_up(tmp_path):
     lines = [message for message in log.messages if " updates an epoch" in message]
     assert len(lines) == 1
     assert re.fullmatch(
-        r"char_lm: [\d,]+ parameters; cpu, float32; LSTM on \w+; 22 updates an epoch", lines[0]
+        r"char_lm: [\d,]+ parameters; cpu, float32; LSTM on \w+; 22 updates an epoch, the first in [\d.]+ s; "
+        r"loss ([\d.]+)",
+        lines[0],
     )
 
 
