@@ -59,7 +59,7 @@ def check_file(name: str, file) -> None:
     file.seek(0)
     if unpacked > LARGEST_GROWTH * size + (1 << 20):
         raise UsageError(
-            f"checkpoint {name} has {size:,} bytes and unpacks to {unpacked:,}; PyTorch wrote no such"
+            f"checkpoint {name} has {size:,} bytes and unpacks to {unpacked:,}; PyTorch writes no such files"
         )
 
 

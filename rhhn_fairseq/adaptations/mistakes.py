@@ -162,7 +162,7 @@ MISTAKES = (
     Mistake("ValueError", r"fairseq_cli\..*|numpy.*", r"(Seed must be between .*)", r"common.seed: \1"),
     Mistake(
         "RuntimeError|MemoryError",
-        r"torch\..*|rhhn_fairseq\.(cells|layers|models|kernels)\..*|fairseq\..*",
+        r"torch\..*|rhhn_fairseq\.(ops|cells|layers|models)\..*|fairseq\..*",
         r".*?(you tried to allocate (\d+) bytes|Storage size calculation overflowed|CUDA out of memory)",
         r"there is not enough memory: \1; take a smaller model, --max-tokens, --batch-size or --beam",
     ),

@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass import initialize
 from fairseq.dataclass.configs import FairseqConfig
@@ -20,6 +21,7 @@ from helpers.hostile_cases import CASES, QUICK
 from omegaconf import OmegaConf
 
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
+from rhhn_fairseq import build_cell
 from rhhn_fairseq.adaptations import divergence, mistakes, names, ranges
 from rhhn_fairseq.errors import UsageError
 
@@ -168,6 +170,15 @@ def test_unexpected_exceptions_stay_tracebacks():
             raise error
         except Exception as caught:
             assert mistakes.describe(caught) is None
+
+
+def test_memory_that_an_operation_lacks():
+    """A pass over a million steps of a million sequences, in which this package asks torch for the memory."""
+    cell = build_cell("ln_lstm", 2, 400)
+    with pytest.raises(RuntimeError) as refused:
+        cell(torch.zeros(1, 1, 2).expand(10**6, 10**6, 2))
+    assert mistakes.raising_module(refused.value).startswith("rhhn_fairseq.ops")
+    assert mistakes.describe(refused.value).startswith("there is not enough memory: you tried to allocate")
 
 
 def test_nearest():
