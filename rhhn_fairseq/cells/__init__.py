@@ -3,6 +3,7 @@
 from rhhn_fairseq.cells import (
     grid_rhn,
     gru,
+    hyper,
     hyper_lstm,
     hyper_rhn,
     hyper_rnn,
@@ -28,6 +29,7 @@ __all__ = [
     "detach_state",
     "grid_rhn",
     "gru",
+    "hyper",
     "hyper_lstm",
     "hyper_rhn",
     "hyper_rnn",

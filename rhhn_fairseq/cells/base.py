@@ -3,10 +3,10 @@
 Shapes: T time, B batch, C input, H hidden, G gates times H. Row vectors: an input [B, C] meets its
 weight as ``x_BC @ W_CG``.
 
-A cell owns its equations (``step``), what is affine in the input alone (``input_maps``) and what never reads
-the main state (``prepare``). The loop over time, masks, carried state and
-beam reordering are written once, here and in ``ops``. A cell with a fused operation hands its parameters
-to it (``run_operation``).
+A cell owns its equations (``step``, or ``step_with`` if any hypernetwork may scale its matrices), what is
+affine in the input alone (``input_maps``) and what never reads the main state (``prepare``). The loop over
+time, masks, carried state and beam reordering are written once, here and in ``ops``. A cell with a fused
+operation hands its parameters to it (``run_operation``).
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from rhhn_fairseq.cells.config import CellConfig, StateConfig, describe_config
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends, gemm, lengths, policy, recompute, torch_nn
 from rhhn_fairseq.ops.backends import Plan, Request
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.gemm import Matrix, ScaledWeight, affine
 from rhhn_fairseq.ops.loop import Noise, State, noise_at, scan
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout
 
@@ -133,6 +133,24 @@ class Cell(nn.Module):
 
         Returns:
             the output [B, H] and the next state.
+        """
+        return self.step_with(tuple(self.state_matrices().values()), g_t, state, noise_t)
+
+    def state_matrices(self) -> dict[str, Matrix]:
+        """The matrices by which ``step_with`` multiplies states with ``ops.gemm.affine``, by their names."""
+        return {}
+
+    def step_with(
+        self,
+        matrices: tuple[Matrix | ScaledWeight, ...],
+        g_t: tuple[Tensor, ...],
+        state: State,
+        noise_t: Noise | None,
+    ) -> tuple[Tensor, State]:
+        """``step`` with other matrices in the place of its own, such as those that a hypernetwork scales.
+
+        Args:
+            matrices: as many as ``state_matrices`` has, in its order.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step")
 

@@ -103,7 +103,11 @@ class GridRHN(Cell):
     def input_maps(self):
         return ((self.weight_x, self.bias_x),)
 
-    def step(self, g_t, state, noise_t):
+    def state_matrices(self):
+        lists = {"weight_s": self.weight_s, "weight_grid": self.weight_grid}
+        return {f"{name}.{layer}": w for name, weights in lists.items() for layer, w in enumerate(weights)}
+
+    def step_with(self, matrices, g_t, state, noise_t):
         (old, others), config = state, self.config
         coin, gal = noise_at(noise_t, "h_detach"), noise_at(noise_t, "gal")
         before = (*others.split(config.hidden_size, dim=-1), old)
@@ -111,11 +115,11 @@ class GridRHN(Cell):
         for layer, mask in enumerate(layer_masks(noise_t, "update", config.rhn_depth)):
             seen = detach_by_coin(s, coin) if layer == 0 else s
             seen = dropout(seen, config.gal_dropout, gal)
-            a = affine(seen, self.weight_s[layer], self.bias_s[layer])
+            a = affine(seen, matrices[layer], self.bias_s[layer])
             if layer == 0:
                 a = a + g_t[0]
             own = dropout(detach_by_coin(before[layer], coin), config.gal_dropout, gal)
-            a = affine(own, self.weight_grid[layer], a)
+            a = affine(own, matrices[config.rhn_depth + layer], a)
             s = highway(a, s, config.recurrent_dropout, mask)
             after.append(s)
         s = zoneout(old, s, config.zoneout, noise_at(noise_t, "zoneout"))

@@ -85,12 +85,15 @@ class GRU(Cell):
     def input_maps(self):
         return ((self.weight_x, self.bias),)
 
-    def step(self, g_t, state, noise_t):
+    def state_matrices(self):
+        return {"weight_h": self.weight_h}
+
+    def step_with(self, matrices, g_t, state, noise_t):
         (h,), config = state, self.config
         H = config.hidden_size
         seen = self.recurrent_input(h, noise_t)
         x_rz, x_n = g_t[0].split((2 * H, H), dim=-1)
-        h_rz, h_n = affine(seen, self.weight_h).split((2 * H, H), dim=-1)
+        h_rz, h_n = affine(seen, matrices[0]).split((2 * H, H), dim=-1)
         r, z = torch.sigmoid(x_rz + h_rz).chunk(2, dim=-1)
         n = torch.tanh(x_n + r * (h_n + self.bias_n))
         n = dropout(n, config.recurrent_dropout, noise_at(noise_t, "update"))

@@ -170,9 +170,12 @@ class LSTM(GatedCell):
     def input_maps(self):
         return ((self.weight_x, self.bias),)
 
-    def step(self, g_t, state, noise_t):
+    def state_matrices(self):
+        return {"weight_h": self.weight_h}
+
+    def step_with(self, matrices, g_t, state, noise_t):
         h, c = state
-        a = affine(self.recurrent_input(h, noise_t), self.weight_h, g_t[0])
+        a = affine(self.recurrent_input(h, noise_t), matrices[0], g_t[0])
         if not self.config.layer_norm:
             return self.update(a.chunk(4, dim=-1), h, c, noise_t)
         a = layer_norm(a, self.gate_gain, self.gate_shift, gates=4)

@@ -96,10 +96,14 @@ class MLSTM(GatedCell):
     def input_maps(self):
         return (self.weight_x, self.bias), (self.weight_mx, None)
 
-    def step(self, g_t, state, noise_t):
+    def state_matrices(self):
+        return {"weight_mh": self.weight_mh, "weight_m": self.weight_m}
+
+    def step_with(self, matrices, g_t, state, noise_t):
+        inner, outer = matrices
         (h, c), (gates, m_x) = state, g_t
-        m = m_x * affine(self.recurrent_input(h, noise_t), self.weight_mh)
-        a = affine(m, self.weight_m, gates)
+        m = m_x * affine(self.recurrent_input(h, noise_t), inner)
+        a = affine(m, outer, gates)
         return self.update(a.chunk(4, dim=-1), h, c, noise_t)
 
 
@@ -124,8 +128,11 @@ class MILSTM(GatedCell):
     def input_maps(self):
         return ((self.weight_x, None),)
 
-    def step(self, g_t, state, noise_t):
+    def state_matrices(self):
+        return {"weight_h": self.weight_h}
+
+    def step_with(self, matrices, g_t, state, noise_t):
         (h, c), (v,) = state, g_t
-        u = affine(self.recurrent_input(h, noise_t), self.weight_h)
+        u = affine(self.recurrent_input(h, noise_t), matrices[0])
         a = u * torch.addcmul(self.beta_1, self.alpha, v) + torch.addcmul(self.bias, self.beta_2, v)
         return self.update(a.chunk(4, dim=-1), h, c, noise_t)

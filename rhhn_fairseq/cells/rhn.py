@@ -138,22 +138,26 @@ class RHN(Cell):
         # The state is zero here, so leaving out the recurrent map leaves out its bias only.
         return (g[0] - first_TB1 * self.bias_s[0].to(g[0].dtype),)
 
-    def layers(self, g_t, s_BH, noise_t) -> list[Tensor]:
-        """The states after each layer of one time step."""
+    def state_matrices(self):
+        return {f"weight_s.{layer}": weight for layer, weight in enumerate(self.weight_s)}
+
+    def layers(self, g_t, s_BH, noise_t, matrices=None) -> list[Tensor]:
+        """The states after each layer of a time step; ``matrices`` as in ``step_with``, None for its own."""
         config, states = self.config, []
+        matrices = self.weight_s if matrices is None else matrices
         s, gal = s_BH, noise_at(noise_t, "gal")
         for layer, mask in enumerate(layer_masks(noise_t, "update", config.rhn_depth)):
             seen = detach_by_coin(s, noise_at(noise_t, "h_detach")) if layer == 0 else s
-            a = affine(dropout(seen, config.gal_dropout, gal), self.weight_s[layer], self.bias_s[layer])
+            a = affine(dropout(seen, config.gal_dropout, gal), matrices[layer], self.bias_s[layer])
             if layer == 0:
                 a = a + g_t[0]
             s = highway(a, s, config.recurrent_dropout, mask)
             states.append(s)
         return states
 
-    def step(self, g_t, state, noise_t):
+    def step_with(self, matrices, g_t, state, noise_t):
         (old,) = state
-        s = self.layers(g_t, old, noise_t)[-1]
+        s = self.layers(g_t, old, noise_t, matrices)[-1]
         s = zoneout(old, s, self.config.zoneout, noise_at(noise_t, "zoneout"))
         return s, (s,)
 

@@ -111,9 +111,12 @@ class Elman(SimpleCell):
     def input_maps(self):
         return ((self.weight_x, self.bias),)
 
-    def step(self, g_t, state, noise_t):
+    def state_matrices(self):
+        return {"weight_h": self.weight_h}
+
+    def step_with(self, matrices, g_t, state, noise_t):
         (h,) = state
-        a = affine(self.recurrent_input(h, noise_t), self.weight_h, g_t[0])
+        a = affine(self.recurrent_input(h, noise_t), matrices[0], g_t[0])
         return self.finish(ACTIVATIONS[self.config.activation][0](a), h, noise_t)
 
 
@@ -140,8 +143,11 @@ class Jordan(SimpleCell):
     def input_maps(self):
         return ((self.weight_x, self.bias),)
 
-    def step(self, g_t, state, noise_t):
+    def state_matrices(self):
+        return {"weight_h": self.weight_h}
+
+    def step_with(self, matrices, g_t, state, noise_t):
         (y,) = state
-        u = torch.tanh(affine(self.recurrent_input(y, noise_t), self.weight_h, g_t[0]))
+        u = torch.tanh(affine(self.recurrent_input(y, noise_t), matrices[0], g_t[0]))
         new = affine(u, self.weight_y, self.bias_y)
         return self.finish(ACTIVATIONS[self.config.activation][0](new), y, noise_t)

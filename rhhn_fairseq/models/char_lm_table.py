@@ -16,7 +16,8 @@ class Row:
     Attributes:
         options: what differs from the model's defaults.
         source: paper and table. vocab_size: symbols of its corpus.
-        parameters: the exact count at that vocabulary. printed: the count as the paper prints it.
+        parameters: the exact count at that vocabulary.
+        printed: the count as the paper prints it, None where it has no such model.
         valid, test: the paper's bits per character, None where it gives none.
     """
 
@@ -24,12 +25,14 @@ class Row:
     source: str
     vocab_size: int
     parameters: int
-    printed: str
+    printed: str | None = None
     valid: float | None = None
     test: float | None = None
 
     def reported(self) -> str:
         """What the paper says of it, one line."""
+        if self.printed is None:
+            return f"no figures with {self.vocab_size} symbols ({self.source})"
         scores = [f"{name} {value}" for name, value in (("valid", self.valid), ("test", self.test)) if value]
         return (
             f"{self.printed} with {self.vocab_size} symbols; {' and '.join(scores)} bits per character "
@@ -59,6 +62,8 @@ SUAREZ = {"embed_dim": 27, "output_init": "orthogonal"}
 PTB = "Ha table 1, Penn Treebank"
 ENWIK8 = "Ha table 2, enwik8"
 PTB_SUAREZ = "Suarez table 1, Penn Treebank"
+# Its hypernetwork is "an arbitrary recurrent architecture"; its experiments have the HyperRHN alone.
+ANY_SUAREZ = "Suarez equation 4, Penn Treebank"
 GRID_SUAREZ = "Suarez section 6, Penn Treebank"
 
 ARCHITECTURES = {
@@ -115,6 +120,23 @@ ARCHITECTURES = {
         "that of its HyperRHN",
         1.40,
     ),
+    "hyper_gru_rhn_ptb": Row(
+        {
+            "cell": "hyper",
+            "hidden_size": 1000,
+            "main_cell": "rhn",
+            "hyper_cell": "gru",
+            "rhn_depth": 7,
+            "hyper_size": 128,
+            "hyper_input": "x",
+            "hyper_map": "direct",
+            "recurrent_dropout": 0.35,
+        }
+        | SUAREZ,
+        ANY_SUAREZ,
+        50,
+        15_084_432,
+    ),
     "lstm_enwik8": Row(_enwik8("lstm", 1800, 0.0), ENWIK8, 205, 14_812_405, "14.81 M", test=1.470),
     "lstm_2000_enwik8": Row(_enwik8("lstm", 2000, 0.0), ENWIK8, 205, 18_058_205, "18.06 M", test=1.461),
     "ln_lstm_enwik8": Row(_enwik8("ln_lstm", 1800, 0.1), ENWIK8, 205, 14_830_405, "14.82 M", test=1.402),
@@ -156,6 +178,7 @@ RECIPES = {
     PTB: LANES | {"max_epoch": 100},
     ENWIK8: LANES | {"tokens_per_sample": 250, "max_epoch": 20},
     PTB_SUAREZ: WINDOWS,
+    ANY_SUAREZ: WINDOWS | {"max_epoch": 660},
     GRID_SUAREZ: WINDOWS | {"max_epoch": 660},
 }
 OWN_RECIPES = {

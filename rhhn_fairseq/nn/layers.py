@@ -5,6 +5,7 @@ from typing import Self
 import torch
 from torch import nn
 
+from rhhn_fairseq.cells.hyper import HyperConfig
 from rhhn_fairseq.cells.registry import cell_options
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.nn.pretrained import KINDS
@@ -91,6 +92,22 @@ class HyperRNN(RecurrentLayer):
 
     cell = "hyperrnn"
     state_names = ("h", "e")
+
+
+class Hyper(RecurrentLayer):
+    """Layers of any cell scaled by any other (Suarez 2017): ``main_cell`` by ``hyper_cell``.
+
+    The state has the entries of the main cell's, then those of the hypernetwork's.
+    """
+
+    cell = "hyper"
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        config = self.stack.cells[0].config
+        assert isinstance(config, HyperConfig)
+        inner = (f"hyper_{name}" for name in layer_of(config.hyper_cell).state_names)
+        self.state_names = (*layer_of(config.main_cell).state_names, *inner)
 
 
 class RHN(RecurrentLayer):

@@ -18,6 +18,7 @@ import functools
 import logging
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +49,17 @@ FEW_ROWS_SMALLEST, FEW_ROWS_INPUT = 1 << 17, 64
 
 SMALLEST_PRODUCT = 2 * FEW_ROWS_SMALLEST
 """Multiplications below which ``affine`` always takes torch's product."""
+
+Matrix = Tensor | QuantisedWeight
+"""A weight [K, N]."""
+
+
+class ScaledWeight(NamedTuple):
+    """A matrix [K, N] whose columns have factors of their own for each row that it multiplies."""
+
+    weight_KN: Matrix
+    scale_MN: Tensor
+
 
 transformation = torch._C._functorch.peek_interpreter_stack
 """The transformation of ``torch.func`` that what runs now is under; None without one."""
@@ -194,15 +206,18 @@ class PackedWeight:
 
 
 def affine(
-    x: Tensor, weight_KN: Tensor | QuantisedWeight, add: Tensor | None = None, gemm: str | None = None
+    x: Tensor, weight_KN: Matrix | ScaledWeight, add: Tensor | None = None, gemm: str | None = None
 ) -> Tensor:
     """``x @ weight + add`` with its gradients, by the faster product. Cells and layers call this.
 
     Args:
-        x: [..., K]. weight_KN: [K, N]; one in integers has no gradient.
+        x: [..., K]. weight_KN: [K, N]; one in integers has no gradient, one with factors takes [M, K] alone.
         add: [N], or [M, N] for an x of M rows; None for nothing.
         gemm: what ``select_gemm`` gave for these operands; None to select here.
     """
+    if isinstance(weight_KN, ScaledWeight):
+        product, scale = affine(x, weight_KN.weight_KN, None, gemm), weight_KN.scale_MN
+        return product * scale if add is None else torch.addcmul(add, product, scale)
     if isinstance(weight_KN, QuantisedWeight):
         y = weight_KN(x)
         return y if add is None else y + add

@@ -107,6 +107,9 @@ class System:
         A deep cell is deepened by its own depth, others by layers; a cell has one dropout of its own.
         """
         known = cell_options(self.cell)
+        if self.cell == "hyper":
+            main = cell_options(self.options.get("main_cell", known["main_cell"]))
+            known = {name: known[name] for name in known if name.startswith("hyper_") or name in main}
         names = ["lr", "batch_size", "output_dropout", "rhn_depth" if "rhn_depth" in known else "layers"]
         names += ["hyper_size"] if "hyper_size" in known else []
         names += next(([name] for name in ("recurrent_dropout", "zoneout") if name in known), [])

@@ -5,14 +5,16 @@ tested by being registered. Arithmetic is float64 unless a test says otherwise.
 """
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 import torch
-from helpers.fused_cells import backends
+from helpers.fused_cells import GATED_NOISE, RHN_NOISE, backends
 
 from rhhn_fairseq.cells import CELLS, build_cell, cell_options, detach_state, reorder_state
 from rhhn_fairseq.cells.base import apply_maps
+from rhhn_fairseq.cells.hyper import scalable_cells
 from rhhn_fairseq.errors import UsageError
 
 C, H = 3, 5
@@ -26,6 +28,13 @@ def _cases():
         for options in entry.tests:
             label = ",".join(f"{key}={value}" for key, value in options.items())
             yield pytest.param(name, options, id=f"{name}-{label}")
+    forms = itertools.cycle(itertools.product(("embedding", "direct"), ("xh", "x"), ("all", "recurrent")))
+    for main, hyper in itertools.product(scalable_cells(), sorted(CELLS.keys() - {"hyper"})):
+        options = dict(main_cell=main, hyper_cell=hyper, hyper_size=3, hyper_embed_size=2)
+        options |= dict(zip(("hyper_map", "hyper_input", "hyper_scales"), next(forms), strict=True))
+        if "rhn_depth" in cell_options(main) | cell_options(hyper):
+            options["rhn_depth"] = 2
+        yield pytest.param("hyper", options, id=f"hyper-{hyper}-{main}", marks=pytest.mark.slow)
 
 
 every_cell = pytest.mark.parametrize("name, options", list(_cases()))
@@ -103,12 +112,16 @@ def test_gradients_equal_finite_differences(name, options, monkeypatch):
     inputs = [tensor.requires_grad_() for tensor in (x, *values, *state)]
     for backend in backends(cell, dtype=torch.float64):
         monkeypatch.setenv("RHHN_KERNEL", backend)
-        assert torch.autograd.gradcheck(run, inputs, eps=1e-6, atol=1e-7, rtol=1e-5)
+        # Random directions instead of every element: the pairs of cells are many.
+        fast = name == "hyper"
+        assert torch.autograd.gradcheck(run, inputs, eps=1e-6, atol=1e-7, rtol=1e-5, fast_mode=fast)
 
 
 @every_cell
 @pytest.mark.parametrize("T", [1, 7, 64])
 def test_every_backend_equals_float64_reference(name, options, T, monkeypatch):
+    if T == 64 and name == "hyper" and "irnn" in options.values():
+        pytest.skip("in 64 steps a scaled ReLU passes the largest number of float32 (measured: up to 1e56)")
     B = 5
     oracle = _build(name, options)
     x, state = _inputs(oracle, T, B)
@@ -350,7 +363,8 @@ def test_evaluation_is_the_expectation_of_linear_noise(name, option):
         pytest.skip("a grid has two layers or more, and the first one's mask meets the second's tanh")
     small = {"hyper_size": 3} if "hyper_size" in cell_options(name) else {}
     # The transform gate's mask meets tanh in the next layer, so only a single layer is linear in it.
-    small |= {"rhn_depth": 2 if name == "grid_rhn" else 1} if "rhn_depth" in cell_options(name) else {}
+    if "rhn_depth" in cell_options(name) and name != "hyper":
+        small |= {"rhn_depth": 2 if name == "grid_rhn" else 1}
     cell = _build(name, small | {option: 0.4})
     x, state = _inputs(cell, 1, 1)
     copies = 20000
@@ -443,6 +457,72 @@ def test_a_grid_without_its_connections_is_the_rhn():
     rhn.load_state_dict({name: value for name, value in grid.state_dict().items() if "grid" not in name})
     x, state = _inputs(grid, 6, 3)
     torch.testing.assert_close(grid(x, state)[0], rhn(x, state[:1])[0], rtol=0, atol=1e-14)
+
+
+LAYERED = dict(hyper_input="x", hyper_map="direct", hyper_output="layers", hyper_start=0.0)
+
+
+def _renamed(parameters):
+    """The parameters of a cell of the papers under the names that ``hyper`` has for them."""
+    names = {"weight_hyper": "weight_seen.0", "scaling.bias": "main.bias"}
+    renamed = {}
+    for name, value in parameters.items():
+        if name in ("weight_z", "bias_z"):
+            # The HyperRHN has one parameter for the maps of all layers.
+            renamed |= {f"scaling.{layer}.{name[:-1]}d": own for layer, own in enumerate(value)}
+        elif name in names:
+            renamed[names[name]] = value.flatten() if "bias" in name else value
+        elif name.startswith(("hyper.", "scaling.")):
+            renamed[name.replace("scaling.", "scaling.0.")] = value
+        else:
+            renamed[f"main.{name}"] = value.flatten() if name in ("gate_gain", "gate_shift") else value
+    return renamed
+
+
+@pytest.mark.parametrize(
+    "name, options, own",
+    [
+        ("hyperlstm", GATED_NOISE, dict(main_cell="lstm", hyper_cell="lstm")),
+        ("ln_hyperlstm", GATED_NOISE, dict(main_cell="ln_lstm", hyper_cell="ln_lstm")),
+        ("hyperrhn", RHN_NOISE | dict(rhn_depth=2), LAYERED | dict(hyper_dropout=0.3)),
+        ("hyperrhn", dict(rhn_depth=2, first_step="skip"), LAYERED),
+    ],
+)
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+def test_hyper_equals_the_hypernetworks_of_the_papers(name, options, own, training):
+    if name == "hyperrhn":
+        own = own | dict(main_cell="rhn", hyper_cell="rhn")
+    embeds = {"hyper_embed_size": 2} if name != "hyperrhn" else {}
+    theirs = _build(name, options | embeds | dict(hyper_size=3)).train(training)
+    cell = _build("hyper", options | embeds | own | dict(hyper_size=3)).train(training)
+    cell.load_state_dict(_renamed(theirs.state_dict()))
+    x, state = _inputs(cell, 6, 3)
+    noise = _noise(cell, 6, 3) if training else None
+    for start in (state, None):
+        inputs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        y, final = cell(inputs[0], start, noise=noise)
+        y_theirs, final_theirs = theirs(inputs[1], start, noise=noise)
+        torch.testing.assert_close(y, y_theirs, rtol=0, atol=1e-12)
+        for one, other in zip(final, final_theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+        (gradient,) = torch.autograd.grad(y.square().sum(), inputs[0])
+        (gradient_theirs,) = torch.autograd.grad(y_theirs.square().sum(), inputs[1])
+        torch.testing.assert_close(gradient, gradient_theirs, rtol=0, atol=1e-12)
+
+
+def test_hyper_refuses_cells_and_options_that_do_not_fit():
+    valid = "elman, grid_rhn, gru, irnn, jordan, ln_lstm, lstm, mi_lstm, mlstm, rhn"
+    for cell in ("mingru", "hyperlstm", "hyperrnn", "hyper", "lstn"):
+        with pytest.raises(UsageError, match=f"main_cell='{cell}' is not .* choose from {valid}$"):
+            build_cell("hyper", C, H, main_cell=cell)
+    with pytest.raises(UsageError, match="hyper_cell='hyper' is not .* choose from elman, grid_rhn"):
+        build_cell("hyper", C, H, hyper_cell="hyper")
+    with pytest.raises(UsageError, match="zoneout_c=0.1 is not an option of the main cell gru"):
+        build_cell("hyper", C, H, main_cell="gru", zoneout_c=0.1)
+    with pytest.raises(UsageError, match="hyper_dropout=0.1, but the cell elman has no recurrent dropout"):
+        build_cell("hyper", C, H, hyper_cell="elman", hyper_dropout=0.1)
+    with pytest.raises(UsageError, match="hyper_output='layers' with hyper_cell='gru' and main_cell='rhn'"):
+        build_cell("hyper", C, H, main_cell="rhn", hyper_cell="gru", hyper_output="layers")
 
 
 def test_first_step_skip_starts_at_the_first_real_position():
