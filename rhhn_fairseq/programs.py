@@ -10,8 +10,6 @@ SUBCOMMANDS = {
     "bench": "bench",
     "convert_checkpoint": "convert",
     "describe": "describe",
-    "export_model": "export",
-    "import_model": "import",
     "plot": "plot",
     "prepare_chars": "prepare",
     "prepare_strokes": "prepare",

@@ -1,4 +1,4 @@
-"""Converts the checkpoints of Suarez 2017: ``rhhn convert``."""
+"""Converts checkpoints to safetensors and back: ``rhhn convert``."""
 
 import sys
 

@@ -21,11 +21,12 @@ from rhhn_fairseq.ops.backends import Plan, Request
 from rhhn_fairseq.ops.gemm import Matrix, ScaledWeight, affine
 from rhhn_fairseq.ops.loop import Noise, State, noise_at, scan
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout
+from rhhn_fairseq.saving import Pretrained
 
 InputMap = tuple[Tensor, Tensor | None]
 
 
-class Cell(nn.Module):
+class Cell(Pretrained, nn.Module):
     """A recurrent cell; see the module's docstring. Subclasses set ``state_sizes`` and ``step``.
 
     Attributes:
@@ -40,6 +41,7 @@ class Cell(nn.Module):
             chooses.
     """
 
+    kind = "cell"
     state_sizes: tuple[int, ...]
     config: StateConfig
     begins: bool = False

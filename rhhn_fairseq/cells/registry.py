@@ -1,11 +1,12 @@
 """The register of cells: a new cell is one file with one ``@register_cell`` and one import line."""
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 
 from rhhn_fairseq.cells.base import Cell
 from rhhn_fairseq.cells.config import StateConfig
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.saving import KINDS, Kind, Tensors
 
 
 @dataclass(frozen=True)
@@ -73,3 +74,22 @@ def _entry(name: str) -> CellEntry:
     if name not in CELLS:
         raise UsageError(f"unknown cell {name!r}, choose from {', '.join(sorted(CELLS))}")
     return CELLS[name]
+
+
+def _describe(cell: Cell) -> dict:
+    """A cell's name in the register and all its options."""
+    for name, entry in CELLS.items():
+        if (
+            entry.config is type(cell.config)
+            and (not isinstance(entry.cell, type) or isinstance(cell, entry.cell))
+            and all(getattr(cell.config, key) == value for key, value in entry.defaults.items())
+        ):
+            return {"cell": name} | asdict(cell.config)
+    raise UsageError(f"save_pretrained: the cell {type(cell).__name__} is not in the register")
+
+
+def _build(config: dict, tensors: Tensors) -> Cell:
+    return build_cell(config.pop("cell"), config.pop("input_size"), config.pop("hidden_size"), **config)
+
+
+KINDS["cell"] = Kind(_describe, _build)

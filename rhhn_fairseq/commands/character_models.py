@@ -8,7 +8,7 @@ from rhhn_fairseq.errors import UsageError
 def add_model(parser) -> None:
     """Adds the options that name a model."""
     parser.add_argument(
-        "checkpoint", nargs="?", help="checkpoint of a language model, or a directory of `rhhn export`"
+        "checkpoint", nargs="?", help="checkpoint of a language model, or a directory of `rhhn convert`"
     )
     parser.add_argument(
         "--pretrained", action="store_true", help="the model of Python source code that the package has"
@@ -27,10 +27,12 @@ def check_model(args) -> None:
 def load(checkpoint: str | None, data: str | None = None):
     """A network and its symbols; None is the packaged model. fairseq is imported for its checkpoints only."""
     if checkpoint is None or os.path.isdir(checkpoint):
-        from rhhn_fairseq.networks.files import load_characters, packaged
+        from rhhn_fairseq.nn import CharacterNetwork, packaged
 
-        loaded = load_characters(packaged("characters") if checkpoint is None else checkpoint)
-        return loaded.network, loaded.vocabulary
+        network = CharacterNetwork.from_pretrained(
+            packaged("characters") if checkpoint is None else checkpoint
+        )
+        return network, network.vocabulary
 
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
     from rhhn_fairseq.models.loading import load_char_lm

@@ -3,7 +3,7 @@
 Usage: %(prog)s checkpoints/hyperrhn/checkpoint_best.pt --output norms.png
        %(prog)s runs/rhn/checkpoint_1_100.pt runs/rhn/checkpoint_last.pt --match weight_s --output norms.svg
 
-Any checkpoint of fairseq's can be drawn, and directories of `rhhn export` (Suarez 2017, figures 2 and 3).
+Any checkpoint of fairseq's can be drawn, and directories of `rhhn convert` (Suarez 2017, figures 2 and 3).
 """
 
 import os

@@ -45,9 +45,10 @@ def main(argv=None) -> None:
 def load(args):
     """The model, and the data directory of its training where it is known."""
     if args.pretrained or os.path.isdir(args.checkpoint):
-        from rhhn_fairseq.networks.files import load_strokes, packaged
+        from rhhn_fairseq.nn import StrokeNetwork, packaged
 
-        return load_strokes(packaged("handwriting") if args.pretrained else args.checkpoint), None
+        source = packaged("handwriting") if args.pretrained else args.checkpoint
+        return StrokeNetwork.from_pretrained(source), None
 
     # fairseq is imported for its own checkpoints only.
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
@@ -59,7 +60,7 @@ def load(args):
 def parse_arguments(argv):
     parser = make_parser("write", __doc__)
     add = parser.add_argument
-    add("checkpoint", nargs="?", help="checkpoint of a handwriting model, or a directory of `rhhn export`")
+    add("checkpoint", nargs="?", help="checkpoint of a handwriting model, or a directory of `rhhn convert`")
     add("--pretrained", action="store_true", help="the model of Hershey fonts that the package has")
     add(
         "--output",

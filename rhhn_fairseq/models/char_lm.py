@@ -7,13 +7,13 @@ import sys
 from dataclasses import dataclass, field
 from typing import Optional
 
-import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from omegaconf import OmegaConf
 from torch import Tensor
 
 from rhhn_fairseq.cells.registry import CELLS
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary, escape
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES, BASE_RECIPE, recipe_of
@@ -70,15 +70,14 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
 
     Args:
         config: checked sizes and options, a ``CharLMConfig``.
-        indices: the dictionary indices of the V symbols, in the model's order.
-        codes: their code points (byte values in bytes mode), kept in the checkpoint to tell
-            vocabularies apart.
-        entries: D, the size of the dictionary.
+        vocabulary: the symbols that occur.
     """
 
     RECIPE = BASE_RECIPE
+    # fairseq's, which reads checkpoints.
+    from_pretrained = vars(BaseFairseqModel)["from_pretrained"]
 
-    def __init__(self, config, indices: Tensor, codes: Tensor, entries: int):
+    def __init__(self, config, vocabulary):
         if config.output_init not in OUTPUT_INITS:
             raise UsageError(
                 f"--output-init {config.output_init} is unknown, choose from {', '.join(OUTPUT_INITS)}"
@@ -86,25 +85,22 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
         if config.embed_dim < 0:
             raise UsageError(f"--embed-dim {config.embed_dim} is too small, the smallest is 0 (one-hot)")
         dropped = check_probability(config, "embedding_dropout")
-        stack = StackConfig(input_size=config.embed_dim or len(indices), **stack_options(config))
+        symbols = len(vocabulary.model_indices())
+        stack = StackConfig(input_size=config.embed_dim or symbols, **stack_options(config))
         orthogonal = config.output_init == "orthogonal"
-        super().__init__(stack, indices, codes, entries, config.embed_dim, orthogonal)
-        self.embedding_dropout = dropped
+        super().__init__(stack, vocabulary, config.embed_dim, dropped, orthogonal)
 
     @classmethod
     def build_model(cls, cfg, task):
         """Builds the model for the task's vocabulary; UsageError names an option that cannot work."""
         config = OmegaConf.to_object(cfg) if OmegaConf.is_config(cfg) else cfg
-        vocabulary = task.vocabulary
-        indices = torch.from_numpy(vocabulary.model_indices())
-        codes = torch.from_numpy(vocabulary.codes())
-        return cls(config, indices, codes, len(task.source_dictionary))
+        return cls(config, task.vocabulary)
 
     @classmethod
     def for_vocabulary(cls, config, vocab_size: int):
         """A model of ``vocab_size`` symbols without data behind them, for counting its parameters."""
-        indices = torch.arange(4, 4 + vocab_size)
-        return cls(config, indices, torch.arange(vocab_size), 4 + vocab_size)
+        symbols = [escape(chr(code)) for code in range(256, 256 + vocab_size)]
+        return cls(config, CharVocabulary(symbols, newline_occurs=False))
 
     def forward(self, src_tokens: Tensor, mask: Optional[Tensor] = None, carry=None):
         """Scores of the symbol after each position.

@@ -64,6 +64,8 @@ class Handwriting(HasRecipe, StrokeNetwork, BaseFairseqModel):
     """
 
     RECIPE = BASE_RECIPE
+    # fairseq's, which reads checkpoints.
+    from_pretrained = vars(BaseFairseqModel)["from_pretrained"]
 
     def __init__(self, config, normalisation: Normalisation, symbols: str, points_per_symbol: float):
         if config.mixtures < 1:

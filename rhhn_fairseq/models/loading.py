@@ -5,14 +5,11 @@ from pathlib import Path
 
 import torch
 from fairseq import checkpoint_utils
-from safetensors import SafetensorError
-from safetensors.torch import load
 
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import read_regular
 from rhhn_fairseq.models.char_lm import CharLM
-from rhhn_fairseq.networks.files import LARGEST_WEIGHTS, WEIGHTS_NAME
+from rhhn_fairseq.saving import read_weights
 
 
 def load_char_lm(path: str, data: str | None = None):
@@ -32,17 +29,13 @@ def load_char_lm(path: str, data: str | None = None):
 
 
 def load_weights(path: str) -> dict[str, torch.Tensor]:
-    """The weights of any checkpoint, or of a directory that ``rhhn export`` wrote, by name.
+    """The weights of any checkpoint, or of a directory that ``rhhn convert`` wrote, by name.
 
     Raises:
         UsageError: no such file, or no checkpoint.
     """
     if os.path.isdir(path):
-        file = os.path.join(path, WEIGHTS_NAME)
-        try:
-            return load(read_regular(file, LARGEST_WEIGHTS))
-        except SafetensorError as error:
-            raise UsageError(f"{file}: is damaged or no safetensors file ({error})") from error
+        return read_weights(Path(path))
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     if not isinstance(state.get("model"), dict):
         raise UsageError(f"{path}: is no checkpoint of a model, it has no weights")

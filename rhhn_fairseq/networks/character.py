@@ -6,47 +6,59 @@ as a vector of zeros and score -inf.
 Shapes: T time, B batch, V symbols that occur, D entries of the dictionary.
 """
 
+from dataclasses import asdict
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rhhn_fairseq.cells.base import glorot_, orthogonal_
 from rhhn_fairseq.cells.rhn import init_bias_
+from rhhn_fairseq.data.text.vocabulary import NEWLINE, CharVocabulary, escape, escape_byte
+from rhhn_fairseq.data.text.words import WordVocabulary
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.ops.regularise import draw_mask
+from rhhn_fairseq.saving import KINDS, Kind, Pretrained, Tensors
 
 
-class CharacterNetwork(nn.Module):
+class CharacterNetwork(Pretrained, nn.Module):
     """See the module's docstring. ``embed``, ``stack`` and ``output`` are what sampling calls.
+
+    The buffer ``symbol_codes`` holds the code points of the symbols (byte values in bytes mode), which are
+    kept with the weights to tell vocabularies apart.
 
     Args:
         stack: of the layers; its ``input_size`` is ``embed_dim``, or V for one-hot input.
-        indices: the dictionary indices of the V symbols, in the network's order.
-        codes: their code points (byte values in bytes mode), kept with the weights to tell vocabularies
-            apart.
-        entries: D, the size of the dictionary.
+        vocabulary: the symbols that occur.
         embed_dim: width of the embeddings, 0 for one-hot input.
+        embedding_dropout: probability of dropping a symbol's embedding in training.
         orthogonal: output layer and embeddings begin orthogonal with a uniform bias, not Glorot with a zero
             one.
     """
 
+    kind = "characters"
+
     def __init__(
         self,
         stack: StackConfig,
-        indices: Tensor,
-        codes: Tensor,
-        entries: int,
+        vocabulary: CharVocabulary | WordVocabulary,
         embed_dim: int = 0,
+        embedding_dropout: float = 0.0,
         orthogonal: bool = False,
     ):
         super().__init__()
+        indices = vocabulary.model_indices()
         V = len(indices)
-        self.embedding_dropout = 0.0
-        self.register_buffer("symbol_codes", codes)
-        self.register_buffer("indices", indices, persistent=False)
-        symbol_of = torch.full((entries,), V).index_copy_(0, indices, torch.arange(V))
-        self.register_buffer("symbol_of", symbol_of, persistent=False)
-        self.entries = entries
+        self.vocabulary = vocabulary
+        self.entries = len(vocabulary)
+        self.embedding_dropout = embedding_dropout
+        symbol_of = np.full(self.entries, V)
+        symbol_of[indices] = np.arange(V)
+        self.register_buffer("symbol_codes", torch.from_numpy(vocabulary.codes()))
+        self.register_buffer("indices", torch.from_numpy(indices), persistent=False)
+        self.register_buffer("symbol_of", torch.from_numpy(symbol_of), persistent=False)
         self.embedding = None
         if embed_dim:
             self.embedding = nn.Parameter(torch.empty(V, embed_dim))
@@ -78,3 +90,30 @@ class CharacterNetwork(nn.Module):
         logits = F.linear(y, self.weight_out.T, self.bias_out)
         full = logits.new_full((*logits.shape[:-1], self.entries), float("-inf"))
         return full.index_copy(-1, self.indices, logits)
+
+
+def _describe(network: CharacterNetwork) -> dict:
+    vocabulary = network.vocabulary
+    if vocabulary.mode == "words":
+        raise UsageError("save_pretrained: this is a model of words; models of characters are saved")
+    return {
+        "stack": asdict(network.stack.config),
+        "embed_dim": 0 if network.embedding is None else network.embedding.shape[1],
+        "embedding_dropout": network.embedding_dropout,
+        "mode": vocabulary.mode,
+        "newline_occurs": vocabulary.newline_occurs,
+        "corpus": vocabulary.corpus,
+    }
+
+
+def _build(config: dict, tensors: Tensors) -> CharacterNetwork:
+    written = escape_byte if config["mode"] == "bytes" else lambda code: escape(chr(code))
+    codes = tensors["symbol_codes"].tolist()
+    about = {key: config.pop(key) for key in ("mode", "newline_occurs", "corpus")}
+    vocabulary = CharVocabulary([written(code) for code in codes if code != NEWLINE], **about)
+    if vocabulary.codes().tolist() != codes:
+        raise UsageError("symbol_codes has the end of a line where newline_occurs says otherwise")
+    return CharacterNetwork(StackConfig(**config.pop("stack")), vocabulary, **config)
+
+
+KINDS["characters"] = Kind(_describe, _build)

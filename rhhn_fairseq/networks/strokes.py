@@ -6,6 +6,8 @@ Graves 2013 (arXiv 1308.0850), sections 4 and 5. With a window the network also 
 Shapes: T time, B batch, M components, U positions of the text, V symbols.
 """
 
+from dataclasses import asdict
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,11 +18,12 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.mixture import output_size
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.layers.window import WindowConfig, WindowStack, one_hot
+from rhhn_fairseq.saving import KINDS, Kind, Pretrained, Tensors
 
 POINT_SIZE = 3
 
 
-class StrokeNetwork(nn.Module):
+class StrokeNetwork(Pretrained, nn.Module):
     """See the module's docstring.
 
     The buffer ``statistics`` holds the normalisation of the offsets it was trained on, ``symbol_codes`` the
@@ -31,11 +34,14 @@ class StrokeNetwork(nn.Module):
         symbols: the characters of the text, in the network's order. mixtures: M.
     """
 
+    kind = "strokes"
+
     def __init__(self, stack: StackConfig, normalisation: Normalisation, symbols: str, mixtures: int):
         super().__init__()
         codes = torch.tensor([ord(symbol) for symbol in symbols], dtype=torch.long)
         self.register_buffer("symbol_codes", codes)
         self.register_buffer("statistics", torch.from_numpy(normalisation.to_bits()))
+        self.mixtures = mixtures
         self.window = stack.window if isinstance(stack, WindowConfig) else 0
         self.stack = WindowStack(stack) if isinstance(stack, WindowConfig) else Stack(stack)
         self.weight_out = nn.Parameter(torch.empty(self.stack.output_size, output_size(mixtures)))
@@ -79,3 +85,18 @@ class StrokeNetwork(nn.Module):
     def normalisation(self) -> Normalisation:
         """Of the offsets that the network reads and gives."""
         return Normalisation.from_bits(self.statistics.cpu().numpy())
+
+
+def _describe(network: StrokeNetwork) -> dict:
+    return {"stack": asdict(network.stack.config), "mixtures": network.mixtures}
+
+
+def _build(config: dict, tensors: Tensors) -> StrokeNetwork:
+    stack = config.pop("stack")
+    symbols = "".join(map(chr, tensors["symbol_codes"].tolist()))
+    normalisation = Normalisation.from_bits(tensors["statistics"].numpy())
+    kind = WindowConfig if "window" in stack else StackConfig
+    return StrokeNetwork(kind(**stack), normalisation, symbols, **config)
+
+
+KINDS["strokes"] = Kind(_describe, _build)

@@ -1,9 +1,12 @@
 """Recurrent layers for anybody's own loop: HyperLSTM and its relatives, called as torch.nn.LSTM is.
 
-They need torch and numpy only. ``docs/layers.md`` says what they support beyond a plain call.
+The networks of characters and of strokes are here too, to be loaded and used without fairseq. All need torch
+and numpy only. ``docs/layers.md`` says what they support beyond a plain call.
 """
 
 from rhhn_fairseq.cells.selection import set_backend
+from rhhn_fairseq.networks.character import CharacterNetwork
+from rhhn_fairseq.networks.strokes import StrokeNetwork
 from rhhn_fairseq.nn.layers import (
     GRU,
     IRNN,
@@ -25,11 +28,12 @@ from rhhn_fairseq.nn.layers import (
     RolledHyperRHN,
     layer_of,
 )
-from rhhn_fairseq.nn.pretrained import from_pretrained, save_pretrained
 from rhhn_fairseq.nn.quantising import quantize_dynamic
 from rhhn_fairseq.nn.recurrent import RecurrentLayer
+from rhhn_fairseq.saving import from_pretrained, packaged, save_pretrained
 
 __all__ = [
+    "CharacterNetwork",
     "GRU",
     "GridRHN",
     "IRNN",
@@ -49,8 +53,10 @@ __all__ = [
     "MinGRU",
     "MinLSTM",
     "RecurrentLayer",
+    "StrokeNetwork",
     "from_pretrained",
     "layer_of",
+    "packaged",
     "quantize_dynamic",
     "save_pretrained",
     "set_backend",

@@ -8,8 +8,8 @@ from torch import nn
 from rhhn_fairseq.cells.hyper import HyperConfig
 from rhhn_fairseq.cells.registry import cell_options
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.nn.pretrained import KINDS
 from rhhn_fairseq.nn.recurrent import RecurrentLayer
+from rhhn_fairseq.saving import KINDS, Kind, Tensors
 
 
 class LSTM(RecurrentLayer):
@@ -212,11 +212,16 @@ def layer_of(cell: str) -> type[RecurrentLayer]:
     return type(cell, (RecurrentLayer,), {"cell": cell, "state_names": (), "__module__": __name__})
 
 
-def _build_layer(config: dict) -> RecurrentLayer:
+def _describe(layer: RecurrentLayer) -> dict:
+    names = "input_size hidden_size num_layers batch_first dropout bidirectional lstm_state".split()
+    return {"cell": layer.cell} | {name: getattr(layer, name) for name in names} | {"options": layer.options}
+
+
+def _build(config: dict, tensors: Tensors) -> RecurrentLayer:
     return layer_of(config.pop("cell"))(**config.pop("options"), **config)
 
 
-KINDS["layer"] = _build_layer
+KINDS["layer"] = Kind(_describe, _build)
 
 
 @torch.no_grad()

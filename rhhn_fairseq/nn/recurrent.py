@@ -19,7 +19,7 @@ from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
-from rhhn_fairseq.nn.pretrained import Pretrained
+from rhhn_fairseq.saving import Pretrained
 
 USAGE = """Called as torch.nn.LSTM is: ``output, state = layer(input, state)``.
 
@@ -137,11 +137,6 @@ class RecurrentLayer(Pretrained, nn.Module):
     def options(self) -> dict:
         """The cell's options as given to the constructor."""
         return dict(self.stack.config.cell_options)
-
-    def pretrained_config(self) -> dict:
-        """What the layer is built from; see ``rhhn_fairseq.nn.save_pretrained``."""
-        names = "input_size hidden_size num_layers batch_first dropout bidirectional lstm_state".split()
-        return {"cell": self.cell} | {name: getattr(self, name) for name in names} | {"options": self.options}
 
     def flatten_parameters(self) -> None:
         """Does nothing; scripts written for torch.nn.LSTM call it."""

@@ -13,16 +13,14 @@ def build(cell: str, layers: int = 1, size: int = 6, embed_dim: int = 0, **optio
     """The network in float64, and its vocabulary of six characters and the end of a line."""
     torch.manual_seed(1)
     vocabulary = CharVocabulary(SYMBOLS, "text", True, "six characters")
-    indices = torch.from_numpy(vocabulary.model_indices())
     stack = StackConfig(
         cell=cell,
-        input_size=embed_dim or len(indices),
+        input_size=embed_dim or len(vocabulary.model_indices()),
         hidden_size=size,
         layers=layers,
         cell_options=options,
     )
-    codes = torch.from_numpy(vocabulary.codes())
-    network = CharacterNetwork(stack, indices, codes, len(vocabulary), embed_dim).double().eval()
+    network = CharacterNetwork(stack, vocabulary, embed_dim).double().eval()
     # At first a hypernetwork generates the same whatever it reads.
     with torch.no_grad():
         for weight in network.parameters():

@@ -1,16 +1,25 @@
-"""Cells and layers saved to a directory and loaded again."""
+"""Cells, layers and networks saved to a directory and loaded again."""
 
 import json
+import os
 import sys
 
 import pytest
 import torch
+from helpers import tiny_reader
 
 from rhhn_fairseq.cells import CELLS, build_cell, cell_options
+from rhhn_fairseq.data.strokes.normalisation import Normalisation
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary, escape_byte
+from rhhn_fairseq.data.text.words import WordVocabulary
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.stack import StackConfig
+from rhhn_fairseq.layers.window import WindowConfig
 from rhhn_fairseq.nn import (
     LSTM,
+    CharacterNetwork,
     LNHyperLSTM,
+    StrokeNetwork,
     from_pretrained,
     layer_of,
     quantize_dynamic,
@@ -36,17 +45,98 @@ def test_cells_and_layers_come_back(name, tmp_path):
         assert all(parameter.requires_grad for parameter in again.parameters())
 
 
+def bits(module) -> dict:
+    """The state dict with its floating-point numbers as whole ones, in which NaN equals itself."""
+    widths = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return {
+        name: tensor.view(widths[tensor.element_size()]).tolist()
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def strokes(window: int) -> StrokeNetwork:
+    sizes = dict(cell="ln_hyperlstm", input_size=3, hidden_size=H, layers=2, cell_options={"hyper_size": 3})
+    stack = WindowConfig(**sizes, symbols=4, window=window) if window else StackConfig(**sizes)
+    symbols = " abé" if window else ""
+    return StrokeNetwork(stack, Normalisation((2.5, -0.5), (10.0, 12.0)), symbols, 2).eval()
+
+
+@pytest.mark.parametrize("window", [0, 2])
+def test_networks_of_strokes_come_back_bit_by_bit(window, tmp_path):
+    network = strokes(window)
+    network.bias_out.data[:2] = torch.tensor([-0.0, 1e-42])
+    network.save_pretrained(tmp_path)
+    again = StrokeNetwork.from_pretrained(tmp_path)
+    assert bits(again) == bits(network) and not again.training
+    assert again.symbols == network.symbols and again.normalisation == network.normalisation
+    inputs = (torch.randn(B, T, 3), None, torch.randint(4, (B, 6)))
+    assert torch.equal(again(*inputs)[0], network(*inputs)[0])
+
+
+@pytest.mark.parametrize("mode", ["text", "bytes"])
+@pytest.mark.parametrize("newline", [True, False])
+def test_networks_of_characters_come_back_bit_by_bit(mode, newline, tmp_path):
+    symbols = list("cab ") if mode == "text" else [escape_byte(value) for value in (0xC3, 0xA9, 0x61)]
+    vocabulary = CharVocabulary([symbol.replace(" ", r"\x20") for symbol in symbols], mode, newline, "tiny")
+    stack = StackConfig(cell="gru", input_size=3, hidden_size=H, layers=2)
+    network = CharacterNetwork(stack, vocabulary, embed_dim=3, embedding_dropout=0.1).eval()
+    network.save_pretrained(tmp_path)
+    again = CharacterNetwork.from_pretrained(tmp_path)
+    assert bits(again) == bits(network) and not again.training
+    for name in ("symbols", "mode", "newline_occurs", "corpus"):
+        assert getattr(again.vocabulary, name) == getattr(vocabulary, name)
+    assert again.embedding_dropout == 0.1 and again.stack.config == stack
+    tokens = torch.arange(len(vocabulary)).unsqueeze(1)
+    logits = [each.output(each.stack(each.embed(tokens))[0]) for each in (again, network)]
+    assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_float32_comes_back_bit_by_bit(name, tmp_path):
+    for module in (build_cell(name, C, H, **_small(name)), layer_of(name)(C, H, **_small(name))):
+        weight = next(module.parameters())
+        # Denormal, -0 and NaN with a payload.
+        weight.data.flatten()[:3] = torch.tensor([1, -(1 << 31), 0x7FC00123], dtype=torch.int32).view(
+            torch.float32
+        )
+        module.save_pretrained(tmp_path)
+        assert bits(type(module).from_pretrained(tmp_path)) == bits(module)
+
+
+def test_narrow_files_give_the_type_of_the_module(tmp_path):
+    network, _ = tiny_reader.build("ln_hyperlstm", hyper_size=3)
+    network.float().save_pretrained(tmp_path, torch.float16)
+    assert (tmp_path / "model.safetensors").stat().st_size < 4 * sum(w.numel() for w in network.parameters())
+    for name, tensor in CharacterNetwork.from_pretrained(tmp_path).state_dict().items():
+        own = network.state_dict()[name]
+        expected = own.half().float() if own.is_floating_point() else own
+        assert tensor.dtype == own.dtype and torch.equal(tensor, expected), name
+    network.bias_out.data[0] = 1e6
+    with pytest.raises(UsageError, match="bias_out has numbers that float16 cannot hold"):
+        network.save_pretrained(tmp_path / "other", torch.float16)
+    assert not (tmp_path / "other").exists()
+
+
 def test_another_class_is_refused(tmp_path):
     LSTM(C, H).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="holds a LSTM, not a LNHyperLSTM"):
         LNHyperLSTM.from_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="holds a LSTM, not a CharacterNetwork"):
+        CharacterNetwork.from_pretrained(tmp_path)
 
 
 def test_what_cannot_be_saved_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="Linear is neither a cell nor a layer"):
+    with pytest.raises(UsageError, match="Linear is none of rhhn_fairseq's cells, layers and networks"):
         save_pretrained(torch.nn.Linear(2, 2), tmp_path)
     with pytest.raises(UsageError, match="the LSTM is quantised; save it before that"):
         save_pretrained(quantize_dynamic(LSTM(C, H), smallest=1), tmp_path)
+    mixed = LSTM(C, H, 2)
+    mixed.stack.cells[0].double()
+    with pytest.raises(UsageError, match="the weights are float32, float64, expected one of"):
+        save_pretrained(mixed, tmp_path)
+    words = CharacterNetwork(StackConfig(cell="gru", input_size=3, hidden_size=H), WordVocabulary(["a", "b"]))
+    with pytest.raises(UsageError, match="this is a model of words; models of characters are saved"):
+        save_pretrained(words, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="file/saved: cannot be made"):
         save_pretrained(LSTM(C, H), tmp_path / "file" / "saved")
@@ -55,11 +145,15 @@ def test_what_cannot_be_saved_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "change, reason",
     [
-        ({"kind": "tree"}, "config.json: kind='tree' is unknown, choose from cell, layer"),
-        ({"format": 2}, "config.json: format=2 is unknown, this version reads 1"),
+        ({"kind": "tree"}, "config.json: kind='tree' is unknown, choose from cell, characters, layer"),
+        ({"kind": []}, r"config.json: kind=\[\] is unknown"),
+        ({"format": 1}, "config.json: format=1 is unknown, this version reads 2"),
+        ({"dtype": "int4"}, "config.json: dtype='int4' is unknown, choose from bfloat16, float16, float32"),
         ({"hidden_size": 7}, r"model.safetensors: stack.cells.0.c_gain is \(6,\), and \(7,\) in the module"),
         # Nothing of this size is made before it is compared.
         ({"hidden_size": 1 << 18, "input_size": 1 << 18}, "model.safetensors: stack.cells.0.c_gain is"),
+        ({"num_layers": 10**9}, "config.json: asks for far more than the 19 weights that are stored"),
+        ({"hidden_size": 10**30}, "config.json: does not describe a module"),
         ({"hidden_size": "6"}, "config.json: .*hidden_size='6' is not a whole number"),
         ({"options": {"colour": 1}}, "config.json: cell ln_hyperlstm has no option 'colour'"),
         ({"cell": "tree"}, "config.json: unknown cell 'tree'"),
@@ -71,6 +165,29 @@ def test_configurations_that_do_not_fit_are_refused(change, reason, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(UsageError, match=reason):
+        from_pretrained(tmp_path)
+
+
+def test_networks_that_do_not_fit_are_refused(tmp_path):
+    network, _ = tiny_reader.build("rhn")
+    network.save_pretrained(tmp_path)
+    whole = json.loads((tmp_path / "config.json").read_text())
+    deep = whole["stack"] | {"cell_options": {"rhn_depth": 10**9}}
+    for change, reason in (
+        ({"stack": None}, "config.json: does not describe a module"),
+        ({"stack": whole["stack"] | {"x": 1}}, "config.json: does not describe a module"),
+        ({"stack": deep}, "config.json: asks for far more than"),
+        ({"embed_dim": 3}, r"model.safetensors: embedding is missing, and \(7, 3\) in the module"),
+        ({"newline_occurs": False}, "config.json: symbol_codes has the end of a line where"),
+        ({"mode": "bits"}, "config.json: mode 'bits' is unknown"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(whole | change))
+        with pytest.raises(UsageError, match=reason):
+            from_pretrained(tmp_path)
+    strokes(2).save_pretrained(tmp_path)
+    whole = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(whole | {"mixtures": 3}))
+    with pytest.raises(UsageError, match=r"model.safetensors: bias_out is \(13,\), and \(19,\)"):
         from_pretrained(tmp_path)
 
 
@@ -94,6 +211,14 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:-5])
     with pytest.raises(UsageError, match="model.safetensors: is damaged or no safetensors file"):
+        from_pretrained(tmp_path)
+    # A pickle in its place is not read as one.
+    torch.save(LSTM(C, H).state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match="model.safetensors: is damaged or no safetensors file"):
+        from_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match="model.safetensors: is a pipe"):
         from_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UsageError, match="model.safetensors: no such file"):

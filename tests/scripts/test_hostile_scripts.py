@@ -236,12 +236,12 @@ average_checkpoints FOLDER --last 1 --best 1 --output NOWHERE
 average_checkpoints NOWHERE --best 1 --output NOWHERE
 average_checkpoints TEXT --metric loss --output NOWHERE
 average_checkpoints TEXT --output TEXT
-export_model
-export_model NOISE
-export_model NOWHERE --output NOWHERE
-export_model FOLDER --output NOWHERE
-export_model NOISE --output NOWHERE
-export_model EMPTY --output NOWHERE
+convert_checkpoint NOWHERE --output NOWHERE
+convert_checkpoint FOLDER --output NOWHERE
+convert_checkpoint FOLDER --data FOLDER --output NOWHERE
+convert_checkpoint PIPE --output NOWHERE
+convert_checkpoint LOOP --output NOWHERE
+convert_checkpoint EMPTY --output NOWHERE
 sample FOLDER
 sample --pretrained --data FOLDER
 sample --pretrained --prompt é

@@ -1,0 +1,270 @@
+"""Trained modules as a directory: the weights in safetensors, what the module is built from in JSON.
+
+``config.json`` holds the format's number, the kind of module, the type of its weights and what its
+constructor takes. ``model.safetensors`` holds the parameters and buffers of ``state_dict``. No code is read
+from either, and loading needs neither fairseq nor data. Both files are what Hugging Face's hub takes, and a
+name there works in place of a directory if ``huggingface_hub`` is installed.
+
+Cells, the layers of ``rhhn_fairseq.nn``, and the networks of characters and of strokes are saved this way.
+The package has two such directories, see ``packaged``.
+"""
+
+import importlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.extras import needed_for
+from rhhn_fairseq.files import read_json, refuse_endless
+from rhhn_fairseq.lines import replacing
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FORMAT = 2
+DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
+PACKAGED = Path(__file__).resolve().parent / "pretrained"
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of module that can be saved.
+
+    Attributes:
+        describe: what ``build`` needs of a module, in JSON's types. UsageError if it cannot be saved.
+        build: a module with fresh weights, from what ``describe`` gave and the tensors that are stored.
+    """
+
+    describe: Callable[[Any], dict]
+    build: Callable[[dict, Tensors], nn.Module]
+
+
+KINDS: dict[str, Kind] = {}
+"""The kinds by name; a module that defines one enters it."""
+
+
+class Pretrained:
+    """A module that can be saved and loaded: it names its entry of ``KINDS``."""
+
+    kind: ClassVar[str]
+
+    def save_pretrained(self, directory: str | Path, dtype: torch.dtype | None = None) -> None:
+        """Writes this module as ``config.json`` and ``model.safetensors``.
+
+        Args:
+            directory: made if it is missing; files of these names in it are replaced.
+            dtype: of the weights in the file, None for what they are. Loading brings back the type of the
+                module, rounded if this is a narrower one.
+
+        Raises:
+            UsageError: the module is quantised or has weights of several types, ``dtype`` cannot hold a
+                weight, or the files cannot be written.
+        """
+        save_pretrained(self, directory, dtype)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, **options) -> Self:
+        """A saved module of this class; see ``rhhn_fairseq.nn.from_pretrained``.
+
+        Raises:
+            UsageError: also where the directory holds another class.
+        """
+        module = from_pretrained(source, **options)
+        if not isinstance(module, cls):
+            raise UsageError(f"{source} holds a {type(module).__name__}, not a {cls.__name__}")
+        return module
+
+
+def packaged(name: str) -> Path:
+    """The directory of a trained network that comes with the package: "characters" or "handwriting"."""
+    return PACKAGED / name
+
+
+def save_pretrained(module: nn.Module, directory: str | Path, dtype: torch.dtype | None = None) -> None:
+    """``Pretrained.save_pretrained`` for a module of any class.
+
+    Raises:
+        UsageError: also where the module is of a class that cannot be saved.
+    """
+    with needed_for("saving and loading modules need"):
+        safetensors = importlib.import_module("safetensors.torch")
+    if not isinstance(module, Pretrained):
+        raise UsageError(
+            f"save_pretrained: {type(module).__name__} is none of rhhn_fairseq's cells, layers and networks"
+        )
+    state = module.state_dict()
+    config = {"format": FORMAT, "kind": module.kind} | KINDS[module.kind].describe(module)
+    if not _build(config, state, "meta").state_dict().keys() <= state.keys():
+        raise UsageError(f"save_pretrained: the {type(module).__name__} is quantised; save it before that")
+    config["dtype"] = _dtype_of(module)
+    tensors = {name: _stored(name, tensor, dtype) for name, tensor in state.items()}
+    folder = Path(directory)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{directory}: cannot be made ({error.strerror})") from error
+    with replacing(folder / WEIGHTS) as file:
+        file.write(safetensors.save(tensors, metadata={"format": "pt"}))
+    with replacing(folder / CONFIG) as file:
+        file.write(f"{json.dumps(config, indent=2)}\n".encode())
+
+
+def _dtype_of(module: nn.Module) -> str:
+    names = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
+    if len(names) > 1 or not names <= DTYPES.keys():
+        given, known = ", ".join(sorted(names)), ", ".join(DTYPES)
+        raise UsageError(f"save_pretrained: the weights are {given}, expected one of {known}")
+    return names.pop()
+
+
+def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A tensor as it goes into the file."""
+    stored = tensor.detach().cpu().contiguous()
+    if dtype is None or not stored.is_floating_point():
+        return stored
+    stored = stored.to(dtype)
+    if not bool(stored.isfinite().all()):
+        raise UsageError(f"{name} has numbers that {str(dtype).removeprefix('torch.')} cannot hold")
+    return stored
+
+
+def from_pretrained(source: str | Path, *, device="cpu", revision: str | None = None) -> nn.Module:
+    """The module that ``save_pretrained`` wrote, in evaluation.
+
+    Args:
+        source: its directory, or its name on Hugging Face's hub. revision: branch, tag or commit there.
+        device: where the weights go.
+
+    Raises:
+        UsageError: no such directory, or its files are no such module.
+    """
+    folder = _folder(source, revision)
+    config, path = read_config(folder), folder / CONFIG
+    tensors = read_weights(folder)
+    # Nothing takes memory before it is known to be in the file.
+    _check_weights(_read(config, tensors, path, "meta"), tensors, folder / WEIGHTS)
+    module = _read(config, tensors, path, "cpu")
+    dtype = DTYPES[config["dtype"]]
+    # Copies, because what is loaded lies in the file.
+    weights = {
+        name: tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
+        for name, tensor in tensors.items()
+    }
+    module.load_state_dict(weights, assign=True)
+    return module.to(device).eval()
+
+
+def read_config(folder: Path) -> dict:
+    """The configuration in a directory: its head is checked, the rest is not.
+
+    Raises:
+        UsageError: there is none, or it is of another format.
+    """
+    path = folder / CONFIG
+    try:
+        config = read_json(path)
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such file; save_pretrained writes it") from error
+    if not isinstance(config, dict) or not {"format", "kind"} <= config.keys():
+        raise UsageError(f"{path}: is no configuration of a module, expected format and kind")
+    if config["format"] != FORMAT:
+        raise UsageError(f"{path}: format={config['format']!r} is unknown, this version reads {FORMAT}")
+    for key, known in (("kind", KINDS), ("dtype", DTYPES)):
+        value = config.get(key)
+        if not isinstance(value, str) or value not in known:
+            raise UsageError(f"{path}: {key}={value!r} is unknown, choose from {', '.join(sorted(known))}")
+    return config
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """What is stored in a directory, by name. The tensors lie in the file: they must not be changed.
+
+    Raises:
+        UsageError: there is no such file, or it is damaged.
+    """
+    with needed_for("saving and loading modules need"):
+        safetensors = importlib.import_module("safetensors.torch")
+    weights = folder / WEIGHTS
+    refuse_endless(weights)
+    if not weights.is_file():
+        raise UsageError(f"{weights}: no such file; save_pretrained writes it")
+    try:
+        return safetensors.load_file(weights)
+    except Exception as error:
+        raise UsageError(f"{weights}: is damaged or no safetensors file ({error})") from error
+
+
+def _read(config: dict, tensors: Tensors, path: Path, device: str) -> nn.Module:
+    """The module of a configuration that was read from ``path``."""
+    refusal = f"asks for far more than the {len(tensors)} weights that are stored"
+    try:
+        with _at_most(2 * len(tensors), refusal):
+            return _build(config, tensors, device)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"{path}: does not describe a module ({reason})") from error
+
+
+def _build(config: dict, tensors: Tensors, device: str) -> nn.Module:
+    """A module with fresh weights. On ``meta`` it takes no memory, however large."""
+    rest = {key: value for key, value in config.items() if key not in ("format", "kind", "dtype")}
+    with torch.device(device):
+        return KINDS[config["kind"]].build(rest, tensors)
+
+
+@contextmanager
+def _at_most(count: int, refusal: str) -> Iterator[None]:
+    """Within it, this thread makes no more than so many parameters; a billion layers are refused at once."""
+    thread, made = threading.get_ident(), 0
+
+    def see(module, name, parameter):
+        nonlocal made
+        made += threading.get_ident() == thread
+        if made > count:
+            raise UsageError(refusal)
+
+    handle = register_module_parameter_registration_hook(see)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _check_weights(module: nn.Module, tensors: Tensors, path: Path) -> None:
+    own = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    for name in sorted(own.keys() | tensors.keys()):
+        given = tuple(tensors[name].shape) if name in tensors else "missing"
+        expected = own.get(name, "missing")
+        if given != expected:
+            raise UsageError(f"{path}: {name} is {given}, and {expected} in the module of its {CONFIG}")
+
+
+def _folder(source: str | Path, revision: str | None) -> Path:
+    """The directory of a module, downloaded if it is a name on the hub."""
+    if Path(source).is_dir():
+        return Path(source)
+    words = str(source).split("/")
+    if isinstance(source, Path) or len(words) != 2 or not all(words) or words[0] in (".", "..", "~"):
+        raise UsageError(f"{source}: no such directory")
+    with needed_for(f"{source}: no such directory; names on Hugging Face's hub need"):
+        hub = importlib.import_module("huggingface_hub")
+    patterns = [CONFIG, WEIGHTS]
+    try:
+        return Path(hub.snapshot_download(str(source), revision=revision, allow_patterns=patterns))
+    # Its own errors, those of the library below it, and of the network.
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"{source}: no such directory, and nothing of this name could be downloaded ({reason})"
+        ) from error

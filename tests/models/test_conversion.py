@@ -1,0 +1,124 @@
+"""Checkpoints as directories of safetensors, and back: no weight changes."""
+
+import re
+
+import pytest
+import torch
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from helpers import golden_models, in_process, tiny_char_lm
+from helpers.cli import USER_DIR, run_module
+
+from rhhn_fairseq import averaging, cli
+from rhhn_fairseq.commands import convert_checkpoint
+from rhhn_fairseq.conversion import to_checkpoint, to_directory
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.models.loading import load_char_lm
+from rhhn_fairseq.nn import LSTM, CharacterNetwork, from_pretrained
+
+CONVERTED = ("char_lm", "handwriting")
+NAMES = [name for name in golden_models.NAMES if golden_models.kind_of(name) in CONVERTED]
+
+
+@pytest.fixture(scope="module")
+def data_directories(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("conversion")
+    for kind in CONVERTED:
+        (folder / kind).mkdir()
+    return {kind: str(golden_models.data_directory(kind, folder / kind)) for kind in CONVERTED}
+
+
+def equal(one, other) -> bool:
+    """Whether two state dicts have the same names, types and bits."""
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_and_logits_are_the_same_there_and_back(name, data_directories, tmp_path):
+    data = data_directories[golden_models.kind_of(name)]
+    there = [golden_models.checkpoint(name), "--data", data, "--output", tmp_path / "saved"]
+    back = [tmp_path / "saved", "--data", data, "--output", tmp_path / "back.pt"]
+    for arguments in (there, back):
+        convert_checkpoint.main([str(argument) for argument in arguments])
+    (model,), _, task = load_model_ensemble_and_task([str(tmp_path / "back.pt")])
+    assert task.cfg.data == data
+    first = torch.load(golden_models.checkpoint(name), weights_only=False)["model"]
+    assert equal(model.state_dict(), first) and equal(from_pretrained(tmp_path / "saved").state_dict(), first)
+    expected = torch.load(golden_models.expected(name), weights_only=True)
+    with torch.no_grad():
+        logits = golden_models.logits_of(model.eval()(**expected["inputs"]))
+    torch.testing.assert_close(logits, expected["logits"], rtol=0, atol=1e-6)
+
+
+def test_options_of_a_training_come_back(data_directories, tmp_path):
+    data = data_directories["char_lm"]
+    options = {"embed_dim": 3, "embedding_dropout": 0.25, "layers": 2, "residual_from": 2, "zoneout": 0.1}
+    model = tiny_char_lm.build_model(tiny_char_lm.build_task(data), **options)
+    tiny_char_lm.save(model, data, tmp_path / "checkpoint.pt", **options)
+    to_directory(tmp_path / "checkpoint.pt", tmp_path / "saved")
+    config = to_checkpoint(tmp_path / "saved", data)["cfg"]["model"]
+    assert {name: config[name] for name in options} == options
+
+
+def test_models_of_fairseq_save_themselves(data_directories, tmp_path):
+    model, task = load_char_lm(str(golden_models.checkpoint("char_lm-gru")), data_directories["char_lm"])
+    model.save_pretrained(tmp_path)
+    network = CharacterNetwork.from_pretrained(tmp_path)
+    assert type(network) is CharacterNetwork and equal(network.state_dict(), model.state_dict())
+    assert network.vocabulary.symbols == task.vocabulary.symbols
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["EMPTY", "--data", "x"], "config.json: no such file; save_pretrained writes it"),
+        (["LAYER", "--data", "x"], "holds a LSTM; checkpoints are of characters or handwriting"),
+        (["LAYER"], "--data is missing: the data directory that OUTPUT is for"),
+        (["LAYER", "--data", "x", "--dtype", "float16"], "--dtype float16 is for a directory"),
+        (["LAYER", "--vocabulary", "x"], "--vocabulary goes with the author's weights, and LAYER is a dir"),
+        (["WEIGHTS"], "WEIGHTS is not a fairseq checkpoint: it holds no 'model'"),
+        (["GNMT"], "GNMT holds no character or handwriting model"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused_in_one_line(arguments, message, tmp_path, capsys):
+    LSTM(3, 4).save_pretrained(tmp_path / "layer")
+    (tmp_path / "empty").mkdir()
+    torch.save({"embed.weight": torch.ones(2, 2)}, tmp_path / "weights.pt")
+    places = {
+        "LAYER": tmp_path / "layer",
+        "EMPTY": tmp_path / "empty",
+        "WEIGHTS": tmp_path / "weights.pt",
+        "GNMT": golden_models.checkpoint(next(name for name in golden_models.NAMES if "gnmt" in name)),
+        "OUTPUT": tmp_path / "output",
+    }
+    given = [str(places.get(word, word)) for word in [*arguments, "--output", "OUTPUT"]]
+    assert cli.run(lambda: convert_checkpoint.main(given)) == 1
+    for name, place in places.items():
+        message = message.replace(name, str(place))
+    refused = capsys.readouterr().err
+    assert message in refused and refused.startswith("error: ") and refused.count("\n") == 1
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_directory_that_cannot_be_converted_raises(tmp_path):
+    with pytest.raises(UsageError, match="no such directory"):
+        to_checkpoint(tmp_path / "nowhere", "data")
+
+
+@pytest.mark.slow
+def test_fairseq_trains_and_evaluates_what_comes_back(tmp_path):
+    training = in_process.char_lm(tmp_path, tmp_path / "first", "--recurrent-dropout", 0, "--max-update", 3)
+    in_process.train(*training)
+    first, data = tmp_path / "first" / "checkpoint_last.pt", str(tmp_path / "data")
+    to_directory(first, tmp_path / "saved")
+    averaging.save(to_checkpoint(tmp_path / "saved", data), tmp_path / "back.pt")
+    losses, scores = [], []
+    for name, checkpoint in (("one", first), ("other", tmp_path / "back.pt")):
+        run = in_process.char_lm(tmp_path, tmp_path / name, "--recurrent-dropout", 0, "--max-update", 3)
+        losses.append(in_process.train(*run, "--finetune-from-model", checkpoint).losses)
+        options = ["--user-dir", USER_DIR, "--path", checkpoint, "--gen-subset", "test", "--cpu"]
+        result = run_module("fairseq_cli.eval_lm", [data, *options])
+        scores.append(re.findall(r"Loss \(base 2\): [0-9.]+", result.stderr + result.stdout))
+    assert len(losses[0]) == 3 and losses[0] == losses[1]
+    assert len(scores[0]) == 1 and scores[0] == scores[1]
