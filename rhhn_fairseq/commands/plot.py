@@ -14,6 +14,7 @@ PICTURES = {
     "gradients": "how the gradient of the last step's loss reaches the steps before it",
     "norms": "the norm of every block of weights",
     "attention": "which source words a translation looks at",
+    "strokes": "lines of prepared handwriting with their texts",
     "rank": "how many directions a hypernetwork uses, along a training",
 }
 

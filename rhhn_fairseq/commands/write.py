@@ -5,8 +5,8 @@ Usage: %(prog)s checkpoints/handwriting/checkpoint_best.pt --lines 3 --bias 0.5 
        %(prog)s --pretrained --text "hello world" --bias 1
 
 A model trained with --window writes --text "..."; --prime lets it read a line first and go on in its hand.
-Behind the writing is how much the weights of a hypernetwork's main network changed at each step, under it the
-same matrix by matrix.
+The strokes have the colour of how much the weights of a hypernetwork's main network changed at each step; the
+strips under them show it matrix by matrix.
 """
 
 import os

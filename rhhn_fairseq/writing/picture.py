@@ -1,31 +1,41 @@
-"""Pictures of written lines: strokes with the pen lifted where it was, and the change of weights under
-them."""
+"""Pictures of written lines: smooth strokes, the pen lifted where it was, coloured by the change of the
+weights."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from rhhn_fairseq.analysis.plotting import (
+    COLOURS,
+    LINE_COLOUR_MAP,
+    Figure,
+    colour_limit,
+    encode,
+    styled,
+)
 from rhhn_fairseq.data.strokes.points import to_strokes
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.lines import replacing
 from rhhn_fairseq.writing.sampling import Written
+from rhhn_fairseq.writing.smoothing import smoothed, stub
 
-with needed_for("pictures of writing need"):
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+with needed_for("pictures need"):
+    from matplotlib.collections import PathCollection
+    from matplotlib.path import Path as Curve
 
 FORMATS = ("svg", "png")
 
 # Inches, and what a line of writing gets around it.
-WIDTH, MARGIN, GAP, STRIP = 10.0, 0.35, 0.25, 0.11
+WIDTH, MARGIN, GAP, STRIP, CAPTION, BAR = 10.0, 0.35, 0.15, 0.1, 0.22, 0.65
 TALLEST = 6.0
-DOTS_PER_INCH = 120
+# Columns of a strip.
 COLUMNS = 600
+# Points; colours need a wider pen.
+PEN, COLOURED_PEN = 1.3, 1.8
 
-INK, PRIMED, COLOURS = "black", "tab:blue", "YlOrRd"
+INK, PRIMED = "black", COLOURS[1]
 
 
 def output_paths(output: str | Path) -> list[Path]:
@@ -64,90 +74,126 @@ def draw(lines: Sequence[Written], paths: Sequence[Path], changes: bool = True, 
     """Draws lines one under the other, or row by row in columns, all at one scale.
 
     Args:
-        changes: whether the change of the weights is shown: together as the colour behind a line, and matrix
-            by matrix in strips under it. Models whose weights do not change have nothing to show.
+        changes: whether the change of the weights is shown: of all matrices together as the colour of the
+            strokes, and matrix by matrix in strips under them. Models whose weights do not change have
+            nothing to show.
 
     Raises:
         UsageError: a file cannot be written.
     """
-    figure = _figure(lines, changes and bool(lines[0].names), columns)
+    figure = draw_lines(lines, changes, columns)
     for path in paths:
-        kind = path.suffix[1:]
-        content = io.BytesIO()
-        # Without a date and with names that do not depend on chance, equal pictures are equal files.
-        with rc_context({"svg.hashsalt": "rhhn_fairseq"}):
-            metadata = {"Date": None} if kind == "svg" else None
-            figure.savefig(content, format=kind, dpi=DOTS_PER_INCH, metadata=metadata)
         with replacing(path) as file:
-            file.write(content.getvalue())
+            file.write(encode(figure, path.suffix[1:]))
 
 
-def _figure(lines: Sequence[Written], changes: bool, columns: int) -> Figure:
+@styled()
+def draw_lines(
+    lines: Sequence[Written], changes: bool = True, columns: int = 1, captions: Sequence[str] = ()
+) -> Figure:
+    """The picture that ``draw`` saves.
+
+    Args:
+        captions: what stands above each line; none, or one for each.
+    """
+    lines = [without_stub(line) for line in lines]
+    changes = changes and bool(lines[0].names)
     places = [np.cumsum(line.points[:, :2], axis=0) for line in lines]
     extents = [np.maximum(np.ptp(place, axis=0), 1e-9) for place in places]
     inner = (WIDTH - MARGIN) / columns - MARGIN
     inches = min(inner / max(extent[0] for extent in extents), TALLEST / max(extent[1] for extent in extents))
-    strips = STRIP * len(lines[0].names) + 0.05 if changes else 0.0
-    heights = [extent[1] * inches + 2 * GAP + strips for extent in extents]
+    below = STRIP * len(lines[0].names) + 0.05 if changes else 0.0
+    above = CAPTION if captions else 0.0
+    heights = [above + extent[1] * inches + 2 * GAP + below for extent in extents]
     rows = [max(heights[first : first + columns]) for first in range(0, len(lines), columns)]
-    total = sum(rows) + 0.2
+    total = sum(rows) + (BAR if changes else 0.0) + 0.2
     figure = Figure(figsize=(WIDTH, total))
-    changed = [column_changes(line) for line in lines] if changes else [None] * len(lines)
-    # One scale for all lines, so that colours compare; few steps, such as the first out of a zero state, do
-    # not set it, however wide the pen's way is in them.
-    top = np.percentile(np.concatenate([line.changes for line in lines]), 98) if changes else 0.0
-    every_line = zip(lines, places, extents, heights, changed, strict=True)
-    for number, (line, place, extent, height, sizes) in enumerate(every_line):
+    # One scale for all lines, so that colours compare.
+    limit = colour_limit(np.concatenate([line.changes for line in lines])) if changes else 1.0
+    for number, (line, place, extent, height) in enumerate(zip(lines, places, extents, heights, strict=True)):
         row, column = divmod(number, columns)
-        y = total - 0.1 - sum(rows[:row])
-        box = (
-            (MARGIN + column * (inner + MARGIN)) / WIDTH,
-            (y - height + strips) / total,
-            extent[0] * inches / WIDTH,
-            (height - strips) / total,
-        )
+        left, top = MARGIN + column * (inner + MARGIN), total - 0.1 - sum(rows[:row])
+        box = _box(left, top - height + below, extent[0] * inches, height - above - below, total)
         axes = figure.add_axes(box)
-        _strokes(axes, line, place, GAP / inches)
+        _draw_strokes(axes, line, place, limit if changes else None)
+        low, high = place.min(axis=0), place.max(axis=0)
+        # A drawing without a width still has a place.
+        axes.set_xlim(low[0], max(high[0], low[0] + 1e-9))
+        axes.set_ylim(high[1] + GAP / inches, low[1] - GAP / inches)
+        axes.set_axis_off()
         if changes:
-            _colours(axes, np.sqrt(np.square(sizes).mean(axis=0))[None], top)
-            under = (box[0], (y - height + 0.05) / total, box[2], (strips - 0.05) / total)
-            _strips(figure.add_axes(under), line.names, sizes, top)
+            strips = _box(left, top - height + 0.05, extent[0] * inches, below - 0.05, total)
+            image = _draw_strips(figure.add_axes(strips), line.names, column_changes(line), limit)
+        if captions:
+            middle = (top - 0.5 * CAPTION) / total
+            figure.text(left / WIDTH, middle, captions[number], fontsize=8, va="center")
+    if changes:
+        primed = any(line.primed for line in lines)
+        _draw_bar(figure, image, total, "; the line that was read first is orange" if primed else "")
     return figure
 
 
-def _strokes(axes, line: Written, place: np.ndarray, gap: float) -> None:
-    """The strokes of a line in its own units, y downwards, with room above and below."""
-    for steps, colour in ((slice(0, line.primed), PRIMED), (slice(line.primed, None), INK)):
-        points = line.points[steps].copy()
-        if not len(points):
+def without_stub(line: Written) -> Written:
+    """The line without the stroke that its drawing stopped in, where that has no shape yet."""
+    end = len(line.points) - stub(line)
+    return Written(**vars(line) | {"points": line.points[:end], "changes": line.changes[:end], "cut": False})
+
+
+def _box(left: float, bottom: float, width: float, height: float, total: float) -> tuple[float, ...]:
+    """Inches of a figure of this height as shares of its sides."""
+    return left / WIDTH, bottom / total, width / WIDTH, height / total
+
+
+def _draw_strokes(axes, line: Written, place: np.ndarray, limit: float | None) -> None:
+    """The strokes of a line in its own units, y downwards; in colours from 0 to the limit if there is one."""
+    start = 0
+    curves, sizes, primed = [], [], []
+    for stroke in to_strokes(line.points):
+        stroke = stroke + place[0]
+        steps = range(start, start + len(stroke))
+        start += len(stroke)
+        if len(stroke) == 1:
+            # A dot, as wide as the pen.
+            stroke = np.repeat(stroke, 2, axis=0)
+            steps = range(steps[0] - 1, steps[0] + 1)
+        for step, curve in zip(steps[1:], smoothed(stroke), strict=True):
+            curves.append(Curve(curve, [Curve.MOVETO, *[Curve.CURVE4] * 3]))
+            sizes.append(step)
+            primed.append(step < line.primed)
+    width = PEN if limit is None else COLOURED_PEN
+    look = {"facecolor": "none", "linewidth": width, "capstyle": "round", "clip_on": False}
+    for reading in (True, False):
+        own = [number for number, each in enumerate(primed) if each == reading]
+        if not own:
             continue
-        if steps.start and line.points[steps.start - 1, 2] < 0.5:
-            # The pen was down where the reading ended, so the writing goes on from there.
-            points = np.concatenate([np.zeros((1, 3)), points])
-        shift = place[steps.start - 1] if steps.start else 0.0
-        for stroke in to_strokes(points):
-            # A stroke of one point is a dot.
-            marker = "." if len(stroke) == 1 else None
-            x, y = (stroke + shift).T
-            axes.plot(x, y, color=colour, linewidth=1.3, marker=marker, markersize=3, clip_on=False)
-    low, high = place.min(axis=0), place.max(axis=0)
-    # A drawing without a width still has a place.
-    axes.set_xlim(low[0], max(high[0], low[0] + 1e-9))
-    axes.set_ylim(high[1] + gap, low[1] - gap)
-    axes.set_axis_off()
+        collection = PathCollection([curves[number] for number in own], **look)
+        if reading or limit is None:
+            collection.set_edgecolor(PRIMED if reading else INK)
+        else:
+            changes = np.sqrt(np.square(line.changes).mean(axis=1))
+            colours = LINE_COLOUR_MAP(changes[[sizes[number] for number in own]] / limit)
+            collection.set_edgecolor(colours)
+        axes.add_collection(collection, autolim=False)
 
 
-def _colours(axes, changes: np.ndarray, top: float) -> None:
-    limits = (*axes.get_xlim(), *axes.get_ylim())
-    axes.imshow(
-        changes, extent=limits, aspect="auto", cmap=COLOURS, vmin=0, vmax=top or 1, alpha=0.6, zorder=-1
+def _draw_strips(axes, names: Sequence[str], changes: np.ndarray, limit: float):
+    image = axes.imshow(
+        changes, aspect="auto", cmap=LINE_COLOUR_MAP, vmin=0, vmax=limit, interpolation="nearest"
     )
-
-
-def _strips(axes, names: Sequence[str], changes: np.ndarray, top: float) -> None:
-    axes.imshow(changes, aspect="auto", cmap=COLOURS, vmin=0, vmax=top or 1, interpolation="nearest")
+    axes.grid(False)
     axes.set_yticks(range(len(names)), names, fontsize=6)
     axes.tick_params(length=0, pad=2)
     axes.set_xticks([])
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def _draw_bar(figure: Figure, image, total: float, note: str) -> None:
+    axes = figure.add_axes(_box(WIDTH / 4, BAR - 0.15, WIDTH / 2, 0.12, total))
+    bar = figure.colorbar(image, cax=axes, orientation="horizontal", extend="max")
+    bar.set_label(
+        f"L2 norm of a matrix's change from one point to the next; strokes: root mean square of all{note}",
+        fontsize=8.5,
+    )
+    axes.tick_params(labelsize=8)
+    bar.outline.set_visible(False)

@@ -7,7 +7,7 @@ on in its style, and with a window the text of that line comes before the text t
 Shapes: U positions of the text, M matrices that a hypernetwork generates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +65,8 @@ class Written:
         finished: whether the window passed the text's end; true without a window.
         changes: norms [N, M] of how each generated matrix changed in the step that gave the point; the first
             step has none. names: of the M matrices.
+        cut: whether the drawing stopped with the pen down, within a stroke. The last point's pen bit is 1
+            all the same.
     """
 
     points: np.ndarray
@@ -73,6 +75,7 @@ class Written:
     finished: bool
     changes: np.ndarray
     names: tuple[str, ...]
+    cut: bool = False
 
 
 class Hand:
@@ -87,7 +90,7 @@ class Hand:
         dtype = model.weight_out.dtype
         self.state = tuple(torch.zeros(1, size, dtype=dtype) for size in model.stack.state_sizes)
         self.watched = watch(model.stack)
-        self.names = tuple(name for layer in self.watched for name in layer.names)
+        self.names = matrix_names(model)
         self._factors: list[Tensor] | None = None
 
     def step(self, point: Tensor) -> tuple[Mixture, np.ndarray, Tensor | None]:
@@ -120,54 +123,89 @@ def write(
         UsageError: a text for a model without a window or none for one with it, an unknown character, or a
             primed line without a text.
     """
-    model.eval()
-    jobs: list[tuple[str | None, Tensor | None]] = [(None, None)]
     if model.window:
-        before = "" if prime is None else _prime_text(prime)
-        jobs = [(text, _indices(model.symbols, before + text)) for text in _checked(texts)]
+        _check_texts(texts)
     elif texts:
         raise UsageError("--text: the model was trained without --window, so it cannot write a given text")
-    # Without a line to read first, there is still the place where the pen touches.
-    read = np.zeros((1, 3)) if prime is None else model.normalisation.apply(prime.points)
-    primed = 0 if prime is None else len(read)
     return [
-        _write_line(model, config, text, heard, read, primed, number)
-        for text, heard in jobs
+        _write_line(model, config, text, prime, number)
+        for text in (texts if model.window else [None])
         for number in range(config.lines)
     ]
 
 
-def _write_line(
-    model, config: WritingConfig, text, heard, read: np.ndarray, primed: int, line: int
-) -> Written:
-    hand = Hand(model, heard)
-    most = config.most_points(text)
-    noise = torch.from_numpy(_noise(config.seed, line, most))
-    points, changes, finished = [*torch.from_numpy(read)], [np.zeros(len(hand.names))], heard is None
-    for point in points[:-1]:
-        changes.append(hand.step(point)[1])
-    for random in noise:
-        mixture, change, phi = hand.step(points[-1])
-        changes.append(change)
-        points.append(mixture.sharpened(config.bias, config.temperature).draw(random))
+@torch.no_grad()
+def draw_points(
+    model: nn.Module,
+    config: WritingConfig,
+    text: str | None = None,
+    prime: Line | None = None,
+    number: int = 0,
+) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
+    """Draws one line, point by point.
+
+    Args:
+        model, prime: as in ``write``. text: what to write, None without a window.
+        number: of the line among those of its seed and text.
+
+    Yields:
+        a point (dx, dy, pen bit) [3] in the corpus's units, the primed ones first; how much each generated
+        matrix changed in the step that gave it [M]; and whether the window has passed the text's end, after
+        which no point comes.
+
+    Raises:
+        UsageError: as ``write``.
+    """
+    model.eval()
+    hand = Hand(model, _indices(model.symbols, _before(prime) + text) if text is not None else None)
+    # Without a line to read first, there is still the place where the pen touches.
+    read = np.zeros((1, 3)) if prime is None else model.normalisation.apply(prime.points)
+    point, *others = torch.from_numpy(read)
+    yield read[0], np.zeros(len(hand.names)), False
+    for other in others:
+        changes = hand.step(point)[1]
+        point = other
+        yield _in_units(model, point), changes, False
+    for random in torch.from_numpy(_noise(config.seed, number, config.most_points(text))):
+        mixture, changes, phi = hand.step(point)
+        point = mixture.sharpened(config.bias, config.temperature).draw(random)
         # The window looks rather behind the text than at any of its characters (Graves, section 5.3).
-        if phi is not None and bool(phi[-1] > phi[:-1].max()):
-            finished = True
-            break
-    drawn = model.normalisation.invert(torch.stack(points).numpy())
+        past = phi is not None and bool(phi[-1] > phi[:-1].max())
+        yield _in_units(model, point), changes, past
+        if past:
+            return
+
+
+def matrix_names(model: nn.Module) -> tuple[str, ...]:
+    """The names of the M matrices whose changes are measured."""
+    return tuple(name for layer in watch(model.stack) for name in layer.names)
+
+
+def _write_line(model, config: WritingConfig, text, prime: Line | None, number: int) -> Written:
+    points, changes, past = zip(*draw_points(model, config, text, prime, number), strict=True)
+    drawn = np.stack(points)
+    cut = bool(drawn[-1, 2] < 0.5)
     drawn[-1, 2] = 1
-    return Written(drawn, primed, text, finished, np.stack(changes), hand.names)
+    primed = 0 if prime is None else len(prime.points)
+    return Written(drawn, primed, text, text is None or past[-1], np.stack(changes), matrix_names(model), cut)
 
 
-def _checked(texts: Sequence[str]) -> Sequence[str]:
+def _in_units(model: nn.Module, point: Tensor) -> np.ndarray:
+    """A normalised point that is not the first, in the corpus's units."""
+    return model.normalisation.invert(np.stack([np.zeros(3), point.numpy()]))[1]
+
+
+def _check_texts(texts: Sequence[str]) -> None:
     if not texts:
         raise UsageError("--text is missing: the model was trained with --window and needs a text to write")
     if not all(texts):
         raise UsageError("--text is empty")
-    return texts
 
 
-def _prime_text(prime: Line) -> str:
+def _before(prime: Line | None) -> str:
+    """What a window reads before the text to write."""
+    if prime is None:
+        return ""
     if not prime.text:
         raise UsageError(
             f"{prime.name}: has no text, but a model with a window reads the text of a primed line"

@@ -39,7 +39,7 @@ def plain(monkeypatch, tmp_path):
         ("plot curves run.log", "pictures need matplotlib: pip install matplotlib, or 'rhhn-fairseq[plots]'"),
         (
             "write a.pt",
-            "pictures of writing need matplotlib: pip install matplotlib, or 'rhhn-fairseq[plots]'",
+            "pictures need matplotlib: pip install matplotlib, or 'rhhn-fairseq[plots]'",
         ),
         (
             "prepare synthetic",

@@ -9,10 +9,13 @@ import torch
 from helpers import script_cli
 from helpers.strokes_cli import random_rows
 from helpers.tiny_handwriting import NORMALISATION, SYMBOLS, build, prepare_words, save
-from matplotlib.image import imread
+from matplotlib.colors import to_hex
 
 from rhhn_fairseq.analysis.changes import step_changes, watch
+from rhhn_fairseq.analysis.colours import QUANTITY_OF_LINES
+from rhhn_fairseq.analysis.plotting import LINE_COLOUR_MAP
 from rhhn_fairseq.cli import run as run_program
+from rhhn_fairseq.commands import plot
 from rhhn_fairseq.data.strokes.points import Line, from_offsets
 from rhhn_fairseq.data.strokes.store import StrokeSplit
 from rhhn_fairseq.errors import UsageError
@@ -22,6 +25,7 @@ from rhhn_fairseq.models.handwriting_loading import load_handwriting
 from rhhn_fairseq.writing.picture import column_changes, draw, output_paths
 from rhhn_fairseq.writing.prime import read_prime
 from rhhn_fairseq.writing.sampling import Hand, WritingConfig, Written, write
+from rhhn_fairseq.writing.smoothing import smoothed, stub
 
 SCRIPT = script_cli.SCRIPTS / "write.py"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -238,16 +242,19 @@ def test_column_changes_lie_under_the_pens_way():
 
 
 def _svg_lines(path):
-    """The polylines of a picture's strokes as lists of (x, y), by colour."""
-    found = {}
+    """The strokes of a picture as lists of points (x, y), by colour; curves are joined where they meet."""
+    strokes = {}
     for element in ElementTree.parse(path).getroot().iter(f"{SVG}path"):
         style = element.get("style") or ""
-        if "fill: none" in style and "stroke:" in style:
+        if "fill: none" in style and "stroke-linecap: round" in style:
             colour = style.split("stroke: ")[1].split(";")[0]
-            numbers = [n for n in element.get("d").split() if n not in ("M", "L")]
-            places = np.array(numbers, dtype=np.float64).reshape(-1, 2)
-            found.setdefault(colour, []).append(places)
-    return found
+            numbers = [n for n in element.get("d").split() if n not in ("M", "C")]
+            start, *_, end = np.array(numbers, dtype=np.float64).reshape(-1, 2)
+            own = strokes.setdefault(colour, [])
+            if not own or (own[-1][-1] != start).any():
+                own.append([start])
+            own[-1].append(end)
+    return {colour: [np.array(stroke) for stroke in own] for colour, own in strokes.items()}
 
 
 def test_the_picture_lifts_the_pen_and_keeps_proportions(tmp_path):
@@ -279,33 +286,79 @@ def test_primed_points_have_a_colour_of_their_own(tmp_path):
     whole = _written([[0, 10, 20, 30, 40]], primed=3)
     draw([whole], [tmp_path / "a.svg"])
     found = _svg_lines(tmp_path / "a.svg")
-    (blue,), (black,) = found["#1f77b4"], found["#000000"]
+    (blue,), (black,) = found["#d55e00"], found["#000000"]
     # The pen stayed down, so the writing begins where the reading ended.
     np.testing.assert_allclose(black[0], blue[-1], atol=1e-3)
     assert (len(blue), len(black)) == (3, 3)
     lifted = _written([[0, 10], [20, 30]], primed=2)
     draw([lifted], [tmp_path / "b.svg"])
     found = _svg_lines(tmp_path / "b.svg")
-    assert (len(found["#1f77b4"][0]), len(found["#000000"][0])) == (2, 2)
-    gap = found["#000000"][0][0] - found["#1f77b4"][0][-1]
-    assert gap[0] == pytest.approx(found["#1f77b4"][0][-1][0] - found["#1f77b4"][0][0][0], abs=1e-2)
+    assert (len(found["#d55e00"][0]), len(found["#000000"][0])) == (2, 2)
+    gap = found["#000000"][0][0] - found["#d55e00"][0][-1]
+    assert gap[0] == pytest.approx(found["#d55e00"][0][-1][0] - found["#d55e00"][0][0][0], abs=1e-2)
 
 
-def test_changes_are_the_colour_behind_the_strokes(tmp_path):
-    changes = [[0, 0], *[[0.1, 0.1]] * 4, *[[1.0, 5.0]] * 5]
+def test_changes_are_the_colour_of_the_strokes(tmp_path):
+    changes = [[0, 0], *[[0, 0]] * 4, *[[1.0, 7.0]] * 5]
     line = _written([[*range(5)], [*range(5, 10)]], changes, names=("f", "o"))
-    draw([line, line], [tmp_path / "a.png", tmp_path / "b.png"])
+    draw([line, line], [tmp_path / "a.svg", tmp_path / "b.svg"])
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    strokes = _svg_lines(tmp_path / "a.svg")
+    # The root mean square of the second stroke's changes is 5 of 7, the 98th percentile.
+    strong = to_hex(LINE_COLOUR_MAP(5 / 7))
+    assert strokes.keys() == {QUANTITY_OF_LINES[0], strong}
+    assert [len(stroke) for colour in strokes.values() for stroke in colour] == [5] * 4
+    draw([line], [tmp_path / "a.png", tmp_path / "b.png"])
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    image = imread(tmp_path / "a.png")
-    height, width, _ = image.shape
-    assert width == 1200
-    # In the first line's upper half, away from the strokes: pale on the left, strong on the right.
-    row = image[: height // 2, :, :3].reshape(-1, width, 3)[20]
-    left, right = row[width // 6], row[5 * width // 6]
-    assert left.sum() > 2.5 and right.sum() < left.sum() - 0.3
-    draw([line], [tmp_path / "plain.png"], changes=False)
-    plain = imread(tmp_path / "plain.png")[..., :3]
-    assert set(np.unique(plain[:10]).tolist()) == {1.0}
+    draw([line], [tmp_path / "plain.svg"], changes=False)
+    assert _svg_lines(tmp_path / "plain.svg").keys() == {"#000000"}
+
+
+def test_smooth_curves_go_through_the_points():
+    """Against the recursion of Catmull-Rom splines by Barry and Goldman 1988, centripetal."""
+    stroke = np.random.default_rng(1).normal(size=(6, 2))
+    curves = smoothed(stroke)
+    np.testing.assert_array_equal(curves[:, 0], stroke[:-1])
+    np.testing.assert_array_equal(curves[:, 3], stroke[1:])
+    for number in range(1, 4):
+        p = stroke[number - 1 : number + 3]
+        t = np.r_[0, np.cumsum(np.sqrt(np.linalg.norm(np.diff(p, axis=0), axis=1)))]
+        for u in (0.2, 0.5, 0.9):
+            at = t[1] + u * (t[2] - t[1])
+            levels = p
+            for width in (1, 2):
+                levels = [
+                    ((t[k + width] - at) * levels[k] + (at - t[k]) * levels[k + 1]) / (t[k + width] - t[k])
+                    for k in range(4 - width)
+                ]
+            expected = ((t[2] - at) * levels[0] + (at - t[1]) * levels[1]) / (t[2] - t[1])
+            bernstein = np.array([(1 - u) ** 3, 3 * u * (1 - u) ** 2, 3 * u * u * (1 - u), u**3])
+            np.testing.assert_allclose(bernstein @ curves[number], expected, rtol=1e-12, atol=1e-12)
+    # The pen may rest.
+    assert np.isfinite(smoothed(np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]))).all()
+    np.testing.assert_allclose(smoothed(np.array([[0.0, 0.0], [3.0, 6.0]]))[0, 1:3], [[1, 2], [2, 4]])
+
+
+def test_a_stroke_that_the_end_cut_off_is_not_drawn(tmp_path):
+    whole, started = _written([[0, 10, 20]]), _written([[0, 10, 20], [40, 42]])
+    draw([dataclasses.replace(started, cut=True)], [tmp_path / "a.svg"])
+    draw([whole], [tmp_path / "b.svg"])
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    # Strokes that the pen lifted, longer ones, and what was only read stay.
+    assert stub(started) == 0 and stub(dataclasses.replace(started, cut=True)) == 2
+    assert stub(dataclasses.replace(_written([[0], [1, 2, 3]]), cut=True)) == 0
+    assert stub(dataclasses.replace(started, cut=True, primed=4)) == 0
+    assert stub(dataclasses.replace(_written([[0, 1]]), cut=True)) == 0
+
+
+def test_lines_cut_off_are_known(trained):
+    model, _ = load_handwriting(str(trained / "plain.pt"))
+    with torch.no_grad():
+        model.bias_out[0] = -50.0
+    assert write(model, WritingConfig(lines=1, points=3))[0].cut
+    with torch.no_grad():
+        model.bias_out[0] = 50.0
+    assert not write(model, WritingConfig(lines=1, points=3))[0].cut
 
 
 def test_output_paths(tmp_path):
@@ -381,9 +434,9 @@ def test_the_program_writes(trained, tmp_path, capsys):
     first = output.with_suffix(".svg").read_bytes()
     assert _program(trained / "plain.pt", *options, "--output", output) == 0
     assert output.with_suffix(".svg").read_bytes() == first
-    # Two colours behind two lines and the strips under them.
+    # The strips of two lines, and the colour bar.
     images = list(ElementTree.fromstring(first).iter(f"{SVG}image"))
-    assert len(images) == 4
+    assert len(images) == 3
     assert _program(trained / "plain.pt", *options, "--no-changes", "--output", tmp_path / "p.svg") == 0
     assert not list(ElementTree.parse(tmp_path / "p.svg").iter(f"{SVG}image"))
 
@@ -394,7 +447,7 @@ def test_the_program_writes_a_text_after_a_line(trained, tmp_path, capsys):
     options = ["--text", "abe", "--text", "bead", "--lines", 1, "--points", 12, "--prime", f"train:{known}"]
     output = tmp_path / "w.svg"
     assert _program(trained / "window.pt", *options, "--output", output) == 0
-    assert "#1f77b4" in _svg_lines(output)
+    assert "#d55e00" in _svg_lines(output)
     assert "not finished within --points: 'abe'" in capsys.readouterr().err
 
 
@@ -427,3 +480,26 @@ def test_the_program_refuses_in_one_line(trained, tmp_path, capsys):
 
 def test_one_line_unless_more_are_asked_for():
     assert write_script.parse_arguments(["model.pt"]).lines == 1
+
+
+def test_prepared_lines_are_drawn_in_a_grid(trained, tmp_path, capsys):
+    output = tmp_path / "grid.svg"
+    options = ["--lines", "5", "--columns", "2", "--seed", "3", "--output", str(output)]
+    plot.main(["strokes", str(trained / "data"), *options])
+    assert capsys.readouterr().out == f"written: {output} and {output.with_suffix('.npz')}\n"
+    split, arrays = StrokeSplit(trained / "data", "train"), np.load(output.with_suffix(".npz"))
+    numbers = [int(name.split(":")[1]) for name in arrays]
+    assert len(numbers) == 5 and numbers == sorted(set(numbers))
+    strokes = 0
+    for number in numbers:
+        np.testing.assert_array_equal(arrays[f"train:{number}"], split.points(number))
+        strokes += int(split.points(number)[:, 2].sum())
+    assert len(_svg_lines(output)["#000000"]) == strokes
+    assert f"<!-- train:{numbers[0]}  {split.texts[numbers[0]]} -->" in output.read_text()
+    for change, reason in (
+        (["--lines", "0"], "--lines 0: choose from 1 to 200"),
+        (["--seed", "-1"], "--seed -1 is too small, the smallest is 0"),
+        (["--split", "dev"], "the directory has no dev split"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            plot.main(["strokes", str(trained / "data"), *options, *change])
