@@ -11,6 +11,8 @@ PACKAGES = {
     "HersheyFonts": ("Hershey-Fonts", "handwriting"),
     "huggingface_hub": ("huggingface_hub", "export"),
     "matplotlib": ("matplotlib", "plots"),
+    "onnx": ("onnx", "export"),
+    "onnxscript": ("onnxscript", "export"),
     "num2words": ("num2words", "synthetic"),
     "optuna": ("optuna", "tune"),
     "safetensors": ("safetensors", "export"),

@@ -7,6 +7,7 @@ and numpy only. ``docs/layers.md`` says what they support beyond a plain call.
 from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.networks.character import CharacterNetwork
 from rhhn_fairseq.networks.strokes import StrokeNetwork
+from rhhn_fairseq.nn.exporting import export_onnx
 from rhhn_fairseq.nn.layers import (
     GRU,
     IRNN,
@@ -54,6 +55,7 @@ __all__ = [
     "MinLSTM",
     "RecurrentLayer",
     "StrokeNetwork",
+    "export_onnx",
     "from_pretrained",
     "layer_of",
     "packaged",

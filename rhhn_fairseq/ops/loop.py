@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.scan import scan as scan_node
 
 State = tuple[Tensor, ...]
 Noise = dict[str, Tensor]
@@ -34,6 +35,8 @@ def scan(
     Returns:
         the step's outputs [T, B, ...], and the state after the last step.
     """
+    if isinstance(g[0].shape[0], torch.SymInt) and noise is None and torch.compiler.is_exporting():
+        return _scan_any_length(step, g, state, mask_TB)
     outputs = []
     # Unbinding once has one backward node that stacks. Indexing at every step would have each step's backward
     # fill a tensor as large as the sequence.
@@ -46,6 +49,29 @@ def scan(
         outputs.append((y, *others))
         state = new
     return tuple(torch.stack(each) for each in zip(*outputs, strict=True)), state
+
+
+def _scan_any_length(
+    step: Step, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None
+) -> tuple[tuple[Tensor, ...], State]:
+    """``scan`` for torch.export where T is not known: one node, whose body is one step."""
+    T, B = g[0].shape[:2]
+    mask_TB1 = g[0].new_ones(T, B, 1, dtype=torch.bool) if mask_TB is None else mask_TB.unsqueeze(-1)
+
+    def body(state, inputs):
+        real_B1, *g_t = inputs
+        (y, *others), new = step(tuple(g_t), state, None)
+        if mask_TB is not None:
+            y, new = y.masked_fill(~real_B1, 0.0), keep_state(real_B1, new, state)
+        # The node's results share no memory, with each other nor with its inputs.
+        return tuple(map(_copy, new)), tuple(map(_copy, (y, *others)))
+
+    state, outputs = scan_node(body, tuple(map(_copy, state)), (mask_TB1, *g))
+    return outputs, state
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def slice_noise(noise: Noise | None, t: int) -> Noise | None:

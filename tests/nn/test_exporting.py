@@ -1,12 +1,14 @@
 """torch.compile, torch.export, ONNX and 8-bit weights: the rows of the table in docs/layers.md."""
 
+import sys
+
 import pytest
 import torch
 from torch.export import Dim, export
 
-from rhhn_fairseq.cells import CELLS, cell_options
+from rhhn_fairseq.cells import CELLS, build_cell, cell_options, set_backend
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.nn import LSTM, layer_of, quantize_dynamic
+from rhhn_fairseq.nn import LSTM, export_onnx, layer_of, quantize_dynamic
 
 C, H, T, B = 4, 6, 5, 3
 FUSED = [name for name, entry in CELLS.items() if getattr(entry.cell, "operation", None) not in (None, "gru")]
@@ -58,46 +60,131 @@ def test_compiles_with_dropout_by_inductor(cell):
     torch.testing.assert_close(compiled(x)[0], rnn(x)[0], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("cell", FUSED)
-def test_exports_with_any_length_and_batch(cell):
-    rnn = _build(cell, 2, bidirectional=True).eval()
+@pytest.mark.parametrize(
+    "cell, backend",
+    [
+        *((cell, None) for cell in FUSED),
+        *(
+            (cell, "reference")
+            if cell == "elman"
+            else pytest.param(cell, "reference", marks=pytest.mark.slow)
+            for cell in CELLS
+        ),
+    ],
+)
+def test_exports_with_any_length_and_batch(cell, backend):
+    layers = 2 if backend is None else 1
+    rnn = _build(cell, layers, bidirectional=True, backend=backend).eval()
     sizes = {0: Dim("T", min=2, max=1000), 1: Dim("B", min=2, max=512)}
     program = export(rnn, (torch.randn(T, B, C),), dynamic_shapes=(sizes,))
-    x = torch.randn(2 * T, 2 * B, C)
-    torch.testing.assert_close(program.module()(x), rnn(x), rtol=0, atol=1e-6)
+    calls = str(program.graph)
+    assert ("rhhn" in calls) == (backend is None) and ("higher_order.scan" in calls) == (backend is not None)
+    for steps, rows in ((2 * T, 2 * B), (40, 2)):
+        x = torch.randn(steps, rows, C)
+        torch.testing.assert_close(program.module()(x), rnn(x), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("cell", [name for name in CELLS if name not in FUSED])
-def test_exports_with_any_batch(cell):
-    rnn = _build(cell).eval()
-    program = export(rnn, (torch.randn(T, B, C),), dynamic_shapes=({1: Dim("B", min=2, max=512)},))
-    x = torch.randn(T, 2 * B, C)
-    torch.testing.assert_close(program.module()(x), rnn(x), rtol=0, atol=1e-6)
+@torch.no_grad()
+def test_the_exported_loop_reads_masks(tmp_path):
+    cell = build_cell("rhn", C, H, first_step="skip").eval()
+    sizes = {0: Dim("T", min=2, max=1000), 1: Dim("B", min=2, max=512)}
+    set_backend(cell, "reference")
+    mask = torch.ones(T, B, dtype=torch.bool)
+    program = export(cell, (torch.randn(T, B, C), None, mask), dynamic_shapes=(sizes, None, sizes))
+    x, mask = torch.randn(9, 4, C), torch.rand(9, 4) < 0.6
+    x[~mask] = float("nan")
+    torch.testing.assert_close(program.module()(x, None, mask), cell(x, None, mask), rtol=0, atol=1e-6)
+
+
+def _run_onnx(path, inputs) -> list[torch.Tensor]:
+    session = pytest.importorskip("onnxruntime").InferenceSession(path)
+    names = [each.name for each in session.get_inputs()]
+    given = {name: each.numpy() for name, each in zip(names, inputs, strict=True)}
+    return [torch.from_numpy(each) for each in session.run(None, given)]
+
+
+def _onnx_error(rnn, path, steps, rows) -> float:
+    """The largest difference of outputs and states, from a state that is not zero."""
+    shape = (rows, steps, C) if rnn.batch_first else (steps, rows, C)
+    first, x = torch.randn(shape), torch.randn(shape)
+    state = rnn(first)[1]
+    y, after = rnn(x, state)
+    pairs = zip(_run_onnx(path, [x, *_entries(state)]), [y, *_entries(after)], strict=True)
+    return max((one - other).abs().max().item() for one, other in pairs)
+
+
+@pytest.mark.parametrize("cell", _slow_but(("elman", "lstm"), CELLS))
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_onnx_of_sequences_of_any_length(cell, tmp_path):
+    onnx, path = _onnx(), tmp_path / "rnn.onnx"
+    rnn = _build(cell, bidirectional=True, batch_first=True).eval()
+    export_onnx(rnn, path)
+    graph = onnx.load(path).graph
+    assert "Scan" in {node.op_type for node in graph.node} and not {node.domain for node in graph.node} - {""}
+    assert [each.dim_param for each in graph.input[0].type.tensor_type.shape.dim] == ["B", "T", ""]
+    # Measured with onnxruntime 1.32: 3.3e-5 for an LN LSTM over 200 steps, below 6.2e-6 for all other cells.
+    assert max(_onnx_error(rnn, path, *sizes) for sizes in ((T, B), (1, 1), (64, 2))) < 1e-4
 
 
 @pytest.mark.parametrize("cell", _slow_but(("elman",), CELLS))
-@pytest.mark.parametrize("steps", [1, T])
 @pytest.mark.filterwarnings("ignore")
-def test_onnx_agrees_with_onnxruntime(cell, steps, tmp_path):
+@torch.no_grad()
+def test_onnx_of_a_step(cell, tmp_path):
+    onnx, path, rnn = _onnx(), tmp_path / "step.onnx", _build(cell).eval()
+    export_onnx(rnn, path, step=True)
+    assert "Scan" not in {node.op_type for node in onnx.load(path).graph.node}
+    assert max(_onnx_error(rnn, path, 1, rows) for rows in (1, B, 7)) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_onnx_without_a_state(tmp_path):
+    _onnx()
+    rnn, x = _build("rhn", first_step="skip").eval(), torch.randn(9, 4, C)
+    export_onnx(rnn, tmp_path / "rnn.onnx", state=False)
+    expected, last = rnn(x)
+    assert not torch.allclose(expected, rnn(x, torch.zeros_like(last))[0])
+    for one, other in zip(_run_onnx(tmp_path / "rnn.onnx", [x]), (expected, last), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_names_the_state(tmp_path):
+    onnx = _onnx()
+    for rnn, names in (
+        (_build("hyperlstm"), "h c e k"),
+        (_build("gru"), "h"),
+        (_build("hyperlstm", lstm_state=True), "h c"),
+    ):
+        training, backend = rnn.training, rnn.backend
+        export_onnx(rnn, tmp_path / "rnn.onnx", step=True)
+        graph = onnx.load(tmp_path / "rnn.onnx").graph
+        assert [each.name for each in graph.input] == ["input", *(f"{name}_0" for name in names.split())]
+        assert [each.name for each in graph.output] == ["output", *(f"{name}_n" for name in names.split())]
+        assert (rnn.training, rnn.backend) == (training, backend)
+
+
+def _onnx():
     pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    rnn, path = _build(cell).eval(), tmp_path / "rnn.onnx"
-    any_batch = {1: Dim("B", min=1, max=512)}
-    with torch.no_grad():
-        x = torch.randn(steps, B, C)
-        state = rnn(x)[1]
-        shapes = any_batch if isinstance(state, torch.Tensor) else (any_batch,) * len(state)
-        torch.onnx.export(
-            rnn, (x, state), path, dynamo=True, dynamic_shapes=(any_batch, shapes), verbose=False
-        )
-        x = torch.randn(steps, 2 * B, C)
-        y, after = rnn(x, rnn(x)[1])
-        inputs = [x, *_entries(rnn(x)[1])]
-    session = runtime.InferenceSession(path)
-    names = [each.name for each in session.get_inputs()]
-    outputs = session.run(None, {name: each.numpy() for name, each in zip(names, inputs, strict=True)})
-    for one, other in zip(outputs, [y, *_entries(after)], strict=True):
-        torch.testing.assert_close(torch.from_numpy(one), other, rtol=0, atol=1e-4)
+    return pytest.importorskip("onnx")
+
+
+def test_what_cannot_be_an_onnx_graph_is_refused(tmp_path, monkeypatch):
+    _onnx()
+    path = tmp_path / "rnn.onnx"
+    with pytest.raises(UsageError, match="Linear is no layer of rhhn_fairseq.nn"):
+        export_onnx(torch.nn.Linear(2, 2), path)
+    with pytest.raises(UsageError, match="the LSTM is quantised, which torch's exporter cannot trace"):
+        export_onnx(quantize_dynamic(LSTM(C, H), smallest=1), path)
+    with pytest.raises(UsageError, match="the weights have 3,.* bytes, a file of ONNX's fewer than 2,147"):
+        export_onnx(LSTM(C, 14_000, device="meta"), path)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(UsageError, match="ONNX graphs need onnxscript: pip install onnxscript"):
+        export_onnx(LSTM(C, H), path)
+    assert not path.exists()
 
 
 def _looped(rnn, x):

@@ -1,0 +1,93 @@
+"""Layers as ONNX graphs, for programs without torch."""
+
+import copy
+import importlib
+from pathlib import Path
+
+import torch
+from torch.export import Dim
+
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.extras import needed_for
+from rhhn_fairseq.lines import replacing
+from rhhn_fairseq.nn.recurrent import RecurrentLayer
+from rhhn_fairseq.ops.quantised import QuantisedWeight
+
+LARGEST = 1 << 31
+"""Bytes that a file of ONNX's format may have."""
+
+
+def export_onnx(layer: RecurrentLayer, path: str | Path, *, step: bool = False, state: bool = True) -> None:
+    """Writes a layer in evaluation as one ONNX file, for sequences of any length T and any batch size B.
+
+    The graph has ONNX's own operators only. The loop over time is a Scan whose body is a step of the cell, so
+    its size does not depend on T.
+
+    Inputs are ``input`` [T, B, C], with batch_first [B, T, C], and the state, an entry [D L, B, width] each:
+    ``h_0`` and ``c_0`` for an LSTM, see ``state_names``. Outputs are ``output`` and the state after the last
+    step: ``h_n``, ``c_n``. What is not given in torch starts from zeros, so zeros are the start here.
+
+    Args:
+        path: the file, replaced if it exists.
+        step: T is 1 and there is no loop, for decoding.
+        state: whether the graph takes a state. False starts every sequence as a call without one does, which
+            differs from zeros for an RHN or HyperRHN with ``first_step="skip"``.
+
+    Raises:
+        UsageError: the module is no layer or is quantised, its weights are too large for a file of ONNX's,
+            onnxscript is missing, or the file cannot be written.
+    """
+    with needed_for("ONNX graphs need"):
+        for package in ("onnx", "onnxscript"):
+            importlib.import_module(package)
+    _check(layer)
+    traced = copy.deepcopy(layer).eval()
+    traced.backend = "reference"
+    weight = next(traced.parameters())
+    T, B, C = 1 if step else 3, 2, layer.input_size
+    shape, sizes = (T, B, C), {0: Dim("T", min=1), 1: Dim("B", min=1)}
+    if layer.batch_first:
+        shape, sizes = (B, T, C), {0: sizes[1], 1: sizes[0]}
+    if step:
+        del sizes[1 if layer.batch_first else 0]
+    x = torch.zeros(shape, device=weight.device, dtype=weight.dtype)
+    with torch.no_grad():
+        last = traced(x)[1]
+        entries = (last,) if isinstance(last, torch.Tensor) else last
+        names = _state_names(layer, len(entries))
+        shapes = {1: Dim("B", min=1)}
+        program = torch.onnx.export(
+            traced,
+            (x, last) if state else (x,),
+            dynamo=True,
+            dynamic_shapes=(sizes, shapes if last is entries[0] else (shapes,) * len(entries))[: 1 + state],
+            input_names=["input", *(f"{name}_0" for name in names if state)],
+            output_names=["output", *(f"{name}_n" for name in names)],
+            verbose=False,
+        )
+    assert program is not None  # It is None with ``dynamo=False`` only.
+    with replacing(path) as file:
+        file.write(program.model_proto.SerializeToString())
+
+
+def _check(layer: RecurrentLayer) -> None:
+    name = type(layer).__name__
+    if not isinstance(layer, RecurrentLayer):
+        raise UsageError(f"export_onnx: {name} is no layer of rhhn_fairseq.nn")
+    if any(isinstance(module, QuantisedWeight) for module in layer.modules()):
+        raise UsageError(
+            f"export_onnx: the {name} is quantised, which torch's exporter cannot trace; give it the layer "
+            "before that"
+        )
+    size = sum(weight.numel() * weight.element_size() for weight in layer.parameters())
+    if size >= LARGEST:
+        raise UsageError(
+            f"export_onnx: the weights have {size:,} bytes, a file of ONNX's fewer than {LARGEST:,}"
+        )
+
+
+def _state_names(layer: RecurrentLayer, entries: int) -> list[str]:
+    """Names of the entries of the state that a caller sees."""
+    if layer.lstm_state:
+        return ["h", "c"]
+    return list(layer.state_names) or [f"state{index}" for index in range(entries)]
