@@ -95,7 +95,7 @@ def test_program_whose_output_is_full(world, program):
             stderr=subprocess.PIPE,
             text=True,
             timeout=120,
-            env={**os.environ, "LOGLEVEL": "WARNING"},
+            env={**os.environ, "LOGLEVEL": "INFO"},
         )
     assert ended.returncode == 1
     assert ended.stderr.endswith("error: standard output: cannot be written (No space left on device)\n")

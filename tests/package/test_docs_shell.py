@@ -62,8 +62,11 @@ BEFORE = {
         {TRANSLATE}
         {GNMT}/hyperlstm_gnmt_small""",
     "docs/layers.md": f"rhhn prepare ptb; {TRAIN} checkpoints",
-    "docs/pretrained.md": f"rhhn prepare ptb; {TRAIN} checkpoints/ln_hyperlstm_ptb",
+    "docs/pretrained.md": """
+        rhhn prepare ptb
+        fairseq-train data-bin/ptb --arch ln_hyperlstm_ptb --save-dir checkpoints/ln_hyperlstm_ptb""",
     "docs/reference/commands.md": "rhhn prepare ptb",
+    "docs/reproduce.md": "rhhn prepare ptb",
     "docs/training_many.md": TRANSLATE,
     "docs/translation.md": f"{TRANSLATE}; {GNMT}/gnmt --save-interval 1 --max-epoch 5",
 }
@@ -131,11 +134,12 @@ def _write_files(home: Path, here: Path) -> None:
     novel = "".join(f"The sentence {n} of a very short novel.\n" for n in range(3000))
     (here / "novel.txt").write_text(novel)
     write_files(here)
-    multi30k = (("train", "train", "a"), ("valid", "val", "b"), ("test", "test_2016_flickr", "c"))
-    for split, name, own in multi30k:
+    for split, own in (("train", "a"), ("valid", "b"), ("test", "c")):
+        names = {"valid": ["val"], "test": ["test_2016_flickr", "test_2017_flickr"]}.get(split, [split])
         for language in ("en", "fr"):
             lines = (here / f"{split}.{language}").rename(here / f"{own}.{language}").read_text()
-            (home / "multi30k" / f"{name}.{language}").write_text(lines)
+            for name in names:
+                (home / "multi30k" / f"{name}.{language}").write_text(lines)
     (here / "text.en").write_text("a man and the dog walk\n")
     lines = [random_rows(20 + n, seed=n) for n in range(30)]
     np.savez(here / "short_kanji.npz", **{split: object_array(lines) for split in ("train", "valid", "test")})
