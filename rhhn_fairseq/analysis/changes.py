@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rhhn_fairseq.cells.base import Cell, State
+from rhhn_fairseq.cells.hyper import Hyper
 from rhhn_fairseq.cells.hyper_lstm import HyperLSTM
 from rhhn_fairseq.cells.hyper_rhn import HyperRHN
 from rhhn_fairseq.cells.hyper_rnn import FullHyperRNN, PracticalHyperRNN
@@ -75,6 +76,13 @@ def generated(cell: Cell) -> Generated | None:
         # One hypervector scales the halves h and t of a matrix.
         sizes = cell.weight_s[-1].detach().norm(dim=0).view(2, -1)
         return Generated(("h", "t"), sizes, lambda state: (state[1] @ cell.weight_z[-1]).expand(2, -1, -1))
+    if isinstance(cell, Hyper) and cell.config.hyper_output == "last":
+        sizes, names = [], []
+        for name, weight in cell.main.state_matrices().items():
+            sizes.append(weight.detach().norm(dim=0).view(-1, cell.config.hidden_size))
+            gates = len(sizes[-1])
+            names += [name] if gates == 1 else [f"{name} {gate}" for gate in range(1, gates + 1)]
+        return Generated(tuple(names), torch.cat(sizes), cell.scaling_vectors)
     late = getattr(cell.config, "hyper_state", None) == "previous"
     if isinstance(cell, HyperLSTM):
         sizes = cell.weight_h.detach().norm(dim=0).view(4, -1)

@@ -386,6 +386,17 @@ class Hyper(Cell):
             scaled.append(g)
         return tuple(scaled)
 
+    def scaling_vectors(self, state) -> Tensor:
+        """What scales the gates of the state's matrices after a step, [gates, B, H], from its state.
+
+        It has all of them where ``hyper_output`` is "last".
+        """
+        e, vectors = state[len(self.main.state_sizes)], []
+        for scaling, matrix in zip(self.scaling, self.main.state_matrices().values(), strict=True):
+            d = scaling(e)[0][:, : matrix.shape[1]]
+            vectors.append(d.unflatten(-1, (-1, self.config.hidden_size)).transpose(0, 1))
+        return torch.cat(vectors)
+
     def diagnostics(self):
         ranks = [scaling_rank(each.weight_d) for each in self.scaling if isinstance(each, EmbeddedScaling)]
         return {"scaling_rank": sum(ranks) / len(ranks)} if ranks else {}

@@ -11,7 +11,6 @@ from typing import List
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf
 
@@ -28,6 +27,7 @@ from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
 from rhhn_fairseq.tasks.char_batches import BatchDataset, OrderedBatchIterator, StreamDataset
 from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.dynamic_evaluation import DynamicEvaluation, Rates
+from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
 from rhhn_fairseq.tasks.evaluation import OtherText, Protocol, ScoredBatches
 from rhhn_fairseq.tasks.sizes import frequency_of, rows_of
 
@@ -38,7 +38,7 @@ DYNAMIC_LANES = 100
 
 
 @dataclass
-class CharLMTaskConfig(FairseqDataclass):
+class CharLMTaskConfig(DynamicsTaskConfig):
     data: str = field(
         default=MISSING,
         metadata={"help": "directory that `rhhn prepare` made, or fairseq-preprocess of words"},
@@ -110,7 +110,7 @@ class CharLMTaskConfig(FairseqDataclass):
 
 
 @register_task("char_lm", dataclass=CharLMTaskConfig)
-class CharLMTask(LogsDiagnostics, FairseqTask):
+class CharLMTask(LogsDiagnostics, LogsDynamics, FairseqTask):
     """Character language modelling.
 
     Training in ``lanes`` carries the state across chunks, batches, workers and checkpoints: there is one

@@ -14,6 +14,7 @@ from rhhn_fairseq.search.gnmt_score import LENGTH_PENALTIES, GNMTScore, Pruning
 from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
 from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
+from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
 from rhhn_fairseq.tasks.gnmt_search import GNMTGenerator
 
 # Other ways to search than the plain beam: pruning does not apply to them.
@@ -22,7 +23,7 @@ DIVERSE_SEARCHES = ("diverse_beam_groups", "diversity_rate")
 
 
 @dataclass
-class GNMTTranslationConfig(TranslationConfig, DetachTaskConfig):
+class GNMTTranslationConfig(TranslationConfig, DetachTaskConfig, DynamicsTaskConfig):
     length_penalty: str = field(
         default="fairseq",
         metadata={
@@ -41,7 +42,7 @@ class GNMTTranslationConfig(TranslationConfig, DetachTaskConfig):
 
 
 @register_task("gnmt_translation", dataclass=GNMTTranslationConfig)
-class GNMTTranslationTask(LogsDiagnostics, DetachingTask, TranslationTask):
+class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, TranslationTask):
     """See the module's docstring.
 
     Attributes:

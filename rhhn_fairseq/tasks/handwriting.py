@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf
 
@@ -16,6 +15,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.programs import command
 from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
+from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
 from rhhn_fairseq.tasks.stroke_batches import StrokeDataset
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ SCALE_AXES = ("each", "both")
 
 
 @dataclass
-class HandwritingTaskConfig(FairseqDataclass):
+class HandwritingTaskConfig(DynamicsTaskConfig):
     data: str = field(default=MISSING, metadata={"help": "directory that `rhhn prepare` made"})
     scale_augment: float = field(
         default=0.1,
@@ -55,7 +55,7 @@ class HandwritingTaskConfig(FairseqDataclass):
 
 
 @register_task("handwriting", dataclass=HandwritingTaskConfig)
-class HandwritingTask(LogsDiagnostics, FairseqTask):
+class HandwritingTask(LogsDiagnostics, LogsDynamics, FairseqTask):
     """See the module's docstring.
 
     Attributes:

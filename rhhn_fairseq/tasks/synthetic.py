@@ -20,6 +20,7 @@ from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.char_batches import OrderedBatchIterator
 from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
 from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
+from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
 from rhhn_fairseq.tasks.problem_batches import ProblemBatchDataset, SplitDataset
 from rhhn_fairseq.tasks.sizes import frequency_of, rows_of
 
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class SyntheticTaskConfig(DetachTaskConfig):
+class SyntheticTaskConfig(DetachTaskConfig, DynamicsTaskConfig):
     problem: str = field(default="digits", metadata={"help": f"one of {', '.join(PROBLEMS)}"})
     length: Optional[int] = field(
         default=None,
@@ -92,7 +93,7 @@ class SyntheticTaskConfig(DetachTaskConfig):
 
 
 @register_task("synthetic", dataclass=SyntheticTaskConfig)
-class SyntheticTask(LogsDiagnostics, DetachingTask, FairseqTask):
+class SyntheticTask(LogsDiagnostics, LogsDynamics, DetachingTask, FairseqTask):
     """Problems that need a long memory; no data directory is needed.
 
     Training examples follow from the seed, the epoch and the number of the batch in it, random numbers of a

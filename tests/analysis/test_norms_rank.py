@@ -10,8 +10,9 @@ from helpers.script_cli import error_of
 from helpers.tiny_reader import build
 
 from rhhn_fairseq import cli
-from rhhn_fairseq.analysis.norms import Block, weight_blocks
-from rhhn_fairseq.analysis.rank import Rank, effective_rank, hyper_vectors, rank_of, variation_rank
+from rhhn_fairseq.analysis.blocks import Block, weight_blocks
+from rhhn_fairseq.analysis.effective_rank import effective_rank, hyper_vectors, variation_rank
+from rhhn_fairseq.analysis.rank import Rank, rank_of
 from rhhn_fairseq.analysis.tracing import trace
 from rhhn_fairseq.cells.hyper_rnn import naive_scaling
 from rhhn_fairseq.cells.rhn import naive_rhn

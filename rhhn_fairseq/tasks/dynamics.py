@@ -1,0 +1,150 @@
+"""What happens inside a network while it is trained, among the metrics of the training.
+
+With ``--log-dynamics N`` every N-th update logs
+
+- ``grad_norm.BLOCK``: the L2 norm of the gradient of each matrix of weights, as the optimizer gets it, which
+  is after clipping;
+- ``update_norm.BLOCK``: the L2 norm of what the update changed of it;
+- ``weight_change``: how much the matrices that a hypernetwork generates change from one step to the next, the
+  mean over the steps, gates and layers (Ha et al. 2016, figure 4);
+- ``rank_z``, ``rank_d``: the effective ranks of its embeddings and scaling vectors over the steps.
+
+The last three are of the first sequence of the batch, at most ``STEPS`` steps of it, read from the zero state
+by each cell that ran as a whole; cells inside an attention or a window over a text are left out.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from torch import Tensor, nn
+
+from rhhn_fairseq.analysis.blocks import is_matrix
+from rhhn_fairseq.analysis.effective_rank import hyper_vectors, variation_rank
+from rhhn_fairseq.analysis.tracing import CellTrace
+from rhhn_fairseq.analysis.weights import matrix_changes
+from rhhn_fairseq.cells.base import Cell
+from rhhn_fairseq.errors import UsageError
+
+STEPS = 50
+
+
+@dataclass
+class DynamicsTaskConfig(FairseqDataclass):
+    log_dynamics: int = field(
+        default=0,
+        metadata={
+            "help": "every so many updates, log the norms of gradients and updates by block of weights, the "
+            "change of generated weights and the rank of what scales them; 0: never"
+        },
+    )
+
+
+class LogsDynamics:
+    """A task whose training has the metrics of the module's docstring; ``cfg`` is a ``DynamicsTaskConfig``.
+
+    fairseq calls ``train_step`` for each batch of an update, then ``optimizer_step``. Without the option both
+    do what they did.
+    """
+
+    _inputs: dict[Cell, Tensor]
+    _names: tuple[str, ...] = ()
+
+    def _logs(self, update_num: int) -> bool:
+        """Whether the update after ``update_num`` is logged."""
+        interval = self.cfg.log_dynamics
+        if interval < 0:
+            raise UsageError(f"--log-dynamics {interval} is too small, the smallest is 0 (never)")
+        return interval > 0 and (update_num + 1) % interval == 0
+
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        arguments = sample, model, criterion, optimizer, update_num, ignore_grad
+        forget_what_was_printed(self._names)
+        if not self._logs(update_num):
+            return super().train_step(*arguments)
+        self._inputs = {}
+        with ExitStack() as hooks:
+            for cell in outer_cells(model):
+                handle = cell.register_forward_hook(self._keep_input, with_kwargs=True)
+                hooks.callback(handle.remove)
+            return super().train_step(*arguments)
+
+    def _keep_input(self, cell, arguments, keywords, result) -> None:
+        x_TBC, _, mask_TB = (*arguments, None, None)[:3]
+        mask_TB = keywords.get("mask_TB", mask_TB)
+        x_T1C = x_TBC[:, :1].detach()
+        self._inputs[cell] = (x_T1C if mask_TB is None else x_T1C[mask_TB[:, 0]])[:STEPS]
+
+    def optimizer_step(self, optimizer, model, update_num):
+        if not self._logs(update_num):
+            return super().optimizer_step(optimizer, model, update_num)
+        matrices = {}
+        for name, parameter in model.named_parameters():
+            if is_matrix(name, parameter) and parameter.grad is not None:
+                # The wrapper of several workers is no block of the network.
+                matrices[name.removeprefix("module.")] = parameter
+        figures = {f"grad_norm.{name}": p.grad.norm() for name, p in matrices.items()}
+        before = {name: p.detach().clone() for name, p in matrices.items()}
+        super().optimizer_step(optimizer, model, update_num)
+        figures |= {f"update_norm.{name}": (p.detach() - before[name]).norm() for name, p in matrices.items()}
+        figures |= hyper_figures(trace_cells(self._inputs))
+        for name, value in figures.items():
+            metrics.log_scalar(name, float(value), weight=0, round=6)
+        self._names = tuple(figures)
+
+
+def forget_what_was_printed(names: tuple[str, ...]) -> None:
+    """Takes figures from the metrics that fairseq has printed and reset; lines would give them as None."""
+    for aggregator in metrics.get_active_aggregators():
+        reset = [name for name in names if name in aggregator and aggregator[name].val is None]
+        for name in reset:
+            del aggregator[name]
+        if reset:
+            aggregator.priorities[:] = [entry for entry in aggregator.priorities if entry[-1] not in reset]
+
+
+def outer_cells(model: nn.Module) -> list[Cell]:
+    """The cells of a model that are not inside another cell."""
+    cells = [module for module in model.modules() if isinstance(module, Cell)]
+    inner = {module for cell in cells for module in cell.modules() if module is not cell}
+    return [cell for cell in cells if cell not in inner]
+
+
+@torch.no_grad()
+def trace_cells(inputs: dict[Cell, Tensor]) -> list[CellTrace]:
+    """Has cells read sequences from the zero state, as in evaluation.
+
+    Args:
+        inputs: for each cell a sequence [T, 1, C].
+    """
+    traces = []
+    for number, (cell, x_T1C) in enumerate(inputs.items(), start=1):
+        training, state, states = cell.training, None, []
+        cell.eval()
+        for x_1C in x_T1C:
+            state = cell(x_1C.unsqueeze(0), state)[1]
+            states.append(state)
+        cell.train(training)
+        if len(states) > 1:
+            start = cell.zero_state(1, x_T1C.device, states[0][0].dtype)
+            before, after = (
+                tuple(map(torch.cat, zip(*each, strict=True))) for each in ([start, *states[:-1]], states)
+            )
+            traces.append(CellTrace(number, cell, x_T1C[:, 0], before, after))
+    return traces
+
+
+def hyper_figures(traces: list[CellTrace]) -> dict[str, float]:
+    """The change of the generated weights and the ranks; nothing without a hypernetwork."""
+    figures = {}
+    names, changes = matrix_changes(traces)
+    if names:
+        figures["weight_change"] = float(changes.mean())
+    ranks: dict[str, list[float]] = {}
+    for each in traces:
+        for kind, vectors in hyper_vectors(each).items():
+            ranks.setdefault(kind, []).extend(map(variation_rank, vectors))
+    return figures | {f"rank_{kind}": float(np.mean(values)) for kind, values in ranks.items()}
