@@ -28,6 +28,7 @@ from rhhn_fairseq.analysis.tracing import CellTrace
 from rhhn_fairseq.analysis.weights import matrix_changes
 from rhhn_fairseq.cells.base import Cell
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops import backends
 
 STEPS = 50
 
@@ -92,7 +93,7 @@ class LogsDynamics:
         figures |= {f"update_norm.{name}": (p.detach() - before[name]).norm() for name, p in matrices.items()}
         figures |= hyper_figures(trace_cells(self._inputs))
         for name, value in figures.items():
-            metrics.log_scalar(name, float(value), weight=0, round=6)
+            metrics.log_scalar(name, float(value), weight=0, priority=2000, round=6)
         self._names = tuple(figures)
 
 
@@ -121,6 +122,8 @@ def trace_cells(inputs: dict[Cell, Tensor]) -> list[CellTrace]:
         inputs: for each cell a sequence [T, 1, C].
     """
     traces = []
+    # What the log says of the training's backends is not to change by these steps.
+    running = dict(backends.RUNNING)
     for number, (cell, x_T1C) in enumerate(inputs.items(), start=1):
         training, state, states = cell.training, None, []
         cell.eval()
@@ -134,6 +137,7 @@ def trace_cells(inputs: dict[Cell, Tensor]) -> list[CellTrace]:
                 tuple(map(torch.cat, zip(*each, strict=True))) for each in ([start, *states[:-1]], states)
             )
             traces.append(CellTrace(number, cell, x_T1C[:, 0], before, after))
+    backends.RUNNING.update(running)
     return traces
 
 

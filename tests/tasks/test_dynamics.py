@@ -8,6 +8,7 @@ from helpers.tiny_char_lm import write_corpus
 
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops import backends
 from rhhn_fairseq.tasks.dynamics import hyper_figures, outer_cells, trace_cells
 
 LN_HYPERLSTM = ["--cell", "ln_hyperlstm", "--hyper-size", 4, "--hyper-embed-size", 3]
@@ -93,6 +94,8 @@ def test_weight_change_is_that_of_the_matrices():
         matrices.append((cell.weight_h.unflatten(1, (4, 4)) * d_4H).detach())
     changes = torch.stack(matrices).diff(dim=0).pow(2).sum((1, 3)).sqrt()
     expected = changes.mean().item()
+    before = dict(backends.RUNNING)
     figures = hyper_figures(trace_cells({cell: x}))
+    assert dict(backends.RUNNING) == before
     assert figures["weight_change"] == pytest.approx(expected, rel=1e-12)
     assert set(figures) == {"weight_change", "rank_z", "rank_d"}
