@@ -17,6 +17,8 @@ PACKAGES = {
     "optuna": ("optuna", "tune"),
     "safetensors": ("safetensors", "export"),
     "sklearn": ("scikit-learn", "synthetic"),
+    "starlette": ("starlette", "demo"),
+    "uvicorn": ("uvicorn", "demo"),
 }
 
 

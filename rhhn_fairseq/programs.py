@@ -9,6 +9,7 @@ SUBCOMMANDS = {
     "baseline_ngram": "ngram",
     "bench": "bench",
     "convert_checkpoint": "convert",
+    "demo": "demo",
     "describe": "describe",
     "plot": "plot",
     "prepare_chars": "prepare",

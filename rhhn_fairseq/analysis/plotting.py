@@ -32,8 +32,6 @@ COLOUR_MAP = LinearSegmentedColormap.from_list("quantity", QUANTITY)
 LINE_COLOUR_MAP = LinearSegmentedColormap.from_list("quantity_of_lines", QUANTITY_OF_LINES)
 WIDTH = 8.0
 DOTS_PER_INCH = 110
-# The strongest colour stands for this percentile, so that few large values do not set the scale.
-PERCENTILE = 98.0
 STYLE = {
     "font.size": 10.5,
     "axes.titlesize": 12,
@@ -94,21 +92,6 @@ def add_colour_bar(figure: Figure, axes: Axes, image, label: str, extend: str = 
 def with_thousands(axis) -> None:
     """Has the numbers of an axis written with commas."""
     axis.set_major_formatter(lambda value, position: f"{value:,.6g}")
-
-
-def colour_limit(values: np.ndarray, percentile: float = PERCENTILE) -> float:
-    """The value of the strongest colour: a percentile, so that few large values do not set it.
-
-    Args:
-        values: any shape, none negative. percentile: in percent.
-
-    Returns:
-        a positive number, also where most values are zero.
-    """
-    values = np.asarray(values, dtype=np.float64)
-    if not values.size:
-        return 1.0
-    return float(np.percentile(values, percentile)) or float(values.max()) or 1.0
 
 
 def check_picture(option: str, path: str | Path | None, inputs: Sequence[str | Path | None] = ()) -> None:

@@ -2,15 +2,15 @@
 
 import html
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from rhhn_fairseq.analysis.colours import QUANTITY
+from rhhn_fairseq.analysis.colours import QUANTITY, colour_limit
 from rhhn_fairseq.analysis.weights import Reading
 
 TEMPLATE = Path(__file__).with_name("weights.html")
-PERCENTILE = 98.0
 
 
 def weight_page(reading: Reading, title: str) -> str:
@@ -19,21 +19,23 @@ def weight_page(reading: Reading, title: str) -> str:
     Args:
         title: of the page, in plain text.
     """
-    limit = float(np.percentile(reading.changes, PERCENTILE)) or float(reading.changes.max()) or 1.0
     data = {
         "symbols": reading.symbols,
         "names": reading.names,
-        "limit": limit,
+        "limit": colour_limit(reading.changes),
         "colours": QUANTITY,
         "changes": _rounded(reading.changes),
         "probabilities": _rounded(reading.probabilities),
         "candidates": reading.candidates,
         "expected": _rounded(reading.expected),
     }
-    # No symbol of the text may end the element that it stands in.
-    encoded = json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
     template = TEMPLATE.read_text(encoding="utf-8")
-    return template.replace("__TITLE__", html.escape(title)).replace("__DATA__", encoded)
+    return template.replace("__TITLE__", html.escape(title)).replace("__DATA__", embedded(data))
+
+
+def embedded(data: Mapping) -> str:
+    """Data as JSON in an element of a page; nothing in it can end the element."""
+    return json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _rounded(array: np.ndarray) -> list:

@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from rhhn_fairseq.analysis.colours import colour_limit
 from rhhn_fairseq.analysis.plotting import (
     COLOUR_MAP,
     Figure,
     add_colour_bar,
-    colour_limit,
     new_figure,
     styled,
 )

@@ -33,6 +33,7 @@ COMMANDS = {
     "sample": Command("sample", "draw text from a character language model"),
     "translate": Command("translate", "translate text, a line at a time"),
     "write": Command("write", "draw handwriting, as SVG and PNG"),
+    "demo": Command("demo", "a page to play with: text and handwriting as they come"),
     "score": Command("score_bleu", "BLEU and chrF of translations"),
     "plot": Command("plot", "draw what trainings and trained networks did: curves, weights, ..."),
     "ngram": Command("baseline_ngram", "n-grams with Kneser-Ney smoothing, as a baseline"),

@@ -29,7 +29,7 @@ def main(argv=None) -> None:
     if args.columns < 1:
         raise UsageError(f"--columns {args.columns} is too small, the smallest is 1")
     paths = output_paths(args.output)
-    model, data = load(args)
+    model, data = load(args.checkpoint)
     prime = None
     if args.prime is not None:
         prime = read_prime(args.prime, args.data or data, args.prime_text, args.prime_points, args.y_up)
@@ -42,19 +42,19 @@ def main(argv=None) -> None:
             print(f"not finished within --points: {line.text!r}", file=sys.stderr)
 
 
-def load(args):
-    """The model, and the data directory of its training where it is known."""
-    if args.pretrained or os.path.isdir(args.checkpoint):
+def load(checkpoint: str | None):
+    """The model, and the data directory of its training where it is known; None is the packaged model."""
+    if checkpoint is None or os.path.isdir(checkpoint):
         from rhhn_fairseq.nn import StrokeNetwork, packaged
 
-        source = packaged("handwriting") if args.pretrained else args.checkpoint
+        source = packaged("handwriting") if checkpoint is None else checkpoint
         return StrokeNetwork.from_pretrained(source), None
 
     # fairseq is imported for its own checkpoints only.
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
     from rhhn_fairseq.models.handwriting_loading import load_handwriting
 
-    return load_handwriting(args.checkpoint)
+    return load_handwriting(checkpoint)
 
 
 def parse_arguments(argv):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rhhn_fairseq.analysis.colours import colour_limit
 from rhhn_fairseq.analysis.plotting import (
     COLOURS,
     LINE_COLOUR_MAP,
     Figure,
-    colour_limit,
     encode,
     styled,
 )

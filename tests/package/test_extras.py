@@ -15,13 +15,14 @@ MODULES = (
     "rhhn_fairseq.analysis.curve_picture",
     "rhhn_fairseq.writing.picture",
     "rhhn_fairseq.data.parallel.synthetic",
+    "rhhn_fairseq.demo.server",
 )
 
 
 @pytest.fixture
 def plain(monkeypatch, tmp_path):
     """As after a plain installation, in an empty directory."""
-    for name in ("matplotlib", "babel", "num2words", "HersheyFonts"):
+    for name in ("matplotlib", "babel", "num2words", "HersheyFonts", "starlette", "uvicorn"):
         for loaded in [other for other in sys.modules if other.partition(".")[0] == name]:
             monkeypatch.delitem(sys.modules, loaded)
         monkeypatch.setitem(sys.modules, name, None)
@@ -41,6 +42,7 @@ def plain(monkeypatch, tmp_path):
             "write a.pt",
             "pictures need matplotlib: pip install matplotlib, or 'rhhn-fairseq[plots]'",
         ),
+        ("demo", "the page needs uvicorn: pip install uvicorn, or 'rhhn-fairseq[demo]'"),
         (
             "prepare synthetic",
             "the corpus synthetic needs Babel: pip install Babel, or 'rhhn-fairseq[synthetic]'",

@@ -1,0 +1,80 @@
+"""Serves a page to play with: a model's text and handwriting as they come, and the change of its weights.
+
+Usage: %(prog)s
+       %(prog)s --checkpoint checkpoints/ptb/checkpoint_best.pt --port 8080
+
+The page shows a character language model and a handwriting model. --checkpoint replaces one of the two that
+the package has; given twice, both. It can be reached from this machine only. Ctrl-C ends it.
+"""
+
+import os
+import socket
+from pathlib import Path
+
+from rhhn_fairseq.commands import character_models, write
+from rhhn_fairseq.commands.parsers import make_parser
+from rhhn_fairseq.errors import UsageError
+
+HOST = "127.0.0.1"
+
+
+def main(argv=None) -> None:
+    parser = make_parser("demo", __doc__)
+    add = parser.add_argument
+    add("--checkpoint", action="append", default=[], help="checkpoint, or directory of `rhhn convert`")
+    add("--data", help="data directory of the language model (default: where it was trained)")
+    add("--port", type=int, default=8000, help="0 takes one that is free (default: %(default)s)")
+    args = parser.parse_args(argv)
+
+    from rhhn_fairseq.demo.server import make_app, make_server
+
+    with bind(args.port) as listener:
+        server = make_server(make_app(load_models(args.checkpoint, args.data)))
+        print(f"http://{HOST}:{listener.getsockname()[1]}  (Ctrl-C ends it)", flush=True)
+        server.run(sockets=[listener])
+
+
+def bind(port: int) -> socket.socket:
+    """A socket that listens on this machine only. Raises UsageError where the port is taken or is none."""
+    try:
+        return socket.create_server((HOST, port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or "choose from 0 to 65535"
+        raise UsageError(f"--port {port}: {reason}") from error
+
+
+def load_models(checkpoints: list[str], data: str | None):
+    """The models of these checkpoints, and the package's where none is given.
+
+    Raises:
+        UsageError: a checkpoint cannot be read, or two are of one kind.
+    """
+    from rhhn_fairseq.demo.streams import Models
+
+    paths: dict[str, str] = {}
+    for path in checkpoints:
+        kind = kind_of(path)
+        if kind in paths:
+            raise UsageError(f"--checkpoint {path}: is of a model of {kind}, as {paths[kind]} is")
+        paths[kind] = path
+    if data is not None and "characters" not in paths:
+        raise UsageError("--data goes with a --checkpoint of a language model")
+    characters, vocabulary = character_models.load(paths.get("characters"), data)
+    return Models(characters, vocabulary, write.load(paths.get("strokes"))[0])
+
+
+def kind_of(path: str) -> str:
+    """Whether a checkpoint is of a model of "characters" or of "strokes"."""
+    if os.path.isdir(path):
+        import rhhn_fairseq.nn  # noqa: F401  (the kinds that a directory may hold)
+        from rhhn_fairseq.saving import read_config
+
+        kind = read_config(Path(path))["kind"]
+        if kind not in ("characters", "strokes"):
+            raise UsageError(f"--checkpoint {path}: holds a {kind}, expected a model of characters or strokes")
+        return kind
+
+    import rhhn_fairseq.plugin  # noqa: F401  (what a checkpoint may hold)
+    from rhhn_fairseq.models.loading import load_weights
+
+    return "strokes" if "statistics" in load_weights(path) else "characters"

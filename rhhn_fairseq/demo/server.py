@@ -1,0 +1,170 @@
+"""The page and what it asks for, over HTTP: one file, and two streams of JSON, one object a line.
+
+Only pages that came from this server on this machine are answered. The header Host is checked, because a name
+elsewhere can be made to lead here (DNS rebinding), and so are Origin and the type of what is sent, because
+pages elsewhere can send forms here. Nothing allows another origin to read.
+"""
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+from rhhn_fairseq.analysis.colours import QUANTITY, QUANTITY_OF_LINES
+from rhhn_fairseq.analysis.weight_page import embedded
+from rhhn_fairseq.demo.streams import Models, line_rows, measure, text_rows
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.extras import needed_for
+from rhhn_fairseq.search.sampling import SamplingConfig
+from rhhn_fairseq.writing.sampling import WritingConfig
+
+with needed_for("the page needs"):
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.concurrency import iterate_in_threadpool
+    from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, StreamingResponse
+    from starlette.routing import Route
+
+TEMPLATE = Path(__file__).with_name("page.html")
+HOSTS = ["127.0.0.1", "localhost"]
+LARGEST_REQUEST = 16 << 10
+LONGEST = {"prompt": 500, "text": 60}
+# The lowest and the highest value, and whether it is a whole number.
+SEED = (0, 2**31 - 1, True)
+NUMBERS = {
+    "text": {"temperature": (0, 2, False), "length": (1, 1000, True), "seed": SEED},
+    "line": {"bias": (0, 5, False), "temperature": (0.1, 2, False), "seed": SEED},
+}
+
+
+def make_app(models: Models) -> Starlette:
+    """The application; models are measured here, which takes about a second."""
+    about = measure(models) | {"numbers": NUMBERS, "longest": LONGEST}
+    about |= {"colours": QUANTITY, "line_colours": QUANTITY_OF_LINES}
+    content = TEMPLATE.read_text(encoding="utf-8").replace("__DATA__", embedded(about))
+    headers = {"Content-Security-Policy": _policy(content), "Cache-Control": "no-store"}
+    turn = asyncio.Lock()
+
+    async def page(request: Request) -> HTMLResponse:
+        return HTMLResponse(content, headers=headers)
+
+    def text(fields: dict) -> Iterator[dict]:
+        given = _numbers(fields, "text")
+        config = SamplingConfig(given["temperature"], seed=given["seed"])
+        return text_rows(models, _string(fields, "prompt"), given["length"], config)
+
+    def line(fields: dict) -> Iterator[dict]:
+        return line_rows(models, _string(fields, "text"), WritingConfig(**_numbers(fields, "line")))
+
+    def stream(rows_of: Callable[[dict], Iterator[dict]]):
+        async def answer(request: Request) -> StreamingResponse:
+            fields = await _fields(request)
+            rows = in_turn(turn, lambda: rows_of(fields))
+            lines = (json.dumps(row, separators=(",", ":")) + "\n" async for row in rows)
+            headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+            return StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)
+
+        return answer
+
+    routes = [
+        Route("/", page),
+        Route("/text", stream(text), methods=["POST"]),
+        Route("/line", stream(line), methods=["POST"]),
+    ]
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)
+    return Starlette(routes=routes, middleware=[hosts])
+
+
+def make_server(app: Starlette) -> uvicorn.Server:
+    """What answers with an application; its ``run`` takes the sockets to listen on."""
+    return uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+    )
+
+
+async def in_turn(turn: asyncio.Lock, make_rows: Callable[[], Iterator[dict]]) -> AsyncIterator[dict]:
+    """Rows that a thread computes while the turn is held; a mistake ends them with a row that has ``error``.
+
+    A reader that is slow does not hold the turn, and one that leaves ends the computation. Before a wait
+    comes a row ``waiting``.
+    """
+    ready: asyncio.Queue[dict | None] = asyncio.Queue()
+
+    async def compute() -> None:
+        try:
+            async with turn:
+                async for row in iterate_in_threadpool(make_rows()):
+                    ready.put_nowait(row)
+        except UsageError as error:
+            ready.put_nowait({"error": str(error)})
+        finally:
+            ready.put_nowait(None)
+
+    if turn.locked():
+        ready.put_nowait({"waiting": True})
+    task = asyncio.create_task(compute())
+    try:
+        while (row := await ready.get()) is not None:
+            yield row
+        # What is no user's mistake is the server's.
+        await task
+    finally:
+        task.cancel()
+
+
+async def _fields(request: Request) -> dict:
+    """The object that was sent; refuses what a page of this server does not send."""
+    origin = request.headers.get("origin")
+    if origin is not None and origin != f"http://{request.headers['host']}":
+        raise HTTPException(403, "another page's request")
+    if request.headers.get("content-type") != "application/json":
+        raise HTTPException(415, "expected application/json")
+    content = b""
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > LARGEST_REQUEST:
+            raise HTTPException(413, f"more than {LARGEST_REQUEST:,} bytes")
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, "expected JSON") from error
+    if not isinstance(fields, dict):
+        raise HTTPException(400, "expected an object")
+    return fields
+
+
+def _string(fields: dict, name: str) -> str:
+    value, most = fields.get(name, ""), LONGEST[name]
+    if not isinstance(value, str) or len(value) > most:
+        raise UsageError(f"the {name} may have {most} characters")
+    return value
+
+
+def _numbers(fields: dict, kind: str) -> dict[str, float]:
+    values = {}
+    for name, (low, high, is_integer) in NUMBERS[kind].items():
+        value = fields.get(name)
+        fits = isinstance(value, int if is_integer else (int, float)) and not isinstance(value, bool)
+        if not fits or not low <= value <= high:
+            noun = "a whole number" if is_integer else "a number"
+            raise UsageError(f"{name}: expected {noun} from {low:,} to {high:,}")
+        values[name] = value
+    return values
+
+
+def _policy(content: str) -> str:
+    """The page may run its own script, ask this server, and make pictures; nothing else."""
+    scripts = re.findall(r"<script>(.*?)</script>", content, re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; connect-src 'self'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

@@ -1,0 +1,339 @@
+"""The page to play with: what its streams say, what the server refuses, and the page in a browser."""
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+import torch
+from helpers import script_cli
+from helpers.browser import opened_page
+from helpers.tiny_char_lm import build_model, build_task, write_corpus
+from helpers.tiny_char_lm import save as save_characters
+from helpers.tiny_handwriting import build as build_strokes
+from helpers.tiny_handwriting import save as save_strokes
+from helpers.tiny_reader import build as build_characters
+from starlette.testclient import TestClient
+
+from rhhn_fairseq.analysis.weights import read_text
+from rhhn_fairseq.commands import demo
+from rhhn_fairseq.demo import server
+from rhhn_fairseq.demo.streams import Models, line_rows, measure, text_rows
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.models.handwriting import HandwritingConfig
+from rhhn_fairseq.nn import packaged
+from rhhn_fairseq.search.sampling import SamplingConfig, generate
+from rhhn_fairseq.writing.sampling import WritingConfig
+from rhhn_fairseq.writing.sampling import write as write_lines
+
+ADDRESS = "http://127.0.0.1:8000"
+TEXT = {"prompt": "def ", "length": 20, "temperature": 0.5, "seed": 4}
+LINE = {"text": "hi", "bias": 0.5, "temperature": 1.0, "seed": 2}
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return demo.load_models([], None)
+
+
+@pytest.fixture(scope="module")
+def app(models):
+    return server.make_app(models)
+
+
+@pytest.fixture
+def client(app) -> TestClient:
+    return TestClient(app, base_url=ADDRESS)
+
+
+def rows_of(response) -> list[dict]:
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def test_the_page_runs_its_own_script_only(client):
+    response = client.get("/")
+    page, policy = response.text, response.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe-eval" not in policy
+    assert not re.search(r"(?:src|href)=\"(?!data:,)|https?://(?!www\.w3\.org/2000/svg)|@import|url\(", page)
+    about = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+    assert about["text"]["names"] == about["line"]["names"] == list("ifgo")
+    assert about["text"]["prompt"] == "def " and about["line"]["text"] == "hello world"
+    assert about["text"]["limit"] > 0 and about["line"]["limit"] > 0 and about["line"]["width"] > 1
+
+
+def test_the_text_is_that_of_sampling_and_its_changes_those_of_reading(client, models):
+    rows = rows_of(client.post("/text", json=TEXT))
+    prompt = [row["symbol"] for row in rows if row["given"]]
+    assert "".join(prompt) == "def " and len(rows) == 24 and not rows[4]["given"]
+    vocabulary = models.vocabulary
+    entries = [vocabulary.encode("\n")[0], *vocabulary.encode("def ")]
+    drawn = generate(models.characters, entries, SamplingConfig(0.5, seed=4))
+    entries += [next(drawn) for _ in range(20)]
+    reading = read_text(models.characters, vocabulary, entries)
+    assert tuple(row["symbol"] for row in rows) == reading.symbols
+    # Rows have five digits. The first change is that from the zero state, which both leave out.
+    changes = np.array([row["changes"] for row in rows])
+    np.testing.assert_allclose(changes, reading.changes, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose([row["probability"] for row in rows], reading.probabilities, rtol=1e-4)
+    assert rows_of(client.post("/text", json=TEXT)) == rows
+
+
+def test_the_line_is_that_of_writing(client, models):
+    *rows, last = rows_of(client.post("/line", json=LINE))
+    (line,) = write_lines(models.strokes, WritingConfig(lines=1, bias=0.5, seed=2), ["hi"])
+    assert last == {"stub": 0, "finished": True}
+    found = np.array([[row["dx"], row["dy"], row["pen"]] for row in rows])
+    np.testing.assert_allclose(found[:-1], line.points[:-1], rtol=1e-4, atol=1e-4)
+    change = np.sqrt(np.square(line.changes).mean(axis=1))
+    np.testing.assert_allclose([row["change"] for row in rows], change, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "line"),
+    [
+        ("text", {"prompt": "é"}, "the prompt has symbols the model does not know: ['é']"),
+        ("text", {"prompt": "a" * 501}, "the prompt may have 500 characters"),
+        ("text", {"prompt": 5}, "the prompt may have 500 characters"),
+        ("text", {"length": 1001}, "length: expected a whole number from 1 to 1,000"),
+        ("text", {"length": 2.5}, "length: expected a whole number from 1 to 1,000"),
+        ("text", {"temperature": None}, "temperature: expected a number from 0 to 2"),
+        ("text", {"temperature": float("nan")}, "temperature: expected a number from 0 to 2"),
+        ("text", {"seed": True}, "seed: expected a whole number from 0 to 2,147,483,647"),
+        ("line", {"text": ""}, "the line is empty: the model needs a text to write"),
+        ("line", {"text": "a" * 61}, "the text may have 60 characters"),
+        ("line", {"text": "hü"}, "the model cannot write 'ü', only \""),
+        ("line", {"bias": -1}, "bias: expected a number from 0 to 5"),
+        ("line", {"temperature": 0}, "temperature: expected a number from 0.1 to 2"),
+    ],
+)
+def test_mistakes_are_one_row(client, path, fields, line):
+    sent = json.dumps((TEXT if path == "text" else LINE) | fields)
+    response = client.post(f"/{path}", content=sent, headers={"Content-Type": "application/json"})
+    (row,) = rows_of(response)
+    assert row.keys() == {"error"} and row["error"].startswith(line) and "\n" not in row["error"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "status"),
+    [
+        ({"Host": "evil.example:8000"}, None, 400),
+        ({"Origin": "http://evil.example"}, None, 403),
+        ({"Origin": "null"}, None, 403),
+        # Another server on this machine.
+        ({"Origin": "http://127.0.0.1:9000"}, None, 403),
+        ({"Content-Type": "text/plain"}, None, 415),
+        ({}, b"{", 400),
+        ({}, b"[" * 9000, 400),
+        ({}, b"[]", 400),
+        ({}, b" " * 20000, 413),
+    ],
+)
+def test_requests_of_other_pages_are_refused(client, headers, content, status):
+    content = json.dumps(TEXT).encode() if content is None else content
+    headers = {"Content-Type": "application/json", "Origin": ADDRESS} | headers
+    response = client.post("/text", content=content, headers=headers)
+    assert response.status_code == status and "access-control-allow-origin" not in response.headers
+
+
+def test_hosts_and_methods(client):
+    assert client.get("/", headers={"Host": "rebound.example"}).status_code == 400
+    assert client.get("/", headers={"Host": "localhost:8000"}).status_code == 200
+    assert client.get("/text").status_code == 405
+    assert client.get("/nowhere").status_code == 404
+
+
+def test_requests_are_answered_in_turn():
+    """The second begins when the first has been computed, although nobody has read the first to its end."""
+    log = []
+
+    def rows(name):
+        for number in range(3):
+            log.append(name)
+            yield {"number": number}
+
+    async def ask():
+        turn = asyncio.Lock()
+        first = server.in_turn(turn, lambda: rows("a"))
+        assert await anext(first) == {"number": 0}
+        second = [row async for row in server.in_turn(turn, lambda: rows("b"))]
+        return second, [row async for row in first]
+
+    second, rest = asyncio.run(ask())
+    assert log == ["a"] * 3 + ["b"] * 3
+    assert [row for row in second if "number" in row] == [{"number": number} for number in range(3)]
+    assert rest == [{"number": 1}, {"number": 2}]
+
+
+def test_a_reader_that_leaves_ends_the_computation():
+    computed = []
+    go_on = threading.Event()
+
+    def rows():
+        for number in range(1000):
+            computed.append(number)
+            yield {"number": number}
+            go_on.wait()
+
+    async def leave():
+        turn = asyncio.Lock()
+        stream = server.in_turn(turn, rows)
+        await anext(stream)
+        await stream.aclose()
+        go_on.set()
+        async with turn:
+            return len(computed)
+
+    assert asyncio.run(leave()) <= 2
+
+
+def test_mistakes_of_the_server_are_no_rows():
+    def rows():
+        yield {"number": 0}
+        raise ZeroDivisionError
+
+    async def ask():
+        return [row async for row in server.in_turn(asyncio.Lock(), rows)]
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(ask())
+
+
+def lstm_models(window: int = 0) -> Models:
+    """Untrained models whose weights do not change."""
+    return Models(*build_characters("lstm"), build_strokes("lstm", window))
+
+
+@pytest.mark.parametrize("window", [0, 2])
+def test_models_whose_weights_do_not_change(window):
+    models = lstm_models(window)
+    about = measure(models)
+    assert about["text"]["names"] == [] and about["line"]["names"] == ()
+    assert about["text"]["prompt"] == "" and about["line"]["text"] == ("abcdeh" if window else None)
+    assert [row["changes"] for row in text_rows(models, "ab", 3, SamplingConfig())] == [[]] * 5
+    *rows, last = line_rows(models, "ab", WritingConfig(points=7))
+    assert len(rows) == 8 and {row["change"] for row in rows} == {0.0}
+    assert last["finished"] == (not window)
+
+
+def test_checkpoints_take_the_place_of_the_packages_models(models):
+    paths = [str(packaged(name)) for name in ("handwriting", "characters")]
+    assert [demo.kind_of(path) for path in paths] == ["strokes", "characters"]
+    loaded = demo.load_models(paths, None)
+    for own, other in ((loaded.characters, models.characters), (loaded.strokes, models.strokes)):
+        assert all(torch.equal(a, b) for a, b in zip(own.parameters(), other.parameters(), strict=True))
+    with pytest.raises(UsageError, match="is of a model of strokes, as .*handwriting is"):
+        demo.load_models(paths[:1] * 2, None)
+    with pytest.raises(UsageError, match="--data goes with a --checkpoint of a language model"):
+        demo.load_models([], "data-bin/ptb")
+
+
+def test_checkpoints_of_fairseq(tmp_path):
+    corpus = write_corpus(tmp_path)
+    model = build_model(build_task(corpus))
+    save_characters(model, corpus, tmp_path / "characters.pt")
+    config = HandwritingConfig(cell="lstm", hidden_size=8, mixtures=2)
+    save_strokes(build_strokes("lstm"), config, tmp_path / "strokes.pt")
+    models = demo.load_models([str(tmp_path / "strokes.pt"), str(tmp_path / "characters.pt")], None)
+    for own, other in ((models.characters, model), (models.strokes, build_strokes("lstm"))):
+        assert all(torch.equal(a, b) for a, b in zip(own.parameters(), other.parameters(), strict=True))
+    assert measure(models)["text"]["names"] == list("ifgo")
+
+
+def test_ports():
+    with demo.bind(0) as listener:
+        host, port = listener.getsockname()
+        assert host == "127.0.0.1"
+        with pytest.raises(UsageError, match=f"--port {port}: Address already in use"):
+            demo.bind(port)
+    with pytest.raises(UsageError, match="--port 70000: choose from 0 to 65535"):
+        demo.bind(70000)
+
+
+@pytest.fixture
+def address(app):
+    """A server in a thread, as the command runs it."""
+    with demo.bind(0) as listener:
+        running = server.make_server(app)
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not running.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        running.should_exit = True
+        thread.join()
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_ctrl_c():
+    program = script_cli.SCRIPTS / "demo.py"
+    command = [sys.executable, str(program), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        address = process.stdout.readline().split()[0]
+        with urllib.request.urlopen(address) as page:
+            assert b"<title>Weights that change</title>" in page.read()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 130
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [360, 1100])
+def test_the_page_in_a_browser(address, width, tmp_path):
+    with opened_page(address, width) as page:
+        page.fill("#text [name=length]", "40")
+        page.click("#text button.first")
+        page.locator("#text .status", has_text="40 characters.").wait_for()
+        assert page.inner_text("#text-result").replace("\n", "").startswith("def get_context")
+        assert page.locator("#text-result span").count() == 44
+        page.hover("#text-result span[data-number='4']")
+        assert page.inner_text("#text .readout").startswith("Character 5 of 44: g, probability 13.6 %")
+        page.focus("#text-result")
+        page.keyboard.press("ArrowRight")
+        assert page.inner_text("#text .readout").startswith("Character 6 of 44: e")
+
+        # With the keyboard alone, from the field to the button. So long a line takes many seconds.
+        page.fill("#line [name=text]", "the quick brown fox jumps over the lazy dog")
+        page.press("#line [name=text]", "Enter")
+        page.press("#line [name=pause]", "Enter")
+        assert page.inner_text("#line .status") == "Paused."
+        drawn = page.locator("#line-result path").count()
+        page.wait_for_timeout(200)
+        assert page.locator("#line-result path").count() == drawn
+        page.press("#line [name=pause]", "Space")
+        page.locator("#line-result path").nth(drawn).wait_for(state="attached")
+        page.fill("#line [name=text]", "hello")
+        page.click("#line button.first")
+        page.locator("#line .status", has_text="points.").wait_for()
+        assert page.locator("#line-result svg").get_attribute("aria-label") == "Handwriting: hello"
+        assert page.locator("#line-result path").count() > 60
+        colours = page.locator("#line-result path").evaluate_all(
+            "all => all.map(one => one.getAttribute('stroke'))"
+        )
+        assert len(set(colours)) > 20
+
+        for panel in ("text", "line"):
+            for kind, start in (("svg", b"<svg"), ("png", b"\x89PNG")):
+                with page.expect_download() as download:
+                    page.click(f"#{panel} [name={kind}]")
+                content = download.value.path().read_bytes()
+                assert download.value.suggested_filename == f"{panel}.{kind}"
+                assert content.startswith(start) and len(content) > 3000
+
+        page.fill("#line [name=text]", "hellö")
+        page.click("#line button.first")
+        page.locator("#line .error", has_text="the model cannot write 'ö'").wait_for()
+        assert page.is_disabled("#line [name=pause]")
+        page.fill("#line [name=text]", "a")
+        page.click("#line button.first")
+        page.locator("#line .status", has_text="points.").wait_for()
+        assert page.inner_text("#line .error") == ""
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
