@@ -45,7 +45,7 @@ NUMBERS = {
 
 
 def make_app(models: Models) -> Starlette:
-    """The application; models are measured here, which takes about a second."""
+    """The application, which serves one event loop; models are measured here, which takes about a second."""
     about = measure(models) | {"numbers": NUMBERS, "longest": LONGEST}
     about |= {"colours": QUANTITY, "line_colours": QUANTITY_OF_LINES}
     content = TEMPLATE.read_text(encoding="utf-8").replace("__DATA__", embedded(about))

@@ -259,10 +259,10 @@ def test_ports():
 
 
 @pytest.fixture
-def address(app):
-    """A server in a thread, as the command runs it."""
+def address(models):
+    """A server in a thread, as the command runs it. An application belongs to one event loop."""
     with demo.bind(0) as listener:
-        running = server.make_server(app)
+        running = server.make_server(server.make_app(models))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
         thread.start()
         while not running.started:

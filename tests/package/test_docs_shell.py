@@ -79,9 +79,7 @@ def blocks_of(page: str) -> list[tuple[str, str]]:
     return BLOCK.findall((ROOT / page).read_text())
 
 
-RUN = [
-    page for page in PAGES if page not in RUN_ELSEWHERE and any(not needs for needs, _ in blocks_of(page))
-]
+RUN = [page for page in PAGES if page not in RUN_ELSEWHERE and any(not needs for needs, _ in blocks_of(page))]
 
 
 def test_every_block_is_read():
