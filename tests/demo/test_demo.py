@@ -22,13 +22,13 @@ from helpers.tiny_handwriting import save as save_strokes
 from helpers.tiny_reader import build as build_characters
 from starlette.testclient import TestClient
 
+from rhhn_fairseq import nn
 from rhhn_fairseq.analysis.weights import read_text
 from rhhn_fairseq.commands import demo
 from rhhn_fairseq.demo import server
 from rhhn_fairseq.demo.streams import Models, line_rows, measure, text_rows
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.handwriting import HandwritingConfig
-from rhhn_fairseq.nn import packaged
 from rhhn_fairseq.search.sampling import SamplingConfig, generate
 from rhhn_fairseq.writing.sampling import WritingConfig
 from rhhn_fairseq.writing.sampling import write as write_lines
@@ -224,14 +224,17 @@ def test_models_whose_weights_do_not_change(window):
     assert last["finished"] == (not window)
 
 
-def test_checkpoints_take_the_place_of_the_packages_models(models):
-    paths = [str(packaged(name)) for name in ("handwriting", "characters")]
+def test_checkpoints_take_the_place_of_the_packages_models(models, tmp_path):
+    paths = [str(nn.packaged(name)) for name in ("handwriting", "characters")]
     assert [demo.kind_of(path) for path in paths] == ["strokes", "characters"]
     loaded = demo.load_models(paths, None)
     for own, other in ((loaded.characters, models.characters), (loaded.strokes, models.strokes)):
         assert all(torch.equal(a, b) for a, b in zip(own.parameters(), other.parameters(), strict=True))
     with pytest.raises(UsageError, match="is of a model of strokes, as .*handwriting is"):
         demo.load_models(paths[:1] * 2, None)
+    nn.LSTM(3, 4).save_pretrained(tmp_path / "layer")
+    with pytest.raises(UsageError, match="layer: holds a layer, expected one of characters or strokes"):
+        demo.load_models([str(tmp_path / "layer")], None)
     with pytest.raises(UsageError, match="--data goes with a --checkpoint of a language model"):
         demo.load_models([], "data-bin/ptb")
 
