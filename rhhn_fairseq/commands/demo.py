@@ -71,9 +71,7 @@ def kind_of(path: str) -> str:
 
         kind = read_config(Path(path))["kind"]
         if kind not in ("characters", "strokes"):
-            raise UsageError(
-                f"--checkpoint {path}: holds a {kind}, expected a model of characters or strokes"
-            )
+            raise UsageError(f"--checkpoint {path}: holds a {kind}, expected one of characters or strokes")
         return kind
 
     import rhhn_fairseq.plugin  # noqa: F401  (what a checkpoint may hold)
