@@ -137,11 +137,10 @@ class HyperConfig(RHNConfig, GatedConfig):
 
 
 class EmbeddedScaling(nn.Module):
-    """Scaling vectors by way of embeddings; see the module's docstring.
+    """Scaling vectors by way of embeddings; see the module's docstring. Every d starts near ``hyper_start``.
 
     Args:
         scaled: S, number of gates with a d. shifted: number of gates with a term of their bias.
-        start: the value near which every d starts, as ``ScalingVectors`` does.
     """
 
     def __init__(self, config: HyperConfig, scaled: int, shifted: int):
