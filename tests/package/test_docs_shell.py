@@ -27,13 +27,16 @@ BLOCK = re.compile(r"^```bash(?: title=\"(needs [^\"]+)\")?\n(.*?)^```$", re.MUL
 
 # Options that follow those of a command, by the words that it starts with, so that it takes seconds.
 SHORTER = {
+    "fairseq-train data-bin/ptb --task char_lm --arch ln_hyperlstm_ptb --log-dynamics": (
+        "--max-update 3 --cpu --log-dynamics 1 --log-interval 1"
+    ),
     "fairseq-train": "--max-update 3 --cpu",
     "fairseq-hydra-train": "optimization.max_update=3 common.cpu=true",
     "rhhn train": "--max-update 3 --cpu",
     "rhhn prepare ptb": "--from-dir ~/ptb --no-verify",
     "rhhn prepare multi30k": "--vocab-size 60",
     "rhhn prepare files": "--vocab-size 60",
-    "rhhn prepare hershey": "--lines 60",
+    "rhhn prepare hershey": "--lines 120",
     "rhhn prepare synthetic": "--pairs 500 --vocab-size 300",
     "rhhn tune": "--seconds 1 --trials 1 --repeats 1",
     "rhhn reproduce ha-ptb": "--updates 3",
