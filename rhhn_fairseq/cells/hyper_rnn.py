@@ -13,7 +13,8 @@ The hypernetwork is Elman's network on [x; h] of the previous step, with state e
     z_h = e W_zh + b_zh,   z_x = e W_zx + b_zx,   z_b = e W_zb
 
 The printed equation 3 takes z from the previous e (``hyper_state="previous"``); the implementations take
-it from the current one, which is the default. phi is tanh.
+it from the current one, which is the default. The paper leaves phi open (equation 1); it is tanh by
+default, or ReLU. The hypernetwork's is tanh.
 
 Initialisation of z and d is the one of HyperLSTM's reference implementation (see ``ScalingVectors``),
 except that d starts near 1, so that the cell starts as a plain RNN.
@@ -33,7 +34,7 @@ from rhhn_fairseq.cells.base import Cell, glorot_, noise_at, orthogonal_, with_h
 from rhhn_fairseq.cells.config import CellConfig, option
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.cells.simple import Elman, ElmanConfig
+from rhhn_fairseq.cells.simple import ACTIVATIONS, Elman, ElmanConfig
 from rhhn_fairseq.ops.gemm import affine
 from rhhn_fairseq.ops.regularise import zoneout
 
@@ -111,12 +112,13 @@ class HyperRNNConfig(CellConfig):
     )
     hyper_state: str = option("current", help="which state of the hypernetwork gives z", choices=HYPER_STATES)
     hyper_init: str = option("broken_symmetry", help="start of the maps to d", choices=HYPER_INITS)
+    activation: str = option("tanh", help="phi, the activation", choices=("tanh", "relu"))
 
 
 def naive_hyper_rnn(p, config, x_TC, state, noise):
     """The module's equations in numpy for one sequence."""
     h, e = state
-    outputs = []
+    phi, outputs = ACTIVATIONS[config.activation][1], []
     for t, x in enumerate(x_TC):
         seen = drop(h, config.gal_dropout, at(noise, "gal", t))
         inputs = np.concatenate([x, seen])
@@ -133,7 +135,7 @@ def naive_hyper_rnn(p, config, x_TC, state, noise):
             W_h = np.einsum("k,hkj->hj", z_h, p["weight_h"])
             W_x = np.einsum("k,ckj->cj", z_x, p["weight_x"])
             a = seen @ W_h + x @ W_x + z_b @ p["weight_b"] + p["bias"]
-        h, e = zone(h, np.tanh(a), config.zoneout, at(noise, "zoneout", t)), e_new
+        h, e = zone(h, phi(a), config.zoneout, at(noise, "zoneout", t)), e_new
         outputs.append(h)
     return np.stack(outputs), (h, e)
 
@@ -165,7 +167,8 @@ class HyperRNNBase(Cell):
         hyper_g = affine(seen, self.weight_hyper, x_hyper)
         _, (e_new,) = with_hooks(self.hyper, self.hyper.step, (hyper_g,), (e,), None)
         a = self._main(x_main, seen, e_new if config.hyper_state == "current" else e)
-        new = zoneout(h, torch.tanh(a), config.zoneout, noise_at(noise_t, "zoneout"))
+        phi = ACTIVATIONS[config.activation][0]
+        new = zoneout(h, phi(a), config.zoneout, noise_at(noise_t, "zoneout"))
         return new, (new, e_new)
 
 
@@ -247,6 +250,7 @@ NOISY = dict(hyper_size=3, hyper_embed_size=2, gal_dropout=0.2, zoneout=0.1, h_d
     tests=(
         NOISY,
         dict(hyper_size=3, hyper_embed_size=2, hyper_state="previous", hyper_init="paper"),
+        dict(hyper_size=3, hyper_embed_size=2, activation="relu"),
         NOISY | dict(hyper_form="full"),
         dict(hyper_size=3, hyper_embed_size=2, hyper_form="full", hyper_state="previous"),
     ),

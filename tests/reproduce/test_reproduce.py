@@ -60,6 +60,20 @@ def test_options_of_a_run_are_the_row_s_the_budget_s_and_the_seed():
     assert run.name == "hyperrhn_ptb-s3"
 
 
+def test_rows_of_the_report_on_h_detach_and_of_handwriting_without_dropout():
+    """Didolkar 2019, section 4 and figures 2, 4 and 5; Ha et al. 2016, table 3, footnote 1."""
+    copying, mnist, iam = TABLES["copying"], TABLES["mnist"], TABLES["ha-iam"]
+    sweep = {row.options["h_detach"] for row in copying.rows if row.options.get("h_detach")}
+    assert {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9} <= sweep
+    assert copying.row("lstm_T100_cdetach_0.5").options["c_detach"] == 0.5
+    words = plan.flags(Run(mnist, mnist.row("mnist_lstm_hdetach_unclipped")).options())
+    assert words[words.index("--clip-norm") + 1] == "0.0" and words[words.index("--h-detach") + 1] == "0.25"
+    assert Run(mnist, mnist.row("mnist_lstm_lr0.0005")).options()["lr"] == 5e-4
+    assert mnist.row("mnist_lstm_cdetach").options["c_detach"] == 0.25
+    plain = iam.row("lstm_3x400_iam_plain")
+    assert plain.reported == {"valid nats_seq": -1039.0} and set(plain.options.values()) == {0.0}
+
+
 def test_a_scaled_run_follows_the_rule():
     options = Run(SU, SU.row("hyperrhn_ptb"), scale=0.1).options()
     assert options["hidden_size"] == 100 and options["hyper_size"] == 12 and options["batch_size"] == 26
