@@ -14,6 +14,7 @@ from rhhn_fairseq.errors import UsageError
 
 def main(argv=None) -> None:
     from rhhn_fairseq.analysis import norms, plotting
+    from rhhn_fairseq.analysis.blocks import weight_blocks
     from rhhn_fairseq.analysis.curves import run_names
 
     parser = make_parser("plot", __doc__, subcommand="norms")
@@ -29,7 +30,7 @@ def main(argv=None) -> None:
 
     runs = {}
     for name, path in zip(run_names(args.checkpoints), args.checkpoints, strict=True):
-        runs[name] = [block for block in norms.weight_blocks(load_weights(path)) if args.match in block.name]
+        runs[name] = [block for block in weight_blocks(load_weights(path)) if args.match in block.name]
         if not runs[name]:
             raise UsageError(f"--match {args.match}: no matrix of {path} has this in its name")
     plotting.save(norms.draw_norms(runs, args.title), args.output, norms.norm_arrays(runs))
