@@ -43,6 +43,7 @@ from rhhn_fairseq.cells.rhn import (
     layer_masks,
     naive_highway,
     naive_rhn,
+    shift_transform_,
 )
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
@@ -159,6 +160,7 @@ class HyperRHN(Cell):
             orthogonal_(weight)
         for bias, fan_in in ((self.bias_x, C), *((b, H) for b in self.bias_s), (self.bias_z, N)):
             init_bias_(bias, fan_in)
+        shift_transform_(self.bias_s, config)
         if config.hyper_rank > 1:
             self.operation = None
             width = 2 * (config.hyper_rank - 1) * H

@@ -17,6 +17,7 @@ h-detach cuts the gradient where the previous step's s enters W_0; the carry c *
 Shapes: T time, B batch, C input, H hidden, L depth.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,7 @@ class RHNConfig(CellConfig):
         help="at the first step without a state, apply the recurrent bias of layer 0 or skip it",
         choices=("full", "skip"),
     )
+    transform_bias: float = option(0.0, help="added to the biases of the transform gates at the start")
 
 
 def highway(a_BG: Tensor, s_BH: Tensor, rate: float, keep_mask: Tensor | None) -> Tensor:
@@ -63,6 +65,12 @@ def layer_masks(noise_t, name: str, depth: int):
 def init_bias_(bias: Tensor, fan_in: int) -> None:
     """Uniform within one over the square root of the fan-in, as torch.nn.Linear does (Suarez)."""
     nn.init.uniform_(bias, -(fan_in**-0.5), fan_in**-0.5)
+
+
+def shift_transform_(biases: Iterable[Tensor], config: RHNConfig) -> None:
+    """Adds ``transform_bias`` to the transform gates of all layers' biases [2 H]."""
+    for bias in biases:
+        bias.data[config.hidden_size :] += config.transform_bias
 
 
 def naive_highway(h_sum, t_sum, s, rate, keep):
@@ -101,7 +109,8 @@ NOISY = dict(rhn_depth=3, recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h
 class RHN(Cell):
     """Recurrent highway network; see the module's docstring. State: (s [B, H],).
 
-    Initialisation [Suarez 2017]: every matrix orthogonal with [h, t] as one matrix, biases uniform.
+    Initialisation [Suarez 2017]: every matrix orthogonal with [h, t] as one matrix, biases uniform. With
+    ``transform_bias`` the transform gates start shut, as in the repository of Zilly et al. (-2 and -4).
     """
 
     config: RHNConfig
@@ -123,6 +132,7 @@ class RHN(Cell):
         init_bias_(self.bias_x, C)
         for bias in self.bias_s:
             init_bias_(bias, H)
+        shift_transform_(self.bias_s, config)
 
     def sample_noise(self, T, B, device=None, generator=None):
         noise, config = super().sample_noise(T, B, device, generator), self.config

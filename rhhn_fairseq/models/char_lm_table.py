@@ -171,6 +171,7 @@ ARCHITECTURES["rhn_enwik8"] = Row(
         "gal_dropout": 0.1,
         "output_dropout": 0.4,
         "dropout_mask": "sequence",
+        "transform_bias": -4.0,
     },
     ENWIK8_ZILLY,
     205,

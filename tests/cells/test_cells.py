@@ -613,3 +613,17 @@ def test_other_refusals_name_what_would_be_valid(monkeypatch):
     monkeypatch.setenv("RHHN_KERNEL", "warp")
     with pytest.raises(UsageError, match="RHHN_KERNEL=warp is unknown, choose from native, .*reference"):
         cell(torch.zeros(4, 2, C))
+
+
+@pytest.mark.parametrize("name", ["rhn", "hyperrhn"])
+def test_transform_gates_start_shut(name):
+    """With a bias of -4 (Zilly) a state passes the layers almost as it is; with 0 about half of it does."""
+    kept = {}
+    for bias in (0.0, -4.0):
+        torch.manual_seed(0)
+        options = {"hyper_size": 8} if name == "hyperrhn" else {}
+        cell = build_cell(name, C, 64, rhn_depth=2, transform_bias=bias, **options)
+        state = tuple(torch.randn(4, size) for size in cell.state_sizes)
+        y, _ = cell(torch.zeros(1, 4, C), state)
+        kept[bias] = float((y[0] * state[0]).sum() / state[0].square().sum())
+    assert kept[0.0] < 0.6 and kept[-4.0] > 0.9
