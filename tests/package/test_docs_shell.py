@@ -27,7 +27,7 @@ BLOCK = re.compile(r"^```bash(?: title=\"(needs [^\"]+)\")?\n(.*?)^```$", re.MUL
 
 # Options that follow those of a command, by the words that it starts with, so that it takes seconds.
 SHORTER = {
-    "fairseq-train data-bin/ptb --task char_lm --arch ln_hyperlstm_ptb --log-dynamics": (
+    "fairseq-train data-bin/ptb --arch ln_hyperlstm_ptb --log-dynamics": (
         "--max-update 3 --cpu --log-dynamics 1 --log-interval 1"
     ),
     "fairseq-train": "--max-update 3 --cpu",
@@ -50,9 +50,11 @@ BEFORE = {
     "docs/baselines.md": "rhhn prepare ptb",
     "docs/inside.md": f"""
         rhhn prepare ptb
-        {TRAIN} checkpoints --cell ln_hyperlstm --hyper-size 8 --save-interval-updates 1
-        cp checkpoints/checkpoint_1_3.pt checkpoints/checkpoint_1_100.pt
-        for name in paper broken_symmetry; do cp -r checkpoints $name; done
+        rhhn prepare hershey
+        {TRAIN} checkpoints --cell hyperrhn --hyper-size 8
+        cp checkpoints/checkpoint_last.pt checkpoints/checkpoint_1_100.pt
+        {TRAIN} paper --cell ln_hyperlstm --hyper-size 8 --save-interval-updates 1
+        cp -r paper broken_symmetry
         mkdir runs
         for model in lstm rhn "hyperrhn --hyper-size 8"; do
             cell=${{model%% *}}
@@ -61,7 +63,7 @@ BEFORE = {
         done
         cp lstm.pt lstm2.pt
         cp runs/lstm_s1.log runs/lstm_s2.log
-        echo "the text of a page" > page.txt
+        echo "some words of a text" > page.txt
         {TRANSLATE}
         {GNMT}/hyperlstm_gnmt_small""",
     "docs/layers.md": f"rhhn prepare ptb; {TRAIN} checkpoints",
