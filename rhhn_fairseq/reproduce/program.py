@@ -4,7 +4,6 @@ import argparse
 import os
 import shlex
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -145,10 +144,10 @@ def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str
 
 def _work_off(queue: Path, parser: argparse.ArgumentParser) -> None:
     """Every line of a queue in turn; a line that fails does not keep the next from running."""
-    _yield_to_others()
     problems = []
     lines = [line.strip() for line in read_lines(queue)]
     lines = [line for line in lines if line and not line.startswith("#")]
+    os.nice(LOWEST_PRIORITY)
     for number, line in enumerate(lines, 1):
         words = shlex.split(line)
         args, extra = _parse(parser, words)
@@ -162,13 +161,6 @@ def _work_off(queue: Path, parser: argparse.ArgumentParser) -> None:
             print(f"failed: {error}", file=sys.stderr, flush=True)
     if problems:
         raise UsageError(f"{queue}: {len(problems)} of {len(lines)} lines failed; first: {problems[0]}")
-
-
-def _yield_to_others() -> None:
-    """The lowest priority, also among sessions of processes, which Linux schedules as groups."""
-    os.nice(LOWEST_PRIORITY)
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(LOWEST_PRIORITY))
 
 
 def _list(tables: list[Table]) -> None:

@@ -309,7 +309,7 @@ class Program:
             env=environment,
             # A terminal's Ctrl-C goes to this process alone, which passes on one signal.
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=_follow_parent,
         )
         self.status = 0
 
@@ -328,10 +328,15 @@ class Program:
         self._process.stdout.close()
 
 
-def _end_with_parent() -> None:
-    """Asks Linux for SIGTERM when the parent ends, so that no training goes on that nobody records."""
+def _follow_parent() -> None:
+    """Ends the program with its parent, so that no training goes on that nobody records, and at its priority.
+
+    Linux schedules sessions of processes as groups, so a new session needs the parent's nice value itself.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(os.nice(0)))
 
 
 def _parameters(text: str) -> int | None:

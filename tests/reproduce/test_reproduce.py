@@ -1,6 +1,7 @@
 """The papers' tables from one command: rows, commands, records, pages, and runs that are interrupted."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -304,6 +305,20 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_left_alone(corpus, tmp_path,
     longer = [word if word != "3" else "4" for word in words]
     assert subprocess.run(longer, capture_output=True, timeout=HANGS).returncode == 0
     assert Record.load(tmp_path / "results" / "runs" / "ha-ptb" / "lstm_ptb-s1.json").epochs == 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="Linux schedules no sessions as groups")
+def test_a_program_has_the_priority_of_its_parent():
+    """A queue has the lowest, and so have its trainings; that of the terminal stays."""
+    show = "print(open('/proc/self/autogroup').read())"
+    start = (
+        "import os, sys; from rhhn_fairseq.reproduce.running import Program; os.nice(19)\n"
+        f"with Program([sys.executable, '-c', {show!r}], 1) as program: print(*program)\n{show}"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", start], capture_output=True, text=True, timeout=HANGS, start_new_session=True
+    )
+    assert re.findall(r"nice (\S+)", result.stdout) == ["19", "0"], result.stdout + result.stderr
 
 
 @pytest.mark.slow
