@@ -98,7 +98,8 @@ class HyperConfig(RHNConfig, GatedConfig):
         main, hyper = cell_options(self.main_cell), cell_options(self.hyper_cell)
         for spec in (*fields(RHNConfig), *fields(GatedConfig)):
             value = getattr(self, spec.name)
-            known = {"input_size", "hidden_size", *main, *(COMMON & hyper.keys())}
+            # Sizes are given to cells of any kind, the depth of highway networks among them.
+            known = {"input_size", "hidden_size", "rhn_depth", *main, *(COMMON & hyper.keys())}
             if spec.name not in known and value != spec.default:
                 raise UsageError(
                     f"Hyper: {spec.name}={value!r} is not an option of the main cell {self.main_cell}"

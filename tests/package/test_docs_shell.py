@@ -66,7 +66,6 @@ BEFORE = {
         echo "some words of a text" > page.txt
         {TRANSLATE}
         {GNMT}/hyperlstm_gnmt_small""",
-    "docs/layers.md": f"rhhn prepare ptb; {TRAIN} checkpoints",
     "docs/pretrained.md": """
         rhhn prepare ptb
         fairseq-train data-bin/ptb --arch ln_hyperlstm_ptb --save-dir checkpoints/ln_hyperlstm_ptb""",
