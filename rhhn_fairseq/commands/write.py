@@ -21,6 +21,7 @@ def main(argv=None) -> None:
     if args.pretrained == (args.checkpoint is not None):
         raise UsageError("give either a checkpoint or --pretrained")
 
+    from rhhn_fairseq.writing.changes import stroke_changes
     from rhhn_fairseq.writing.picture import draw, output_paths
     from rhhn_fairseq.writing.prime import read_prime
     from rhhn_fairseq.writing.sampling import WritingConfig, write
@@ -37,6 +38,8 @@ def main(argv=None) -> None:
     draw(lines, paths, changes=not args.no_changes, columns=args.columns)
     for path in paths:
         print(f"written: {path}")
+    if not args.no_changes and (changes := stroke_changes(lines)) is not None:
+        print(changes)
     for line in lines:
         if not line.finished:
             print(f"not finished within --points: {line.text!r}", file=sys.stderr)

@@ -22,6 +22,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.mixture import Mixture
 from rhhn_fairseq.models.handwriting import HandwritingConfig
 from rhhn_fairseq.models.handwriting_loading import load_handwriting
+from rhhn_fairseq.writing.changes import stroke_changes
 from rhhn_fairseq.writing.picture import column_changes, draw, output_paths
 from rhhn_fairseq.writing.prime import read_prime
 from rhhn_fairseq.writing.sampling import Hand, WritingConfig, Written, write
@@ -232,6 +233,24 @@ def _written(strokes, changes=None, primed=0, names=()):
     return Written(points, primed, None, True, changes, names)
 
 
+def test_mean_changes_by_place_in_a_stroke():
+    # The pen is lifted after points 2 and 5; a step has the change of reading the point before.
+    points = np.zeros((8, 3))
+    points[[2, 5, 7], 2] = 1
+    changes = np.array([[9.0], [9.0], [1.0], [5.0], [7.0], [3.0], [15.0], [17.0]])
+    line = Written(points, 0, None, True, changes, ("i",))
+    seen = stroke_changes([line, dataclasses.replace(line, primed=5)])
+    # Within: steps 2 and 5, then 5. At the end: 3 and 6, then 6. At the start: 4 and 7, then 7.
+    assert seen.within == pytest.approx((1 + 3 + 3) / 3)
+    assert seen.at_the_end == pytest.approx((5 + 15 + 15) / 3)
+    assert seen.at_the_start == pytest.approx((7 + 17 + 17) / 3)
+    two = dataclasses.replace(line, changes=np.hstack([changes, 7 * changes]), names=("i", "f"))
+    assert stroke_changes([two]).at_the_end == pytest.approx(5 * stroke_changes([line]).at_the_end)
+    assert stroke_changes([dataclasses.replace(line, names=(), changes=np.zeros((8, 0)))]) is None
+    one_stroke = dataclasses.replace(line, points=points[3:6], changes=changes[3:6])
+    assert stroke_changes([one_stroke]) is None
+
+
 def test_column_changes_lie_under_the_pens_way():
     line = _written([[0, 4], [8, 2]], [[0], [1.0], [3.0], [2.0]], names=("W",))
     found = column_changes(line, columns=8)[0]
@@ -430,14 +449,18 @@ def test_the_program_writes(trained, tmp_path, capsys):
     output = tmp_path / "written"
     options = ["--lines", 2, "--points", 15, "--bias", 0.5]
     assert _program(trained / "plain.pt", *options, "--output", output) == 0
-    assert capsys.readouterr().out == f"written: {output}.svg\nwritten: {output}.png\n"
+    *written, changes = capsys.readouterr().out.splitlines()
+    assert written == [f"written: {output}.svg", f"written: {output}.png"]
+    assert changes.startswith("the weights change by 0.0")
     first = output.with_suffix(".svg").read_bytes()
     assert _program(trained / "plain.pt", *options, "--output", output) == 0
     assert output.with_suffix(".svg").read_bytes() == first
     # The strips of two lines, and the colour bar.
     images = list(ElementTree.fromstring(first).iter(f"{SVG}image"))
     assert len(images) == 3
+    capsys.readouterr()
     assert _program(trained / "plain.pt", *options, "--no-changes", "--output", tmp_path / "p.svg") == 0
+    assert "change" not in capsys.readouterr().out
     assert not list(ElementTree.parse(tmp_path / "p.svg").iter(f"{SVG}image"))
 
 
