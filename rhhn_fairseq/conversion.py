@@ -68,12 +68,15 @@ def to_checkpoint(directory: str | Path, data: str) -> dict:
         values |= {"embed_dim": embed_dim, "embedding_dropout": network.embedding_dropout}
     else:
         values |= {"mixtures": network.mixtures, "window": network.window}
+    task = {"_name": name, "data": data}
+    if name == "char_lm":
+        task["reverse"] = network.vocabulary.reverse
     options = MODEL_DATACLASS_REGISTRY[name]()
     given = {field: value for field, value in values.items() if hasattr(options, field)}
     model = dataclasses.asdict(options) | given | values["cell_options"]
     cfg = _container(FairseqConfig) | {
         "model": model | {"_name": name},
-        "task": _container(TASK_DATACLASS_REGISTRY[name]) | {"_name": name, "data": data},
+        "task": _container(TASK_DATACLASS_REGISTRY[name]) | task,
     }
     # fairseq reads the last entry, in which a training says how far it came.
     history = {"optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
@@ -83,7 +86,7 @@ def to_checkpoint(directory: str | Path, data: str) -> dict:
         "model": network.state_dict(),
         "criterion": None,
         "optimizer_history": [history],
-        "task_state": {},
+        "task_state": {"reverse": task["reverse"]} if "reverse" in task else {},
         "extra_state": {},
         "last_optimizer_state": None,
     }

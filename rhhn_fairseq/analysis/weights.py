@@ -25,7 +25,7 @@ CANDIDATES = 5
 
 @dataclass(frozen=True)
 class Reading:
-    """A text, and what reading it did.
+    """A text, and what reading it did. It stands from left to right, however the model read it.
 
     Attributes:
         symbols: the T symbols that came. names: of the M matrices, as ``i``, or ``2 f`` in layer 2.
@@ -61,7 +61,7 @@ def read_text(
 
     Args:
         model: has ``embed``, ``stack`` and ``output``, as ``CharLM`` does; it is put into evaluation.
-        entries: T + 1 dictionary indices, the first of which only sets the state.
+        entries: T + 1 dictionary indices as the model reads them, the first of which only sets the state.
 
     Raises:
         UsageError: there is no symbol or too many, or the model has no weights that change.
@@ -76,13 +76,16 @@ def read_text(
     probabilities = logits[:-1].double().softmax(dim=-1)
     came = torch.tensor(list(entries[1:]), device=logits.device)
     top = probabilities.topk(min(CANDIDATES, int(logits[0].isfinite().sum())), dim=-1)
+    symbols = [shown(vocabulary, entry) for entry in entries[1:]]
+    candidates = [tuple(shown(vocabulary, entry) for entry in row) for row in top.indices.tolist()]
+    order = slice(None, None, -1 if vocabulary.reverse else 1)
     return Reading(
-        tuple(shown(vocabulary, entry) for entry in entries[1:]),
+        tuple(symbols[order]),
         names,
-        changes,
-        probabilities.gather(1, came[:, None])[:, 0].cpu().numpy(),
-        tuple(tuple(shown(vocabulary, entry) for entry in row) for row in top.indices.tolist()),
-        top.values.cpu().numpy(),
+        changes[order],
+        probabilities.gather(1, came[:, None])[:, 0].cpu().numpy()[order],
+        tuple(candidates[order]),
+        top.values.cpu().numpy()[order],
     )
 
 

@@ -47,7 +47,7 @@ def load_models(checkpoints: list[str], data: str | None):
     """The models of these checkpoints, and the package's where none is given.
 
     Raises:
-        UsageError: a checkpoint cannot be read, or two are of one kind.
+        UsageError: a checkpoint cannot be read, two are of one kind, or one reads from right to left.
     """
     from rhhn_fairseq.demo.streams import Models
 
@@ -60,6 +60,11 @@ def load_models(checkpoints: list[str], data: str | None):
     if data is not None and "characters" not in paths:
         raise UsageError("--data goes with a --checkpoint of a language model")
     characters, vocabulary = character_models.load(paths.get("characters"), data)
+    if vocabulary.reverse:
+        raise UsageError(
+            f"--checkpoint {paths['characters']}: reads texts from right to left, and the page shows a text "
+            "as it comes; `rhhn sample` draws from this model"
+        )
     return Models(characters, vocabulary, write.load(paths.get("strokes"))[0])
 
 

@@ -5,6 +5,9 @@ Usage: %(prog)s checkpoints/checkpoint_best.pt --prompt "The " --length 300
 
 With --weights the text is read once more when it is complete, to see how much the model's weights changed at
 each character: a page that shows the numbers (.html), or a picture (.png, .svg).
+
+A model that was trained with --reverse draws what comes before the prompt. Its text is printed when it is
+complete.
 """
 
 from itertools import islice
@@ -17,7 +20,7 @@ from rhhn_fairseq.errors import UsageError
 def main(argv=None) -> None:
     parser = make_parser("sample", __doc__)
     add_model(parser)
-    parser.add_argument("--prompt", default="", help="text the model reads first; it is printed as well")
+    parser.add_argument("--prompt", default="", help="text the model reads first; it is printed too")
     parser.add_argument("--length", type=int, default=300, help="characters to draw (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="0 takes the likeliest (default: 1)")
     parser.add_argument("--top-k", type=int, default=0, help="draw from the k likeliest only (default: all)")

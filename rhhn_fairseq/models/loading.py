@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from fairseq import checkpoint_utils
 
-from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.char_lm import CharLM
 from rhhn_fairseq.saving import read_weights
@@ -69,7 +68,7 @@ def updates_of(path: str) -> int:
 
 
 def beginning_of(task, split: str, symbols: int) -> list[int]:
-    """What stands before a text, and so many symbols of a split from its start, as dictionary indices.
+    """What stands before a text, and the first symbols of a split that a model reads: dictionary indices.
 
     Args:
         task: a ``CharLMTask``.
@@ -77,7 +76,7 @@ def beginning_of(task, split: str, symbols: int) -> list[int]:
     Raises:
         UsageError: the data has no such split.
     """
-    stream = open_stream(Path(task.cfg.data) / split, len(task.source_dictionary))
+    stream = task.open_split(split)
     return [task.first_input, *stream[:symbols].tolist()]
 
 
@@ -87,7 +86,7 @@ def lines_of(task, split: str, lines: int, symbols: int) -> torch.Tensor:
     Raises:
         UsageError: the data has no such split, or it is too short.
     """
-    stream = open_stream(Path(task.cfg.data) / split, len(task.source_dictionary))
+    stream = task.open_split(split)
     if len(stream) < lines * symbols:
         raise UsageError(
             f"the split {split} of {task.cfg.data} has {len(stream):,} symbols, too few for {lines} lines of "

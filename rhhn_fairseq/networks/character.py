@@ -103,6 +103,7 @@ def _describe(network: CharacterNetwork) -> dict:
         "mode": vocabulary.mode,
         "newline_occurs": vocabulary.newline_occurs,
         "corpus": vocabulary.corpus,
+        "reverse": vocabulary.reverse,
     }
 
 
@@ -110,6 +111,7 @@ def _build(config: dict, tensors: Tensors) -> CharacterNetwork:
     written = escape_byte if config["mode"] == "bytes" else lambda code: escape(chr(code))
     codes = tensors["symbol_codes"].tolist()
     about = {key: config.pop(key) for key in ("mode", "newline_occurs", "corpus")}
+    about["reverse"] = config.pop("reverse", False)
     vocabulary = CharVocabulary([written(code) for code in codes if code != NEWLINE], **about)
     if vocabulary.codes().tolist() != codes:
         raise UsageError("symbol_codes has the end of a line where newline_occurs says otherwise")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import List
 
+import numpy as np
 import torch
 from fairseq.data import Dictionary
 from fairseq.tasks import FairseqTask, register_task
@@ -34,6 +35,7 @@ from rhhn_fairseq.tasks.sizes import frequency_of, rows_of
 logger = logging.getLogger(__name__)
 
 EVALUATION_WINDOWS = 64
+_DIRECTIONS = {False: "from left to right", True: "from right to left"}
 DYNAMIC_LANES = 100
 
 
@@ -52,6 +54,9 @@ class CharLMTaskConfig(DynamicsTaskConfig):
             "help": "training text: 'lanes' reads --batch-size contiguous lanes with carried state, "
             "'windows' draws windows at random and reads each from the zero state"
         },
+    )
+    reverse: bool = field(
+        default=False, metadata={"help": "read texts from right to left, in training and afterwards"}
     )
     protocol: str = field(
         default="carry",
@@ -138,9 +143,10 @@ class CharLMTask(LogsDiagnostics, LogsDynamics, FairseqTask):
             cfg = _as_dataclass(cfg)
         cfg.check()
         vocabulary = load_vocabulary(cfg.data)
+        vocabulary.reverse = cfg.reverse
         dictionary = Dictionary.load(str(Path(cfg.data) / "dict.txt"))
         corpus = vocabulary.corpus or f"a text of {len(vocabulary.model_indices())} symbols"
-        logger.info("%s: %s", cfg.data, corpus)
+        logger.info("%s: %s%s", cfg.data, corpus, _direction(cfg.reverse))
         return cls(cfg, vocabulary, dictionary)
 
     @property
@@ -159,8 +165,16 @@ class CharLMTask(LogsDiagnostics, LogsDynamics, FairseqTask):
 
     def load_dataset(self, split, combine=False, **kwargs):
         """Opens a split; its text is read from disk as it is needed."""
+        self.datasets[split] = StreamDataset(self.open_split(split), split)
+
+    def open_split(self, split: str) -> np.ndarray:
+        """Dictionary indices [N] of a split, in the order in which the model reads them.
+
+        Raises:
+            UsageError: the data has no such split, or it is damaged.
+        """
         stream = open_stream(Path(self.cfg.data) / split, len(self.dictionary))
-        self.datasets[split] = StreamDataset(stream, split)
+        return stream[::-1] if self.cfg.reverse else stream
 
     def get_batch_iterator(
         self,
@@ -177,25 +191,31 @@ class CharLMTask(LogsDiagnostics, LogsDynamics, FairseqTask):
     ):
         """An iterator over a split in its fixed order; options that choose or shuffle sentences do
         not apply to one long text."""
-        train = dataset.split == self.cfg.train_subset
         B = rows_of(max_sentences, max_tokens, self.cfg.tokens_per_sample)
-        cutter = self._cut_training(dataset, B, num_shards, shard_id) if train else None
-        if cutter is None:
-            protocol = Protocol.parse(self.cfg.valid_protocol)
-            logger.info("%s split of %s, protocol %s", dataset.split, self._corpus_name(), protocol.text)
-            cutter = protocol.cut(dataset.stream, self.first_input, self.cfg.tokens_per_sample, B, num_shards)
-        return OrderedBatchIterator(
-            BatchDataset(cutter),
-            numbered_by_epoch=isinstance(cutter, RandomWindows),
-            seed=seed,
-            num_shards=num_shards,
-            shard_id=shard_id,
-            num_workers=num_workers,
-            epoch=epoch,
-            buffer_size=data_buffer_size,
-            reuse_dataloader=True,
-            persistent_workers=True,
-        )
+        # One iterator serves all epochs: ending the processes of one that is given up takes seconds.
+        key = (dataset, B, num_shards, shard_id)
+        if key not in self.dataset_to_epoch_iter:
+            cutter = self._cut(dataset, B, num_shards, shard_id)
+            self.dataset_to_epoch_iter[key] = OrderedBatchIterator(
+                BatchDataset(cutter),
+                numbered_by_epoch=isinstance(cutter, RandomWindows),
+                seed=seed,
+                num_shards=num_shards,
+                shard_id=shard_id,
+                num_workers=num_workers,
+                epoch=epoch,
+                buffer_size=data_buffer_size,
+                reuse_dataloader=True,
+                persistent_workers=True,
+            )
+        return self.dataset_to_epoch_iter[key]
+
+    def _cut(self, dataset, B, workers, rank):
+        if dataset.split == self.cfg.train_subset:
+            return self._cut_training(dataset, B, workers, rank)
+        protocol = Protocol.parse(self.cfg.valid_protocol)
+        logger.info("%s split of %s, protocol %s", dataset.split, self._corpus_name(), protocol.text)
+        return protocol.cut(dataset.stream, self.first_input, self.cfg.tokens_per_sample, B, workers)
 
     def _cut_training(self, dataset, B, workers, rank):
         T, N = self.cfg.tokens_per_sample, len(dataset.stream)
@@ -242,7 +262,9 @@ class CharLMTask(LogsDiagnostics, LogsDynamics, FairseqTask):
             batch_size or EVALUATION_WINDOWS,
         )
         batches = OrderedBatchIterator(BatchDataset(cutter), num_workers=num_workers)
-        title = f"{self._corpus_name()}, {dataset.split}, protocol {protocol.text}"
+        title = (
+            f"{self._corpus_name()}, {dataset.split}{_direction(self.cfg.reverse)}, protocol {protocol.text}"
+        )
         others = [corpus for corpus in self.trained_on if corpus != self.vocabulary.corpus]
         if others:
             title += f", trained on {' and '.join(others)}"
@@ -281,14 +303,29 @@ class CharLMTask(LogsDiagnostics, LogsDynamics, FairseqTask):
         return prompt_indices(self.vocabulary, text)
 
     def state_dict(self):
-        """What a checkpoint keeps of the task: the corpus that the model is trained on."""
-        return {} if self.vocabulary.corpus is None else {"corpus": self.vocabulary.corpus}
+        """What a checkpoint keeps of the task: the direction of reading, the corpus if it has a name."""
+        corpus = {} if self.vocabulary.corpus is None else {"corpus": self.vocabulary.corpus}
+        return {"reverse": self.cfg.reverse} | corpus
 
     def load_state_dict(self, state_dict):
-        """Takes note of a loaded checkpoint's corpus."""
+        """Takes note of a loaded checkpoint's corpus.
+
+        Raises:
+            UsageError: it reads in the other direction.
+        """
+        self._check_direction(state_dict)
         corpus = state_dict.get("corpus")
         if corpus is not None and corpus not in self.trained_on:
             self.trained_on.append(corpus)
+
+    def _check_direction(self, state: dict) -> None:
+        # Checkpoints that do not say are older than the option.
+        reverse = state.get("reverse", False)
+        if reverse != self.cfg.reverse:
+            raise UsageError(
+                f"the checkpoint reads texts {_DIRECTIONS[reverse]}: "
+                + ("give --reverse" if reverse else "leave --reverse out")
+            )
 
     def gather_checkpoint_state(self) -> None:
         """Collects the lanes of all workers; every worker calls it before a checkpoint is saved."""
@@ -298,17 +335,21 @@ class CharLMTask(LogsDiagnostics, LogsDynamics, FairseqTask):
             self._saved_states = gather_states(self.carries, self.workers)
 
     def get_checkpoint_dict(self):
-        if self._saved_states is None:
-            return {}
-        state = {"layout": self.layout, "chunk": self.carries[0].chunk, "states": self._saved_states}
+        state = {"reverse": self.cfg.reverse}
+        if self._saved_states is not None:
+            state |= {"layout": self.layout, "chunk": self.carries[0].chunk, "states": self._saved_states}
         return {type(self).__name__: state}
 
     def set_checkpoint_dict(self, state):
-        """Takes the lanes of a checkpoint up again.
+        """Takes the lanes of a checkpoint up again, where it was saved in mid-epoch.
 
         Raises:
-            UsageError: the checkpoint's lanes are not this run's, so its states belong to other text.
+            UsageError: the checkpoint reads in the other direction, or its lanes are not this run's, so its
+                states belong to other text.
         """
+        self._check_direction(state)
+        if "states" not in state:
+            return
         different = [key for key in self.layout if state["layout"][key] != self.layout[key]]
         if different:
             was = ", ".join(f"{key} {state['layout'][key]}" for key in different)
@@ -320,6 +361,11 @@ class CharLMTask(LogsDiagnostics, LogsDynamics, FairseqTask):
             )
         mine = state["states"][self.rank :: self.workers]
         self.carries = [Carry(state["chunk"], tuple(after)) for after in mine]
+
+
+def _direction(reverse: bool) -> str:
+    """What a title says of the direction; from left to right goes without saying."""
+    return f", read {_DIRECTIONS[True]}" if reverse else ""
 
 
 def _as_dataclass(cfg) -> CharLMTaskConfig:

@@ -233,6 +233,7 @@ VALUES = {
     # Tasks and criterions
     "--tokens-per-sample": "6",
     "--batching": "windows",
+    "--reverse": "",
     "--protocol": "window:6/2",
     "--log-dynamics": "2",
     "--dynamic-eval": "",

@@ -295,6 +295,22 @@ def test_carry_keeps_the_models_of_an_ensemble_apart():
     assert [state.item() for state in states] == [1.0, 2.0] and not states[0].requires_grad
 
 
+@pytest.mark.parametrize("batching", ["lanes", "windows"])
+def test_one_iterator_serves_all_epochs(corpus, batching):
+    # The processes of an iterator that is given up may take five seconds to end.
+    options = {"tokens_per_sample": 20, "batching": batching}
+    task = build_task(corpus, **options)
+    kept = {split: iterator(task, split) for split in ("train", "valid")}
+    for epoch in (1, 2, 3):
+        for split, first in kept.items():
+            again = task.get_batch_iterator(task.dataset(split), max_sentences=3, epoch=epoch)
+            assert again is first
+            fresh = iterator(build_task(corpus, **options), split, epoch=epoch)
+            for one, other in zip(again.next_epoch_itr(), fresh.next_epoch_itr(), strict=True):
+                assert torch.equal(one["target"], other["target"])
+        assert kept["train"].epoch == epoch
+
+
 def _trained(task, steps):
     model, criterion = build_model(task), CharCrossEntropy(task)
     batches = list(iterator(task, B=2).next_epoch_itr())
@@ -314,8 +330,10 @@ def test_checkpoints_hold_the_lanes_in_mid_epoch_only(corpus):
     assert resumed.carries[0].chunk == 3
     for one, other in zip(resumed.carries[0].open(4).read(), state["states"][0], strict=True):
         assert torch.equal(one, other)
-    assert _trained(build_task(corpus, tokens_per_sample=20), steps=count)[0] == {}
-    assert build_task(corpus).get_checkpoint_dict() == {}
+    assert _trained(build_task(corpus, tokens_per_sample=20), steps=count)[0] == {
+        "CharLMTask": {"reverse": False}
+    }
+    assert build_task(corpus).get_checkpoint_dict() == {"CharLMTask": {"reverse": False}}
 
 
 def test_resuming_with_other_lanes_is_refused_with_the_reason(corpus):

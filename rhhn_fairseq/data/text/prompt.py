@@ -6,14 +6,16 @@ from rhhn_fairseq.errors import UsageError
 
 
 def first_input(vocabulary: CharVocabulary | WordVocabulary) -> int:
-    """What an unread text begins after: a line's end, where lines end; else nothing that is known."""
+    """What an unread text begins after, from either side: the newline, or <unk> where none occurs."""
     return EOS if vocabulary.newline_occurs else UNK
 
 
 def prompt_indices(
     vocabulary: CharVocabulary | WordVocabulary, text: str, name: str = "--prompt"
 ) -> list[int]:
-    """Dictionary indices of a text to go on from, after the beginning of a text.
+    """Dictionary indices of a text to go on from, as the model reads it, after the beginning of a text.
+
+    To a vocabulary with ``reverse`` the text is the end of a longer one, and its last symbol comes first.
 
     Args:
         name: what the message calls the text.
@@ -25,4 +27,4 @@ def prompt_indices(
     unknown = sorted({symbol for symbol, entry in zip(symbols, entries, strict=True) if entry == UNK})
     if unknown:
         raise UsageError(f"{name} has symbols the model does not know: {unknown}")
-    return [first_input(vocabulary), *entries]
+    return [first_input(vocabulary), *(reversed(entries) if vocabulary.reverse else entries)]

@@ -86,6 +86,7 @@ class CharVocabulary:
     mode: "text" (a symbol is a Unicode character) or "bytes" (a symbol is a byte).
     newline_occurs: whether the training text has a newline, so that eos is a symbol of the model.
     corpus: the sentence that names the corpus, or None if unknown.
+    reverse: whether the model reads texts from right to left; ``encode`` and ``decode`` do not ask.
 
     Raises UsageError if a symbol is not an escaped character, occurs twice, is the newline, or is
     no byte in bytes mode.
@@ -99,12 +100,14 @@ class CharVocabulary:
         mode: str = "text",
         newline_occurs: bool = True,
         corpus: str | None = None,
+        reverse: bool = False,
     ):
         if mode not in MODES:
             raise UsageError(f"mode {mode!r} is unknown; choose from {', '.join(MODES)}")
         self.mode = mode
         self.newline_occurs = newline_occurs
         self.corpus = corpus
+        self.reverse = reverse
         self.symbols = tuple(unescape(symbol) for symbol in symbols)
         seen = set()
         for symbol in self.symbols:
@@ -209,9 +212,9 @@ class CharVocabulary:
             return codes.astype(np.uint8).tobytes()
         return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
-    def incremental_decoder(self) -> "IncrementalDecoder":
-        """A decoder for text that arrives in pieces, such as a sample while it is drawn."""
-        return IncrementalDecoder(self)
+    def incremental_decoder(self) -> "IncrementalDecoder | ReverseDecoder":
+        """A decoder for entries that arrive as the model reads them, such as a sample while it is drawn."""
+        return ReverseDecoder(self) if self.reverse else IncrementalDecoder(self)
 
     def _encoding_table(self) -> np.ndarray:
         size = max(int(self._symbol_codes.max(initial=0)), NEWLINE) + 2
@@ -247,6 +250,28 @@ class IncrementalDecoder:
     def finish(self) -> str:
         """The rest at the end of the input: U+FFFD for an incomplete character, otherwise nothing."""
         return self._utf8.decode(b"", final=True)
+
+
+class ReverseDecoder:
+    """Decodes entries that arrive from right to left: the text is known when its first symbol has come.
+
+    Args:
+        vocabulary: its ``decode`` gives the text.
+    """
+
+    def __init__(self, vocabulary):
+        self._vocabulary = vocabulary
+        self._indices: list[int] = []
+
+    def feed(self, indices: Sequence[int] | np.ndarray) -> str:
+        """Nothing yet."""
+        self._indices += np.asarray(indices, dtype=np.int64).tolist()
+        return ""
+
+    def finish(self) -> str:
+        """The text, from left to right; bytes that are no UTF-8 become U+FFFD."""
+        decoded = self._vocabulary.decode(self._indices[::-1])
+        return decoded if isinstance(decoded, str) else decoded.decode("utf-8", "replace")
 
 
 def _read_symbols(path: Path) -> list[str]:

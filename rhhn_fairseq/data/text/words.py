@@ -12,7 +12,14 @@ import numpy as np
 
 from rhhn_fairseq.data.common.manifest import MANIFEST_NAME
 from rhhn_fairseq.data.text.manifest import DICTIONARY_NAME
-from rhhn_fairseq.data.text.vocabulary import EOS, FIRST_SYMBOL, SPECIAL_SYMBOLS, UNK, CharVocabulary
+from rhhn_fairseq.data.text.vocabulary import (
+    EOS,
+    FIRST_SYMBOL,
+    SPECIAL_SYMBOLS,
+    UNK,
+    CharVocabulary,
+    ReverseDecoder,
+)
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import read_regular
 
@@ -29,6 +36,7 @@ class WordVocabulary:
     Args:
         words: in the order of dict.txt, without fairseq's four special symbols.
         corpus: what the corpus is called.
+        reverse: whether the model reads texts from right to left.
 
     Raises:
         UsageError: a word occurs twice.
@@ -38,8 +46,9 @@ class WordVocabulary:
     unit = "word"
     newline_occurs = True
 
-    def __init__(self, words: Iterable[str], corpus: str | None = None):
+    def __init__(self, words: Iterable[str], corpus: str | None = None, reverse: bool = False):
         self.symbols = tuple(words)
+        self.reverse = reverse
         self.corpus = corpus
         self._index_of_word = {word: FIRST_SYMBOL + index for index, word in enumerate(self.symbols)}
         if len(self._index_of_word) != len(self.symbols):
@@ -92,9 +101,9 @@ class WordVocabulary:
         names = [*SPECIAL_SYMBOLS, *self.symbols]
         return "".join("\n" if index == EOS else f"{names[index]} " for index in np.asarray(indices).tolist())
 
-    def incremental_decoder(self) -> "WordDecoder":
-        """A decoder for text that arrives in pieces."""
-        return WordDecoder(self)
+    def incremental_decoder(self) -> "WordDecoder | ReverseDecoder":
+        """A decoder for entries that arrive as the model reads them."""
+        return ReverseDecoder(self) if self.reverse else WordDecoder(self)
 
 
 class WordDecoder:
