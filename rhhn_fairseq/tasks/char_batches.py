@@ -1,8 +1,8 @@
-"""fairseq's datasets and iterators over the batches of ``data/text/lanes.py``."""
+"""fairseq's datasets of the batches of ``data/text/lanes.py``."""
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset, iterators
+from fairseq.data import FairseqDataset
 
 from rhhn_fairseq.data.text.lanes import PAD, Batch
 from rhhn_fairseq.data.text.vocabulary import UNK
@@ -55,23 +55,3 @@ class BatchDataset(FairseqDataset):
             "chunk": batch.chunk,
             "group": batch.group,
         }
-
-
-class OrderedBatchIterator(iterators.EpochBatchIterator):
-    """An iterator that never shuffles, and that numbers batches through where epochs differ.
-
-    Args:
-        numbered_by_epoch: batch b of epoch e is item e * len(dataset) + b (``RandomWindows``).
-    """
-
-    def __init__(self, dataset: BatchDataset, numbered_by_epoch: bool = False, **options):
-        self.numbered_by_epoch = numbered_by_epoch
-        batches = [[i] for i in range(len(dataset))]
-        super().__init__(dataset=dataset, collate_fn=dataset.collater, batch_sampler=batches, **options)
-
-    def ordered_batches(self, epoch, fix_batches_to_gpus, shuffle):
-        """This worker's batches in order; ``shuffle`` is ignored, because the state is carried along them."""
-        batches = super().ordered_batches(epoch, fix_batches_to_gpus, shuffle=False)
-        if not self.numbered_by_epoch:
-            return batches
-        return [[epoch * len(self.dataset) + i for i in batch] for batch in batches]

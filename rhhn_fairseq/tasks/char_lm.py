@@ -25,12 +25,13 @@ from rhhn_fairseq.data.text.words import WordVocabulary, load_vocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.programs import command
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
-from rhhn_fairseq.tasks.char_batches import BatchDataset, OrderedBatchIterator, StreamDataset
+from rhhn_fairseq.tasks.char_batches import BatchDataset, StreamDataset
 from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.dynamic_evaluation import DynamicEvaluation, Rates
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
 from rhhn_fairseq.tasks.evaluation import OtherText, Protocol, ScoredBatches
-from rhhn_fairseq.tasks.sizes import frequency_of, rows_of
+from rhhn_fairseq.tasks.own_batches import CutsOwnBatches, OrderedBatchIterator
+from rhhn_fairseq.tasks.sizes import frequency_of
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class CharLMTaskConfig(DynamicsTaskConfig):
 
 
 @register_task("char_lm", dataclass=CharLMTaskConfig)
-class CharLMTask(LogsDiagnostics, LogsDynamics, FairseqTask):
+class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
     """Character language modelling.
 
     Training in ``lanes`` carries the state across chunks, batches, workers and checkpoints: there is one
@@ -176,46 +177,20 @@ class CharLMTask(LogsDiagnostics, LogsDynamics, FairseqTask):
         stream = open_stream(Path(self.cfg.data) / split, len(self.dictionary))
         return stream[::-1] if self.cfg.reverse else stream
 
-    def get_batch_iterator(
-        self,
-        dataset,
-        max_tokens=None,
-        max_sentences=None,
-        num_shards=1,
-        shard_id=0,
-        num_workers=0,
-        epoch=1,
-        data_buffer_size=0,
-        seed=1,
-        **unused,
-    ):
-        """An iterator over a split in its fixed order; options that choose or shuffle sentences do
-        not apply to one long text."""
-        B = rows_of(max_sentences, max_tokens, self.cfg.tokens_per_sample)
-        # One iterator serves all epochs: ending the processes of one that is given up takes seconds.
-        key = (dataset, B, num_shards, shard_id)
-        if key not in self.dataset_to_epoch_iter:
-            cutter = self._cut(dataset, B, num_shards, shard_id)
-            self.dataset_to_epoch_iter[key] = OrderedBatchIterator(
-                BatchDataset(cutter),
-                numbered_by_epoch=isinstance(cutter, RandomWindows),
-                seed=seed,
-                num_shards=num_shards,
-                shard_id=shard_id,
-                num_workers=num_workers,
-                epoch=epoch,
-                buffer_size=data_buffer_size,
-                reuse_dataloader=True,
-                persistent_workers=True,
-            )
-        return self.dataset_to_epoch_iter[key]
+    @property
+    def row_steps(self) -> int:
+        """The symbols that a row of a training batch has."""
+        return self.cfg.tokens_per_sample
 
-    def _cut(self, dataset, B, workers, rank):
+    def cut_batches(self, dataset, B, workers, rank):
+        """See ``CutsOwnBatches``."""
         if dataset.split == self.cfg.train_subset:
-            return self._cut_training(dataset, B, workers, rank)
+            cutter = self._cut_training(dataset, B, workers, rank)
+            return BatchDataset(cutter), isinstance(cutter, RandomWindows)
         protocol = Protocol.parse(self.cfg.valid_protocol)
         logger.info("%s split of %s, protocol %s", dataset.split, self._corpus_name(), protocol.text)
-        return protocol.cut(dataset.stream, self.first_input, self.cfg.tokens_per_sample, B, workers)
+        T = self.cfg.tokens_per_sample
+        return BatchDataset(protocol.cut(dataset.stream, self.first_input, T, B, workers)), False
 
     def _cut_training(self, dataset, B, workers, rank):
         T, N = self.cfg.tokens_per_sample, len(dataset.stream)

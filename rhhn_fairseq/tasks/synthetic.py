@@ -17,12 +17,12 @@ from rhhn_fairseq.data.problems.mnist import STANDARD_SPLIT, T10K_SPLIT
 from rhhn_fairseq.data.problems.registry import OPTIONS, PROBLEMS, build_problem
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import pass_seed
-from rhhn_fairseq.tasks.char_batches import OrderedBatchIterator
 from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
 from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
+from rhhn_fairseq.tasks.own_batches import CutsOwnBatches
 from rhhn_fairseq.tasks.problem_batches import ProblemBatchDataset, SplitDataset
-from rhhn_fairseq.tasks.sizes import frequency_of, rows_of
+from rhhn_fairseq.tasks.sizes import frequency_of
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class SyntheticTaskConfig(DetachTaskConfig, DynamicsTaskConfig):
 
 
 @register_task("synthetic", dataclass=SyntheticTaskConfig)
-class SyntheticTask(LogsDiagnostics, LogsDynamics, DetachingTask, FairseqTask):
+class SyntheticTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, DetachingTask, FairseqTask):
     """Problems that need a long memory; no data directory is needed.
 
     Training examples follow from the seed, the epoch and the number of the batch in it, random numbers of a
@@ -141,38 +141,15 @@ class SyntheticTask(LogsDiagnostics, LogsDynamics, DetachingTask, FairseqTask):
         N = self.cfg.train_examples
         return training_set(self.problem, N, self.cfg.seed) if N else None
 
-    def get_batch_iterator(
-        self,
-        dataset,
-        max_tokens=None,
-        max_sentences=None,
-        num_shards=1,
-        shard_id=0,
-        num_workers=0,
-        epoch=1,
-        data_buffer_size=0,
-        seed=1,
-        **unused,
-    ):
-        """An iterator over a split; options that choose or group sentences by length do not apply."""
+    @property
+    def row_steps(self) -> int:
+        """The steps of an example."""
+        return self.problem.steps
+
+    def cut_batches(self, dataset, B, workers, rank):
+        """See ``CutsOwnBatches``."""
         train = dataset.split == self.cfg.train_subset
-        B = rows_of(max_sentences, max_tokens, self.problem.steps)
-        # One iterator serves all epochs: ending the processes of one that is given up takes seconds.
-        key = (dataset, B, num_shards, shard_id)
-        if key not in self.dataset_to_epoch_iter:
-            self.dataset_to_epoch_iter[key] = OrderedBatchIterator(
-                ProblemBatchDataset(self._batches(dataset, B, num_shards, train)),
-                numbered_by_epoch=train,
-                seed=seed,
-                num_shards=num_shards,
-                shard_id=shard_id,
-                num_workers=num_workers,
-                epoch=epoch,
-                buffer_size=data_buffer_size,
-                reuse_dataloader=True,
-                persistent_workers=True,
-            )
-        return self.dataset_to_epoch_iter[key]
+        return ProblemBatchDataset(self._batches(dataset, B, workers, train)), train
 
     def _batches(self, dataset, B, workers, train):
         if dataset.codes is None:

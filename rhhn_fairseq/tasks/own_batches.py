@@ -1,0 +1,80 @@
+"""Tasks that cut their own batches, and fairseq's iterator over them."""
+
+from abc import abstractmethod
+
+from fairseq.data import FairseqDataset, iterators
+
+from rhhn_fairseq.tasks.sizes import rows_of
+
+
+class OrderedBatchIterator(iterators.EpochBatchIterator):
+    """An iterator that never shuffles, and that numbers batches through where epochs differ.
+
+    Args:
+        dataset: an item is a batch.
+        numbered_by_epoch: batch b of epoch e is item e * len(dataset) + b (``RandomWindows``).
+    """
+
+    def __init__(self, dataset: FairseqDataset, numbered_by_epoch: bool = False, **options):
+        self.numbered_by_epoch = numbered_by_epoch
+        batches = [[i] for i in range(len(dataset))]
+        super().__init__(dataset=dataset, collate_fn=dataset.collater, batch_sampler=batches, **options)
+
+    def ordered_batches(self, epoch, fix_batches_to_gpus, shuffle):
+        """This worker's batches in order; ``shuffle`` is ignored, because the state is carried along them."""
+        batches = super().ordered_batches(epoch, fix_batches_to_gpus, shuffle=False)
+        if not self.numbered_by_epoch:
+            return batches
+        return [[epoch * len(self.dataset) + i for i in batch] for batch in batches]
+
+
+class CutsOwnBatches:
+    """A task whose splits are cut into batches by ``cut_batches``, in a fixed order."""
+
+    @property
+    @abstractmethod
+    def row_steps(self) -> int:
+        """The steps of a row of a batch, by which --max-tokens becomes a number of rows."""
+
+    @abstractmethod
+    def cut_batches(self, dataset, B: int, workers: int, rank: int) -> tuple[FairseqDataset, bool]:
+        """The batches of a split, and whether their numbers go on from epoch to epoch.
+
+        Args:
+            dataset: what ``load_dataset`` made. B: rows of a batch. workers, rank: of this worker.
+        """
+
+    def get_batch_iterator(
+        self,
+        dataset,
+        max_tokens=None,
+        max_sentences=None,
+        num_shards=1,
+        shard_id=0,
+        num_workers=0,
+        epoch=1,
+        data_buffer_size=0,
+        seed=1,
+        **unused,
+    ) -> OrderedBatchIterator:
+        """The iterator over a split, the same in every epoch; options that choose or group sentences do not
+        apply."""
+        B = rows_of(max_sentences, max_tokens, self.row_steps)
+        # One that is given up takes up to ten seconds: garbage collection closes the queues of its processes
+        # before it ends them.
+        key = (dataset, B, num_shards, shard_id)
+        if key not in self.dataset_to_epoch_iter:
+            batches, numbered_by_epoch = self.cut_batches(dataset, B, num_shards, shard_id)
+            self.dataset_to_epoch_iter[key] = OrderedBatchIterator(
+                batches,
+                numbered_by_epoch,
+                seed=seed,
+                num_shards=num_shards,
+                shard_id=shard_id,
+                num_workers=num_workers,
+                epoch=epoch,
+                buffer_size=data_buffer_size,
+                reuse_dataloader=True,
+                persistent_workers=True,
+            )
+        return self.dataset_to_epoch_iter[key]
