@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from rhhn_fairseq.analysis.training_logs import TRAIN_INNER, parse_line
+from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, parse_line
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.locks import locked
 from rhhn_fairseq.reproduce import corpora, plan, records
@@ -94,7 +94,7 @@ def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> 
             command = plan.train_command(run, place, directory, task, device)
             record.commands = {"train": shell_words(command)}
             record.save(path)
-            _train(run, command, directory, record, threads)
+            _train(run, command, directory, record, path, threads)
             record.save(path)
             if record.state == "failed":
                 return record
@@ -239,7 +239,8 @@ def _new_record(run: Run, threads: int, device: str) -> Record:
     )
 
 
-def _train(run: Run, command: list[str], directory: Path, record: Record, threads: int) -> None:
+def _train(run: Run, command: list[str], directory: Path, record: Record, path: Path, threads: int) -> None:
+    """Trains, and writes the record to ``path`` after every epoch: it says how far a run came that is stopped."""
     log = directory / LOG
     last = ""
     bar = Progress(f"{run.table.name} {run.name}", run.options())
@@ -250,6 +251,9 @@ def _train(run: Run, command: list[str], directory: Path, record: Record, thread
             figures = parse_line(line)
             if figures is not None:
                 bar.show(line, figures)
+                if figures.subset == TRAIN:
+                    record.read_curve(log)
+                    record.save(path)
     text = log.read_text(errors="replace")
     record.parameters, record.stopped_by = _parameters(text), _stop(text)
     if program.status:

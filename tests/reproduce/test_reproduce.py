@@ -282,13 +282,16 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_left_alone(corpus, tmp_path,
     words += ["--save-interval-updates", "10"]
     log = tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s1" / "train.log"
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: log.exists() and '"num_updates": "30"' in log.read_text())
+    wait_for(lambda: log.exists() and '"num_updates": "70"' in log.read_text())
     process.kill()
     process.wait()
     # The training ends with what ran it, and saves.
     wait_for(lambda: not list_children(log.parent))
     first = json.loads((tmp_path / "results" / "runs" / "ha-ptb" / "lstm_ptb-s1.json").read_text())
     assert first["state"] == "training"
+    # In the second epoch, the record has the first.
+    assert first["epochs"] == len(first["curve"]) == 1 and first["curve"][0]["valid"]["bpc"] > 0
+    assert first["updates"] == first["curve"][0]["updates"] < 70
 
     result = subprocess.run(words, capture_output=True, text=True, timeout=HANGS)
     assert result.returncode == 0, result.stderr
