@@ -30,6 +30,8 @@ SHORTER = {
     "fairseq-train data-bin/ptb --arch ln_hyperlstm_ptb --log-dynamics": (
         "--max-update 3 --cpu --log-dynamics 1 --log-interval 1"
     ),
+    # The checkpoints that the page averages.
+    "fairseq-train data-bin/multi30k-en-fr --arch hyperlstm_gnmt_small --save-dir checkpoints/gnmt": "--cpu",
     "fairseq-train": "--max-update 3 --cpu",
     "fairseq-hydra-train": "optimization.max_update=3 common.cpu=true",
     "rhhn train": "--max-update 3 --cpu",
@@ -129,7 +131,7 @@ def _write_files(home: Path, here: Path) -> None:
         directory.mkdir(parents=True)
     for name in ("rhhn_fairseq", "configs"):
         (here / name).symlink_to(ROOT / name)
-    for split, lines in (("train", 400), ("valid", 60), ("test", 60)):
+    for split, lines in (("train", 700), ("valid", 100), ("test", 60)):
         text = "".join(f" line {n} of some {split} text with <unk> words \n" for n in range(lines))
         for directory in (home / "ptb", home / "simple-examples/data"):
             (directory / f"ptb.{split}.txt").write_text(text)
