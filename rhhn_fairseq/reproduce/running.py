@@ -240,7 +240,7 @@ def _new_record(run: Run, threads: int, device: str) -> Record:
 
 
 def _train(run: Run, command: list[str], directory: Path, record: Record, path: Path, threads: int) -> None:
-    """Trains, and writes the record to ``path`` after every epoch, so that it tells how far a stopped run came."""
+    """Trains, and writes the record to ``path`` after every epoch: a stopped run tells how far it came."""
     log = directory / LOG
     last = ""
     bar = Progress(f"{run.table.name} {run.name}", run.options())
