@@ -25,7 +25,7 @@ CANDIDATES = 5
 
 @dataclass(frozen=True)
 class Reading:
-    """A text, and what reading it did. It stands from left to right, however the model read it.
+    """A text, and what reading it did, in the order of the text, whichever direction the model reads in.
 
     Attributes:
         symbols: the T symbols that came. names: of the M matrices, as ``i``, or ``2 f`` in layer 2.

@@ -1,6 +1,6 @@
 """Tasks that cut their own batches, and fairseq's iterator over them."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 
 from fairseq.data import FairseqDataset, iterators
 
@@ -28,7 +28,7 @@ class OrderedBatchIterator(iterators.EpochBatchIterator):
         return [[epoch * len(self.dataset) + i for i in batch] for batch in batches]
 
 
-class CutsOwnBatches:
+class CutsOwnBatches(ABC):
     """A task whose splits are cut into batches by ``cut_batches``, in a fixed order."""
 
     @property
@@ -57,10 +57,12 @@ class CutsOwnBatches:
         seed=1,
         **unused,
     ) -> OrderedBatchIterator:
-        """The iterator over a split, the same in every epoch; options that choose or group sentences do not
-        apply."""
+        """The iterator over a split, the same one in every epoch.
+
+        fairseq's other options choose or group sentences, which do not exist here.
+        """
         B = rows_of(max_sentences, max_tokens, self.row_steps)
-        # One that is given up takes up to ten seconds: garbage collection closes the queues of its processes
+        # Giving up an iterator takes up to ten seconds: garbage collection closes the queues of its processes
         # before it ends them.
         key = (dataset, B, num_shards, shard_id)
         if key not in self.dataset_to_epoch_iter:

@@ -297,7 +297,7 @@ def test_carry_keeps_the_models_of_an_ensemble_apart():
 
 @pytest.mark.parametrize("batching", ["lanes", "windows"])
 def test_one_iterator_serves_all_epochs(corpus, batching):
-    # The processes of an iterator that is given up may take five seconds to end.
+    # Giving up an iterator takes up to ten seconds, until its processes have ended.
     options = {"tokens_per_sample": 20, "batching": batching}
     task = build_task(corpus, **options)
     kept = {split: iterator(task, split) for split in ("train", "valid")}

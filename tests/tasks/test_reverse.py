@@ -89,7 +89,7 @@ def test_samples_are_printed_from_left_to_right(mode):
 
 
 def test_a_trained_model_draws_what_comes_before(corpus):
-    # From left to right, "mat" may end a line that began with any cat.
+    # Only one beginning of a line comes before "on the log" in the training text.
     task = build_task(corpus, reverse=True, tokens_per_sample=32)
     model = build_model(task, hidden_size=24).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
