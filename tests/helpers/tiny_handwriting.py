@@ -38,3 +38,12 @@ def save(model: Handwriting, config: HandwritingConfig, path, data=None) -> None
     state = {"cfg": cfg, "args": None, "model": model.state_dict(), "optimizer_history": history}
     state |= {"task_state": {}, "extra_state": {"train_iterator": {"epoch": 1}}, "last_optimizer_state": {}}
     torch.save(state, path)
+
+
+def disturb(model, size=0.3):
+    """Weights of hypernetworks start where nothing changes; these do not."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += size * torch.randn_like(parameter)
+    return model

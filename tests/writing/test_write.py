@@ -1,50 +1,31 @@
 """Writing from a handwriting model: what is drawn, how weights change, pictures, and scripts/write.py."""
 
 import dataclasses
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
-from helpers import script_cli
 from helpers.strokes_cli import random_rows
-from helpers.tiny_handwriting import NORMALISATION, SYMBOLS, build, prepare_words, save
+from helpers.tiny_handwriting import NORMALISATION, build, disturb
+from helpers.written_pictures import svg_lines
 from matplotlib.colors import to_hex
 
 from rhhn_fairseq.analysis.changes import step_changes, watch
 from rhhn_fairseq.analysis.colours import QUANTITY_OF_LINES
 from rhhn_fairseq.analysis.plotting import LINE_COLOUR_MAP
-from rhhn_fairseq.cli import run as run_program
-from rhhn_fairseq.commands import plot
 from rhhn_fairseq.data.strokes.points import Line, from_offsets
-from rhhn_fairseq.data.strokes.store import StrokeSplit
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.mixture import Mixture
-from rhhn_fairseq.models.handwriting import HandwritingConfig
 from rhhn_fairseq.models.handwriting_loading import load_handwriting
 from rhhn_fairseq.writing.changes import stroke_changes
 from rhhn_fairseq.writing.picture import column_changes, draw, output_paths
-from rhhn_fairseq.writing.prime import read_prime
 from rhhn_fairseq.writing.sampling import Hand, WritingConfig, Written, write
 from rhhn_fairseq.writing.smoothing import smoothed, stub
-
-SCRIPT = script_cli.SCRIPTS / "write.py"
-SVG = "{http://www.w3.org/2000/svg}"
-write_script = script_cli.load("write")
-
-
-def _disturb(model, size=0.3):
-    """Weights of hypernetworks start where nothing changes; these do not."""
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += size * torch.randn_like(parameter)
-    return model
 
 
 def test_points_are_drawn_one_after_the_other():
     """By hand: each point is drawn from the mixture after the ones before, read as one sequence."""
-    model = _disturb(build("ln_hyperlstm"))
+    model = disturb(build("ln_hyperlstm"))
     (line,) = write(model, WritingConfig(lines=1, points=12, bias=0.3, temperature=0.8, seed=5))
     assert line.points.shape == (13, 3) and line.finished and line.text is None and line.primed == 0
     assert line.points[0].tolist() == [0, 0, 0] and line.points[-1, 2] == 1
@@ -89,7 +70,7 @@ def test_a_bias_makes_writing_tidier():
 
 
 def test_a_primed_line_is_read_before_writing():
-    model = _disturb(build("hyperlstm"))
+    model = disturb(build("hyperlstm"))
     prime = Line("p", from_offsets(random_rows(9), "p"))
     line = write(model, WritingConfig(lines=1, points=6), prime=prime)[0]
     assert line.primed == 10 and line.points.shape == (16, 3)
@@ -191,7 +172,7 @@ def _cells(model, state):
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("window", [0, 2])
 def test_changes_are_the_norms_of_the_matrices_changes(cell, options, names, layers, window):
-    model = _disturb(build(cell, window, layers=layers, **options)).double()
+    model = disturb(build(cell, window, layers=layers, **options)).double()
     text = torch.tensor([[0, 1, 2]]) if window else None
     hand = Hand(model, text)
     assert hand.names == (names if layers == 1 else tuple(f"{n} {m}" for n in (1, 2) for m in names))
@@ -260,27 +241,11 @@ def test_column_changes_lie_under_the_pens_way():
     assert column_changes(still, columns=3)[0].tolist() == [7, 0, 0]
 
 
-def _svg_lines(path):
-    """The strokes of a picture as lists of points (x, y), by colour; curves are joined where they meet."""
-    strokes = {}
-    for element in ElementTree.parse(path).getroot().iter(f"{SVG}path"):
-        style = element.get("style") or ""
-        if "fill: none" in style and "stroke-linecap: round" in style:
-            colour = style.split("stroke: ")[1].split(";")[0]
-            numbers = [n for n in element.get("d").split() if n not in ("M", "C")]
-            start, *_, end = np.array(numbers, dtype=np.float64).reshape(-1, 2)
-            own = strokes.setdefault(colour, [])
-            if not own or (own[-1][-1] != start).any():
-                own.append([start])
-            own[-1].append(end)
-    return {colour: [np.array(stroke) for stroke in own] for colour, own in strokes.items()}
-
-
 def test_the_picture_lifts_the_pen_and_keeps_proportions(tmp_path):
     line = _written([[0, 10, 20], [5, 25], [30]])
     (path,) = output_paths(tmp_path / "a.svg")
     draw([line], [path])
-    found = _svg_lines(path)
+    found = svg_lines(path)
     black = found["#000000"]
     assert [len(stroke) for stroke in black][:2] == [3, 2]
     first, second = black[0], black[1]
@@ -293,7 +258,7 @@ def test_the_picture_lifts_the_pen_and_keeps_proportions(tmp_path):
 def test_lines_stand_in_columns(tmp_path):
     lines = [_written([[0, 10]]), _written([[0, 20]]), _written([[0, 5]])]
     draw(lines, [tmp_path / "a.svg"], columns=2)
-    first, second, third = _svg_lines(tmp_path / "a.svg")["#000000"]
+    first, second, third = svg_lines(tmp_path / "a.svg")["#000000"]
     assert second[0, 1] == pytest.approx(first[0, 1], abs=1e-3) and second[0, 0] > first[1, 0]
     assert third[0, 0] == pytest.approx(first[0, 0], abs=1e-3) and third[0, 1] > first[0, 1]
     # All at one scale.
@@ -304,14 +269,14 @@ def test_lines_stand_in_columns(tmp_path):
 def test_primed_points_have_a_colour_of_their_own(tmp_path):
     whole = _written([[0, 10, 20, 30, 40]], primed=3)
     draw([whole], [tmp_path / "a.svg"])
-    found = _svg_lines(tmp_path / "a.svg")
+    found = svg_lines(tmp_path / "a.svg")
     (blue,), (black,) = found["#d55e00"], found["#000000"]
     # The pen stayed down, so the writing begins where the reading ended.
     np.testing.assert_allclose(black[0], blue[-1], atol=1e-3)
     assert (len(blue), len(black)) == (3, 3)
     lifted = _written([[0, 10], [20, 30]], primed=2)
     draw([lifted], [tmp_path / "b.svg"])
-    found = _svg_lines(tmp_path / "b.svg")
+    found = svg_lines(tmp_path / "b.svg")
     assert (len(found["#d55e00"][0]), len(found["#000000"][0])) == (2, 2)
     gap = found["#000000"][0][0] - found["#d55e00"][0][-1]
     assert gap[0] == pytest.approx(found["#d55e00"][0][-1][0] - found["#d55e00"][0][0][0], abs=1e-2)
@@ -322,7 +287,7 @@ def test_changes_are_the_colour_of_the_strokes(tmp_path):
     line = _written([[*range(5)], [*range(5, 10)]], changes, names=("f", "o"))
     draw([line, line], [tmp_path / "a.svg", tmp_path / "b.svg"])
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    strokes = _svg_lines(tmp_path / "a.svg")
+    strokes = svg_lines(tmp_path / "a.svg")
     # The root mean square of the second stroke's changes is 5 of 7, the 98th percentile.
     strong = to_hex(LINE_COLOUR_MAP(5 / 7))
     assert strokes.keys() == {QUANTITY_OF_LINES[0], strong}
@@ -330,7 +295,7 @@ def test_changes_are_the_colour_of_the_strokes(tmp_path):
     draw([line], [tmp_path / "a.png", tmp_path / "b.png"])
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     draw([line], [tmp_path / "plain.svg"], changes=False)
-    assert _svg_lines(tmp_path / "plain.svg").keys() == {"#000000"}
+    assert svg_lines(tmp_path / "plain.svg").keys() == {"#000000"}
 
 
 def test_smooth_curves_go_through_the_points():
@@ -386,143 +351,3 @@ def test_output_paths(tmp_path):
     assert output_paths(tmp_path / "a.png") == [tmp_path / "a.png"]
     with pytest.raises(UsageError, match="there is no folder .*nowhere"):
         output_paths(tmp_path / "nowhere" / "a")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A directory with prepared words in ``data`` and checkpoints of models with and without a window."""
-    folder = tmp_path_factory.mktemp("trained")
-    prepare_words(folder / "data", words=_words_file(folder))
-    for name, window in (("plain", 0), ("window", 2)):
-        options = {"cell": "hyperlstm", "hyper_size": 4, "hyper_embed_size": 2}
-        config = HandwritingConfig(hidden_size=8, mixtures=2, window=window, **options)
-        save(_disturb(build(window=window, **options), 0.1), config, folder / f"{name}.pt", folder / "data")
-    return folder
-
-
-def _words_file(folder):
-    path = folder / "words.txt"
-    path.write_text("abe head bead")
-    return path
-
-
-def test_checkpoints_are_loaded_without_data(trained):
-    model, data = load_handwriting(str(trained / "window.pt"))
-    assert not model.training and model.symbols == SYMBOLS and model.normalisation == NORMALISATION
-    assert data == str(trained / "data")
-    expected = _disturb(build("hyperlstm", 2), 0.1).state_dict()
-    for key, part in model.state_dict().items():
-        assert torch.equal(part, expected[key]), key
-
-
-def test_primes(trained, tmp_path):
-    data = str(trained / "data")
-    split = StrokeSplit(data, "train")
-    line = read_prime("train:3", data)
-    assert (line.name, line.text) == (split.names[3], split.texts[3])
-    np.testing.assert_array_equal(line.points, split.points(3))
-    assert read_prime("train:3", data, text="b", points=4).text == "b"
-    assert len(read_prime("train:3", data, points=4).points) == 4
-    np.save(tmp_path / "mine.npy", random_rows(5))
-    (tmp_path / "mine.txt").write_text("head\n")
-    line = read_prime(str(tmp_path / "mine.npy"), None, y_up=True)
-    assert line.text == "head" and line.points[1].tolist() == (random_rows(5)[0] * (1, -1, 1)).tolist()
-    for place, options, reason in (
-        ("train:3", {"data": None}, "--prime train:3: name the data directory with --data"),
-        ("train:99", {}, "--prime train:99: the train split of .* has lines 0 to 23"),
-        ("dev:0", {}, "the directory has no dev split"),
-        ("train:0", {"points": 999}, "--prime-points 999: the line has"),
-        ("nowhere.npy", {}, "nowhere.npy: cannot be read"),
-    ):
-        with pytest.raises(UsageError, match=reason):
-            read_prime(place, **{"data": data} | options)
-    np.save(tmp_path / "two.npy", np.stack([random_rows(5)] * 2))
-    with pytest.raises(UsageError, match="two.npy: expected one line of handwriting"):
-        read_prime(str(tmp_path / "two.npy"), None)
-
-
-def _program(*arguments) -> int:
-    return run_program(lambda: write_script.main([str(argument) for argument in arguments]))
-
-
-def test_the_program_writes(trained, tmp_path, capsys):
-    output = tmp_path / "written"
-    options = ["--lines", 2, "--points", 15, "--bias", 0.5]
-    assert _program(trained / "plain.pt", *options, "--output", output) == 0
-    *written, changes = capsys.readouterr().out.splitlines()
-    assert written == [f"written: {output}.svg", f"written: {output}.png"]
-    assert changes.startswith("the weights change by 0.0")
-    first = output.with_suffix(".svg").read_bytes()
-    assert _program(trained / "plain.pt", *options, "--output", output) == 0
-    assert output.with_suffix(".svg").read_bytes() == first
-    # The strips of two lines, and the colour bar.
-    images = list(ElementTree.fromstring(first).iter(f"{SVG}image"))
-    assert len(images) == 3
-    capsys.readouterr()
-    assert _program(trained / "plain.pt", *options, "--no-changes", "--output", tmp_path / "p.svg") == 0
-    assert "change" not in capsys.readouterr().out
-    assert not list(ElementTree.parse(tmp_path / "p.svg").iter(f"{SVG}image"))
-
-
-def test_the_program_writes_a_text_after_a_line(trained, tmp_path, capsys):
-    texts = StrokeSplit(trained / "data", "train").texts
-    known = next(number for number, text in enumerate(texts) if set(text) <= set(SYMBOLS))
-    options = ["--text", "abe", "--text", "bead", "--lines", 1, "--points", 12, "--prime", f"train:{known}"]
-    output = tmp_path / "w.svg"
-    assert _program(trained / "window.pt", *options, "--output", output) == 0
-    assert "#d55e00" in _svg_lines(output)
-    assert "not finished within --points: 'abe'" in capsys.readouterr().err
-
-
-def test_the_program_refuses_in_one_line(trained, tmp_path, capsys):
-    def refused(*arguments):
-        capsys.readouterr()
-        assert _program(*arguments, "--output", tmp_path / "w") == 1
-        captured = capsys.readouterr()
-        assert captured.out == "" and captured.err.startswith("error: ") and captured.err.count("\n") == 1
-        assert not list(tmp_path.iterdir())
-        return captured.err
-
-    plain = trained / "plain.pt"
-    assert "the model was trained without --window" in refused(plain, "--text", "a")
-    assert "--text is missing" in refused(trained / "window.pt")
-    assert "has not read 'Z'" in refused(trained / "window.pt", "--text", "Z")
-    assert "--columns 0 is too small, the smallest is 1" in refused(plain, "--columns", 0)
-    assert "--bias -2.0 is not" in refused(plain, "--bias", -2)
-    assert "nowhere.pt" in refused(tmp_path / "nowhere.pt")
-    assert "has lines 0 to 23" in refused(plain, "--prime", "train:24")
-    state = torch.load(plain, weights_only=True)
-    state["model"]["weight_out"].fill_(float("nan"))
-    torch.save(state, trained / "diverged.pt")
-    assert "weight_out holds NaN or infinite numbers: the run diverged" in refused(trained / "diverged.pt")
-    state = torch.load(plain, weights_only=True)
-    state["cfg"]["model"]["_name"] = "char_lm"
-    torch.save(state, trained / "other.pt")
-    assert "holds a model 'char_lm', not a handwriting model" in refused(trained / "other.pt")
-
-
-def test_one_line_unless_more_are_asked_for():
-    assert write_script.parse_arguments(["model.pt"]).lines == 1
-
-
-def test_prepared_lines_are_drawn_in_a_grid(trained, tmp_path, capsys):
-    output = tmp_path / "grid.svg"
-    options = ["--lines", "5", "--columns", "2", "--seed", "3", "--output", str(output)]
-    plot.main(["strokes", str(trained / "data"), *options])
-    assert capsys.readouterr().out == f"written: {output} and {output.with_suffix('.npz')}\n"
-    split, arrays = StrokeSplit(trained / "data", "train"), np.load(output.with_suffix(".npz"))
-    numbers = [int(name.split(":")[1]) for name in arrays]
-    assert len(numbers) == 5 and numbers == sorted(set(numbers))
-    strokes = 0
-    for number in numbers:
-        np.testing.assert_array_equal(arrays[f"train:{number}"], split.points(number))
-        strokes += int(split.points(number)[:, 2].sum())
-    assert len(_svg_lines(output)["#000000"]) == strokes
-    assert f"<!-- train:{numbers[0]}  {split.texts[numbers[0]]} -->" in output.read_text()
-    for change, reason in (
-        (["--lines", "0"], "--lines 0: choose from 1 to 200"),
-        (["--seed", "-1"], "--seed -1 is too small, the smallest is 0"),
-        (["--split", "dev"], "the directory has no dev split"),
-    ):
-        with pytest.raises(UsageError, match=reason):
-            plot.main(["strokes", str(trained / "data"), *options, *change])
