@@ -34,7 +34,8 @@ def matrix_flop(module: nn.Module, T: int, B: int) -> int:
     The sum is over the parameters whose name, or whose list's name, begins with "weight", which is how cells
     and torch.nn call their matrices; with more than two dimensions they are stacks of matrices. Point-wise
     operations and normalisation are not counted, nor are products of activations with each other. The zeros
-    around the blocks of a rolled hypernetwork's matrices are no parameters, and are multiplied all the same.
+    around the blocks of a rolled hypernetwork's matrices are no parameters. They are counted, because its
+    ``step`` multiplies by them; its fused operation does not.
     """
     matrices = (
         parameter

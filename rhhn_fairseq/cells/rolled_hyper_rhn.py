@@ -13,6 +13,9 @@ hypervector itself, as the paper proposes ("the first h elements of the activati
 the layer, where the HyperRHN's is the state after it. With ``hyper_bias`` 0 every product would begin at
 zero, so 1 is the default. The paper leaves the equations open; these are this project's.
 
+``step`` makes the single product. Because of the zeros s^h never reads s, so the fused operation runs the
+hypernetwork over the whole sequence first, as it does for the HyperRHN, and multiplies by the blocks alone.
+
 h-detach cuts the gradient where the previous step's s enters W_0; Gal dropout and zoneout act on s. The
 recurrent dropout acts on both networks.
 
@@ -32,8 +35,10 @@ from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.rhn import highway, init_bias_, layer_masks, naive_highway
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops import highway as op
 from rhhn_fairseq.ops.gemm import affine
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
+from rhhn_fairseq.ops.sequence import expand_noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +85,23 @@ def naive_rolled_hyper_rhn(p, config, x_TC, state, noise):
     return np.stack(outputs), (S[:H], S[H:])
 
 
+def starting_states(states_TBN: Tensor, first_BN: Tensor, mask_TB: Tensor | None) -> Tensor:
+    """The state before each step, [T, B, N].
+
+    Args:
+        states_TBN: the state after each step; anything at padding, which leaves the state as it was.
+        first_BN: the state before all steps.
+        mask_TB: true at real positions.
+    """
+    states = torch.cat((first_BN.unsqueeze(0), states_TBN))
+    if mask_TB is None:
+        return states[:-1]
+    T, B = mask_TB.shape
+    steps = torch.arange(1, T + 1, device=mask_TB.device).unsqueeze(1) * mask_TB
+    latest = torch.cat((steps.new_zeros(1, B), steps.cummax(0).values[:-1]))
+    return states.gather(0, latest.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+
+
 @register_cell(
     "rolled_hyperrhn",
     RolledHyperRHNConfig,
@@ -96,6 +118,7 @@ class RolledHyperRHN(Cell):
     """
 
     config: RolledHyperRHNConfig
+    operation = "highway"
     affine_weights = ("weight_x",)
 
     def __init__(self, config: RolledHyperRHNConfig):
@@ -140,6 +163,54 @@ class RolledHyperRHN(Cell):
         if type(self).step is not RolledHyperRHN.step:
             return self.step
         return functools.partial(self._step, self.recurrent_matrices())
+
+    def run_operation(self, g, state, mask_TB, noise, plan):
+        config, (gx,), (s, hyper_s) = self.config, g, state
+        H, N, L = config.hidden_size, config.hyper_size, config.rhn_depth
+        main_gx, hyper_gx = self._split(gx, 2)
+        main_bias, hyper_bias = self._split(torch.stack(list(self.bias_s)), 2)
+        main_bias_x, hyper_bias_x = self._split(self.bias_x, 2)
+        main_noise, hyper_noise = dict(noise or {}), {}
+        update = expand_noise(noise, "update", *gx.shape[:2], L * (H + N))
+        if update is not None:
+            main_noise["update"], hyper_noise["update"] = self._split(update, L)
+
+        keep_scale = 1.0 / (1.0 - config.recurrent_dropout)
+        masks = op.gather_masks(mask_TB, None, hyper_noise, 0.0, hyper_gx, L)
+        trace, hyper_last = op.highway(
+            hyper_gx + hyper_bias_x.to(gx.dtype),
+            hyper_s,
+            list(self.weight_hyper),
+            op.Biases(hyper_bias),
+            (),
+            masks,
+            op.Numbers(keep_scale, trace=1.0),
+            plan,
+        )
+        # A layer reads the hypernetwork's state after the layer before it.
+        starts = starting_states(trace[..., -N:], hyper_s.to(gx.dtype), mask_TB)
+        before_TBLN = torch.cat((starts, trace[..., :-N]), dim=-1)
+        repeats = torch.eye(N, dtype=gx.dtype, device=gx.device).repeat(1, -(-H // N))[:, :H]
+        z_shift = main_bias.new_full((L, H), config.hyper_bias)
+
+        masks = op.gather_masks(mask_TB, None, main_noise, config.gal_dropout, main_gx, L)
+        y, s = op.highway(
+            main_gx,
+            s,
+            list(self.weight_s),
+            op.Biases(main_bias, main_bias_x, z_shift),
+            (before_TBLN, repeats.expand(L, N, H)),
+            masks,
+            op.Numbers(keep_scale, config.zoneout),
+            plan,
+        )
+        return y, (s, hyper_last)
+
+    def _split(self, both: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+        """The main network's and the hypernetwork's share of a tensor [..., groups (H + N)]."""
+        sizes = (self.config.hidden_size, self.config.hyper_size)
+        main, hyper = both.unflatten(-1, (groups, -1)).split(sizes, dim=-1)
+        return main.flatten(-2).contiguous(), hyper.flatten(-2).contiguous()
 
     def step(self, g_t, state, noise_t):
         return self._step(self.recurrent_matrices(), g_t, state, noise_t)

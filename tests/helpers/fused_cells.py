@@ -17,6 +17,7 @@ SIZES = {
     "ln_hyperlstm": dict(hyper_size=3, hyper_embed_size=2),
     "rhn": dict(rhn_depth=3),
     "hyperrhn": dict(hyper_size=3, rhn_depth=3),
+    "rolled_hyperrhn": dict(hyper_size=3, rhn_depth=3),
 }
 """The cells that have a fused operation."""
 
