@@ -2,7 +2,8 @@
 
 Ha, Dai, Le 2016 (arXiv 1609.09106), figure 4: the L2 norm of the change of each generated recurrent matrix. A
 matrix W scaled by d_t changes by ``norm(W * (d_t - d_{t-1}))``, the square of which is the sum over its
-columns of their squared norms times the squared change of their factors; so no matrix is ever made.
+columns of their squared norms times the squared change of their factors; so no matrix is made. With a
+``hyper_rank`` above 1 every number of a matrix has its own factor.
 
 Shapes: B lines, N matrices of a layer, M of all layers, F factors of a matrix, Z embedding.
 """
@@ -70,12 +71,22 @@ def watch(stack: nn.Module) -> list[Watched]:
     return watched
 
 
-def generated(cell: Cell) -> Generated | None:
-    """The matrices of a cell that change; None where none does."""
+def generated(cell: Cell, layer: int = -1) -> Generated | None:
+    """The matrices of a cell that change; None where none does.
+
+    Args:
+        layer: of a HyperRHN, that whose state the factors are made of; by default the last, which the cell's
+            state holds.
+    """
     if isinstance(cell, HyperRHN):
+        if cell.config.hyper_rank > 1:
+            sizes = _numbers(cell.weight_s[layer], 2)
+            return Generated(
+                ("h", "t"), sizes, lambda state: _factors(cell.scaling_matrices(state[1], layer))
+            )
+        sizes = cell.weight_s[layer].detach().norm(dim=0).view(2, -1)
         # One hypervector scales the halves h and t of a matrix.
-        sizes = cell.weight_s[-1].detach().norm(dim=0).view(2, -1)
-        return Generated(("h", "t"), sizes, lambda state: (state[1] @ cell.weight_z[-1]).expand(2, -1, -1))
+        return Generated(("h", "t"), sizes, lambda state: (state[1] @ cell.weight_z[layer]).expand(2, -1, -1))
     if isinstance(cell, Hyper) and cell.config.hyper_output == "last":
         sizes, names = [], []
         for name, weight in cell.main.state_matrices().items():
@@ -85,8 +96,12 @@ def generated(cell: Cell) -> Generated | None:
         return Generated(tuple(names), torch.cat(sizes), cell.scaling_vectors)
     late = getattr(cell.config, "hyper_state", None) == "previous"
     if isinstance(cell, HyperLSTM):
+        gates = ("i", "f", "g", "o")
+        if cell.config.hyper_rank > 1:
+            sizes = _numbers(cell.weight_h, 4)
+            return Generated(gates, sizes, lambda state: _factors(cell.scaling_matrices(state[2])), late)
         sizes = cell.weight_h.detach().norm(dim=0).view(4, -1)
-        return Generated(("i", "f", "g", "o"), sizes, lambda state: cell.scaling(state[2])[0], late)
+        return Generated(gates, sizes, lambda state: cell.scaling(state[2])[0], late)
     if isinstance(cell, PracticalHyperRNN):
         sizes = cell.weight_h.detach().norm(dim=0)[None]
         return Generated(("W",), sizes, lambda state: cell.scaling(state[1])[0], late)
@@ -95,6 +110,16 @@ def generated(cell: Cell) -> Generated | None:
         sizes = torch.ones(1, len(mixing), dtype=mixing.dtype)
         return Generated(("W",), sizes, lambda state: (state[1] @ cell.weight_zh @ mixing)[None], late)
     return None
+
+
+def _numbers(weight_HG: Tensor, blocks: int) -> Tensor:
+    """A weight's numbers by block of columns, [blocks, F]."""
+    return weight_HG.detach().unflatten(1, (blocks, -1)).transpose(0, 1).flatten(1)
+
+
+def _factors(scale_BHNK: Tensor) -> Tensor:
+    """The factors of the numbers of N matrices, [N, B, F]."""
+    return scale_BHNK.permute(2, 0, 1, 3).flatten(2)
 
 
 def _mixing(weight_HZH: Tensor) -> Tensor:

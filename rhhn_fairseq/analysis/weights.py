@@ -6,7 +6,7 @@ between a generated recurrent matrix in this step and in the step before. Of a H
 Shapes: T symbols, M matrices of all layers, N matrices of a layer, F factors of a matrix, K candidates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,9 @@ from rhhn_fairseq.data.text.words import WordVocabulary
 from rhhn_fairseq.errors import UsageError
 
 CANDIDATES = 5
+
+FACTORS_AT_ONCE = 1 << 24
+"""Factors of a layer's matrices that are in memory at once, in the steps of a block."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ def shown(vocabulary: CharVocabulary | WordVocabulary, entry: int) -> str:
     return symbol
 
 
+@torch.no_grad()
 def matrix_changes(traces: Sequence[CellTrace]) -> tuple[tuple[str, ...], np.ndarray]:
     """The names of the matrices that a hypernetwork generates, and the norms [T - 1, M] of their changes."""
     names: list[str] = []
@@ -107,33 +111,42 @@ def matrix_changes(traces: Sequence[CellTrace]) -> tuple[tuple[str, ...], np.nda
             continue
         own, sizes, factors = matrices
         names += [f"{each.number} {name}" if len(traces) > 1 else name for name in own]
-        norms.append((factors.diff(dim=1) * sizes.unsqueeze(1)).norm(dim=-1))
+        T, steps = len(each.x_TC), max(1, FACTORS_AT_ONCE // sizes.numel())
+        blocks = [factors(slice(t, t + steps + 1)).diff(dim=1) for t in range(0, max(1, T - 1), steps)]
+        norms.append(torch.cat([(block * sizes.unsqueeze(1)).norm(dim=-1) for block in blocks], dim=1))
     if not norms:
         return (), np.zeros((0, 0))
     return tuple(names), torch.cat(norms).T.double().cpu().numpy()
 
 
-@torch.no_grad()
-def scaled_matrices(step_trace: CellTrace) -> tuple[tuple[str, ...], Tensor, Tensor] | None:
+def scaled_matrices(
+    step_trace: CellTrace,
+) -> tuple[tuple[str, ...], Tensor, Callable[[slice], Tensor]] | None:
     """The recurrent matrices that a cell's hypernetwork scaled in each step.
 
     Returns:
-        their names, the norms [N, F] of what each factor scales, and the factors [N, T, F] but for what
-        never changes; None where nothing scales them.
+        their names, the norms [N, F] of what each factor scales, and a function from some steps to their
+        factors [N, T, F] but for what never changes; None where nothing scales them.
     """
     cell = step_trace.cell
-    if isinstance(cell, HyperRHN):
-        depths = hyper_states(step_trace)
-        names = tuple(f"{half}{depth}" for depth in range(1, len(depths) + 1) for half in "ht")
-        sizes = torch.cat([weight.norm(dim=0).view(2, -1) for weight in cell.weight_s])
-        z = torch.stack([state @ weight for state, weight in zip(depths, cell.weight_z, strict=True)])
-        # One hypervector scales both halves of a matrix.
-        return names, sizes, z.repeat_interleave(2, dim=0)
     matrices = generated(cell)
     if matrices is None:
         return None
+    if isinstance(cell, HyperRHN):
+        layers = [generated(cell, layer) for layer in range(cell.config.rhn_depth)]
+        names = tuple(f"{half}{depth}" for depth in range(1, len(layers) + 1) for half in "ht")
+        pairs = list(zip(layers, hyper_states(step_trace), strict=True))
+        return (
+            names,
+            torch.cat([layer.sizes for layer in layers]),
+            lambda steps: torch.cat([layer.factors((None, s_TN[steps])) for layer, s_TN in pairs]),
+        )
     state = step_trace.before if matrices.late else step_trace.after
-    return matrices.names, matrices.sizes, matrices.factors(state)
+    return (
+        matrices.names,
+        matrices.sizes,
+        lambda steps: matrices.factors(tuple(tensor[steps] for tensor in state)),
+    )
 
 
 @torch.no_grad()

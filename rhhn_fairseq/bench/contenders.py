@@ -52,7 +52,7 @@ class SizesConfig(BenchConfig):
     length: int = option(50, help="steps of a sequence", low=1)
     hyper_size: int = option(128, help="width of the hypernetworks", low=1)
     hyper_embed_size: int = option(16, help="width of the embeddings z", low=1)
-    hyper_rank: int = option(1, help="outer products that scale a recurrent matrix of the HyperRHN", low=1)
+    hyper_rank: int = option(1, help="outer products that scale a matrix of HyperRHN, HyperLSTM", low=1)
     rhn_depth: int = option(7, help="layers in one step of the highway networks", low=1)
     h_detach: float = option(0.0, help="the cells' probability of h-detach", low=0, high=1)
     dtype: tuple = option(("float32",), help="dtypes of weights and input, separated by commas")

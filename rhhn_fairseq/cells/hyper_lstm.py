@@ -14,6 +14,15 @@ With layer normalisation each gate's sum is normalised before the forget bias, a
 tanh, in the main and in the hyper LSTM. Recurrent dropout acts on the main cell's update only. h-detach
 cuts the gradient where h enters W_h and the hypernetwork, Gal dropout acts in the same places.
 
+``hyper_rank`` d > 1 scales W_h by a sum of d outer products (Suarez 2017, equation 8), the first of which is
+the scaling above::
+
+    h W_h -> h (W_h * (1 d_h^T + a_2 b_2^T + ... + a_d b_d^T)),   [a_2 .. a_d, b_2 .. b_d] = (e R_z) R + r
+
+Here d_h and every b_i have a block for each gate, every a_i is the same for all gates, and e R_z is one more
+embedding of width Z. At the start every a_i has random signs and every b_i is zero, so that the cell is that
+of rank 1. The input map keeps d_x alone.
+
 Initialisation: recurrent matrices orthogonal for each gate, input matrices Glorot uniform for each gate;
 z, d and b as ``ScalingVectors`` describes, every d near 0.1.
 
@@ -50,6 +59,7 @@ from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.ops import hyper_lstm as op
 from rhhn_fairseq.ops.gemm import affine
 from rhhn_fairseq.ops.lstm import gather_masks
+from rhhn_fairseq.ops.rank_scaling import rank_scaled, scaling_matrices
 from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS, layer_norm
 
 
@@ -62,6 +72,7 @@ class HyperLSTMConfig(GatedConfig):
     layer_norm: bool = option(False, help="normalise the gates and c, in both networks")
     hyper_state: str = option("current", help="which state of the hypernetwork gives z", choices=HYPER_STATES)
     hyper_init: str = option("broken_symmetry", help="start of the maps to d", choices=HYPER_INITS)
+    hyper_rank: int = option(1, help="outer products that scale a recurrent matrix", low=1)
 
     def hyper(self) -> LSTMConfig:
         """The configuration of the hypernetwork; its second input, h, has a weight of its own."""
@@ -86,10 +97,17 @@ def naive_hyper_lstm(p, config, x_TC, state, noise):
         _, (e_new, k) = naive_lstm(inner, config.hyper(), inputs, (e, k), None)
         source = e_new if config.hyper_state == "current" else e
         gates, normalise_c = {}, None
+        terms = config.hyper_rank - 1
+        if terms:
+            vectors = (source @ p["weight_rank_z"]) @ p["weight_rank"] + p["bias_rank"]
+            left, right = vectors[: terms * H].reshape(terms, H), vectors[terms * H :].reshape(terms, 4, H)
         for n, gate in enumerate("ifgo"):
             columns = slice(n * H, (n + 1) * H)
             d_h, d_x, b = naive_scaling(p, "scaling.", source, n, 4)
-            a = d_h * (seen @ p["weight_h"][:, columns]) + d_x * (x @ p["weight_x"][:, columns]) + b
+            scale = np.outer(np.ones(H), d_h)
+            for term in range(terms):
+                scale = scale + np.outer(left[term], right[term, n])
+            a = seen @ (p["weight_h"][:, columns] * scale) + d_x * (x @ p["weight_x"][:, columns]) + b
             if config.layer_norm:
                 a = naive_layer_norm(a, p["gate_gain"][n], p["gate_shift"][n])
             gates[gate] = a
@@ -106,22 +124,26 @@ def naive_hyper_lstm(p, config, x_TC, state, noise):
 
 SMALL = dict(hyper_size=3, hyper_embed_size=2)
 PRINTED = SMALL | dict(hyper_state="previous", hyper_init="paper")
+RANKED = SMALL | NOISY | dict(hyper_rank=3)
 
 
-@register_cell("hyperlstm", HyperLSTMConfig, naive_hyper_lstm, tests=(SMALL | NOISY, PRINTED))
+@register_cell("hyperlstm", HyperLSTMConfig, naive_hyper_lstm, tests=(SMALL | NOISY, PRINTED, RANKED))
 @register_cell(
     "ln_hyperlstm",
     HyperLSTMConfig,
     naive_hyper_lstm,
-    tests=(SMALL | NOISY, PRINTED),
+    tests=(SMALL | NOISY, PRINTED, SMALL | dict(hyper_rank=2)),
     layer_norm=True,
 )
 class HyperLSTM(GatedCell):
-    """HyperLSTM; see the module's docstring. State: (h [B, H], c [B, H], e [B, N], k [B, N])."""
+    """HyperLSTM; see the module's docstring. State: (h [B, H], c [B, H], e [B, N], k [B, N]).
+
+    With a ``hyper_rank`` above 1 it runs step by step.
+    """
 
     config: HyperLSTMConfig
-    operation = "hyper_lstm"
-    affine_weights = ("weight_x", "weight_h", "weight_hyper")
+    operation: str | None = "hyper_lstm"
+    affine_weights: tuple[str, ...] = ("weight_x", "weight_h", "weight_hyper")
 
     def __init__(self, config: HyperLSTMConfig):
         super().__init__(config)
@@ -146,6 +168,19 @@ class HyperLSTM(GatedCell):
             self.gate_shift = nn.Parameter(torch.zeros(4, H))
             self.c_gain = nn.Parameter(torch.ones(H))
             self.c_shift = nn.Parameter(torch.zeros(H))
+        if config.hyper_rank > 1:
+            self.operation = None
+            self.affine_weights = ("weight_x", "weight_hyper")
+            self._add_outer_products(config.hyper_rank - 1)
+
+    def _add_outer_products(self, terms: int) -> None:
+        H, Z = self.config.hidden_size, self.config.hyper_embed_size
+        self.weight_rank_z = nn.Parameter(torch.empty(self.config.hyper_size, Z))
+        self.weight_rank = nn.Parameter(torch.zeros(Z, terms * 5 * H))
+        self.bias_rank = nn.Parameter(torch.zeros(terms * 5 * H))
+        nn.init.normal_(self.weight_rank_z, std=0.01)
+        nn.init.normal_(self.weight_rank.data[:, : terms * H], std=Z**-0.5)
+        self.bias_rank.data[: terms * H] = torch.randint(0, 2, (terms * H,)) * 2.0 - 1.0
 
     def input_maps(self):
         return (self.weight_x, None), *self.hyper.input_maps()
@@ -155,11 +190,15 @@ class HyperLSTM(GatedCell):
         seen = self.recurrent_input(h, noise_t)
         hyper_g = affine(seen, self.weight_hyper, x_hyper)
         _, (e_new, k_new) = with_hooks(self.hyper, self.hyper.step, (hyper_g,), (e, k), None)
-        d_h, d_x, b = self.scaling(e_new if config.hyper_state == "current" else e)
-        # Gate-major, [4, B, H], so that each gate is one contiguous block.
-        h_4BH = affine(seen, self.weight_h).unflatten(-1, (4, -1)).transpose(0, 1)
-        x_4BH = x_main.unflatten(-1, (4, -1)).transpose(0, 1)
-        a = torch.addcmul(torch.addcmul(b, d_x, x_4BH), d_h, h_4BH)
+        source = e_new if config.hyper_state == "current" else e
+        d_h, d_x, b = self.scaling(source)
+        a = torch.addcmul(b, d_x, _by_gate(x_main))
+        if config.hyper_rank > 1:
+            z = source @ self.weight_rank_z
+            first = d_h.transpose(0, 1).flatten(1)
+            a = a + _by_gate(rank_scaled(seen, self.weight_h, first, z, self.weight_rank, self.bias_rank))
+        else:
+            a = torch.addcmul(a, d_h, _by_gate(affine(seen, self.weight_h)))
         normalise_c = None
         if config.layer_norm:
             a = nn.functional.layer_norm(a, a.shape[-1:], eps=LAYER_NORM_EPS)
@@ -167,6 +206,12 @@ class HyperLSTM(GatedCell):
             normalise_c = self.normalise_c
         y, main = self.update(a, h, c, noise_t, normalise_c)
         return y, (*main, e_new, k_new)
+
+    def scaling_matrices(self, e_BN: Tensor) -> Tensor:
+        """What scales W_h with a ``hyper_rank`` above 1, [B, H, 4, H], from the hypernetwork's state."""
+        first = self.scaling(e_BN)[0].transpose(0, 1).flatten(1)
+        rank = e_BN @ self.weight_rank_z, self.weight_rank, self.bias_rank
+        return scaling_matrices(first, *rank, self.config.hidden_size).unflatten(-1, (4, -1))
 
     def run_operation(self, g, state, mask_TB, noise, plan):
         config, scaling = self.config, self.scaling
@@ -193,3 +238,8 @@ class HyperLSTM(GatedCell):
 
     def diagnostics(self):
         return {"scaling_rank": scaling_rank(self.scaling.weight_d)}
+
+
+def _by_gate(u_BG: Tensor) -> Tensor:
+    """Sums [B, 4 H] as [4, B, H], each gate one block."""
+    return u_BG.unflatten(-1, (4, -1)).transpose(0, 1)

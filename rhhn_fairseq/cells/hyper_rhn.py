@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rhhn_fairseq.cells.base import Cell, noise_at, orthogonal_, with_hooks
 from rhhn_fairseq.cells.config import option
@@ -49,7 +49,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
 from rhhn_fairseq.ops import highway as op
 from rhhn_fairseq.ops.gemm import affine
-from rhhn_fairseq.ops.rank_scaling import rank_scaled
+from rhhn_fairseq.ops.rank_scaling import rank_scaled, scaling_matrices
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
 
 
@@ -142,7 +142,7 @@ class HyperRHN(Cell):
 
     config: HyperRHNConfig
     operation: str | None = "highway"
-    affine_weights = ("weight_x", "weight_s")
+    affine_weights: tuple[str, ...] = ("weight_x", "weight_s")
 
     def __init__(self, config: HyperRHNConfig):
         super().__init__(config)
@@ -163,6 +163,7 @@ class HyperRHN(Cell):
         shift_transform_(self.bias_s, config)
         if config.hyper_rank > 1:
             self.operation = None
+            self.affine_weights = ("weight_x",)
             width = 2 * (config.hyper_rank - 1) * H
             self.weight_rank = nn.Parameter(torch.empty(L, N, width))
             self.bias_rank = nn.Parameter(torch.empty(L, width))
@@ -212,13 +213,12 @@ class HyperRHN(Cell):
         """What is added to the product with ``weight_z``, [L, H]."""
         return self.bias_z + self.config.hyper_bias
 
-    def further_terms(self, s_BH, hyper_BN, layer: int):
-        """What the outer products after the first add to ``s W``, [B, 2 H]."""
-        operands = [s_BH, self.weight_s[layer], hyper_BN, self.weight_rank[layer], self.bias_rank[layer]]
-        if torch.is_autocast_enabled(s_BH.device.type):
-            dtype = torch.get_autocast_dtype(s_BH.device.type)
-            operands = [tensor.to(dtype) for tensor in operands]
-        return rank_scaled(*operands)
+    def scaling_matrices(self, hyper_BN: Tensor, layer: int) -> Tensor:
+        """What scales a layer's matrix with a ``hyper_rank`` above 1, [B, H, 2, H], from that layer's s^h."""
+        first = hyper_BN @ self.weight_z[layer] + self.z_shift()[layer]
+        rank = self.weight_rank[layer], self.bias_rank[layer]
+        scale = scaling_matrices(first, hyper_BN, *rank, self.config.hidden_size)
+        return scale.unsqueeze(2).expand(-1, -1, 2, -1)
 
     def step(self, g_t, state, noise_t):
         (old, hyper_s), config = state, self.config
@@ -229,15 +229,21 @@ class HyperRHN(Cell):
         for layer, mask in enumerate(layer_masks(noise_t, "update", config.rhn_depth)):
             seen = detach_by_coin(s, noise_at(noise_t, "h_detach")) if layer == 0 else s
             seen = dropout(seen, config.gal_dropout, gal)
-            u = affine(seen, self.weight_s[layer])
             bias = self.bias_s[layer]
             if layer == 0:
-                u = u + x
                 bias = self.bias_x + (bias * ~first[0] if first else bias)
-            # The same z scales the halves [h, t].
-            a = (u.unflatten(-1, (2, -1)) * z[layer].unsqueeze(1)).flatten(-2) + bias
             if config.hyper_rank > 1:
-                a = a + self.further_terms(seen, by_layer[layer], layer)
+                hyper = by_layer[layer], self.weight_rank[layer], self.bias_rank[layer]
+                a = rank_scaled(seen, self.weight_s[layer], z[layer], *hyper)
+                a = a + bias if layer else a + _scale_halves(x, z[0]) + bias
+            else:
+                u = affine(seen, self.weight_s[layer])
+                a = _scale_halves(u if layer else u + x, z[layer]) + bias
             s = highway(a, s, config.recurrent_dropout, mask)
         s = zoneout(old, s, config.zoneout, noise_at(noise_t, "zoneout"))
         return s, (s, hyper_s)
+
+
+def _scale_halves(u_BG: Tensor, z_BH: Tensor) -> Tensor:
+    """u with its halves [h, t] scaled by the same z."""
+    return (u_BG.unflatten(-1, (2, -1)) * z_BH.unsqueeze(1)).flatten(-2)

@@ -1,11 +1,12 @@
 """Products with a matrix scaled by a sum of outer products, which is never in memory.
 
 ``s (W * sum_i a_i b_i^T) = sum_i ((s * a_i) W) * b_i`` (Suarez 2017, equation 8), with vectors a_i and b_i of
-each sequence. The forward pass keeps s and what makes the vectors; the backward pass makes vectors and
-products again. Beside the operands that is O(d B (in + out)) numbers for one step at a time; the scaled
+each sequence. The first a is all ones, as where only the output is scaled, and the first b is given; the
+others come from a hypernetwork. The forward pass keeps its operands alone; the backward pass makes vectors
+and products again. Beside the operands that is O(d B (in + out)) numbers for one step at a time; the scaled
 matrices would be O(B in out) at every step.
 
-Shapes: B batch, N width of what the vectors are made from, H input, G output, d terms.
+Shapes: B batch, N width of what the vectors are made from, H input, G output, K width of a b_i, d terms.
 """
 
 import torch
@@ -16,10 +17,10 @@ class _RankScaled(torch.autograd.Function):
     """See ``rank_scaled``."""
 
     @staticmethod
-    def forward(s_BH, weight_HG, hyper_BN, weight_z, bias_z):
-        a, b = _vectors(s_BH, hyper_BN, weight_z, bias_z)
+    def forward(s_BH, weight_HG, first_BK, hyper_BN, weight_z, bias_z):
+        a, b = _vectors(s_BH.shape[-1], first_BK, hyper_BN, weight_z, bias_z)
         products = (s_BH.unsqueeze(1) * a) @ weight_HG
-        return (_split_width(products, s_BH) * b.unsqueeze(2)).sum(1).flatten(1)
+        return (_in_blocks(products, b) * b.unsqueeze(2)).sum(1).flatten(1)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -27,52 +28,66 @@ class _RankScaled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        s, weight, hyper, weight_z, bias_z = ctx.saved_tensors
-        (g,) = gradients
-        a, b = _vectors(s, hyper, weight_z, bias_z)
+        s, weight, first, hyper, weight_z, bias_z = ctx.saved_tensors
+        a, b = _vectors(s.shape[-1], first, hyper, weight_z, bias_z)
+        g = _in_blocks(gradients[0].unsqueeze(1), b)
         inputs = s.unsqueeze(1) * a
-        g_split = g.unflatten(-1, (-1, s.shape[-1])).unsqueeze(1)
-        d_products = (g_split * b.unsqueeze(2)).flatten(2)
-        db = (g_split * _split_width(inputs @ weight, s)).sum(2)
+        d_products = (g * b.unsqueeze(2)).flatten(2)
+        db = (g * _in_blocks(inputs @ weight, b)).sum(2)
         d_inputs = d_products @ weight.mT
         ds = (d_inputs * a).sum(1)
         d_weight = inputs.flatten(0, 1).mT @ d_products.flatten(0, 1)
-        dz = torch.cat((d_inputs * s.unsqueeze(1), db), dim=1).flatten(1)
-        return ds, d_weight, dz @ weight_z.mT, hyper.mT @ dz, dz.sum(0)
+        da = d_inputs[:, 1:] * s.unsqueeze(1)
+        dz = torch.cat((da.flatten(1), db[:, 1:].flatten(1)), dim=1)
+        return ds, d_weight, db[:, 0], dz @ weight_z.mT, hyper.mT @ dz, dz.sum(0)
 
 
-def _vectors(s_BH: Tensor, hyper_BN: Tensor, weight_z: Tensor, bias_z: Tensor) -> tuple[Tensor, Tensor]:
-    """a and b, each [B, d, H]."""
-    z = torch.addmm(bias_z, hyper_BN, weight_z).unflatten(-1, (-1, s_BH.shape[-1]))
-    a, b = z.chunk(2, dim=1)
-    return a, b
+def _vectors(
+    H: int, first_BK: Tensor, hyper_BN: Tensor, weight_z: Tensor, bias_z: Tensor
+) -> tuple[Tensor, Tensor]:
+    """a [B, d, H] and b [B, d, K]."""
+    K = first_BK.shape[-1]
+    z, terms = torch.addmm(bias_z, hyper_BN, weight_z), len(bias_z) // (H + K)
+    a, b = z.split((terms * H, terms * K), dim=-1)
+    a, b = a.unflatten(-1, (terms, H)), b.unflatten(-1, (terms, K))
+    return torch.cat((torch.ones_like(a[:, :1]), a), 1), torch.cat((first_BK.unsqueeze(1), b), 1)
 
 
-def _split_width(products_BdG: Tensor, s_BH: Tensor) -> Tensor:
-    """Products [B, d, G] as [B, d, G / H, H]: the same b_i scales every part."""
-    return products_BdG.unflatten(-1, (-1, s_BH.shape[-1]))
+def _in_blocks(products_BdG: Tensor, b_BdK: Tensor) -> Tensor:
+    """Products [B, d, G] as [B, d, G / K, K]: the same b_i scales every block."""
+    return products_BdG.unflatten(-1, (-1, b_BdK.shape[-1]))
 
 
 def rank_scaled(
-    s_BH: Tensor, weight_HG: Tensor, hyper_BN: Tensor, weight_z: Tensor, bias_z: Tensor
+    s_BH: Tensor, weight_HG: Tensor, first_BK: Tensor, hyper_BN: Tensor, weight_z: Tensor, bias_z: Tensor
 ) -> Tensor:
-    """``sum_i ((s * a_i) W) * b_i`` with ``[a_1 .. a_d, b_1 .. b_d] = hyper weight_z + bias_z``.
+    """``(s W) * b_1 + sum_i ((s * a_i) W) * b_i``, ``[a_2 .. a_d, b_2 .. b_d] = hyper weight_z + bias_z``.
 
     Args:
-        s_BH: the input. weight_HG: W, of G = k H columns; a b_i scales each of the k parts.
-        hyper_BN: the state of the hypernetwork. weight_z: [N, 2 d H]. bias_z: [2 d H].
+        s_BH: the input. weight_HG: W; each b_i scales all its G / K blocks of columns.
+        first_BK: b_1.
+        hyper_BN: what the hypernetwork gives. weight_z: [N, (d - 1) (H + K)]. bias_z: [(d - 1) (H + K)].
 
     Returns:
         the sums [B, G].
     """
-    return _RankScaled.apply(s_BH, weight_HG, hyper_BN, weight_z, bias_z)
+    operands = [s_BH, weight_HG, first_BK, hyper_BN, weight_z, bias_z]
+    if torch.is_autocast_enabled(s_BH.device.type):
+        dtype = torch.get_autocast_dtype(s_BH.device.type)
+        operands = [tensor.to(dtype) for tensor in operands]
+    return _RankScaled.apply(*operands)
+
+
+def scaling_matrices(first_BK: Tensor, hyper_BN: Tensor, weight_z: Tensor, bias_z: Tensor, H: int) -> Tensor:
+    """What scales W, ``1 b_1^T + a_2 b_2^T + ... + a_d b_d^T``, in memory, [B, H, K]; see ``rank_scaled``."""
+    a, b = _vectors(H, first_BK, hyper_BN, weight_z, bias_z)
+    return torch.einsum("bdi,bdo->bio", a, b)
 
 
 def rank_scaled_by_matrices(
-    s_BH: Tensor, weight_HG: Tensor, hyper_BN: Tensor, weight_z: Tensor, bias_z: Tensor
+    s_BH: Tensor, weight_HG: Tensor, first_BK: Tensor, hyper_BN: Tensor, weight_z: Tensor, bias_z: Tensor
 ) -> Tensor:
-    """The same with every sequence's scaled matrix in memory, [B, H, G]: what the paper could not run."""
-    a, b = _vectors(s_BH, hyper_BN, weight_z, bias_z)
-    copies = weight_HG.shape[-1] // s_BH.shape[-1]
-    scale = torch.einsum("bdi,bdo->bio", a, b).repeat(1, 1, copies)
-    return torch.bmm(s_BH.unsqueeze(1), weight_HG * scale).squeeze(1)
+    """``rank_scaled`` with every sequence's scaled matrix in memory, which the paper could not run."""
+    scale = scaling_matrices(first_BK, hyper_BN, weight_z, bias_z, s_BH.shape[-1])
+    copies = weight_HG.shape[-1] // first_BK.shape[-1]
+    return torch.bmm(s_BH.unsqueeze(1), weight_HG * scale.repeat(1, 1, copies)).squeeze(1)

@@ -12,6 +12,7 @@ from helpers.browser import opened_page
 from helpers.tiny_reader import build
 from matplotlib.image import imread
 
+from rhhn_fairseq.analysis import weights
 from rhhn_fairseq.analysis.plotting import save
 from rhhn_fairseq.analysis.weight_page import weight_page
 from rhhn_fairseq.analysis.weight_picture import MOST_LINES, draw_weights, wrapped
@@ -28,6 +29,8 @@ CELLS = [
     ("hyperrnn", HYPER | {"hyper_form": "full"}, ("W",)),
     ("hyperrhn", dict(hyper_size=3, rhn_depth=2), ("h1", "t1", "h2", "t2")),
     ("hyperrhn", dict(hyper_size=3, rhn_depth=2, first_step="skip"), ("h1", "t1", "h2", "t2")),
+    ("hyperlstm", HYPER | {"hyper_rank": 3}, ("i", "f", "g", "o")),
+    ("hyperrhn", dict(hyper_size=3, rhn_depth=2, hyper_rank=2), ("h1", "t1", "h2", "t2")),
 ]
 TEXT = "abba cd\nab < d"
 plot_weights, sample = script_cli.load("plot_weights"), script_cli.load("sample")
@@ -50,7 +53,11 @@ def matrices_of(network, entries):
                 row = []
                 for layer, state_N in enumerate(by_layer):
                     z = state_N @ p["weight_z"][layer] + p["bias_z"][layer]
-                    row += np.split(p[f"weight_s.{layer}"] * np.r_[z, z], 2, axis=1)
+                    scale = np.r_[z, z]
+                    if cell.config.hyper_rank > 1:
+                        left, right = np.split(state_N @ p["weight_rank"][layer] + p["bias_rank"][layer], 2)
+                        scale = scale + np.outer(left, np.r_[right, right])
+                    row += np.split(p[f"weight_s.{layer}"] * scale, 2, axis=1)
                 matrices.append(row)
             return matrices
         for row in x:
@@ -68,14 +75,22 @@ def matrices_of(network, entries):
             gates, Z = (4 if kind == "HyperLSTM" else 1), 2
             z = (e @ p["scaling.weight_z"])[: gates * Z] + p["scaling.bias_z"][: gates * Z]
             d = [z[n * Z : (n + 1) * Z] @ p["scaling.weight_d"][n] for n in range(gates)]
+            if getattr(cell.config, "hyper_rank", 1) == 3:
+                H = cell.config.hidden_size
+                vectors = (e @ p["weight_rank_z"] @ p["weight_rank"] + p["bias_rank"]).reshape(10, H)
+                left, right = vectors[:2], vectors[2:].reshape(2, 4, H)
+                d = [d[n] + left.T @ right[:, n] for n in range(4)]
             matrices.append(
                 [W * d_n for W, d_n in zip(np.split(p["weight_h"], gates, axis=1), d, strict=True)]
             )
     return matrices
 
 
+@pytest.mark.parametrize("steps", ["all steps at once", "one"])
 @pytest.mark.parametrize("cell, options, names", CELLS)
-def test_changes_are_norms_of_differences_of_full_matrices(cell, options, names):
+def test_changes_are_norms_of_differences_of_full_matrices(cell, options, names, steps, monkeypatch):
+    if steps == "one":
+        monkeypatch.setattr(weights, "FACTORS_AT_ONCE", 1)
     network, vocabulary = build(cell, **options)
     entries = prompt_indices(vocabulary, TEXT)
     reading = read_text(network, vocabulary, entries)

@@ -449,6 +449,19 @@ def test_a_rolled_hypernetwork_without_scaling_is_two_rhns():
     torch.testing.assert_close(y, rhn(x, (s,))[0], rtol=0, atol=1e-14)
 
 
+def test_hyperlstm_of_higher_rank_starts_as_that_of_rank_1():
+    torch.manual_seed(0)
+    one, three = (
+        build_cell("hyperlstm", C, H, hyper_size=4),
+        build_cell("hyperlstm", C, H, hyper_size=4, hyper_rank=3),
+    )
+    three.load_state_dict(one.state_dict(), strict=False)
+    x, state = _inputs(one, 6, 3, dtype=torch.float32)
+    torch.testing.assert_close(three(x, state)[0], one(x, state)[0], rtol=0, atol=1e-6)
+    three(x, state)[0].square().sum().backward()
+    assert three.bias_rank.grad[2 * H :].abs().min() > 0
+
+
 def test_a_grid_without_its_connections_is_the_rhn():
     grid, rhn = _build("grid_rhn", {"rhn_depth": 3}), _build("rhn", {"rhn_depth": 3})
     with torch.no_grad():

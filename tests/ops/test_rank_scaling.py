@@ -8,16 +8,19 @@ from rhhn_fairseq.ops.rank_scaling import rank_scaled, rank_scaled_by_matrices
 B, N, H = 3, 2, 4
 
 
-def _operands(d, copies=2, B=B, N=N, H=H, dtype=torch.float64):
+def _operands(d, copies=2, blocks=1, B=B, N=N, H=H, dtype=torch.float64):
+    """W has ``copies`` times ``blocks`` blocks of columns, of which a b_i has ``blocks``."""
     torch.manual_seed(0)
-    shapes = (B, H), (H, copies * H), (B, N), (N, 2 * d * H), (2 * d * H,)
+    K = blocks * H
+    width = (d - 1) * (H + K)
+    shapes = (B, H), (H, copies * K), (B, K), (B, N), (N, width), (width,)
     return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
 
-@pytest.mark.parametrize("d", [1, 3])
-@pytest.mark.parametrize("copies", [1, 2, 4])
-def test_equals_the_scaled_matrices(d, copies):
-    operands = _operands(d, copies)
+@pytest.mark.parametrize("d", [2, 4])
+@pytest.mark.parametrize("copies, blocks", [(1, 1), (2, 1), (4, 1), (1, 4)])
+def test_equals_the_scaled_matrices(d, copies, blocks):
+    operands = _operands(d, copies, blocks)
     y, expected = rank_scaled(*operands), rank_scaled_by_matrices(*operands)
     # Sums of at most 24 terms of order ten.
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
@@ -28,7 +31,7 @@ def test_equals_the_scaled_matrices(d, copies):
 
 
 def test_first_and_second_derivatives():
-    operands = _operands(2)
+    operands = _operands(3)
     assert torch.autograd.gradcheck(rank_scaled, operands)
     assert torch.autograd.gradgradcheck(rank_scaled, operands)
 
