@@ -1,5 +1,6 @@
 """Task ``gnmt_translation``: fairseq's translation with GNMT's beam scores and the pieces' fingerprint."""
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -9,6 +10,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import II
 
 from rhhn_fairseq.data.parallel.fingerprint import pieces_sha256
+from rhhn_fairseq.data.parallel.sampling import MOST_SEGMENTATIONS, SegmentationSampler
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.search.gnmt_score import LENGTH_PENALTIES, GNMTScore, Pruning
 from rhhn_fairseq.tasks.carry import pass_seed
@@ -16,6 +18,7 @@ from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
 from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
 from rhhn_fairseq.tasks.gnmt_search import GNMTGenerator
+from rhhn_fairseq.tasks.sampled_pairs import SampledPairs
 
 # Other ways to search than the plain beam: pruning does not apply to them.
 OTHER_SEARCHES = ("sampling", "match_source_len", "constraints", "prefix_allowed_tokens_fn")
@@ -38,6 +41,16 @@ class GNMTTranslationConfig(TranslationConfig, DetachTaskConfig, DynamicsTaskCon
     beam_size_threshold: float = field(
         default=0.0,
         metadata={"help": "prune candidates that score lower than the best by more than this; 0: keep all"},
+    )
+    subword_sampling: float = field(
+        default=0.0,
+        metadata={
+            "help": "cut the training sentences into other pieces in every epoch: the exponent alpha of a "
+            "segmentation's probability (Kudo 2018; 0.1 to 0.5, the smaller the more evenly); 0: never"
+        },
+    )
+    subword_nbest: int = field(
+        default=64, metadata={"help": "with --subword-sampling: draw from this many likeliest segmentations"}
     )
 
 
@@ -67,7 +80,27 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
             )
         if cfg.source_lang is not None and cfg.source_lang == cfg.target_lang:
             raise UsageError(f"--source-lang and --target-lang are both {cfg.source_lang}")
+        if not 0 <= cfg.subword_sampling < math.inf:
+            raise UsageError(f"--subword-sampling {cfg.subword_sampling}: must be a number of 0 or more")
+        if not 2 <= cfg.subword_nbest <= MOST_SEGMENTATIONS:
+            raise UsageError(
+                f"--subword-nbest {cfg.subword_nbest}: must be between 2 and {MOST_SEGMENTATIONS}"
+            )
         return super().setup_task(cfg, **kwargs)
+
+    def load_dataset(self, split, epoch=1, combine=False, **kwargs):
+        """Loads a split; in training with ``--subword-sampling``, one that is cut anew in every epoch."""
+        super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
+        cfg = self.cfg
+        # Programs that evaluate a checkpoint hand its task over as ``task_cfg``.
+        if cfg.subword_sampling and split == cfg.train_subset and "task_cfg" not in kwargs:
+            source, target = (
+                SegmentationSampler(
+                    utils.split_paths(cfg.data)[0], dictionary, cfg.subword_sampling, cfg.subword_nbest
+                )
+                for dictionary in (self.src_dict, self.tgt_dict)
+            )
+            self.datasets[split] = SampledPairs(self.datasets[split], source, target, cfg.seed)
 
     def build_generator(self, models, args, seq_gen_cls=None, extra_gen_cls_kwargs=None, **kwargs):
         """A generator that scores as the configuration says; UsageError for values that mean nothing."""

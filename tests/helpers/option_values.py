@@ -265,6 +265,8 @@ VALUES = {
     "--length-penalty": "gnmt:0.2",
     "--coverage-penalty": "0.2",
     "--beam-size-threshold": "3",
+    "--subword-sampling": "0.2",
+    "--subword-nbest": "8",
     "--label-smoothing": "0.2",
     "--report-accuracy": "",
     "--ignore-prefix-size": "1",

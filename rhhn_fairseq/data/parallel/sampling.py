@@ -1,0 +1,78 @@
+"""Draws other segmentations of a sentence into pieces: subword regularisation (Kudo 2018, section 3.2).
+
+Of the ``nbest`` likeliest segmentations x of a sentence one is drawn, with probability proportional to
+P(x)^alpha, where the unigram model of the pieces gives P.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.data.parallel.pieces import MODEL_NAME, load_pieces
+from rhhn_fairseq.errors import UsageError
+
+MOST_SEGMENTATIONS = 512
+"""sentencepiece gives no more of a sentence."""
+
+
+class SegmentationSampler:
+    """See the module's docstring.
+
+    Args:
+        data_dir: a prepared directory, with the model of its pieces.
+        dictionary: fairseq's, which has every piece.
+        alpha: above 0; the smaller, the more evenly the segmentations are drawn.
+        nbest: how many of the likeliest may be drawn.
+
+    Raises:
+        UsageError: the directory has no such model, or one without probabilities.
+    """
+
+    def __init__(self, data_dir: str | Path, dictionary: Any, alpha: float, nbest: int):
+        self.processor, self.alpha, self.nbest = _load_unigram(Path(data_dir)), alpha, nbest
+        pieces = range(self.processor.vocab_size())
+        self.log_probabilities = np.array([self.processor.get_score(piece) for piece in pieces])
+        self.entries = np.array([dictionary.index(self.processor.id_to_piece(piece)) for piece in pieces])
+        ordinary = self.entries >= dictionary.nspecial
+        self.pieces = np.full(len(dictionary), -1)
+        self.pieces[self.entries[ordinary]] = np.flatnonzero(ordinary)
+
+    def draw(self, entries: Tensor, rng: np.random.Generator) -> Tensor:
+        """A segmentation of the text of some entries.
+
+        Args:
+            entries: dictionary indices [length]. Those at either end that are no pieces, such as the end of
+                the sentence, stay.
+
+        Returns:
+            other entries of the same text; the same ones where the text has a character without a piece.
+        """
+        pieces = self.pieces[entries.numpy()]
+        inner = np.flatnonzero(pieces >= 0)
+        if not inner.size or inner[-1] - inner[0] + 1 != inner.size:
+            return entries
+        text = self.processor.decode(pieces[inner].tolist())
+        segmentations = self.processor.nbest_encode_as_ids(text, self.nbest)
+        log_weights = [self.alpha * self.log_probabilities[each].sum() for each in segmentations]
+        # With Gumbel noise, the largest of these is drawn with the probabilities above.
+        drawn = segmentations[int(np.argmax(log_weights + rng.gumbel(size=len(log_weights))))]
+        new = torch.from_numpy(self.entries[drawn]).to(entries.dtype)
+        return torch.cat((entries[: inner[0]], new, entries[inner[-1] + 1 :]))
+
+
+def _load_unigram(data_dir: Path):
+    path = data_dir / MODEL_NAME
+    if not path.is_file():
+        raise UsageError(f"--subword-sampling needs the model of the pieces, and {path} is missing")
+    processor = load_pieces(data_dir)
+    try:
+        processor.nbest_encode_as_ids("a", 2)
+    except RuntimeError as error:
+        raise UsageError(
+            f"--subword-sampling: the pieces of {path} have no probabilities; "
+            "prepare the data with --model-type unigram"
+        ) from error
+    return processor

@@ -1,0 +1,33 @@
+"""Training pairs that are cut into other pieces in every epoch."""
+
+import numpy as np
+import torch
+from fairseq.data import BaseWrapperDataset, LanguagePairDataset
+
+from rhhn_fairseq.data.parallel.sampling import SegmentationSampler
+
+
+class SampledPairs(BaseWrapperDataset):
+    """fairseq's pairs of sentences, with segmentations that ``SegmentationSampler`` draws.
+
+    Batches are made by the lengths that the sentences were prepared with. What is drawn depends on the seed,
+    the epoch and the pair alone, so that any number of workers and any restart draw the same.
+    """
+
+    def __init__(
+        self, pairs: LanguagePairDataset, source: SegmentationSampler, target: SegmentationSampler, seed: int
+    ):
+        super().__init__(pairs)
+        self.samplers = {"source": source, "target": target}
+        self.seed = seed
+        # In memory that is shared, because fairseq keeps the processes that load batches for all epochs.
+        self.epoch = torch.ones((), dtype=torch.int64).share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.epoch.fill_(epoch)
+
+    def __getitem__(self, index: int) -> dict:
+        rng = np.random.default_rng([self.seed, int(self.epoch), int(index)])
+        pair = self.dataset[index]
+        return pair | {side: sampler.draw(pair[side], rng) for side, sampler in self.samplers.items()}

@@ -1,0 +1,101 @@
+"""--subword-sampling of the task ``gnmt_translation``."""
+
+import pytest
+import torch
+from helpers import tiny_translation
+from helpers.cli import fairseq_train, model_of, run_module
+
+from rhhn_fairseq.errors import UsageError
+
+# Hydra deprecates what fairseq's own configuration rests on.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return tiny_translation.prepare(tmp_path_factory.mktemp("corpus"))
+
+
+def _arguments(corpus, save_dir, *options):
+    sizes = ["--hidden-size", 8, "--embed-dim", 8]
+    sampling = ["--subword-sampling", 0.2, "--no-epoch-checkpoints", "--log-format", "json"]
+    own = ["--task", "gnmt_translation", "--arch", "lstm_gnmt_small", *sizes, *sampling]
+    return tiny_translation.arguments(corpus, save_dir, *own, *options)
+
+
+def _trained_task(corpus, save_dir, *options):
+    from fairseq import options as fairseq_options
+    from fairseq import tasks
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    parser = fairseq_options.get_training_parser()
+    arguments = list(map(str, _arguments(corpus, save_dir, *options)))
+    task = tasks.setup_task(
+        convert_namespace_to_omegaconf(fairseq_options.parse_args_and_arch(parser, arguments)).task
+    )
+    task.load_dataset("train")
+    return task
+
+
+def _pairs(task, epoch):
+    dataset = task.dataset("train")
+    dataset.set_epoch(epoch)
+    return [
+        (pair["source"].tolist(), pair["target"].tolist()) for pair in map(dataset.__getitem__, range(30))
+    ]
+
+
+def test_epochs_and_seeds_differ_and_nothing_else_does(corpus, tmp_path):
+    task = _trained_task(corpus, tmp_path)
+    first, second = _pairs(task, 1), _pairs(task, 2)
+    assert first != second and _pairs(task, 1) == first
+    assert _pairs(_trained_task(corpus, tmp_path, "--seed", 7), 1) != first
+    plain = _pairs(_trained_task(corpus, tmp_path, "--subword-sampling", 0), 1)
+    texts = [
+        [[task.src_dict.string(torch.tensor(side), "sentencepiece") for side in pair] for pair in pairs]
+        for pairs in (first, second, plain)
+    ]
+    assert texts[0] == texts[1] == texts[2] and first != plain
+    # Batches are those of the lengths that the data was prepared with.
+    assert (
+        task.dataset("train").sizes
+        == _trained_task(corpus, tmp_path, "--subword-sampling", 0).dataset("train").sizes
+    ).all()
+
+
+def test_a_restart_draws_what_the_whole_training_drew(corpus, tmp_path):
+    fairseq_train(_arguments(corpus, tmp_path / "whole", "--max-epoch", 3, "--num-workers", 0))
+    fairseq_train(_arguments(corpus, tmp_path / "parts", "--max-update", 25))
+    fairseq_train(_arguments(corpus, tmp_path / "parts", "--max-epoch", 3, "--num-workers", 2))
+    one, other = (model_of(tmp_path / name) for name in ("whole", "parts"))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_evaluation_reads_the_prepared_pieces(corpus, tmp_path):
+    fairseq_train(_arguments(corpus, tmp_path, "--max-epoch", 1))
+    options = [
+        "--path",
+        tmp_path / "checkpoint_last.pt",
+        "--gen-subset",
+        "train",
+        "--batch-size",
+        50,
+        "--beam",
+        1,
+    ]
+    output = run_module("fairseq_cli.generate", [corpus, "--cpu", "--max-len-b", 5, *options]).stdout
+    sources = [line.split("\t")[1] for line in output.splitlines() if line.startswith("S-")]
+    prepared = (corpus.parent / "train.en").read_text().splitlines()
+    assert sorted(sources) == sorted(prepared)
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf"])
+def test_a_value_that_means_nothing_is_refused(corpus, tmp_path, value):
+    with pytest.raises(UsageError, match="--subword-sampling"):
+        _trained_task(corpus, tmp_path, "--subword-sampling", value)
+
+
+@pytest.mark.parametrize("count", [1, 513])
+def test_a_number_of_segmentations_that_cannot_be_is_refused(corpus, tmp_path, count):
+    with pytest.raises(UsageError, match=f"--subword-nbest {count}: must be between 2 and 512"):
+        _trained_task(corpus, tmp_path, "--subword-nbest", count)
