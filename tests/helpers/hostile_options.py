@@ -30,6 +30,7 @@ ON_TRAINING = """
 --train-subset nope | --valid-subset nope | --valid-subset valid,nope | --valid-subset=
 --length-penalty bogus | --length-penalty gnmt:nan | --coverage-penalty nan | --coverage-penalty -1
 --beam-size-threshold nan | --beam-size-threshold -1
+--subword-sampling nan | --subword-sampling -1 | --subword-nbest 1 | --subword-nbest 513
 --arch lstm_gnmt_smal | --task gnmt_translatoin | --criterion label_smoothed_cross_entrop | --optimizer adm
 --lr-scheduler fixd | --archh lstm | --hiden-size 8 | --arch | --fp16 --bf16
 --arch char_lm | --arch lstm_copying | --task char_lm | --task synthetic
