@@ -10,14 +10,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from helpers.fused_cells import GATED_NOISE, RHN_NOISE, backends
+from helpers.fused_cells import backends
+from helpers.small_cells import C, H, build, draw_inputs, draw_noise
 
 from rhhn_fairseq.cells import CELLS, build_cell, cell_options, detach_state, reorder_state
 from rhhn_fairseq.cells.base import apply_maps
 from rhhn_fairseq.cells.hyper import scalable_cells
 from rhhn_fairseq.errors import UsageError
-
-C, H = 3, 5
 
 
 def _cases():
@@ -40,27 +39,6 @@ def _cases():
 every_cell = pytest.mark.parametrize("name, options", list(_cases()))
 
 
-def _build(name, options, seed=0, dtype=torch.float64, sizes=(C, H)):
-    """A cell whose parameters are all in general position: none is zero, one or symmetric."""
-    torch.manual_seed(seed)
-    cell = build_cell(name, *sizes, **options).to(dtype)
-    with torch.no_grad():
-        for parameter in cell.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
-    return cell
-
-
-def _inputs(cell, T, B, seed=1, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(T, B, cell.config.input_size, generator=generator, dtype=dtype)
-    state = tuple(torch.randn(B, size, generator=generator, dtype=dtype) for size in cell.state_sizes)
-    return x, state
-
-
-def _noise(cell, T, B, seed=2):
-    return cell.sample_noise(T, B, generator=torch.Generator().manual_seed(seed))
-
-
 def _run_naive(name, cell, x, state, noise, b):
     """The numpy transcription on sequence ``b`` of a batch."""
 
@@ -76,10 +54,10 @@ def _run_naive(name, cell, x, state, noise, b):
 @every_cell
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
 def test_step_and_every_backend_equal_naive(name, options, training, monkeypatch):
-    cell = _build(name, options)
+    cell = build(name, options)
     T, B = 6, 3
-    x, state = _inputs(cell, T, B)
-    noise = _noise(cell, T, B) if training else None
+    x, state = draw_inputs(cell, T, B)
+    noise = draw_noise(cell, T, B) if training else None
     cell.train(training)
     for backend in backends(cell, dtype=torch.float64):
         monkeypatch.setenv("RHHN_KERNEL", backend)
@@ -97,10 +75,10 @@ def test_step_and_every_backend_equal_naive(name, options, training, monkeypatch
 def test_gradients_equal_finite_differences(name, options, monkeypatch):
     # The detached gradient is by design not the derivative; test_detach_* compare it with its definition.
     options = {key: value for key, value in options.items() if key not in ("h_detach", "c_detach")}
-    cell = _build(name, options)
+    cell = build(name, options)
     T, B = 3, 2
-    x, state = _inputs(cell, T, B)
-    noise = _noise(cell, T, B)
+    x, state = draw_inputs(cell, T, B)
+    noise = draw_noise(cell, T, B)
     names = [key for key, _ in cell.named_parameters()]
     values = [parameter.detach().clone() for parameter in cell.parameters()]
 
@@ -123,9 +101,9 @@ def test_every_backend_equals_float64_reference(name, options, T, monkeypatch):
     if T == 64 and name == "hyper" and "irnn" in options.values():
         pytest.skip("in 64 steps a scaled ReLU passes the largest number of float32 (measured: up to 1e56)")
     B = 5
-    oracle = _build(name, options)
-    x, state = _inputs(oracle, T, B)
-    noise = _noise(oracle, T, B)
+    oracle = build(name, options)
+    x, state = draw_inputs(oracle, T, B)
+    noise = draw_noise(oracle, T, B)
 
     def outputs_and_gradients(cell, dtype, backend):
         monkeypatch.setenv("RHHN_KERNEL", backend)
@@ -137,7 +115,7 @@ def test_every_backend_equals_float64_reference(name, options, T, monkeypatch):
         return [y.detach(), *(part.detach() for part in final), *gradients]
 
     exact = outputs_and_gradients(oracle, torch.float64, "reference")
-    single = _build(name, options).float()
+    single = build(name, options).float()
     plain = outputs_and_gradients(single, torch.float32, "reference")
     for backend in backends(single):
         found = outputs_and_gradients(single, torch.float32, backend)
@@ -153,21 +131,21 @@ def test_every_backend_equals_float64_reference(name, options, T, monkeypatch):
 
 @every_cell
 def test_same_noise_gives_the_same_result(name, options):
-    cell = _build(name, options).train()
-    x, state = _inputs(cell, 6, 3)
-    noise = _noise(cell, 6, 3)
+    cell = build(name, options).train()
+    x, state = draw_inputs(cell, 6, 3)
+    noise = draw_noise(cell, 6, 3)
     first, second = cell(x, state, noise=noise)[0], cell(x, state, noise=noise)[0]
     assert torch.equal(first, second)
     visible = {key for key in noise if key not in ("h_detach", "c_detach")}
     if visible:
-        assert not torch.equal(first, cell(x, state, noise=_noise(cell, 6, 3, seed=3))[0])
+        assert not torch.equal(first, cell(x, state, noise=draw_noise(cell, 6, 3, seed=3))[0])
 
 
 @every_cell
 def test_one_pass_equals_two_carried_passes(name, options):
-    cell = _build(name, options).eval()
+    cell = build(name, options).eval()
     T, split = 7, 3
-    x, state = _inputs(cell, T, 2)
+    x, state = draw_inputs(cell, T, 2)
     whole, final = cell(x, state)
     head, middle = cell(x[:split], state)
     tail, last = cell(x[split:], middle)
@@ -178,8 +156,8 @@ def test_one_pass_equals_two_carried_passes(name, options):
 
 @every_cell
 def test_detaching_the_state_cuts_the_gradient_exactly_there(name, options):
-    cell = _build(name, options).eval()
-    x, state = _inputs(cell, 6, 2)
+    cell = build(name, options).eval()
+    x, state = draw_inputs(cell, 6, 2)
     x.requires_grad_()
     _, middle = cell(x[:3], state)
     tail, _ = cell(x[3:], middle)
@@ -194,9 +172,9 @@ def test_detaching_the_state_cuts_the_gradient_exactly_there(name, options):
 
 @every_cell
 def test_token_by_token_with_reordered_beam_equals_whole_sequences(name, options):
-    cell = _build(name, options).eval()
+    cell = build(name, options).eval()
     T, B = 5, 4
-    x, state = _inputs(cell, T, B)
+    x, state = draw_inputs(cell, T, B)
     # Beam search replaces sequence b by a copy of sequence origin[t][b] before each step.
     origins = [
         torch.tensor(row) for row in ([0, 1, 2, 3], [1, 1, 0, 2], [3, 0, 0, 1], [2, 2, 2, 2], [0, 3, 1, 2])
@@ -219,15 +197,15 @@ def _padded(x, mask, filler):
 @every_cell
 @pytest.mark.parametrize("side", ["left", "right", "both"])
 def test_padding_changes_nothing(name, options, side):
-    cell = _build(name, options)
+    cell = build(name, options)
     T, B = 7, 3
-    x, state = _inputs(cell, T, B)
+    x, state = draw_inputs(cell, T, B)
     lengths = [7, 4, 2]
     start = {"left": [T - n for n in lengths], "right": [0, 0, 0], "both": [0, 2, 3]}[side]
     mask = torch.zeros(T, B, dtype=torch.bool)
     for b, (first, n) in enumerate(zip(start, lengths, strict=True)):
         mask[first : first + n, b] = True
-    noise = _noise(cell, T, B)
+    noise = draw_noise(cell, T, B)
     y, final = cell(_padded(x, mask, float("nan")), state, mask, noise)
     assert (y[~mask] == 0).all()
     for b, (first, n) in enumerate(zip(start, lengths, strict=True)):
@@ -247,10 +225,10 @@ def test_padding_changes_nothing(name, options, side):
 
 @every_cell
 def test_nan_in_padding_reaches_no_gradient(name, options):
-    cell = _build(name, options)
-    x, state = _inputs(cell, 5, 3)
+    cell = build(name, options)
+    x, state = draw_inputs(cell, 5, 3)
     mask = torch.tensor([[0, 1, 1], [0, 1, 1], [1, 1, 1], [1, 1, 0], [1, 0, 0]], dtype=torch.bool)
-    noise = _noise(cell, 5, 3)
+    noise = draw_noise(cell, 5, 3)
     found = []
     for filler in (float("nan"), 0.0):
         x_padded = _padded(x, mask, filler).requires_grad_()
@@ -264,16 +242,16 @@ def test_nan_in_padding_reaches_no_gradient(name, options):
 
 @every_cell
 def test_starting_without_a_state_is_starting_from_zeros(name, options):
-    cell = _build(name, options).eval()
-    x, _ = _inputs(cell, 4, 2)
+    cell = build(name, options).eval()
+    x, _ = draw_inputs(cell, 4, 2)
     same = torch.equal(cell(x)[0], cell(x, cell.zero_state(2, dtype=x.dtype))[0])
     assert same == (options.get("first_step") != "skip")
 
 
 @every_cell
 def test_projection_of_column_slices_adds_up(name, options):
-    cell = _build(name, options)
-    x, _ = _inputs(cell, 4, 2)
+    cell = build(name, options)
+    x, _ = draw_inputs(cell, 4, 2)
     parts = [apply_maps(x[..., a:b], cell.maps_of(slice(a, b))) for a, b in ((0, 1), (1, C))]
     for whole, *shares in zip(cell.project(x), *parts, strict=True):
         torch.testing.assert_close(sum(shares), whole, rtol=0, atol=1e-13)
@@ -281,8 +259,8 @@ def test_projection_of_column_slices_adds_up(name, options):
 
 @every_cell
 def test_state_dict_round_trip(name, options, tmp_path):
-    cell, other = _build(name, options).eval(), _build(name, options, seed=9).eval()
-    x, state = _inputs(cell, 4, 2)
+    cell, other = build(name, options).eval(), build(name, options, seed=9).eval()
+    x, state = draw_inputs(cell, 4, 2)
     assert not torch.equal(cell(x, state)[0], other(x, state)[0])
     torch.save(cell.state_dict(), tmp_path / "cell.pt")
     other.load_state_dict(torch.load(tmp_path / "cell.pt", weights_only=True))
@@ -291,8 +269,8 @@ def test_state_dict_round_trip(name, options, tmp_path):
 
 @every_cell
 def test_every_parameter_gets_a_gradient(name, options):
-    cell = _build(name, options)
-    x, state = _inputs(cell, 4, 2)
+    cell = build(name, options)
+    x, state = draw_inputs(cell, 4, 2)
     y, final = cell(x, state, noise={})
     (y.square().sum() + sum(part.square().sum() for part in final)).backward()
     for key, parameter in cell.named_parameters():
@@ -308,9 +286,9 @@ def _with_option(*options):
 @_with_option("h_detach", "c_detach")
 def test_coins_that_always_fall_stop_the_gradient(name, option):
     small = {"hyper_size": 3} if "hyper_size" in cell_options(name) else {}
-    cell, free = _build(name, small | {option: 1.0}), _build(name, small)
+    cell, free = build(name, small | {option: 1.0}), build(name, small)
     T = 4
-    x, state = _inputs(cell, T, 2)
+    x, state = draw_inputs(cell, T, 2)
     noise = cell.sample_noise(T, 2)
     assert noise[option].shape == (T, 1, 1) and noise[option].all()
 
@@ -332,8 +310,8 @@ def test_coins_that_always_fall_stop_the_gradient(name, option):
 
 def test_h_detach_of_one_state_cells_keeps_the_carry():
     """RHN of depth 1: with s detached where it enters W, ds'/ds is the carry 1 - t alone."""
-    cell = _build("rhn", {"rhn_depth": 1, "h_detach": 1.0})
-    x, (s,) = _inputs(cell, 1, 2)
+    cell = build("rhn", {"rhn_depth": 1, "h_detach": 1.0})
+    x, (s,) = draw_inputs(cell, 1, 2)
     s.requires_grad_()
     y, _ = cell(x, (s,), noise=cell.sample_noise(1, 2))
     (gradient,) = torch.autograd.grad(y.sum(), s)
@@ -343,8 +321,8 @@ def test_h_detach_of_one_state_cells_keeps_the_carry():
 
 @pytest.mark.parametrize("name", CELLS)
 def test_draws_noise_itself_in_training_only(name):
-    cell = _build(name, {"zoneout": 0.5} | ({"hyper_size": 3} if "hyper_size" in cell_options(name) else {}))
-    x, state = _inputs(cell, 5, 3)
+    cell = build(name, {"zoneout": 0.5} | ({"hyper_size": 3} if "hyper_size" in cell_options(name) else {}))
+    x, state = draw_inputs(cell, 5, 3)
     torch.manual_seed(5)
     first = cell.train()(x, state)[0]
     assert not torch.equal(first, cell(x, state)[0])
@@ -365,8 +343,8 @@ def test_evaluation_is_the_expectation_of_linear_noise(name, option):
     # The transform gate's mask meets tanh in the next layer, so only a single layer is linear in it.
     if "rhn_depth" in cell_options(name) and name != "hyper":
         small |= {"rhn_depth": 2 if name == "grid_rhn" else 1}
-    cell = _build(name, small | {option: 0.4})
-    x, state = _inputs(cell, 1, 1)
+    cell = build(name, small | {option: 0.4})
+    x, state = draw_inputs(cell, 1, 1)
     copies = 20000
     noise = cell.sample_noise(1, copies, generator=torch.Generator().manual_seed(0))
     wide = tuple(part.expand(copies, -1) for part in state)
@@ -375,217 +353,6 @@ def test_evaluation_is_the_expectation_of_linear_noise(name, option):
     index = 1 if "c_detach" in cell_options(name) and option != "zoneout" else 0
     # The mean of 20,000 draws of order one lies within 0.03 of the expectation by four deviations.
     torch.testing.assert_close(trained[index].mean(0), expected[index][0], rtol=0, atol=0.03)
-
-
-@pytest.mark.parametrize(
-    "name, torch_class", [("lstm", torch.nn.LSTM), ("gru", torch.nn.GRU), ("elman", torch.nn.RNN)]
-)
-@pytest.mark.parametrize("forget_bias", [0.0, 1.0])
-def test_equals_torch(name, torch_class, forget_bias):
-    options = {"forget_bias": forget_bias} if name == "lstm" else {}
-    cell = _build(name, options)
-    theirs = torch_class(C, H).double()
-    with torch.no_grad():
-        theirs.weight_ih_l0.copy_(cell.weight_x.T)
-        theirs.weight_hh_l0.copy_(cell.weight_h.T)
-        theirs.bias_ih_l0.copy_(cell.bias)
-        theirs.bias_hh_l0.zero_()
-        if name == "lstm":
-            theirs.bias_hh_l0[H : 2 * H] = forget_bias
-        if name == "gru":
-            theirs.bias_hh_l0[2 * H :] = cell.bias_n
-    x, state = _inputs(cell, 6, 3)
-    x.requires_grad_()
-    y, final = cell.eval()(x, state)
-    their_state = tuple(part.unsqueeze(0) for part in state)
-    y_torch, final_torch = theirs(x, their_state if name == "lstm" else their_state[0])
-    torch.testing.assert_close(y, y_torch, rtol=0, atol=1e-14)
-    final_torch = final_torch if name == "lstm" else (final_torch,)
-    for one, other in zip(final, final_torch, strict=True):
-        torch.testing.assert_close(one, other[0], rtol=0, atol=1e-14)
-    (ours,) = torch.autograd.grad(y.square().sum(), x)
-    (torch_gradient,) = torch.autograd.grad(y_torch.square().sum(), x)
-    torch.testing.assert_close(ours, torch_gradient, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_no_update_joins_the_networks_of_a_rolled_hypernetwork(optimizer):
-    cell = _build("rolled_hyperrhn", {"rhn_depth": 2, "hyper_size": 3})
-    optimizers = {
-        "sgd": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=0.1),
-        "adamw": lambda weights: torch.optim.AdamW(weights, lr=0.1, weight_decay=0.1),
-    }
-    updates = optimizers[optimizer](cell.parameters())
-    before = [matrix.detach().clone() for matrix in cell.recurrent_matrices()]
-    for _ in range(3):
-        x, state = _inputs(cell, 4, 2)
-        updates.zero_grad()
-        cell(x, state)[0].square().sum().backward()
-        updates.step()
-    for matrix, old in zip(cell.recurrent_matrices(), before, strict=True):
-        blocks = matrix.unflatten(1, (2, -1))
-        assert not blocks[:H, :, H:].any() and not blocks[H:, :, :H].any()
-        assert not torch.equal(matrix, old)
-
-
-def test_a_rolled_hypernetwork_without_scaling_is_two_rhns():
-    """With a hypervector of ones its main network is an RHN."""
-    cell, rhn = _build("rolled_hyperrhn", {"rhn_depth": 2, "hyper_size": 3}), _build("rhn", {"rhn_depth": 2})
-    with torch.no_grad():
-        # The hypernetwork's state stays zero: its h is tanh(0).
-        for weight in (
-            *cell.weight_hyper,
-            *(bias.view(2, -1)[:, H:] for bias in (cell.bias_x, *cell.bias_s)),
-        ):
-            weight.zero_()
-        cell.weight_x.view(C, 2, -1)[:, :, H:] = 0
-        rhn.weight_x.copy_(cell.weight_x.view(C, 2, -1)[:, :, :H].flatten(1))
-        rhn.bias_x.copy_(cell.bias_x.view(2, -1)[:, :H].flatten())
-        for layer in range(2):
-            rhn.weight_s[layer].copy_(cell.weight_s[layer])
-            rhn.bias_s[layer].copy_(cell.bias_s[layer].view(2, -1)[:, :H].flatten())
-    x, (s, hyper_s) = _inputs(cell, 6, 3)
-    y = cell(x, (s, torch.zeros_like(hyper_s)))[0]
-    torch.testing.assert_close(y, rhn(x, (s,))[0], rtol=0, atol=1e-14)
-
-
-def test_hyperlstm_of_higher_rank_starts_as_that_of_rank_1():
-    torch.manual_seed(0)
-    one, three = (
-        build_cell("hyperlstm", C, H, hyper_size=4),
-        build_cell("hyperlstm", C, H, hyper_size=4, hyper_rank=3),
-    )
-    three.load_state_dict(one.state_dict(), strict=False)
-    x, state = _inputs(one, 6, 3, dtype=torch.float32)
-    torch.testing.assert_close(three(x, state)[0], one(x, state)[0], rtol=0, atol=1e-6)
-    three(x, state)[0].square().sum().backward()
-    assert three.bias_rank.grad[2 * H :].abs().min() > 0
-
-
-def test_a_grid_without_its_connections_is_the_rhn():
-    grid, rhn = _build("grid_rhn", {"rhn_depth": 3}), _build("rhn", {"rhn_depth": 3})
-    with torch.no_grad():
-        for weight in grid.weight_grid:
-            weight.zero_()
-    rhn.load_state_dict({name: value for name, value in grid.state_dict().items() if "grid" not in name})
-    x, state = _inputs(grid, 6, 3)
-    torch.testing.assert_close(grid(x, state)[0], rhn(x, state[:1])[0], rtol=0, atol=1e-14)
-
-
-LAYERED = dict(hyper_input="x", hyper_map="direct", hyper_output="layers", hyper_start=0.0)
-
-
-def _renamed(parameters):
-    """The parameters of a cell of the papers under the names that ``hyper`` has for them."""
-    names = {"weight_hyper": "weight_seen.0", "scaling.bias": "main.bias"}
-    renamed = {}
-    for name, value in parameters.items():
-        if name in ("weight_z", "bias_z"):
-            # The HyperRHN has one parameter for the maps of all layers.
-            renamed |= {f"scaling.{layer}.{name[:-1]}d": own for layer, own in enumerate(value)}
-        elif name in names:
-            renamed[names[name]] = value.flatten() if "bias" in name else value
-        elif name.startswith(("hyper.", "scaling.")):
-            renamed[name.replace("scaling.", "scaling.0.")] = value
-        else:
-            renamed[f"main.{name}"] = value.flatten() if name in ("gate_gain", "gate_shift") else value
-    return renamed
-
-
-@pytest.mark.parametrize(
-    "name, options, own",
-    [
-        ("hyperlstm", GATED_NOISE, dict(main_cell="lstm", hyper_cell="lstm")),
-        ("ln_hyperlstm", GATED_NOISE, dict(main_cell="ln_lstm", hyper_cell="ln_lstm")),
-        ("hyperrhn", RHN_NOISE | dict(rhn_depth=2), LAYERED | dict(hyper_dropout=0.3)),
-        ("hyperrhn", dict(rhn_depth=2, first_step="skip"), LAYERED),
-    ],
-)
-@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
-def test_hyper_equals_the_hypernetworks_of_the_papers(name, options, own, training):
-    if name == "hyperrhn":
-        own = own | dict(main_cell="rhn", hyper_cell="rhn")
-    embeds = {"hyper_embed_size": 2} if name != "hyperrhn" else {}
-    theirs = _build(name, options | embeds | dict(hyper_size=3)).train(training)
-    cell = _build("hyper", options | embeds | own | dict(hyper_size=3)).train(training)
-    cell.load_state_dict(_renamed(theirs.state_dict()))
-    x, state = _inputs(cell, 6, 3)
-    noise = _noise(cell, 6, 3) if training else None
-    for start in (state, None):
-        inputs = x.clone().requires_grad_(), x.clone().requires_grad_()
-        y, final = cell(inputs[0], start, noise=noise)
-        y_theirs, final_theirs = theirs(inputs[1], start, noise=noise)
-        torch.testing.assert_close(y, y_theirs, rtol=0, atol=1e-12)
-        for one, other in zip(final, final_theirs, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-        (gradient,) = torch.autograd.grad(y.square().sum(), inputs[0])
-        (gradient_theirs,) = torch.autograd.grad(y_theirs.square().sum(), inputs[1])
-        torch.testing.assert_close(gradient, gradient_theirs, rtol=0, atol=1e-12)
-
-
-def test_hyper_refuses_cells_and_options_that_do_not_fit():
-    valid = "elman, grid_rhn, gru, irnn, jordan, ln_lstm, lstm, mi_lstm, mlstm, rhn"
-    for cell in ("mingru", "hyperlstm", "hyperrnn", "hyper", "lstn"):
-        with pytest.raises(UsageError, match=f"main_cell='{cell}' is not .* choose from {valid}$"):
-            build_cell("hyper", C, H, main_cell=cell)
-    with pytest.raises(UsageError, match="hyper_cell='hyper' is not .* choose from elman, grid_rhn"):
-        build_cell("hyper", C, H, hyper_cell="hyper")
-    with pytest.raises(UsageError, match="zoneout_c=0.1 is not an option of the main cell gru"):
-        build_cell("hyper", C, H, main_cell="gru", zoneout_c=0.1)
-    with pytest.raises(UsageError, match="hyper_dropout=0.1, but the cell elman has no recurrent dropout"):
-        build_cell("hyper", C, H, hyper_cell="elman", hyper_dropout=0.1)
-    with pytest.raises(UsageError, match="hyper_output='layers' with hyper_cell='gru' and main_cell='rhn'"):
-        build_cell("hyper", C, H, main_cell="rhn", hyper_cell="gru", hyper_output="layers")
-
-
-def test_first_step_skip_starts_at_the_first_real_position():
-    for name, options in (("rhn", {"rhn_depth": 2}), ("hyperrhn", {"rhn_depth": 2, "hyper_size": 3})):
-        cell = _build(name, options | {"first_step": "skip"}).eval()
-        x, _ = _inputs(cell, 4, 1)
-        padded = torch.cat([torch.full((3, 1, C), float("nan"), dtype=x.dtype), x])
-        mask = torch.tensor([False] * 3 + [True] * 4).unsqueeze(1)
-        y, _ = cell(padded, mask_TB=mask)
-        torch.testing.assert_close(y[3:], cell(x)[0], rtol=0, atol=1e-14)
-
-
-def test_orthogonal_recurrent_matrices_for_each_gate():
-    for name in ("lstm", "ln_lstm", "hyperlstm", "gru"):
-        cell = build_cell(name, C, 8)
-        for block in cell.weight_h.detach().double().split(8, dim=1):
-            # Orthogonalised in float32, whose rounding is 1e-7.
-            torch.testing.assert_close(block @ block.T, torch.eye(8).double(), rtol=0, atol=1e-5)
-    cell = build_cell("rhn", C, 8, rhn_depth=2)
-    for weight in cell.weight_s:
-        weight = weight.detach().double()
-        torch.testing.assert_close(weight @ weight.T, torch.eye(8).double(), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm", "hyperrnn"])
-def test_scaling_vectors_start_as_documented(name):
-    start = 1.0 if name == "hyperrnn" else 0.1
-    for init, rank in (("paper", 1), ("broken_symmetry", 4)):
-        torch.manual_seed(0)
-        cell = build_cell(name, C, 64, hyper_size=8, hyper_embed_size=4, hyper_init=init)
-        d_h, d_x, b = cell.scaling(torch.randn(16, 8))
-        assert (b.abs().max() == 0) and cell.diagnostics()["scaling_rank"] == rank
-        if init == "paper":
-            torch.testing.assert_close(d_h, torch.full_like(d_h, start), rtol=0, atol=1e-6)
-        else:
-            assert abs(d_h.mean().item() - start) < 0.02 * start
-            assert 0.05 * start < d_h.std().item() < 0.15 * start
-
-
-@pytest.mark.parametrize("init, expected", [("paper", 1), ("broken_symmetry", 4)])
-def test_the_papers_constants_keep_rank_one_under_gradient_descent(init, expected):
-    torch.manual_seed(0)
-    cell = build_cell("ln_hyperlstm", C, 16, hyper_size=8, hyper_embed_size=4, hyper_init=init).double()
-    optimizer = torch.optim.Adam(cell.parameters(), 1e-2)
-    x, target = torch.randn(8, 4, C).double(), torch.randn(8, 4, 16).double()
-    for _ in range(20):
-        optimizer.zero_grad()
-        (cell(x)[0] - target).square().sum().backward()
-        optimizer.step()
-    assert cell.diagnostics()["scaling_rank"] == expected
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -626,17 +393,3 @@ def test_other_refusals_name_what_would_be_valid(monkeypatch):
     monkeypatch.setenv("RHHN_KERNEL", "warp")
     with pytest.raises(UsageError, match="RHHN_KERNEL=warp is unknown, choose from native, .*reference"):
         cell(torch.zeros(4, 2, C))
-
-
-@pytest.mark.parametrize("name", ["rhn", "hyperrhn"])
-def test_transform_gates_start_shut(name):
-    """With a bias of -4 (Zilly) a state passes the layers almost as it is; with 0 about half of it does."""
-    kept = {}
-    for bias in (0.0, -4.0):
-        torch.manual_seed(0)
-        options = {"hyper_size": 8} if name == "hyperrhn" else {}
-        cell = build_cell(name, C, 64, rhn_depth=2, transform_bias=bias, **options)
-        state = tuple(torch.randn(4, size) for size in cell.state_sizes)
-        y, _ = cell(torch.zeros(1, 4, C), state)
-        kept[bias] = float((y[0] * state[0]).sum() / state[0].square().sum())
-    assert kept[0.0] < 0.6 and kept[-4.0] > 0.9

@@ -1,0 +1,170 @@
+"""Cells that equal others, or torch's own, with matching options."""
+
+import pytest
+import torch
+from helpers.fused_cells import GATED_NOISE, RHN_NOISE
+from helpers.small_cells import C, H, build, draw_inputs, draw_noise
+
+from rhhn_fairseq.cells import build_cell
+from rhhn_fairseq.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    "name, torch_class", [("lstm", torch.nn.LSTM), ("gru", torch.nn.GRU), ("elman", torch.nn.RNN)]
+)
+@pytest.mark.parametrize("forget_bias", [0.0, 1.0])
+def test_equals_torch(name, torch_class, forget_bias):
+    options = {"forget_bias": forget_bias} if name == "lstm" else {}
+    cell = build(name, options)
+    theirs = torch_class(C, H).double()
+    with torch.no_grad():
+        theirs.weight_ih_l0.copy_(cell.weight_x.T)
+        theirs.weight_hh_l0.copy_(cell.weight_h.T)
+        theirs.bias_ih_l0.copy_(cell.bias)
+        theirs.bias_hh_l0.zero_()
+        if name == "lstm":
+            theirs.bias_hh_l0[H : 2 * H] = forget_bias
+        if name == "gru":
+            theirs.bias_hh_l0[2 * H :] = cell.bias_n
+    x, state = draw_inputs(cell, 6, 3)
+    x.requires_grad_()
+    y, final = cell.eval()(x, state)
+    their_state = tuple(part.unsqueeze(0) for part in state)
+    y_torch, final_torch = theirs(x, their_state if name == "lstm" else their_state[0])
+    torch.testing.assert_close(y, y_torch, rtol=0, atol=1e-14)
+    final_torch = final_torch if name == "lstm" else (final_torch,)
+    for one, other in zip(final, final_torch, strict=True):
+        torch.testing.assert_close(one, other[0], rtol=0, atol=1e-14)
+    (ours,) = torch.autograd.grad(y.square().sum(), x)
+    (torch_gradient,) = torch.autograd.grad(y_torch.square().sum(), x)
+    torch.testing.assert_close(ours, torch_gradient, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_no_update_joins_the_networks_of_a_rolled_hypernetwork(optimizer):
+    cell = build("rolled_hyperrhn", {"rhn_depth": 2, "hyper_size": 3})
+    optimizers = {
+        "sgd": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=0.1),
+        "adamw": lambda weights: torch.optim.AdamW(weights, lr=0.1, weight_decay=0.1),
+    }
+    updates = optimizers[optimizer](cell.parameters())
+    before = [matrix.detach().clone() for matrix in cell.recurrent_matrices()]
+    for _ in range(3):
+        x, state = draw_inputs(cell, 4, 2)
+        updates.zero_grad()
+        cell(x, state)[0].square().sum().backward()
+        updates.step()
+    for matrix, old in zip(cell.recurrent_matrices(), before, strict=True):
+        blocks = matrix.unflatten(1, (2, -1))
+        assert not blocks[:H, :, H:].any() and not blocks[H:, :, :H].any()
+        assert not torch.equal(matrix, old)
+
+
+def test_a_rolled_hypernetwork_without_scaling_is_two_rhns():
+    """With a hypervector of ones its main network is an RHN."""
+    cell, rhn = build("rolled_hyperrhn", {"rhn_depth": 2, "hyper_size": 3}), build("rhn", {"rhn_depth": 2})
+    with torch.no_grad():
+        # The hypernetwork's state stays zero: its h is tanh(0).
+        for weight in (
+            *cell.weight_hyper,
+            *(bias.view(2, -1)[:, H:] for bias in (cell.bias_x, *cell.bias_s)),
+        ):
+            weight.zero_()
+        cell.weight_x.view(C, 2, -1)[:, :, H:] = 0
+        rhn.weight_x.copy_(cell.weight_x.view(C, 2, -1)[:, :, :H].flatten(1))
+        rhn.bias_x.copy_(cell.bias_x.view(2, -1)[:, :H].flatten())
+        for layer in range(2):
+            rhn.weight_s[layer].copy_(cell.weight_s[layer])
+            rhn.bias_s[layer].copy_(cell.bias_s[layer].view(2, -1)[:, :H].flatten())
+    x, (s, hyper_s) = draw_inputs(cell, 6, 3)
+    y = cell(x, (s, torch.zeros_like(hyper_s)))[0]
+    torch.testing.assert_close(y, rhn(x, (s,))[0], rtol=0, atol=1e-14)
+
+
+def test_hyperlstm_of_higher_rank_starts_as_that_of_rank_1():
+    torch.manual_seed(0)
+    one, three = (
+        build_cell("hyperlstm", C, H, hyper_size=4),
+        build_cell("hyperlstm", C, H, hyper_size=4, hyper_rank=3),
+    )
+    three.load_state_dict(one.state_dict(), strict=False)
+    x, state = draw_inputs(one, 6, 3, dtype=torch.float32)
+    torch.testing.assert_close(three(x, state)[0], one(x, state)[0], rtol=0, atol=1e-6)
+    three(x, state)[0].square().sum().backward()
+    assert three.bias_rank.grad[2 * H :].abs().min() > 0
+
+
+def test_a_grid_without_its_connections_is_the_rhn():
+    grid, rhn = build("grid_rhn", {"rhn_depth": 3}), build("rhn", {"rhn_depth": 3})
+    with torch.no_grad():
+        for weight in grid.weight_grid:
+            weight.zero_()
+    rhn.load_state_dict({name: value for name, value in grid.state_dict().items() if "grid" not in name})
+    x, state = draw_inputs(grid, 6, 3)
+    torch.testing.assert_close(grid(x, state)[0], rhn(x, state[:1])[0], rtol=0, atol=1e-14)
+
+
+LAYERED = dict(hyper_input="x", hyper_map="direct", hyper_output="layers", hyper_start=0.0)
+
+
+def _renamed(parameters):
+    """The parameters of a cell of the papers under the names that ``hyper`` has for them."""
+    names = {"weight_hyper": "weight_seen.0", "scaling.bias": "main.bias"}
+    renamed = {}
+    for name, value in parameters.items():
+        if name in ("weight_z", "bias_z"):
+            # The HyperRHN has one parameter for the maps of all layers.
+            renamed |= {f"scaling.{layer}.{name[:-1]}d": own for layer, own in enumerate(value)}
+        elif name in names:
+            renamed[names[name]] = value.flatten() if "bias" in name else value
+        elif name.startswith(("hyper.", "scaling.")):
+            renamed[name.replace("scaling.", "scaling.0.")] = value
+        else:
+            renamed[f"main.{name}"] = value.flatten() if name in ("gate_gain", "gate_shift") else value
+    return renamed
+
+
+@pytest.mark.parametrize(
+    "name, options, own",
+    [
+        ("hyperlstm", GATED_NOISE, dict(main_cell="lstm", hyper_cell="lstm")),
+        ("ln_hyperlstm", GATED_NOISE, dict(main_cell="ln_lstm", hyper_cell="ln_lstm")),
+        ("hyperrhn", RHN_NOISE | dict(rhn_depth=2), LAYERED | dict(hyper_dropout=0.3)),
+        ("hyperrhn", dict(rhn_depth=2, first_step="skip"), LAYERED),
+    ],
+)
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+def test_hyper_equals_the_hypernetworks_of_the_papers(name, options, own, training):
+    if name == "hyperrhn":
+        own = own | dict(main_cell="rhn", hyper_cell="rhn")
+    embeds = {"hyper_embed_size": 2} if name != "hyperrhn" else {}
+    theirs = build(name, options | embeds | dict(hyper_size=3)).train(training)
+    cell = build("hyper", options | embeds | own | dict(hyper_size=3)).train(training)
+    cell.load_state_dict(_renamed(theirs.state_dict()))
+    x, state = draw_inputs(cell, 6, 3)
+    noise = draw_noise(cell, 6, 3) if training else None
+    for start in (state, None):
+        inputs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        y, final = cell(inputs[0], start, noise=noise)
+        y_theirs, final_theirs = theirs(inputs[1], start, noise=noise)
+        torch.testing.assert_close(y, y_theirs, rtol=0, atol=1e-12)
+        for one, other in zip(final, final_theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+        (gradient,) = torch.autograd.grad(y.square().sum(), inputs[0])
+        (gradient_theirs,) = torch.autograd.grad(y_theirs.square().sum(), inputs[1])
+        torch.testing.assert_close(gradient, gradient_theirs, rtol=0, atol=1e-12)
+
+
+def test_hyper_refuses_cells_and_options_that_do_not_fit():
+    valid = "elman, grid_rhn, gru, irnn, jordan, ln_lstm, lstm, mi_lstm, mlstm, rhn"
+    for cell in ("mingru", "hyperlstm", "hyperrnn", "hyper", "lstn"):
+        with pytest.raises(UsageError, match=f"main_cell='{cell}' is not .* choose from {valid}$"):
+            build_cell("hyper", C, H, main_cell=cell)
+    with pytest.raises(UsageError, match="hyper_cell='hyper' is not .* choose from elman, grid_rhn"):
+        build_cell("hyper", C, H, hyper_cell="hyper")
+    with pytest.raises(UsageError, match="zoneout_c=0.1 is not an option of the main cell gru"):
+        build_cell("hyper", C, H, main_cell="gru", zoneout_c=0.1)
+    with pytest.raises(UsageError, match="hyper_dropout=0.1, but the cell elman has no recurrent dropout"):
+        build_cell("hyper", C, H, hyper_cell="elman", hyper_dropout=0.1)
+    with pytest.raises(UsageError, match="hyper_output='layers' with hyper_cell='gru' and main_cell='rhn'"):
+        build_cell("hyper", C, H, main_cell="rhn", hyper_cell="gru", hyper_output="layers")

@@ -1,0 +1,71 @@
+"""How cells start: the first step of a sequence, and the values of their parameters."""
+
+import pytest
+import torch
+from helpers.small_cells import C, build, draw_inputs
+
+from rhhn_fairseq.cells import build_cell
+
+
+def test_first_step_skip_starts_at_the_first_real_position():
+    for name, options in (("rhn", {"rhn_depth": 2}), ("hyperrhn", {"rhn_depth": 2, "hyper_size": 3})):
+        cell = build(name, options | {"first_step": "skip"}).eval()
+        x, _ = draw_inputs(cell, 4, 1)
+        padded = torch.cat([torch.full((3, 1, C), float("nan"), dtype=x.dtype), x])
+        mask = torch.tensor([False] * 3 + [True] * 4).unsqueeze(1)
+        y, _ = cell(padded, mask_TB=mask)
+        torch.testing.assert_close(y[3:], cell(x)[0], rtol=0, atol=1e-14)
+
+
+def test_orthogonal_recurrent_matrices_for_each_gate():
+    for name in ("lstm", "ln_lstm", "hyperlstm", "gru"):
+        cell = build_cell(name, C, 8)
+        for block in cell.weight_h.detach().double().split(8, dim=1):
+            # Orthogonalised in float32, whose rounding is 1e-7.
+            torch.testing.assert_close(block @ block.T, torch.eye(8).double(), rtol=0, atol=1e-5)
+    cell = build_cell("rhn", C, 8, rhn_depth=2)
+    for weight in cell.weight_s:
+        weight = weight.detach().double()
+        torch.testing.assert_close(weight @ weight.T, torch.eye(8).double(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm", "hyperrnn"])
+def test_scaling_vectors_start_as_documented(name):
+    start = 1.0 if name == "hyperrnn" else 0.1
+    for init, rank in (("paper", 1), ("broken_symmetry", 4)):
+        torch.manual_seed(0)
+        cell = build_cell(name, C, 64, hyper_size=8, hyper_embed_size=4, hyper_init=init)
+        d_h, d_x, b = cell.scaling(torch.randn(16, 8))
+        assert (b.abs().max() == 0) and cell.diagnostics()["scaling_rank"] == rank
+        if init == "paper":
+            torch.testing.assert_close(d_h, torch.full_like(d_h, start), rtol=0, atol=1e-6)
+        else:
+            assert abs(d_h.mean().item() - start) < 0.02 * start
+            assert 0.05 * start < d_h.std().item() < 0.15 * start
+
+
+@pytest.mark.parametrize("init, expected", [("paper", 1), ("broken_symmetry", 4)])
+def test_the_papers_constants_keep_rank_one_under_gradient_descent(init, expected):
+    torch.manual_seed(0)
+    cell = build_cell("ln_hyperlstm", C, 16, hyper_size=8, hyper_embed_size=4, hyper_init=init).double()
+    optimizer = torch.optim.Adam(cell.parameters(), 1e-2)
+    x, target = torch.randn(8, 4, C).double(), torch.randn(8, 4, 16).double()
+    for _ in range(20):
+        optimizer.zero_grad()
+        (cell(x)[0] - target).square().sum().backward()
+        optimizer.step()
+    assert cell.diagnostics()["scaling_rank"] == expected
+
+
+@pytest.mark.parametrize("name", ["rhn", "hyperrhn"])
+def test_transform_gates_start_shut(name):
+    """With a bias of -4 (Zilly) a state passes the layers almost as it is; with 0 about half of it does."""
+    kept = {}
+    for bias in (0.0, -4.0):
+        torch.manual_seed(0)
+        options = {"hyper_size": 8} if name == "hyperrhn" else {}
+        cell = build_cell(name, C, 64, rhn_depth=2, transform_bias=bias, **options)
+        state = tuple(torch.randn(4, size) for size in cell.state_sizes)
+        y, _ = cell(torch.zeros(1, 4, C), state)
+        kept[bias] = float((y[0] * state[0]).sum() / state[0].square().sum())
+    assert kept[0.0] < 0.6 and kept[-4.0] > 0.9
