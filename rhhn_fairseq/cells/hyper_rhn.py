@@ -136,8 +136,7 @@ def naive_hyper_rhn(p, config, x_TC, state, noise):
 class HyperRHN(Cell):
     """HyperRHN; see the module's docstring. State: (s [B, H], s^h [B, N]).
 
-    Initialised as the RHN is: every matrix orthogonal, every bias uniform, so z does not start at zero. With
-    a ``hyper_rank`` above 1 the main network runs step by step.
+    Initialised as the RHN is: every matrix orthogonal, every bias uniform, so z does not start at zero.
     """
 
     config: HyperRHNConfig
@@ -162,7 +161,6 @@ class HyperRHN(Cell):
             init_bias_(bias, fan_in)
         shift_transform_(self.bias_s, config)
         if config.hyper_rank > 1:
-            self.operation = None
             self.affine_weights = ("weight_x",)
             width = 2 * (config.hyper_rank - 1) * H
             self.weight_rank = nn.Parameter(torch.empty(L, N, width))
@@ -205,9 +203,22 @@ class HyperRHN(Cell):
         masks = op.gather_masks(mask_TB, first_TB1, noise, config.gal_dropout, gx, config.rhn_depth)
         numbers = op.Numbers(1.0 / (1.0 - config.recurrent_dropout), config.zoneout)
         biases = op.Biases(torch.stack(list(self.bias_s)), self.bias_x, self.z_shift())
-        hyper = trace, self.weight_z
+        hyper: tuple[Tensor, Tensor] = (trace, self.weight_z)
+        if config.hyper_rank > 1:
+            first_TBN = trace[..., : config.hyper_size]
+            z = first_TBN @ self.weight_z[0].to(gx.dtype) + self.z_shift()[0].to(gx.dtype)
+            gx = _scale_halves(gx, z) + self.bias_x.to(gx.dtype)
+            biases, hyper = op.Biases(biases.bias), (trace, self._map_to_vectors())
         y, s = op.highway(gx, state[0], list(self.weight_s), biases, hyper, masks, numbers, plan)
         return y, (s, state[1])
+
+    def _map_to_vectors(self) -> Tensor:
+        """From s^h of a layer to z, b_2 .. b_d, a_2 .. a_d, its bias as the last row, [L, N + 1, V H]."""
+        weight_a, weight_b = self.weight_rank.chunk(2, dim=-1)
+        bias_a, bias_b = self.bias_rank.chunk(2, dim=-1)
+        weight = torch.cat((self.weight_z, weight_b, weight_a), dim=-1)
+        bias = torch.cat((self.z_shift(), bias_b, bias_a), dim=-1)
+        return torch.cat((weight, bias.unsqueeze(1)), dim=1)
 
     def z_shift(self):
         """What is added to the product with ``weight_z``, [L, H]."""
@@ -246,4 +257,4 @@ class HyperRHN(Cell):
 
 def _scale_halves(u_BG: Tensor, z_BH: Tensor) -> Tensor:
     """u with its halves [h, t] scaled by the same z."""
-    return (u_BG.unflatten(-1, (2, -1)) * z_BH.unsqueeze(1)).flatten(-2)
+    return (u_BG.unflatten(-1, (2, -1)) * z_BH.unsqueeze(-2)).flatten(-2)

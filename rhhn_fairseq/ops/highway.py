@@ -23,6 +23,7 @@ from rhhn_fairseq.ops.buffers import Highway, state_dtype
 from rhhn_fairseq.ops.gemm import PackedWeight, mm
 from rhhn_fairseq.ops.library import operation, refuse_gradients
 from rhhn_fairseq.ops.loop import Noise
+from rhhn_fairseq.ops.ranked_products import RankedProducts, is_ranked
 from rhhn_fairseq.ops.sequence import (
     block_steps,
     expand_noise,
@@ -129,7 +130,8 @@ def highway(
         gx: x U, with its bias unless ``biases.bias_x`` is given, [T, B, 2 H]. s0: [B, H].
         weights: W_l [H, 2 H] for each layer.
         hyper: states of the hypernetwork after all its layers [T, B, L N], and weight_z [L, N, H] which makes
-            z from them; nothing for a plain RHN.
+            z from them; nothing for a plain RHN. With a map to the vectors of several outer products in the
+            place of weight_z, see ``RankedProducts``, gx is scaled already and has its bias.
 
     Returns:
         outputs [T, B, H], or [T, B, L H] with ``numbers.trace``, and the last state in the type of the first.
@@ -171,14 +173,17 @@ def highway_op(
     H = width // 2
     u, s = gx.new_empty(L, T, B, width), s0.new_empty(L, T, B, H)
     buffers = _make_buffers((u, gx, s0, s), Biases(*biases), masks, Numbers(*numbers))
-    scaling = _Scaling(buffers, hyper, how) if hyper else None
+    ranked = RankedProducts(hyper, weights, how.gemm) if is_ranked(hyper, L) else None
+    scaling = _Scaling(buffers, hyper, how) if hyper and not ranked else ranked
     if scaling is not None:
         scaling.start_forward()
     buffers.y = gx.new_empty(T, B, L * H if buffers.trace else H)
     buffers.o = None if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
-    run = pointwise.highway_steps(how, buffers, "forward", weights, masks.gal, None)
+    run = None
+    if ranked is None:
+        run = pointwise.highway_steps(how, buffers, "forward", weights, masks.gal, None)
     if run is None:
-        run = _forward_steps(buffers, weights, masks.gal, how)
+        run = _forward_steps(buffers, weights, masks.gal, how, ranked)
     steps = T if scaling is None else scaling.steps
     for start in range(0, T, steps):
         if scaling is not None:
@@ -188,21 +193,27 @@ def highway_op(
     return buffers.y, s[-1, -1].clone(), u, s, o, z
 
 
-def _forward_steps(buffers: Highway, weights, gal: Tensor | None, plan: Plan) -> Callable[[int, int], None]:
+def _forward_steps(
+    buffers: Highway, weights, gal: Tensor | None, plan: Plan, ranked: RankedProducts | None
+) -> Callable[[int, int], None]:
     """The function that runs some steps of the forward pass, a product and a call for each layer."""
     _, T, B, _ = buffers.s.shape
     step = pointwise.highway(plan, buffers, "forward")
-    packed = [PackedWeight(weight, T, B, plan.gemm) for weight in weights]
+    packed = [] if ranked else [PackedWeight(weight, T, B, plan.gemm) for weight in weights]
     products = [of_layer.unbind(0) for of_layer in buffers.u.unbind(0)]
     states = [of_layer.unbind(0) for of_layer in buffers.operands]
 
     def run(start: int, stop: int) -> None:
         read = states[-1][start - 1] if start else buffers.s0.to(buffers.u.dtype)
         for t in range(start, stop):
-            for layer, weight in enumerate(packed):
-                weight.product(read if gal is None else read * gal, products[layer][t])
-                step(t * len(packed) + layer)
-                read = states[layer][t]
+            for layer, of_layer in enumerate(states):
+                read = read if gal is None else read * gal
+                if ranked:
+                    ranked.multiply(layer, t, read, products[layer][t])
+                else:
+                    packed[layer].product(read, products[layer][t])
+                step(t * len(states) + layer)
+                read = of_layer[t]
 
     return run
 
@@ -289,7 +300,7 @@ def _(gx, s0, weights, biases, hyper, masks, numbers, plan):
     H = width // 2
     s = s0.new_empty(L, T, B, H)
     o = gx.new_empty(0) if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
-    z = gx.new_empty(L, T, B, H) if hyper else gx.new_empty(0)
+    z = gx.new_empty(L, T, B, H) if hyper and not is_ranked(hyper, L) else gx.new_empty(0)
     y = gx.new_empty(T, B, L * H if trace else H)
     return y, torch.empty_like(s0), gx.new_empty(L, T, B, width), s, o, z
 
@@ -319,31 +330,44 @@ def highway_backward(
     (dy, ds_last), (u, s, o, z), (gx, s0) = gradients, kept, inputs
     (L, T, B, H), masks, how = s.shape, Masks(*masks), read_plan(plan)
     buffers = _make_buffers((u, gx, s0, s), Biases(*biases), masks, Numbers(*numbers))
-    scaling = _Scaling(buffers, hyper, how) if hyper else None
-    if scaling is not None:
+    ranked = RankedProducts(hyper, weights, how.gemm) if is_ranked(hyper, L) else None
+    scaling = _Scaling(buffers, hyper, how) if hyper and not ranked else None
+    if ranked is not None:
+        ranked.start_backward(s0)
+    elif scaling is not None:
         buffers.z = z
         scaling.start_backward()
     buffers.o = o if o.numel() else None
     buffers.dy = None if dy is None else dy.contiguous()
     buffers.ds = gx.new_zeros(s0.shape)
     buffers.ds_direct, buffers.past = or_zeros(ds_last, s0), torch.zeros_like(s0)
-    steps = block_steps(T, B, u.dtype, s0.dtype)
+    steps = ranked.steps if ranked else block_steps(T, B, u.dtype, s0.dtype)
     buffers.du, buffers.dgx = u.new_empty(L, steps, B, 2 * H), torch.empty_like(gx)
     buffers.sums = pointwise.gradient_sums(how, [(3 * L + 2) * H], s0)
-    run = pointwise.highway_steps(how, buffers, "backward", weights, masks.gal, masks.s_share)
+    run = None
+    if ranked is None:
+        run = pointwise.highway_steps(how, buffers, "backward", weights, masks.gal, masks.s_share)
     if run is None:
-        run = _backward_steps(buffers, weights, masks, how)
+        run = _backward_steps(buffers, weights, masks, how, ranked)
     dweights = gx.new_empty(L, H, 2 * H)
     starts, stop = {*range(0, T, steps), *range(0, T, T if scaling is None else scaling.steps)}, T
     for start in sorted(starts, reverse=True):
+        if ranked is not None:
+            ranked.before_backward(start)
         run(start, stop)
         stop = start
-        if start % steps == 0:
+        if ranked is not None:
+            ranked.after_backward(start)
+        elif start % steps == 0:
             _add_weight_gradients(buffers, start, masks.gal, how.gemm, dweights)
         if scaling is not None and start % scaling.steps == 0:
             scaling.after_backward(start)
-    dhyper = gx.new_empty(0) if scaling is None else scaling.dhyper_TBLN.flatten(2)
-    dweight_z = gx.new_empty(0) if scaling is None else scaling.dweight_z
+    dhyper, dweight_z = gx.new_empty(0), gx.new_empty(0)
+    if ranked is not None:
+        dhyper, dweight_z = ranked.dhyper_TBLN.flatten(2), ranked.dmap.to(gx.dtype)
+        dweights = ranked.dweights.to(gx.dtype)
+    elif scaling is not None:
+        dhyper, dweight_z = scaling.dhyper_TBLN.flatten(2), scaling.dweight_z
     return buffers.dgx, buffers.ds_direct + buffers.ds, dweights, dhyper, dweight_z, buffers.sums.sum(0)
 
 
@@ -361,19 +385,28 @@ def _add_weight_gradients(
         weight_gradient(read, du_TBG, gemm, own, add=steps.stop < T)
 
 
-def _backward_steps(buffers: Highway, weights, masks: Masks, plan: Plan) -> Callable[[int, int], None]:
+def _backward_steps(
+    buffers: Highway, weights, masks: Masks, plan: Plan, ranked: RankedProducts | None
+) -> Callable[[int, int], None]:
     """The function that runs some steps of the backward pass, a call and a product for each layer."""
     L, T, B, _ = buffers.s.shape
-    step = pointwise.highway(plan, buffers, "backward")
-    packed = [PackedWeight(weight, T, B, plan.gemm, transpose=True) for weight in weights]
+    step, gal = pointwise.highway(plan, buffers, "backward"), masks.gal
+    packed = [] if ranked else [PackedWeight(weight, T, B, plan.gemm, transpose=True) for weight in weights]
+    states = [of_layer.unbind(0) for of_layer in buffers.operands]
     du, steps = [of_layer.unbind(0) for of_layer in buffers.du.unbind(0)], buffers.du.shape[1]
+    first = buffers.s0.to(buffers.du.dtype)
 
     def run(start: int, stop: int) -> None:
         for t in reversed(range(start, stop)):
             for layer in reversed(range(L)):
                 step(t * L + layer)
-                packed[layer].product(du[layer][t % steps], buffers.ds)
-                through_recurrence(buffers.ds, masks.gal, None if layer else masks.s_share, t)
+                if ranked:
+                    read = states[layer - 1][t] if layer else states[-1][t - 1] if t else first
+                    read = read if gal is None else read * gal
+                    ranked.multiply_backward(layer, t, read, du[layer][t % steps], buffers.ds)
+                else:
+                    packed[layer].product(du[layer][t % steps], buffers.ds)
+                through_recurrence(buffers.ds, gal, None if layer else masks.s_share, t)
 
     return run
 

@@ -17,9 +17,10 @@ SIZES = {
     "ln_hyperlstm": dict(hyper_size=3, hyper_embed_size=2),
     "rhn": dict(rhn_depth=3),
     "hyperrhn": dict(hyper_size=3, rhn_depth=3),
+    "hyperrhn, rank 3": dict(hyper_size=3, rhn_depth=3, hyper_rank=3),
     "rolled_hyperrhn": dict(hyper_size=3, rhn_depth=3),
 }
-"""The cells that have a fused operation."""
+"""The cells that have a fused operation, and what follows their names here, with their sizes."""
 
 FUSED_CELLS = {entry.cell for entry in CELLS.values() if getattr(entry.cell, "operation", None) in FUSED}
 
@@ -31,11 +32,16 @@ def backends(cell, device="cpu", dtype=torch.float32):
 
 def make_cell(name, options=(), C=4, H=5, dtype=torch.float64):
     torch.manual_seed(0)
-    cell = build_cell(name, C, H, **SIZES[name] | dict(options)).to(dtype)
+    cell = build_cell(cell_name(name), C, H, **SIZES[name] | dict(options)).to(dtype)
     with torch.no_grad():
         for parameter in cell.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
     return cell
+
+
+def cell_name(name):
+    """The registered name of a cell in ``SIZES``."""
+    return name.partition(",")[0]
 
 
 def noise_options(name):

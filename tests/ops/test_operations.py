@@ -6,7 +6,7 @@ float32, to the float64 reference; here is what only whole sequences can get wro
 
 import pytest
 import torch
-from helpers.fused_cells import RHN_NOISE, SIZES, assert_equal, make_cell, noise_options, run_pass
+from helpers.fused_cells import RHN_NOISE, SIZES, assert_equal, cell_name, make_cell, noise_options, run_pass
 
 from rhhn_fairseq.cells import base as cells_base
 from rhhn_fairseq.cells import build_cell, cell_options
@@ -215,7 +215,7 @@ def test_half_precision_errs_less_than_the_loop(name, implementation, dtype, mon
     wide = {"hyper_size": 32} if "hyper" in name else {}
     # Parameters that the type holds exactly, so that rounding them is no error.
     half = make_cell(name, wide, 16, H, torch.float32).to(dtype)
-    oracle = build_cell(name, 16, H, **SIZES[name] | wide).double()
+    oracle = build_cell(cell_name(name), 16, H, **SIZES[name] | wide).double()
     oracle.load_state_dict({key: value.double() for key, value in half.state_dict().items()})
     torch.manual_seed(1)
     x = torch.randn(T, B, 16).to(dtype)
@@ -297,7 +297,7 @@ def test_gradients_accumulate_and_the_graph_can_be_kept(name, implementation, mo
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("options", ["plain", "noisy", "skip"])
 def test_autocast_keeps_to_the_type_of_the_projection(name, dtype, options, monkeypatch):
-    if options == "skip" and "first_step" not in cell_options(name):
+    if options == "skip" and "first_step" not in cell_options(cell_name(name)):
         pytest.skip("the cell has no option first_step")
     monkeypatch.setattr(cells_base, "scan", None)
     chosen = {"plain": {}, "noisy": noise_options(name), "skip": dict(first_step="skip")}[options]

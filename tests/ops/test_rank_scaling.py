@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from helpers.fused_cells import RHN_NOISE, assert_equal, make_cell, run_pass
 
+from rhhn_fairseq.ops import ranked_products
 from rhhn_fairseq.ops.rank_scaling import rank_scaled, rank_scaled_by_matrices
 
 B, N, H = 3, 2, 4
@@ -66,3 +68,21 @@ def test_nothing_but_the_operands_is_kept():
     operands = _operands(4, B=8, N=8, H=16)
     assert _saved_numbers(rank_scaled, operands) == 0
     assert _saved_numbers(rank_scaled_by_matrices, operands) >= 8 * 16 * 32
+
+
+@pytest.mark.parametrize("block_rows", [1, 12, 512])
+@pytest.mark.parametrize("noise", [{}, RHN_NOISE], ids=["plain", "noisy"])
+@pytest.mark.parametrize("backend", ["native", "aten"])
+def test_blocks_of_steps_equal_the_loop(block_rows, noise, backend, monkeypatch):
+    """Of one step, of two, of which the last is shorter, and of all."""
+    monkeypatch.setattr(ranked_products, "BLOCK_ROWS", block_rows)
+    cell = make_cell("hyperrhn, rank 3", noise)
+    T, B = 5, 2
+    x = torch.randn(T, B, 4, dtype=torch.float64)
+    state = tuple(torch.randn(B, size, dtype=torch.float64) for size in cell.state_sizes)
+    mask = torch.tensor([[0, 1], [1, 1], [1, 0], [1, 1], [1, 1]], dtype=torch.bool)
+    drawn = cell.sample_noise(T, B)
+    loop, blocks = (
+        run_pass(cell, x, state, mask, drawn, name, monkeypatch) for name in ("reference", backend)
+    )
+    assert_equal(blocks, loop, 1e-13)
