@@ -1,6 +1,5 @@
 """configs/gnmt: each file says what --arch and its own comment say, and trains as it stands."""
 
-import ast
 import dataclasses
 import random
 
@@ -10,15 +9,11 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from helpers.cli import run_module
 from helpers.config_files import (
     ROOT,
-    assert_has_every_option,
-    by_command_line,
     by_hydra,
-    command,
     comment,
     composed,
     effective,
     link_root,
-    resolved,
     shared_command,
     train_tiny,
 )
@@ -26,7 +21,6 @@ from omegaconf import OmegaConf
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
 from rhhn_fairseq.describe import count_parameters
-from rhhn_fairseq.models.gnmt import GNMTBaseConfig
 from rhhn_fairseq.models.gnmt_table import ARCHITECTURES
 
 CONFIGS = sorted((ROOT / "configs" / "gnmt").glob("*.yaml"))
@@ -61,34 +55,8 @@ def test_model_is_that_of_the_architecture(path):
 
 
 @every_config
-def test_every_option_of_the_model_can_be_overridden(path):
-    assert_has_every_option(by_hydra(path).model, GNMTBaseConfig)
-
-
-@pytest.mark.slow
-@every_config
-def test_command_without_hydra_is_the_same_training(path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    by_command, by_file = by_command_line(path), resolved(composed(path))
-    # The score of translations, which no training looks at; the command line cannot leave it out.
-    del by_file["scoring"], by_command["scoring"]
-    by_command["model"]["output_dropout"] = by_command["model"]["dropout"]
-    assert by_file.keys() == by_command.keys()
-    optimizer = by_command["optimizer"]
-    if by_file["optimizer"]["_name"] == "sgd":
-        # fairseq's SGD has no configuration of its own: it reads the whole command line.
-        by_command["optimizer"] = {"_name": optimizer.optimizer} | {
-            key: getattr(optimizer, key) for key in ("lr", "momentum", "weight_decay")
-        }
-    else:
-        optimizer["adam_betas"] = list(ast.literal_eval(optimizer["adam_betas"]))
-    for section, values in by_file.items():
-        assert values == by_command[section], section
-    assert command(path, "fairseq-hydra-train")[:4] == (
-        ["--config-dir", "configs/gnmt", "--config-name", path.stem]
-    )
-    best = f"checkpoints/{path.stem}/checkpoint_best.pt"
-    assert best in shared_command(path, "fairseq-generate")
+def test_translations_in_the_comment_are_of_the_best_checkpoint(path):
+    assert f"checkpoints/{path.stem}/checkpoint_best.pt" in shared_command(path, "fairseq-generate")
 
 
 def test_recipes_of_the_papers():

@@ -8,15 +8,11 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from helpers.cli import run_module
 from helpers.config_files import (
     ROOT,
-    assert_has_every_option,
-    by_command_line,
-    by_hydra,
     command,
     comment,
     composed,
     effective,
     link_root,
-    resolved,
     train_tiny,
 )
 from helpers.tiny_handwriting import prepare_words
@@ -24,7 +20,6 @@ from omegaconf import OmegaConf
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
 from rhhn_fairseq.describe import count_parameters
-from rhhn_fairseq.models.handwriting import HandwritingBaseConfig
 from rhhn_fairseq.models.handwriting_table import ARCHITECTURES
 
 CONFIGS = sorted((ROOT / "configs" / "handwriting").glob("*.yaml"))
@@ -54,30 +49,11 @@ def test_model_is_that_of_the_architecture(path):
 
 
 @every_config
-def test_every_option_of_the_model_can_be_overridden(path):
-    assert_has_every_option(by_hydra(path).model, HandwritingBaseConfig)
-
-
-@every_config
-def test_command_without_hydra_is_the_same_training(path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    by_command, by_file = by_command_line(path), resolved(composed(path))
-    # The score of translations, which no training looks at; the command line cannot leave it out.
-    del by_file["scoring"], by_command["scoring"]
-    assert by_file.keys() == by_command.keys()
-    for section, values in by_file.items():
-        assert values == by_command[section], section
-
-
-@every_config
 def test_comment_tells_the_row_of_the_table(path):
     row, text = ARCHITECTURES[path.stem], comment(path)
     assert f"Parameters: {row.parameters:,}; the paper prints {row.count}." in text
     assert f"Expected: {row.loss:,} nats a sequence" in text
     assert f"checkpoints/{path.stem}/checkpoint_best.pt" in command(path, "fairseq-validate")
-    assert command(path, "fairseq-hydra-train")[:4] == (
-        ["--config-dir", "configs/handwriting", "--config-name", path.stem]
-    )
 
 
 @every_config

@@ -8,21 +8,17 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from helpers.cli import run_module
 from helpers.config_files import (
     ROOT,
-    assert_has_every_option,
-    by_command_line,
     by_hydra,
     command,
     comment,
     composed,
     effective,
     link_root,
-    resolved,
 )
 from omegaconf import OmegaConf
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
 from rhhn_fairseq.data.problems.registry import PROBLEMS
-from rhhn_fairseq.models.classifier import ClassifierBaseConfig
 from rhhn_fairseq.models.classifier_table import ARCHITECTURES
 from rhhn_fairseq.tasks.synthetic import SyntheticTaskConfig
 
@@ -51,26 +47,10 @@ def test_model_is_that_of_the_architecture(path):
 
 
 @every_config
-def test_every_option_can_be_overridden(path):
+def test_every_option_of_the_problem_can_be_overridden(path):
     task = by_hydra(path).task
-    assert_has_every_option(by_hydra(path).model, ClassifierBaseConfig)
     assert PROBLEMS[task.problem].options.keys() <= task.keys()
     assert task.keys() <= {spec.name for spec in dataclasses.fields(SyntheticTaskConfig)}
-
-
-@every_config
-def test_command_without_hydra_is_the_same_training(path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    by_command, by_file = by_command_line(path), resolved(composed(path))
-    # The score of translations, which no training looks at; the command line cannot leave it out.
-    del by_file["scoring"], by_command["scoring"]
-    defaults = PROBLEMS[by_file["task"]["problem"]].options
-    for option, default in defaults.items():
-        if by_command["task"][option] is None:
-            by_command["task"][option] = default
-    assert by_file.keys() == by_command.keys()
-    for section, values in by_file.items():
-        assert values == by_command[section], section
 
 
 @every_config
@@ -80,8 +60,6 @@ def test_evaluation_in_the_comment_is_of_the_best_checkpoint(path):
     assert evaluation[evaluation.index("--problem") + 1] == config["task"]["problem"]
     if "length" in config["task"]:
         assert evaluation[evaluation.index("--length") + 1] == str(config["task"]["length"])
-    arguments = command(path, "fairseq-hydra-train")
-    assert arguments == ["--config-dir", "configs/synthetic", "--config-name", path.stem]
 
 
 @pytest.mark.slow

@@ -11,15 +11,12 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from helpers.cli import run_module
 from helpers.config_files import (
     ROOT,
-    assert_has_every_option,
-    by_command_line,
     by_hydra,
     command,
     comment,
     composed,
     effective,
     link_root,
-    resolved,
 )
 from omegaconf import OmegaConf
 
@@ -27,7 +24,6 @@ from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.describe import count_parameters
-from rhhn_fairseq.models.char_lm import CharLMBaseConfig
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
 
 CONFIGS = ROOT / "configs" / "char_lm"
@@ -86,11 +82,6 @@ def test_one_file_for_each_architecture():
 
 
 @every_config
-def test_every_option_of_the_model_can_be_overridden(name):
-    assert_has_every_option(by_hydra(of(name)).model, CharLMBaseConfig)
-
-
-@every_config
 def test_model_is_that_of_the_architecture(name):
     cfg = composed(of(name))
     assert cfg.model._name == name
@@ -100,17 +91,6 @@ def test_model_is_that_of_the_architecture(name):
     with torch.device("meta"):
         model = MODEL_REGISTRY[name].for_vocabulary(config, ARCHITECTURES[name].vocab_size)
     assert count_parameters(model) == ARCHITECTURES[name].parameters
-
-
-@every_config
-def test_command_without_hydra_is_the_same_training(name, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    by_command, by_file = by_command_line(of(name)), resolved(composed(of(name)))
-    # The score of translations, which no training looks at; the command line cannot leave it out.
-    del by_file["scoring"], by_command["scoring"]
-    assert by_file.keys() == by_command.keys()
-    for section, values in by_file.items():
-        assert values == by_command[section], section
 
 
 @every_config
@@ -127,9 +107,6 @@ def test_comment_tells_the_row_of_the_table(name):
     evaluation = command(of(name), "fairseq-eval-lm")
     assert f"Protocol: {evaluation[evaluation.index('--protocol') + 1]}," in text
     assert f"{composed(of(name)).checkpoint.save_dir}/checkpoint_best.pt" in evaluation
-    assert command(of(name), "fairseq-hydra-train")[:4] == (
-        ["--config-dir", "configs/char_lm", "--config-name", name]
-    )
 
 
 def test_recipes_of_the_papers():
