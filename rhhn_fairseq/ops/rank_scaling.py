@@ -75,6 +75,9 @@ def rank_scaled(
     if torch.is_autocast_enabled(s_BH.device.type):
         dtype = torch.get_autocast_dtype(s_BH.device.type)
         operands = [tensor.to(dtype) for tensor in operands]
+        # On a GPU it would make sums float32, and with them the gradients that the backward pass multiplies.
+        with torch.autocast(s_BH.device.type, enabled=False):
+            return _RankScaled.apply(*operands)
     return _RankScaled.apply(*operands)
 
 
