@@ -136,10 +136,7 @@ RANKED = SMALL | NOISY | dict(hyper_rank=3)
     layer_norm=True,
 )
 class HyperLSTM(GatedCell):
-    """HyperLSTM; see the module's docstring. State: (h [B, H], c [B, H], e [B, N], k [B, N]).
-
-    With a ``hyper_rank`` above 1 it runs step by step.
-    """
+    """HyperLSTM; see the module's docstring. State: (h [B, H], c [B, H], e [B, N], k [B, N])."""
 
     config: HyperLSTMConfig
     operation: str | None = "hyper_lstm"
@@ -169,7 +166,6 @@ class HyperLSTM(GatedCell):
             self.c_gain = nn.Parameter(torch.ones(H))
             self.c_shift = nn.Parameter(torch.zeros(H))
         if config.hyper_rank > 1:
-            self.operation = None
             self.affine_weights = ("weight_x", "weight_hyper")
             self._add_outer_products(config.hyper_rank - 1)
 
@@ -215,14 +211,20 @@ class HyperLSTM(GatedCell):
 
     def run_operation(self, g, state, mask_TB, noise, plan):
         config, scaling = self.config, self.scaling
+        weight_z: Tensor = scaling.weight_z
+        weight_r = None
+        if config.hyper_rank > 1:
+            weight_z = torch.cat((weight_z, self.weight_rank_z), dim=1)
+            weight_r = torch.cat((self.weight_rank, self.bias_rank.unsqueeze(0)))
         weights = op.Weights(
             self.weight_h,
             self.weight_hyper,
             self.hyper.weight_h,
-            scaling.weight_z,
-            nn.functional.pad(scaling.bias_z, (0, scaling.weight_z.shape[1] - len(scaling.bias_z))),
+            weight_z,
+            nn.functional.pad(scaling.bias_z, (0, weight_z.shape[1] - len(scaling.bias_z))),
             torch.cat([scaling.weight_d, scaling.weight_b]),
             scaling.bias,
+            weight_r,
         )
         norms: tuple[Tensor, ...] = ()
         if config.layer_norm:

@@ -30,6 +30,7 @@ from rhhn_fairseq.ops.lstm import (
     split_sums,
     state_gradient,
 )
+from rhhn_fairseq.ops.ranked_gates import RankedGates
 from rhhn_fairseq.ops.sequence import (
     block_steps,
     no_gradients,
@@ -48,6 +49,8 @@ class Weights(NamedTuple):
         weight_e: the hypernetwork's recurrent matrix [N, 4 N].
         weight_z: [N, 12 Z] with bias_z [12 Z].
         weight_d: [12, Z, H] and bias: b_0 [4, H], state type.
+        weight_r: where W_h is scaled by several outer products, the map to their vectors, state type, see
+            ``RankedGates``; weight_z then makes Z numbers more.
     """
 
     weight: Tensor
@@ -57,6 +60,7 @@ class Weights(NamedTuple):
     bias_z: Tensor
     weight_d: Tensor
     bias: Tensor
+    weight_r: Tensor | None = None
 
 
 class Kept(NamedTuple):
@@ -101,10 +105,11 @@ def hyper_lstm(
     """
     (gx, g_hyper), (h0, c0, e0, k0) = g, state
     dtype, wide = gx.dtype, state_dtype(gx.dtype)
+    given = [weight for weight in weights if weight is not None]
     y, h, c, e, k, *_ = hyper_lstm_op(
         [gx.contiguous(), g_hyper.contiguous()],
         cast((h0, c0, e0, k0), (dtype, wide, dtype, wide)),
-        cast(weights, (*(dtype,) * 5, wide, wide)),
+        cast(given, (*(dtype,) * 5, *(wide,) * (len(given) - 5))),
         cast(norms, (wide,) * len(norms)),
         list(masks),
         list(numbers),
@@ -139,11 +144,13 @@ def hyper_lstm_op(
     c, k = c0.new_empty(T, B, H), k0.new_empty(T, B, N)
     kept = Kept(rows(T, B, 4 * (H + N)), h, c, rows(T, B, 4 * N), rows(T, B, N), k, rows(T, B, len(w.bias_z)))
     main, hyper = _make_buffers(kept, state, norms, masks, Numbers(*numbers))
-    main.gx, main.weight_d, main.bias = gx, w.weight_d, w.bias
+    gates = _make_gates(w, gx, how)
+    if gates is None:
+        main.gx, main.z, main.weight_d, main.bias = gx, kept.z, w.weight_d, w.bias
     if masks.real is not None:
         main.y, hyper.y = y, torch.empty_like(kept.e)
     # For a step or two, as in decoding, copying the weights side by side costs more than a second product.
-    merged = torch.cat([w.weight, w.weight_hyper], dim=1) if T >= 4 else None
+    merged = torch.cat([w.weight, w.weight_hyper], dim=1) if T >= 4 and gates is None else None
     if merged is not None and how.fits_one_call(
         T, B, merged.numel() + w.weight_e.numel() + w.weight_z.numel(), y.dtype
     ):
@@ -153,9 +160,17 @@ def hyper_lstm_op(
         vectors = w.bias_z, g_hyper, masks.gal, None
         native.hyper_lstm_sequence(main, hyper, "forward", panels, vectors, previous)
     else:
-        _Forward(kept, w, merged, previous, how).run(main, hyper, g_hyper, masks.gal)
+        _Forward(kept, w, merged, previous, how, gates).run(main, hyper, g_hyper, masks.gal)
     kept = kept if masks.real is not None else kept._replace(h=rows(0))
     return y, h[-1].clone(), c[-1].clone(), kept.e[-1].clone(), k[-1].clone(), *kept
+
+
+def _make_gates(weights: Weights, gx: Tensor, plan: Plan) -> RankedGates | None:
+    """What makes the sums of the main network's gates where several outer products scale W_h."""
+    w = weights
+    if w.weight_r is None:
+        return None
+    return RankedGates(w.weight, w.weight_d, w.bias, w.weight_r, gx, plan.gemm)
 
 
 class _Forward:
@@ -163,10 +178,20 @@ class _Forward:
 
     Args:
         merged: weight and weight_hyper side by side; None for a product with each.
+        gates: what ``_make_gates`` gave.
     """
 
-    def __init__(self, kept: Kept, weights: Weights, merged: Tensor | None, previous: bool, plan: Plan):
+    def __init__(
+        self,
+        kept: Kept,
+        weights: Weights,
+        merged: Tensor | None,
+        previous: bool,
+        plan: Plan,
+        gates: RankedGates | None,
+    ):
         (T, B, H), N = kept.c.shape, kept.e.shape[-1]
+        self.z, self.gates = kept.z, gates
         self.u, self.weights, self.previous, self.plan = kept.u, weights, previous, plan
         self.sides = kept.u.split((4 * H, 4 * N), dim=-1)
         self.from_h = None if merged is None else PackedWeight(merged, T, B, plan.gemm)
@@ -188,14 +213,17 @@ class _Forward:
             if self.from_h is not None:
                 self.from_h.product(h_t, u_t)
             else:
-                torch.mm(h_t, self.weights.weight, out=main_t)
+                if self.gates is None:
+                    torch.mm(h_t, self.weights.weight, out=main_t)
                 torch.mm(h_t, self.weights.weight_hyper, out=hyper_t)
             run_hyper(t)
+            if self.gates is not None:
+                self.gates.forward(t, h_t, self.z[t], main_t)
             main_step(t)
 
     def _hypernetwork(self, main: Gated, hyper: Gated, g_hyper: Tensor):
         """The function that makes z of a step, from what h gives the hypernetwork."""
-        if self.plan.backend == "triton":
+        if self.plan.backend == "triton" and self.gates is None:
             inner = pointwise.triton.hypernetwork_forward(
                 hyper, main, self.weights[2:5], (g_hyper, self.sides[1]), self.previous
             )
@@ -208,7 +236,7 @@ class _Forward:
             hyper.u.unbind(0),
             previous_states(hyper.h0, hyper.h),
             hyper.h.unbind(0),
-            main.z.unbind(0),
+            self.z.unbind(0),
             strict=True,
         )
 
@@ -229,7 +257,6 @@ def _make_buffers(
     u, h, c, a, e, k, z = kept
     half = len(norms) // 2
     main = make_buffers((u[:, :, : 4 * h.shape[-1]], h, c), state[:2], norms[:half], masks, numbers)
-    main.z = z
     plain = Numbers(numbers.forget_bias)
     return main, make_buffers((a, e, k), state[2:], norms[half:], Masks(masks.real), plain)
 
@@ -259,7 +286,20 @@ def hyper_lstm_backward(
     previous: bool,
     plan: str,
 ) -> tuple[
-    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
 ]:
     """The backward pass of ``hyper_lstm_op``.
 
@@ -267,8 +307,8 @@ def hyper_lstm_backward(
         gradients: of the outputs and of the last h, c, e and k. kept: see ``Kept``, with h.
 
     Returns:
-        gradients of gx, g_hyper, h0, c0, e0, k0, [weight, weight_hyper], weight_e, weight_z, bias_z and
-        weight_d, and the sums of ``buffers.Gated`` of either network.
+        gradients of gx, g_hyper, h0, c0, e0, k0, [weight, weight_hyper], weight_e, weight_z, bias_z,
+        weight_d and weight_r (empty without), and the sums of ``buffers.Gated`` of either network.
     """
     backward = _Backward(Kept(*kept), gx, state, Weights(*weights), previous, read_plan(plan))
     # torch makes the operation's schema of the annotation above, which has to count the tensors.
@@ -292,7 +332,11 @@ class _Backward:
         self.T, self.B, self.H = kept.c.shape
         self.N = kept.e.shape[-1]
         self.steps = block_steps(self.T, self.B, kept.u.dtype, kept.c.dtype)
-        self.matrices = torch.cat(weights[:2], dim=1), weights.weight_e, weights.weight_z
+        self.gates = _make_gates(weights, gx, plan)
+        if self.gates is not None:
+            self.gates.start_backward()
+        from_h = weights.weight_hyper if self.gates else torch.cat(weights[:2], dim=1)
+        self.matrices = from_h, weights.weight_e, weights.weight_z
         self.dgx, self.dg_hyper, self.dz = (torch.empty_like(tensor) for tensor in (gx, kept.a, kept.z))
 
     @functools.cached_property
@@ -320,14 +364,20 @@ class _Backward:
             if after is None:
                 add_gradients(main, last[:2], self.plan)
                 add_gradients(hyper, last[2:], self.plan)
-                main.dweight_d = pointwise.gradient_sums(self.plan, self.weights.weight_d.shape, main.c0)
+                if self.gates is None:
+                    main.dweight_d = pointwise.gradient_sums(self.plan, self.weights.weight_d.shape, main.c0)
             else:
                 _hand_gradients(after[0], main)
                 _hand_gradients(after[1], hyper)
             main.dy = None if dy is None else dy[block].contiguous()
-            main.dgx, main.dz, du = self.dgx[block], self.dz[block], du_block[: len(main.h)]
+            du = du_block[: len(main.h)]
             main.du, hyper.du = du.split((4 * self.H, 4 * self.N), dim=-1)
-            self._run_block(main, hyper, du, masks.of_steps(block))
+            if self.gates is None:
+                main.dgx, main.dz = self.dgx[block], self.dz[block]
+                self._run_block(main, hyper, du, masks.of_steps(block))
+            else:
+                self._run_ranked(self.gates, main, hyper, start, masks.of_steps(block))
+                du = hyper.du
             self.dg_hyper[block] = hyper.du
             add = after is not None
             weight_gradient(operand_blocks(self.state[0], kept.h, masks.gal, block), du, gemm, dmerged, add)
@@ -336,6 +386,13 @@ class _Backward:
             )
             after = main, hyper
         e_blocks = operand_blocks(self.state[2], kept.e, None) if self.previous else [kept.e]
+        sums, dweight_r = main.sums.sum(0), dmerged.new_empty(0)
+        if self.gates is None:
+            dweight_d = main.dweight_d.sum(0)
+        else:
+            dmerged = torch.cat((self.gates.dweight.to(dmerged.dtype), dmerged), dim=1)
+            dweight_d, dweight_r = self.gates.dweight_d, self.gates.dweight_r
+            split_sums(sums, self.H)[0].add_(self.gates.dbias.flatten())
         return (
             self.dgx,
             self.dg_hyper,
@@ -347,8 +404,9 @@ class _Backward:
             dweight_e,
             weight_gradient(e_blocks, self.dz, gemm),
             self.dz.sum((0, 1)),
-            main.dweight_d.sum(0),
-            main.sums.sum(0),
+            dweight_d,
+            dweight_r,
+            sums,
             hyper.sums.sum(0),
         )
 
@@ -361,7 +419,9 @@ class _Backward:
         state = [states[before] if block.start else first for first, states in pairs]
         of_block = Kept(*(tensor[block] for tensor in kept))
         main, hyper = _make_buffers(of_block, state, norms, masks.of_steps(block), numbers)
-        main.gx, main.weight_d, main.bias = self.gx[block], self.weights.weight_d, self.weights.bias
+        if self.gates is None:
+            main.gx, main.z = self.gx[block], of_block.z
+            main.weight_d, main.bias = self.weights.weight_d, self.weights.bias
         return main, hyper
 
     def _run_block(self, main: Gated, hyper: Gated, du_TBU: Tensor, masks: Masks) -> None:
@@ -373,7 +433,7 @@ class _Backward:
             native.hyper_lstm_sequence(main, hyper, "backward", self.panels, vectors, self.previous)
             return
         main_step = pointwise.gated(self.plan, main, "backward")
-        run_hyper = self._hypernetwork(main, hyper)
+        run_hyper = self._hypernetwork(main, hyper, main.dz)
         to_h, du = self.packed[0], du_TBU.unbind(0)
         for t in reversed(range(len(du))):
             main_step(t)
@@ -381,16 +441,32 @@ class _Backward:
             to_h.product(du[t], main.dh)
             through_recurrence(main.dh, masks.gal, masks.h_share, t)
 
-    def _hypernetwork(self, main: Gated, hyper: Gated):
+    def _run_ranked(self, gates: RankedGates, main: Gated, hyper: Gated, start: int, masks: Masks) -> None:
+        """All steps of some buffers backward where ``gates`` makes the sums; ``start`` is the first."""
+        block = slice(start, start + len(main.h))
+        main_step = pointwise.gated(self.plan, main, "backward")
+        run_hyper = self._hypernetwork(main, hyper, self.dz[block])
+        before = previous_states(main.h0, main.h)
+        for step in reversed(range(len(main.h))):
+            t = start + step
+            main_step(step)
+            h = before[step] if masks.gal is None else before[step] * masks.gal
+            dh = gates.backward(t, h, self.kept.z[t], main.du[step], self.dz[t], self.dgx[t])
+            run_hyper(step)
+            self.packed[0].product(hyper.du[step].contiguous(), main.dh)
+            main.dh += dh
+            through_recurrence(main.dh, masks.gal, masks.h_share, step)
+
+    def _hypernetwork(self, main: Gated, hyper: Gated, dz_TBZ: Tensor):
         """The function that goes, for a step, from the gradient of z to those of the hypernetwork's sums and
         state."""
-        if self.plan.backend == "triton":
+        if self.plan.backend == "triton" and self.gates is None:
             inner = pointwise.triton.hypernetwork_backward(hyper, main, self.matrices[1:], self.previous)
             if inner is not None:
                 return inner
         step = pointwise.gated(self.plan, hyper, "backward")
         _, to_e, from_z = self.packed
-        du, dz = hyper.du.unbind(0), main.dz.unbind(0)
+        du, dz = hyper.du.unbind(0), dz_TBZ.unbind(0)
 
         def run(t: int) -> None:
             if not self.previous:
@@ -422,6 +498,7 @@ def _(gradients, kept, gx, state, weights, *_):
         torch.empty_like(w.weight_z),
         torch.empty_like(w.bias_z),
         torch.empty_like(w.weight_d),
+        gx.new_empty(0) if w.weight_r is None else torch.empty_like(w.weight_r),
         c0.new_empty(SUMS * H),
         c0.new_empty(SUMS * N),
     )
@@ -430,6 +507,7 @@ def _(gradients, kept, gx, state, weights, *_):
 def _context(ctx, inputs, output):
     g, state, weights, norms, masks, *ctx.rest = inputs
     y, kept = output[0], Kept(*output[5:])
+    ctx.count = len(weights)
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*kept)
     # Without a mask the outputs are the states, which are not kept twice.
@@ -438,25 +516,25 @@ def _context(ctx, inputs, output):
 
 
 def _gradients(ctx, dy, *gradients):
-    saved = ctx.saved_tensors
+    saved, end = ctx.saved_tensors, 12 + ctx.count
     kept, gx, state, weights, masks, norms = (
         saved[:7],
         saved[7],
         saved[8:12],
-        saved[12:19],
-        saved[19:26],
-        saved[26:],
+        saved[12:end],
+        saved[end : end + 7],
+        saved[end + 7 :],
     )
-    *of_inputs, dmerged, dweight_e, dweight_z, dbias_z, dweight_d, sums, hyper_sums = hyper_lstm_backward(
-        [dy, *gradients[:4]], kept, gx, state, weights, norms, masks, *ctx.rest
+    *of_inputs, dmerged, dweight_e, dweight_z, dbias_z, dweight_d, dweight_r, sums, hyper_sums = (
+        hyper_lstm_backward([dy, *gradients[:4]], kept, gx, state, weights, norms, masks, *ctx.rest)
     )
     H, N = state[0].shape[-1], state[2].shape[-1]
     dweight, dweight_hyper = dmerged.split((4 * H, 4 * N), dim=1)
     dbias, dnorm = split_sums(sums, H)
     _, dhyper_norm = split_sums(hyper_sums, N)
-    dweights = [dweight, dweight_hyper, dweight_e, dweight_z, dbias_z, dweight_d, dbias.view(4, H)]
+    dweights = [dweight, dweight_hyper, dweight_e, dweight_z, dbias_z, dweight_d, dbias.view(4, H), dweight_r]
     dnorms = [*dnorm, *dhyper_norm] if norms else []
-    return of_inputs[:2], of_inputs[2:], dweights, dnorms, no_gradients(masks), None, None, None
+    return of_inputs[:2], of_inputs[2:], dweights[: ctx.count], dnorms, no_gradients(masks), None, None, None
 
 
 torch.library.register_autograd(hyper_lstm_op, _gradients, setup_context=_context)

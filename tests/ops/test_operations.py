@@ -143,7 +143,7 @@ def test_hypervectors_in_parts_equal_the_loop(implementation, padded, rows, monk
     assert made == [*((3, part * B, 3) for part in steps), from_z[0], (3, 3, steps[-1] * B), *from_z[1:]]
 
 
-@pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm", "rhn", "hyperrhn"])
+@pytest.mark.parametrize("name", [name for name in SIZES if "hyper" in name or name == "rhn"])
 @implementations
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("rows, blocks", [(1, 7), (6, 3), (9, 2), (11, 1)])
@@ -168,7 +168,9 @@ def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, b
     state = tuple(torch.randn(B, size, dtype=torch.float64) for size in cell.state_sizes)
     exact = run_pass(cell, x, state, mask, noise, "reference", monkeypatch)
     assert_equal(run_pass(cell, x, state, mask, noise, implementation, monkeypatch), exact, 1e-13)
-    assert len(calls) == {"rhn": blocks, "hyperrhn": 2 * blocks}.get(name, 2 * (blocks - 1))
+    # Ranked products add up their own.
+    parts = {"rhn": blocks, "hyperrhn": 2 * blocks, "hyperrhn, rank 3": blocks, "rolled_hyperrhn": 2 * blocks}
+    assert len(calls) == parts.get(name, 2 * (blocks - 1))
 
 
 def test_parts_are_for_long_sequences_of_one_type():
@@ -179,7 +181,7 @@ def test_parts_are_for_long_sequences_of_one_type():
     assert sequence.block_steps(1, 10**6, torch.float32, torch.float32) == 1
 
 
-@pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm"])
+@pytest.mark.parametrize("name", [name for name in SIZES if "hyperlstm" in name])
 @implementations
 def test_embeddings_from_the_previous_state_equal_the_loop(name, implementation, monkeypatch):
     cell = make_cell(name, dict(hyper_state="previous"))
