@@ -54,6 +54,13 @@ def _enwik8(cell: str, hidden: int, rate: float, **hyper) -> dict:
     return {"cell": cell, "hidden_size": hidden, "recurrent_dropout": rate} | hyper
 
 
+def _minimal(cell: str) -> dict:
+    """Three layers, as the paper's language models have; these cells have no recurrent dropout."""
+    options = _ha(cell, layers=3)
+    del options["recurrent_dropout"]
+    return options
+
+
 HYPER_PTB = {"hyper_size": 128, "hyper_embed_size": 4}
 LARGE_PTB = {"hyper_size": 128, "hyper_embed_size": 16}
 HYPER_ENWIK8 = {"hyper_size": 256, "hyper_embed_size": 64}
@@ -67,6 +74,10 @@ PTB_SUAREZ = "Suarez table 1, Penn Treebank"
 # Its hypernetwork is "an arbitrary recurrent architecture"; its experiments have the HyperRHN alone.
 ANY_SUAREZ = "Suarez equation 4, Penn Treebank"
 GRID_SUAREZ = "Suarez section 6, Penn Treebank"
+RANK_SUAREZ = "Suarez equation 8, Penn Treebank"
+ROLLED_SUAREZ = "Suarez section 4, Penn Treebank"
+# Feng et al. 2024 (arXiv 2410.01201), who model the characters of Shakespeare's plays; the recipe is Ha's.
+PTB_FENG = "Feng, Penn Treebank"
 
 ARCHITECTURES = {
     "lstm_ptb": Row(_ha("lstm"), PTB, 50, 4_254_050, "4.25 M", 1.347, 1.312),
@@ -139,6 +150,35 @@ ARCHITECTURES = {
         50,
         15_084_432,
     ),
+    "hyperrhn_rank2_ptb": Row(
+        {
+            "cell": "hyperrhn",
+            "hidden_size": 1000,
+            "rhn_depth": 7,
+            "hyper_size": 128,
+            "hyper_rank": 2,
+            "recurrent_dropout": 0.35,
+        }
+        | SUAREZ,
+        RANK_SUAREZ,
+        50,
+        17_068_736,
+    ),
+    "rolled_hyperrhn_ptb": Row(
+        {
+            "cell": "rolled_hyperrhn",
+            "hidden_size": 1000,
+            "rhn_depth": 7,
+            "hyper_size": 128,
+            "recurrent_dropout": 0.35,
+        }
+        | SUAREZ,
+        ROLLED_SUAREZ,
+        50,
+        14_359_736,
+    ),
+    "mingru_ptb": Row(_minimal("mingru"), PTB_FENG, 50, 4_156_050),
+    "minlstm_ptb": Row(_minimal("minlstm"), PTB_FENG, 50, 6_209_050),
     "lstm_enwik8": Row(_enwik8("lstm", 1800, 0.0), ENWIK8, 205, 14_812_405, "14.81 M", test=1.470),
     "lstm_2000_enwik8": Row(_enwik8("lstm", 2000, 0.0), ENWIK8, 205, 18_058_205, "18.06 M", test=1.461),
     "ln_lstm_enwik8": Row(_enwik8("ln_lstm", 1800, 0.1), ENWIK8, 205, 14_830_405, "14.82 M", test=1.402),
@@ -206,6 +246,9 @@ RECIPES = {
     PTB_SUAREZ: WINDOWS,
     ANY_SUAREZ: WINDOWS | {"max_epoch": 660},
     GRID_SUAREZ: WINDOWS | {"max_epoch": 660},
+    RANK_SUAREZ: WINDOWS | {"max_epoch": 660},
+    ROLLED_SUAREZ: WINDOWS | {"max_epoch": 660},
+    PTB_FENG: LANES | {"max_epoch": 100},
 }
 OWN_RECIPES = {
     "ln_hyperlstm_2048_enwik8": {"tokens_per_sample": 300},
