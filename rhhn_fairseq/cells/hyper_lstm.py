@@ -124,10 +124,10 @@ def naive_hyper_lstm(p, config, x_TC, state, noise):
 
 SMALL = dict(hyper_size=3, hyper_embed_size=2)
 PRINTED = SMALL | dict(hyper_state="previous", hyper_init="paper")
-RANKED = SMALL | NOISY | dict(hyper_rank=3)
+RANK_3 = SMALL | NOISY | dict(hyper_rank=3)
 
 
-@register_cell("hyperlstm", HyperLSTMConfig, naive_hyper_lstm, tests=(SMALL | NOISY, PRINTED, RANKED))
+@register_cell("hyperlstm", HyperLSTMConfig, naive_hyper_lstm, tests=(SMALL | NOISY, PRINTED, RANK_3))
 @register_cell(
     "ln_hyperlstm",
     HyperLSTMConfig,

@@ -21,19 +21,16 @@ from rhhn_fairseq.ops import graphs, pointwise
 from rhhn_fairseq.ops.backends import Plan, read_plan
 from rhhn_fairseq.ops.buffers import Highway, state_dtype
 from rhhn_fairseq.ops.gemm import PackedWeight, mm
+from rhhn_fairseq.ops.highway_products import Products, is_rank_scaled, make_products
 from rhhn_fairseq.ops.library import operation, refuse_gradients
 from rhhn_fairseq.ops.loop import Noise
-from rhhn_fairseq.ops.ranked_products import RankedProducts, is_ranked
 from rhhn_fairseq.ops.sequence import (
-    block_steps,
     expand_noise,
     gal_mask,
     gradient_share,
     no_gradients,
-    operand_blocks,
     or_zeros,
     through_recurrence,
-    weight_gradient,
 )
 
 
@@ -131,7 +128,7 @@ def highway(
         weights: W_l [H, 2 H] for each layer.
         hyper: states of the hypernetwork after all its layers [T, B, L N], and weight_z [L, N, H] which makes
             z from them; nothing for a plain RHN. With a map to the vectors of several outer products in the
-            place of weight_z, see ``RankedProducts``, gx is scaled already and has its bias.
+            place of weight_z, see ``RankScaledProducts``, gx is scaled already and has its bias.
 
     Returns:
         outputs [T, B, H], or [T, B, L H] with ``numbers.trace``, and the last state in the type of the first.
@@ -173,45 +170,40 @@ def highway_op(
     H = width // 2
     u, s = gx.new_empty(L, T, B, width), s0.new_empty(L, T, B, H)
     buffers = _make_buffers((u, gx, s0, s), Biases(*biases), masks, Numbers(*numbers))
-    ranked = RankedProducts(hyper, weights, how.gemm) if is_ranked(hyper, L) else None
-    scaling = _Scaling(buffers, hyper, how) if hyper and not ranked else ranked
+    products = make_products(buffers, weights, hyper, masks.gal, how.gemm)
+    scaling = _Scaling(buffers, hyper, how) if hyper and products.plain else None
     if scaling is not None:
         scaling.start_forward()
     buffers.y = gx.new_empty(T, B, L * H if buffers.trace else H)
     buffers.o = None if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
     run = None
-    if ranked is None:
+    if products.plain:
         run = pointwise.highway_steps(how, buffers, "forward", weights, masks.gal, None)
     if run is None:
-        run = _forward_steps(buffers, weights, masks.gal, how, ranked)
-    steps = T if scaling is None else scaling.steps
+        run = _forward_steps(buffers, products, masks.gal, how)
+    steps = products.forward_steps if scaling is None else scaling.steps
     for start in range(0, T, steps):
         if scaling is not None:
             scaling.before_forward(start)
+        products.begin_block(start)
         run(start, min(start + steps, T))
     o, z = (gx.new_empty(0) if tensor is None else tensor for tensor in (buffers.o, buffers.z))
     return buffers.y, s[-1, -1].clone(), u, s, o, z
 
 
 def _forward_steps(
-    buffers: Highway, weights, gal: Tensor | None, plan: Plan, ranked: RankedProducts | None
+    buffers: Highway, products: Products, gal: Tensor | None, plan: Plan
 ) -> Callable[[int, int], None]:
     """The function that runs some steps of the forward pass, a product and a call for each layer."""
-    _, T, B, _ = buffers.s.shape
     step = pointwise.highway(plan, buffers, "forward")
-    packed = [] if ranked else [PackedWeight(weight, T, B, plan.gemm) for weight in weights]
-    products = [of_layer.unbind(0) for of_layer in buffers.u.unbind(0)]
+    u = [of_layer.unbind(0) for of_layer in buffers.u.unbind(0)]
     states = [of_layer.unbind(0) for of_layer in buffers.operands]
 
     def run(start: int, stop: int) -> None:
         read = states[-1][start - 1] if start else buffers.s0.to(buffers.u.dtype)
         for t in range(start, stop):
             for layer, of_layer in enumerate(states):
-                read = read if gal is None else read * gal
-                if ranked:
-                    ranked.multiply(layer, t, read, products[layer][t])
-                else:
-                    packed[layer].product(read, products[layer][t])
+                products.multiply(layer, t, read if gal is None else read * gal, u[layer][t])
                 step(t * len(states) + layer)
                 read = of_layer[t]
 
@@ -293,6 +285,10 @@ class _Scaling:
         others = self.dweight_z if t + self.steps < len(self.hyper_TBLN) else None
         mm(rows.transpose(1, 2), dz, self.dweight_z, others, self.gemm)
 
+    def hyper_gradients(self) -> tuple[Tensor, Tensor]:
+        """After the backward pass, those of the states and of weight_z."""
+        return self.dhyper_TBLN.flatten(2), self.dweight_z
+
 
 @torch.library.register_fake(highway_op)
 def _(gx, s0, weights, biases, hyper, masks, numbers, plan):
@@ -300,7 +296,7 @@ def _(gx, s0, weights, biases, hyper, masks, numbers, plan):
     H = width // 2
     s = s0.new_empty(L, T, B, H)
     o = gx.new_empty(0) if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
-    z = gx.new_empty(L, T, B, H) if hyper and not is_ranked(hyper, L) else gx.new_empty(0)
+    z = gx.new_empty(L, T, B, H) if hyper and not is_rank_scaled(hyper, L) else gx.new_empty(0)
     y = gx.new_empty(T, B, L * H if trace else H)
     return y, torch.empty_like(s0), gx.new_empty(L, T, B, width), s, o, z
 
@@ -330,83 +326,49 @@ def highway_backward(
     (dy, ds_last), (u, s, o, z), (gx, s0) = gradients, kept, inputs
     (L, T, B, H), masks, how = s.shape, Masks(*masks), read_plan(plan)
     buffers = _make_buffers((u, gx, s0, s), Biases(*biases), masks, Numbers(*numbers))
-    ranked = RankedProducts(hyper, weights, how.gemm) if is_ranked(hyper, L) else None
-    scaling = _Scaling(buffers, hyper, how) if hyper and not ranked else None
-    if ranked is not None:
-        ranked.start_backward(s0)
-    elif scaling is not None:
+    products = make_products(buffers, weights, hyper, masks.gal, how.gemm)
+    products.start_backward()
+    scaling = _Scaling(buffers, hyper, how) if hyper and products.plain else None
+    if scaling is not None:
         buffers.z = z
         scaling.start_backward()
     buffers.o = o if o.numel() else None
     buffers.dy = None if dy is None else dy.contiguous()
     buffers.ds = gx.new_zeros(s0.shape)
     buffers.ds_direct, buffers.past = or_zeros(ds_last, s0), torch.zeros_like(s0)
-    steps = ranked.steps if ranked else block_steps(T, B, u.dtype, s0.dtype)
+    steps = products.steps
     buffers.du, buffers.dgx = u.new_empty(L, steps, B, 2 * H), torch.empty_like(gx)
     buffers.sums = pointwise.gradient_sums(how, [(3 * L + 2) * H], s0)
     run = None
-    if ranked is None:
+    if products.plain:
         run = pointwise.highway_steps(how, buffers, "backward", weights, masks.gal, masks.s_share)
     if run is None:
-        run = _backward_steps(buffers, weights, masks, how, ranked)
-    dweights = gx.new_empty(L, H, 2 * H)
+        run = _backward_steps(buffers, products, masks, how)
     starts, stop = {*range(0, T, steps), *range(0, T, T if scaling is None else scaling.steps)}, T
     for start in sorted(starts, reverse=True):
-        if ranked is not None:
-            ranked.before_backward(start)
+        products.begin_block(start)
         run(start, stop)
         stop = start
-        if ranked is not None:
-            ranked.after_backward(start)
-        elif start % steps == 0:
-            _add_weight_gradients(buffers, start, masks.gal, how.gemm, dweights)
+        products.end_block(start)
         if scaling is not None and start % scaling.steps == 0:
             scaling.after_backward(start)
-    dhyper, dweight_z = gx.new_empty(0), gx.new_empty(0)
-    if ranked is not None:
-        dhyper, dweight_z = ranked.dhyper_TBLN.flatten(2), ranked.dmap.to(gx.dtype)
-        dweights = ranked.dweights.to(gx.dtype)
-    elif scaling is not None:
-        dhyper, dweight_z = scaling.dhyper_TBLN.flatten(2), scaling.dweight_z
-    return buffers.dgx, buffers.ds_direct + buffers.ds, dweights, dhyper, dweight_z, buffers.sums.sum(0)
-
-
-def _add_weight_gradients(
-    buffers: Highway, t: int, gal: Tensor | None, gemm: str, dweights_LHG: Tensor
-) -> None:
-    """Adds those of the steps that du holds, from t on; the last ones, which come first, are written."""
-    T, states = buffers.s.shape[1], buffers.operands
-    steps = slice(t, min(t + buffers.du.shape[1], T))
-    du = buffers.du[:, : steps.stop - t]
-    blocks = [operand_blocks(buffers.s0.to(states.dtype), states[-1], gal, steps)]
-    for below in states[:-1, steps]:
-        blocks.append([below if gal is None else below * gal])
-    for own, read, du_TBG in zip(dweights_LHG, blocks, du, strict=True):
-        weight_gradient(read, du_TBG, gemm, own, add=steps.stop < T)
+    dhyper, dweight_z = (scaling or products).hyper_gradients()
+    dweights, ds0 = products.dweights.to(gx.dtype), buffers.ds_direct + buffers.ds
+    return buffers.dgx, ds0, dweights, dhyper, dweight_z, buffers.sums.sum(0)
 
 
 def _backward_steps(
-    buffers: Highway, weights, masks: Masks, plan: Plan, ranked: RankedProducts | None
+    buffers: Highway, products: Products, masks: Masks, plan: Plan
 ) -> Callable[[int, int], None]:
     """The function that runs some steps of the backward pass, a call and a product for each layer."""
-    L, T, B, _ = buffers.s.shape
-    step, gal = pointwise.highway(plan, buffers, "backward"), masks.gal
-    packed = [] if ranked else [PackedWeight(weight, T, B, plan.gemm, transpose=True) for weight in weights]
-    states = [of_layer.unbind(0) for of_layer in buffers.operands]
-    du, steps = [of_layer.unbind(0) for of_layer in buffers.du.unbind(0)], buffers.du.shape[1]
-    first = buffers.s0.to(buffers.du.dtype)
+    L, step = len(buffers.s), pointwise.highway(plan, buffers, "backward")
 
     def run(start: int, stop: int) -> None:
         for t in reversed(range(start, stop)):
             for layer in reversed(range(L)):
                 step(t * L + layer)
-                if ranked:
-                    read = states[layer - 1][t] if layer else states[-1][t - 1] if t else first
-                    read = read if gal is None else read * gal
-                    ranked.multiply_backward(layer, t, read, du[layer][t % steps], buffers.ds)
-                else:
-                    packed[layer].product(du[layer][t % steps], buffers.ds)
-                through_recurrence(buffers.ds, gal, None if layer else masks.s_share, t)
+                products.multiply_backward(layer, t)
+                through_recurrence(buffers.ds, masks.gal, None if layer else masks.s_share, t)
 
     return run
 

@@ -12,7 +12,16 @@ from rhhn_fairseq.cells import base as cells_base
 from rhhn_fairseq.cells import build_cell, cell_options
 from rhhn_fairseq.cells.base import reorder_state
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops import backends, highway, hyper_lstm, lstm, native, sequence
+from rhhn_fairseq.ops import (
+    backends,
+    highway,
+    highway_products,
+    hyper_lstm,
+    hyper_lstm_passes,
+    lstm,
+    native,
+    sequence,
+)
 
 fused_cells = pytest.mark.parametrize("name", SIZES)
 implementations = pytest.mark.parametrize("implementation", ["native", "aten"])
@@ -158,8 +167,8 @@ def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, b
         monkeypatch.setattr(module, function, lambda *args: calls.append(function) or called(*args))
 
     # Of HyperLSTMs for every part but the first and either network, of highways for every part.
-    count(hyper_lstm, "_hand_gradients")
-    count(highway, "_add_weight_gradients")
+    count(hyper_lstm_passes, "_hand_gradients")
+    count(highway_products.Products, "_add_weight_gradients")
     before = dict(hyper_state="previous") if "lstm" in name and rows == 6 else {}
     cell = make_cell(name, noise_options(name) | before)
     T, B = 7, 3
@@ -168,7 +177,7 @@ def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, b
     state = tuple(torch.randn(B, size, dtype=torch.float64) for size in cell.state_sizes)
     exact = run_pass(cell, x, state, mask, noise, "reference", monkeypatch)
     assert_equal(run_pass(cell, x, state, mask, noise, implementation, monkeypatch), exact, 1e-13)
-    # Ranked products add up their own.
+    # Rank-scaled products add up their own.
     parts = {"rhn": blocks, "hyperrhn": 2 * blocks, "hyperrhn, rank 3": blocks, "rolled_hyperrhn": 2 * blocks}
     assert len(calls) == parts.get(name, 2 * (blocks - 1))
 

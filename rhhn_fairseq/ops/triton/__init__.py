@@ -118,7 +118,7 @@ def hypernetwork_forward(
 
     Args:
         hyper, main: the buffers of both networks.
-        weights: weight_e, weight_z and bias_z, see ``hyper_lstm.Weights``.
+        weights: weight_e, weight_z and bias_z, see ``hyper_lstm_passes.Weights``.
         inputs: the projected input [T, B, 4 N], and the products of the main network's h [T, B, 4 N], whose
             rows may have gaps between them.
         previous: whether z comes from the hypernetwork's state of the previous step.

@@ -12,7 +12,7 @@ from torch import Tensor
 from rhhn_fairseq.ops.gemm import PackedWeight, mm
 
 
-class RankedGates:
+class RankScaledGates:
     """See the module's docstring.
 
     Args:

@@ -1,0 +1,339 @@
+"""The forward and the backward pass of a HyperLSTM over a sequence, for ``hyper_lstm``.
+
+Shapes: T time, B batch, H hidden, N hyper, Z embedding; gates i, f, g, o in every weight's columns.
+"""
+
+import functools
+from typing import NamedTuple, Sequence
+
+import torch
+from torch import Tensor
+
+from rhhn_fairseq.ops import native, pointwise
+from rhhn_fairseq.ops.backends import Plan
+from rhhn_fairseq.ops.buffers import Gated
+from rhhn_fairseq.ops.gemm import PackedWeight
+from rhhn_fairseq.ops.lstm import (
+    Masks,
+    Numbers,
+    add_gradients,
+    make_buffers,
+    split_sums,
+    state_gradient,
+)
+from rhhn_fairseq.ops.rank_scaled_gates import RankScaledGates
+from rhhn_fairseq.ops.sequence import (
+    block_steps,
+    operand_blocks,
+    previous_states,
+    through_recurrence,
+    weight_gradient,
+)
+
+
+class Weights(NamedTuple):
+    """The parameters of both networks but for normalisation.
+
+    Attributes:
+        weight: W_h [H, 4 H]. weight_hyper: from h to the hypernetwork [H, 4 N].
+        weight_e: the hypernetwork's recurrent matrix [N, 4 N].
+        weight_z: [N, 12 Z] with bias_z [12 Z].
+        weight_d: [12, Z, H] and bias: b_0 [4, H], state type.
+        weight_r: where W_h is scaled by several outer products, the map to their vectors, state type, see
+            ``RankScaledGates``; weight_z then makes Z numbers more.
+    """
+
+    weight: Tensor
+    weight_hyper: Tensor
+    weight_e: Tensor
+    weight_z: Tensor
+    bias_z: Tensor
+    weight_d: Tensor
+    bias: Tensor
+    weight_r: Tensor | None = None
+
+
+class Kept(NamedTuple):
+    """What the forward pass keeps for the backward pass.
+
+    Attributes:
+        u: products of h with [weight, weight_hyper], [T, B, 4 (H + N)].
+        h, c: all states of the main network, [T, B, H]; h is empty where the outputs are the same.
+        a: sums of the hypernetwork's gates, [T, B, 4 N]. e, k: its states, [T, B, N]. z: [T, B, 12 Z].
+    """
+
+    u: Tensor
+    h: Tensor
+    c: Tensor
+    a: Tensor
+    e: Tensor
+    k: Tensor
+    z: Tensor
+
+
+def make_both_buffers(
+    kept: Kept, state: Sequence[Tensor], norms: Sequence[Tensor], masks: Masks, numbers: Numbers
+) -> tuple[Gated, Gated]:
+    """The buffers of both networks; the hypernetwork has no noise of its own."""
+    u, h, c, a, e, k, z = kept
+    half = len(norms) // 2
+    main = make_buffers((u[:, :, : 4 * h.shape[-1]], h, c), state[:2], norms[:half], masks, numbers)
+    plain = Numbers(numbers.forget_bias)
+    return main, make_buffers((a, e, k), state[2:], norms[half:], Masks(masks.real), plain)
+
+
+def make_gates(weights: Weights, gx: Tensor, plan: Plan) -> RankScaledGates | None:
+    """What makes the sums of the main network's gates where several outer products scale W_h."""
+    w = weights
+    if w.weight_r is None:
+        return None
+    return RankScaledGates(w.weight, w.weight_d, w.bias, w.weight_r, gx, plan.gemm)
+
+
+class Forward:
+    """The forward pass step by step: the products, and a call of either network for each.
+
+    Args:
+        merged: weight and weight_hyper side by side; None for a product with each.
+        gates: what ``make_gates`` gave.
+    """
+
+    def __init__(
+        self,
+        kept: Kept,
+        weights: Weights,
+        merged: Tensor | None,
+        previous: bool,
+        plan: Plan,
+        gates: RankScaledGates | None,
+    ):
+        (T, B, H), N = kept.c.shape, kept.e.shape[-1]
+        self.z, self.gates = kept.z, gates
+        self.u, self.weights, self.previous, self.plan = kept.u, weights, previous, plan
+        self.sides = kept.u.split((4 * H, 4 * N), dim=-1)
+        self.from_h = None if merged is None else PackedWeight(merged, T, B, plan.gemm)
+        self.from_e = PackedWeight(weights.weight_e, T, B, plan.gemm)
+        self.to_z = PackedWeight(weights.weight_z, T, B, plan.gemm)
+
+    def run(self, main: Gated, hyper: Gated, g_hyper: Tensor, gal: Tensor | None) -> None:
+        main_step = pointwise.gated(self.plan, main, "forward")
+        run_hyper = self._hypernetwork(main, hyper, g_hyper)
+        from_main = zip(
+            self.u.unbind(0),
+            *(side.unbind(0) for side in self.sides),
+            previous_states(main.h0, main.h),
+            strict=True,
+        )
+        for t, (u_t, main_t, hyper_t, h_t) in enumerate(from_main):
+            if gal is not None:
+                h_t = h_t * gal
+            if self.from_h is not None:
+                self.from_h.product(h_t, u_t)
+            else:
+                if self.gates is None:
+                    torch.mm(h_t, self.weights.weight, out=main_t)
+                torch.mm(h_t, self.weights.weight_hyper, out=hyper_t)
+            run_hyper(t)
+            if self.gates is not None:
+                self.gates.forward(t, h_t, self.z[t], main_t)
+            main_step(t)
+
+    def _hypernetwork(self, main: Gated, hyper: Gated, g_hyper: Tensor):
+        """The function that makes z of a step, from what h gives the hypernetwork."""
+        if self.plan.backend == "triton" and self.gates is None:
+            inner = pointwise.triton.hypernetwork_forward(
+                hyper, main, self.weights[2:5], (g_hyper, self.sides[1]), self.previous
+            )
+            if inner is not None:
+                return inner
+        step = pointwise.gated(self.plan, hyper, "forward")
+        rows = zip(
+            g_hyper.unbind(0),
+            self.sides[1].unbind(0),
+            hyper.u.unbind(0),
+            previous_states(hyper.h0, hyper.h),
+            hyper.h.unbind(0),
+            self.z.unbind(0),
+            strict=True,
+        )
+
+        def run(t: int) -> None:
+            g_t, side_t, a_t, e_t, e_new, z_t = next(rows)
+            torch.add(g_t, side_t, out=a_t)
+            self.from_e.product(e_t, a_t, a_t)
+            step(t)
+            self.to_z.product(e_t if self.previous else e_new, z_t, self.weights.bias_z)
+
+        return run
+
+
+class Backward:
+    """The backward pass, block of steps by block of steps from the last."""
+
+    def __init__(
+        self,
+        kept: Kept,
+        gx: Tensor,
+        state: Sequence[Tensor],
+        weights: Weights,
+        previous: bool,
+        plan: Plan,
+    ):
+        self.kept, self.gx, self.state, self.weights = kept, gx, state, weights
+        self.previous, self.plan = previous, plan
+        self.T, self.B, self.H = kept.c.shape
+        self.N = kept.e.shape[-1]
+        self.steps = block_steps(self.T, self.B, kept.u.dtype, kept.c.dtype)
+        self.gates = make_gates(weights, gx, plan)
+        if self.gates is not None:
+            self.gates.start_backward()
+        from_h = weights.weight_hyper if self.gates else torch.cat(weights[:2], dim=1)
+        self.matrices = from_h, weights.weight_e, weights.weight_z
+        self.dgx, self.dg_hyper, self.dz = (torch.empty_like(tensor) for tensor in (gx, kept.a, kept.z))
+
+    @functools.cached_property
+    def panels(self) -> list[Tensor]:
+        """The transposes that a block in one call multiplies by."""
+        return [native.pack([matrix], "backward") for matrix in self.matrices]
+
+    @functools.cached_property
+    def packed(self) -> list[PackedWeight]:
+        """The transposes that steps multiply by."""
+        return [
+            PackedWeight(matrix, self.T, self.B, self.plan.gemm, transpose=True) for matrix in self.matrices
+        ]
+
+    def run(self, gradients, norms: Sequence[Tensor], masks: Masks, numbers: Numbers) -> list[Tensor]:
+        """See ``hyper_lstm_backward``."""
+        dy, *last = gradients
+        kept, gemm = self.kept, self.plan.gemm
+        dmerged, dweight_e = torch.empty_like(self.matrices[0]), torch.empty_like(self.matrices[1])
+        du_block = kept.u.new_empty(self.steps, *kept.u.shape[1:])
+        after = None
+        for start in reversed(range(0, self.T, self.steps)):
+            block = slice(start, start + self.steps)
+            main, hyper = self._buffers_of(block, norms, masks, numbers)
+            if after is None:
+                add_gradients(main, last[:2], self.plan)
+                add_gradients(hyper, last[2:], self.plan)
+                if self.gates is None:
+                    main.dweight_d = pointwise.gradient_sums(self.plan, self.weights.weight_d.shape, main.c0)
+            else:
+                _hand_gradients(after[0], main)
+                _hand_gradients(after[1], hyper)
+            main.dy = None if dy is None else dy[block].contiguous()
+            du = du_block[: len(main.h)]
+            main.du, hyper.du = du.split((4 * self.H, 4 * self.N), dim=-1)
+            if self.gates is None:
+                main.dgx, main.dz = self.dgx[block], self.dz[block]
+                self._run_block(main, hyper, du, masks.of_steps(block))
+            else:
+                self._run_rank_scaled(self.gates, main, hyper, start, masks.of_steps(block))
+                du = hyper.du
+            self.dg_hyper[block] = hyper.du
+            add = after is not None
+            weight_gradient(operand_blocks(self.state[0], kept.h, masks.gal, block), du, gemm, dmerged, add)
+            weight_gradient(
+                operand_blocks(self.state[2], kept.e, None, block), hyper.du, gemm, dweight_e, add
+            )
+            after = main, hyper
+        e_blocks = operand_blocks(self.state[2], kept.e, None) if self.previous else [kept.e]
+        sums, dweight_r = main.sums.sum(0), dmerged.new_empty(0)
+        if self.gates is None:
+            dweight_d = main.dweight_d.sum(0)
+        else:
+            dmerged = torch.cat((self.gates.dweight.to(dmerged.dtype), dmerged), dim=1)
+            dweight_d, dweight_r = self.gates.dweight_d, self.gates.dweight_r
+            split_sums(sums, self.H)[0].add_(self.gates.dbias.flatten())
+        return [
+            self.dgx,
+            self.dg_hyper,
+            state_gradient(main),
+            main.dc,
+            state_gradient(hyper),
+            hyper.dc,
+            dmerged,
+            dweight_e,
+            weight_gradient(e_blocks, self.dz, gemm),
+            self.dz.sum((0, 1)),
+            dweight_d,
+            dweight_r,
+            sums,
+            hyper.sums.sum(0),
+        ]
+
+    def _buffers_of(
+        self, block: slice, norms: Sequence[Tensor], masks: Masks, numbers: Numbers
+    ) -> tuple[Gated, Gated]:
+        """The buffers of both networks for a block of steps."""
+        kept, before = self.kept, block.start - 1
+        pairs = zip(self.state, (kept.h, kept.c, kept.e, kept.k), strict=True)
+        state = [states[before] if block.start else first for first, states in pairs]
+        of_block = Kept(*(tensor[block] for tensor in kept))
+        main, hyper = make_both_buffers(of_block, state, norms, masks.of_steps(block), numbers)
+        if self.gates is None:
+            main.gx, main.z = self.gx[block], of_block.z
+            main.weight_d, main.bias = self.weights.weight_d, self.weights.bias
+        return main, hyper
+
+    def _run_block(self, main: Gated, hyper: Gated, du_TBU: Tensor, masks: Masks) -> None:
+        """All steps of some buffers backward, in one call or with a call of either network and the products
+        for each."""
+        numbers = sum(matrix.numel() for matrix in self.matrices)
+        if self.plan.fits_one_call(len(main.h), self.B, numbers, main.u.dtype):
+            vectors = (None, None, masks.gal, masks.h_share)
+            native.hyper_lstm_sequence(main, hyper, "backward", self.panels, vectors, self.previous)
+            return
+        main_step = pointwise.gated(self.plan, main, "backward")
+        run_hyper = self._hypernetwork(main, hyper, main.dz)
+        to_h, du = self.packed[0], du_TBU.unbind(0)
+        for t in reversed(range(len(du))):
+            main_step(t)
+            run_hyper(t)
+            to_h.product(du[t], main.dh)
+            through_recurrence(main.dh, masks.gal, masks.h_share, t)
+
+    def _run_rank_scaled(
+        self, gates: RankScaledGates, main: Gated, hyper: Gated, start: int, masks: Masks
+    ) -> None:
+        """All steps of some buffers backward where ``gates`` makes the sums; ``start`` is the first."""
+        block = slice(start, start + len(main.h))
+        main_step = pointwise.gated(self.plan, main, "backward")
+        run_hyper = self._hypernetwork(main, hyper, self.dz[block])
+        before = previous_states(main.h0, main.h)
+        for step in reversed(range(len(main.h))):
+            t = start + step
+            main_step(step)
+            h = before[step] if masks.gal is None else before[step] * masks.gal
+            dh = gates.backward(t, h, self.kept.z[t], main.du[step], self.dz[t], self.dgx[t])
+            run_hyper(step)
+            self.packed[0].product(hyper.du[step].contiguous(), main.dh)
+            main.dh += dh
+            through_recurrence(main.dh, masks.gal, masks.h_share, step)
+
+    def _hypernetwork(self, main: Gated, hyper: Gated, dz_TBZ: Tensor):
+        """The function that goes, for a step, from the gradient of z to those of the hypernetwork's sums and
+        state."""
+        if self.plan.backend == "triton" and self.gates is None:
+            inner = pointwise.triton.hypernetwork_backward(hyper, main, self.matrices[1:], self.previous)
+            if inner is not None:
+                return inner
+        step = pointwise.gated(self.plan, hyper, "backward")
+        _, to_e, from_z = self.packed
+        du, dz = hyper.du.unbind(0), dz_TBZ.unbind(0)
+
+        def run(t: int) -> None:
+            if not self.previous:
+                from_z.product(dz[t], hyper.dh, hyper.dh)
+            step(t)
+            to_e.product(du[t], hyper.dh)
+            if self.previous:
+                from_z.product(dz[t], hyper.dh, hyper.dh)
+
+        return run
+
+
+def _hand_gradients(after: Gated, buffers: Gated) -> None:
+    """Gives the buffers of some steps the gradients that the steps after them have left, and the sums."""
+    for name in ("dh", "dh_direct", "dc", "dweight_d", "sums"):
+        setattr(buffers, name, getattr(after, name))
