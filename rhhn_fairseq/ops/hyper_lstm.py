@@ -16,17 +16,11 @@ from torch import Tensor
 
 from rhhn_fairseq.ops import graphs, native
 from rhhn_fairseq.ops.backends import Plan, read_plan
-from rhhn_fairseq.ops.buffers import state_dtype
-from rhhn_fairseq.ops.hyper_lstm_passes import (
-    Backward,
-    Forward,
-    Kept,
-    Weights,
-    make_both_buffers,
-    make_gates,
-)
+from rhhn_fairseq.ops.buffers import Gated, state_dtype
+from rhhn_fairseq.ops.hyper_lstm_passes import Backward, Forward, Kept, Weights
 from rhhn_fairseq.ops.library import operation, refuse_gradients
-from rhhn_fairseq.ops.lstm import SUMS, Masks, Numbers, cast, split_sums
+from rhhn_fairseq.ops.lstm import SUMS, Masks, Numbers, cast, make_buffers, split_sums
+from rhhn_fairseq.ops.rank_scaled_gates import RankScaledGates
 from rhhn_fairseq.ops.sequence import no_gradients
 
 
@@ -92,8 +86,8 @@ def hyper_lstm_op(
     h = y if masks.real is None else torch.empty_like(y)
     c, k = c0.new_empty(T, B, H), k0.new_empty(T, B, N)
     kept = Kept(rows(T, B, 4 * (H + N)), h, c, rows(T, B, 4 * N), rows(T, B, N), k, rows(T, B, len(w.bias_z)))
-    main, hyper = make_both_buffers(kept, state, norms, masks, Numbers(*numbers))
-    gates = make_gates(w, gx, how)
+    main, hyper = _make_buffers(kept, state, norms, masks, Numbers(*numbers))
+    gates = _make_gates(w, gx, how)
     if gates is None:
         main.gx, main.z, main.weight_d, main.bias = gx, kept.z, w.weight_d, w.bias
     if masks.real is not None:
@@ -112,6 +106,25 @@ def hyper_lstm_op(
         Forward(kept, w, merged, previous, how, gates).run(main, hyper, g_hyper, masks.gal)
     kept = kept if masks.real is not None else kept._replace(h=rows(0))
     return y, h[-1].clone(), c[-1].clone(), kept.e[-1].clone(), k[-1].clone(), *kept
+
+
+def _make_buffers(
+    kept: Kept, state: Sequence[Tensor], norms: Sequence[Tensor], masks: Masks, numbers: Numbers
+) -> tuple[Gated, Gated]:
+    """The buffers of both networks; the hypernetwork has no noise of its own."""
+    u, h, c, a, e, k, z = kept
+    half = len(norms) // 2
+    main = make_buffers((u[:, :, : 4 * h.shape[-1]], h, c), state[:2], norms[:half], masks, numbers)
+    plain = Numbers(numbers.forget_bias)
+    return main, make_buffers((a, e, k), state[2:], norms[half:], Masks(masks.real), plain)
+
+
+def _make_gates(weights: Weights, gx: Tensor, plan: Plan) -> RankScaledGates | None:
+    """What makes the sums of the main network's gates where several outer products scale W_h."""
+    w = weights
+    if w.weight_r is None:
+        return None
+    return RankScaledGates(w.weight, w.weight_d, w.bias, w.weight_r, gx, plan.gemm)
 
 
 @torch.library.register_fake(hyper_lstm_op)
@@ -148,7 +161,9 @@ def hyper_lstm_backward(
         gradients of gx, g_hyper, h0, c0, e0, k0, [weight, weight_hyper], weight_e, weight_z, bias_z,
         weight_d and weight_r (empty without), and the sums of ``buffers.Gated`` of either network.
     """
-    backward = Backward(Kept(*kept), gx, state, Weights(*weights), previous, read_plan(plan))
+    w, how = Weights(*weights), read_plan(plan)
+    gates = _make_gates(w, gx, how)
+    backward = Backward(Kept(*kept), gx, state, w, previous, how, gates, _make_buffers)
     return backward.run(gradients, norms, Masks(*masks), Numbers(*numbers))
 
 
@@ -156,7 +171,7 @@ def hyper_lstm_backward(
 def _(gradients, kept, gx, state, weights, *_):
     kept, w = Kept(*kept), Weights(*weights)
     c0, H, N = state[1], state[0].shape[-1], state[2].shape[-1]
-    return (
+    return [
         torch.empty_like(gx),
         torch.empty_like(kept.a),
         *(torch.empty_like(tensor) for tensor in state),
@@ -168,7 +183,7 @@ def _(gradients, kept, gx, state, weights, *_):
         gx.new_empty(0) if w.weight_r is None else torch.empty_like(w.weight_r),
         c0.new_empty(SUMS * H),
         c0.new_empty(SUMS * N),
-    )
+    ]
 
 
 def _context(ctx, inputs, output):

@@ -4,7 +4,7 @@ Shapes: T time, B batch, H hidden, N hyper, Z embedding; gates i, f, g, o in eve
 """
 
 import functools
-from typing import NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from rhhn_fairseq.ops.lstm import (
     Masks,
     Numbers,
     add_gradients,
-    make_buffers,
     split_sums,
     state_gradient,
 )
@@ -71,31 +70,13 @@ class Kept(NamedTuple):
     z: Tensor
 
 
-def make_both_buffers(
-    kept: Kept, state: Sequence[Tensor], norms: Sequence[Tensor], masks: Masks, numbers: Numbers
-) -> tuple[Gated, Gated]:
-    """The buffers of both networks; the hypernetwork has no noise of its own."""
-    u, h, c, a, e, k, z = kept
-    half = len(norms) // 2
-    main = make_buffers((u[:, :, : 4 * h.shape[-1]], h, c), state[:2], norms[:half], masks, numbers)
-    plain = Numbers(numbers.forget_bias)
-    return main, make_buffers((a, e, k), state[2:], norms[half:], Masks(masks.real), plain)
-
-
-def make_gates(weights: Weights, gx: Tensor, plan: Plan) -> RankScaledGates | None:
-    """What makes the sums of the main network's gates where several outer products scale W_h."""
-    w = weights
-    if w.weight_r is None:
-        return None
-    return RankScaledGates(w.weight, w.weight_d, w.bias, w.weight_r, gx, plan.gemm)
-
-
 class Forward:
     """The forward pass step by step: the products, and a call of either network for each.
 
     Args:
         merged: weight and weight_hyper side by side; None for a product with each.
-        gates: what ``make_gates`` gave.
+        gates: what makes the sums of the main network's gates; None where a product and the point-wise
+            work do.
     """
 
     def __init__(
@@ -168,7 +149,13 @@ class Forward:
 
 
 class Backward:
-    """The backward pass, block of steps by block of steps from the last."""
+    """The backward pass, block of steps by block of steps from the last.
+
+    Args:
+        gates: as of the forward pass.
+        make_buffers: gives the buffers of both networks, of what was kept, the state before, the
+            normalisations, the masks and the numbers.
+    """
 
     def __init__(
         self,
@@ -178,13 +165,15 @@ class Backward:
         weights: Weights,
         previous: bool,
         plan: Plan,
+        gates: RankScaledGates | None,
+        make_buffers: Callable[..., tuple[Gated, Gated]],
     ):
         self.kept, self.gx, self.state, self.weights = kept, gx, state, weights
         self.previous, self.plan = previous, plan
         self.T, self.B, self.H = kept.c.shape
         self.N = kept.e.shape[-1]
         self.steps = block_steps(self.T, self.B, kept.u.dtype, kept.c.dtype)
-        self.gates = make_gates(weights, gx, plan)
+        self.gates, self.make_buffers = gates, make_buffers
         if self.gates is not None:
             self.gates.start_backward()
         from_h = weights.weight_hyper if self.gates else torch.cat(weights[:2], dim=1)
@@ -270,7 +259,7 @@ class Backward:
         pairs = zip(self.state, (kept.h, kept.c, kept.e, kept.k), strict=True)
         state = [states[before] if block.start else first for first, states in pairs]
         of_block = Kept(*(tensor[block] for tensor in kept))
-        main, hyper = make_both_buffers(of_block, state, norms, masks.of_steps(block), numbers)
+        main, hyper = self.make_buffers(of_block, state, norms, masks.of_steps(block), numbers)
         if self.gates is None:
             main.gx, main.z = self.gx[block], of_block.z
             main.weight_d, main.bias = self.weights.weight_d, self.weights.bias

@@ -45,12 +45,13 @@ class GNMTTranslationConfig(TranslationConfig, DetachTaskConfig, DynamicsTaskCon
     subword_sampling: float = field(
         default=0.0,
         metadata={
-            "help": "cut the training sentences into other pieces in every epoch: the exponent alpha of a "
-            "segmentation's probability (Kudo 2018; 0.1 to 0.5, the smaller the more evenly); 0: never"
+            "help": "subword regularisation: segment the training sentences anew in every epoch, each drawn "
+            "with its probability to this power (Kudo 2018: 0.1 to 0.5; smaller is more uniform); 0: off"
         },
     )
     subword_nbest: int = field(
-        default=64, metadata={"help": "with --subword-sampling: draw from this many likeliest segmentations"}
+        default=64,
+        metadata={"help": "with --subword-sampling: draw from this many of the likeliest segmentations"},
     )
 
 
@@ -89,7 +90,7 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
         return super().setup_task(cfg, **kwargs)
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        """Loads a split; in training with ``--subword-sampling``, one that is cut anew in every epoch."""
+        """Loads a split; that of training is segmented anew in every epoch with ``--subword-sampling``."""
         super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
         cfg = self.cfg
         # Programs that evaluate a checkpoint hand its task over as ``task_cfg``.

@@ -1,4 +1,4 @@
-"""Training pairs that are cut into other pieces in every epoch."""
+"""Training pairs that are segmented into pieces anew in every epoch."""
 
 import numpy as np
 import torch
