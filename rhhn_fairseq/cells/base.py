@@ -37,6 +37,8 @@ class Cell(Pretrained, nn.Module):
             without one. A derived class does not inherit it, because it may have another ``step``.
         affine_weights: names of the weights that ``ops.gemm.affine`` multiplies by and nothing else reads,
             which may be quantised.
+        recurrent_weights: names of the weights that multiply a state, which ``layers.weight_drop`` drops;
+            inner cells name theirs.
         backend: name of the backend that this cell has to use; None for what the environment or ``backends``
             chooses.
     """
@@ -47,6 +49,7 @@ class Cell(Pretrained, nn.Module):
     begins: bool = False
     operation: str | None = None
     affine_weights: tuple[str, ...] = ("weight_x", "weight_h")
+    recurrent_weights: tuple[str, ...] = ("weight_h",)
     backend: str | None = None
 
     def __init_subclass__(cls, **options):

@@ -78,6 +78,7 @@ class GridRHN(Cell):
 
     config: GridRHNConfig
     affine_weights = ("weight_x", "weight_s", "weight_grid")
+    recurrent_weights = ("weight_s", "weight_grid")
 
     def __init__(self, config: GridRHNConfig):
         super().__init__(config)

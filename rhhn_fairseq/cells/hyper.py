@@ -274,6 +274,7 @@ class Hyper(Cell):
 
     config: HyperConfig
     affine_weights = ("weight_seen",)
+    recurrent_weights = ("weight_seen",)
 
     def __init__(self, config: HyperConfig):
         super().__init__(config)

@@ -141,6 +141,7 @@ class HyperLSTM(GatedCell):
     config: HyperLSTMConfig
     operation: str | None = "hyper_lstm"
     affine_weights: tuple[str, ...] = ("weight_x", "weight_h", "weight_hyper")
+    recurrent_weights = ("weight_h", "weight_hyper")
 
     def __init__(self, config: HyperLSTMConfig):
         super().__init__(config)

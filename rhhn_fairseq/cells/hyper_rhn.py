@@ -142,6 +142,7 @@ class HyperRHN(Cell):
     config: HyperRHNConfig
     operation: str | None = "highway"
     affine_weights: tuple[str, ...] = ("weight_x", "weight_s")
+    recurrent_weights = ("weight_s",)
 
     def __init__(self, config: HyperRHNConfig):
         super().__init__(config)

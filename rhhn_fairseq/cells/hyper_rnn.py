@@ -145,6 +145,7 @@ class HyperRNNBase(Cell):
 
     config: HyperRNNConfig
     affine_weights: tuple[str, ...] = ("weight_x", "weight_h", "weight_hyper")
+    recurrent_weights = ("weight_h", "weight_hyper")
 
     def _main(self, x_BG: Tensor, h_BH: Tensor, e_BN: Tensor) -> Tensor:
         """The sums of the main network, [B, H]."""

@@ -69,6 +69,7 @@ class MinimalCell(Cell):
     """What both cells share; see the module's docstring. State: (h [B, H],)."""
 
     affine_weights = ("weight_x",)
+    recurrent_weights = ()
     gates: int
 
     def __init__(self, config: StateConfig):

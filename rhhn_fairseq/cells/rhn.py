@@ -116,6 +116,7 @@ class RHN(Cell):
     config: RHNConfig
     operation = "highway"
     affine_weights = ("weight_x", "weight_s")
+    recurrent_weights = ("weight_s",)
 
     def __init__(self, config: RHNConfig):
         super().__init__(config)

@@ -120,6 +120,7 @@ class RolledHyperRHN(Cell):
     config: RolledHyperRHNConfig
     operation = "highway"
     affine_weights = ("weight_x",)
+    recurrent_weights = ("weight_s", "weight_hyper")
 
     def __init__(self, config: RolledHyperRHNConfig):
         super().__init__(config)

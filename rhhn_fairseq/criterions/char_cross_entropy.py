@@ -1,6 +1,7 @@
 """Criterion ``char_cross_entropy``: bits per character, perplexity and accuracy."""
 
 import math
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -8,24 +9,53 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.utils import get_perplexity
+from torch import Tensor
+
+from rhhn_fairseq.errors import UsageError
 
 
-@register_criterion("char_cross_entropy", dataclass=FairseqDataclass)
+@dataclass
+class CharCrossEntropyConfig(FairseqDataclass):
+    activation_reg: float = field(
+        default=0.0,
+        metadata={"help": "penalty on the mean square of the last layer's outputs (Merity et al. 2018)"},
+    )
+    temporal_activation_reg: float = field(
+        default=0.0,
+        metadata={
+            "help": "penalty on the mean square of their change from step to step (Merity et al. 2018)"
+        },
+    )
+
+
+@register_criterion("char_cross_entropy", dataclass=CharCrossEntropyConfig)
 class CharCrossEntropy(FairseqCriterion):
     """Sum of the negative log-probabilities of the targets, in nats.
 
     Targets that are padding or unknown symbols are not scored; the unknown ones are counted. Logged, as
     fairseq's criterions log: ``loss`` in bits (base 2) per scored symbol, which is ``bpc``; ``ppl`` per
     symbol; ``accuracy`` in percent.
+
+    The penalties of ``activation_penalty`` are added in training, and logged as ``penalty`` in nats a symbol;
+    ``loss`` is without them.
+
+    Raises:
+        UsageError: a penalty below 0.
     """
 
-    def __init__(self, task):
+    def __init__(self, task, activation_reg=0.0, temporal_activation_reg=0.0):
         super().__init__(task)
+        self.activation_reg, self.temporal_activation_reg = activation_reg, temporal_activation_reg
+        for name in ("activation_reg", "temporal_activation_reg"):
+            if not 0 <= getattr(self, name) < math.inf:
+                flag = name.replace("_", "-")
+                raise UsageError(f"--{flag} {getattr(self, name)}: must be a number of 0 or more")
         self.pad, self.unk = task.target_dictionary.pad(), task.target_dictionary.unk()
 
     def forward(self, model, sample, reduce=True):
         """The summed loss, the number of scored targets and the logged sums."""
-        logits = model(**sample["net_input"])[0].flatten(0, 1).float()
+        logits, extra = model(**sample["net_input"])
+        logits = logits.flatten(0, 1).float()
         target = sample["target"].flatten()
         unknown = target == self.unk
         target = target.masked_fill(unknown, self.pad)
@@ -39,6 +69,15 @@ class CharCrossEntropy(FairseqCriterion):
             "nsentences": sample["nsentences"],
             "sample_size": sample["ntokens"],
         }
+        if model.training and (self.activation_reg or self.temporal_activation_reg):
+            penalty = sample["ntokens"] * activation_penalty(
+                extra["outputs"],
+                extra["dropped_outputs"],
+                self.activation_reg,
+                self.temporal_activation_reg,
+            )
+            logged["penalty"] = penalty.detach()
+            loss = loss + penalty
         return loss, sample["ntokens"], logged
 
     @staticmethod
@@ -55,6 +94,8 @@ class CharCrossEntropy(FairseqCriterion):
             metrics.log_scalar("bpc", bits, scored, round=4)
             metrics.log_scalar("accuracy", 100.0 * total("correct") / scored, scored, round=2)
             metrics.log_derived("ppl", lambda meters: get_perplexity(meters["loss"].avg, 3))
+            if any("penalty" in log for log in logging_outputs):
+                metrics.log_scalar("penalty", total("penalty") / scored, scored, round=4)
         unknown = total("unknown")
         if unknown:
             metrics.log_scalar_sum("unknown", unknown, round=0)
@@ -62,3 +103,16 @@ class CharCrossEntropy(FairseqCriterion):
     @staticmethod
     def logging_outputs_can_be_summed():
         return True
+
+
+def activation_penalty(outputs_TBH: Tensor, dropped_TBH: Tensor, size: float, change: float) -> Tensor:
+    """Activation regularisation of a layer's outputs (Merity et al. 2018, section 4.6).
+
+    Args:
+        dropped_TBH: the outputs after dropout. size: factor of their mean square, the paper's alpha.
+        change: factor of the mean square of the outputs' change from one step to the next, its beta.
+    """
+    penalty = size * dropped_TBH.float().square().mean()
+    if change and len(outputs_TBH) > 1:
+        penalty = penalty + change * outputs_TBH.float().diff(dim=0).square().mean()
+    return penalty

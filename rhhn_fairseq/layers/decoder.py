@@ -65,6 +65,8 @@ class DecoderConfig(StackConfig):
                 "Decoder: attention v2 gives the context to the layers above the first, so layers=1 is too "
                 "few; take 2 or more, or the paper's form"
             )
+        if self.weight_drop:
+            raise UsageError(f"Decoder: weight_drop={self.weight_drop} is not supported")
         if self.residual_from == 1:
             raise UsageError(
                 "Decoder: residual_from=1, but the bottom layer reads embeddings; the smallest is 2"

@@ -13,6 +13,7 @@ from rhhn_fairseq.cells.base import Cell, Noise, State
 from rhhn_fairseq.cells.config import check_fields, option
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.weight_drop import call_with_dropped_weights
 from rhhn_fairseq.ops.regularise import sequence_dropout
 
 
@@ -36,6 +37,9 @@ class StackConfig:
     input_dropout: float = option(0.0, help="dropout on the input of the first layer", low=0, below=1)
     layer_dropout: float = option(0.0, help="dropout between layers", low=0, below=1)
     output_dropout: float = option(0.0, help="dropout on the output of the last layer", low=0, below=1)
+    weight_drop: float = option(
+        0.0, help="drop connections of the recurrent matrices, others in every pass", low=0, below=1
+    )
     dropout_mask: str = option(
         "step", help="those dropouts draw a mask for every ...", choices=("step", "sequence")
     )
@@ -114,6 +118,7 @@ class Stack(nn.Module):
         mask_TB: Tensor | None = None,
         noise: list[Noise] | None = None,
         context_TBM: Tensor | None = None,
+        drop_output: bool = True,
     ) -> tuple[Tensor, State]:
         """Runs all layers over a sequence; see ``Cell.forward`` for masks and states.
 
@@ -125,6 +130,7 @@ class Stack(nn.Module):
             mask_TB: bool [T, B], true at real positions.
             noise: one entry for each forward cell, then one for each backward cell; None lets every
                 cell draw its own in training.
+            drop_output: whether ``drop_output`` is applied; with False the caller does it.
 
         Returns:
             the last layer's outputs [T, B, output_size], zero at padding, and the next state of the
@@ -145,7 +151,7 @@ class Stack(nn.Module):
             if state is not None:
                 starts[layer] = tuple(state[used : used + len(cell.state_sizes)])
             used += len(cell.state_sizes)
-        y, finals = self.run(x_TBC, starts, mask_TB, noise, context_TBM)
+        y, finals = self.run(x_TBC, starts, mask_TB, noise, context_TBM, drop_output)
         return y, tuple(tensor for final in finals[: config.layers] for tensor in final)
 
     def run(
@@ -155,6 +161,7 @@ class Stack(nn.Module):
         mask_TB: Tensor | None = None,
         noise: list[Noise] | None = None,
         context_TBM: Tensor | None = None,
+        drop_output: bool = True,
     ) -> tuple[Tensor, list[State]]:
         """``forward`` with a state for each cell; a backward cell's belongs to the end of the text.
 
@@ -166,17 +173,13 @@ class Stack(nn.Module):
             in the order of ``starts``.
         """
         config = self.config
-        per_sequence = config.dropout_mask == "sequence"
-
-        def drop(x, rate):
-            return sequence_dropout(x, rate, self.training, per_sequence)
-
-        y = drop(x_TBC, config.input_dropout)
+        y = self._drop(x_TBC, config.input_dropout)
         finals, backward_finals = [], []
         for layer, cell in enumerate(self.cells):
-            below = y if layer == 0 else drop(y, config.layer_dropout)
+            below = y if layer == 0 else self._drop(y, config.layer_dropout)
             read = below if context_TBM is None else torch.cat([below, context_TBM], dim=-1)
-            y, final = cell(read, starts[layer], mask_TB, None if noise is None else noise[layer])
+            inner = None if noise is None else noise[layer]
+            y, final = self._call(cell, read, starts[layer], mask_TB, inner)
             finals.append(final)
             if layer < config.bidirectional_layers:
                 index = config.layers + layer
@@ -188,7 +191,19 @@ class Stack(nn.Module):
                 y = y + below
                 if mask_TB is not None:
                     y = y.masked_fill(~mask_TB.unsqueeze(-1), 0.0)
-        return drop(y, config.output_dropout), finals + backward_finals
+        return self.drop_output(y) if drop_output else y, finals + backward_finals
+
+    def drop_output(self, y_TBH: Tensor) -> Tensor:
+        """Dropout on the last layer's outputs."""
+        return self._drop(y_TBH, self.config.output_dropout)
+
+    def _drop(self, x: Tensor, rate: float) -> Tensor:
+        return sequence_dropout(x, rate, self.training, self.config.dropout_mask == "sequence")
+
+    def _call(self, cell: Cell, *arguments) -> tuple[Tensor, State]:
+        if self.training and self.config.weight_drop:
+            return call_with_dropped_weights(cell, self.config.weight_drop, *arguments)
+        return cell(*arguments)
 
     def _backward(self, layer, x_TBC, start, mask_TB, noise):
         """The layer's output when the text is read from its end, and the state after its first symbol.
@@ -196,7 +211,7 @@ class Stack(nn.Module):
         Padding on either side is skipped.
         """
         mask = None if mask_TB is None else mask_TB.flip(0)
-        y, final = self.backward_cells[layer](x_TBC.flip(0), start, mask, noise)
+        y, final = self._call(self.backward_cells[layer], x_TBC.flip(0), start, mask, noise)
         return y.flip(0), final
 
     def diagnostics(self) -> dict[str, float]:

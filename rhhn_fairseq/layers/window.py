@@ -56,6 +56,8 @@ class WindowConfig(StackConfig):
         super().__post_init__()
         if self.bidirectional_layers or self.context_size:
             raise UsageError("WindowStack: it reads forwards only, and its one context is the window")
+        if self.weight_drop:
+            raise UsageError(f"WindowStack: weight_drop={self.weight_drop} is not supported")
         if self.residual_from == 1:
             raise UsageError(
                 "WindowStack: residual_from=1, but the first layer reads points; the smallest is 2"

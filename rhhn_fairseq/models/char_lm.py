@@ -50,6 +50,10 @@ class CharLMBaseConfig(FairseqDataclass):
     input_dropout: float = field(default=0.0, metadata={"help": "dropout on the first layer's input"})
     layer_dropout: float = field(default=0.0, metadata={"help": "dropout between layers"})
     output_dropout: float = field(default=0.0, metadata={"help": "dropout on the last layer's output"})
+    weight_drop: float = field(
+        default=0.0,
+        metadata={"help": "drop connections of the recurrent matrices, others in every batch (Merity 2018)"},
+    )
     dropout_mask: str = field(
         default="step", metadata={"help": "these dropouts draw a mask for every 'step' or 'sequence'"}
     )
@@ -86,7 +90,9 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
             raise UsageError(f"--embed-dim {config.embed_dim} is too small, the smallest is 0 (one-hot)")
         dropped = check_probability(config, "embedding_dropout")
         symbols = len(vocabulary.model_indices())
-        stack = StackConfig(input_size=config.embed_dim or symbols, **stack_options(config))
+        weight_drop = check_probability(config, "weight_drop")
+        inputs = config.embed_dim or symbols
+        stack = StackConfig(input_size=inputs, weight_drop=weight_drop, **stack_options(config))
         orthogonal = config.output_init == "orthogonal"
         super().__init__(stack, vocabulary, config.embed_dim, dropped, orthogonal)
 
@@ -111,15 +117,17 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
             carry: a ``Carry`` whose state the pass starts from and leaves its own in; None for zeros.
 
         Returns:
-            logits [B, T, D], -inf for entries that are no symbol; and an empty dictionary, where
-            fairseq's models have their extras.
+            logits [B, T, D], -inf for entries that are no symbol; and a dictionary, where fairseq's models
+            have their extras: ``outputs`` of the last layer [T, B, H], and ``dropped_outputs``, which the
+            output layer reads.
         """
         mask_TB = None if mask is None else mask.T
         state = None if carry is None else carry.read(src_tokens.device)
-        y, after = self.stack(self.embed(src_tokens.T), state, mask_TB)
+        y, after = self.stack(self.embed(src_tokens.T), state, mask_TB, drop_output=False)
         if carry is not None:
             carry.write(after)
-        return self.output(y).transpose(0, 1), {}
+        dropped = self.stack.drop_output(y)
+        return self.output(dropped).transpose(0, 1), {"outputs": y, "dropped_outputs": dropped}
 
     def get_normalized_probs(self, net_output, log_probs, sample=None):
         """Probabilities or log-probabilities [B, T, D]; a sample with a tally has them counted."""

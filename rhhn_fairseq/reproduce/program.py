@@ -52,7 +52,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="print the commands, run nothing")
     add("--adopt", nargs=2, type=Path, metavar=("LOG", "DIR"), help="take over a training done by hand")
     add("--cost", action="store_true", help="train a few updates of each row and record what they take")
-    add("--remark", default="", metavar="TEXT", help="what a reader has to know of a run; kept in its record")
+    add(
+        "--remark",
+        default="",
+        metavar="TEXT",
+        help="what a reader has to know of a run or a cost; kept with it",
+    )
     add("--seeds", nargs="+", type=int, default=[1], metavar="N", help="one run each (default: 1)")
     add("--epochs", type=int, metavar="N", help="stop after N epochs (default: the recipe's)")
     add("--updates", type=int, metavar="N", help="stop after N updates")
@@ -120,7 +125,7 @@ def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str
     failed = []
     if args.cost:
         for run in runs:
-            cost = running.measure_cost(run, places, args.threads, device)
+            cost = running.measure_cost(run, places, args.threads, device, args.remark)
             print(f"{run.table.name} {run.row.name}: {cost.seconds_per_update:.3g} s an update", flush=True)
     elif not args.render:
         if args.adopt and len(runs) != 1:

@@ -27,6 +27,7 @@ class Cost:
 
     Attributes:
         seconds_per_update: the median of a few. updates_per_epoch: None where it is not known.
+        remark: what a reader has to know of it.
     """
 
     row: str
@@ -35,6 +36,7 @@ class Cost:
     updates_per_epoch: int | None
     device: str
     threads: int
+    remark: str = ""
 
     def save(self, path: Path) -> None:
         """Writes it beside ``path`` and renames it."""
@@ -49,7 +51,7 @@ class Cost:
         """
         values = read_json(path)
         names = {spec.name for spec in dataclasses.fields(cls)}
-        if not isinstance(values, dict) or set(values) != names:
+        if not isinstance(values, dict) or set(values) | {"remark"} != names:
             raise UsageError(f"{path}: does not say what an update costs")
         return cls(**values)
 

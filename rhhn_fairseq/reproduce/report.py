@@ -183,6 +183,7 @@ def _costs(table: Table, records: list[Record], measured: list[Cost]) -> list[st
         rest = "unknown" if total is None else f"{max(0, total - trained) * seconds / 3600:,.0f} hours"
         hours = "" if epoch is None else f"{epoch * seconds / 3600:.2f}"
         where = f"{cost.precision}, {cost.device}, {_threads(cost.threads)}"
+        where += f"; {cost.remark}" if cost.remark else ""
         cells = [row.name, where, f"{seconds:.3g}", "" if epoch is None else f"{epoch:,}", hours, rest]
         lines.append("| " + " | ".join(cells) + " |")
     return ["## Cost", "", *lines, ""] if len(lines) > 2 else []

@@ -145,8 +145,11 @@ def commands(run: Run, places: Places, device: str) -> list[list[str]]:
     return [plan.train_command(run, place, directory, task, device), *evaluations.values()]
 
 
-def measure_cost(run: Run, places: Places, threads: int, device: str) -> Cost:
+def measure_cost(run: Run, places: Places, threads: int, device: str, remark: str = "") -> Cost:
     """Trains some updates of a run to learn what one takes; keeps the result, no checkpoint.
+
+    Args:
+        remark: kept with it.
 
     Raises:
         UsageError: the corpus is not there, or the training fails.
@@ -183,6 +186,7 @@ def measure_cost(run: Run, places: Places, threads: int, device: str) -> Cost:
         updates_per_epoch=int(epoch[1]) if epoch else None,
         device=records.describe_machine(device),
         threads=threads,
+        remark=remark,
     )
     cost.save(places.results / "runs" / run.table.name / "costs" / f"{run.row.name}.json")
     return cost

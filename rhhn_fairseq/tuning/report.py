@@ -32,10 +32,10 @@ def render(results: dict) -> str:
         f"{results['corpus']}. Every system has at most {budget.parameters:,} parameters, and "
         f"{budget.trials} trials of {budget.seconds:g} s of processor time for their updates. The search is "
         f"Optuna's TPE with seed {results['seed']}; the first trial has the starting values. The width "
-        "follows from the parameters. Adam; the rate falls linearly to zero within the trial. Bits per "
-        "character of the valid split, protocol carry:32. The figures of other seeds, and those of the test "
-        "split, are of the best trial's options. No system has converged: the table compares what a short "
-        "training gives.",
+        "follows from the parameters. Adam; the rate falls linearly to zero within the trial unless a system "
+        "says otherwise. Bits per character of the valid split, protocol carry:32. The figures of other "
+        "seeds, and those of the test split, are of the best trial's options. No system has converged: the "
+        "table compares what a short training gives.",
         "",
         *_table(entries, budget),
         "",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rhhn_fairseq import averaging
 from rhhn_fairseq.analysis.training_logs import parse_line
 from rhhn_fairseq.data.text.words import load_vocabulary
 from rhhn_fairseq.describe import count_parameters
@@ -204,6 +205,11 @@ class Tuning:
             updates = max(FEWEST_UPDATES, int(self.budget.seconds / seconds))
         else:
             seconds, updates = like.seconds_per_update, like.updates
+        averages = "ema_decay" in options
+        if averages:
+            save_dir = save_dir or self.directory / "averages"
+            # A trial that was stopped may have left one, from which fairseq would go on.
+            (save_dir / "checkpoint_last.pt").unlink(missing_ok=True)
         command = self._train_command(options, updates, seed, save_dir)
         figures, last = [], ""
         with open(log, "w", buffering=1) as file, Program(command, self.threads) as program:
@@ -214,6 +220,8 @@ class Tuning:
                 if record is not None and record.subset == VALID and "bpc" in record.figures:
                     figures.append(record.figures["bpc"])
         bpc = min(figures) if figures and not program.status else None
+        if bpc is not None and averages:
+            bpc = self._score_averages(save_dir)
         problem = "" if bpc is not None else last or f"fairseq-train ended with status {program.status}"
         return Trial(options, parameters, updates, seconds, bpc, problem)
 
@@ -222,9 +230,13 @@ class Tuning:
         words |= {"tokens_per_sample": self.budget.length, "seed": seed, "cpu": True, "log_format": "json"}
         # Reading a batch takes microseconds; a process for it would be started for every validation.
         words["num_workers"] = 0
+        words["max_update"] = updates
         # The rate goes to zero within the trial.
-        words |= {"lr_scheduler": "polynomial_decay", "total_num_update": updates, "max_update": updates}
-        if save_dir is None:
+        if words.setdefault("lr_scheduler", "polynomial_decay") == "polynomial_decay":
+            words["total_num_update"] = updates
+        if "ema_decay" in options:
+            words |= {"store_ema": True, "save_dir": save_dir, "no_epoch_checkpoints": True}
+        elif save_dir is None:
             words["no_save"] = True
         else:
             words |= {"save_dir": save_dir, "no_last_checkpoints": True, "no_save_optimizer_state": True}
@@ -237,6 +249,13 @@ class Tuning:
             USER_DIR,
             *flags(words),
         ]
+
+    def _score_averages(self, directory: Path) -> float:
+        """The valid split under the averages of the weights, which become the directory's best checkpoint."""
+        last = directory / "checkpoint_last.pt"
+        averaging.save(averaging.average([last], ema=True), directory / "checkpoint_best.pt")
+        last.unlink()
+        return self._score(directory, {"gen_subset": VALID, "protocol": "carry:32"})
 
     def _score(self, directory: Path, options: dict) -> float:
         words = {"path": directory / "checkpoint_best.pt", "gen_subset": "test", "cpu": True} | options

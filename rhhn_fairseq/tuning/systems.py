@@ -70,13 +70,26 @@ SPACE = {
     "zoneout": Dimension(0.0, 0.0, 0.2),
 }
 
+# What a system may also set: options of the task, of the criterion and of the training.
+RECIPE = {
+    "batching": str,
+    "activation_reg": float,
+    "temporal_activation_reg": float,
+    "lr_scheduler": str,
+    "warmup_updates": int,
+    "weight_decay": float,
+    "clip_norm": float,
+    "ema_decay": float,
+}
+
 
 @dataclass(frozen=True)
 class System:
     """A cell, with the options that are not searched.
 
     Attributes:
-        options: of ``fairseq-train --arch char_lm``, by name.
+        options: of ``fairseq-train --arch char_lm``, by name. With ``ema_decay``, the average of the weights
+            is scored.
     """
 
     cell: str
@@ -121,7 +134,7 @@ def _read_option(cell: str, word: str) -> tuple[str, object]:
     name, equals, value = word.partition("=")
     name = name.replace("-", "_")
     fields = {spec.name: spec.type for spec in dataclasses.fields(CharLMConfig)}
-    fields |= {name: type(axis.start) for name, axis in SPACE.items() if name not in fields}
+    fields |= RECIPE | {name: type(axis.start) for name, axis in SPACE.items() if name not in fields}
     known = [n for n in fields if n not in CELL_OPTIONS or n in cell_options(cell)]
     known = [n for n in known if n not in ("_name", "cell", "hidden_size")]
     if name not in known or not equals:

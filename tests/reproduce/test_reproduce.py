@@ -1,5 +1,6 @@
 """The papers' tables from one command: rows, commands, records, pages, and runs that are interrupted."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -197,11 +198,24 @@ def test_the_page_shows_paper_ours_difference_and_cost(tmp_path, record):
 
 
 def test_the_rest_of_the_paper_s_budget(tmp_path):
-    Cost("rhn_ptb", "float32", 3.6, 100, "a processor", 2).save(
+    Cost("rhn_ptb", "float32", 3.6, 100, "a processor", 2, "random text").save(
         tmp_path / "runs" / "su-ptb" / "costs" / "rhn_ptb.json"
     )
+    page = report.render(SU, tmp_path, "x").read_text()
     # 618 epochs of 100 updates of 3.6 s.
-    assert "| 0.10 | 62 hours |" in report.render(SU, tmp_path, "x").read_text()
+    assert "| 0.10 | 62 hours |" in page
+    assert "| rhn_ptb | float32, a processor, 2 threads; random text | 3.6 |" in page
+
+
+def test_a_cost_without_a_remark_is_read(tmp_path):
+    cost = Cost("rhn_ptb", "float32", 3.6, None, "a processor", 2)
+    values = dataclasses.asdict(cost)
+    del values["remark"]
+    (tmp_path / "old.json").write_text(json.dumps(values))
+    assert Cost.load(tmp_path / "old.json") == cost
+    (tmp_path / "none.json").write_text("{}")
+    with pytest.raises(UsageError, match="none.json: does not say what an update costs"):
+        Cost.load(tmp_path / "none.json")
 
 
 def _saved(record, path) -> Path:

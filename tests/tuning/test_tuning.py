@@ -73,6 +73,23 @@ def test_more_work_takes_longer():
     assert seconds_per_update(options, 14, 400) > 4 * seconds_per_update(options, 14, 10) > 0
 
 
+def test_a_system_may_set_its_recipe(corpus, tmp_path):
+    systems = [
+        "gru:batch-size=2,ema-decay=0.5",
+        "gru:batch-size=2,lr-scheduler=cosine,weight-drop=0.5,activation-reg=1.0",
+        "gru:batch-size=2,lr-scheduler=fixed,batching=windows",
+        "gru:batch-size=2",
+    ]
+    budget = "--parameters 2000 --seconds 0.1 --trials 1 --length 20 --best 1 --repeats 1".split()
+    tune.main([corpus, *systems, *budget, "--directory", str(tmp_path)])
+    entries = json.loads((tmp_path / "comparison.json").read_text())["systems"]
+    figures = [trial["bpc"] for entry in entries for trial in entry["trials"]]
+    assert len(set(figures)) == 4 and all(figure < 4 for figure in figures)
+    (repeated,) = (repeat for entry in entries for repeat in entry["repeats"])
+    assert repeated["test"] < 4
+    assert not list(tmp_path.rglob("checkpoint_last.pt"))
+
+
 def _tune(corpus, directory, *more):
     systems = ["gru:batch-size=2", "hyperlstm:hyper-size=32"]
     budget = "--parameters 2000 --seconds 0.1 --trials 1 --length 20 --best 1 --repeats 1".split()

@@ -1,0 +1,74 @@
+"""Activation regularisation against sums written out, and what a training logs of it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from fairseq.logging import metrics
+
+from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy, activation_penalty
+from rhhn_fairseq.errors import UsageError
+
+T, B, H, D = 4, 2, 3, 6
+
+
+class Indices:
+    pad, unk = staticmethod(lambda: 1), staticmethod(lambda: 3)
+
+
+class Task:
+    target_dictionary = Indices()
+
+
+class Model(torch.nn.Module):
+    """Fixed outputs, so that only the criterion is tested."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.logits, self.y, self.dropped = (
+            torch.randn(shape, generator=generator) for shape in ((B, T, D), (T, B, H), (T, B, H))
+        )
+
+    def forward(self, src_tokens):
+        return self.logits, {"outputs": self.y, "dropped_outputs": self.dropped}
+
+
+def _sample():
+    target = torch.full((B, T), 4)
+    return {"net_input": {"src_tokens": target}, "target": target, "ntokens": B * T, "nsentences": B}
+
+
+def _written_out(model, alpha, beta):
+    y, dropped = model.y.double().numpy(), model.dropped.double().numpy()
+    changes = [(y[t + 1, b, j] - y[t, b, j]) ** 2 for t in range(T - 1) for b in range(B) for j in range(H)]
+    return alpha * np.mean([value**2 for value in dropped.ravel()]) + beta * np.mean(changes)
+
+
+def test_the_penalty_is_added_a_symbol_in_training_and_logged_apart():
+    model = Model().train()
+    plain, count, logged = CharCrossEntropy(Task())(model, _sample())
+    assert "penalty" not in logged
+    loss, _, logged = CharCrossEntropy(Task(), 2.0, 0.5)(model, _sample())
+    expected = _written_out(model, 2.0, 0.5)
+    assert float(loss - plain) == pytest.approx(count * expected, rel=1e-6)
+    assert float(logged["loss"]) == float(plain)
+    with metrics.aggregate() as totals:
+        CharCrossEntropy.reduce_metrics([logged, logged])
+    values = totals.get_smoothed_values()
+    assert values["penalty"] == pytest.approx(expected, abs=1e-4)
+    assert values["bpc"] == pytest.approx(float(plain) / count / math.log(2), abs=1e-4)
+    loss, _, logged = CharCrossEntropy(Task(), 2.0, 0.5)(model.eval(), _sample())
+    assert float(loss) == float(plain) and "penalty" not in logged
+
+
+def test_one_step_has_no_change():
+    one = torch.ones(1, B, H)
+    assert float(activation_penalty(one, one, 0.0, 1.0)) == 0.0
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_a_penalty_that_means_nothing_is_refused(value):
+    with pytest.raises(UsageError, match="--temporal-activation-reg .*: must be a number of 0 or more"):
+        CharCrossEntropy(Task(), 0.0, value)

@@ -1,0 +1,80 @@
+"""Weight drop: which weights it drops, and that a pass sees them dropped."""
+
+import pytest
+import torch
+from helpers.small_cells import build
+
+from rhhn_fairseq.cells import CELLS, cell_options
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.decoder import DecoderConfig
+from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.layers.weight_drop import call_with_dropped_weights, recurrent_weights
+from rhhn_fairseq.layers.window import WindowConfig
+
+T, B = 5, 3
+
+
+def _small(name):
+    return build(name, {"hyper_size": 4} if "hyper_size" in cell_options(name) else {}).train()
+
+
+def _state(cell):
+    return tuple(torch.randn(B, size, dtype=torch.float64) for size in cell.state_sizes)
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize("name", sorted(CELLS))
+def test_a_dropped_weight_has_no_gradient(name, backend):
+    cell = _small(name)
+    cell.backend = backend
+    recurrent = recurrent_weights(cell)
+    # The minimal cells have no recurrent matrix.
+    assert bool(recurrent) != name.startswith("min")
+    call_with_dropped_weights(cell, 0.5, torch.randn(T, B, 3, dtype=torch.float64), _state(cell))[
+        0
+    ].sum().backward()
+    for key, weight in cell.named_parameters():
+        zeros = (weight.grad == 0).double().mean()
+        if key in recurrent:
+            assert 0.2 < zeros < 0.8, key
+            assert weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "ln_hyperlstm", "hyperrhn", "hyper"])
+def test_a_pass_is_that_of_a_cell_with_these_weights(name):
+    cell, state, x = _small(name), None, torch.randn(T, B, 3, dtype=torch.float64)
+    torch.manual_seed(7)
+    y, after = call_with_dropped_weights(cell, 0.3, x, state)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for weight in recurrent_weights(cell).values():
+            keep = torch.nn.functional.dropout(torch.ones_like(weight), 0.3)
+            assert set(keep.unique().tolist()) == {0.0, 1 / 0.7}
+            weight *= keep
+    expected, expected_after = cell(x, state)
+    torch.testing.assert_close((y, after), (expected, expected_after), rtol=0, atol=1e-13)
+
+
+def test_a_stack_drops_in_training_alone_and_anew_in_every_pass():
+    torch.manual_seed(0)
+    config = StackConfig(
+        cell="lstm", input_size=3, hidden_size=4, layers=2, bidirectional_layers=1, weight_drop=0.5
+    )
+    stack, x = Stack(config).double(), torch.randn(T, B, 3, dtype=torch.float64)
+    first, second = stack(x)[0], stack(x)[0]
+    assert not torch.equal(first, second)
+    stack.eval()
+    assert torch.equal(stack(x)[0], stack(x)[0])
+    for weight in (stack.cells[0].weight_h, stack.backward_cells[0].weight_h, stack.cells[1].weight_h):
+        stack.train()
+        stack.zero_grad()
+        stack(x)[0].sum().backward()
+        assert (weight.grad == 0).any()
+
+
+def test_stacks_that_feed_back_refuse_it():
+    sizes = {"cell": "lstm", "input_size": 3, "hidden_size": 4, "layers": 2, "weight_drop": 0.1}
+    with pytest.raises(UsageError, match="WindowStack: weight_drop=0.1 is not supported"):
+        WindowConfig(**sizes, symbols=3)
+    with pytest.raises(UsageError, match="Decoder: weight_drop=0.1 is not supported"):
+        DecoderConfig(**sizes, context_size=3, attention_size=4)
