@@ -41,6 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="processor time of a trial's updates (default: %(default)g)",
     )
+    add("--symbols", type=int, metavar="N", help="read in a trial; in place of --seconds")
     add(
         "--trials",
         type=int,
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
     for name, smallest in (("best", 0), ("repeats", 0), ("threads", 1), ("seed", 0)):
         if getattr(args, name) < smallest:
             raise UsageError(f"--{name} {getattr(args, name)} is too small, the smallest is {smallest}")
-    budget = Budget(args.parameters, args.seconds, args.trials, args.length)
+    budget = Budget(args.parameters, args.seconds, args.trials, args.length, args.symbols)
     systems = [System.parse(text) for text in args.systems]
     vocabulary = load_vocabulary(args.data)
     torch.set_num_threads(args.threads)

@@ -26,11 +26,14 @@ def render(results: dict) -> str:
     budget = Budget(**results["budget"])
     entries = sorted(results["systems"], key=_best)
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    equal, each = "time", f"{budget.seconds:g} s of processor time for their updates"
+    if budget.symbols is not None:
+        equal, each = "text", f"{budget.symbols:,} symbols"
     lines = [
-        f"# Systems at {budget.parameters:,} parameters and equal time",
+        f"# Systems at {budget.parameters:,} parameters and equal {equal}",
         "",
         f"{results['corpus']}. Every system has at most {budget.parameters:,} parameters, and "
-        f"{budget.trials} trials of {budget.seconds:g} s of processor time for their updates. The search is "
+        f"{budget.trials} trials of {each}. The search is "
         f"Optuna's TPE with seed {results['seed']}; the first trial has the starting values. The width "
         "follows from the parameters. Adam; the rate falls linearly to zero within the trial unless a system "
         "says otherwise. Bits per character of the valid split, protocol carry:32. The figures of other "

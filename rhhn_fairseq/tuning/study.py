@@ -1,7 +1,8 @@
 """Trials of one system: each a training, with its options, its time and its figure kept by Optuna in a file.
 
 Every trial has the same time, counted in updates: the seconds of the budget over those that one update takes,
-measured before it. What else the machine does while a trial runs changes no figure.
+measured before it. What else the machine does while a trial runs changes no figure. Or every trial reads the
+same number of symbols, as it suits recipes of one cell.
 """
 
 import importlib
@@ -36,6 +37,7 @@ class Budget:
 
     Attributes:
         parameters: at most. seconds: of processor time for the updates of a trial. trials: a system.
+        symbols: read in a trial, in place of ``seconds``; None: by seconds.
         length: symbols a lane reads in an update.
     """
 
@@ -43,14 +45,26 @@ class Budget:
     seconds: float = 120.0
     trials: int = 8
     length: int = 100
+    symbols: int | None = None
 
     def __post_init__(self):
-        for name, smallest in (("parameters", 1), ("trials", 1), ("length", 1)):
-            if getattr(self, name) < smallest:
-                value = getattr(self, name)
+        for name, smallest in (("parameters", 1), ("trials", 1), ("length", 1), ("symbols", 1)):
+            value = getattr(self, name)
+            if value is not None and value < smallest:
                 raise UsageError(f"--{name} {value} is too small, the smallest is {smallest}")
         if not self.seconds > 0:
             raise UsageError(f"--seconds {self.seconds:g} is not more than 0")
+
+    def updates(self, seconds_per_update: float, batch_size: int) -> int:
+        """Of a trial."""
+        if self.symbols is None:
+            return max(FEWEST_UPDATES, int(self.seconds / seconds_per_update))
+        return max(FEWEST_UPDATES, self.symbols // (batch_size * self.length))
+
+    def settings(self) -> dict:
+        """What trials that are compared have in common."""
+        budget = {"seconds": self.seconds} if self.symbols is None else {"symbols": self.symbols}
+        return {"parameters": self.parameters} | budget | {"length": self.length}
 
 
 @dataclass(frozen=True)
@@ -105,20 +119,12 @@ class Tuning:
 
     def _check_settings(self) -> None:
         """Raises UsageError if the directory's trials had another budget or seed."""
-        settings = {
-            "parameters": self.budget.parameters,
-            "seconds": self.budget.seconds,
-            "length": self.budget.length,
-            "seed": self.seed,
-            "data": str(self.data),
-        }
+        settings = self.budget.settings() | {"seed": self.seed, "data": str(self.data)}
         stored = self.study.user_attrs.get("settings")
         if stored is None:
             self.study.set_user_attr("settings", settings)
         elif stored != settings:
-            changed = ", ".join(
-                f"{key} {stored.get(key)}" for key in settings if stored.get(key) != settings[key]
-            )
+            changed = ", ".join(f"{key} {stored[key]}" for key in stored if stored[key] != settings.get(key))
             raise UsageError(
                 f"{self.directory}: its trials have {changed}; give the same or another --directory"
             )
@@ -202,7 +208,7 @@ class Tuning:
             return Trial(options, 0, 0, 0.0, None, str(error))
         if like is None:
             seconds = seconds_per_update(options, self.vocab_size, self.budget.length)
-            updates = max(FEWEST_UPDATES, int(self.budget.seconds / seconds))
+            updates = self.budget.updates(seconds, options["batch_size"])
         else:
             seconds, updates = like.seconds_per_update, like.updates
         averages = "ema_decay" in options
