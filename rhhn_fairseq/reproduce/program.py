@@ -51,7 +51,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--render", action="store_true", help="write the page from the records that are there, run nothing")
     add("--dry-run", action="store_true", help="print the commands, run nothing")
     add("--adopt", nargs=2, type=Path, metavar=("LOG", "DIR"), help="take over a training done by hand")
-    add("--cost", action="store_true", help="train a few updates of each row and record what they take")
+    add(
+        "--cost",
+        action="store_true",
+        help="train a few updates of each row and record what they take (default: 8)",
+    )
     add(
         "--remark",
         default="",

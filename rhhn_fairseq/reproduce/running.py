@@ -146,14 +146,17 @@ def commands(run: Run, places: Places, device: str) -> list[list[str]]:
 
 
 def measure_cost(run: Run, places: Places, threads: int, device: str, remark: str = "") -> Cost:
-    """Trains some updates of a run to learn what one takes; keeps the result, no checkpoint.
+    """Trains some updates of a run, eight or its limit, to learn what one takes; keeps that, no checkpoint.
 
     Args:
         remark: kept with it.
 
     Raises:
-        UsageError: the corpus is not there, or the training fails.
+        UsageError: the corpus is not there, the training fails, or the limit is too small.
     """
+    updates = run.budget.updates or MEASURED_UPDATES
+    if updates <= UNTIMED_UPDATES:
+        raise UsageError(f"--cost --updates {updates} is too small, the smallest is {UNTIMED_UPDATES + 1}")
     directory = places.run(run)
     directory.mkdir(parents=True, exist_ok=True)
     place = corpora.prepare(run.table.corpus, places.data, places.from_dir)
@@ -161,7 +164,7 @@ def measure_cost(run: Run, places: Places, threads: int, device: str, remark: st
     command = plan.train_command(run, place, directory, task, device)
     command += [
         "--max-update",
-        str(MEASURED_UPDATES),
+        str(updates),
         "--log-interval",
         "1",
         "--no-save",

@@ -207,6 +207,19 @@ def test_the_rest_of_the_paper_s_budget(tmp_path):
     assert "| rhn_ptb | float32, a processor, 2 threads; random text | 3.6 |" in page
 
 
+def test_a_cost_of_too_few_updates_is_refused(corpus, tmp_path):
+    words = arguments(corpus, tmp_path, "--cost", "--updates", 3)
+    with pytest.raises(UsageError, match="--cost --updates 3 is too small, the smallest is 4"):
+        reproduce.main(words)
+
+
+@pytest.mark.slow
+def test_a_cost_keeps_its_remark(corpus, tmp_path):
+    reproduce.main(arguments(corpus, tmp_path, "--cost", "--updates", 4, "--remark", "a small text"))
+    cost = Cost.load(tmp_path / "results" / "runs" / "ha-ptb" / "costs" / "lstm_ptb.json")
+    assert cost.seconds_per_update > 0 and cost.remark == "a small text"
+
+
 def test_a_cost_without_a_remark_is_read(tmp_path):
     cost = Cost("rhn_ptb", "float32", 3.6, None, "a processor", 2)
     values = dataclasses.asdict(cost)
