@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="processor time of a trial's updates (default: %(default)g)",
     )
-    add("--symbols", type=int, metavar="N", help="read in a trial; in place of --seconds")
+    add("--symbols", type=int, metavar="N", help="symbols that a trial reads; replaces --seconds")
     add(
         "--trials",
         type=int,

@@ -1,8 +1,8 @@
 """Trials of one system: each a training, with its options, its time and its figure kept by Optuna in a file.
 
 Every trial has the same time, counted in updates: the seconds of the budget over those that one update takes,
-measured before it. What else the machine does while a trial runs changes no figure. Or every trial reads the
-same number of symbols, as it suits recipes of one cell.
+measured before it. What else the machine does while a trial runs changes no figure. With a budget of symbols,
+every trial reads the same text, which compares recipes of one cell.
 """
 
 import importlib
@@ -56,13 +56,13 @@ class Budget:
             raise UsageError(f"--seconds {self.seconds:g} is not more than 0")
 
     def updates(self, seconds_per_update: float, batch_size: int) -> int:
-        """Of a trial."""
+        """How many updates a trial has."""
         if self.symbols is None:
             return max(FEWEST_UPDATES, int(self.seconds / seconds_per_update))
         return max(FEWEST_UPDATES, self.symbols // (batch_size * self.length))
 
     def settings(self) -> dict:
-        """What trials that are compared have in common."""
+        """What all trials of a directory share."""
         budget = {"seconds": self.seconds} if self.symbols is None else {"symbols": self.symbols}
         return {"parameters": self.parameters} | budget | {"length": self.length}
 
@@ -226,9 +226,12 @@ class Tuning:
                 if record is not None and record.subset == VALID and "bpc" in record.figures:
                     figures.append(record.figures["bpc"])
         bpc = min(figures) if figures and not program.status else None
-        if bpc is not None and averages:
-            bpc = self._score_averages(save_dir)
         problem = "" if bpc is not None else last or f"fairseq-train ended with status {program.status}"
+        if averages and not problem:
+            try:
+                bpc = self._score_averages(save_dir)
+            except UsageError as error:
+                bpc, problem = None, str(error)
         return Trial(options, parameters, updates, seconds, bpc, problem)
 
     def _train_command(self, options: dict, updates: int, seed: int, save_dir: Path | None) -> list[str]:
