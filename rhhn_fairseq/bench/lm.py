@@ -86,12 +86,19 @@ class TorchStack(nn.Module):
             config.input_size, config.hidden_size, config.layers, dropout=config.layer_dropout
         )
 
-    def forward(self, x_TBC: Tensor, state: State | None = None, mask_TB=None) -> tuple[Tensor, State]:
+    def forward(
+        self, x_TBC: Tensor, state: State | None = None, mask_TB=None, drop_output: bool = True
+    ) -> tuple[Tensor, State]:
         """As ``Stack.forward``, for text without padding."""
-        per_sequence = self.config.dropout_mask == "sequence"
-        x = sequence_dropout(x_TBC, self.config.input_dropout, self.training, per_sequence)
-        y, after = self.lstm(x, state)
-        return sequence_dropout(y, self.config.output_dropout, self.training, per_sequence), after
+        y, after = self.lstm(self._drop(x_TBC, self.config.input_dropout), state)
+        return self.drop_output(y) if drop_output else y, after
+
+    def drop_output(self, y_TBH: Tensor) -> Tensor:
+        """As ``Stack.drop_output``."""
+        return self._drop(y_TBH, self.config.output_dropout)
+
+    def _drop(self, x_TBC: Tensor, rate: float) -> Tensor:
+        return sequence_dropout(x_TBC, rate, self.training, self.config.dropout_mask == "sequence")
 
 
 class Trainee:
