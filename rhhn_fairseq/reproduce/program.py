@@ -144,7 +144,7 @@ def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str
                 record.save(places.record(run))
             print(_summary(run, record), flush=True)
             failed += [run.name] if record.state == "failed" else []
-    command = None if args.render else shlex.join(["rhhn", "reproduce", *words])
+    command = None if args.render or args.cost else shlex.join(["rhhn", "reproduce", *words])
     page = report.render(table, args.results, command)
     print(f"wrote {page}")
     if failed:

@@ -1,6 +1,7 @@
 """The page of a table: the paper's figures, ours, what they cost, and the curves."""
 
 import math
+import shlex
 from collections import defaultdict
 from pathlib import Path
 
@@ -86,11 +87,12 @@ def text(table: Table, records: list[Record], costs: list[Cost], pictured: bool,
     if pictured:
         lines += [f"![validation during training]({table.name}.png)", ""]
     for record in records:
-        if record.curve:
+        # Curves of smaller trainings are in their records and in the picture.
+        if record.curve and record.scale == 1:
             lines += _per_epoch(table, record)
     lines += _costs(table, records, costs)
-    lines += [COMMAND_HEADING, "", f"    {command}", ""]
-    lines += [f"- {_provenance(record)}" for record in records]
+    if records:
+        lines += [COMMAND_HEADING, "", f"    {command}", "", *_provenance(table, records)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -154,8 +156,7 @@ def _per_epoch(table: Table, record: Record) -> list[str]:
         name for name in ("ppl", "accuracy") if name != metric and name in record.curve[-1]["train"]
     ]
     shown = record.curve if len(record.curve) <= 30 else record.curve[:: math.ceil(len(record.curve) / 30)]
-    size = "" if record.scale == 1 else f", scaled by {record.scale:g}"
-    lines = [f"## {record.row}, seed {record.seed}{size}, by epoch", ""]
+    lines = [f"## {record.row}, seed {record.seed}, by epoch", ""]
     heads = [f"{split} {name}" for name in names for split in ("train", "valid")]
     lines += ["| epoch | updates | hours | " + " | ".join(heads) + " |", "|---" * (3 + len(heads)) + "|"]
     for entry in shown:
@@ -186,26 +187,51 @@ def _costs(table: Table, records: list[Record], measured: list[Cost]) -> list[st
         where += f"; {cost.remark}" if cost.remark else ""
         cells = [row.name, where, f"{seconds:.3g}", "" if epoch is None else f"{epoch:,}", hours, rest]
         lines.append("| " + " | ".join(cells) + " |")
-    return ["## Cost", "", *lines, ""] if len(lines) > 2 else []
+    if len(lines) == 2:
+        return []
+    source = "Seconds are the mean of a run, or the median of a few updates by "
+    source += f"`rhhn reproduce {table.name} ROW --cost`."
+    return ["## Cost", "", source, "", *lines, ""]
 
 
 def _threads(number: int) -> str:
     return "1 thread" if number == 1 else f"{number} threads"
 
 
-def _provenance(record: Record) -> str:
-    words = [
-        f"{record.row}, seed {record.seed}{'' if record.scale == 1 else f', scale {record.scale:g}'}",
-        f"{record.device}, {_threads(record.threads)}, {record.precision}",
-        ", ".join(f"{name} {version}" for name, version in record.versions.items()),
-    ]
-    if record.commit:
-        words.append(f"commit {record.commit}")
+def _provenance(table: Table, records: list[Record]) -> list[str]:
+    """How every run was made; runs that differ in seed and commit alone share an entry."""
+    different = {_versions(record) for record in records}
+    of_all = different.pop() if len(different) == 1 else ""
+    alike: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        alike[_how(record, with_versions=not of_all)].append(record)
+    lines = [f"Every run is a file `runs/{table.name}/ROW-sSEED.json` beside this page, with its curve.", ""]
+    lines += [f"All with {of_all}.", ""] if of_all else []
+    for how, group in alike.items():
+        seeds = ", ".join(str(record.seed) for record in group)
+        name = f"{group[0].row}, {'seed' if len(group) == 1 else 'seeds'} {seeds}"
+        commits = ", ".join(dict.fromkeys(record.commit for record in group if record.commit))
+        made = f"; commit {commits}" if commits else ""
+        lines.append(f"- {name}{made}; {how}")
+    return lines
+
+
+def _versions(record: Record) -> str:
+    return ", ".join(f"{name} {version}" for name, version in record.versions.items())
+
+
+def _how(record: Record, with_versions: bool) -> str:
+    """What runs of one entry have in common, with SEED for the number."""
+    words = [] if record.scale == 1 else [f"scale {record.scale:g}"]
+    words.append(f"{record.device}, {_threads(record.threads)}, {record.precision}")
+    words += [_versions(record)] if with_versions else []
     words.append(record.state + (f" ({record.problem})" if record.problem else ""))
     if record.stopped_by:
         words.append(f"stopped by {record.stopped_by}")
     if "train" in record.commands:
-        words.append(f"`{' '.join(record.commands['train'])}`")
+        command = shlex.join(record.commands["train"])
+        seed = f"--seed {record.seed} "
+        words.append(f"`{command.replace(seed, '--seed SEED ').replace(f'-s{record.seed}/', '-sSEED/')}`")
     elif record.adopted:
         words.append(f"trained by hand with `{' '.join(record.options.get('extra', []))}`")
     if record.remark:

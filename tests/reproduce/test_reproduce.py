@@ -197,6 +197,23 @@ def test_the_page_shows_paper_ours_difference_and_cost(tmp_path, record):
     assert (tmp_path / "ha-ptb.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_page_names_runs_that_differ_in_their_seed_once(tmp_path, record):
+    for seed in (1, 2):
+        record.seed, record.commit = seed, f"commit{seed}"
+        command = f"train --seed {seed} --save-dir runs/lstm_ptb-x0.1-s{seed}/checkpoints"
+        record.commands, record.scale = {"train": command.split()}, 0.1
+        record.versions = {"torch": "2.13.0"}
+        record.save(tmp_path / "runs" / "ha-ptb" / f"lstm_ptb-x0.1-s{seed}.json")
+    text = report.render(HA, tmp_path, "x").read_text()
+    entry = next(line for line in text.splitlines() if line.startswith("- lstm_ptb"))
+    assert entry.startswith("- lstm_ptb, seeds 1, 2; commit commit1, commit2; scale 0.1; ")
+    assert "`train --seed SEED --save-dir runs/lstm_ptb-x0.1-sSEED/checkpoints`" in entry
+    assert text.count("train --seed") == 1
+    assert text.count("torch 2.13.0") == 1 and "All with torch 2.13.0." in text
+    # The curve of a smaller training is in its record.
+    assert "by epoch" not in text
+
+
 def test_the_rest_of_the_paper_s_budget(tmp_path):
     Cost("rhn_ptb", "float32", 3.6, 100, "a processor", 2, "random text").save(
         tmp_path / "runs" / "su-ptb" / "costs" / "rhn_ptb.json"
