@@ -35,7 +35,7 @@ EVALUATIONS = "evaluation.log"
 
 _BPC = r"(\S+) bits per character, "
 _BLEU = r"BLEU4? = (\S+)"
-_EPOCH = re.compile(r"total_num_itrs = (\d+)")
+_EPOCH = re.compile(r"; ([\d,]+) updates an epoch")
 _PARAMETERS = re.compile(r": ([\d,]+) parameters; ")
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -186,7 +186,7 @@ def measure_cost(run: Run, places: Places, threads: int, device: str, remark: st
         row=run.row.name,
         precision=run.precision,
         seconds_per_update=statistics.median(seconds),
-        updates_per_epoch=int(epoch[1]) if epoch else None,
+        updates_per_epoch=int(epoch[1].replace(",", "")) if epoch else None,
         device=records.describe_machine(device),
         threads=threads,
         remark=remark,

@@ -234,7 +234,7 @@ def test_a_cost_of_too_few_updates_is_refused(corpus, tmp_path):
 def test_a_cost_keeps_its_remark(corpus, tmp_path):
     reproduce.main(arguments(corpus, tmp_path, "--cost", "--updates", 4, "--remark", "a small text"))
     cost = Cost.load(tmp_path / "results" / "runs" / "ha-ptb" / "costs" / "lstm_ptb.json")
-    assert cost.seconds_per_update > 0 and cost.remark == "a small text"
+    assert cost.seconds_per_update > 0 and cost.updates_per_epoch > 0 and cost.remark == "a small text"
 
 
 def test_a_cost_without_a_remark_is_read(tmp_path):
