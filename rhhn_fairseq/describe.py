@@ -79,7 +79,7 @@ def describe(arch: str, vocab_size: int | None = None) -> str:
             same = "equal" if total == row.parameters else f"differs by {total - row.parameters:+,}"
             lines.append(f"expected:   {row.parameters:,} ({same})")
         if row.reported():
-            lines.append(f"paper:      {row.reported()}")
+            lines.append(f"figures:    {row.reported()}")
     return "\n".join(lines)
 
 

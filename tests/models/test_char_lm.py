@@ -31,7 +31,12 @@ def test_parameter_counts_are_the_tables(arch):
     assert count_parameters(build_empty(arch)) == ARCHITECTURES[arch].parameters
     row = ARCHITECTURES[arch]
     text, printed = describe(arch), row.measured or row.printed or "no figures"
-    assert "(equal)" in text and printed in text and "stack.cells.0" in text
+    assert (
+        "(equal)" in text
+        and f"figures:    {row.reported()}" in text
+        and printed in text
+        and "stack.cells.0" in text
+    )
 
 
 def test_describe_other_vocabularies_and_unknown_names():

@@ -65,7 +65,7 @@ def test_parameter_counts_are_the_tables(arch):
 def test_described(arch):
     text = describe(arch)
     assert f"expected:   {ARCHITECTURES[arch].parameters:,} (equal)" in text
-    assert ("paper:" in text) == (ARCHITECTURES[arch].source is not None)
+    assert ("figures:" in text) == (ARCHITECTURES[arch].source is not None)
 
 
 def test_numbers_have_no_vocabulary():

@@ -69,7 +69,7 @@ def test_paper_sizes_come_to_the_papers_figures():
     assert count_parameters(build_empty("hyperlstm_gnmt")) == pytest.approx(325.5e6, abs=0.3e6)
     assert "280.7 M with 32,000 wordpieces; BLEU 38.95" in describe("lstm_gnmt")
     assert "expected:   325,345,408 (equal)" in describe("hyperlstm_gnmt")
-    assert "paper:" not in describe("lstm_gnmt_small")
+    assert "figures:" not in describe("lstm_gnmt_small")
 
 
 @both_forms

@@ -221,6 +221,8 @@ def test_the_rest_of_the_paper_s_budget(tmp_path):
     page = report.render(SU, tmp_path, "x").read_text()
     # 618 epochs of 100 updates of 3.6 s.
     assert "| 0.10 | 62 hours |" in page
+    # No run, no command.
+    assert "How it was made" not in page
     assert "| rhn_ptb | float32, a processor, 2 threads; random text | 3.6 |" in page
 
 
