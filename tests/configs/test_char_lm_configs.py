@@ -120,7 +120,8 @@ def test_recipes_of_the_papers():
         elif row.measured:
             # One epoch of Penn Treebank: 5,101,618 symbols in 16 lanes of 100.
             assert recipe == ("adam", 1.0, 16, "lanes")
-            assert cfg.lr_scheduler.total_num_update == 3189 and cfg.optimization.lr == [6e-3]
+            assert cfg.lr_scheduler.total_num_update == 3189 and cfg.optimization.lr == [1.2e-2]
+            assert cfg.criterion.activation_reg == 1.0
             continue
         else:
             assert recipe == ("adam", 1.0, 128, "lanes")
