@@ -1,5 +1,5 @@
-"""Operations on tensors and numbers: what runs a cell over a sequence, fast, and the choice of how.
+"""Operations on tensors and numbers: fast ways to run a cell over a sequence, and the choice between them.
 
-Nothing here knows a cell or a configuration. A cell hands its own parameters to its operation (``lstm``,
-``hyper_lstm``, ``highway``) or lets ``loop`` call its step; ``backends`` has the one table that chooses.
+Nothing here depends on a cell or a configuration. A cell passes its parameters to its operation (``lstm``,
+``hyper_lstm``, ``highway``) or lets ``loop`` call its step; the table in ``backends`` decides which.
 """

@@ -1,4 +1,4 @@
-"""Point-wise work of a time step in torch's own operations, for every device and where C++ is not built.
+"""Point-wise work of a time step in torch operations, for every device and where C++ is not built.
 
 Gates are kept gate-major, [4, B, H], so that each is one contiguous block.
 """
@@ -12,7 +12,7 @@ from rhhn_fairseq.ops.buffers import Gated, Highway
 
 
 def gated(p: Gated, direction: str) -> Callable[[int], None]:
-    """The function that runs one step of a sequence, forward or backward."""
+    """Returns a function that runs one step of a sequence, forward or backward."""
     step = _GatedStep(p)
     return step.forward if direction == "forward" else step.backward
 
@@ -20,8 +20,8 @@ def gated(p: Gated, direction: str) -> Callable[[int], None]:
 class _GatedStep:
     """One step of ``buffers.Gated``; see there for the names, and cells/lstm.py for the equations.
 
-    A hypernetwork's weight_d has a row more here, which meets a column of ones beside z: the bias of b, zeros
-    for d_h and d_x. So the bias and its gradient come out of products that are made anyway.
+    With a hypernetwork, weight_d gets one more row, which multiplies a column of ones appended to z. It holds
+    the bias of b, and zeros for d_h and d_x. Bias and gradient then come out of products computed anyway.
     """
 
     def __init__(self, p: Gated):
@@ -34,7 +34,7 @@ class _GatedStep:
         if p.weight_d is None:
             self.a, self.da = new(4, B, H), new(4, B, H)
         else:
-            # b goes into the sums as it is: they are made in its place, and its gradient is theirs.
+            # b enters the sums unscaled: they are computed in its memory, and its gradient is theirs.
             self.d, self.dd = new(12, B, H), new(12, B, H)
             self.a, self.da = self.d[8:], self.dd[8:]
             self.weight = torch.nn.functional.pad(p.weight_d, (0, 0, 0, 1))
@@ -50,7 +50,7 @@ class _GatedStep:
         p = self.p
         h_old, c_old = self._before(t)
         (i, f, g, o), _ = self._gates(t)
-        # Where nothing comes after them, c and h are computed where they are kept.
+        # Without a mask or zoneout, c and h are computed directly in their buffers.
         c_ends = p.mask is None and p.zone_c is None and not p.zone_c_rate
         h_ends = p.mask is None and p.zone_h is None and not p.zone_h_rate
         c = torch.mul(f, c_old, out=p.c[t] if c_ends else None).addcmul_(i, self._keep(g, t))
@@ -86,7 +86,7 @@ class _GatedStep:
         dh, dc = self._arriving(t), p.dc
         here = None
         if p.mask is not None:
-            # With nothing arriving at padding, all that follows is zero there.
+            # No gradient arrives at padding, so all that is computed from it is zero there.
             here = p.mask[t].bool().unsqueeze(-1)
             dh, dc = dh.masked_fill(~here, 0.0), dc.masked_fill(~here, 0.0)
         stays = share(p.zone_c, t, p.zone_c_rate, self.dtype)
@@ -114,20 +114,20 @@ class _GatedStep:
         return (self.p.h[t - 1], self.p.c[t - 1]) if t else (self.p.h0, self.p.c0)
 
     def _gate_major(self, rows: Tensor) -> Tensor:
-        """[4, B, H] of [B, 4 H], a view."""
+        """Views [B, 4 H] as [4, B, H]."""
         return rows.unflatten(-1, (4, -1)).transpose(0, 1)
 
     def _embeddings(self, t: int) -> Tensor:
-        """z of a step by kind with ones beside it, [12, B, Z + 1]."""
+        """Returns z of a step by kind, with a column of ones appended, [12, B, Z + 1]."""
         self.z[..., :-1].copy_(self._by_kind(self.p.z[t]))
         return self.z
 
     def _by_kind(self, z: Tensor) -> Tensor:
-        """[12, B, Z] of [B, 12 Z], a view."""
+        """Views [B, 12 Z] as [12, B, Z]."""
         return z.unflatten(-1, (12, -1)).transpose(0, 1)
 
     def _gates(self, t: int) -> tuple[Tensor, tuple | None]:
-        """i, f, g, o [4, B, H], and what the backward of their normalisation needs."""
+        """Returns i, f, g, o [4, B, H], and what the backward of their normalisation needs."""
         p, a = self.p, self.a
         u = self._gate_major(p.u[t])
         if p.weight_d is None:
@@ -148,7 +148,7 @@ class _GatedStep:
         return gates, norms
 
     def _gates_backward(self, da: Tensor, norms: tuple) -> Tensor:
-        """From the gradient of the normalised gates to that of their sums, [4, B, H]."""
+        """Turns the gradient of the normalised gates into that of their sums, [4, B, H]."""
         normal, statistics = norms
         self._add(0, (da * normal).sum(1))
         self._add(4, da.sum(1))
@@ -159,14 +159,14 @@ class _GatedStep:
         return update if self.p.keep is None else self._keep_(update.clone(), t)
 
     def _keep_(self, update: Tensor, t: int) -> Tensor:
-        """Recurrent dropout, in place."""
+        """Applies recurrent dropout in place."""
         keep = self.p.keep
         if keep is None:
             return update
         return update.mul_(keep[t if len(keep) > 1 else 0]).mul_(self.p.keep_scale)
 
     def _arriving(self, t: int) -> Tensor:
-        """The gradient that reaches the new h, to be changed; leaves in dh_direct what goes past the step."""
+        """Returns the gradient of the new h, free to modify; stores in dh_direct what bypasses the step."""
         p = self.p
         through = p.dh.to(self.dtype)
         dh = through.clone() if p.dy is None else through + p.dy[t]
@@ -176,18 +176,18 @@ class _GatedStep:
         everything = dh + p.dh_direct
         past = everything * stays
         if p.mask is not None:
-            # Padding has no output, so that dy ends there.
+            # Padding has no output, so dy does not count there.
             past = torch.where(p.mask[t].bool().unsqueeze(-1), past, through + p.dh_direct)
         p.dh_direct.copy_(past)
         return everything * (1 - stays)
 
     def _add(self, row: int, gradients: Tensor) -> None:
-        """Adds to rows of ``buffers.Gated.sums``: the gates' gains from 0, shifts 4, biases 8, c's two 12."""
+        """Adds to rows of ``buffers.Gated.sums``: gate gains from row 0, shifts 4, biases 8, c's 12."""
         sums = self.p.sums[0].view(-1, gradients.shape[-1])
         sums[row : row + len(gradients)].add_(gradients)
 
     def _spread(self, t: int, da: Tensor) -> None:
-        """From the gradient of the gates' sums, [4, B, H], to those of their summands."""
+        """Computes the gradients of the summands from that of the gates' sums, [4, B, H]."""
         p = self.p
         du = self._gate_major(p.du[t])
         if p.weight_d is None:
@@ -199,7 +199,7 @@ class _GatedStep:
         torch.mul(da, d_x, out=dgx)
         torch.mul(da, u.to(self.dtype), out=self.dd[:4])
         torch.mul(da, gx.to(self.dtype), out=self.dd[4:8])
-        # The last third of dd is da itself, see __init__; z is there from making the gates again.
+        # The last third of dd is da itself, see __init__; ``_gates`` has filled z for this step.
         self.dweight.baddbmm_(self.z.transpose(1, 2), self.dd)
         self._by_kind(p.dz[t]).copy_(torch.bmm(self.dd, p.weight_d.transpose(1, 2)))
         if t == 0:
@@ -209,7 +209,7 @@ class _GatedStep:
 
 
 def highway(p: Highway, direction: str) -> Callable[[int], None]:
-    """The function that runs one layer of a time step, number ``t L + l``, forward or backward."""
+    """Returns a function that runs one layer of a time step, number ``t L + l``, forward or backward."""
     step = _HighwayStep(p)
     return step.forward if direction == "forward" else step.backward
 
@@ -251,7 +251,7 @@ class _HighwayStep:
         if here is not None:
             ds = ds * here
         if last:
-            # The states after all layers are read before zoneout; only there is no zoneout then.
+            # With ``trace`` the last layer is read before zoneout, but then there is no zoneout.
             stays = share(p.zone, t, p.zone_rate, self.dtype)
             past = ds * stays
             p.past.copy_(past if here is None else torch.where(here, past, arriving))
@@ -279,16 +279,16 @@ class _HighwayStep:
         return self.p.s[layer - 1, t] if layer else self._start(t)
 
     def _products(self, t: int, layer: int) -> Tensor:
-        """What z scales, [B, 2 H]; without z, all but the bias."""
+        """Returns what z scales, [B, 2 H]; without z, the sums without the bias."""
         u = self.p.u[layer, t].to(self.dtype)
         return u if layer else u + self.p.gx[t]
 
     def _scaling(self, t: int, layer: int) -> Tensor:
-        """z of both halves, [B, 1, H]."""
+        """Returns z with its bias, the same for both halves, [B, 1, H]."""
         return (self.p.z[layer, t] + self.p.bias_z[layer]).unsqueeze(1)
 
     def _bias(self, t: int, layer: int) -> Tensor:
-        """The bias of each row or of all."""
+        """Returns the bias, one for each row or one for all."""
         p = self.p
         bias = p.bias[layer]
         if layer:
@@ -298,7 +298,7 @@ class _HighwayStep:
         return bias if p.bias_x is None else bias + p.bias_x
 
     def _halves(self, t: int, layer: int) -> tuple[Tensor, Tensor]:
-        """tanh and sigmoid of the sums."""
+        """Returns tanh of the first half of the sums and sigmoid of the second."""
         a = self._products(t, layer)
         if self.p.z is not None:
             a = (a.unflatten(-1, (2, -1)) * self._scaling(t, layer)).flatten(-2)
@@ -312,7 +312,7 @@ class _HighwayStep:
         return x * keep[t, :, layer * self.H : (layer + 1) * self.H] * self.p.keep_scale
 
     def _spread(self, t: int, layer: int, da: Tensor) -> None:
-        """From the gradient of the sums to those of what is added up."""
+        """Computes the gradients of the summands from that of the sums."""
         p, width, H = self.p, 2 * self.H, self.H
         biased = da
         if layer == 0 and p.first is not None:
@@ -334,7 +334,7 @@ class _HighwayStep:
 
 
 def _normalise(x: Tensor, gain: Tensor | None, shift: Tensor | None, epsilon: float) -> tuple[Tensor, tuple]:
-    """x normalised in its last dimension, scaled and shifted, and the statistics for its backward."""
+    """Normalises x over its last dimension, scales and shifts it; also returns what its backward needs."""
     y, *statistics = torch.native_layer_norm(x, x.shape[-1:], gain, shift, epsilon)
     return y, tuple(statistics)
 
@@ -342,28 +342,28 @@ def _normalise(x: Tensor, gain: Tensor | None, shift: Tensor | None, epsilon: fl
 def _normalise_backward(
     grad: Tensor, x: Tensor, statistics: tuple, gain: Tensor | None, shift: Tensor | None
 ) -> tuple:
-    """Gradients of x, gain and shift of ``_normalise``; of what is None, None."""
+    """Returns the gradients of x, gain and shift of ``_normalise``; None for an operand that is None."""
     wanted = [True, gain is not None, shift is not None]
     return torch.ops.aten.native_layer_norm_backward(grad, x, x.shape[-1:], *statistics, gain, shift, wanted)
 
 
 def sigmoid_backward(grad: Tensor, value: Tensor) -> Tensor:
-    """The gradient through a sigmoid from its value, in place of ``grad``."""
+    """Computes the gradient through a sigmoid from its value, in place in ``grad``."""
     return torch.ops.aten.sigmoid_backward.grad_input(grad, value, grad_input=grad)
 
 
 def tanh_backward(grad: Tensor, value: Tensor) -> Tensor:
-    """The gradient through a tanh from its value, in place of ``grad``."""
+    """Computes the gradient through a tanh from its value, in place in ``grad``."""
     return torch.ops.aten.tanh_backward.grad_input(grad, value, grad_input=grad)
 
 
 def share(mask: Tensor | None, t: int, rate: float, dtype) -> Tensor | float:
-    """How much of the old value zoneout keeps at a step: its mask, or the expectation."""
+    """Returns the share of the old value that zoneout keeps at a step: its mask, or the expectation."""
     return rate if mask is None else mask[t].to(dtype)
 
 
 def zone(old: Tensor, new: Tensor, mask: Tensor | None, t: int, rate: float) -> Tensor:
-    """Zoneout with the mask of a step, or in expectation."""
+    """Applies zoneout with the mask of a step, or in expectation."""
     if mask is not None:
         return torch.where(mask[t].bool(), old, new)
     return new if rate == 0.0 else torch.lerp(new, old, rate)

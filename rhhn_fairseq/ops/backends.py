@@ -1,7 +1,7 @@
-"""Which backend runs a cell over a sequence: the one table, the choice, and the reasons for it.
+"""Which backend runs a cell over a sequence: the table of backends, the choice, and the reasons for it.
 
-``Cell.forward`` calls ``select`` once a pass. It returns a ``Plan``, which is handed to everything that
-has to know how the pass runs. ``explain`` tells a person why.
+``Cell.forward`` calls ``select`` once per pass. It returns a ``Plan``, which is passed to everything that
+has to know how the pass runs. ``explain`` gives the reasons.
 """
 
 import functools
@@ -18,7 +18,7 @@ from rhhn_fairseq.ops import gemm, graphs, native, policy, triton
 logger = logging.getLogger(__name__)
 
 STEP_ROWS = 32
-"""Rows up to which a single step on the CPU is faster without a fused operation: its setup costs more.
+"""Rows up to which a single step on the CPU is faster without the setup of a fused operation.
 
 Measured at 512 units with two threads: the loop takes 0.7 to 1.0 times the operation's time with 1 to 20
 rows, 0.9 to 1.2 times with 80 rows.
@@ -38,14 +38,14 @@ L3_WEIGHTS = 15 << 18
 """Numbers in all recurrent matrices up to which they stay in the cache that cores share."""
 
 L3_ROWS = 4
-"""Sequences a thread needs for matrices in the shared cache: it reads them once for that many."""
+"""Sequences that a thread needs if matrices are in the shared cache: it reads them once for so many."""
 
 SEQUENCE_STEPS = 4
-"""Steps from which packing the matrices for one call is worth it."""
+"""Steps from which packing the matrices for one call pays off."""
 
 
 class Request(NamedTuple):
-    """A pass of a cell: all that the choice depends on.
+    """A pass of a cell: everything that the choice depends on.
 
     Attributes:
         cell: name of the cell's class.
@@ -56,8 +56,8 @@ class Request(NamedTuple):
         extras: what the pass asks for that torch.nn lacks, such as "padding masks".
         rounds: what rounds float32 operands, see ``rounding``; None for nothing.
         wide_state: whether a state has a wider type than the operands.
-        few_rows: whether the recurrent product is one that ``gemm`` has for few rows.
-        forced: the backend that has to be taken, or None.
+        few_rows: whether ``gemm`` has a few-row product for the recurrent matrix.
+        forced: the backend that must be used, or None.
         needs_steps: what only the loop over the cell's step can do, in words, such as "torch.func"; or None.
     """
 
@@ -88,7 +88,7 @@ class Plan(NamedTuple):
     """How a pass runs.
 
     Attributes:
-        backend: a name of the table. gemm: who multiplies large matrices, see ``gemm.select_gemm``.
+        backend: a name of the table. gemm: implementation of large products, see ``gemm.select_gemm``.
         is_fused: whether the cell's operation runs the pass.
         is_single_step: whether this is a step of decoding for few rows, which needs no fused operation.
         records: whether the operation runs as a CUDA graph.
@@ -105,11 +105,11 @@ class Plan(NamedTuple):
     def fits_one_call(self, steps: int, rows: int, weights: int, dtype: torch.dtype) -> bool:
         """Whether compiled code runs many steps in one call, each thread its own sequences.
 
-        A thread then never waits for another, but reads every matrix by itself: they have to stay in its
-            cache.
+        No thread then waits for another, but each thread reads every matrix, so the matrices must stay in
+        its cache.
 
         Args:
-            weights: numbers of all recurrent matrices.
+            weights: numbers in all recurrent matrices.
         """
         if self.backend != "native" or steps < SEQUENCE_STEPS or not native.runs_sequences(dtype):
             return False
@@ -121,13 +121,13 @@ class Plan(NamedTuple):
 
 @functools.cache
 def make_plan(backend: str, gemm: str = "torch", is_single_step: bool = False, records: bool = False) -> Plan:
-    """A plan with what follows from its choices."""
+    """Returns a plan, including the fields that follow from the arguments."""
     return Plan(backend, gemm, backend in FUSED_BACKENDS, is_single_step, records, f"{backend}/{gemm}")
 
 
 @functools.cache
 def read_plan(text: str) -> Plan:
-    """A plan from its ``text``."""
+    """Returns a plan from its ``text``."""
     if text == TRACED.text:
         fused = "aten" if native.library() is None else "native"
         return make_plan(fused, gemm.preferred(policy.current().matmul) if fused == "native" else "torch")
@@ -135,7 +135,7 @@ def read_plan(text: str) -> Plan:
 
 
 TRACED = Plan("traced", is_fused=True, text="traced")
-"""The plan of a compiled or exported operation on the CPU: the machine that runs it decides on the rest."""
+"""The plan of a compiled or exported operation on the CPU: the machine that runs it decides the rest."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Backend:
         operations: the fused operations it has; empty for every cell.
         dtypes: of operands; empty for all.
         obstacle: why it cannot run a pass on its device, or None.
-        drawback: why another row is taken although it could, or None.
+        drawback: why another row is preferred although it could, or None.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Backend:
     drawback: Callable[[Request], str | None]
 
     def refusal(self, request: Request) -> str | None:
-        """Why it cannot run a pass; None where it can."""
+        """Returns why it cannot run a pass; None if it can."""
         if request.needs_steps and self.name != "reference":
             return f'{request.needs_steps} needs the loop over the cell\'s step, backend="reference"'
         if self.operations and request.operation not in self.operations:
@@ -250,7 +250,7 @@ BACKENDS = (
         lambda request: None,
     ),
 )
-"""All backends, the preferred first: the first row without refusal and drawback runs."""
+"""All backends in order of preference: the first row without a refusal or drawback runs."""
 
 NAMES = tuple(backend.name for backend in BACKENDS)
 FUSED_BACKENDS = tuple(backend.name for backend in BACKENDS if set(FUSED) <= set(backend.operations))
@@ -258,7 +258,7 @@ FUSED_BACKENDS = tuple(backend.name for backend in BACKENDS if set(FUSED) <= set
 
 @functools.lru_cache(maxsize=4096)
 def _select(request: Request) -> tuple[str, bool]:
-    """The backend of a pass, and whether it is a single step, too small for a fused operation."""
+    """Returns the backend of a pass, and whether it is a single step, too small for a fused operation."""
     for backend in BACKENDS:
         if request.forced not in (None, backend.name):
             continue
@@ -276,21 +276,21 @@ def _refused(request: Request, refusal: str) -> str:
 
 
 def _forced_by(request: Request) -> str:
-    """What forces a backend, in words: the environment, or else the attribute of the cell."""
+    """Returns what forces a backend, in words: the environment, or else the attribute of the cell."""
     name = policy.KERNEL if policy.current().kernel == request.forced else f"{request.cell}.backend"
     return f"{name}={request.forced}"
 
 
 def available(request: Request) -> tuple[str, ...]:
-    """Names of the backends that can run a pass, in the order of the table."""
+    """Returns the names of the backends that can run a pass, in the order of the table."""
     return tuple(backend.name for backend in BACKENDS if backend.refusal(request) is None)
 
 
 def select(request: Request) -> Plan:
-    """How a pass runs; logged once for every cell, device, type and backend.
+    """Returns how a pass runs; logs it once for every cell, device, type and backend.
 
     Raises:
-        UsageError: the backend that is forced is unknown or cannot run this pass.
+        UsageError: the forced backend is unknown or cannot run this pass.
     """
     name, single = _select(request)
     note = ", for single steps of few rows" if single else ""
@@ -299,7 +299,7 @@ def select(request: Request) -> Plan:
         records = name in FUSED_BACKENDS and graphs.possible(request.device)
         note += _graph_note(name, request.device)
     _log_once(request.cell, request.device.type, request.dtype, name, note)
-    # ``request.rounds`` has the rest of what ``gemm.select_gemm`` asks. "high" rounds nothing on a CPU.
+    # ``request.rounds`` covers the other conditions of ``gemm.select_gemm``. "high" rounds nothing on a CPU.
     plain = name == "native" and request.dtype == torch.float32 and request.rounds in (None, "high")
     gemm_name = gemm.preferred(policy.current().matmul) if plain else "torch"
     return make_plan(name, gemm_name, single, records)
@@ -308,13 +308,13 @@ def select(request: Request) -> Plan:
 def select_traced(
     operation: str | None, device: torch.device, dtype: torch.dtype, forced: str | None
 ) -> Plan:
-    """How a pass runs that torch compiles or exports: a fused operation as one node, else the loop unrolled.
+    """Returns how a compiled or exported pass runs: a fused operation as one node, else the unrolled loop.
 
-    It asks nothing of the machine and keeps nothing, so that torch can trace it. ONNX knows no operation of
+    It neither queries the machine nor stores anything, so that torch can trace it. ONNX has no operation of
     this package and always gets the loop.
 
     Args:
-        operation: the fused operation that the cell has, or None. forced: the backend that has to be taken.
+        operation: the fused operation that the cell has, or None. forced: the backend that must be used.
     """
     if forced in ("reference", "torch_nn"):
         return Plan(forced, text=f"{forced}/torch")
@@ -331,7 +331,7 @@ def select_traced(
 
 
 def explain(request: Request) -> list[tuple[str, bool, str]]:
-    """Every backend, whether it is the one that runs, and the reason for or against it in one line."""
+    """Returns every backend, whether it is the one that runs, and a one-line reason for or against it."""
     rows, selected = [], None
     for backend in BACKENDS:
         refusal = backend.refusal(request)
@@ -352,7 +352,7 @@ def explain(request: Request) -> list[tuple[str, bool, str]]:
 
 
 def _graph_note(name: str, device: torch.device) -> str:
-    """What the log says of a wish for CUDA graphs; nothing within a graph."""
+    """Returns what the log says about CUDA graphs that were asked for; nothing within a graph."""
     if name in ("reference", "torch_nn"):
         return f"; CUDA graphs unsupported by {name}"
     if graphs.possible(device):
@@ -371,7 +371,7 @@ def _log_once(cell: str, device: str, dtype: torch.dtype, name: str, note: str) 
 
 
 def rounding(device: torch.device) -> str | None:
-    """What rounds float32 operands on a device: autocast, torch's precision ("high", "medium") or None."""
+    """Returns what rounds float32 operands: autocast, torch's precision ("high", "medium") or None."""
     if device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type):
         bfloat16 = torch.get_autocast_dtype(device.type) == torch.bfloat16
         return "autocast to bfloat16" if bfloat16 and device.type == "cuda" else "autocast"
@@ -380,6 +380,6 @@ def rounding(device: torch.device) -> str | None:
 
 
 def format_rows(rows: Sequence[tuple[str, bool, str]]) -> str:
-    """``explain``'s rows as lines for a person, the one that runs marked."""
+    """Formats the rows of ``explain`` as lines, with the one that runs marked."""
     width = max(len(name) for name, _, _ in rows)
     return "\n".join(f"  {'*' if runs else ' '} {name:{width}}  {reason}" for name, runs, reason in rows)

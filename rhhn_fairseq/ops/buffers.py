@@ -25,7 +25,7 @@ UNSET: Any = None
 
 @functools.cache
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type of states and of all arithmetic for operands of a type."""
+    """Returns the type of states and of all arithmetic for operands of a type."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -34,25 +34,25 @@ class Gated:
     """A sequence of an LSTM, plain or with layer normalisation, alone or scaled by a hypernetwork.
 
     Attributes:
-        u: [T, B, 4 H], rows may have gaps between them: sums of the gates i, f, g, o; with a hypernetwork
-            h W_h.
+        u: [T, B, 4 H], whose rows may have gaps between them: sums of the gates i, f, g, o; with a
+            hypernetwork h W_h.
         gx: x W_x [T, B, 4 H]. Without a hypernetwork u includes it, and only ``pointwise.lstm_sequence``
             reads it.
         z: the embeddings [T, B, 12 Z] of the scaling vectors d_h, d_x and b, each for i, f, g, o. weight_d:
-            from z to those, [12, Z, H], and bias: added to b, [4, H], state type. With a hypernetwork only.
-        z_now: [12, B, Z], state type: z of the step by kind, where what made it left it there as well.
+            maps z to these, [12, Z, H]; bias: added to b, [4, H]; state type. Only with a hypernetwork.
+        z_now: [12, B, Z], state type: z of the step by kind, if what computes z writes it here too.
         gate_gain, gate_shift: [4 H]; c_gain, c_shift: [H], state type; None without normalisation.
         mask: [T, B], true at real positions. keep: [T or 1, B, H], kept units of the update.
         zone_h, zone_c: [T, B, H], units that keep their value; without them ``zone_h_rate`` and
             ``zone_c_rate`` are the share of the old value that is kept.
-        c_scale: [T], state type: what the gradient through c is multiplied by.
+        c_scale: [T], state type: factors of the gradient through c.
         h0: [B, H]. c0: [B, H], state type. h: [T, B, H], the state after each step. c: the same, state type.
         y: [T, B, H], h with zeros at padding; None without a mask.
         dy: gradient of the outputs [T, B, H] or None.
         dh: [B, H], the gradient of h that came through matrices. dh_direct: [B, H], state type, the rest of
-            it, in and out; None where that is always zero. dc: [B, H], state type, in and out.
+            it, in and out; None if that is always zero. dc: [B, H], state type, in and out.
         du, dgx, dz: gradients of u, gx and z. dweight_d: [threads, 12, Z, H] and sums: [threads, 14 H], state
-            type, gradients of weight_d and of gate_gain, gate_shift, bias, c_gain and c_shift, added up over
+            type, gradients of weight_d and of gate_gain, gate_shift, bias, c_gain and c_shift, summed over
             rows and steps.
     """
 
@@ -97,23 +97,22 @@ class Highway:
     """A sequence of a recurrent highway network, plain or scaled by hypervectors; one layer is one step.
 
     Attributes:
-        u: s W_l [L, T, B, 2 H]. gx: what layer 0 adds to that [T, B, 2 H]. z: [L, T, B, H] without its bias
+        u: s W_l [L, T, B, 2 H]. gx: what layer 0 adds to it [T, B, 2 H]. z: [L, T, B, H] without its bias
             bias_z [L, H], state type; both None without a hypernetwork.
         bias: [L, 2 H], state type. bias_x: layer 0's second bias [2 H], state type, or None; it is None
-            where ``gx`` holds it. first: [T, B], where layer 0 leaves ``bias`` out.
+            if ``gx`` includes it. first: [T, B], where layer 0 leaves ``bias`` out.
         mask: [T, B], true at real positions. keep: [T, B, L H], kept units of the transform gate.
         zone: [T, B, H], units of the time step's state that keep their value; without it ``zone_rate`` is
             the share of the old value that is kept.
         s0: [B, H], state type. s: [L, T, B, H], state type, the state after each layer. o: the same as
-            operands; None where operands are of the state type.
+            operands; None if operands have the state type.
         y: outputs [T, B, H], or [T, B, L H] for the states after all layers; zeros at padding.
         dy: gradient of y or None. ds: [B, H], the gradient of a layer's output that came through the next
-            matrix. ds_direct: [B, H], state type, the rest of it, in and out. past: [B, H], state type, what
-            goes past all layers of a time step.
-        du, dgx, dz: gradients of u, gx and z; du [L, K, B, 2 H] and dz [L, K, B, H] for the K steps from a
-            multiple of K on, each with a K of its own. sums:
-            [threads, (3 L + 2) H], state type, gradients of bias, bias_x and bias_z, added up over rows and
-            steps.
+            matrix. ds_direct: [B, H], state type, the rest of it, in and out. past: [B, H], state type, the
+            gradient that bypasses a time step.
+        du, dgx, dz: gradients of u, gx and z; du [L, K, B, 2 H] and dz [L, K, B, H] hold K steps, from a
+            multiple of K on; K may differ between them. sums: [threads, (3 L + 2) H], state type, gradients
+            of bias, bias_x and bias_z, summed over rows and steps.
     """
 
     u: Tensor
@@ -144,7 +143,7 @@ class Highway:
 
     @property
     def operands(self) -> Tensor:
-        """The states after each layer as matrices see them, [L, T, B, H]."""
+        """The states after each layer in the type of the operands, [L, T, B, H]."""
         return self.s if self.o is None else self.o
 
 
@@ -155,7 +154,7 @@ class Energy:
     Attributes:
         q: [N, R, A]. k: [N, S, A]. v: [A], state type. mask: [N, S], true at real positions.
         e: energies [N, R, S], state type, and de: their gradients.
-        dq, dk: gradients of q and k. dv: [threads, A], state type, zeros to add to.
+        dq, dk: gradients of q and k. dv: [threads, A], state type, initially zero.
     """
 
     q: Tensor

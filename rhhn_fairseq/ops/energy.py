@@ -1,8 +1,8 @@
-"""Energies of additive attention without its hidden layer in memory, as the operation ``rhhn::energy``.
+"""Energies of additive attention without storing its hidden layer, as the operation ``rhhn::energy``.
 
-``v . tanh(q + k)`` over a batch keeps A numbers for every pair of a target and a source position, several
-times with its gradients: 0.4 GB a copy for 100 sentences of 49 and 40 pieces and A = 512. Compiled, a pair's
-hidden layer stays in registers, and the backward pass makes it again.
+In torch, ``v . tanh(q + k)`` stores A numbers for every pair of a target and a source position, and several
+such copies with the gradients: 0.4 GB each for 100 sentences of 49 and 40 pieces and A = 512. The compiled
+code keeps a pair's hidden layer in registers and recomputes it in the backward pass.
 
 Shapes: N sentences, R queries of each, S source positions, A width of the hidden layer.
 """
@@ -16,10 +16,10 @@ from rhhn_fairseq.ops.library import operation, refuse_gradients
 
 
 def energies(q_NRA: Tensor, k_NSA: Tensor, v_A: Tensor, mask_NS: Tensor) -> Tensor:
-    """``v . tanh(q + k)`` for every pair, [N, R, S], minus infinity where the mask is false.
+    """Returns ``v . tanh(q + k)`` for every pair, [N, R, S], minus infinity where the mask is false.
 
-    In float32, or float64 for float64 operands, whatever half precision these have: a softmax over a long
-    source needs it.
+    The result is float32, or float64 for float64 operands, even if the operands are half precision: a softmax
+    over a long source needs it.
     """
     wide = state_dtype(q_NRA.dtype)
     on_cpu = q_NRA.device.type == "cpu" and q_NRA.dtype in native.DTYPES
@@ -32,7 +32,7 @@ def energies(q_NRA: Tensor, k_NSA: Tensor, v_A: Tensor, mask_NS: Tensor) -> Tens
 
 @operation("rhhn::energy")
 def energy(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """See ``energies``; all contiguous on the CPU, v in the state type."""
+    """See ``energies``. All operands are contiguous and on the CPU; v has the state type."""
     e = v.new_empty(q.shape[0], q.shape[1], k.shape[1])
     native.energy(Energy(q=q, k=k, v=v, mask=mask, e=e), "forward")(0)
     return e
@@ -47,7 +47,7 @@ def _(q, k, v, mask):
 def energy_backward(
     de: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v from that of the energies."""
+    """Returns the gradients of q, k and v from that of the energies."""
     dq, dk = torch.empty_like(q), torch.empty_like(k)
     dv = v.new_zeros(torch.get_num_threads(), len(v))
     buffers = Energy(q=q, k=k, v=v, mask=mask, de=de.contiguous(), dq=dq, dk=dk, dv=dv)

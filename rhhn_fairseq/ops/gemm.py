@@ -1,15 +1,15 @@
 """Matrix products in float32 on the CPU: torch's, or this package's own where torch's library is slow.
 
-MKL, the library behind torch's products, has AVX-512 code for Intel's processors alone. On other processors
-with AVX-512 the products of ``native/matmul.cpp`` are more than twice as fast. The processor decides, not a
-measurement at start, so runs repeat. ``RHHN_MATMUL`` forces either. All other types and devices are torch's.
+MKL, the library behind torch's products, has AVX-512 code for Intel processors only. On other processors with
+AVX-512 the products of ``native/matmul.cpp`` are more than twice as fast. The processor decides and not a
+measurement at start, so runs repeat. ``RHHN_MATMUL`` forces either. Other types and devices always use torch.
 
-The first rule that fits a product decides:
+The first rule that applies to a product decides:
 
 - 2 to 8 rows without a gradient, and a matrix of ``FEW_ROWS_SMALLEST`` numbers or more, on a processor with
-  AVX2: an own product that reads the matrix once, for steps of decoding.
-- ``ROWS`` rows or more and ``SMALLEST`` multiplications or more, where MKL is slow: an own product.
-- All other products are torch's.
+  AVX2: this package's few-row product, which reads the matrix once, for steps of decoding.
+- ``ROWS`` rows or more and ``SMALLEST`` multiplications or more, where MKL is slow: this package's product.
+- Otherwise: torch's product.
 
 Shapes: M rows, K inner width, N columns.
 """
@@ -36,16 +36,16 @@ PRECISIONS = ("highest", "high", "medium")
 CPUINFO = Path("/proc/cpuinfo")
 
 SMALLEST = 1 << 19
-"""Multiplications from which an own product saves more than its call costs."""
+"""Multiplications from which this package's product saves more time than its call costs."""
 
 SMALLEST_WITH_GRADIENT = 1 << 22
 """The same for ``affine``: an operation that autograd records costs more to call."""
 
 ROWS, ROWS_BY_COLUMNS = 8, 32
-"""Rows from which packing a matrix for one product is worth it; the second where it is stored by columns."""
+"""Rows from which packing a matrix for one product pays off; the second if it is stored by columns."""
 
 FEW_ROWS_SMALLEST, FEW_ROWS_INPUT = 1 << 17, 64
-"""Numbers and rows of a matrix below which a product of few rows is torch's."""
+"""Numbers and rows of a matrix below which torch computes a few-row product."""
 
 SMALLEST_PRODUCT = 2 * FEW_ROWS_SMALLEST
 """Multiplications below which ``affine`` always takes torch's product."""
@@ -55,39 +55,38 @@ Matrix = Tensor | QuantisedWeight
 
 
 class ScaledWeight(NamedTuple):
-    """A matrix [K, N] whose columns have factors of their own for each row that it multiplies."""
+    """A matrix [K, N] whose columns are scaled by different factors for each row that it multiplies."""
 
     weight_KN: Matrix
     scale_MN: Tensor
 
 
 transformation = torch._C._functorch.peek_interpreter_stack
-"""The transformation of ``torch.func`` that what runs now is under; None without one."""
+"""Returns the ``torch.func`` transformation that is active; None without one."""
 
 STEPS = 4
-"""Steps from which copying a transpose for torch's products is worth it."""
+"""Steps from which copying a transpose for torch's products pays off."""
 
 
 def matmul_precision(device_type: str) -> str:
-    """How torch multiplies float32 matrices on a type of device: one of ``PRECISIONS``."""
+    """Returns the precision of torch's float32 products on a device type: one of ``PRECISIONS``."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
-        # Somebody used torch's newer settings, one for each library. The older function then refuses to
-        # answer.
+        # Torch's newer settings, one for each library, are in use. The older function then raises an error.
         library = torch.backends.cuda if device_type == "cuda" else torch.backends.mkldnn
         return {"tf32": "high", "bf16": "medium"}.get(library.matmul.fp32_precision, "highest")
 
 
 def set_matmul_precision() -> None:
-    """Sets torch's precision of float32 matrix products to what RHHN_MATMUL_PRECISION says, and logs it.
+    """Sets the precision of torch's float32 matrix products to RHHN_MATMUL_PRECISION and logs it.
 
-    ``medium`` rounds operands to bfloat16 inside the product (to TF32 at least on a GPU). Sums, results and
-    everything between the products stay float32. CPUs with AMX are several times faster then. If the variable
-    is unset, torch's own setting stays, which is full float32.
+    ``medium`` rounds operands to bfloat16 inside the product (on a GPU at least to TF32). Sums, results and
+    everything between the products stay float32. This is several times faster on CPUs with AMX. If the
+    variable is unset, torch's own setting, which is full float32, stays.
 
     Raises:
-        UsageError: the variable holds another word.
+        UsageError: the variable has an unknown value.
     """
     value = os.environ.get(PRECISION)
     if not value:
@@ -110,19 +109,19 @@ def mkl_is_slow() -> bool:
 
 
 def check_policy() -> None:
-    """Raises UsageError where RHHN_MATMUL asks for what this machine lacks."""
+    """Raises UsageError if RHHN_MATMUL asks for what this machine lacks."""
     if policy.current().matmul == "native" and not native.multiplies():
         raise UsageError("RHHN_MATMUL=native needs the compiled kernels and a processor with AVX2")
 
 
 def available() -> list[str]:
-    """Who can multiply here, of ``policy.GEMMS``."""
+    """Returns those of ``policy.GEMMS`` that this machine can run."""
     return [name for name in policy.GEMMS if name == "torch" or native.multiplies()]
 
 
 @functools.cache
 def preferred(asked: str | None) -> str:
-    """Who multiplies large float32 matrices on this processor, logged once."""
+    """Returns the implementation of large float32 products on this processor; logs it once."""
     check_policy()
     gemm = asked or ("native" if mkl_is_slow() and native.multiplies() else "torch")
     if gemm != "torch":
@@ -133,7 +132,7 @@ def preferred(asked: str | None) -> str:
 
 
 def select_gemm(dtype: torch.dtype, device: torch.device) -> str:
-    """Who multiplies large matrices of a type on a device: one of ``policy.GEMMS``."""
+    """Returns the implementation of large products of a type on a device: one of ``policy.GEMMS``."""
     if dtype != torch.float32 or device.type != "cpu" or not _is_plain():
         return "torch"
     asked = policy.current()
@@ -141,7 +140,7 @@ def select_gemm(dtype: torch.dtype, device: torch.device) -> str:
 
 
 def _is_plain() -> bool:
-    """Whether float32 products are float32: nothing rounds operands, and nothing traces them."""
+    """Whether float32 products run as such: nothing rounds their operands, and nothing traces them."""
     # Libraries have code for bfloat16 operands on every processor.
     return not (
         torch.is_autocast_enabled("cpu")
@@ -152,7 +151,7 @@ def _is_plain() -> bool:
 
 
 def is_large(x: Tensor, w: Tensor) -> bool:
-    """Whether a product [M, K] by [K, N] is large enough, and its rows enough to pack w for them."""
+    """Whether a product [M, K] by [K, N] is large enough, with rows enough to make packing w pay off."""
     M, K, N = x.shape[-2], w.shape[-2], w.shape[-1]
     return M * K * N >= SMALLEST and M >= (ROWS if w.stride(-1) == 1 else ROWS_BY_COLUMNS)
 
@@ -160,13 +159,13 @@ def is_large(x: Tensor, w: Tensor) -> bool:
 def mm(
     x: Tensor, w: Tensor, out: Tensor | None = None, add: Tensor | None = None, gemm: str = "torch"
 ) -> Tensor:
-    """``add + x @ w`` without a gradient.
+    """Computes ``add + x @ w`` without a gradient.
 
     Args:
-        x: [M, K]. w: [K, N]. Either may be a transpose. Or stacks of L of them.
-        out: [M, N], of stacks [L, M, N], where the result goes; None for a new tensor.
-        add: [N], but not for a stack, or as ``out``, which it may be; None for nothing.
-        gemm: what ``select_gemm`` gave; small products are torch's all the same.
+        x: [M, K]. w: [K, N]. Either may be a transpose. Both may be stacks of L matrices.
+        out: where the result is written, [M, N], or [L, M, N] for stacks; None for a new tensor.
+        add: [N] (not for stacks) or of the shape of ``out``; may be ``out`` itself; None to add nothing.
+        gemm: the result of ``select_gemm``; torch computes small products in any case.
     """
     if gemm == "native" and is_large(x, w):
         out = x.new_empty(*x.shape[:-1], w.shape[-1]) if out is None else out
@@ -178,12 +177,12 @@ def mm(
 
 
 class PackedWeight:
-    """A matrix [K, N] that every step of a sequence multiplies its rows with, packed for that; or a stack.
+    """A matrix [K, N], or a stack of them, packed for the products of all steps of a sequence.
 
     Args:
-        weight: [K, N], of a stack [L, K, N]; with ``transpose`` [N, K] or [L, N, K].
-        T, B: steps, and rows of each.
-        gemm: what ``select_gemm`` gave.
+        weight: [K, N], or a stack [L, K, N]; with ``transpose`` [N, K] or [L, N, K].
+        T, B: number of steps, and rows of each.
+        gemm: the result of ``select_gemm``.
     """
 
     def __init__(self, weight: Tensor, T: int, B: int, gemm: str, transpose: bool = False):
@@ -194,7 +193,7 @@ class PackedWeight:
         if gemm == "native" and B * size >= SMALLEST and T * B >= rows:
             self.panels = native.PackedPanels(self.weight)
         elif transpose and T >= STEPS:
-            # A product reads rows faster.
+            # Products read a matrix faster by rows.
             self.weight = self.weight.contiguous()
 
     def product(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
@@ -208,12 +207,12 @@ class PackedWeight:
 def affine(
     x: Tensor, weight_KN: Matrix | ScaledWeight, add: Tensor | None = None, gemm: str | None = None
 ) -> Tensor:
-    """``x @ weight + add`` with its gradients, by the faster product. Cells and layers call this.
+    """Computes ``x @ weight + add``, with gradients, by the faster product. Cells and layers call this.
 
     Args:
-        x: [..., K]. weight_KN: [K, N]; one in integers has no gradient, one with factors takes [M, K] alone.
-        add: [N], or [M, N] for an x of M rows; None for nothing.
-        gemm: what ``select_gemm`` gave for these operands; None to select here.
+        x: [..., K]. weight_KN: [K, N]; a quantised one has no gradient, a scaled one only takes x of [M, K].
+        add: [N], or [M, N] for an x of M rows; None to add nothing.
+        gemm: the result of ``select_gemm`` for these operands; None to select here.
     """
     if isinstance(weight_KN, ScaledWeight):
         product, scale = affine(x, weight_KN.weight_KN, None, gemm), weight_KN.scale_MN
@@ -223,7 +222,7 @@ def affine(
         return y if add is None else y + add
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     y = None
-    # Traced sizes may be symbols, which a comparison would fix.
+    # Traced sizes may be symbolic; comparing them would fix their values.
     is_plain = gemm != "torch" and weight_KN.dtype == torch.float32 and not torch.compiler.is_compiling()
     if is_plain and rows.shape[0] * weight_KN.numel() >= SMALLEST_PRODUCT:
         y = _try_native(rows, weight_KN, add, gemm)
@@ -235,12 +234,12 @@ def affine(
 
 
 def _try_native(x: Tensor, w: Tensor, add: Tensor | None, gemm: str | None) -> Tensor | None:
-    """``affine`` of rows [M, K] by compiled code; None where torch has to compute it, or to refuse it."""
+    """Computes ``affine`` of rows [M, K] in compiled code; None if torch has to compute or reject it."""
     (M, K), (inner, N) = x.shape, w.shape
     for operand in (x, w) if add is None else (x, w, add):
         if operand.dtype != torch.float32 or operand.device.type != "cpu":
             return None
-    # What does not fit is torch's to refuse, or to broadcast.
+    # Torch rejects, or broadcasts, shapes that do not fit.
     if inner != K or (add is not None and add.shape not in ((N,), (M, N))):
         return None
     if M <= native.FEW_ROWS[-1] and not torch.is_grad_enabled() and fits_few_rows(x, w):
@@ -299,7 +298,7 @@ def _gradients(ctx, dy):
 
 
 def _multiply(x: Tensor, w: Tensor) -> Tensor:
-    """A product of the backward pass, which can be differentiated again."""
+    """Computes a product of the backward pass, which can be differentiated again."""
     return _matmul(x, w, None) if is_large(x, w) else x @ w
 
 

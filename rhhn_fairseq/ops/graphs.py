@@ -1,16 +1,16 @@
 """Fused operations as CUDA graphs: the thousands of small launches of a loop become one.
 
-Off unless RHHN_CUDA_GRAPHS=1. An operation's body is recorded the second
-time it is called with the same shapes, types and numbers on the same stream, and replayed from then on; where
-lengths vary, ``lengths`` makes many of them one. A recording owns its inputs and outputs: arguments are
-copied in, results copied out, so that what autograd keeps, or accumulates, is never written again, whatever
-calls lie between a forward and its backward. Layers of the same shape share a recording.
+Off unless RHHN_CUDA_GRAPHS=1. An operation's body is recorded the second time it is called with the same
+shapes, types and numbers on the same stream, and replayed from then on. Where lengths vary, ``lengths`` maps
+many of them to one. A recording owns its inputs and outputs: arguments are copied in and results copied out,
+so calls between a forward and its backward never overwrite what autograd saves or accumulates. Layers of the
+same shape share a recording.
 
-That costs one more pass over memory a call, and for each recording the memory of its inputs and outputs, and
-what the driver keeps of its kernels. What is only written and read inside shares its place with all other
-recordings of the stream: between two replays nothing has to last. There are at most ``LIMIT`` recordings, in
-``SHARE`` of the device's memory; calls for which no room is left run as they are. Single recordings never go,
-which would not give back what they share; where most calls find no room any more, all go at once.
+The copies cost one more pass over memory per call. A recording costs the memory of its inputs and outputs,
+and what the driver keeps for its kernels. Its intermediate results share memory with all other recordings of
+the stream, because they need not outlive a replay. There are at most ``LIMIT`` recordings, in ``SHARE`` of
+the device's memory; calls that find no room run without a graph. A single recording is never dropped, because
+that would not free what it shares; if most calls no longer find room, all are dropped at once.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ LIMIT = 256
 """Recordings kept: forward and backward of a few kinds of layers for some thirty lengths."""
 
 KEYS = 2000
-"""Calls that are remembered although they are not recorded."""
+"""Number of calls that are remembered without being recorded."""
 
 SHARE = 0.25
 """Share of a device's memory that recordings may take."""
@@ -53,13 +53,13 @@ class Recording:
     settle: Callable[[], None]
     """Waits until no replay is running, so that the memory may be freed."""
     pool: Any = None
-    """Where the memory of all else that it writes comes from."""
+    """The memory pool of everything else that it writes."""
     kernels: int = 0
     """Bytes that the driver keeps for its kernels."""
 
     @property
     def size(self) -> int:
-        """Bytes that no other recording shares."""
+        """Bytes that it does not share with other recordings."""
         return self.kernels + sum(tensor.nbytes for tensor in (*self.inputs, *self.outputs))
 
     def __call__(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -70,7 +70,7 @@ class Recording:
 
 
 def memory_of_device() -> float:
-    """Bytes of memory of the current device; infinite without a GPU, where graphs are only imitated."""
+    """Returns the bytes of memory of the device; infinite without a GPU, where graphs are only imitated."""
     if not torch.cuda.is_available():
         return float("inf")
     return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -80,10 +80,10 @@ class Recordings:
     """Recordings by the place where they run and by all else that must be the same in every call.
 
     Args:
-        record: makes a recording from a function of a list of tensors, the first values of these, and another
+        record: makes a recording from a function of a list of tensors, their first values, and another
             recording of the same place or None.
         limit: number of recordings. share: share of the device's memory that all of them may take.
-        memory: gives the bytes of the device.
+        memory: returns the bytes of memory of the device.
     """
 
     def __init__(
@@ -98,24 +98,24 @@ class Recordings:
         self.met: OrderedDict[Hashable, None] = OrderedDict()
         self.too_large: set[tuple[Hashable, Hashable]] = set()
         self.patience, self.replays, self.refused = PATIENCE, 0, 0
-        # Backward passes run in threads of autograd's, one for each device.
+        # Backward passes run in autograd's threads, one for each device.
         self.lock = threading.Lock()
 
     def run(
         self, where: Hashable, what: Hashable, call: Callable, values: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """``call(values)``, by a recording from the second time on.
+        """Runs ``call(values)``, by a recording from the second time on.
 
         Once is not enough: the batches of an epoch may all differ in length, and recording costs many calls.
 
         Args:
-            where: see ``place``. what: all else that ``call`` depends on beside the values.
+            where: see ``place``. what: everything else that ``call`` depends on besides the values.
         """
         key = where, what
         with self.lock:
             if key not in self.kept and key not in self.too_large and self._met(key) and self._room():
                 self._keep(key, call, values)
-            # Under the lock, because values that two threads copy in would mix.
+            # Under the lock, because two threads would overwrite each other's inputs.
             if key in self.kept:
                 self.replays += 1
                 return self.kept[key](values)
@@ -129,7 +129,7 @@ class Recordings:
                 self._let_go()
 
     def _met(self, key: Hashable) -> bool:
-        """Whether this call was met before; remembers it."""
+        """Whether this call was seen before; remembers it."""
         known = key in self.met
         self.met[key] = None
         self.met.move_to_end(key)
@@ -141,7 +141,7 @@ class Recordings:
         return sum(recording.size for recording in self.kept.values())
 
     def _room(self) -> bool:
-        """Whether one more recording may be made. If not for long, it is made in place of all others."""
+        """Whether one more recording may be made. After many refusals, all others are dropped for it."""
         if len(self.kept) < self.limit and self._size() < self.share * self.memory():
             return True
         if self.refused == 0 and self.patience == PATIENCE:
@@ -156,18 +156,18 @@ class Recordings:
         worthwhile = self.replays < self.refused
         self.replays = self.refused = 0
         if worthwhile:
-            # If they find no room again, the recordings to have are too many.
+            # If room runs out again, there are too many calls to record.
             self.patience *= 2
             self._let_go()
         return worthwhile
 
     def _keep(self, key: tuple[Hashable, Hashable], call: Callable, values: Sequence[Tensor]) -> None:
-        """Makes a recording, unless memory does not suffice for it."""
+        """Makes a recording, unless memory runs out."""
         beside = next((recording for (where, _), recording in self.kept.items() if where == key[0]), None)
         try:
             self.kept[key] = self.record(call, values, beside)
         except BaseException as error:
-            # What a capture that failed has left in the memory they share is unknown.
+            # A failed capture leaves the memory they share in an unknown state.
             self._let_go()
             if not isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -179,7 +179,7 @@ class Recordings:
             recording.settle()
         self.kept.clear()
         if torch.cuda.is_available():
-            # Only now does nothing hold the memory that they shared.
+            # Nothing holds the memory that they shared any longer.
             torch.cuda.empty_cache()
 
 
@@ -187,16 +187,16 @@ def record(call: Callable, values: Sequence[Tensor], beside: Recording | None = 
     """Captures ``call`` on the current device in a CUDA graph.
 
     Args:
-        beside: a recording that never runs at the same time, whose memory may be written as well.
+        beside: a recording that never runs at the same time, so that its memory may be shared.
     """
     inputs = [value.clone() for value in values]
     current, side = torch.cuda.current_stream(), _capture_stream(torch.cuda.current_device())
     graph = torch.cuda.CUDAGraph()
     pool = torch.cuda.graph_pool_handle() if beside is None else beside.pool
     side.wait_stream(current)
-    # It brings the current stream back also where a capture fails.
+    # This restores the current stream even if a capture fails.
     with torch.cuda.stream(side):
-        # Compiling kernels cannot be captured, and happens in a first run.
+        # Compilation of kernels cannot be captured, so it happens in a first run.
         call(inputs)
         before = _taken_by_driver()
         # Other threads (NCCL's watchdog, a loader that pins memory) may use CUDA meanwhile.
@@ -215,7 +215,7 @@ def record(call: Callable, values: Sequence[Tensor], beside: Recording | None = 
 
 @contextlib.contextmanager
 def _allocating_elsewhere_after(pool) -> Iterator[None]:
-    """Has a capture that fails not leave the allocator in the graph's pool, as torch does before 2.13."""
+    """Takes the allocator out of the graph's pool if a capture fails; torch before 2.13 leaves it there."""
     try:
         yield
     except BaseException:
@@ -226,10 +226,10 @@ def _allocating_elsewhere_after(pool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _work_space_of_its_own() -> Iterator[None]:
-    """Has products captured meanwhile take their work space from the graph's pool, where it lasts as long.
+    """Makes products captured inside take their workspace from the graph's pool, where it lasts as long.
 
     Otherwise graphs of a stream would share one with each other and with other work there, and the end of any
-    graph frees it for all (as torch._inductor knows, too).
+    graph would free it for all (torch._inductor guards against this too).
     """
     torch._C._cuda_clearCublasWorkspaces()
     try:
@@ -239,7 +239,7 @@ def _work_space_of_its_own() -> Iterator[None]:
 
 
 def _taken_by_driver() -> int:
-    """Bytes of the device's memory in use that are not torch's; those of other processes among them."""
+    """Returns the bytes of device memory in use outside torch, including those of other processes."""
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return total - free - torch.cuda.memory_reserved()
@@ -247,7 +247,7 @@ def _taken_by_driver() -> int:
 
 @functools.cache
 def _capture_stream(device: int) -> torch.cuda.Stream:
-    """The stream that a device's graphs are recorded on: libraries keep work space for every one they see."""
+    """Returns the one stream that records a device's graphs: libraries keep a workspace for each stream."""
     return torch.cuda.Stream(device)
 
 
@@ -257,7 +257,7 @@ _inner = threading.local()
 
 @contextlib.contextmanager
 def keeping(limit: int, share: float) -> Iterator[None]:
-    """Keeps other numbers of recordings of loops meanwhile, where many shapes come back in turn."""
+    """Changes the limits of recordings inside a ``with`` block, where many shapes come back in turn."""
     before = _recordings.limit, _recordings.share
     _recordings.change(limit, share)
     try:
@@ -267,21 +267,21 @@ def keeping(limit: int, share: float) -> Iterator[None]:
 
 
 def applies(device: torch.device) -> bool:
-    """Whether calls on a device can run as graphs: on a GPU, and where nothing else captures."""
+    """Whether calls on a device can run as graphs: on a GPU, and while nothing else captures."""
     return device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
 
 
 def place(values: Sequence[Tensor]) -> Hashable:
-    """Where a call runs: recordings of different streams may replay at the same time and share no memory."""
+    """Returns a call's device and stream: recordings of two streams may run at once and share no memory."""
     device = values[0].device
     return device, torch.cuda.current_stream(device).cuda_stream
 
 
 def captured(body: Callable) -> Callable:
-    """An operation's body, of positional arguments, that runs as a CUDA graph where that is ``possible``.
+    """Wraps an operation's body, of positional arguments, to run as a CUDA graph where that is ``possible``.
 
     Tensors, alone or in lists, may differ in value from call to call; all other arguments are in the key.
-    Autocast ends here: its operands have the types that the body wants, and what is float32 is to stay so.
+    Autocast is off inside: operands already have the types that the body needs, and float32 must stay so.
     """
 
     @functools.wraps(body)
@@ -305,7 +305,7 @@ def _call_with(body: Callable, args: Sequence, tensors: Sequence[Tensor]):
 
 
 def first_tensor(args: Sequence) -> Tensor:
-    """The first tensor among arguments and in lists among them."""
+    """Returns the first tensor among arguments and in lists among them."""
     for arg in args:
         for item in arg if isinstance(arg, list | tuple) else (arg,):
             if isinstance(item, Tensor):
@@ -314,21 +314,21 @@ def first_tensor(args: Sequence) -> Tensor:
 
 
 def possible(device: torch.device) -> bool:
-    """Whether calls on a device are to run as graphs of their own."""
+    """Whether calls on a device should run as graphs of their own."""
     return policy.current().graphs and not getattr(_inner, "busy", False) and applies(device)
 
 
 def replayed(
     key: Hashable, call: Callable, values: Sequence[Tensor], recordings: Recordings
 ) -> tuple[Tensor, ...]:
-    """``call(values)`` where it is ``possible``, by one of ``recordings`` from the second time on.
+    """Runs ``call(values)`` where it is ``possible``, by one of ``recordings`` from the second time on.
 
     Args:
-        key: all that the call depends on beside the values; their shapes, the device, the stream and the
+        key: all that the call depends on besides the values; their shapes, the device, the stream and the
             modes of torch are added to it.
     """
     modes = (matmul_precision("cuda"), torch.is_inference_mode_enabled())
-    # What runs inside belongs to this graph and has none of its own.
+    # Calls inside belong to this graph and have none of their own.
     _inner.busy = True
     try:
         with torch.cuda.device_of(values[0]):
@@ -338,13 +338,13 @@ def replayed(
 
 
 def tensors_of(args: Sequence) -> list[Tensor]:
-    """The tensors among arguments and in lists among them, in their order."""
+    """Returns the tensors among arguments and in lists among them, in their order."""
     lists = (arg if _is_list(arg) else [arg] for arg in args)
     return [item for some in lists for item in some if isinstance(item, Tensor)]
 
 
 def with_tensors(args: Sequence, tensors: Sequence[Tensor]) -> list:
-    """The arguments with other tensors in place of theirs."""
+    """Returns the arguments with their tensors replaced by others."""
     others = iter(tensors)
 
     def other(arg):
@@ -356,7 +356,7 @@ def with_tensors(args: Sequence, tensors: Sequence[Tensor]) -> list:
 
 
 def key_of(args: Sequence) -> Hashable:
-    """What a recording depends on: shapes, strides and types of tensors, everything else by value."""
+    """Returns what a recording depends on: shapes, strides and types of tensors, all else by value."""
 
     def key(arg):
         if _is_list(arg):

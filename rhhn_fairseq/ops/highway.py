@@ -2,11 +2,11 @@
 ``rhhn::highway``.
 
 A layer of a time step is one matrix product and one call of the point-wise work. A HyperRHN's hypernetwork
-runs before as a highway of its own, and z is made from its states. The forward pass keeps the products u, the
-states and z. A recurrent weight's gradient is one product over all steps, or over many at a time.
+runs first, as a separate highway, and z is computed from its states. The forward pass stores the products u,
+the states and z. A recurrent weight's gradient is one product over all steps, or over many at a time.
 
-z is made, and its gradient is used, for a block of steps at a time. The block is the whole sequence, unless z
-would not fit into the processor's cache; then it is small enough to be read from the cache.
+z is computed, and its gradient used, for one block of steps at a time. The block is the whole sequence,
+unless z would not fit into the processor's cache; then it is small enough to be read from the cache.
 
 Shapes: T time, B batch, H hidden, L layers of a time step, N hyper; halves h, t in every weight's columns.
 """
@@ -35,12 +35,12 @@ from rhhn_fairseq.ops.sequence import (
 
 
 class Biases(NamedTuple):
-    """The biases; the last two with a hypernetwork only. The operation takes those that are not None, in the
+    """The biases; the last two only with a hypernetwork. The operation takes those that are not None, in the
     state type.
 
     Attributes:
         bias: of the recurrent maps, [L, 2 H].
-        bias_x: of the input map, [2 H], which the hypervector does not scale. Without one the
+        bias_x: of the input map, [2 H], which the hypervector does not scale. If it is None, the
             projection includes it.
         bias_z: what is added to the product with ``weight_z``, [L, H].
     """
@@ -51,13 +51,13 @@ class Biases(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """A pass's padding and noise; every field may be missing.
+    """Padding and noise of a pass; every field is optional.
 
     Attributes:
         real: [T, B], true at real positions. first: [T, B], where layer 0 leaves its bias out.
         gal: scaled mask on the state, [B, H]. keep: kept units of the transform gates, [T, B, L H].
         zone: units that keep their value, [T, B, H].
-        s_share: [T], what the gradient of s through W_0 is multiplied by.
+        s_share: [T], factors of the gradient of s through W_0.
     """
 
     real: Tensor | None = None
@@ -69,12 +69,12 @@ class Masks(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The numbers of a pass.
+    """The scalars of a pass.
 
     Attributes:
-        keep_scale: what a kept unit of a transform gate is multiplied by.
-        zone_rate: the share of the old value that zoneout keeps where there is no mask.
-        trace: 1 to give the states after all layers, 0 to give the last.
+        keep_scale: factor of a kept unit of a transform gate.
+        zone_rate: the share of the old value that zoneout keeps if there is no mask.
+        trace: 1 to output the states after all layers, 0 to output only the last.
     """
 
     keep_scale: float = 1.0
@@ -90,11 +90,11 @@ def gather_masks(
     gx_TBG: Tensor,
     layers: int,
 ) -> Masks:
-    """The padding and the noise that a cell drew, as the operation takes them.
+    """Returns the padding and the noise that a cell drew, in the form that the operation takes.
 
     Args:
         noise: entries ``gal``, ``update``, ``zoneout``, ``h_detach``.
-        gal_rate: Gal dropout's. gx_TBG: projection of the input, G = 2 H.
+        gal_rate: rate of Gal dropout. gx_TBG: projection of the input, G = 2 H.
 
     Raises:
         UsageError: an entry's shape cannot be expanded to what the operation reads.
@@ -121,14 +121,14 @@ def highway(
     numbers: Numbers,
     plan: Plan,
 ) -> tuple[Tensor, Tensor]:
-    """A recurrent highway network over a sequence.
+    """Runs a recurrent highway network over a sequence.
 
     Args:
         gx: x U, with its bias unless ``biases.bias_x`` is given, [T, B, 2 H]. s0: [B, H].
         weights: W_l [H, 2 H] for each layer.
-        hyper: states of the hypernetwork after all its layers [T, B, L N], and weight_z [L, N, H] which makes
-            z from them; nothing for a plain RHN. With a map to the vectors of several outer products in the
-            place of weight_z, see ``RankScaledProducts``, gx is scaled already and has its bias.
+        hyper: states of the hypernetwork after all its layers [T, B, L N], and weight_z [L, N, H], which maps
+            them to z; empty for a plain RHN. With a map to the vectors of several outer products instead of
+            weight_z, see ``RankScaledProducts``, gx is already scaled and includes its bias.
 
     Returns:
         outputs [T, B, H], or [T, B, L H] with ``numbers.trace``, and the last state in the type of the first.
@@ -163,8 +163,8 @@ def highway_op(
     """See ``highway``; s0 and biases in the state type, all contiguous.
 
     Returns:
-        outputs; the last state; and for the backward pass u, the states after all layers, if operands are of
-        another type those as operands, and z without its bias.
+        outputs; the last state; and for the backward pass u, the states after all layers, the same in the
+        type of the operands if that differs, and z without its bias.
     """
     (T, B, width), L, masks, how = gx.shape, len(weights), Masks(*masks), read_plan(plan)
     H = width // 2
@@ -194,7 +194,7 @@ def highway_op(
 def _forward_steps(
     buffers: Highway, products: Products, gal: Tensor | None, plan: Plan
 ) -> Callable[[int, int], None]:
-    """The function that runs some steps of the forward pass, a product and a call for each layer."""
+    """Returns a function that runs some steps forward, with a product and a call for each layer."""
     step = pointwise.highway(plan, buffers, "forward")
     u = [of_layer.unbind(0) for of_layer in buffers.u.unbind(0)]
     states = [of_layer.unbind(0) for of_layer in buffers.operands]
@@ -211,7 +211,7 @@ def _forward_steps(
 
 
 def _make_buffers(sequence: Sequence[Tensor], biases: Biases, masks: Masks, numbers: Numbers) -> Highway:
-    """The buffers that forward and backward share; see ``buffers.Highway`` for the names.
+    """Returns the buffers that forward and backward share; see ``buffers.Highway`` for the names.
 
     Args:
         sequence: u, gx, s0 and s.
@@ -230,25 +230,25 @@ def _make_buffers(sequence: Sequence[Tensor], biases: Biases, masks: Masks, numb
 
 
 class _Scaling:
-    """z and its gradient, in the buffers of a highway, block of steps by block of steps.
+    """z and its gradient in the buffers of a highway, for one block of steps at a time.
 
     Args:
         hyper: states of the hypernetwork [T, B, L N], and weight_z [L, N, H].
     """
 
     CACHED = 1 << 21
-    """Numbers of z up to which the CPU makes it for all steps at once."""
+    """Numbers in z up to which the CPU computes it for all steps at once."""
 
     ROWS = 256
-    """Rows of a block for which multiplying takes longer than reading the matrices."""
+    """Rows of a block with which multiplying takes longer than reading the matrices."""
 
     def __init__(self, p: Highway, hyper: Sequence[Tensor], plan: Plan):
         (states, weight_z), (L, T, B, _) = hyper, p.s.shape
         self.p, self.weight_z, self.gemm = p, weight_z, plan.gemm
         self.hyper_TBLN = states.unflatten(-1, (L, -1))
-        # In blocks its weight's gradient is added up in the operands' type, which then has to be the states'.
+        # In blocks, the gradient of weight_z accumulates in the operands' type, which must be the states'.
         in_blocks = states.is_cpu and states.dtype == p.s.dtype and p.s.numel() > self.CACHED
-        # Blocks of equal size, because a block of few rows takes longer for each of them.
+        # Blocks of equal size, because a block of few rows takes longer per row.
         blocks = -(-T // -(-self.ROWS // B)) if in_blocks else 1
         self.steps = -(-T // blocks)
 
@@ -257,7 +257,7 @@ class _Scaling:
         return PackedWeight(self.weight_z, -(-T // self.steps), self.steps * B, self.gemm, transpose)
 
     def _rows(self, states_TBLN: Tensor, t: int) -> Tensor:
-        """The block that starts at step t, [L, rows, N], a view."""
+        """Returns the block that starts at step t as a view, [L, rows, N]."""
         return states_TBLN[t : t + self.steps].flatten(0, 1).transpose(0, 1)
 
     def start_forward(self) -> None:
@@ -265,7 +265,7 @@ class _Scaling:
         self.p.z = self.hyper_TBLN.new_empty(self.p.s.shape)
 
     def before_forward(self, t: int) -> None:
-        """Makes z of the block that starts at step t."""
+        """Computes z of the block that starts at step t."""
         z = self.p.z[:, t : t + self.steps].flatten(1, 2)
         self.to_z.product(self._rows(self.hyper_TBLN, t), z)
 
@@ -277,16 +277,16 @@ class _Scaling:
         self.from_z = self._packed(transpose=True)
 
     def after_backward(self, t: int) -> None:
-        """Goes on with the gradients of z in the block that starts at step t."""
+        """Backpropagates the gradients of z in the block that starts at step t."""
         rows = self._rows(self.hyper_TBLN, t)
         dz = self.p.dz.flatten(1, 2)[:, : rows.shape[1]]
         self.from_z.product(dz, self._rows(self.dhyper_TBLN, t))
-        # The last steps come first, and are not added to anything.
+        # The last block comes first and has nothing to be added to.
         others = self.dweight_z if t + self.steps < len(self.hyper_TBLN) else None
         mm(rows.transpose(1, 2), dz, self.dweight_z, others, self.gemm)
 
     def hyper_gradients(self) -> tuple[Tensor, Tensor]:
-        """After the backward pass, those of the states and of weight_z."""
+        """Returns the gradients of the states and of weight_z after the backward pass."""
         return self.dhyper_TBLN.flatten(2), self.dweight_z
 
 
@@ -320,8 +320,8 @@ def highway_backward(
         gradients: of the outputs and of the last state. kept: u, s, o and z. inputs: gx and s0.
 
     Returns:
-        gradients of gx, s0, the weights [L, H, 2 H], the states of the hypernetwork, weight_z (empty
-        without), and ``Highway.sums``.
+        gradients of gx, s0, the weights [L, H, 2 H], the states of the hypernetwork, weight_z (both
+        empty without one), and ``Highway.sums``.
     """
     (dy, ds_last), (u, s, o, z), (gx, s0) = gradients, kept, inputs
     (L, T, B, H), masks, how = s.shape, Masks(*masks), read_plan(plan)
@@ -360,7 +360,7 @@ def highway_backward(
 def _backward_steps(
     buffers: Highway, products: Products, masks: Masks, plan: Plan
 ) -> Callable[[int, int], None]:
-    """The function that runs some steps of the backward pass, a call and a product for each layer."""
+    """Returns a function that runs some steps backward, with a call and a product for each layer."""
     L, step = len(buffers.s), pointwise.highway(plan, buffers, "backward")
 
     def run(start: int, stop: int) -> None:
@@ -405,7 +405,7 @@ def _gradients(ctx, dy, ds_last, *_):
         [dy, ds_last], kept, inputs, weights, biases, hyper, masks, *ctx.rest
     )
     H = ds0.shape[-1]
-    # Without a hypernetwork only the first are there.
+    # Without a hypernetwork the last biases are missing.
     pieces = zip(biases, sums.split((2 * L * H, 2 * H, L * H)), strict=False)
     dbiases = [gradient.view_as(bias) for bias, gradient in pieces]
     dhypers = [dhyper, dweight_z] if hyper else []

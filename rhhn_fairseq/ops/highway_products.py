@@ -2,8 +2,8 @@
 
 ``Products`` takes the matrices as they are. ``RankScaledProducts`` scales them by a sum of outer products.
 
-Shapes: T time, B batch, H hidden, L layers of a time step, N hyper, K steps of a block; of the outer products
-d terms, of which the first scales the output alone, and V = 2 d - 1 vectors, b_1 .. b_d, a_2 .. a_d.
+Shapes: T time, B batch, H hidden, L layers of a time step, N hyper, K steps of a block, d outer products, of
+which the first scales the output only, and V = 2 d - 1 vectors, b_1 .. b_d, a_2 .. a_d.
 """
 
 import functools
@@ -23,14 +23,14 @@ BLOCK_ROWS = 256
 def make_products(
     p: Highway, weights: Sequence[Tensor], hyper: Sequence[Tensor], gal: Tensor | None, gemm: str
 ) -> "Products":
-    """The products of a highway, from what it was given of its hypernetwork."""
+    """Returns the products of a highway; ``hyper`` decides which kind."""
     return (RankScaledProducts if is_rank_scaled(hyper, len(weights)) else Products)(
         p, weights, hyper, gal, gemm
     )
 
 
 def is_rank_scaled(hyper: Sequence[Tensor], layers: int) -> bool:
-    """Whether a highway was given a map to the vectors of outer products, whose last row is a bias."""
+    """Whether ``hyper`` has a map to the vectors of outer products, whose last row is a bias."""
     if not hyper:
         return False
     states_TBX, weight = hyper
@@ -42,13 +42,13 @@ class Products:
 
     Args:
         p: buffers of the pass. weights: W_l [H, 2 H] for each layer.
-        hyper: what ``highway`` was given of its hypernetwork.
-        gal: scaled mask on what the matrices read, [B, H], or None.
-        gemm: who multiplies.
+        hyper: as for ``highway``.
+        gal: scaled mask on the inputs of the matrices, [B, H], or None.
+        gemm: implementation of the products, one of ``policy.GEMMS``.
 
     Attributes:
-        plain: whether compiled code may make these products in the place of this class.
-        forward_steps, steps: of a block of the forward and of the backward pass.
+        plain: whether compiled code may compute these products instead of this class.
+        forward_steps, steps: number of steps in a block of the forward and of the backward pass.
         dweights: after the backward pass, the weights' gradients [L, H, 2 H].
     """
 
@@ -79,30 +79,30 @@ class Products:
 
     @functools.cached_property
     def du(self) -> list[tuple[Tensor, ...]]:
-        """The gradients of products by layer and step of a block, [B, 2 H]."""
+        """Gradients of the products, [B, 2 H], by layer and step of a block."""
         return [of_layer.unbind(0) for of_layer in self.p.du.unbind(0)]
 
     def begin_block(self, t: int) -> None:
         """Called before the steps of the block that starts at step t, in either direction."""
 
     def multiply(self, layer: int, t: int, read: Tensor, out: Tensor) -> None:
-        """Writes the product of one layer and step, with ``read`` [B, H], to ``out`` [B, 2 H]."""
+        """Writes the product of ``read`` [B, H] with a layer's matrix at step t to ``out`` [B, 2 H]."""
         self.packed[layer].product(read, out)
 
     def start_backward(self) -> None:
         self.dweights = self.p.u.new_empty(self.L, self.H, 2 * self.H)
 
     def multiply_backward(self, layer: int, t: int) -> None:
-        """Writes the gradient of what a product read to ``p.ds``, from its own in ``p.du``."""
+        """Writes the gradient of a product's input to ``p.ds``, from that of the product in ``p.du``."""
         self.packed_transposes[layer].product(self.du[layer][t % self.steps], self.p.ds)
 
     def end_block(self, t: int) -> None:
-        """Called in the backward pass after steps of which t is the first."""
+        """Called in the backward pass after some steps, the first of which is t."""
         if t % self.steps == 0:
             self._add_weight_gradients(t)
 
     def _add_weight_gradients(self, t: int) -> None:
-        """Adds those of the steps that du holds, from t on; the last ones, which come first, are written."""
+        """Adds the gradients of the steps in du, from t on; the last block, run first, writes them."""
         p, gal, states = self.p, self.gal, self.p.operands
         steps = slice(t, min(t + self.steps, self.T))
         blocks = [operand_blocks(p.s0.to(states.dtype), states[-1], gal, steps)]
@@ -113,7 +113,7 @@ class Products:
             weight_gradient(read, du_TBG, self.gemm, own, add=steps.stop < self.T)
 
     def hyper_gradients(self) -> tuple[Tensor, Tensor]:
-        """After the backward pass, the gradients of what ``highway`` was given of its hypernetwork."""
+        """Returns the gradients of ``hyper`` after the backward pass."""
         return self.p.u.new_empty(0), self.p.u.new_empty(0)
 
 
@@ -121,12 +121,12 @@ class RankScaledProducts(Products):
     """See the module's docstring.
 
     With ``s (W * sum_i a_i b_i^T) = sum_i ((s * a_i) W) * b_i`` (``rank_scaling``), a layer of a time step is
-    one matrix product of d B rows. The vectors are made for a block of steps at a time. The backward pass
-    makes them again, and the products, so that d takes memory for the steps of a block alone.
+    one matrix product with d B rows. The vectors are computed for one block of steps at a time. The backward
+    pass recomputes them and the products, so d only takes memory for the steps of one block.
 
     Args:
         hyper: states of the hypernetwork [T, B, L N], and the map from them to the vectors, [L, N + 1, V H],
-            with its bias as the last row.
+            whose last row is its bias.
     """
 
     plain = False
@@ -150,15 +150,15 @@ class RankScaledProducts(Products):
 
     @functools.cached_property
     def scaled_inputs(self) -> Tensor:
-        """Room for what the matrices read in a step of the forward pass, [d, B, H]."""
+        """Buffer for the inputs of a matrix in a step of the forward pass, [d, B, H]."""
         return self.products.new_empty(self.d, self.B, self.H)
 
     def _rows(self, tensor_TBLN: Tensor) -> Tensor:
-        """The block's steps of a tensor as rows of each layer, [L, K B, N], a view."""
+        """Views the block's steps of a tensor as rows by layer, [L, K B, N]."""
         return tensor_TBLN[self.start : self.start + self.steps].flatten(0, 1).transpose(0, 1)
 
     def begin_block(self, t: int) -> None:
-        """Makes b [L, K, d, B, H] and a [L, K, d - 1, B, H] of the block that starts at step t."""
+        """Computes b [L, K, d, B, H] and a [L, K, d - 1, B, H] of the block that starts at step t."""
         self.start = t
         vectors = torch.baddbmm(self.map_v[:, -1:], self._rows(self.hyper_TBLN), self.map_v[:, :-1])
         vectors = vectors.unflatten(1, (-1, self.B)).unflatten(-1, (self.V, self.H))
@@ -166,7 +166,7 @@ class RankScaledProducts(Products):
         self.b, self.a = vectors[:, :, : self.d], vectors[:, :, self.d :]
 
     def _multiply_scaled(self, layer: int, k: int, read: Tensor, inputs: Tensor) -> None:
-        """Leaves the scaled inputs of a layer and step of the block in ``inputs``, and their products."""
+        """Writes the scaled inputs of a layer at step k of the block to ``inputs``; makes their products."""
         inputs[0] = read
         torch.mul(read, self.a[layer, k], out=inputs[1:])
         self.packed[layer].product(inputs.flatten(0, 1), self.products.view(-1, 2 * self.H))
@@ -184,12 +184,12 @@ class RankScaledProducts(Products):
         self.dvectors = new(L, K, self.V, self.B, self.H)
         self.dinputs = new(self.d, self.B, self.H)
         self.dhyper_TBLN = torch.empty_like(self.hyper_TBLN)
-        # Gradients of weights are added up in the states' type.
+        # Gradients of weights accumulate in the state type.
         self.dmap = self.p.s.new_zeros(self.map_v.shape)
         self.dweights = self.p.s.new_zeros(L, self.H, 2 * self.H)
 
     def _read(self, layer: int, t: int) -> Tensor:
-        """What the matrix of a layer read at a step, [B, H]."""
+        """Returns the input of a layer's matrix at a step, [B, H]."""
         states, before = self.p.operands, t * self.L + layer - 1
         read = self.p.s0.to(states.dtype) if before < 0 else states[before % self.L, before // self.L]
         return read if self.gal is None else read * self.gal

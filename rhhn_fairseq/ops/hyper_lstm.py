@@ -1,9 +1,9 @@
 """Whole sequences of HyperLSTM and LN HyperLSTM as one differentiable operation, ``rhhn::hyper_lstm``.
 
-A step: one product of h with [W_h, W of the hypernetwork's h], the hypernetwork's LSTM, its z and from them
-the scaling vectors d of this step only, and the main cell's point-wise work. The backward pass makes d again,
-so memory holds 4 H numbers a position for the products and none for the 12 H scaling vectors. The backward
-pass goes over blocks of steps; the gradients of a block's products end in those of the weights.
+A step consists of one product of h with [weight, weight_hyper], the hypernetwork's LSTM, its embeddings z,
+the scaling vectors d of this step from z, and the main cell's point-wise work. The backward pass recomputes
+d, so memory holds 4 H numbers a position for the products and none of the 12 H scaling vectors. The backward
+pass goes over blocks of steps and reduces the gradients of a block's products to those of the weights.
 
 Shapes: T time, B batch, H hidden, N hyper, Z embedding; gates i, f, g, o in every weight's columns, d in the
 order d_h, d_x, b, each for all gates.
@@ -34,17 +34,17 @@ def hyper_lstm(
     previous: bool,
     plan: Plan,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """A HyperLSTM over a sequence.
+    """Runs a HyperLSTM over a sequence.
 
     Args:
         g: x W_x [T, B, 4 H], and the hypernetwork's x W_x + b [T, B, 4 N].
         state: h, c [B, H], e, k [B, N].
-        norms: gate_gain, gate_shift, c_gain, c_shift of the main network and of the hypernetwork, or nothing.
-        masks: the noise is the main network's.
-        previous: z comes from the hypernetwork's state of the step before.
+        norms: gate_gain, gate_shift, c_gain, c_shift of the main network and of the hypernetwork, or empty.
+        masks: padding, and the main network's noise.
+        previous: whether z comes from the hypernetwork's state of the previous step.
 
     Returns:
-        outputs [T, B, H] and the last state, in the types of the first.
+        outputs [T, B, H], and the last state in the types of ``state``.
     """
     (gx, g_hyper), (h0, c0, e0, k0) = g, state
     dtype, wide = gx.dtype, state_dtype(gx.dtype)
@@ -74,10 +74,10 @@ def hyper_lstm_op(
     previous: bool,
     plan: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """See ``hyper_lstm``; c, k, norms and the last two weights in the state type, all contiguous.
+    """See ``hyper_lstm``; c, k, norms and the weights from weight_d on in the state type, all contiguous.
 
     Returns:
-        outputs [T, B, H], last h, c, e and k; and ``Kept``.
+        outputs [T, B, H], the last h, c, e and k; and the fields of ``Kept``.
     """
     (gx, g_hyper), (h0, c0, e0, k0), w = g, state, Weights(*weights)
     masks, how, rows = Masks(*masks), read_plan(plan), gx.new_empty
@@ -111,7 +111,7 @@ def hyper_lstm_op(
 def _make_buffers(
     kept: Kept, state: Sequence[Tensor], norms: Sequence[Tensor], masks: Masks, numbers: Numbers
 ) -> tuple[Gated, Gated]:
-    """The buffers of both networks; the hypernetwork has no noise of its own."""
+    """Returns the buffers of both networks; the hypernetwork has no noise of its own."""
     u, h, c, a, e, k, z = kept
     half = len(norms) // 2
     main = make_buffers((u[:, :, : 4 * h.shape[-1]], h, c), state[:2], norms[:half], masks, numbers)
@@ -120,7 +120,7 @@ def _make_buffers(
 
 
 def _make_gates(weights: Weights, gx: Tensor, plan: Plan) -> RankScaledGates | None:
-    """What makes the sums of the main network's gates where several outer products scale W_h."""
+    """Returns what computes the main network's gate sums if several outer products scale W_h, else None."""
     w = weights
     if w.weight_r is None:
         return None
@@ -155,11 +155,11 @@ def hyper_lstm_backward(
     """The backward pass of ``hyper_lstm_op``.
 
     Args:
-        gradients: of the outputs and of the last h, c, e and k. kept: see ``Kept``, with h.
+        gradients: of the outputs and of the last h, c, e and k. kept: the fields of ``Kept``, with h.
 
     Returns:
         gradients of gx, g_hyper, h0, c0, e0, k0, [weight, weight_hyper], weight_e, weight_z, bias_z,
-        weight_d and weight_r (empty without), and the sums of ``buffers.Gated`` of either network.
+        weight_d and weight_r (empty if there is none), and the sums of ``buffers.Gated`` of each network.
     """
     w, how = Weights(*weights), read_plan(plan)
     gates = _make_gates(w, gx, how)
@@ -192,7 +192,7 @@ def _context(ctx, inputs, output):
     ctx.count = len(weights)
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*kept)
-    # Without a mask the outputs are the states, which are not kept twice.
+    # Without a mask the outputs are the states and are not stored twice.
     kept = kept._replace(h=y if masks[0] is None else kept.h)
     ctx.save_for_backward(*kept, g[0], *state, *weights, *masks, *norms)
 

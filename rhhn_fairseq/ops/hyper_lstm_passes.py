@@ -31,15 +31,15 @@ from rhhn_fairseq.ops.sequence import (
 
 
 class Weights(NamedTuple):
-    """The parameters of both networks but for normalisation.
+    """The parameters of both networks except those of normalisation.
 
     Attributes:
         weight: W_h [H, 4 H]. weight_hyper: from h to the hypernetwork [H, 4 N].
         weight_e: the hypernetwork's recurrent matrix [N, 4 N].
         weight_z: [N, 12 Z] with bias_z [12 Z].
         weight_d: [12, Z, H] and bias: b_0 [4, H], state type.
-        weight_r: where W_h is scaled by several outer products, the map to their vectors, state type, see
-            ``RankScaledGates``; weight_z then makes Z numbers more.
+        weight_r: if several outer products scale W_h, the map to their vectors, state type, see
+            ``RankScaledGates``; weight_z then has Z more columns.
     """
 
     weight: Tensor
@@ -57,7 +57,7 @@ class Kept(NamedTuple):
 
     Attributes:
         u: products of h with [weight, weight_hyper], [T, B, 4 (H + N)].
-        h, c: all states of the main network, [T, B, H]; h is empty where the outputs are the same.
+        h, c: all states of the main network, [T, B, H]; h is empty if the outputs are the same.
         a: sums of the hypernetwork's gates, [T, B, 4 N]. e, k: its states, [T, B, N]. z: [T, B, 12 Z].
     """
 
@@ -71,11 +71,11 @@ class Kept(NamedTuple):
 
 
 class Forward:
-    """The forward pass step by step: the products, and a call of either network for each.
+    """The forward pass step by step: the products, and a call for each network.
 
     Args:
         merged: weight and weight_hyper side by side; None for a product with each.
-        gates: what makes the sums of the main network's gates; None where a product and the point-wise
+        gates: what computes the sums of the main network's gates; None if a product and the point-wise
             work do.
     """
 
@@ -120,7 +120,7 @@ class Forward:
             main_step(t)
 
     def _hypernetwork(self, main: Gated, hyper: Gated, g_hyper: Tensor):
-        """The function that makes z of a step, from what h gives the hypernetwork."""
+        """Returns a function that computes z of a step from the hypernetwork's product of h."""
         if self.plan.backend == "triton" and self.gates is None:
             inner = pointwise.triton.hypernetwork_forward(
                 hyper, main, self.weights[2:5], (g_hyper, self.sides[1]), self.previous
@@ -149,11 +149,11 @@ class Forward:
 
 
 class Backward:
-    """The backward pass, block of steps by block of steps from the last.
+    """The backward pass, one block of steps after another, from the last to the first.
 
     Args:
-        gates: as of the forward pass.
-        make_buffers: gives the buffers of both networks, of what was kept, the state before, the
+        gates: as for ``Forward``.
+        make_buffers: returns the buffers of both networks, given what was kept, the state before, the
             normalisations, the masks and the numbers.
     """
 
@@ -182,12 +182,12 @@ class Backward:
 
     @functools.cached_property
     def panels(self) -> list[Tensor]:
-        """The transposes that a block in one call multiplies by."""
+        """Packed transposes for a block that runs in one call."""
         return [native.pack([matrix], "backward") for matrix in self.matrices]
 
     @functools.cached_property
     def packed(self) -> list[PackedWeight]:
-        """The transposes that steps multiply by."""
+        """Packed transposes for single steps."""
         return [
             PackedWeight(matrix, self.T, self.B, self.plan.gemm, transpose=True) for matrix in self.matrices
         ]
@@ -254,7 +254,7 @@ class Backward:
     def _buffers_of(
         self, block: slice, norms: Sequence[Tensor], masks: Masks, numbers: Numbers
     ) -> tuple[Gated, Gated]:
-        """The buffers of both networks for a block of steps."""
+        """Returns the buffers of both networks for a block of steps."""
         kept, before = self.kept, block.start - 1
         pairs = zip(self.state, (kept.h, kept.c, kept.e, kept.k), strict=True)
         state = [states[before] if block.start else first for first, states in pairs]
@@ -266,8 +266,8 @@ class Backward:
         return main, hyper
 
     def _run_block(self, main: Gated, hyper: Gated, du_TBU: Tensor, masks: Masks) -> None:
-        """All steps of some buffers backward, in one call or with a call of either network and the products
-        for each."""
+        """Runs all steps of some buffers backward, in one call or step by step, with the products and a call
+        for each network."""
         numbers = sum(matrix.numel() for matrix in self.matrices)
         if self.plan.fits_one_call(len(main.h), self.B, numbers, main.u.dtype):
             vectors = (None, None, masks.gal, masks.h_share)
@@ -285,7 +285,7 @@ class Backward:
     def _run_rank_scaled(
         self, gates: RankScaledGates, main: Gated, hyper: Gated, start: int, masks: Masks
     ) -> None:
-        """All steps of some buffers backward where ``gates`` makes the sums; ``start`` is the first."""
+        """Runs all steps of some buffers backward if ``gates`` makes the sums; ``start`` is the first."""
         block = slice(start, start + len(main.h))
         main_step = pointwise.gated(self.plan, main, "backward")
         run_hyper = self._hypernetwork(main, hyper, self.dz[block])
@@ -301,7 +301,7 @@ class Backward:
             through_recurrence(main.dh, masks.gal, masks.h_share, step)
 
     def _hypernetwork(self, main: Gated, hyper: Gated, dz_TBZ: Tensor):
-        """The function that goes, for a step, from the gradient of z to those of the hypernetwork's sums and
+        """Returns a function that turns a step's gradient of z into those of the hypernetwork's sums and
         state."""
         if self.plan.backend == "triton" and self.gates is None:
             inner = pointwise.triton.hypernetwork_backward(hyper, main, self.matrices[1:], self.previous)
@@ -323,6 +323,6 @@ class Backward:
 
 
 def _hand_gradients(after: Gated, buffers: Gated) -> None:
-    """Gives the buffers of some steps the gradients that the steps after them have left, and the sums."""
+    """Passes the gradients and sums that later steps have left on to the buffers of earlier steps."""
     for name in ("dh", "dh_direct", "dc", "dweight_d", "sums"):
         setattr(buffers, name, getattr(after, name))

@@ -1,8 +1,8 @@
-"""Lengths of the sequences that are recorded as CUDA graphs, which fit one length each.
+"""Lengths of the sequences that are recorded as CUDA graphs, each of which fits one length.
 
-The first ``EXACT`` lengths that a cell reads stay as they are. Language models have only a few, and lose
-nothing. All others are padded by masked steps to the next of ``PER_DOUBLING`` lengths between powers of two,
-so that the sentences of a translation corpus share some thirty lengths.
+The first ``EXACT`` lengths that a cell reads stay as they are. Language models have only a few, so they
+lose nothing. All others are padded with masked steps to the next of ``PER_DOUBLING`` lengths between powers
+of two, so that the sentences of a translation corpus share some thirty lengths.
 
 Shapes: T time, B batch, C input.
 """
@@ -14,22 +14,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 EXACT = 4
-"""Number of lengths that a cell takes as they are, beside single steps."""
+"""Number of lengths that a cell takes as they are, besides single steps."""
 
 PER_DOUBLING = 8
-"""Lengths from one power of two to the next, so that less than an eighth is added."""
+"""Number of lengths from one power of two to the next, so that padding adds less than an eighth."""
 
 _exact: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
 
 
 def graph_length(T: int) -> int:
-    """The smallest length, T or above, that sequences are padded to."""
+    """Returns the smallest length, T or above, that sequences are padded to."""
     unit = max(1, (1 << (T - 1).bit_length()) // (2 * PER_DOUBLING))
     return T + -T % unit
 
 
 def keeps_length(cell: nn.Module, T: int) -> bool:
-    """Whether a cell takes a length as it is. The answer for a length never changes."""
+    """Whether a cell takes a length without padding. The answer for a length never changes."""
     exact = _exact.setdefault(cell, {1})
     if len(exact) <= EXACT:
         exact.add(T)
@@ -42,9 +42,9 @@ def pad_to_graph_length(
     mask_TB: Tensor | None,
     noise: dict[str, Tensor] | None,
 ) -> tuple[Tensor, Tensor | None, Tensor, dict[str, Tensor] | None]:
-    """A pass's input at the length of its ``graph_length``, with a mask also where nothing is added.
+    """Pads a pass's input to its ``graph_length``; returns a mask even if nothing is added.
 
-    Args: as ``Cell.run``. Noise of single steps is padded too.
+    Args: as for ``Cell.run``. Noise of single steps is padded too.
     """
     T, B, _ = x_TBC.shape
     more = graph_length(T) - T

@@ -1,7 +1,7 @@
-"""Operations that torch knows by name, so that it traces, exports and differentiates them as its own.
+"""Registers operations with torch, so that it traces, exports and differentiates them like its own.
 
-``torch.library.custom_op`` does the same, but imports torch's compiler at the first call of an operation, and
-that takes longer than importing torch. Here the compiler is left alone until it is needed.
+``torch.library.custom_op`` does the same, but imports torch's compiler at the first call of an operation,
+which takes longer than importing torch. Here the compiler is not imported until it is needed.
 """
 
 import sys
@@ -15,13 +15,13 @@ Overload = torch._ops.OpOverload
 
 
 def operation(name: str) -> Callable[[Callable], Overload]:
-    """A decorator that registers a function as ``rhhn::...`` and gives the operation in its place.
+    """Returns a decorator that registers a function as ``rhhn::...`` and replaces it by the operation.
 
-    The function takes and returns new tensors, annotated as ``torch.library.infer_schema`` asks for it, and
-    changes no argument. ``torch.library`` has ``register_fake`` and ``register_autograd`` for the result.
+    The function returns new tensors, changes no argument, and has the annotations that
+    ``torch.library.infer_schema`` needs. The result works with ``register_fake`` and ``register_autograd``.
 
     Args:
-        name: with the name space.
+        name: including the namespace.
     """
 
     def register(function: Callable) -> Overload:
@@ -34,7 +34,7 @@ def operation(name: str) -> Callable[[Callable], Overload]:
 
 
 def refuse_gradients(operation: Overload) -> None:
-    """Makes the attempt to differentiate an operation an error that says how second derivatives work."""
+    """Makes differentiating an operation raise an error that says how to get second derivatives."""
 
     def refuse(ctx, *gradients):
         raise UsageError(
@@ -46,7 +46,7 @@ def refuse_gradients(operation: Overload) -> None:
 
 
 def _untraced(function: Callable) -> Callable:
-    """A function that torch's compiler, where it is loaded, does not look into."""
+    """Wraps a function so that torch's compiler, if it is loaded, does not trace into it."""
     disabled = None
 
     def call(*arguments):

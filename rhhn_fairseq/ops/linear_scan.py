@@ -10,13 +10,13 @@ from rhhn_fairseq.ops.library import operation
 
 
 def linear_scan(a_TBH: Tensor, b_TBH: Tensor, h_BH: Tensor) -> Tensor:
-    """``h_t = a_t h_{t-1} + b_t``: a step after the other on a CPU, in log2(T) rounds elsewhere.
+    """Computes ``h_t = a_t h_{t-1} + b_t``: step by step on a CPU, in log2(T) rounds elsewhere.
 
     Args:
         a_TBH: factors, at most 1 in magnitude. b_TBH: terms. h_BH: the state before the first step.
 
     Returns:
-        every state [T, B, H].
+        all states [T, B, H].
     """
     return linear_scan_op(a_TBH, b_TBH, h_BH)
 
@@ -33,7 +33,7 @@ def _(a, b, h):
 
 
 def scan_in_order(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-    """T products and sums of [B, H]."""
+    """Takes T products and sums of [B, H]."""
     states = torch.empty_like(b)
     for a_t, b_t, state in zip(a.unbind(0), b.unbind(0), states.unbind(0), strict=True):
         torch.addcmul(b_t, a_t, h, out=state)
@@ -42,7 +42,7 @@ def scan_in_order(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
 
 
 def scan_by_doubling(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-    """log2(T) products and sums of [T, B, H] (Hillis and Steele 1986)."""
+    """Takes log2(T) products and sums of [T, B, H] (Hillis and Steele 1986)."""
     states = torch.cat((torch.addcmul(b[:1], a[:1], h), b[1:]))
     factors, distance = a, 1
     while distance < len(states):
@@ -60,7 +60,7 @@ def _context(ctx, inputs, output):
 
 
 def _gradients(ctx, gradient):
-    """The same recurrence backward in time, with the factor of the step that follows."""
+    """Runs the same recurrence backward in time, with the factor of the following step."""
     a, h, states = ctx.saved_tensors
     following = torch.cat((a[1:], torch.zeros_like(a[:1])))
     db = linear_scan(following.flip(0), gradient.flip(0), torch.zeros_like(h)).flip(0)

@@ -1,5 +1,5 @@
-"""The loop over a step of a cell: right for every cell, device and dtype, and what all faster code is
-compared with.
+"""The loop over a cell's step: correct for every cell, device and dtype, and the reference for all faster
+code.
 
 Shapes: T time, B batch.
 """
@@ -14,9 +14,9 @@ State = tuple[Tensor, ...]
 Noise = dict[str, Tensor]
 
 Step = Callable[[tuple[Tensor, ...], State, Noise | None], tuple[tuple[Tensor, ...], State]]
-"""From a step's projections, the state and its noise to some outputs [B, ...] and the next state.
+"""Maps a step's projections, the state and the step's noise to outputs [B, ...] and the next state.
 
-What a network feeds back into itself, such as a context that its last output asked for, is made inside the
+What a network feeds back into itself, such as a context that its last output queried, is computed inside the
 step.
 """
 
@@ -27,9 +27,9 @@ def scan(
     """Runs ``step`` at every position.
 
     Args:
-        g: projections of the input, tensors [T, B, ...], of which a step gets its own.
+        g: projections of the input, tensors [T, B, ...]; each step gets its own.
         state: tensors [B, ...].
-        mask_TB: true at real positions. At all others the state stays as it was and the first output is zero.
+        mask_TB: true at real positions. At all others the state is unchanged and the first output is zero.
         noise: see ``slice_noise``.
 
     Returns:
@@ -38,7 +38,7 @@ def scan(
     if isinstance(g[0].shape[0], torch.SymInt) and noise is None and torch.compiler.is_exporting():
         return _scan_any_length(step, g, state, mask_TB)
     outputs = []
-    # Unbinding once has one backward node that stacks. Indexing at every step would have each step's backward
+    # Unbinding once gives one backward node that stacks. If every step indexed, each step's backward would
     # fill a tensor as large as the sequence.
     for t, g_t in enumerate(zip(*(tensor.unbind(0) for tensor in g), strict=True)):
         (y, *others), new = step(g_t, state, slice_noise(noise, t))
@@ -54,7 +54,7 @@ def scan(
 def _scan_any_length(
     step: Step, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None
 ) -> tuple[tuple[Tensor, ...], State]:
-    """``scan`` for torch.export where T is not known: one node, whose body is one step."""
+    """Runs ``scan`` for torch.export with unknown T: as one node, whose body is one step."""
     T, B = g[0].shape[:2]
     mask_TB1 = g[0].new_ones(T, B, 1, dtype=torch.bool) if mask_TB is None else mask_TB.unsqueeze(-1)
 
@@ -63,7 +63,7 @@ def _scan_any_length(
         (y, *others), new = step(tuple(g_t), state, None)
         if mask_TB is not None:
             y, new = y.masked_fill(~real_B1, 0.0), keep_state(real_B1, new, state)
-        # The node's results share no memory, with each other nor with its inputs.
+        # The node's results must not share memory with each other or with its inputs.
         return tuple(map(_copy, new)), tuple(map(_copy, (y, *others)))
 
     state, outputs = scan_node(body, tuple(map(_copy, state)), (mask_TB1, *g))
@@ -75,19 +75,19 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def slice_noise(noise: Noise | None, t: int) -> Noise | None:
-    """The noise of step ``t``, tensors [B or 1, ...]: entries with a leading 1 hold for every step."""
+    """Returns the noise of step ``t``, tensors [B or 1, ...]; entries with a leading 1 serve every step."""
     if noise is None:
         return None
     return {name: draw[t if draw.shape[0] > 1 else 0] for name, draw in noise.items()}
 
 
 def noise_at(noise_t: Noise | None, name: str) -> Tensor | None:
-    """One entry of a step's noise; None in evaluation and where none was asked for."""
+    """Returns one entry of a step's noise; None in evaluation and if the entry was not asked for."""
     return None if noise_t is None else noise_t.get(name)
 
 
 def keep_state(real_B1: Tensor, new: State, old: State) -> State:
-    """The new state at real positions, the old one at padding."""
+    """Returns the new state at real positions, the old one at padding."""
     return tuple(
         after if after is before else torch.where(real_B1, after, before)
         for after, before in zip(new, old, strict=True)

@@ -1,9 +1,9 @@
 """Whole sequences of LSTM and LN LSTM as one differentiable operation, ``rhhn::lstm``.
 
-A step is matrix products into buffers of the whole sequence, and one call of the point-wise work. The forward
-pass keeps the products u and the states. The backward pass computes the gates from them again and leaves the
-gradients of u in a buffer, so the gradient of a weight is one product over all steps. All noise comes as
-masks from outside. The operation cannot be differentiated twice.
+A step consists of matrix products, into buffers of the whole sequence, and one call of the point-wise work.
+The forward pass stores the products u and the states. The backward pass recomputes the gates from them and
+collects the gradients of u in a buffer, so the gradient of a weight is one product over all steps. All noise
+is passed in as masks. The operation cannot be differentiated twice.
 
 Shapes: T time, B batch, H hidden; gates i, f, g, o in every weight's columns.
 """
@@ -33,15 +33,15 @@ from rhhn_fairseq.ops.sequence import (
 )
 
 SUMS = 14
-"""Gradients that the point-wise work adds up over rows, in units of H; see ``buffers.Gated.sums``."""
+"""Gradients that the point-wise work sums over rows, in units of H; see ``buffers.Gated.sums``."""
 
 
 class Numbers(NamedTuple):
-    """The numbers of a pass.
+    """The scalars of a pass.
 
     Attributes:
-        keep_scale: what a kept unit of the update is multiplied by.
-        zone_h_rate, zone_c_rate: the share of the old value that zoneout keeps where there is no mask.
+        keep_scale: factor of a kept unit of the update.
+        zone_h_rate, zone_c_rate: the share of the old value that zoneout keeps if there is no mask.
     """
 
     forget_bias: float
@@ -51,13 +51,13 @@ class Numbers(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """A pass's padding and noise; every field may be missing.
+    """Padding and noise of a pass; every field is optional.
 
     Attributes:
         real: [T, B], true at real positions.
         gal: scaled mask on the state, [B, H]. keep: kept units of the update, [T or 1, B, H].
         zone_h, zone_c: units that keep their value, [T, B, H].
-        h_share, c_share: [T], what gradients through h and c are multiplied by.
+        h_share, c_share: [T], factors of the gradients through h and c.
     """
 
     real: Tensor | None = None
@@ -69,7 +69,7 @@ class Masks(NamedTuple):
     c_share: Tensor | None = None
 
     def of_steps(self, steps: slice) -> "Masks":
-        """Those of some steps."""
+        """Returns the masks of some steps."""
         if not any(mask is not None for mask in self):
             return self
         by_step = {name: mask if mask is None else mask[steps] for name, mask in self._asdict().items()}
@@ -79,11 +79,11 @@ class Masks(NamedTuple):
 
 
 def gather_masks(mask_TB: Tensor | None, noise: Noise | None, gal_rate: float, g_TBG: Tensor) -> Masks:
-    """The padding and the noise that a cell drew, as the operation takes them.
+    """Returns the padding and the noise that a cell drew, in the form that the operation takes.
 
     Args:
         noise: entries ``gal``, ``update``, ``zoneout``, ``zoneout_c``, ``h_detach``, ``c_detach``.
-        gal_rate: Gal dropout's. g_TBG: sums of the gates, G = 4 H.
+        gal_rate: rate of Gal dropout. g_TBG: sums of the gates, G = 4 H.
 
     Raises:
         UsageError: an entry's shape cannot be expanded to what the operation reads.
@@ -114,14 +114,14 @@ def lstm(
     numbers: Numbers,
     plan: Plan,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """An LSTM over a sequence.
+    """Runs an LSTM over a sequence.
 
     Args:
         g: x W_x + b [T, B, 4 H]. state: h and c [B, H]. weight: W_h [H, 4 H].
-        norm: gate_gain, gate_shift [4 H], c_gain, c_shift [H], or nothing.
+        norm: gate_gain, gate_shift [4 H], c_gain, c_shift [H], or empty.
 
     Returns:
-        outputs [T, B, H] and the last state, in the types of the first.
+        outputs [T, B, H], and the last state in the types of ``state``.
     """
     dtype, wide, (h0, c0) = g.dtype, state_dtype(g.dtype), state
     y, h, c, *_ = lstm_op(
@@ -137,7 +137,7 @@ def lstm(
 
 
 def cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-    """Contiguous tensors of these types."""
+    """Casts tensors to these types and makes them contiguous."""
     result = []
     for tensor, dtype in zip(tensors, dtypes, strict=True):
         result.append(tensor.to(dtype).contiguous())
@@ -147,7 +147,7 @@ def cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tenso
 def lstm_step(
     x_BC: Tensor, state: tuple[Tensor, Tensor], weights: tuple[Tensor, Tensor, Tensor], forget_bias: float
 ) -> tuple[Tensor, Tensor]:
-    """One step of a plain LSTM by products of few rows and compiled gates, without a gradient.
+    """Runs one step of a plain LSTM with few-row products and compiled gates, without a gradient.
 
     Args:
         state: h and c [B, H]. weights: W_x [C, 4 H], W_h [H, 4 H] and b [4 H]. All float32 on the CPU.
@@ -170,12 +170,12 @@ def lstm_op(
     numbers: Sequence[float],
     plan: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """See ``lstm``; c and norm in the state type, all contiguous, ``masks`` as ``Masks``, ``numbers`` as
-    ``Numbers``.
+    """See ``lstm``; c and norm in the state type, all contiguous, ``masks`` the fields of ``Masks``,
+    ``numbers`` those of ``Numbers``.
 
     Returns:
-        outputs [T, B, H], last h and c; and for the backward pass u [T, B, 4 H], all c, and with a mask all
-        h.
+        outputs [T, B, H], the last h and c; and for the backward pass u [T, B, 4 H], c of all steps, and
+        with a mask h of all steps.
     """
     (h0, c0), masks, how = state, Masks(*masks), read_plan(plan)
     (T, B, _), H = g.shape, h0.shape[-1]
@@ -204,7 +204,7 @@ def make_buffers(
     masks: Masks,
     numbers: Numbers,
 ) -> Gated:
-    """The buffers that forward and backward share; see ``buffers.Gated`` for the names.
+    """Returns the buffers that forward and backward share; see ``buffers.Gated`` for the names.
 
     Args:
         sequence: u, h and c. state: h0 and c0.
@@ -266,7 +266,7 @@ def lstm_backward(
 
 
 def add_gradients(buffers: Gated, last: Sequence[Tensor | None], plan: Plan) -> None:
-    """Gives the buffers of a forward pass what a backward pass of any kind needs beside dy and du.
+    """Sets the gradient buffers, other than dy and du, that every backward pass needs.
 
     Args:
         last: gradients of the last h and c.
@@ -279,7 +279,7 @@ def add_gradients(buffers: Gated, last: Sequence[Tensor | None], plan: Plan) -> 
 
 
 def state_gradient(buffers: Gated) -> Tensor:
-    """After a backward pass, the gradient of h0."""
+    """Returns the gradient of h0 after a backward pass."""
     return buffers.dh if buffers.dh_direct is None else buffers.dh + buffers.dh_direct.to(buffers.dh.dtype)
 
 
@@ -291,7 +291,7 @@ def _(gradients, sequence, state, weight, *_):
 
 
 def split_sums(sums: Tensor, H: int) -> tuple[Tensor, list[Tensor]]:
-    """The gradient of the bias, and those of gate_gain, gate_shift, c_gain and c_shift."""
+    """Returns the gradient of the bias, and those of gate_gain, gate_shift, c_gain and c_shift."""
     gain, shift, bias, c_gain, c_shift = sums.split((4 * H, 4 * H, 4 * H, H, H))
     return bias, [gain, shift, c_gain, c_shift]
 

@@ -13,19 +13,19 @@ IMPLEMENTATIONS = {"native": native, "aten": aten, "triton": triton}
 
 
 def gated(plan: Plan, buffers: Gated, direction: str) -> Callable[[int], None]:
-    """The function that runs one step of ``buffers``, forward or backward."""
+    """Returns a function that runs one step of ``buffers``, forward or backward."""
     return IMPLEMENTATIONS[plan.backend].gated(buffers, direction)
 
 
 def highway(plan: Plan, buffers: Highway, direction: str) -> Callable[[int], None]:
-    """The function that runs one layer of a time step, number ``t L + l``, forward or backward."""
+    """Returns a function that runs one layer of a time step, number ``t L + l``, forward or backward."""
     return IMPLEMENTATIONS[plan.backend].highway(buffers, direction)
 
 
 def lstm_sequence(
     plan: Plan, buffers: Gated, direction: str, weight: Tensor, gal: Tensor | None, share: Tensor | None
 ) -> bool:
-    """Whether all steps of an LSTM ran in one call; see ``native.lstm_sequence``."""
+    """Runs all steps of an LSTM in one call; False if that is not possible. See ``native.lstm_sequence``."""
     if plan.backend == "triton":
         return triton.run_lstm(buffers, direction, weight, gal, share)
     T, B, _ = buffers.c.shape
@@ -43,7 +43,7 @@ def highway_steps(
     gal: Tensor | None,
     share: Tensor | None,
 ) -> Callable[[int, int], None] | None:
-    """The function that runs some time steps of a highway in one call, if there is one; see
+    """Returns a function that runs some time steps of a highway in one call, or None if there is none; see
     ``native.highway_steps``."""
     if plan.backend == "triton":
         return triton.highway_steps(buffers, direction, weights, gal, share)
@@ -54,7 +54,7 @@ def highway_steps(
 
 
 def gradient_sums(plan: Plan, shape: Sequence[int], like: Tensor) -> Tensor:
-    """Zeros [slots, *shape] for a parameter's gradient, a slot for each thread or program that adds to it.
+    """Returns zeros [slots, *shape] for a parameter's gradient, with a slot for each thread or program.
 
     Args:
         shape: the parameter's.

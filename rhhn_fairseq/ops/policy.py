@@ -1,4 +1,4 @@
-"""What the environment asks of the operations: which backend, which matrix products, CUDA graphs or not."""
+"""Settings of the operations from the environment: the backend, the matrix products, and CUDA graphs."""
 
 import contextlib
 import functools
@@ -18,8 +18,8 @@ class Policy:
 
     Attributes:
         kernel: name of the backend that every cell has to use (``RHHN_KERNEL``); None for the best one.
-        matmul: who multiplies float32 matrices on the CPU (``RHHN_MATMUL``), one of ``GEMMS``; None for the
-            faster.
+        matmul: implementation of float32 products on the CPU (``RHHN_MATMUL``), one of ``GEMMS``; None for
+            the faster one.
         graphs: whether loops run as CUDA graphs (``RHHN_CUDA_GRAPHS=1``).
     """
 
@@ -29,11 +29,11 @@ class Policy:
 
     @staticmethod
     def from_environment() -> "Policy":
-        """The settings that the environment holds now.
+        """Reads the settings from the environment.
 
         Raises:
-            UsageError: RHHN_MATMUL or RHHN_CUDA_GRAPHS holds an unknown word. Names of backends are checked
-                where they are known, in ``backends.select``.
+            UsageError: RHHN_MATMUL or RHHN_CUDA_GRAPHS has an unknown value. ``backends.select`` checks the
+                names of backends.
         """
         kernel, matmul, graphs = (os.environ.get(name) or None for name in (KERNEL, MATMUL, CUDA_GRAPHS))
         if matmul not in (None, *GEMMS):
@@ -45,7 +45,7 @@ class Policy:
 
 @functools.cache
 def current() -> Policy:
-    """The settings in force. The environment is read the first time; later changes of it have no effect.
+    """Returns the settings in force. The environment is read once; later changes to it have no effect.
 
     Call it as ``policy.current()``, because ``using`` replaces it.
     """
@@ -54,7 +54,7 @@ def current() -> Policy:
 
 @contextlib.contextmanager
 def using(**changes) -> Iterator[Policy]:
-    """Changes settings for a while, as ``using(kernel="reference")``."""
+    """Changes settings inside a ``with`` block, for example ``using(kernel="reference")``."""
     global current
     before, changed = current, replace(current(), **changes)
     current = functools.cache(lambda: changed)

@@ -1,10 +1,10 @@
 """Weights in 8-bit integers, for products on the CPU.
 
-Each column of a weight has a scale of its own; the rows it meets are quantised at each product by their
-common range. torch's library (FBGEMM, on ARM QNNPACK) multiplies the integers.
+Each column of a weight has its own scale; the input rows are quantised at each product by their common
+range. torch's library (FBGEMM, on ARM QNNPACK) multiplies the integers.
 
-The integers of a weight end at 63, not at 127: processors without VNNI add two products in 16 bits, and
-2 x 255 x 63 = 32,130 is the largest such sum that fits below 32,767.
+The integers of a weight end at 63, not at 127: processors without VNNI add two products in 16 bits, and the
+largest such sum, 2 x 255 x 63 = 32,130, fits below 32,767.
 
 Shapes: M rows, K inner width, N columns.
 """
@@ -30,12 +30,12 @@ class QuantisedWeight(nn.Module):
         super().__init__()
         self.shape = weight_KN.shape
         columns = weight_KN.detach().float().T.contiguous()
-        # Symmetric, LARGEST steps to the largest number of a column; a column of zeros keeps scale 1.
+        # Symmetric: the largest magnitude of a column becomes LARGEST; a column of zeros gets scale 1.
         scales = columns.abs().amax(dim=1) / LARGEST
         scales = torch.where(scales > 0, scales, torch.ones_like(scales)).double()
         zeros = torch.zeros(len(scales), dtype=torch.long)
         with warnings.catch_warnings():
-            # torch means to drop tensors of integers, but torch 2.13 packs nothing else for the library.
+            # torch plans to remove quantized tensors, but torch 2.13 packs nothing else for the library.
             warnings.filterwarnings("ignore", message=".*quantized tensor creation", category=UserWarning)
             integers = torch.quantize_per_channel(columns, scales, zeros, 0, torch.qint8)
         self.packed = torch.ops.quantized.linear_prepack(integers, None)
@@ -44,7 +44,7 @@ class QuantisedWeight(nn.Module):
         return f"{self.shape[0]}, {self.shape[1]}, int8"
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x @ weight`` in float32; x is [..., K]. Raises UsageError where a gradient would be lost."""
+        """``x @ weight`` in float32; x is [..., K]. Raises UsageError if a gradient would be lost."""
         if x.requires_grad and torch.is_grad_enabled():
             raise UsageError("a quantised weight has no gradient; run it under torch.no_grad()")
         return torch.ops.quantized.linear_dynamic(x.float(), self.packed, reduce_range=False)

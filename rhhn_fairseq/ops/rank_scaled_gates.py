@@ -1,9 +1,9 @@
 """The sums of an LSTM's gates where a hypernetwork scales W_h by a sum of outer products, for ``hyper_lstm``.
 
-With ``h (W * sum_i a_i b_i^T) = sum_i ((h * a_i) W) * b_i`` (``rank_scaling``) a step is one matrix product
-of d B rows. The backward pass makes the vectors and products of a step again, so d takes memory for one step.
+With ``h (W * sum_i a_i b_i^T) = sum_i ((h * a_i) W) * b_i`` (``rank_scaling``), a step is one matrix product
+with d B rows. The backward pass recomputes each step's vectors and products, so d takes memory for one step.
 
-Shapes: T time, B batch, H hidden, Z embedding, d terms, of which the first, d_h, scales the output alone.
+Shapes: T time, B batch, H hidden, Z embedding, d terms, of which the first, d_h, scales the output only.
 """
 
 import torch
@@ -17,11 +17,11 @@ class RankScaledGates:
 
     Args:
         weight: W_h [H, 4 H].
-        weight_d: from z to d_h, d_x and b, [12, Z, H], and bias: added to b, [4, H], state type.
-        weight_r: from the last Z numbers of z to a_2 .. a_d, b_2 .. b_d, [Z + 1, (d - 1) 5 H], its bias as
-            the last row.
+        weight_d: maps z to d_h, d_x and b, [12, Z, H]; bias is added to b, [4, H]; both of the state type.
+        weight_r: maps the last Z numbers of z to a_2 .. a_d, b_2 .. b_d, [Z + 1, (d - 1) 5 H]; its last row
+            is the bias.
         gx: x W_x [T, B, 4 H].
-        gemm: who multiplies.
+        gemm: implementation of the products, one of ``policy.GEMMS``.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RankScaledGates:
         self.products = gx.new_empty(self.terms + 1, B, 4 * self.H)
 
     def _prepare(self, t: int, h: Tensor, z: Tensor) -> None:
-        """Makes the vectors and the products of a step."""
+        """Computes the vectors and the products of a step."""
         B, H, n = len(h), self.H, self.terms * self.H
         self.z = z.to(self.bias.dtype).unflatten(-1, (13, self.Z)).transpose(0, 1)
         self.d_h, self.d_x, self.b = torch.bmm(self.z[:12], self.weight_d).chunk(3)
@@ -55,7 +55,7 @@ class RankScaledGates:
         """Writes the sums of the gates of a step, [B, 4 H], to ``out``.
 
         Args:
-            h: as W_h reads it, [B, H]. z: [B, 13 Z].
+            h: what W_h multiplies, [B, H]. z: [B, 13 Z].
         """
         self._prepare(t, h, z)
         rest = torch.addcmul(self.b + self.bias.unsqueeze(1), self.d_x, self.x.to(self.bias.dtype))
@@ -68,13 +68,13 @@ class RankScaledGates:
         self.dweight_r = torch.zeros_like(self.weight_r)
 
     def backward(self, t: int, h: Tensor, z: Tensor, du: Tensor, dz: Tensor, dgx: Tensor) -> Tensor:
-        """From the gradients ``du`` of a step's sums, [B, 4 H], to those of what made them.
+        """Backpropagates the gradients ``du`` of a step's sums, [B, 4 H].
 
         Args:
-            dz, dgx: where those of z and of x W_x are written.
+            dz, dgx: where the gradients of z and of x W_x are written.
 
         Returns:
-            that of h.
+            the gradient of h.
         """
         self._prepare(t, h, z)
         B, H = len(h), self.H
@@ -101,5 +101,5 @@ class RankScaledGates:
 
 
 def _by_row(stack_KBX: Tensor) -> Tensor:
-    """A stack [K, B, X] side by side, [B, K X]."""
+    """Lays the matrices of a stack [K, B, X] side by side, [B, K X]."""
     return stack_KBX.transpose(0, 1).flatten(1)

@@ -1,12 +1,12 @@
-"""Products with a matrix scaled by a sum of outer products, which is never in memory.
+"""Products with a matrix scaled by a sum of outer products, which is never materialised.
 
-``s (W * sum_i a_i b_i^T) = sum_i ((s * a_i) W) * b_i`` (Suarez 2017, equation 8), with vectors a_i and b_i of
-each sequence. The first a is all ones, as where only the output is scaled, and the first b is given; the
-others come from a hypernetwork. The forward pass keeps its operands alone; the backward pass makes vectors
-and products again. Beside the operands that is O(d B (in + out)) numbers for one step at a time; the scaled
-matrices would be O(B in out) at every step.
+``s (W * sum_i a_i b_i^T) = sum_i ((s * a_i) W) * b_i`` (Suarez 2017, equation 8), with vectors a_i and b_i
+of each sequence. a_1 is all ones, as when only the output is scaled, and b_1 is given; the others come from a
+hypernetwork. The forward pass stores only its operands; the backward pass recomputes vectors and products.
+Besides the operands, this takes O(d B (in + out)) numbers, for one step at a time; the scaled matrices would
+take O(B in out) at every step.
 
-Shapes: B batch, N width of what the vectors are made from, H input, G output, K width of a b_i, d terms.
+Shapes: B batch, N width of what the vectors are computed from, H input, G output, K width of a b_i, d terms.
 """
 
 import torch
@@ -45,7 +45,7 @@ class _RankScaled(torch.autograd.Function):
 def _vectors(
     H: int, first_BK: Tensor, hyper_BN: Tensor, weight_z: Tensor, bias_z: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """a [B, d, H] and b [B, d, K]."""
+    """Returns a [B, d, H] and b [B, d, K]."""
     K = first_BK.shape[-1]
     z, terms = torch.addmm(bias_z, hyper_BN, weight_z), len(bias_z) // (H + K)
     a, b = z.split((terms * H, terms * K), dim=-1)
@@ -54,7 +54,7 @@ def _vectors(
 
 
 def _in_blocks(products_BdG: Tensor, b_BdK: Tensor) -> Tensor:
-    """Products [B, d, G] as [B, d, G / K, K]: the same b_i scales every block."""
+    """Views products [B, d, G] as [B, d, G / K, K]: the same b_i scales every block."""
     return products_BdG.unflatten(-1, (-1, b_BdK.shape[-1]))
 
 
@@ -66,7 +66,7 @@ def rank_scaled(
     Args:
         s_BH: the input. weight_HG: W; each b_i scales all its G / K blocks of columns.
         first_BK: b_1.
-        hyper_BN: what the hypernetwork gives. weight_z: [N, (d - 1) (H + K)]. bias_z: [(d - 1) (H + K)].
+        hyper_BN: the output of the hypernetwork. weight_z: [N, (d - 1) (H + K)]. bias_z: [(d - 1) (H + K)].
 
     Returns:
         the sums [B, G].
@@ -75,14 +75,14 @@ def rank_scaled(
     if torch.is_autocast_enabled(s_BH.device.type):
         dtype = torch.get_autocast_dtype(s_BH.device.type)
         operands = [tensor.to(dtype) for tensor in operands]
-        # On a GPU it would make sums float32, and with them the gradients that the backward pass multiplies.
+        # On a GPU, autocast would make sums float32, and so the gradients that the backward multiplies.
         with torch.autocast(s_BH.device.type, enabled=False):
             return _RankScaled.apply(*operands)
     return _RankScaled.apply(*operands)
 
 
 def scaling_matrices(first_BK: Tensor, hyper_BN: Tensor, weight_z: Tensor, bias_z: Tensor, H: int) -> Tensor:
-    """What scales W, ``1 b_1^T + a_2 b_2^T + ... + a_d b_d^T``, in memory, [B, H, K]; see ``rank_scaled``."""
+    """Returns the scale of W, ``1 b_1^T + a_2 b_2^T + ... + a_d b_d^T``, [B, H, K]; see ``rank_scaled``."""
     a, b = _vectors(H, first_BK, hyper_BN, weight_z, bias_z)
     return torch.einsum("bdi,bdo->bio", a, b)
 
@@ -90,7 +90,7 @@ def scaling_matrices(first_BK: Tensor, hyper_BN: Tensor, weight_z: Tensor, bias_
 def rank_scaled_by_matrices(
     s_BH: Tensor, weight_HG: Tensor, first_BK: Tensor, hyper_BN: Tensor, weight_z: Tensor, bias_z: Tensor
 ) -> Tensor:
-    """``rank_scaled`` with every sequence's scaled matrix in memory, which the paper could not run."""
+    """Computes ``rank_scaled`` with every sequence's matrix in memory, which the paper could not run."""
     scale = scaling_matrices(first_BK, hyper_BN, weight_z, bias_z, s_BH.shape[-1])
     copies = weight_HG.shape[-1] // first_BK.shape[-1]
     return torch.bmm(s_BH.unsqueeze(1), weight_HG * scale.repeat(1, 1, copies)).squeeze(1)

@@ -1,10 +1,10 @@
-"""A sequence in segments: only the states between them are kept, which takes less memory and more time.
+"""A sequence in segments: only the states between them are stored, which takes less memory and more time.
 
-Each segment is computed again in the backward pass, which costs one more forward pass in all. At any time
-everything of one segment is in memory, and the inputs, outputs and their gradients of the sequence.
+The backward pass recomputes each segment, which costs one more forward pass in total. Memory holds everything
+of one segment at a time, and the inputs and outputs of the sequence with their gradients.
 
 ``torch.utils.checkpoint`` for every segment would compute the same. But it allocates what it keeps between
-blocks that a segment frees, and the C library's allocator cannot reuse those: it takes up to 1.7 times the
+blocks that a segment frees, and the C library's allocator cannot reuse those: this takes up to 1.7 times the
 memory.
 """
 
@@ -19,17 +19,17 @@ from rhhn_fairseq.ops.buffers import state_dtype
 from rhhn_fairseq.ops.loop import Noise, State
 
 Run = Callable[..., tuple[Tensor, State]]
-"""From input [T, B, C], state, first_TB1, mask_TB and noise to outputs [T, B, H] and the last state."""
+"""Maps input [T, B, C], state, first_TB1, mask_TB and noise to outputs [T, B, H] and the last state."""
 
 
 class Pass(NamedTuple):
-    """A pass over a sequence apart from its input and state.
+    """A pass over a sequence, without its input and state.
 
     Attributes:
-        run: the pass over any segment. parameters: what it reads that needs gradients.
+        run: runs the pass over any segment. parameters: the tensors it reads that need gradients.
         first_TB1: where sequences without a state begin; None if that makes no difference.
-        mask_TB: true at real positions; None where all are. noise: all of it, so that it is the same each
-            time.
+        mask_TB: true at real positions; None where all are. noise: drawn for the whole pass, so that
+            it is the same each time.
     """
 
     run: Run
@@ -40,7 +40,7 @@ class Pass(NamedTuple):
 
 
 def run_in_segments(full_pass: Pass, steps: int, x_TBC: Tensor, state: State) -> tuple[Tensor, State]:
-    """A pass over a sequence in segments of ``steps`` steps; the result cannot be differentiated twice."""
+    """Runs a pass in segments of ``steps`` steps; the result cannot be differentiated twice."""
     segments = _Segments(full_pass, steps, len(x_TBC), x_TBC.device.type)
     y, *after = _InSegments.apply(segments, len(state), x_TBC, *state, *segments.parameters)
     return y, tuple(after)
@@ -57,16 +57,16 @@ class _Segments:
             "device_type": device,
             "dtype": torch.get_autocast_dtype(device),
             "enabled": torch.is_autocast_enabled(device),
-            # Weights that were cast where no gradient is kept must not serve where one is.
+            # Weights that were cast without a gradient must not be reused where a gradient is recorded.
             "cache_enabled": False,
         }
 
     def __call__(self, steps: slice, x_TBC: Tensor, state: State) -> list[Tensor]:
-        """The outputs of a segment, and the state after it."""
+        """Returns the outputs of a segment and the state after it."""
         run, _, first, mask, noise = self.full_pass
         first, mask = (None if tensor is None else tensor[steps] for tensor in (first, mask))
         if noise is not None:
-            # A leading 1 is one mask a sequence.
+            # A leading 1 means one mask for the whole sequence.
             noise = {name: draw if len(draw) < self.T else draw[steps] for name, draw in noise.items()}
         with torch.autocast(**self.autocast):
             y, after = run(x_TBC, state, first, mask, noise)
@@ -78,9 +78,9 @@ class _InSegments(torch.autograd.Function):
     def forward(ctx, segments: _Segments, count: int, x_TBC, *state_and_parameters):
         state: Sequence[Tensor] = state_and_parameters[:count]
         ctx.types = [start.dtype for start in state]
-        # As within a whole sequence, states of a narrow type are kept wide from segment to segment.
+        # As within a whole sequence, states of a narrow type stay wide from segment to segment.
         state = [start.to(state_dtype(start.dtype)) for start in state]
-        # What stays is allocated before the work begins, so that all that a segment takes comes free again.
+        # What is kept is allocated before the work begins, so that all memory of a segment is freed again.
         states = [start.new_empty(len(segments.slices), *start.shape) for start in state]
         outputs = x_TBC.new_empty(0)
         for number, steps in enumerate(segments.slices):
@@ -91,7 +91,7 @@ class _InSegments(torch.autograd.Function):
                 outputs = y.new_empty(len(x_TBC), *y.shape[1:])
             outputs[steps] = y
         ctx.set_materialize_grads(False)
-        # With the parameters, so that a change of theirs before the backward pass is an error, as elsewhere.
+        # Saves the parameters, so that changing them before the backward pass is an error, as elsewhere.
         ctx.save_for_backward(x_TBC, *states, *segments.parameters)
         ctx.segments = segments
         return outputs, *(last.to(dtype) for last, dtype in zip(state, ctx.types, strict=True))
@@ -104,7 +104,7 @@ class _InSegments(torch.autograd.Function):
         dlast = [None if d is None else d.to(states[0].dtype) for d in dstate]
         needs_x = ctx.needs_input_grad[2]
         dx = torch.zeros_like(x_TBC) if needs_x else None
-        # Sums over many segments, in the type of states for the same reason.
+        # Sums over many segments have the state type, for the same reason.
         total = [torch.zeros_like(p, dtype=state_dtype(p.dtype)) for p in segments.parameters]
         for number, steps in reversed(list(enumerate(segments.slices))):
             x = x_TBC[steps].detach().requires_grad_(needs_x)
@@ -132,7 +132,7 @@ class _InSegments(torch.autograd.Function):
 
 
 def _gradients(outputs, gradients, x, state, parameters):
-    """Gradients of x, of each tensor of the state and of each parameter; None for one without a gradient."""
+    """Returns the gradients of x, of the tensors of the state and of the parameters; None if missing."""
     pairs = [(y, dy) for y, dy in zip(outputs, gradients, strict=True) if dy is not None and y.requires_grad]
     sources = [*([x] if x.requires_grad else []), *state, *parameters]
     if not pairs:

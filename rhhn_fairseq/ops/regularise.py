@@ -1,6 +1,6 @@
 """Regularisers of recurrent networks, as functions of masks that were drawn beforehand.
 
-Shapes: T time, B batch, H hidden. A mask that was drawn is a bool tensor, [B, H] for one time step or
+Shapes: T time, B batch, H hidden. A drawn mask is a bool tensor, [B, H] for one time step or
 [1, B, H] for a whole sequence; ``None`` stands for evaluation.
 """
 
@@ -15,10 +15,10 @@ def draw_mask(shape, probability: float, device, generator=None) -> Tensor:
 
 
 def dropout(x: Tensor, rate: float, keep_mask: Tensor | None) -> Tensor:
-    """Inverted dropout with a given mask: kept values are scaled by ``1 / (1 - rate)``.
+    """Applies inverted dropout with a given mask: kept values are scaled by ``1 / (1 - rate)``.
 
-    On the update of a cell this is Semeniuta et al. 2016 (arXiv 1603.05118), with one mask for the whole
-    sequence on the recurrent input it is Gal and Ghahramani 2016 (arXiv 1512.05287).
+    On the update of a cell, this is Semeniuta et al. 2016 (arXiv 1603.05118). On the recurrent input, with
+    one mask for the whole sequence, it is Gal and Ghahramani 2016 (arXiv 1512.05287).
     """
     if keep_mask is None or rate == 0.0:
         return x
@@ -38,7 +38,7 @@ def zoneout(previous: Tensor, new: Tensor, rate: float, keep_previous: Tensor | 
 
 
 def lerp(start: Tensor, end: Tensor, weight: Tensor) -> Tensor:
-    """``start + weight (end - start)`` in the widest of their types, which autocast leaves different."""
+    """Returns ``start + weight (end - start)`` in the widest of their types, which differ under autocast."""
     dtype = torch.promote_types(torch.promote_types(start.dtype, end.dtype), weight.dtype)
     return torch.lerp(start.to(dtype), end.to(dtype), weight.to(dtype))
 
@@ -55,12 +55,12 @@ def detach_by_coin(h_BH: Tensor, coin: Tensor | None) -> Tensor:
 
 
 def sequence_dropout(x_TBC: Tensor, rate: float, training: bool, per_sequence: bool = False) -> Tensor:
-    """Dropout on the vertical connections of a network, fresh at every step or one mask a sequence.
+    """Applies dropout to the vertical connections of a network, with one mask per step or per sequence.
 
     Args:
         x_TBC: activations, [T, B, C].
         rate: probability of dropping a unit.
-        training: outside of training the input is returned unchanged.
+        training: if false, the input is returned unchanged.
         per_sequence: one mask for all time steps (Gal and Ghahramani 2016) instead of one for each.
     """
     if not training or rate == 0.0:
@@ -76,7 +76,7 @@ LAYER_NORM_EPS = 1e-3
 
 
 def layer_norm(a_BG: Tensor, gain_G: Tensor, shift_G: Tensor, gates: int = 1) -> Tensor:
-    """Layer normalisation of each of ``gates`` equal blocks of ``a_BG`` by itself.
+    """Applies layer normalisation to each of ``gates`` equal blocks of ``a_BG`` separately.
 
     Ba et al. 2016 (arXiv 1607.06450), equation 4, with the biased variance.
     """

@@ -1,4 +1,4 @@
-"""What operations over a whole sequence share: products around the loop over time, and noise in their form.
+"""Shared parts of the operations over a sequence: products around the loop over time, and noise.
 
 Shapes: T time, B batch, H hidden, G columns of a weight.
 """
@@ -13,27 +13,27 @@ from rhhn_fairseq.ops.gemm import mm
 from rhhn_fairseq.ops.loop import Noise
 
 BLOCK_ROWS = 1536
-"""Rows of a product over steps beyond which it gets no faster."""
+"""Number of rows beyond which a product over steps gets no faster."""
 
 
 def previous_states(first: Tensor, rest_TBH: Tensor) -> list[Tensor]:
-    """The state that each step reads: the initial one, then the state after each step but the last; views."""
+    """Returns views of the state that each step reads: the initial one, then that after each but the last."""
     return [first, *rest_TBH[:-1].unbind(0)]
 
 
 def operand_blocks(
     first: Tensor, rest_TBH: Tensor, gal_BH: Tensor | None, steps: slice = slice(None)
 ) -> list[Tensor]:
-    """The states as a matrix read them at some steps, in contiguous blocks [K, B, H]."""
+    """Returns the states as a matrix read them at some steps, in contiguous blocks [K, B, H]."""
     start, stop, _ = steps.indices(len(rest_TBH))
     blocks = [rest_TBH[start - 1 : stop - 1]] if start else [first.unsqueeze(0), rest_TBH[: stop - 1]]
     return blocks if gal_BH is None else [block * gal_BH for block in blocks]
 
 
 def block_steps(T: int, B: int, operands: torch.dtype, states: torch.dtype) -> int:
-    """Steps for which a backward pass keeps gradients that only the weights' gradients need.
+    """Returns for how many steps a backward pass keeps gradients that only the weights' gradients need.
 
-    With several blocks, weights' gradients are added up in the operands' type, so it has to be the states'.
+    With several blocks, the weights' gradients accumulate in the operands' type, which must be the states'.
     """
     blocks = T * B // BLOCK_ROWS if operands == states else 1
     return -(-T // max(1, blocks))
@@ -42,12 +42,12 @@ def block_steps(T: int, B: int, operands: torch.dtype, states: torch.dtype) -> i
 def weight_gradient(
     blocks: list[Tensor], du_TBG: Tensor, gemm: str, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
-    """The gradient [H, G] of a weight from what it read (``operand_blocks``) and the gradients of the
+    """Returns the gradient [H, G] of a weight from its inputs (``operand_blocks``) and the gradients of the
     products.
 
     Args:
-        gemm: who multiplies.
-        out: where it is written, or with ``add`` added; None for a new tensor.
+        gemm: implementation of the products, one of ``policy.GEMMS``.
+        out: where the gradient is written, or added if ``add`` is true; None for a new tensor.
     """
     gradients = du_TBG.split([len(block) for block in blocks])
     for block, du in zip(blocks, gradients, strict=True):
@@ -61,10 +61,10 @@ def weight_gradient(
 
 
 def expand_noise(noise: Noise | None, name: str, *shape: int) -> Tensor | None:
-    """One entry of a pass's noise in exactly this shape; None where there is none.
+    """Returns one entry of a pass's noise, expanded to exactly this shape; None if there is none.
 
     Raises:
-        UsageError: it has another shape, in which not only a leading or second size is 1.
+        UsageError: its shape differs in more than a leading or second size of 1.
     """
     draw = None if noise is None else noise.get(name)
     if draw is None or tuple(draw.shape) == shape:
@@ -79,19 +79,19 @@ def expand_noise(noise: Noise | None, name: str, *shape: int) -> Tensor | None:
 
 
 def gradient_share(noise: Noise | None, name: str, T: int, dtype: torch.dtype) -> Tensor | None:
-    """What each step multiplies a gradient by, [T], from the coins of h-detach or c-detach."""
+    """Returns each step's factor of a gradient, [T], from the coins of h-detach or c-detach."""
     coin = expand_noise(noise, name, T, 1, 1)
     return None if coin is None else 1.0 - coin.flatten().to(dtype)
 
 
 def gal_mask(noise: Noise | None, rate: float, B: int, H: int, dtype: torch.dtype) -> Tensor | None:
-    """Gal dropout's mask of a sequence, scaled, [B, H]."""
+    """Returns Gal dropout's mask of a sequence, scaled, [B, H]; None if there is none."""
     mask = expand_noise(noise, "gal", 1, B, H)
     return None if mask is None else mask[0].to(dtype) * (1.0 / (1.0 - rate))
 
 
 def through_recurrence(dh: Tensor, gal_BH: Tensor | None, share_T: Tensor | None, t: int) -> None:
-    """Turns, in place, the gradient of what a matrix read at step t into that of the state."""
+    """Turns the gradient of a matrix's input at step t into that of the state, in place."""
     if gal_BH is not None:
         dh.mul_(gal_BH)
     if share_T is not None:
@@ -99,14 +99,14 @@ def through_recurrence(dh: Tensor, gal_BH: Tensor | None, share_T: Tensor | None
 
 
 def or_zeros(gradient: Tensor | None, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A gradient that may be missing, as a fresh tensor."""
+    """Returns a copy of a gradient, or zeros if it is None."""
     if gradient is None:
         return torch.zeros_like(like, dtype=dtype)
     return gradient.to(dtype or gradient.dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def no_gradients(tensors: Sequence[Tensor | None]) -> list[None] | None:
-    """What a backward function returns for a list of tensors without gradients.
+    """Returns what a backward function must return for a list of tensors without gradients.
 
     torch counts a list with a missing tensor as one argument.
     """

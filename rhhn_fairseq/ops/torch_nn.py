@@ -1,6 +1,6 @@
-"""Plain LSTM and GRU as torch has them: cuDNN's on a GPU, oneDNN's LSTM on a CPU.
+"""Plain LSTM and GRU from torch.nn: cuDNN on a GPU, oneDNN's LSTM on a CPU.
 
-The weights stay the cell's. torch.nn adds a second bias, which is made for the call: it holds the LSTM's
+The cell keeps its weights. torch.nn adds a second bias, which is created for the call: it holds the LSTM's
 constant forget bias, or the GRU's bias inside the reset gate.
 
 Shapes: T time, B batch, C input, H hidden, G gates times H; gates i, f, g, o or r, z, n as in the cells.
@@ -15,8 +15,8 @@ State = tuple[Tensor, ...]
 
 
 class Weights(NamedTuple):
-    """A layer's weights in torch.nn's order: [G, C], [G, H], [G] and [G]; the second bias None if it is
-    zero."""
+    """A layer's weights in torch.nn's order: [G, C], [G, H], [G] and [G]; the second bias is None if it
+    is zero."""
 
     weight_x: Tensor
     weight_h: Tensor
@@ -25,7 +25,7 @@ class Weights(NamedTuple):
 
 
 def run(kind: str, x_TBC: Tensor, state: State, weights: Weights, training: bool) -> tuple[Tensor, State]:
-    """An LSTM or a GRU over a sequence.
+    """Runs an LSTM or a GRU over a sequence.
 
     Args:
         kind: ``lstm`` or ``gru``.
@@ -33,7 +33,7 @@ def run(kind: str, x_TBC: Tensor, state: State, weights: Weights, training: bool
         training: whether cuDNN has to keep what its backward pass needs.
 
     Returns:
-        the outputs [T, B, H] and the last state, in the types of the first.
+        the outputs [T, B, H], and the last state in the types of ``state``.
     """
     dtype = x_TBC.dtype
     states = [tensor.to(dtype).unsqueeze(0).contiguous() for tensor in state]
@@ -48,13 +48,13 @@ def run(kind: str, x_TBC: Tensor, state: State, weights: Weights, training: bool
 
 
 def step(kind: str, x_1BC: Tensor, state: State, weights: Weights) -> tuple[Tensor, State]:
-    """The same for one step by torch's cells, which copy no weights; without a gradient."""
+    """Runs one step by torch's cells, which copy no weights; without a gradient."""
     dtype = x_1BC.dtype
     second = weights.second
     if second is None and x_1BC.is_cuda:
-        # There torch's cells take both biases or none.
+        # On CUDA, torch's cells take both biases or none.
         second = torch.zeros_like(weights.bias)
-    # torch's own types do not say that the second bias may be missing.
+    # torch's annotations do not say that the second bias may be missing.
     flat: list[Any] = [None if tensor is None else tensor.to(dtype) for tensor in (*weights[:3], second)]
     before = tuple(tensor.to(dtype) for tensor in state)
     if kind == "lstm":

@@ -1,8 +1,8 @@
 """Compiled C++ for the CPU: the point-wise work of a time step, whole sequences, and matrix products.
 
 The library is built with the package, three times for x86 (for AVX-512, for AVX2 and for any processor). The
-best build that this processor can run is loaded. It knows nothing of torch: an operation hands it the
-addresses of its buffers once, and then the number of the step.
+best build that this processor can run is loaded. It does not depend on torch: an operation passes it the
+addresses of its buffers once, and then the number of each step.
 """
 
 import ctypes
@@ -32,10 +32,10 @@ from rhhn_fairseq.ops.native.build import (
 __all__ = ["DTYPES", "library", "multiplies", "runs_sequences"]
 
 SHARED = 1 << 19
-"""Multiplications of a product from which threads share it."""
+"""Multiplications from which threads share a product."""
 
 FEW_ROWS = range(2, 9)
-"""Numbers of rows that have a function of their own, which reads the matrix once and packs nothing."""
+"""Numbers of rows with a dedicated function, which reads the matrix once and packs nothing."""
 
 
 def lstm_sequence(
@@ -44,11 +44,11 @@ def lstm_sequence(
     """Runs all steps of an LSTM without a hypernetwork, with their products.
 
     Args:
-        buffers: those of the steps, with ``gx`` for what the products are added to.
+        buffers: of the steps; ``gx`` is what the products are added to.
         direction: forward or backward.
         weight: the recurrent matrix, [H, 4 H].
         gal: scaled mask on h, [B, H]; None for no dropout.
-        share: [T], what the gradient of h through the matrix is multiplied by; None for one.
+        share: [T], factors of the gradient of h through the matrix; None for a factor of one.
     """
     call = _bind(f"lstm_sequence_{direction}", GatedStruct, buffers, _gated_sizes(buffers))
     _bind_recurrence(call, direction, [weight], gal, share)(0, len(buffers.h))
@@ -62,10 +62,10 @@ def hyper_lstm_sequence(
     vectors: Sequence[Tensor | None],
     previous: bool,
 ) -> None:
-    """The same for a HyperLSTM; see ``hyper_lstm.hyper_lstm`` for the names.
+    """Runs all steps of a HyperLSTM; see ``hyper_lstm.hyper_lstm`` for the names.
 
     Args:
-        main, hyper: the buffers of either network. The main network's rows of u and du go on with the
+        main, hyper: the buffers of both networks. The main network's rows of u and du continue with the
             hypernetwork's products of h and their gradients.
         panels: both matrices of h side by side, [H, 4 (H + N)], weight_e and weight_z, each packed by
             ``pack`` for this direction.
@@ -86,16 +86,16 @@ def hyper_lstm_sequence(
 def highway_steps(
     buffers: Highway, direction: str, weights: Sequence[Tensor], gal: Tensor | None, share: Tensor | None
 ) -> Callable[[int, int], None]:
-    """The function that runs all layers of some time steps, with their products.
+    """Returns a function that runs all layers of some time steps, with their products.
 
     Args:
-        buffers: those of the steps.
+        buffers: of the steps.
         direction: forward or backward.
         weights: the recurrent matrix of each layer, [H, 2 H].
         gal, share: as for ``lstm_sequence``, of the state and layer 0's matrix.
 
     Returns:
-        A function of the first step and of the one after the last.
+        A function of the first step and of the step after the last.
     """
     call = _bind(f"highway_sequence_{direction}", HighwayStruct, buffers, _highway_sizes(buffers))
     return _bind_recurrence(call, direction, weights, gal, share)
@@ -104,7 +104,7 @@ def highway_steps(
 def _bind_recurrence(
     call: Callable[[int], None], direction: str, weights, gal, share
 ) -> Callable[[int, int], None]:
-    """The function of a first and a last step from one of a recurrence's address."""
+    """Turns a function of a recurrence's address into a function of the steps ``start`` and ``stop``."""
     panels = pack(weights, direction)
     gal_at, share_at = (None if tensor is None else _address("", tensor) for tensor in (gal, share))
     recurrence = RecurrenceStruct(panels.data_ptr(), gal_at, share_at)
@@ -113,13 +113,13 @@ def _bind_recurrence(
         recurrence.start, recurrence.stop = start, stop
         call(ctypes.addressof(recurrence))
 
-    # An address keeps nothing alive; what it points into has to live as long as the function.
+    # An address keeps nothing alive; what it points to must live as long as the function.
     run.holds = (panels, gal, share)  # type: ignore[attr-defined]  # Functions have no declared attributes.
     return run
 
 
 def pack(weights: Sequence[Tensor], direction: str) -> Tensor:
-    """Matrices [K, N], backward their transposes, as products read them: [L, ceil(N / P), K, P]."""
+    """Packs matrices [K, N], for backward their transposes, into panels [L, ceil(N / P), K, P]."""
     (K, N), P = weights[0].shape, compiled().panel_columns()
     if direction == "backward":
         K, N = N, K
@@ -133,7 +133,7 @@ def pack(weights: Sequence[Tensor], direction: str) -> Tensor:
 
 
 def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
-    """The function that runs one step of ``buffers``.
+    """Returns a function that runs one step of ``buffers``.
 
     Args:
         direction: forward or backward.
@@ -159,7 +159,7 @@ def _gated_sizes(buffers: Gated) -> dict[str, int]:
 
 
 def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
-    """The function that runs one layer of a time step, number ``t L + l``."""
+    """Returns a function that runs one layer of a time step, number ``t L + l``."""
     return _bind(
         f"highway_{direction}_{DTYPES[buffers.u.dtype]}", HighwayStruct, buffers, _highway_sizes(buffers)
     )
@@ -180,7 +180,7 @@ def _highway_sizes(buffers: Highway) -> dict[str, int]:
 
 
 def energy(buffers: Energy, direction: str) -> Callable[[int], None]:
-    """The function that does all of ``buffers``; its argument means nothing."""
+    """Returns a function that computes all of ``buffers`` in one call; it ignores its argument."""
     (N, R, A), S = buffers.q.shape, buffers.k.shape[1]
     threads = torch.get_num_threads() if buffers.dv is None else len(buffers.dv)
     sizes = dict(B=N, R=R, S=S, A=A, H=R * S * A, threads=threads)
@@ -190,7 +190,7 @@ def energy(buffers: Energy, direction: str) -> Callable[[int], None]:
 class PackedPanels:
     """A float32 matrix [K, N], or a stack [L, K, N], for many products; it may be a transpose.
 
-    It is packed into panels where that is of use, and must not change.
+    It is packed into panels if that helps, and must not change.
     """
 
     def __init__(self, w: Tensor):
@@ -200,7 +200,7 @@ class PackedPanels:
             self.panels = pack([w] if w.dim() == 2 else w.unbind(0), "forward")
 
     def product(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
-        """Writes ``add + x @ w`` to ``out``; as ``matmul``."""
+        """Writes ``add + x @ w`` to ``out``; see ``matmul``."""
         matmul(x, self.w, out, add, self.panels)
 
 
@@ -210,10 +210,10 @@ def matmul(
     """Writes ``add + x @ w`` to ``out``, all float32 on the CPU; rows may have gaps between them.
 
     Args:
-        x: [M, K]. w: [K, N]. Either may be a transpose. Or stacks of L of them.
-        out: [M, N], nowhere where x or w are; of stacks [L, M, N].
-        add: [N] or as ``out``, which it may be; None for nothing.
-        panels: w as ``pack`` makes it, which is then read in its place.
+        x: [M, K]. w: [K, N]. Either may be a transpose. Both may be stacks of L matrices.
+        out: [M, N], or [L, M, N] for stacks; must not overlap x or w.
+        add: [N] or of the shape of ``out``; may be ``out`` itself; None to add nothing.
+        panels: what ``pack`` made of w; it is read instead of w.
 
     Raises:
         ValueError: shapes, types or strides do not fit.
@@ -244,13 +244,13 @@ def matmul(
 
 
 def multiply_few_rows(x: Tensor, w: Tensor, out: Tensor, add: Tensor | None = None) -> None:
-    """``matmul`` for as many rows as ``FEW_ROWS`` names, as in a step of a beam search.
+    """Does the same as ``matmul`` for the numbers of rows in ``FEW_ROWS``, as in a step of a beam search.
 
-    The time of such a product is that of reading the matrix once. Nothing is packed.
+    Such a product takes as long as reading the matrix once. Nothing is packed.
 
     Args:
         x: [M, K], contiguous. w: [K, N], stored by rows or by columns. out: [M, N], contiguous.
-        add: [N] or [M, N], contiguous; None for nothing.
+        add: [N] or [M, N], contiguous; None to add nothing.
     """
     (M, K), N, by_rows = x.shape, w.shape[1], w.stride(1) == 1
     arguments = ProductStruct(
@@ -264,7 +264,7 @@ def multiply_few_rows(x: Tensor, w: Tensor, out: Tensor, add: Tensor | None = No
 
 
 def lstm_gates(a: Tensor, c: Tensor, forget_bias: float) -> tuple[Tensor, Tensor]:
-    """The new h and c [B, H] of an LSTM from the sums of its gates i, f, g, o, [B, 4 H], all float32."""
+    """Returns the new h and c [B, H] of an LSTM from the sums of its gates i, f, g, o, [B, 4 H]; float32."""
     c = c.contiguous()
     h, after = torch.empty_like(c), torch.empty_like(c)
     compiled().lstm_gates(*c.shape, forget_bias, a.data_ptr(), c.data_ptr(), after.data_ptr(), h.data_ptr())
@@ -272,16 +272,16 @@ def lstm_gates(a: Tensor, c: Tensor, forget_bias: float) -> tuple[Tensor, Tensor
 
 
 def _bind(function: str, structure: type[ctypes.Structure], buffers, sizes: dict) -> Callable[[int], None]:
-    """A call of ``function`` with the addresses of ``buffers``, which it keeps alive."""
+    """Binds ``function`` to the addresses of ``buffers`` and keeps these alive."""
     arguments = _arguments(structure, buffers, sizes)
     bound = functools.partial(getattr(compiled(), function), ctypes.addressof(arguments))
-    # An address keeps nothing alive; what it points into has to live as long as the call.
+    # An address keeps nothing alive; what it points to must live as long as the call.
     bound.holds = (arguments, buffers)  # type: ignore[attr-defined]  # Nor has a partial.
     return bound
 
 
 def _arguments(structure: type[ctypes.Structure], buffers, sizes: dict):
-    """A C++ structure of ``sizes`` and of the numbers and addresses of ``buffers``."""
+    """Returns a C++ structure with ``sizes`` and the numbers and addresses of ``buffers``."""
     values = vars(buffers)
     arguments = structure(**sizes)
     for name, kind in structure._fields_:  # type: ignore[misc]  # A bit field would have a third item.
@@ -289,7 +289,7 @@ def _arguments(structure: type[ctypes.Structure], buffers, sizes: dict):
             continue
         value = values[name]
         if kind is ctypes.c_void_p and value is not None:
-            # Contiguous tensors, which nearly all are, are spared a call of ``_address``.
+            # Contiguous tensors, nearly all of them, do not need the call of ``_address``.
             plain = value.is_contiguous() and not value.is_cuda
             value = value.data_ptr() if plain else _address(name, value)
         setattr(arguments, name, value)
@@ -297,10 +297,10 @@ def _arguments(structure: type[ctypes.Structure], buffers, sizes: dict):
 
 
 def _address(name: str, tensor: Tensor) -> int:
-    """Address of a tensor's elements. Rows of u and du may have gaps between them, all else is contiguous.
+    """Returns the address of a tensor's elements. Only rows of u and du may have gaps between them.
 
     Raises:
-        ValueError: the tensor has other strides, or is not in the host's memory.
+        ValueError: the tensor has other strides, or is not in host memory.
     """
     if name in ("u", "du") and tensor.dim() == 3:
         T, B, ld = tensor.shape[0], tensor.shape[1], tensor.stride(1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 LEVELS = {"AVX512": ("avx512", "avx2", "any"), "AVX2": ("avx2", "any")}
-"""The builds that a processor can run, best first, by torch's name of what it can do."""
+"""The builds that a processor can run, best first, by torch's name for its capability."""
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
 """The types of operands that have compiled functions."""
@@ -95,12 +95,12 @@ STRUCTURES = {
     "matmul": MatmulStruct,
     "energy": EnergyStruct,
 }
-"""The structures that both languages declare, by the name in the function that gives the size in C++."""
+"""The structures that both languages declare, by their name in the C++ functions ``size_of_*``."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled functions; None where they were not built.
+    """Returns the compiled functions; None if they were not built.
 
     Raises:
         ImportError: the library was built from other sources than these: the structures differ in size.
@@ -152,7 +152,7 @@ def _declare(compiled: ctypes.CDLL) -> None:
 
 @functools.cache
 def compiled() -> ctypes.CDLL:
-    """``library`` for callers that run only where there is one.
+    """Returns ``library``, for callers that only run if there is one.
 
     Raises:
         RuntimeError: the library was not built.
@@ -165,11 +165,11 @@ def compiled() -> ctypes.CDLL:
 
 @functools.cache
 def multiplies() -> bool:
-    """Whether compiled products are there and fast, which they are with AVX2 or AVX-512."""
+    """Whether compiled products are available and fast, which they are with AVX2 or AVX-512."""
     return torch.backends.cpu.get_cpu_capability() in LEVELS and library() is not None
 
 
 @functools.cache
 def runs_sequences(dtype: torch.dtype) -> bool:
-    """Whether operands of a type have functions that run many steps in one call."""
+    """Whether there are functions that run many steps in one call for operands of a type."""
     return dtype == torch.float32 and multiplies()

@@ -12,7 +12,7 @@ namespace rhhn {
 // ops/native/build.py declares the same fields in the same order. A missing tensor is null.
 struct Energy {
     int64_t B, R, S, A;    // sentences, queries and source positions of each, width
-    int64_t H;             // work for one sentence, which decides about threads
+    int64_t H;             // work per sentence, which decides whether to use threads
     int64_t threads;       // slots of dv
     const void* q;         // [B, R, A]
     const void* k;         // [B, S, A]

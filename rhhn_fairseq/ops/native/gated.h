@@ -29,7 +29,7 @@ struct Gated {
     void* u;                 // [T, B, ld_u]: all of the sums, or with a hypernetwork h W_h
     const void* gx;          // [T, B, 4 H]: x W_x, with a hypernetwork or for many steps in one call
     void* z;                 // [T, B, 12 Z]: embeddings of d_h, d_x, b, each for four gates. This and the next
-                             // two with a hypernetwork only
+                             // two only with a hypernetwork
     const void* weight_d;    // [12, Z, H] state type: from z to d_h, d_x and b
     const void* bias;        // [4, H] state type: added to b
     const void* gate_gain;   // [4 H] state type; null without layer normalisation
@@ -264,7 +264,7 @@ class GatedStep {
         }
     }
 
-    // From the gradients of the new h and c to those of the gates' sums and, in place, of the old c.
+    // Turns the gradients of the new h and c into those of the gates' sums and, in place, of the old c.
     template <typename X, typename Y>
     void backward_plain(const X* a, const S* c_old, const S* keep, const S* stays, const S* dh, S* dc,
                         Y* da) const {
@@ -312,7 +312,7 @@ class GatedStep {
             normalise_backward(normal + k * H, da + k * H, at<S>(p.gate_gain) + k * H, total + k * H,
                                total + (4 + k) * H, rstd[k], H);
     }
-    // From a gate's sums to the gate, in place; returns 1 / standard deviation.
+    // Turns a gate's sums into the gate, in place; returns 1 / standard deviation.
     S activate(S* __restrict gate, int64_t k, S* __restrict normal) const {
         const Normal n = normal_of(gate, k);
         const S *__restrict gain = n.gain, *__restrict shift = n.shift;
@@ -351,7 +351,7 @@ class GatedStep {
             dc_new[j] = dh[j] * o[j] * (S(1) - inner * inner);
         }
     }
-    // Those of the normalised sums of i, f and g, and of the old c.
+    // The gradients of the normalised sums of i, f and g, and of the old c.
     template <bool DROPS, bool ZONED>
     void through_c(const S* __restrict a, const S* __restrict c_old, const S* __restrict keep,
                    const S* __restrict stays, const S* __restrict dc_new, S* __restrict dc,
@@ -386,7 +386,7 @@ class GatedStep {
 
     const T* products(int64_t b) const { return at<T>(p.u) + (t * p.B + b) * p.ld_u; }
 
-    // Factors of the update, [H]; null for one.
+    // Factors of the update, [H]; null if all are one.
     const S* keep_of(int64_t b, S* to) const {
         if (!p.keep) return nullptr;
         factors(p.keep + t * p.keep_t + b * p.keep_b, S(p.keep_scale), S(1), to, H);
@@ -412,7 +412,7 @@ class GatedStep {
         }
     }
 
-    // From the gradient of the sums to those of their terms.
+    // Turns the gradient of the sums into those of their terms.
     void spread(int64_t b, const S* __restrict da, S* __restrict dbias, S* d) const {
         T* __restrict du = at<T>(p.du) + (t * p.B + b) * p.ld_du;
         if constexpr (!HYPER) {

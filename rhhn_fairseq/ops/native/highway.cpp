@@ -167,8 +167,8 @@ class HighwayStep {
         }
     }
 
-    // From the gradient ds of the new state to those of u, z and the old state (without the path through u).
-    // Adds to the gradients of the biases.
+    // Turns the gradient ds of the new state into those of u, z and the old state (without the path through
+    // u). Adds to the gradients of the biases.
     template <typename X>
     void retreat(const X* u, int64_t b, const S* bias, const S* keep, const S* ds, S* direct, T* du, S* dbias,
                  S* total) const {
@@ -271,7 +271,7 @@ class HighwayStep {
         if (p.bias_x) add(static_cast<const S*>(p.bias_x), to);
         return to;
     }
-    // Factors of the update, [H]; null for one.
+    // Factors of the update, [H]; null if all are one.
     const S* keep_of(int64_t b, S* to) const {
         if (!p.keep) return nullptr;
         factors(p.keep + ((t * p.B + b) * p.L + l) * H, S(p.keep_scale), S(1), to, H);

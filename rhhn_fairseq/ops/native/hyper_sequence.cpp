@@ -8,8 +8,8 @@
 
 namespace rhhn {
 
-// ops/native/build.py declares the same fields in the same order. Matrices are packed in panels, in the backward
-// pass transposed.
+// ops/native/build.py declares the same fields in the same order. Matrices are packed into panels; in the
+// backward pass they are transposed.
 struct HyperRecurrence {
     int64_t previous;       // whether z comes from the hypernetwork's state of the previous step
     const float* weight;    // [H, 4 (H + N)]: columns of the main network, then of the hypernetwork
@@ -24,7 +24,7 @@ struct HyperRecurrence {
 using Main = GatedStep<float, true>;
 using Hyper = GatedStep<float, false>;
 
-// The rows of the batch of one thread.
+// One thread's rows of the batch.
 class HyperRows {
    public:
     HyperRows(const Gated& main, const Gated& hyper, const HyperRecurrence& r, int64_t first, int64_t last)

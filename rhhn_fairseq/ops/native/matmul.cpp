@@ -34,7 +34,7 @@ struct Matmul {
     }
 };
 
-// Inner width of a block: a panel of so many lines stays in a core's cache.
+// Inner width of a block: a panel of this many lines stays in a core's cache.
 constexpr int64_t DEPTH = 1536;
 // Tiles of a block.
 constexpr int64_t HEIGHT = 64;
@@ -61,18 +61,18 @@ class Scratch {
     int64_t held = 0;
 };
 
-// Splits the range from first to last evenly into pieces of at most `most`.
+// Splits the range [first, last) evenly into pieces of at most `most`.
 template <typename Work>
 void in_pieces(int64_t first, int64_t last, int64_t most, Work work) {
     const int64_t size = last - first, pieces = (size + most - 1) / most;
     for (int64_t i = 0; i < pieces; ++i) work(first + size * i / pieces, first + size * (i + 1) / pieces);
 }
 
-// Whether a matrix can be read without packing: it is stored by rows, and the distance of its rows does not make
-// the lines of a panel evict each other from the cache.
+// Whether a matrix can be read without packing: it is stored by rows, and the distance between them does not
+// make the lines of a panel evict each other from the cache.
 inline bool stays(int64_t ld, int64_t next) { return next == 1 && ld % 256 != 0; }
 
-// Packs the tiles from first to before last of an x that is stored by columns.
+// Packs the tiles [first, last) of an x that is stored by columns.
 inline void lay_tiles(Rows<const float> x, int64_t rows, int64_t first, int64_t last, int64_t K, float* to) {
     // Takes a few elements of all rows at a time, because two tiles share cache lines.
     constexpr int64_t NUMBERS = 16;

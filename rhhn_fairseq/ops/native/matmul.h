@@ -109,7 +109,7 @@ auto tile_for(int64_t columns) {
 inline int64_t tiles_of(int64_t rows) { return (rows + TILE - 1) / TILE; }
 inline int64_t tile_start(int64_t rows, int64_t tile) { return rows * tile / tiles_of(rows); }
 
-// Calls work(start, count) for the tiles from first to before last.
+// Calls work(start, count) for the tiles in [first, last).
 template <typename Work>
 void in_tiles(int64_t rows, int64_t first, int64_t last, Work work) {
     for (int64_t i = first; i < last; ++i) {
@@ -118,7 +118,7 @@ void in_tiles(int64_t rows, int64_t first, int64_t last, Work work) {
     }
 }
 
-// Computes a panel of y = add + x w (add may be null) for the tiles from first to before last. x(start, count)
+// Computes a panel of y = add + x w (add may be null) for the tiles in [first, last). x(start, count)
 // gives the rows of a tile. The panel holds the first columns of w [K, columns].
 template <typename Tiles>
 void multiply_tiles(Tiles x, int64_t rows, int64_t first, int64_t last, int64_t K, Rows<const float> panel,

@@ -1,5 +1,5 @@
-// Matrix products of a few rows, as in a step of decoding, and the LSTM's gates for such a step. The time is that
-// of reading the matrix once; libraries would also pack it.
+// Matrix products of a few rows, as in a step of decoding, and the LSTM's gates for such a step. A product
+// takes as long as reading the matrix once; libraries would also pack it.
 
 #include <algorithm>
 #include <cstdint>
@@ -28,7 +28,7 @@ struct Product {
     float* y;          // [M, N] = add + x w
 };
 
-// Adds x w to the columns from first to before last of y, for M rows; w is [K, N].
+// Adds x w to the columns [first, last) of y, for M rows; w is [K, N].
 template <int M>
 void down(const Product& p, int64_t first, int64_t last) {
     for (int64_t begin = first; begin < last; begin += BLOCK) {
@@ -64,7 +64,7 @@ void down(const Product& p, int64_t first, int64_t last) {
     }
 }
 
-// The same for w [N, K], ROWS of its rows at a time.
+// The same for w [N, K], with ROWS of its rows at a time.
 template <int M, int ROWS>
 void across_rows(const Product& p, int64_t n) {
     const float* row = p.w + n * p.ld_w;
@@ -134,7 +134,7 @@ void choose(const Product& p) {
     }
 }
 
-// One row of an LSTM: from the sums of the gates i, f, g, o, each [H], and c to the new c and h.
+// One row of an LSTM: the new c and h from the sums of the gates i, f, g, o, each [H], and the old c.
 void lstm_row(int64_t H, float forget_bias, const float* __restrict gates, const float* __restrict old,
               float* __restrict c, float* __restrict h) {
 #pragma omp simd

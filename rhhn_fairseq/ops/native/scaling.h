@@ -46,7 +46,7 @@ class Scaling {
         }
     }
 
-    // From the gradients of the scaling vectors to those of z and weight_d.
+    // Turns the gradients of the scaling vectors into those of z and weight_d.
     void backward(int64_t start, int64_t rows, const S* dd, S* dweight) const {
         for (int64_t k = 0; k < 12; ++k) {
             // Two embeddings at a time share the loads of dd, where the registers hold the sums of both.
@@ -73,7 +73,7 @@ class Scaling {
     }
 
    private:
-    // Width of a vector register, columns at a time whose sums for BLOCK rows fit the registers, and
+    // Width of a vector register; columns at a time, so that their sums for BLOCK rows fit the registers; and
     // embeddings at a time. The compiler keeps wider vectors in memory.
     static constexpr int64_t LANES = sizeof(rhhn::Vector) / sizeof(S);
     static constexpr int64_t WIDE = REGISTERS > 2 * BLOCK ? 2 * LANES : LANES, MAX_Z = 64;
@@ -112,7 +112,7 @@ class Scaling {
             }
     }
 
-    // The same for SOME embeddings from number ``at`` of all 12 Z on, given the gradients of their kind.
+    // The backward pass for SOME embeddings from number at_z of all 12 Z on, given their kind's gradients.
     template <int64_t SOME>
     void embed_backward(int64_t start, int64_t rows, const S* dd, S* dweight, int64_t at_z) const {
         const int64_t ld = stride();

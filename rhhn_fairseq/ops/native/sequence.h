@@ -20,7 +20,7 @@ struct Recurrence {
     const float* weights;  // for each layer a matrix [K, N] in panels [ceil(N / PANEL), K, PANEL], zeros past N
     const float* gal;      // [B, H] or null: factors of the state before the product
     const float* share;    // [T] or null: factors of the gradient through layer 0's product
-    int64_t start, stop;   // the time steps to run, without stop
+    int64_t start, stop;   // the time steps to run; stop is excluded
 };
 
 // Runs the steps for one thread's rows. A Step has the methods read, sums, start, gradient and arriving, which

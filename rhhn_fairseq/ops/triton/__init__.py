@@ -1,6 +1,6 @@
 """Triton kernels for the point-wise work of a time step on CUDA devices, as ``native`` does it on the CPU.
 
-LSTM and highway networks take one kernel a step. Each program works on complete rows of the batch, so layer
+LSTM and highway networks take one kernel per step. Each program works on complete rows of the batch, so layer
 normalisation needs no communication between programs. The scaling vectors d of a HyperLSTM and their
 gradients are computed by torch.bmm outside of the kernel: weight_d is then read once a step instead of once a
 row, and its gradient needs no sum over programs. Each program adds gradients that are sums over rows to a
@@ -30,14 +30,14 @@ OLDEST = (3, 4)
 
 
 def obstacle(device: torch.device) -> str | None:
-    """Why the kernels cannot run on a device; None if they can."""
+    """Returns why the kernels cannot run on a device; None if they can."""
     if device.type != "cuda" and not (device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
         return "triton runs on CUDA devices (and with TRITON_INTERPRET=1, slowly, on the CPU)"
     return missing()
 
 
 def missing() -> str | None:
-    """What must be installed first; None if nothing is missing."""
+    """Returns what must be installed first; None if nothing is missing."""
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed: pip install triton"
     version = _version()
@@ -58,7 +58,7 @@ def _version() -> str:
 
 
 def slots(shape: Sequence[int], like: Tensor) -> int:
-    """The number of slots for the gradient of a parameter.
+    """Returns the number of slots for the gradient of a parameter.
 
     Args:
         shape: the parameter's. Programs sum gradients of vectors, a matrix product those of matrices.
@@ -68,14 +68,14 @@ def slots(shape: Sequence[int], like: Tensor) -> int:
 
 
 def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
-    """The function that runs one step of ``buffers``, forward or backward."""
+    """Returns a function that runs one step of ``buffers``, forward or backward."""
     from rhhn_fairseq.ops.triton.steps import GatedStep
 
     return getattr(GatedStep(buffers, direction), direction)
 
 
 def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
-    """The function that runs one layer of a time step, number ``t L + l``."""
+    """Returns a function that runs one layer of a time step, number ``t L + l``."""
     from rhhn_fairseq.ops.triton.steps import HighwayStep
 
     return getattr(HighwayStep(buffers, direction), direction)
@@ -96,7 +96,7 @@ def run_lstm(
 def highway_steps(
     buffers: Highway, direction: str, weights: Sequence[Tensor], gal: Tensor | None, share: Tensor | None
 ) -> Callable[[int, int], None] | None:
-    """The function that runs time steps of a small highway network without z in one kernel; else None.
+    """Returns a function that runs time steps of a small highway without z in one kernel; else None.
 
     Args and returns: as for ``native.highway_steps``.
     """
@@ -112,7 +112,7 @@ def hypernetwork_forward(
     inputs: tuple[Tensor, Tensor],
     previous: bool,
 ) -> Callable[[int], None] | None:
-    """The function that runs one step of a small hypernetwork with its products; None for a large one.
+    """Returns a function that runs one step of a small hypernetwork with its products; None for a large one.
 
     A step adds up the gates' sums, runs the LSTM and computes z.
 
@@ -135,7 +135,7 @@ def hypernetwork_forward(
 def hypernetwork_backward(
     hyper: Gated, main: Gated, weights: tuple[Tensor, Tensor], previous: bool
 ) -> Callable[[int], None] | None:
-    """The function that runs one backward step of a small hypernetwork; None for a large one.
+    """Returns a function that runs one backward step of a small hypernetwork; None for a large one.
 
     A step goes from the gradient of z to that of the previous state, without the gradient through the main h.
 

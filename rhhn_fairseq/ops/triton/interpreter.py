@@ -1,8 +1,8 @@
-"""Mends three faults of Triton's interpreter, in versions up to 3.6, that loops and bfloat16 operands meet.
+"""Fixes three bugs of Triton's interpreter, in versions up to 3.6, that affect loops and bfloat16 operands.
 
-It makes Python numbers of arrays of one element, which numpy refuses from 2.4 on (triton issue 9171); it
-multiplies matrices of bfloat16, which it keeps as integers, as if the bits were the numbers; and it cuts
-float32 off where a GPU rounds it to bfloat16.
+It converts arrays of one element to Python numbers, which numpy rejects from 2.4 on (triton issue 9171). It
+stores bfloat16 matrices as integers and multiplies them as if the bits were the numbers. And it truncates
+float32 where a GPU rounds it to bfloat16.
 """
 
 import os
@@ -12,7 +12,7 @@ import torch
 
 
 def mend() -> None:
-    """Changes the interpreter of this process, where there is one. To be called once."""
+    """Patches the interpreter of this process, if it is in use. Must be called only once."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
     from triton import language as tl
@@ -23,7 +23,7 @@ def mend() -> None:
 
     def patched(tensor, *scope):
         give_methods(tensor, *scope)
-        # From 3.6 on what is set is taken back after each kernel.
+        # From 3.6 on, attributes set this way are restored after each kernel.
         give = scope[0].set_attr if scope else setattr
         give(tensor, "__index__", lambda self: int(self.handle.data.item()))
 

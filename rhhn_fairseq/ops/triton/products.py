@@ -23,7 +23,7 @@ def multiplies(units: int, dtype: torch.dtype) -> bool:
 
 
 def arguments(units: int, matrices: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Tile sizes, warps, stages and the precision of float32 products, which is that of torch.
+    """Returns tile sizes, warps, stages and the precision of float32 products, which is that of torch.
 
     Args:
         matrices: the number of matrices [units, units] that a step multiplies by.

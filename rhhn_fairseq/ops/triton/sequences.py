@@ -14,7 +14,7 @@ from rhhn_fairseq.ops.triton.steps import buffers_of, on_device
 def highway(
     p: Highway, direction: str, weights: Sequence[Tensor], gal: Tensor | None, share: Tensor | None
 ) -> Callable[[int, int], None] | None:
-    """The function that runs steps of a small highway network without z; see ``native.highway_steps``."""
+    """Returns a function that runs steps of a small highway without z; see ``native.highway_steps``."""
     L, T, B, H = p.s.shape
     special = p.z is not None or p.first is not None or p.bias_x is not None
     if special or not multiplies(H, p.u.dtype):
@@ -62,7 +62,7 @@ def lstm(p: Gated, direction: str, weight: Tensor, gal: Tensor | None, share: Te
         tensors |= buffers_of(p, "gx h0 h y")
     else:
         kernel = lstm_sequence.backward
-        # A slot for each of these programs.
+        # One slot for each of these programs.
         p.sums = p.sums.new_zeros(blocks, p.sums.shape[1])
         tensors |= buffers_of(p, "c_scale dy dh dh_direct dc du sums") | {"share": share}
     with on_device(p.u.device):

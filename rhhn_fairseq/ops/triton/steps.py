@@ -1,4 +1,4 @@
-"""Calls of the Triton kernels: from the buffers of a sequence to the arguments of a step.
+"""Calls of the Triton kernels: turns the buffers of a sequence into the arguments of a step.
 
 Nothing is read from the device, and all memory is allocated beforehand or by torch's allocator, so a CUDA
 graph can capture the loop over a sequence.
@@ -97,7 +97,7 @@ class GatedStep:
 
 
 class HyperStep:
-    """One step of a HyperLSTM's hypernetwork with its products; see ``triton.hypernetwork``.
+    """One step of a HyperLSTM's hypernetwork with its products; see ``triton.hypernetwork_forward``.
 
     Args:
         p: the hypernetwork's buffers. main: the main network's, for z.
@@ -125,7 +125,7 @@ class HyperStep:
         self.kernel = getattr(hyper_step, direction)[self.grid]
 
     def prepare_forward(self, bias_z: Tensor, g_hyper: Tensor, side: Tensor) -> None:
-        """Adds the arguments of the forward kernel alone."""
+        """Adds the arguments that only the forward kernel has."""
         p, main = self.p, self.main
         self.tensors |= buffers_of(p, "h c") | buffers_of(main, "z")
         if p.u.dtype != p.c0.dtype:
@@ -135,10 +135,10 @@ class HyperStep:
         self.numbers["LD_SIDE"] = _row_stride("the products of h", side)
 
     def prepare_backward(self) -> None:
-        """Adds the arguments of the backward kernel alone."""
+        """Adds the arguments that only the backward kernel has."""
         p = self.p
         if len(p.sums) != self.grid[0]:
-            # A slot for each of these programs.
+            # One slot for each of these programs.
             p.sums = p.sums.new_zeros(*self.grid, p.sums.shape[1])
         self.tensors |= buffers_of(p, "dh dh_direct dc du sums") | buffers_of(self.main, "dz")
         self.numbers["LD_DU"] = _row_stride("du", p.du)
@@ -170,7 +170,7 @@ class HighwayStep:
         tile = Tile.of(self.B, H)
         self.guard = on_device(p.u.device)
         self.tensors = buffers_of(p, "u z bias bias_z mask keep zone")
-        # Arguments of layer 0 alone, and of layers with an output alone.
+        # Arguments that only layer 0 has, and those that only layers with an output have.
         self.of_first = buffers_of(p, "gx bias_x first")
         self.output = buffers_of(p, "y" if direction == "forward" else "dy")
         self.numbers = dict(
@@ -224,7 +224,7 @@ class HighwayStep:
 
 
 def buffers_of(p: Gated | Highway, names: str) -> dict[str, Any]:
-    """Buffers by name, as arguments of a kernel; masks as bytes.
+    """Returns buffers by name, as arguments of a kernel; masks as bytes.
 
     Raises:
         ValueError: a buffer is not contiguous.
@@ -242,7 +242,7 @@ def buffers_of(p: Gated | Highway, names: str) -> dict[str, Any]:
 
 
 def _row_stride(name: str, tensor: Tensor) -> int:
-    """Elements between the rows of u or du [T, B, G], which are evenly spaced over all steps."""
+    """Returns the number of elements between the rows of u or du [T, B, G], which are evenly spaced."""
     T, B, _ = tensor.shape
     # A single row may have any stride.
     ld = tensor.stride(1 if B > 1 else 0)

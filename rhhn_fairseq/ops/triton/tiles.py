@@ -31,5 +31,5 @@ class Tile:
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n, for n >= 1."""
+    """Returns the smallest power of two that is at least n, for n >= 1."""
     return 1 << (n - 1).bit_length()
