@@ -1,12 +1,12 @@
-"""The contract every recurrent cell keeps, and what all of them share.
+"""The interface of every recurrent cell, and the code that all cells share.
 
-Shapes: T time, B batch, C input, H hidden, G gates times H. Row vectors: an input [B, C] meets its
-weight as ``x_BC @ W_CG``.
+Shapes: T time, B batch, C input, H hidden, G gates times H. Vectors are rows: an input [B, C] is
+multiplied as ``x_BC @ W_CG``.
 
-A cell owns its equations (``step``, or ``step_with`` if any hypernetwork may scale its matrices), what is
-affine in the input alone (``input_maps``) and what never reads the main state (``prepare``). The loop over
+A cell defines its equations (``step``, or ``step_with`` if a hypernetwork may scale its matrices), the affine
+maps of its input (``input_maps``) and what never depends on the main state (``prepare``). The loop over
 time, masks, carried state and beam reordering are written once, here and in ``ops``. A cell with a fused
-operation hands its parameters to it (``run_operation``).
+operation passes its parameters to it in ``run_operation``.
 """
 
 from collections.abc import Callable
@@ -32,15 +32,15 @@ class Cell(Pretrained, nn.Module):
     Attributes:
         config: the checked configuration.
         state_sizes: widths of the state's tensors, the first of which is the output.
-        begins: whether the first step of a sequence that has no state is another one, see ``begin``.
+        begins: whether the first step of a sequence without a state differs from the others, see ``begin``.
         operation: name of the fused operation that computes what ``step`` does, see ``backends``; None
-            without one. A derived class does not inherit it, because it may have another ``step``.
-        affine_weights: names of the weights that ``ops.gemm.affine`` multiplies by and nothing else reads,
-            which may be quantised.
+            if there is none. A subclass does not inherit it, because it may override ``step``.
+        affine_weights: names of the weights that only ``ops.gemm.affine`` reads, so that they may be
+            quantised.
         recurrent_weights: names of the weights that multiply a state, which ``layers.weight_drop`` drops;
-            inner cells name theirs.
-        backend: name of the backend that this cell has to use; None for what the environment or ``backends``
-            chooses.
+            inner cells name their own.
+        backend: name of the backend that this cell must use; None leaves the choice to the environment or
+            ``backends``.
     """
 
     kind = "cell"
@@ -62,30 +62,30 @@ class Cell(Pretrained, nn.Module):
         self.state_sizes = (config.hidden_size,)
 
     def input_maps(self) -> tuple[InputMap, ...]:
-        """All that is affine in the input alone: pairs of a weight [C, ·] and a bias [·] or None."""
+        """Returns the affine maps of the input: pairs of a weight [C, ·] and a bias [·] or None."""
         raise NotImplementedError(f"{type(self).__name__} has no input maps")
 
     def maps_of(self, columns: slice) -> tuple[InputMap, ...]:
-        """The input maps of a slice of the input's columns; the bias goes with the slice that starts at 0.
+        """Returns the input maps of a slice of the input's columns; the slice that starts at 0 has the bias.
 
-        The shares of slices that cover the input add up to the whole projection. A loop takes its slices
-        once, before it: the gradient of a slice fills the whole weight with zeros at every use.
+        The projections of slices that cover the input add up to the whole projection. Take slices once,
+        before a loop: every slicing costs a zero-filled gradient of the whole weight.
         """
         first = columns.start in (None, 0)
         return tuple((weight[columns], bias if first else None) for weight, bias in self.input_maps())
 
     def project(self, x_TBC: Tensor, gemm: str | None = None) -> tuple[Tensor, ...]:
-        """What the input adds to every equation, [T, B, ·], in the order in which ``step`` takes them.
+        """Returns the projections of the input, [T, B, ·], in the order in which ``step`` takes them.
 
-        One GEMM a weight for the whole sequence.
+        Each weight takes one GEMM for the whole sequence.
 
         Args:
-            gemm: who multiplies, see ``ops.gemm.affine``.
+            gemm: which GEMM to use, see ``ops.gemm.affine``.
         """
         return apply_maps(x_TBC, self.input_maps(), gemm)
 
     def begin(self, g: tuple[Tensor, ...], first_TB1: Tensor | None) -> tuple[Tensor, ...]:
-        """Changes the projection of sequences that start without a state; by default, nothing.
+        """Adjusts the projections of sequences that start without a state; by default, changes nothing.
 
         Args:
             first_TB1: what ``first_positions`` returns.
@@ -93,9 +93,9 @@ class Cell(Pretrained, nn.Module):
         return g
 
     def first_positions(self, T: int, B: int, mask_TB: Tensor | None, device=None) -> Tensor:
-        """Where sequences without a state have their first step, bool [T, B, 1].
+        """Returns where sequences without a state have their first step, bool [T, B, 1].
 
-        It matters only to cells that ``begins``.
+        Only cells with ``begins`` use it.
         """
         if mask_TB is None:
             mask_TB = torch.ones(T, B, dtype=torch.bool, device=device)
@@ -104,7 +104,7 @@ class Cell(Pretrained, nn.Module):
     def prepare(
         self, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None, noise: Noise | None, plan: Plan
     ) -> tuple[tuple[Tensor, ...], State]:
-        """Runs whatever never reads the main state over the whole sequence; by default, nothing.
+        """Computes, for the whole sequence, what never reads the main state; by default, nothing.
 
         Args:
             plan: how the pass runs.
@@ -115,8 +115,8 @@ class Cell(Pretrained, nn.Module):
         """Draws every random number of a training pass of T steps over B sequences.
 
         Returns:
-            bool tensors [T or 1, B or 1, ·] by name: a leading 1 is one mask a sequence, [T, 1, 1] is
-            one coin a time step. Empty when the configuration asks for no noise.
+            bool tensors [T or 1, B or 1, ·] by name: a leading 1 means one mask per sequence,
+            [T, 1, 1] one coin per time step. Empty when the configuration asks for no noise.
         """
         config, noise = self.config, {}
         H = config.hidden_size
@@ -129,7 +129,7 @@ class Cell(Pretrained, nn.Module):
         return noise
 
     def step(self, g_t: tuple[Tensor, ...], state: State, noise_t: Noise | None) -> tuple[Tensor, State]:
-        """One time step, the paper's equations.
+        """Computes one time step by the paper's equations.
 
         Args:
             g_t: the projection at this step, tensors [B, ·].
@@ -142,7 +142,7 @@ class Cell(Pretrained, nn.Module):
         return self.step_with(tuple(self.state_matrices().values()), g_t, state, noise_t)
 
     def state_matrices(self) -> dict[str, Matrix]:
-        """The matrices by which ``step_with`` multiplies states with ``ops.gemm.affine``, by their names."""
+        """Returns by name the matrices by which ``step_with`` multiplies states with ``ops.gemm.affine``."""
         return {}
 
     def step_with(
@@ -152,7 +152,7 @@ class Cell(Pretrained, nn.Module):
         state: State,
         noise_t: Noise | None,
     ) -> tuple[Tensor, State]:
-        """``step`` with other matrices in the place of its own, such as those that a hypernetwork scales.
+        """Computes ``step`` with matrices other than the cell's own, such as ones scaled by a hypernetwork.
 
         Args:
             matrices: as many as ``state_matrices`` has, in its order.
@@ -160,7 +160,7 @@ class Cell(Pretrained, nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
     def make_step(self) -> Callable[..., tuple[Tensor, State]]:
-        """``step`` for one pass. A cell may compute here what all steps of a pass share."""
+        """Returns ``step`` for one pass. A cell may override it to compute once what all steps share."""
         return self.step
 
     def forward(
@@ -177,8 +177,8 @@ class Cell(Pretrained, nn.Module):
             state: the state to start from, tensors [B, ·] in ``state_sizes`` order; None for zeros.
             mask_TB: bool [T, B], true at real positions. At the others the state passes through
                 unchanged and the output is zero, whatever the input holds there.
-            noise: what ``sample_noise`` returned. When None it is drawn here if the cell is in
-                training, and the pass is an evaluation if it is not.
+            noise: what ``sample_noise`` returned. If None, a cell in training mode draws it here, and in
+                evaluation mode there is none.
 
         Returns:
             the outputs [T, B, H] and the state after the last step.
@@ -189,7 +189,7 @@ class Cell(Pretrained, nn.Module):
         self._check_shapes(x_TBC, state, mask_TB, noise)
         T, B, _ = x_TBC.shape
         if mask_TB is not None:
-            # A NaN times a zero gradient is NaN, so padding is cleared before it meets a weight.
+            # A NaN times a zero gradient is NaN, so padding is cleared before it multiplies a weight.
             x_TBC = x_TBC.masked_fill(~mask_TB.unsqueeze(-1), 0.0)
         if noise is None and self.training:
             noise = self.sample_noise(T, B, x_TBC.device)
@@ -218,7 +218,7 @@ class Cell(Pretrained, nn.Module):
         mask_TB: Tensor | None = None,
         noise: Noise | None = None,
     ) -> Request:
-        """What ``backends`` has to know of a pass; arguments as in ``forward``."""
+        """Returns what ``backends`` needs to know about a pass; arguments as in ``forward``."""
         (T, B, _), device, dtype = x_TBC.shape, x_TBC.device, x_TBC.dtype
         rounds, wide = backends.rounding(device), False
         forced = self.backend or policy.current().kernel
@@ -244,7 +244,7 @@ class Cell(Pretrained, nn.Module):
         )
 
     def needs_steps(self) -> str | None:
-        """What only the loop over ``step`` can do for this pass, in words; None where nothing asks for it."""
+        """Returns what in this pass only the loop over ``step`` supports, in words; None if nothing does."""
         if gemm.transformation() is not None:
             return "torch.func"
         for name, module in self._modules.items():
@@ -253,7 +253,7 @@ class Cell(Pretrained, nn.Module):
         return None
 
     def extras(self, mask_TB: Tensor | None, noise: Noise | None) -> tuple[str, ...]:
-        """What a pass asks for beyond the plain equations of the LSTM or GRU, in words."""
+        """Returns what a pass needs beyond the plain equations of the LSTM or GRU, in words."""
         names = sorted(noise) if noise else []
         if self.config.zoneout:
             names.append("zoneout")
@@ -274,18 +274,18 @@ class Cell(Pretrained, nn.Module):
         noise: Noise | None,
         plan: Plan,
     ) -> tuple[Tensor, State]:
-        """``forward`` when its arguments have been checked and the backend has been selected.
+        """Runs ``forward`` after its arguments are checked and the backend is selected.
 
         Args:
             first_TB1: what ``first_positions`` returns.
         """
         if plan.backend == "torch_nn":
             kind, weights = self.operation, self.torch_weights()
-            assert kind is not None  # ``select`` gives torch.nn to named operations only.
+            assert kind is not None  # ``select`` chooses torch.nn for named operations only.
             if len(x_TBC) == 1 and not torch.is_grad_enabled():
                 return torch_nn.step(kind, x_TBC, state, weights)
             return torch_nn.run(kind, x_TBC, state, weights, self.training)
-        # ``len`` would fix a length that torch.export keeps open.
+        # ``len`` would fix a length that torch.export keeps dynamic.
         T = x_TBC.shape[0]
         if plan.records and not lengths.keeps_length(self, T):
             x_TBC, first_TB1, mask_TB, noise = lengths.pad_to_graph_length(x_TBC, first_TB1, mask_TB, noise)
@@ -299,7 +299,7 @@ class Cell(Pretrained, nn.Module):
     def run_steps(
         self, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None, noise: Noise | None, plan: Plan
     ) -> tuple[Tensor, State]:
-        """All steps, from what ``prepare`` gave."""
+        """Runs all steps on what ``prepare`` returned."""
         if plan.is_fused:
             return self.run_operation(g, state, mask_TB, noise, plan)
 
@@ -311,7 +311,7 @@ class Cell(Pretrained, nn.Module):
 
         dtype, types = g[0].dtype, [tensor.dtype for tensor in state]
         if any(kind != dtype for kind in types) and not torch.is_autocast_enabled(g[0].device.type):
-            # Without autocast, which casts what a step needs, such a state does not fit the weights.
+            # Without autocast, which casts what a step needs, such a state's type differs from the weights'.
             state = tuple(tensor.to(dtype) for tensor in state)
         (y_TBH,), state = scan(step, g, state, mask_TB, noise)
         return y_TBH, tuple(tensor.to(kind) for tensor, kind in zip(state, types, strict=True))
@@ -319,32 +319,32 @@ class Cell(Pretrained, nn.Module):
     def run_operation(
         self, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None, noise: Noise | None, plan: Plan
     ) -> tuple[Tensor, State]:
-        """``run_steps`` by the cell's fused operation."""
+        """Computes ``run_steps`` with the cell's fused operation."""
         raise NotImplementedError(f"{type(self).__name__} has no fused operation")
 
     def plan_of_steps(self, x_TBC: Tensor) -> Plan:
-        """How ``prepare`` runs where it is called for one step at a time, as by what feeds a context back."""
+        """Returns the plan for ``prepare`` when it is called one step at a time, as for fed-back input."""
         return backends.make_plan("reference")
 
     def torch_weights(self) -> torch_nn.Weights:
-        """The parameters as torch.nn's layer of the same equations has them."""
+        """Returns the parameters in the layout of torch.nn's layer with the same equations."""
         raise NotImplementedError(f"torch.nn has no {type(self).__name__}")
 
     def recurrent_input(self, h_BH: Tensor, noise_t: Noise | None) -> Tensor:
-        """The state as a matrix sees it: detached by the step's coin (h-detach), dropped out (Gal)."""
+        """Returns the state as a matrix reads it: detached by the coin (h-detach), dropped out (Gal)."""
         assert isinstance(self.config, CellConfig)
         h_BH = detach_by_coin(h_BH, noise_at(noise_t, "h_detach"))
         return dropout(h_BH, self.config.gal_dropout, noise_at(noise_t, "gal"))
 
     def zero_state(self, B: int, device=None, dtype=None) -> State:
-        """The state of B sequences that have read nothing."""
+        """Returns the zero state of B sequences."""
         state = []
         for size in self.state_sizes:
             state.append(torch.zeros(B, size, device=device, dtype=dtype))
         return tuple(state)
 
     def diagnostics(self) -> dict[str, float]:
-        """Numbers about the trained weights worth a line in the log; by default, none."""
+        """Returns figures about the trained weights for the log; by default, none."""
         return {}
 
     def extra_repr(self) -> str:
@@ -385,13 +385,13 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def with_hooks(cell: Cell, method: Callable, *arguments):
-    """``method(*arguments)`` of an inner cell, with the hooks that somebody put on that cell around it.
+    """Calls ``method(*arguments)`` of an inner cell, with the hooks that are registered on that cell.
 
     Hooks see the method's arguments and result. An inner cell runs step by step, so ``forward``, around which
     torch would call them, is never called.
 
     Raises:
-        UsageError: a backward hook; torch finds no tensors for it, as they come in tuples.
+        UsageError: the cell has a backward hook; torch finds no tensors for it, because they are in tuples.
     """
     if not is_hooked(cell):
         return method(*arguments)
@@ -408,17 +408,17 @@ def with_hooks(cell: Cell, method: Callable, *arguments):
 
 
 def detach_state(state: State) -> State:
-    """The same state, cut from the graph: where truncated back-propagation stops."""
+    """Returns the state detached from the graph, where truncated back-propagation stops."""
     return tuple(tensor.detach() for tensor in state)
 
 
 def reorder_state(state: State, index_B: Tensor) -> State:
-    """The state of the chosen sequences, as beam search asks for; ``index_B`` may repeat entries."""
+    """Returns the state of the chosen sequences, for beam search; ``index_B`` may repeat entries."""
     return tuple(tensor.index_select(0, index_B) for tensor in state)
 
 
 def apply_maps(x: Tensor, maps: tuple[InputMap, ...], gemm: str | None = None) -> tuple[Tensor, ...]:
-    """``x W + b`` for each weight and bias; x is [..., C]; ``gemm`` as for ``ops.gemm.affine``."""
+    """Returns ``x W + b`` for each weight and bias; x is [..., C], ``gemm`` as for ``ops.gemm.affine``."""
     g = []
     for weight, bias in maps:
         g.append(affine(x, weight, bias, gemm))
@@ -432,6 +432,6 @@ def orthogonal_(weight: Tensor, gates: int = 1) -> None:
 
 
 def glorot_(weight: Tensor, gates: int = 1) -> None:
-    """Glorot uniform, for each of ``gates`` column blocks of ``weight`` [C, G] by its own fan."""
+    """Fills each of ``gates`` column blocks of ``weight`` [C, G] as Glorot uniform, by its own fan."""
     for block in weight.data.chunk(gates, dim=1):
         nn.init.xavier_uniform_(block)

@@ -6,13 +6,13 @@ from rhhn_fairseq.errors import UsageError
 
 
 def option(default=MISSING, *, help, choices=None, low=None, high=None, below=None):
-    """A field of a cell's configuration: its help string and the values it may take.
+    """Returns a field of a cell's configuration with a help string and limits on its values.
 
     Args:
-        default: the value when none is given; left out, the field is required.
+        default: the default value; if it is left out, the field is required.
         help: one line for the command line.
-        choices: the values allowed, for options of words.
-        low: smallest value allowed. high: largest value allowed. below: every value is smaller.
+        choices: the allowed values of an option that takes words.
+        low: smallest allowed value. high: largest allowed value. below: exclusive upper limit.
     """
     limits = {"help": help, "choices": choices, "low": low, "high": high, "below": below}
     return field(default=default, metadata=limits)
@@ -20,7 +20,7 @@ def option(default=MISSING, *, help, choices=None, low=None, high=None, below=No
 
 @dataclass(frozen=True, kw_only=True)
 class StateConfig:
-    """Sizes and options that every cell has; checked when built, ``UsageError`` names the field."""
+    """Sizes and options of every cell. They are checked when built; ``UsageError`` names the field."""
 
     input_size: int = option(help="width of the input", low=1)
     hidden_size: int = option(help="width of the state and of the output", low=1)
@@ -40,7 +40,7 @@ class StateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CellConfig(StateConfig):
-    """``StateConfig``, with the regularisers of a state that enters a matrix product."""
+    """``StateConfig`` with the regularisers of states that enter a matrix product."""
 
     gal_dropout: float = option(
         0.0, help="drop recurrent inputs, one mask a sequence (Gal and Ghahramani)", low=0, below=1
@@ -78,7 +78,7 @@ def _check_field(owner: str, spec, value) -> None:
 
 
 def describe_config(config: StateConfig) -> str:
-    """A configuration in one line: widths and depths, layer normalisation or not, and what was set."""
+    """Returns a configuration in one line: widths, depths, layer normalisation and changed options."""
     words = [str(config.input_size), str(config.hidden_size)]
     for spec in fields(config)[2:]:
         value = getattr(config, spec.name)

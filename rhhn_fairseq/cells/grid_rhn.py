@@ -6,11 +6,11 @@ For the layers l = 0 .. L-1 of time step t::
     s = (1 - t) * s + dropout(t) * h
 
 and then as in the RHN. s comes from the layer below, for l = 0 from the last layer of the previous step; s_l
-is layer l's own state after the previous step. The paper says that the connections were added, and no more.
-That each has a matrix of its own, and that every layer has one, is this project's reading.
+is layer l's own state after the previous step. The paper says only that the connections were added. That
+each has a separate matrix, and that every layer has one, is this project's reading.
 
-h-detach cuts the gradient where states of the previous step enter W_0 and V_l; the carry keeps its own. Gal
-dropout drops every state that enters a matrix by one mask. Zoneout acts on the output's state.
+h-detach cuts the gradient where states of the previous step enter W_0 and V_l, not through the carry. Gal
+dropout applies one mask to every state that enters a matrix. Zoneout acts on the output state.
 
 Shapes: T time, B batch, C input, H hidden, L depth.
 """

@@ -1,4 +1,4 @@
-"""GRU (Cho et al. 2014), with the reset gate after the recurrent matrix as torch.nn.GRU has it.
+"""GRU (Cho et al. 2014), with the reset gate after the recurrent matrix, as in torch.nn.GRU.
 
 Equations (gate order r, z, n in every weight's columns)::
 
@@ -7,8 +7,8 @@ Equations (gate order r, z, n in every weight's columns)::
     n = tanh(x W_xn + b_n + r * (h W_hn + b_hn))
     h' = (1 - z) * n + z * h
 
-Departure from torch.nn.GRU: the biases of r and z, which only ever act as sums, are one each.
-h-detach cuts the gradient where h enters a matrix; the carry z * h keeps its own.
+Departure from torch.nn.GRU: r and z have one bias each instead of two, because only the sum matters.
+h-detach cuts the gradient where h enters a matrix, not through the carry z * h.
 """
 
 from dataclasses import dataclass

@@ -2,26 +2,26 @@
 architecture" that augments another one).
 
 The hypernetwork is a cell with output e. It reads x, or [x; h] with the main network's output h of the
-previous step. Every matrix of the main cell that a state enters (``Cell.state_matrices``), and where
-``hyper_scales`` says so every map of its input, has its products scaled::
+previous step. It scales the products of every main-cell matrix that a state enters (``Cell.state_matrices``)
+and, with ``hyper_scales="all"``, of every map of the input::
 
     s W_j -> d_j * (s W_j),   x W_i -> d_i * (x W_i)
 
-and then the main cell's own equations follow. ``hyper_map`` says what makes d of e:
+and then the main cell's own equations follow. ``hyper_map`` says how d is computed from e:
 
-- ``embedding`` (Ha et al. 2016, equations 3 and 5): each gate of each matrix has an embedding z = e W_z + b_z
-  of its own, and d = z W_d. The biases of the input maps get a term as well, b + (e W_zb) W_b.
+- ``embedding`` (Ha et al. 2016, equations 3 and 5): each gate of each matrix has its own embedding
+  z = e W_z + b_z, and d = z W_d. The biases of the input maps also get a term, b + (e W_zb) W_b.
 - ``direct`` (Suarez 2017, equation 6): d_j = e M_j + m_j, as wide as the state, the same for all gates of a
-  matrix. The input maps have the d of the first matrix.
+  matrix. The input maps use the d of the first matrix.
 
-With ``hyper_output="layers"`` the hypernetwork is an RHN as deep as the main network, and the matrices of
-layer l read its state after layer l, as those of the HyperRHN do.
+With ``hyper_output="layers"`` the hypernetwork is an RHN as deep as the main network, and its state after
+layer l scales the matrices of layer l, as in the HyperRHN.
 
-So ``hyperlstm`` is an ``lstm`` scaled by an ``lstm``, ``ln_hyperlstm`` the same with two of ``ln_lstm``, both
-with ``hyper_start=0.1``; ``hyperrhn`` is an ``rhn`` scaled by an ``rhn`` with ``hyper_input="x"``,
-``hyper_map="direct"``, ``hyper_output="layers"`` and ``hyper_start=0.0``.
+Thus ``hyperlstm`` is an ``lstm`` scaled by an ``lstm``, ``ln_hyperlstm`` an ``ln_lstm`` scaled by an
+``ln_lstm``, both with ``hyper_start=0.1``; ``hyperrhn`` is an ``rhn`` scaled by an ``rhn`` with
+``hyper_input="x"``, ``hyper_map="direct"``, ``hyper_output="layers"`` and ``hyper_start=0.0``.
 
-The regularisers are the main cell's, and act as they do there; h-detach and Gal dropout also act on the h
+The regularisers are the main cell's and act as they do there; h-detach and Gal dropout also act on the h
 that the hypernetwork reads. ``hyper_dropout`` is the hypernetwork's own recurrent dropout.
 
 Shapes: T time, B batch, C input, H hidden, N hyper, Z embedding, S scaled gates, G columns of a matrix.
@@ -44,7 +44,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
 from rhhn_fairseq.ops.gemm import ScaledWeight
 
-# Options of the main network that its hypernetwork has too, if both cells have them.
+# Options of the main network that its hypernetwork shares, if both cells have them.
 COMMON = {"rhn_depth", "first_step", "forget_bias"}
 
 
@@ -98,7 +98,7 @@ class HyperConfig(RHNConfig, GatedConfig):
         main, hyper = cell_options(self.main_cell), cell_options(self.hyper_cell)
         for spec in (*fields(RHNConfig), *fields(GatedConfig)):
             value = getattr(self, spec.name)
-            # Sizes are given to cells of any kind, the depth of highway networks among them.
+            # Sizes, the depth of highway networks among them, may be given for any cell.
             known = {"input_size", "hidden_size", "rhn_depth", *main, *(COMMON & hyper.keys())}
             if spec.name not in known and value != spec.default:
                 raise UsageError(
@@ -116,7 +116,7 @@ class HyperConfig(RHNConfig, GatedConfig):
             )
 
     def main(self) -> CellConfig:
-        """The configuration of the main network."""
+        """Returns the configuration of the main network."""
         entry, given = CELLS[self.main_cell], {}
         for spec in fields(entry.config):
             if hasattr(self, spec.name) and spec.name != "recompute_steps":
@@ -126,9 +126,9 @@ class HyperConfig(RHNConfig, GatedConfig):
         return config
 
     def hyper(self) -> StateConfig:
-        """The configuration of the hypernetwork; its second input, h, has weights of its own.
+        """Returns the configuration of the hypernetwork; its second input, h, has separate weights.
 
-        A hypernetwork with a hypernetwork has one as wide as itself.
+        If the hypernetwork has a hypernetwork itself, both have the same width.
         """
         entry, known = CELLS[self.hyper_cell], cell_options(self.hyper_cell)
         given = {name: getattr(self, name) for name in (*COMMON, "hyper_size") if name in known}
@@ -138,10 +138,10 @@ class HyperConfig(RHNConfig, GatedConfig):
 
 
 class EmbeddedScaling(nn.Module):
-    """Scaling vectors by way of embeddings; see the module's docstring. Every d starts near ``hyper_start``.
+    """Scaling vectors from embeddings; see the module's docstring. Every d starts near ``hyper_start``.
 
     Args:
-        scaled: S, number of gates with a d. shifted: number of gates with a term of their bias.
+        scaled: S, number of gates with a d. shifted: number of gates whose bias gets a term.
     """
 
     def __init__(self, config: HyperConfig, scaled: int, shifted: int):
@@ -157,7 +157,7 @@ class EmbeddedScaling(nn.Module):
             nn.init.normal_(self.weight_z.data[:, scaled * Z :], std=0.01)
 
     def forward(self, e_BN: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the vectors d side by side, [B, S H], and the terms of the biases; None without any."""
+        """Returns the vectors d side by side, [B, S H], and the bias terms, or None if there are none."""
         bias_z = nn.functional.pad(self.bias_z, (0, self.weight_z.shape[1] - len(self.bias_z)))
         z_BKZ = torch.addmm(bias_z, e_BN, self.weight_z).unflatten(-1, (-1, self.weight_d.shape[1]))
         z_SBZ, z_of_b = z_BKZ.transpose(0, 1).tensor_split((self.scaled,))
@@ -184,23 +184,23 @@ class DirectScaling(nn.Module):
         self.bias_d.data += config.hyper_start
 
     def forward(self, e_BN: Tensor) -> tuple[Tensor, None]:
-        """Returns the vectors d side by side, [B, S H], and no terms of biases."""
+        """Returns the vectors d side by side, [B, S H], and None for the bias terms."""
         return torch.addmm(self.bias_d, e_BN, self.weight_d).repeat(1, self.scaled), None
 
 
 def names_of_maps(cell: Cell) -> list[tuple[str, str | None]]:
-    """The names of the weight and the bias of each of a cell's input maps."""
+    """Returns the names of the weight and the bias of each of a cell's input maps."""
     names = {parameter.data_ptr(): name for name, parameter in cell.named_parameters()}
     return [(names[w.data_ptr()], None if b is None else names[b.data_ptr()]) for w, b in cell.input_maps()]
 
 
 def below(parameters: dict, prefix: str) -> dict:
-    """What has the prefix in its name, without it."""
+    """Returns the entries whose names start with the prefix, with the prefix removed."""
     return {name.removeprefix(prefix): p for name, p in parameters.items() if name.startswith(prefix)}
 
 
 def naive_scaling(p, config, e, scaled, shifted):
-    """The vectors d and the terms of the biases for one sequence, each side by side."""
+    """Returns the vectors d and the bias terms for one sequence, each side by side."""
     if config.hyper_map == "direct":
         return np.tile(e @ p["weight_d"] + p["bias_d"], scaled), None
     Z = config.hyper_embed_size
@@ -211,7 +211,7 @@ def naive_scaling(p, config, e, scaled, shifted):
 
 
 def naive_hyper(p, config, x_TC, state, noise):
-    """The main cell's transcription with other weights at every step, as a hypernetwork makes them."""
+    """Runs the main cell's equations in numpy with weights that a hypernetwork rescales at every step."""
     H, L, layered = config.hidden_size, config.rhn_depth, config.hyper_output == "layers"
     main, hyper, inner = CELLS[config.main_cell], CELLS[config.hyper_cell], below(p, "hyper.")
     cell, fast, weights = main.cell(config.main()), hyper.cell(config.hyper()), below(p, "main.")
@@ -269,7 +269,7 @@ HIGHWAYS = SMALL | dict(
 class Hyper(Cell):
     """A cell scaled by another; see the module's docstring. State: that of ``main``, then that of ``hyper``.
 
-    Both cells start as they do by themselves, but the hypernetwork's matrices for x and h as one would.
+    Both cells are initialised as on their own, but the hypernetwork's matrices for x and h as one matrix.
     """
 
     config: HyperConfig
@@ -291,7 +291,7 @@ class Hyper(Cell):
             for (own, _), (joint, _) in zip(self.hyper.input_maps(), both.input_maps(), strict=True):
                 own.data.copy_(joint[:C])
                 self.weight_seen.append(joint[C:].detach().clone())
-        # The first matrix's module serves the input maps as well.
+        # The first matrix's module also scales the input maps.
         maps = self.main.input_maps()
         scaled = sum(w.shape[1] // H for w, _ in maps) if config.hyper_scales == "all" else 0
         shifted = sum(len(b) // H for _, b in maps if b is not None)
@@ -316,7 +316,7 @@ class Hyper(Cell):
         return (*g, first_TB1)
 
     def prepare(self, g, state, mask_TB, noise, plan):
-        """Runs a hypernetwork that reads the input alone: its projection in g becomes its output."""
+        """Runs a hypernetwork that reads the input alone; its output replaces its projections in g."""
         if self.config.hyper_input == "xh":
             return g, state
         maps, sizes = len(self.main.input_maps()), len(self.main.state_sizes)
@@ -325,7 +325,7 @@ class Hyper(Cell):
         return (*g[:maps], e, *first), (*state[:sizes], *hyper_state)
 
     def _run_hyper(self, g, state, mask_TB, noise, plan):
-        """The hypernetwork's outputs and state; behind its projections in g may be the first positions."""
+        """Returns the hypernetwork's outputs and state; g may end with the first positions."""
         noise = None if noise is None else below(noise, "hyper_")
         maps = len(self.hyper.input_maps())
         if len(g) > maps:
@@ -360,7 +360,7 @@ class Hyper(Cell):
         return y, (*main_state, *hyper_state)
 
     def _scale(self, g_main, maps, e_B):
-        """The main cell's matrices and its projections, scaled by what the hypernetwork's output says."""
+        """Returns the main cell's matrices and projections, scaled according to the hypernetwork's output."""
         layers = e_B.chunk(self.config.rhn_depth, dim=-1) if self.config.hyper_output == "layers" else (e_B,)
         matrices = []
         for number, matrix in enumerate(self.main.state_matrices().values()):
@@ -372,7 +372,7 @@ class Hyper(Cell):
         return tuple(matrices), g_main
 
     def _scale_input(self, g_main, maps, d_BG, b_BG):
-        """The projections, times ``d_BG`` if it has columns, plus their biases and the shares of ``b_BG``."""
+        """Returns the projections times ``d_BG`` if that has columns, plus biases and parts of ``b_BG``."""
         scaled = []
         for g, (_, bias) in zip(g_main, maps, strict=True):
             G = g.shape[-1]
@@ -388,9 +388,9 @@ class Hyper(Cell):
         return tuple(scaled)
 
     def scaling_vectors(self, state) -> Tensor:
-        """What scales the gates of the state's matrices after a step, [gates, B, H], from its state.
+        """Returns the vectors that scale the gates of the state's matrices, [gates, B, H], from a state.
 
-        It has all of them where ``hyper_output`` is "last".
+        The state determines all of them if ``hyper_output`` is "last".
         """
         e, vectors = state[len(self.main.state_sizes)], []
         for scaling, matrix in zip(self.scaling, self.main.state_matrices().values(), strict=True):

@@ -1,7 +1,7 @@
 """HyperLSTM and LN HyperLSTM (Ha, Dai, Le 2016, section 3.1; reference implementation: supercell).
 
-The hypernetwork is an LSTM of N units on [x; h] of the previous step, with state (e, k). Each of the
-four gates has its own embeddings z_h, z_x and z_b, made from e, and from them its scaling vectors::
+The hypernetwork is an LSTM of N units that reads [x; h] with the previous h; its state is (e, k). Each of
+the four gates has its own embeddings z_h, z_x and z_b, computed from e, which give its scaling vectors::
 
     a_gate = d_h * (h W_h) + d_x * (x W_x) + b,   d_h = z_h W_hz,  d_x = z_x W_xz,  b = z_b W_bz + b_0
 
@@ -10,9 +10,9 @@ followed by the LSTM's equations. Gate order i, f, g, o in every weight's column
 The printed equation 3 takes z from the previous e (``hyper_state="previous"``); supercell and the other
 implementations take it from the current one, which is the default.
 
-With layer normalisation each gate's sum is normalised before the forget bias, and c inside the output's
-tanh, in the main and in the hyper LSTM. Recurrent dropout acts on the main cell's update only. h-detach
-cuts the gradient where h enters W_h and the hypernetwork, Gal dropout acts in the same places.
+With layer normalisation, in both LSTMs, each gate's sum is normalised before the forget bias is added, and
+c inside the output's tanh. Recurrent dropout acts on the main cell's update only. h-detach cuts the gradient
+where h enters W_h and the hypernetwork; Gal dropout acts in the same places.
 
 ``hyper_rank`` d > 1 scales W_h by a sum of d outer products (Suarez 2017, equation 8), the first of which is
 the scaling above::
@@ -20,8 +20,8 @@ the scaling above::
     h W_h -> h (W_h * (1 d_h^T + a_2 b_2^T + ... + a_d b_d^T)),   [a_2 .. a_d, b_2 .. b_d] = (e R_z) R + r
 
 Here d_h and every b_i have a block for each gate, every a_i is the same for all gates, and e R_z is one more
-embedding of width Z. At the start every a_i has random signs and every b_i is zero, so that the cell is that
-of rank 1. The input map keeps d_x alone.
+embedding of width Z. At the start every a_i has random signs and every b_i is zero, so the cell starts as the
+one of rank 1. The input map is scaled by d_x alone.
 
 Initialisation: recurrent matrices orthogonal for each gate, input matrices Glorot uniform for each gate;
 z, d and b as ``ScalingVectors`` describes, every d near 0.1.
@@ -75,7 +75,7 @@ class HyperLSTMConfig(GatedConfig):
     hyper_rank: int = option(1, help="outer products that scale a recurrent matrix", low=1)
 
     def hyper(self) -> LSTMConfig:
-        """The configuration of the hypernetwork; its second input, h, has a weight of its own."""
+        """Returns the configuration of the hypernetwork; its second input, h, has a separate weight."""
         return LSTMConfig(
             input_size=self.input_size,
             hidden_size=self.hyper_size,
@@ -148,8 +148,8 @@ class HyperLSTM(GatedCell):
         C, H, N = config.input_size, config.hidden_size, config.hyper_size
         self.state_sizes = (H, H, N, N)
         self.hyper = LSTM(config.hyper())
-        # W of the hypernetwork's input [x; h], as two parameters: the gradient of a slice would fill
-        # the whole with zeros at every step.
+        # The hypernetwork's weight of [x; h] is two parameters: slicing one would cost a zero-filled
+        # gradient of the whole at every step.
         both = torch.empty(C + H, 4 * N)
         glorot_(both, gates=4)
         self.hyper.weight_x.data.copy_(both[:C])
@@ -205,7 +205,7 @@ class HyperLSTM(GatedCell):
         return y, (*main, e_new, k_new)
 
     def scaling_matrices(self, e_BN: Tensor) -> Tensor:
-        """What scales W_h with a ``hyper_rank`` above 1, [B, H, 4, H], from the hypernetwork's state."""
+        """Returns the scale of W_h, [B, H, 4, H], for ``hyper_rank`` > 1, from the hypernetwork's state."""
         first = self.scaling(e_BN)[0].transpose(0, 1).flatten(1)
         rank = e_BN @ self.weight_rank_z, self.weight_rank, self.bias_rank
         return scaling_matrices(first, *rank, self.config.hidden_size).unflatten(-1, (4, -1))
@@ -236,7 +236,7 @@ class HyperLSTM(GatedCell):
         return op.hyper_lstm(g, state, weights, norms, masks, self.numbers(), previous, plan)
 
     def normalise_c(self, c_BH):
-        """c as the output's tanh sees it."""
+        """Returns c normalised for the output's tanh."""
         return layer_norm(c_BH, self.c_gain, self.c_shift)
 
     def diagnostics(self):
@@ -244,5 +244,5 @@ class HyperLSTM(GatedCell):
 
 
 def _by_gate(u_BG: Tensor) -> Tensor:
-    """Sums [B, 4 H] as [4, B, H], each gate one block."""
+    """Reshapes sums [B, 4 H] to [4, B, H], one block per gate."""
     return u_BG.unflatten(-1, (4, -1)).transpose(0, 1)

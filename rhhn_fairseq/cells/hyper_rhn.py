@@ -8,16 +8,16 @@ hypervector of the main layer l::
     [h, t] = 1[l = 0] ((x U) * z + b_U) + (s W_l) * z + b_l
 
 and then as in the RHN. ``hyper_bias`` is a constant, zero in the paper. With 1 the cell starts near a plain
-RHN; with 0 every product is first scaled by a small z, and through a deep stack hardly any signal passes
-until training has made z grow. The biases are not scaled, as in the paper's repository. ``first_step="skip"``
-leaves the first step's b_0 out in both networks, as the RHN describes it.
+RHN; with 0 every product is scaled by a small z at first, and hardly any signal passes through a deep stack
+until z has grown in training. The biases are not scaled, as in the paper's repository. ``first_step="skip"``
+omits the first step's b_0 in both networks, as described for the RHN.
 
 ``hyper_rank`` d > 1 scales the recurrent matrices by a sum of d outer products (equation 8), the first of
 which is the scaling above::
 
     s W_l -> s (W_l * (1 z^T + a_2 b_2^T + ... + a_d b_d^T)),   [a_2 .. a_d, b_2 .. b_d] = s^h_l R_l + r_l
 
-Each b_i, as z, is the same for h and t. The input map keeps the first term alone.
+Each b_i, like z, is the same for h and t. The input map is scaled by the first term alone.
 
 h-detach cuts the gradient where the main state of the previous step enters W_0; Gal dropout and zoneout
 act on the main state as well. The recurrent dropout acts on both networks.
@@ -70,7 +70,7 @@ class HyperRHNConfig(RHNConfig):
             )
 
     def hyper(self) -> RHNConfig:
-        """The configuration of the hypernetwork."""
+        """Returns the configuration of the hypernetwork."""
         return RHNConfig(
             input_size=self.input_size,
             hidden_size=self.hyper_size,
@@ -214,7 +214,7 @@ class HyperRHN(Cell):
         return y, (s, state[1])
 
     def _map_to_vectors(self) -> Tensor:
-        """From s^h of a layer to z, b_2 .. b_d, a_2 .. a_d, its bias as the last row, [L, N + 1, V H]."""
+        """Returns the maps from a layer's s^h to z, b_2 .. b_d, a_2 .. a_d, bias last, [L, N + 1, V H]."""
         weight_a, weight_b = self.weight_rank.chunk(2, dim=-1)
         bias_a, bias_b = self.bias_rank.chunk(2, dim=-1)
         weight = torch.cat((self.weight_z, weight_b, weight_a), dim=-1)
@@ -222,11 +222,11 @@ class HyperRHN(Cell):
         return torch.cat((weight, bias.unsqueeze(1)), dim=1)
 
     def z_shift(self):
-        """What is added to the product with ``weight_z``, [L, H]."""
+        """Returns the term that is added to the product with ``weight_z``, [L, H]."""
         return self.bias_z + self.config.hyper_bias
 
     def scaling_matrices(self, hyper_BN: Tensor, layer: int) -> Tensor:
-        """What scales a layer's matrix with a ``hyper_rank`` above 1, [B, H, 2, H], from that layer's s^h."""
+        """Returns the scale of a layer's matrix, [B, H, 2, H], for ``hyper_rank`` > 1, from its s^h."""
         first = hyper_BN @ self.weight_z[layer] + self.z_shift()[layer]
         rank = self.weight_rank[layer], self.bias_rank[layer]
         scale = scaling_matrices(first, hyper_BN, *rank, self.config.hidden_size)
@@ -257,5 +257,5 @@ class HyperRHN(Cell):
 
 
 def _scale_halves(u_BG: Tensor, z_BH: Tensor) -> Tensor:
-    """u with its halves [h, t] scaled by the same z."""
+    """Returns u with both halves [h, t] scaled by the same z."""
     return (u_BG.unflatten(-1, (2, -1)) * z_BH.unsqueeze(-2)).flatten(-2)

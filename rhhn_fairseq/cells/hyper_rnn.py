@@ -1,4 +1,4 @@
-"""HyperRNN (Ha, Dai, Le 2016, equations 2 to 5): a small RNN that makes the weights of a larger one.
+"""HyperRNN (Ha, Dai, Le 2016, equations 2 to 5): a small RNN that generates the weights of a larger one.
 
 Practical form (equation 5), where vectors d scale the rows of fixed matrices::
 
@@ -8,18 +8,18 @@ Full form (equation 2), where the matrices are combinations of N_z matrices::
 
     h' = phi(sum_k z_h[k] (h W_h[k]) + sum_k z_x[k] (x W_x[k]) + b(z_b))
 
-The hypernetwork is Elman's network on [x; h] of the previous step, with state e::
+The hypernetwork is Elman's network; it reads [x; h] with the previous h, and its state is e::
 
     z_h = e W_zh + b_zh,   z_x = e W_zx + b_zx,   z_b = e W_zb
 
 The printed equation 3 takes z from the previous e (``hyper_state="previous"``); the implementations take
 it from the current one, which is the default. The paper leaves phi open (equation 1); it is tanh by
-default, or ReLU. The hypernetwork's is tanh.
+default, or ReLU. The hypernetwork uses tanh.
 
-Initialisation of z and d is the one of HyperLSTM's reference implementation (see ``ScalingVectors``),
-except that d starts near 1, so that the cell starts as a plain RNN.
+z and d are initialised as in HyperLSTM's reference implementation (see ``ScalingVectors``), except that d
+starts near 1, so that the cell starts as a plain RNN.
 
-h-detach cuts the gradient where h enters W_h and the hypernetwork, Gal dropout acts in the same places.
+h-detach cuts the gradient where h enters W_h and the hypernetwork; Gal dropout acts in the same places.
 
 Shapes: T time, B batch, C input, H hidden, N hyper, Z embedding.
 """
@@ -43,21 +43,21 @@ HYPER_INITS = ("broken_symmetry", "paper")
 
 
 def scaling_rank(weight_KZH: Tensor) -> float:
-    """Mean numerical rank of the maps from z to d: singular values above 1/1000 of the largest."""
+    """Returns the mean rank of the maps from z to d, by singular values above 1/1000 of the largest."""
     singular = torch.linalg.svdvals(weight_KZH.detach().float())
     return (singular > 1e-3 * singular[:, :1]).sum(dim=1).float().mean().item()
 
 
 class ScalingVectors(nn.Module):
-    """From a hypernetwork's state to the weight scaling vectors: Ha et al. 2016, equations 3 and 5.
+    """Maps a hypernetwork's state to the weight scaling vectors (Ha et al. 2016, equations 3 and 5).
 
     Args:
         hyper_size: N. hyper_embed_size: Z. hidden_size: H.
         gates: how many gates the main cell has, each with its own three z.
         start: the value at which every d starts.
-        init: "paper" gives every map from z to d the same constant, as the reference implementation
+        init: "paper" fills every map from z to d with the same constant, as the reference implementation
             does. Then all Z dimensions stay equal under gradient descent and each map keeps rank 1.
-            "broken_symmetry" adds a normal term, so that each d starts at ``start`` within about a tenth.
+            "broken_symmetry" adds normal noise, so that each d starts within about 10 % of ``start``.
     """
 
     def __init__(self, hyper_size, hyper_embed_size, hidden_size, gates, start, init):
@@ -86,7 +86,7 @@ class ScalingVectors(nn.Module):
 
 
 def naive_scaling(p, prefix, e, gate, gates):
-    """The vectors d_h, d_x and b of one gate of one sequence, from the hypernetwork's state e."""
+    """Returns the vectors d_h, d_x and b of one gate of one sequence, from the hypernetwork's state e."""
     Z = p[prefix + "weight_b"].shape[1]
     z = []
     for kind in range(3):
@@ -148,7 +148,7 @@ class HyperRNNBase(Cell):
     recurrent_weights = ("weight_h", "weight_hyper")
 
     def _main(self, x_BG: Tensor, h_BH: Tensor, e_BN: Tensor) -> Tensor:
-        """The sums of the main network, [B, H]."""
+        """Returns the main network's sums before phi, [B, H]."""
         raise NotImplementedError(f"{type(self).__name__} has no main network")
 
     def __init__(self, config: HyperRNNConfig):
@@ -156,7 +156,7 @@ class HyperRNNBase(Cell):
         C, H, N = config.input_size, config.hidden_size, config.hyper_size
         self.state_sizes = (H, N)
         self.hyper = Elman(ElmanConfig(input_size=C, hidden_size=N))
-        # The weight of the hypernetwork's other input, h; both start as one matrix would.
+        # The weight of the hypernetwork's other input, h; both are initialised as one matrix.
         both = torch.empty(C + H, N)
         glorot_(both)
         self.hyper.weight_x.data.copy_(both[:C])
@@ -204,7 +204,7 @@ class FullHyperRNN(HyperRNNBase):
     The Z matrices of each kind start as for a plain RNN, divided by sqrt(Z); z starts at 1.
     """
 
-    # The others are read as three-dimensional.
+    # The other weights have three dimensions.
     affine_weights = ("weight_hyper",)
     weight_zh: nn.Parameter
     weight_zx: nn.Parameter
@@ -228,7 +228,7 @@ class FullHyperRNN(HyperRNNBase):
             weight.data /= Z**0.5
 
     def input_maps(self):
-        # As [C, Z H], one GEMM gives every matrix's share.
+        # As [C, Z H], one GEMM multiplies by all matrices.
         return (self.weight_x.flatten(1), None), *self.hyper.input_maps()
 
     def _main(self, x_BG, h_BH, e_BN):
@@ -257,5 +257,5 @@ NOISY = dict(hyper_size=3, hyper_embed_size=2, gal_dropout=0.2, zoneout=0.1, h_d
     ),
 )
 def build_hyper_rnn(config: HyperRNNConfig) -> HyperRNNBase:
-    """The HyperRNN of ``config.hyper_form``."""
+    """Returns the HyperRNN of ``config.hyper_form``."""
     return PracticalHyperRNN(config) if config.hyper_form == "practical" else FullHyperRNN(config)

@@ -1,6 +1,6 @@
 """LSTM (Hochreiter and Schmidhuber 1997, with forget gate) and LSTM with layer normalisation.
 
-Equations (gate order i, f, g, o in every weight's columns, as torch.nn.LSTM has it)::
+Equations (gate order i, f, g, o in every weight's columns, as in torch.nn.LSTM)::
 
     i, f, g, o = x W_x + h W_h + b
     c' = sigmoid(f + forget_bias) * c + sigmoid(i) * tanh(g)
@@ -9,8 +9,8 @@ Equations (gate order i, f, g, o in every weight's columns, as torch.nn.LSTM has
 With layer normalisation (Ha, Dai, Le 2016 and its reference implementation supercell), each gate's sum
 is normalised before the forget bias is added, and c' inside the output's tanh.
 
-Departures from torch.nn.LSTM: one bias instead of two, and the forget bias is a constant beside a bias
-that starts at zero. With ``forget_bias=0`` the two are equal to rounding.
+Departures from torch.nn.LSTM: one bias instead of two, and the forget bias is a constant, added to a
+bias that starts at zero. With ``forget_bias=0`` the two are equal to rounding.
 
 Shapes: T time, B batch, C input, H hidden, G = 4 H.
 """
@@ -61,7 +61,7 @@ class LSTMConfig(GatedConfig):
 
 
 class GatedCell(Cell):
-    """What cells with the state (h, c) and the LSTM's last equations share; not a cell by itself."""
+    """Base of the cells with the state (h, c) and the LSTM's last equations; not a cell by itself."""
 
     config: GatedConfig
 
@@ -83,13 +83,13 @@ class GatedCell(Cell):
         return noise
 
     def numbers(self) -> op.Numbers:
-        """The configuration as fused operations read it."""
+        """Returns the configuration in the form that fused operations read."""
         config = self.config
         keep_scale = 1.0 / (1.0 - config.recurrent_dropout)
         return op.Numbers(config.forget_bias, keep_scale, config.zoneout, config.zoneout_c)
 
     def update(self, gates, h_BH, c_BH, noise_t, normalise_c=None):
-        """From the four gates' sums i, f, g, o ([B, H] each) to the output and the next state."""
+        """Returns the output and the next state from the four gates' sums i, f, g, o ([B, H] each)."""
         config = self.config
         i, f, g, o = gates
         g = dropout(torch.tanh(g), config.recurrent_dropout, noise_at(noise_t, "update"))
@@ -102,7 +102,7 @@ class GatedCell(Cell):
 
 
 def naive_update(gates, h, c, config, noise, t, normalise_c=None):
-    """The LSTM's last equations for one sequence, from the dictionary of the four gates' sums."""
+    """Computes the LSTM's last equations for one sequence from a dictionary of the four gates' sums."""
     update = drop(np.tanh(gates["g"]), config.recurrent_dropout, at(noise, "update", t))
     c_new = sigmoid(gates["f"] + config.forget_bias) * c + sigmoid(gates["i"]) * update
     inner = c_new if normalise_c is None else normalise_c(c_new)
@@ -144,7 +144,7 @@ NOISY = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2,
 )
 @register_cell("ln_lstm", LSTMConfig, naive_lstm, tests=(NOISY,), layer_norm=True)
 class LSTM(GatedCell):
-    """LSTM, with layer normalisation as an option; see the module's docstring.
+    """LSTM, optionally with layer normalisation; see the module's docstring.
 
     State: (h [B, H], c [B, H]). Initialisation: orthogonal recurrent matrix for every gate, Glorot
     uniform input matrix for every gate, zero bias (Ha et al. 2016, section 4.1, and supercell).
@@ -182,11 +182,11 @@ class LSTM(GatedCell):
         return self.update(a.chunk(4, dim=-1), h, c, noise_t, self.normalise_c)
 
     def normalise_c(self, c_BH):
-        """c as the output's tanh sees it."""
+        """Returns c normalised for the output's tanh."""
         return layer_norm(c_BH, self.c_gain, self.c_shift)
 
     def norm(self) -> tuple[torch.Tensor, ...]:
-        """The parameters of layer normalisation; nothing without."""
+        """Returns the parameters of layer normalisation; empty without it."""
         return (self.gate_gain, self.gate_shift, self.c_gain, self.c_shift) if self.config.layer_norm else ()
 
     def run_operation(self, g, state, mask_TB, noise, plan):

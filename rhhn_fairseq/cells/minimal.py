@@ -13,7 +13,7 @@ in h, so ``ops.linear_scan`` computes all steps at once.
 
 Departures from the paper: the state starts at zero, not at g(0). The scan multiplies factors below one
 instead of summing logarithms: in float32 with 64 steps of random gates, the gradient of a scan in log space
-was wrong by 1.1e-4 of its largest number, that of the loop by 1.1e-7. h enters no matrix, so these cells
+was off by 1.1e-4 of its largest entry, that of the loop by 1.1e-7. h enters no matrix, so these cells
 have no options for recurrent dropout and h-detach.
 """
 
@@ -31,7 +31,7 @@ from rhhn_fairseq.ops.regularise import zoneout
 
 
 def _naive(p, config, x_TC, state, noise, gates):
-    """The recurrence of both cells in numpy; ``gates`` gives the shares of h and of u."""
+    """Computes the recurrence of both cells in numpy; ``gates`` returns the factors of h and of u."""
     (h,) = state
     H = config.hidden_size
     outputs = []
@@ -66,7 +66,7 @@ def naive_min_lstm(p, config, x_TC, state, noise):
 
 
 class MinimalCell(Cell):
-    """What both cells share; see the module's docstring. State: (h [B, H],)."""
+    """Base of both cells; see the module's docstring. State: (h [B, H],)."""
 
     affine_weights = ("weight_x",)
     recurrent_weights = ()
@@ -83,7 +83,7 @@ class MinimalCell(Cell):
         return ((self.weight_x, self.bias),)
 
     def split_gates(self, g: Tensor) -> tuple[Tensor, Tensor]:
-        """k and v, each [..., H], from the projection."""
+        """Returns k and v, each [..., H], from the projection."""
         raise NotImplementedError(f"{type(self).__name__} has no gates")
 
     def step(self, g_t, state, noise_t):
@@ -113,7 +113,7 @@ class MinimalCell(Cell):
 
 
 def positive(v: Tensor) -> Tensor:
-    """g of the module's docstring."""
+    """Computes g of the module's docstring."""
     return torch.where(v >= 0, v + 0.5, torch.sigmoid(v))
 
 

@@ -10,14 +10,14 @@ def sigmoid(a):
 
 
 def layer_norm(a_H, gain_H, shift_H):
-    """One vector normalised by its own mean and biased variance."""
+    """Normalises one vector by its own mean and biased variance."""
     mean = a_H.sum() / a_H.size
     variance = ((a_H - mean) ** 2).sum() / a_H.size
     return (a_H - mean) / np.sqrt(variance + LAYER_NORM_EPS) * gain_H + shift_H
 
 
 def at(noise, name, t):
-    """The noise called ``name`` at step ``t`` of one sequence, or None: arrays are [T or 1, ·]."""
+    """Returns the noise ``name`` at step ``t`` of one sequence, or None; arrays are [T or 1, ·]."""
     if noise is None or name not in noise:
         return None
     draw = noise[name]
@@ -25,11 +25,11 @@ def at(noise, name, t):
 
 
 def drop(value, rate, keep):
-    """Inverted dropout; ``keep`` is 1 where the value stays, None in evaluation."""
+    """Applies inverted dropout; ``keep`` is 1 where the value stays, None in evaluation."""
     return value if keep is None else value * keep / (1.0 - rate)
 
 
 def zone(previous, new, rate, keep_previous):
-    """Zoneout; ``keep_previous`` is 1 where the old value stays, None for the expectation."""
+    """Applies zoneout; ``keep_previous`` is 1 where the old value stays, None for the expectation."""
     share = rate if keep_previous is None else keep_previous
     return share * previous + (1.0 - share) * new

@@ -1,4 +1,4 @@
-"""The register of cells: a new cell is one file with one ``@register_cell`` and one import line."""
+"""The registry of cells: a new cell is one file with one ``@register_cell`` and one import line."""
 
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -11,14 +11,14 @@ from rhhn_fairseq.saving import KINDS, Kind, Tensors
 
 @dataclass(frozen=True)
 class CellEntry:
-    """A cell in the register.
+    """A cell in the registry.
 
     Attributes:
         cell: the class. config: its configuration class.
         naive: the paper's equations for one sequence in numpy, in float64:
             ``naive(parameters, config, x_TC, state, noise) -> (y_TH, state)``.
         tests: option sets beyond the defaults under which every property is checked.
-        defaults: options that make this name from a class that serves several.
+        defaults: options that this name sets, where one class has several names.
     """
 
     cell: type[Cell]
@@ -44,7 +44,7 @@ def register_cell(name: str, config: type[StateConfig], naive: Callable, tests=(
 
 
 def cell_options(name: str) -> dict[str, object]:
-    """The options of the cell ``name`` and their defaults; sizes of input and state not among them.
+    """Returns the options of the cell ``name`` and their defaults, without the sizes of input and state.
 
     Raises:
         UsageError: no cell has that name.
@@ -58,7 +58,7 @@ def build_cell(name: str, input_size: int, hidden_size: int, **options) -> Cell:
     """Builds the cell ``name``.
 
     Raises:
-        UsageError: the name or an option is unknown (the known ones are listed), or a value cannot work.
+        UsageError: the name or an option is unknown (the known ones are listed), or a value is invalid.
     """
     entry = _entry(name)
     known = cell_options(name)
@@ -77,7 +77,7 @@ def _entry(name: str) -> CellEntry:
 
 
 def _describe(cell: Cell) -> dict:
-    """A cell's name in the register and all its options."""
+    """Returns a cell's name in the registry and all its options."""
     for name, entry in CELLS.items():
         if (
             entry.config is type(cell.config)
@@ -85,7 +85,7 @@ def _describe(cell: Cell) -> dict:
             and all(getattr(cell.config, key) == value for key, value in entry.defaults.items())
         ):
             return {"cell": name} | asdict(cell.config)
-    raise UsageError(f"save_pretrained: the cell {type(cell).__name__} is not in the register")
+    raise UsageError(f"save_pretrained: the cell {type(cell).__name__} is not in the registry")
 
 
 def _build(config: dict, tensors: Tensors) -> Cell:

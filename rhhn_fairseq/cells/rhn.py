@@ -10,9 +10,9 @@ For the layers l = 0 .. L-1 of one time step::
 
 The state carried to the next time step is the last layer's s. Input and recurrent biases are separate,
 as in the paper's repository. There the first step of a sequence skips the recurrent map *and its bias*
-in layer 0: ``first_step="skip"``; it holds for sequences that start without a state.
+in layer 0. ``first_step="skip"`` does the same for sequences that start without a state.
 
-h-detach cuts the gradient where the previous step's s enters W_0; the carry c * s keeps its own.
+h-detach cuts the gradient where the previous step's s enters W_0, not through the carry c * s.
 
 Shapes: T time, B batch, C input, H hidden, L depth.
 """
@@ -48,7 +48,7 @@ class RHNConfig(CellConfig):
 
 
 def highway(a_BG: Tensor, s_BH: Tensor, rate: float, keep_mask: Tensor | None) -> Tensor:
-    """One highway layer from the sums [h, t] ([B, 2 H]) and its input s."""
+    """Computes one highway layer from the sums [h, t] ([B, 2 H]) and its input s."""
     h, t = a_BG.chunk(2, dim=-1)
     h, t = torch.tanh(h), torch.sigmoid(t)
     if keep_mask is None or rate == 0.0:
@@ -57,24 +57,24 @@ def highway(a_BG: Tensor, s_BH: Tensor, rate: float, keep_mask: Tensor | None) -
 
 
 def layer_masks(noise_t, name: str, depth: int):
-    """One mask [B, H] for each layer from a step's noise [B, L H]; None for each in evaluation."""
+    """Splits a step's noise [B, L H] into one mask [B, H] per layer; in evaluation each is None."""
     mask = noise_at(noise_t, name)
     return (None,) * depth if mask is None else mask.chunk(depth, dim=-1)
 
 
 def init_bias_(bias: Tensor, fan_in: int) -> None:
-    """Uniform within one over the square root of the fan-in, as torch.nn.Linear does (Suarez)."""
+    """Fills a bias uniformly within +-1 / sqrt(fan_in), as torch.nn.Linear does (Suarez)."""
     nn.init.uniform_(bias, -(fan_in**-0.5), fan_in**-0.5)
 
 
 def shift_transform_(biases: Iterable[Tensor], config: RHNConfig) -> None:
-    """Adds ``transform_bias`` to the transform gates of all layers' biases [2 H]."""
+    """Adds ``transform_bias`` to the transform gates' part of every layer's bias [2 H]."""
     for bias in biases:
         bias.data[config.hidden_size :] += config.transform_bias
 
 
 def naive_highway(h_sum, t_sum, s, rate, keep):
-    """One highway layer of one sequence."""
+    """Computes one highway layer of one sequence."""
     h, t = np.tanh(h_sum), sigmoid(t_sum)
     return (1.0 - t) * s + drop(t, rate, keep) * h
 
@@ -109,8 +109,8 @@ NOISY = dict(rhn_depth=3, recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h
 class RHN(Cell):
     """Recurrent highway network; see the module's docstring. State: (s [B, H],).
 
-    Initialisation [Suarez 2017]: every matrix orthogonal with [h, t] as one matrix, biases uniform. With
-    ``transform_bias`` the transform gates start shut, as in the repository of Zilly et al. (-2 and -4).
+    Initialisation [Suarez 2017]: every matrix orthogonal with [h, t] as one matrix, biases uniform. A
+    negative ``transform_bias`` closes the transform gates at first, as in Zilly et al.'s repository (-2, -4).
     """
 
     config: RHNConfig
@@ -124,7 +124,7 @@ class RHN(Cell):
         self.begins = config.first_step == "skip"
         self.weight_x = nn.Parameter(torch.empty(C, 2 * H))
         self.bias_x = nn.Parameter(torch.empty(2 * H))
-        # One tensor a layer: the gradient of a slice would fill all layers with zeros at every use.
+        # One tensor per layer: every slicing of a common one would cost a zero-filled gradient of all layers.
         self.weight_s = nn.ParameterList(torch.empty(H, 2 * H) for _ in range(L))
         self.bias_s = nn.ParameterList(torch.empty(2 * H) for _ in range(L))
         orthogonal_(self.weight_x)
@@ -153,7 +153,7 @@ class RHN(Cell):
         return {f"weight_s.{layer}": weight for layer, weight in enumerate(self.weight_s)}
 
     def layers(self, g_t, s_BH, noise_t, matrices=None) -> list[Tensor]:
-        """The states after each layer of a time step; ``matrices`` as in ``step_with``, None for its own."""
+        """Returns each layer's state in a time step; ``matrices`` as in ``step_with``, None for its own."""
         config, states = self.config, []
         matrices = self.weight_s if matrices is None else matrices
         s, gal = s_BH, noise_at(noise_t, "gal")
@@ -185,7 +185,7 @@ class RHN(Cell):
 
 
 class RHNTrace(RHN):
-    """An RHN whose output is the states of all its layers, [B, L H]: a hypernetwork's view of it.
+    """An RHN that outputs the states of all its layers, [B, L H], for use as a hypernetwork.
 
     It has no zoneout.
     """

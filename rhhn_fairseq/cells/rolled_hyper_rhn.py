@@ -7,14 +7,14 @@ One state S = [s, s^h] of H + N units goes through the layers of one highway net
     [h, t] = 1[l = 0] ((x U) * [z, 1] + b_U) + P * [z, 1] + b_l
     S = (1 - t) * S + dropout(t) * h
 
-with h and t each as wide as S. A single product makes the sums of both networks. The zeros of W_l keep them
+with h and t each as wide as S. A single product gives the sums of both networks. The zeros of W_l keep them
 from mixing linearly; they are not parameters, so no update can change them. The hypernetwork's state is the
 hypervector itself, as the paper proposes ("the first h elements of the activation"). It is the state before
-the layer, where the HyperRHN's is the state after it. With ``hyper_bias`` 0 every product would begin at
+the layer; in the HyperRHN it is the state after it. With ``hyper_bias`` 0 every product would start at
 zero, so 1 is the default. The paper leaves the equations open; these are this project's.
 
-``step`` makes the single product. Because of the zeros s^h never reads s, so the fused operation runs the
-hypernetwork over the whole sequence first, as it does for the HyperRHN, and multiplies by the blocks alone.
+``step`` computes the single product. Because of the zeros, s^h never depends on s, so the fused operation
+runs the hypernetwork over the whole sequence first, as for the HyperRHN, and multiplies by the blocks alone.
 
 h-detach cuts the gradient where the previous step's s enters W_0; Gal dropout and zoneout act on s. The
 recurrent dropout acts on both networks.
@@ -86,11 +86,11 @@ def naive_rolled_hyper_rhn(p, config, x_TC, state, noise):
 
 
 def starting_states(states_TBN: Tensor, first_BN: Tensor, mask_TB: Tensor | None) -> Tensor:
-    """The state before each step, [T, B, N].
+    """Returns the state before each step, [T, B, N].
 
     Args:
-        states_TBN: the state after each step; anything at padding, which leaves the state as it was.
-        first_BN: the state before all steps.
+        states_TBN: the state after each step; ignored at padding, which leaves the state unchanged.
+        first_BN: the state before the first step.
         mask_TB: true at real positions.
     """
     states = torch.cat((first_BN.unsqueeze(0), states_TBN))
@@ -147,7 +147,7 @@ class RolledHyperRHN(Cell):
         return ((self.weight_x, None),)
 
     def recurrent_matrices(self) -> list[Tensor]:
-        """W of every layer, [H + N, 2 (H + N)]."""
+        """Returns W of every layer, [H + N, 2 (H + N)]."""
         H, N = self.config.hidden_size, self.config.hyper_size
         matrices = []
         for main, inner in zip(self.weight_s, self.weight_hyper, strict=True):
@@ -157,7 +157,7 @@ class RolledHyperRHN(Cell):
         return matrices
 
     def count_zeros(self) -> int:
-        """The numbers around the blocks of all recurrent matrices."""
+        """Returns the number of zeros around the blocks of all recurrent matrices."""
         return 4 * self.config.rhn_depth * self.config.hidden_size * self.config.hyper_size
 
     def make_step(self):
@@ -208,7 +208,7 @@ class RolledHyperRHN(Cell):
         return y, (s, hyper_last)
 
     def _split(self, both: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-        """The main network's and the hypernetwork's share of a tensor [..., groups (H + N)]."""
+        """Splits a tensor [..., groups (H + N)] into the main network's part and the hypernetwork's."""
         sizes = (self.config.hidden_size, self.config.hyper_size)
         main, hyper = both.unflatten(-1, (groups, -1)).split(sizes, dim=-1)
         return main.flatten(-2).contiguous(), hyper.flatten(-2).contiguous()

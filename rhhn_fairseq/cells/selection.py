@@ -10,14 +10,14 @@ from rhhn_fairseq.ops.backends import Request
 
 
 def set_backend(module: nn.Module, name: str | None) -> None:
-    """Has every cell in ``module`` use one backend, whatever the environment says.
+    """Makes every cell in ``module`` use one backend, whatever the environment says.
 
-    ``reference`` runs each cell's ``step`` in plain operations of torch. Second derivatives, ``torch.func``
+    ``reference`` runs each cell's ``step`` in plain torch operations. Second derivatives, ``torch.func``
     and forward hooks on a cell's inner modules need it.
 
     Args:
         module: a cell, a layer or any network with cells in it.
-        name: one of ``rhhn_fairseq.ops.backends.NAMES``; None leaves it to ``RHHN_KERNEL``, or else to the
+        name: one of ``rhhn_fairseq.ops.backends.NAMES``; None for the one in ``RHHN_KERNEL``, or else the
             fastest.
 
     Raises:
@@ -33,7 +33,7 @@ def set_backend(module: nn.Module, name: str | None) -> None:
 def available_backends(
     cell: Cell, device="cpu", dtype: torch.dtype = torch.float32, padded: bool = False
 ) -> tuple[str, ...]:
-    """Names of the backends that can run a cell in its present mode, the preferred first.
+    """Returns the names of the backends that can run a cell in its current mode, in order of preference.
 
     Args:
         device, dtype: of the input. padded: whether there is a mask.
@@ -47,7 +47,7 @@ def available_backends(
 def explain(
     cell: Cell, T: int, B: int, device="cpu", dtype: torch.dtype = torch.float32
 ) -> list[tuple[str, bool, str]]:
-    """Which backend would run a cell in its present mode, and why not the others.
+    """Explains which backend would run a cell in its current mode, and why the others would not.
 
     Args:
         T, B: steps and sequences. device, dtype: of the input.
@@ -59,7 +59,7 @@ def explain(
 
 
 def _request_without_input(cell: Cell, T: int, B: int, device: torch.device, dtype: torch.dtype) -> Request:
-    """The request of a pass that nobody makes."""
+    """Returns the request of a hypothetical pass."""
     x_TBC = torch.empty(1, 1, cell.config.input_size, dtype=dtype).expand(T, B, -1)
     noise = cell.sample_noise(1, 1) if cell.training else None
     request = cell.request(x_TBC, cell.zero_state(B, dtype=dtype), None, noise)

@@ -4,8 +4,8 @@ Elman::   h' = phi(x W_x + h W_h + b)
 IRNN::    the same with phi = ReLU, W_h starting as the identity and b at zero
 Jordan::  u = tanh(x W_x + y W_h + b),   y' = psi(u W_y + b_y)
 
-In Jordan's network the recurrence runs through the output y, so y is the state and its map is inside
-the cell. h-detach cuts the gradient where the state enters W_h.
+In Jordan's network the recurrence runs through the output y, so y is the state and the output map is
+part of the cell. h-detach cuts the gradient where the state enters W_h.
 """
 
 from collections.abc import Callable
@@ -74,10 +74,10 @@ def naive_jordan(p, config, x_TC, state, noise):
 
 
 class SimpleCell(Cell):
-    """The end of a step, the same in all simple networks."""
+    """Base of the simple networks, whose steps all end in the same way."""
 
     def finish(self, new, old, noise_t):
-        """The output and the next state."""
+        """Returns the output and the next state."""
         new = zoneout(old, new, self.config.zoneout, noise_at(noise_t, "zoneout"))
         return new, (new,)
 

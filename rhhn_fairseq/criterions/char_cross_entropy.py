@@ -32,15 +32,15 @@ class CharCrossEntropyConfig(FairseqDataclass):
 class CharCrossEntropy(FairseqCriterion):
     """Sum of the negative log-probabilities of the targets, in nats.
 
-    Targets that are padding or unknown symbols are not scored; the unknown ones are counted. Logged, as
-    fairseq's criterions log: ``loss`` in bits (base 2) per scored symbol, which is ``bpc``; ``ppl`` per
-    symbol; ``accuracy`` in percent.
+    Targets that are padding or unknown symbols are not scored; the unknown ones are counted. Like fairseq's
+    criterions, it logs ``loss`` in bits (base 2) per scored symbol, which is ``bpc``; ``ppl`` per symbol;
+    ``accuracy`` in percent.
 
-    The penalties of ``activation_penalty`` are added in training, and logged as ``penalty`` in nats a symbol;
-    ``loss`` is without them.
+    The penalties of ``activation_penalty`` are added in training, and logged as ``penalty`` in nats per
+    symbol; ``loss`` does not include them.
 
     Raises:
-        UsageError: a penalty below 0.
+        UsageError: a penalty is below 0.
     """
 
     def __init__(self, task, activation_reg=0.0, temporal_activation_reg=0.0):
@@ -53,7 +53,7 @@ class CharCrossEntropy(FairseqCriterion):
         self.pad, self.unk = task.target_dictionary.pad(), task.target_dictionary.unk()
 
     def forward(self, model, sample, reduce=True):
-        """The summed loss, the number of scored targets and the logged sums."""
+        """Returns the summed loss, the number of scored targets and the logged sums."""
         logits, extra = model(**sample["net_input"])
         logits = logits.flatten(0, 1).float()
         target = sample["target"].flatten()
@@ -106,7 +106,7 @@ class CharCrossEntropy(FairseqCriterion):
 
 
 def activation_penalty(outputs_TBH: Tensor, dropped_TBH: Tensor, size: float, change: float) -> Tensor:
-    """Activation regularisation of a layer's outputs (Merity et al. 2018, section 4.6).
+    """Returns the activation regularisation of a layer's outputs (Merity et al. 2018, section 4.6).
 
     Args:
         dropped_TBH: the outputs after dropout. size: factor of their mean square, the paper's alpha.

@@ -23,7 +23,7 @@ class ChunkedCrossEntropyConfig(LabelSmoothedCrossEntropyCriterionConfig):
 class ChunkedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     """Options, loss and log of ``label_smoothed_cross_entropy``; see ``layers/output_loss.py``.
 
-    For models whose decoder gives its features and has an ``output`` with ``parts``, such as ``gnmt``.
+    For models whose decoder gives its features and has an ``output`` with ``factors``, such as ``gnmt``.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ChunkedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         self.chunk = output_chunk
 
     def forward(self, model, sample, reduce=True):
-        """The summed loss, the sample size and the logged sums; see fairseq's criterion."""
+        """Returns the summed loss, the sample size and the logged sums; see fairseq's criterion."""
         decoder = getattr(getattr(model, "module", model), "decoder", None)
         if not hasattr(getattr(decoder, "output", None), "factors"):
             name = type(model).__name__
@@ -57,7 +57,7 @@ class ChunkedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         y, target = y.flatten(0, 1), target.flatten()
         real = target != self.padding_idx
         if not y.is_cuda:
-            # On a GPU choosing rows would wait for the device; there padding is worked through for nothing.
+            # On a GPU selecting rows would wait for the device, so there the padding is computed as well.
             y, target, real = y[real], target[real], real[real]
         loss, nll, correct = linear_cross_entropy(y, weight, bias, target, real, self.eps, self.chunk)
         sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]

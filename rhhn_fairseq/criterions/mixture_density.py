@@ -28,9 +28,9 @@ class MixtureDensityConfig(FairseqDataclass):
 class MixtureDensity(FairseqCriterion):
     """Sum of the negative log-densities of the points, in nats; Graves 2013, equation 26.
 
-    Densities are those of normalised offsets. Logged are ``nats_seq``, the mean over sequences, which is the
-    papers' figure; ``nats_point``, the mean over points, and of it ``pen_nats``, the pen bits' share;
-    ``loss`` is the one of the two that is averaged; ``pen_errors`` in percent of the points.
+    Densities are those of normalised offsets. It logs ``nats_seq``, the mean over sequences, as the papers
+    report it; ``nats_point``, the mean over points, and ``pen_nats``, the pen bits' share of it; ``loss``,
+    the one of the two means that ``average`` selects; and ``pen_errors`` in percent of the points.
     """
 
     def __init__(self, task, average):
@@ -40,7 +40,7 @@ class MixtureDensity(FairseqCriterion):
         self.average = average
 
     def forward(self, model, sample, reduce=True):
-        """The loss, what it is divided by, and the logged sums. Without ``reduce`` the loss of each point."""
+        """Returns the loss (per point without ``reduce``), what it is divided by, and the logged sums."""
         raw, _ = model(**sample["net_input"])
         target, mask = sample["target"], sample["net_input"]["mask"]
         # Half precision is too coarse for the sums, and for the data.

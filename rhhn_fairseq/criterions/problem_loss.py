@@ -1,4 +1,4 @@
-"""Criterion ``problem_loss``: the loss of a problem of ``--task synthetic`` and the figures people read."""
+"""Criterion ``problem_loss``: the loss of a problem of ``--task synthetic`` and the reported figures."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 
-# Hochreiter and Schmidhuber 1997, section 5.4, call a sum right whose error is smaller.
+# Hochreiter and Schmidhuber 1997, section 5.4, count a sum as right if its error is smaller.
 RIGHT_WITHIN = 0.04
 
 
@@ -14,9 +14,9 @@ RIGHT_WITHIN = 0.04
 class ProblemLoss(FairseqCriterion):
     """Cross-entropy of classes in nats, or squared error of numbers, per answer.
 
-    The loss is over every answer, ``accuracy`` (in percent) over those that count: of copying, the ten
-    recalled symbols. For numbers ``mse`` is logged, and as ``accuracy`` the percentage with an absolute error
-    below 0.04.
+    The loss is over every answer, ``accuracy`` (in percent) over those that count: for copying, the ten
+    recalled symbols. For numbers, ``mse`` is logged, and ``accuracy`` is the percentage with an absolute
+    error below 0.04.
     """
 
     def __init__(self, task):
@@ -28,7 +28,7 @@ class ProblemLoss(FairseqCriterion):
             self.register_buffer("counted", torch.from_numpy(problem.counted), persistent=False)
 
     def forward(self, model, sample, reduce=True):
-        """The summed loss, the number of answers and the logged sums."""
+        """Returns the summed loss, the number of answers and the logged sums."""
         answers, target = model(**sample["net_input"]).float(), sample["target"]
         reduction = "sum" if reduce else "none"
         size = counted = target.numel()
@@ -37,7 +37,7 @@ class ProblemLoss(FairseqCriterion):
             loss = F.cross_entropy(answers.flatten(0, -2), target.flatten(), reduction=reduction)
             right = answers.argmax(dim=-1) == target
             if self.counted_steps is not None:
-                # fairseq-validate, and training by several workers, leave a criterion where it was made.
+                # fairseq-validate, and training by several workers, do not move a criterion to the device.
                 self.counted = self.counted.to(right.device)
                 right = right & self.counted
                 counted = len(target) * self.counted_steps

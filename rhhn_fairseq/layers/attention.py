@@ -22,13 +22,13 @@ from rhhn_fairseq.ops.loop import scan
 
 
 class Memory(NamedTuple):
-    """What the decoder attends to: the encoder's outputs, once for every sentence.
+    """What the decoder attends to: the encoder's outputs, stored once per sentence.
 
     Attributes:
-        values_NSM: the outputs. keys_NSA: their map into the attention's space.
+        values_NSM: the outputs. keys_NSA: their projection into the attention's space.
         mask_NS: bool, true at real positions.
         beams: consecutive rows of the decoder's batch that read the same sentence, B = N * beams.
-        start: the state that the decoder begins with, tensors [N, ·]; None for zeros.
+        start: the state that the decoder starts from, tensors [N, ·]; None for zeros.
     """
 
     values_NSM: Tensor
@@ -38,16 +38,16 @@ class Memory(NamedTuple):
     start: State | None = None
 
     def start_rows(self) -> State | None:
-        """``start`` for every row, tensors [B, ·]."""
+        """Returns ``start`` for every row, tensors [B, ·]."""
         if self.start is None:
             return None
         return tuple(tensor.repeat_interleave(self.beams, dim=0) for tensor in self.start)
 
     def reorder(self, index_B: Tensor) -> "Memory":
-        """The memory of the chosen rows; nothing is copied while rows stay with their sentence.
+        """Returns the memory of the chosen rows; nothing is copied while rows stay within their sentence.
 
-        Beam search repeats every sentence, then moves rows within a sentence at every step and drops
-        sentences that are done, so a memory for every row would be copied at every step for nothing.
+        Beam search repeats every sentence, then reorders rows within a sentence at every step and drops
+        finished sentences, so a memory for every row would be copied needlessly at every step.
         """
         N, count = self.mask_NS.shape[0], index_B.numel()
         if N == 1 and count:
@@ -72,9 +72,9 @@ class Memory(NamedTuple):
 
 
 class SourceMemory(nn.Module):
-    """Makes a ``Memory`` of the encoder's outputs: the source's half of the attention, once a sentence.
+    """Builds a ``Memory`` from the encoder's outputs: the source side of attention, once per sentence.
 
-    Keys are ``m W_m + b``, or m itself without an attention size. Initialisation: Glorot uniform, b zero.
+    Keys are ``m W_m + b``, or m itself if there is no attention size. Initialisation: Glorot uniform, b zero.
     """
 
     def __init__(self, memory_size: int, attention_size: int | None):
@@ -86,7 +86,7 @@ class SourceMemory(nn.Module):
             nn.init.xavier_uniform_(self.weight_m)
 
     def forward(self, values_SBM: Tensor, mask_SB: Tensor, start: State | None = None) -> Memory:
-        """The memory of a batch of encoder outputs; ``mask_SB`` is true at real positions."""
+        """Returns the memory of a batch of encoder outputs; ``mask_SB`` is true at real positions."""
         values = keys = values_SBM.transpose(0, 1).contiguous()
         if self.weight_m is not None:
             (keys,) = apply_maps(values, ((self.weight_m, self.bias),))
@@ -94,14 +94,14 @@ class SourceMemory(nn.Module):
 
 
 class Attention(nn.Module):
-    """Contexts from energies of queries and source positions; subclasses have ``energies``."""
+    """Computes contexts from energies of queries and source positions; subclasses define ``energies``."""
 
     def energies(self, query_NRQ: Tensor, memory: Memory) -> Tensor:
-        """Energies [N, R, S], in float32 at least, minus infinity at padding."""
+        """Returns energies [N, R, S], in float32 at least, minus infinity at padding."""
         raise NotImplementedError(f"{type(self).__name__} has no energies")
 
     def forward(self, query_TBQ: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-        """Contexts [T, B, M] and attention weights [B, T, S], zero at padding, for whole sequences."""
+        """Returns contexts [T, B, M] and attention weights [B, T, S], zero at padding, of whole sequences."""
         T, B, _ = query_TBQ.shape
         N, S, M = memory.values_NSM.shape
         # A query's step and its beam are both rows of one sentence's matrix, R = beams * T.
@@ -151,11 +151,11 @@ class GeneralAttention(Attention):
 
 
 class FeedbackCell(nn.Module):
-    """A cell that reads ``[x; context]``, the context queried by its own output of the step before.
+    """A cell that reads ``[x; context]``, where its own previous output is the query for the context.
 
-    GNMT's bottom decoder layer as printed (Wu et al. 2016, equation 4 and figure 1). Its state is the
-    cell's: the context of a step follows from the state before it. ``Cell.prepare``, which runs a
-    hypernetwork for example, runs here step by step.
+    GNMT's bottom decoder layer as printed (Wu et al. 2016, equation 4 and figure 1). Its state is only
+    the cell's, because the previous state determines the context. ``Cell.prepare``, which for example
+    runs a hypernetwork, runs here step by step.
 
     Args:
         cell: reads an input of width ``C + M``. attention: queried by the cell's output.
@@ -212,10 +212,10 @@ class FeedbackCell(nn.Module):
 
 
 class QueryingCell(nn.Module):
-    """A cell whose current output is the query, so that cell and attention are whole-sequence calls.
+    """A cell whose current output is the query, so that cell and attention each run on whole sequences.
 
-    The bottom decoder layer of NVIDIA's GNMT v2. Arguments and results are ``FeedbackCell``'s, but the
-    cell reads no context.
+    The bottom decoder layer of NVIDIA's GNMT v2. Arguments and results are those of ``FeedbackCell``, but
+    the cell reads no context.
     """
 
     def __init__(self, cell: Cell, attention: Attention):

@@ -1,12 +1,12 @@
 """The decoder of GNMT: a bottom layer and its attention, and layers above that all read the context.
 
-Two forms. ``paper`` (Wu et al. 2016): the bottom layer's output of the step before is the query, and the
-context goes to every layer, the bottom one too, so attention is inside its recurrence. ``v2`` (NVIDIA's
-GNMT v2): the bottom layer's current output is the query and the context goes to the layers above, so that
-attention and every layer are one call for the whole sequence.
+It has two forms. ``paper`` (Wu et al. 2016): the bottom layer's previous output is the query, and every layer
+reads the context, including the bottom one, so attention is part of its recurrence. ``v2`` (NVIDIA's GNMT
+v2): the bottom layer's current output is the query, and the layers above it read the context, so attention
+and every layer run on the whole sequence in one call each.
 
 In either form ``context_to_output`` connects the context to the output layer without a recurrent layer
-between them, as Luong et al. 2015 (arXiv 1508.04025, equation 5) have it: ``tanh([y, context] W_o)``.
+between them, as in Luong et al. 2015 (arXiv 1508.04025, equation 5): ``tanh([y, context] W_o)``.
 
 Shapes: T target time, S source time, B batch, C input, H hidden, M memory.
 """
@@ -39,7 +39,7 @@ ATTENTION_SCORES = ("additive", "general")
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(StackConfig):
-    """A stack's options, counted with the bottom layer, and those of the attention."""
+    """A stack's options, whose layers include the bottom one, and those of the attention."""
 
     attention: str = option("paper", help="form of the attention", choices=ATTENTION_FORMS)
     attention_score: str = option(
@@ -73,19 +73,19 @@ class DecoderConfig(StackConfig):
             )
 
     def build_attention(self) -> Attention:
-        """The attention's half on the decoder's side."""
+        """Builds the decoder's side of the attention."""
         if self.attention_score == "general":
             return GeneralAttention(self.hidden_size, self.context_size)
         return AdditiveAttention(self.hidden_size, self.attention_size, self.attention_normalised)
 
     def build_memory(self) -> SourceMemory:
-        """Its half on the encoder's side."""
+        """Builds the encoder's side of the attention."""
         return SourceMemory(
             self.context_size, None if self.attention_score == "general" else self.attention_size
         )
 
     def upper(self) -> StackConfig:
-        """The layers above the bottom one; the output's dropout comes after them."""
+        """Returns the options of the layers above the bottom one; output dropout is applied after them."""
         return StackConfig(**self.above_first(self.context_size))
 
 
@@ -126,10 +126,10 @@ class AttentionDecoder(nn.Module):
         """Runs over a sequence of embedded target symbols.
 
         Args:
-            x_TBC: embeddings [T, B, C]. memory: what ``SourceMemory`` made of the encoder's outputs.
+            x_TBC: embeddings [T, B, C]. memory: what ``SourceMemory`` made from the encoder's outputs.
             state: tensors [B, ·] in ``state_sizes`` order; None for the memory's start.
-            mask_TB: bool [T, B], true at real positions; None where padding is on the right only, which
-                no earlier position can see.
+            mask_TB: bool [T, B], true at real positions; None if padding is on the right only, where no
+                earlier position reads it.
 
         Returns:
             outputs [T, B, H], attention weights [B, T, S] and the state after the last step.

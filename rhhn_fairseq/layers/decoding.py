@@ -28,7 +28,7 @@ POSITIONS = 16
 
 Step = Callable[[Tensor, Memory, State], tuple[Tensor, Tensor, State]]
 
-# A graph reads the weights at their addresses, so it belongs to its module and goes with it.
+# A graph reads the weights at their addresses, so it belongs to its module and is freed with it.
 _recordings: WeakKeyDictionary[nn.Module, graphs.Recordings] = WeakKeyDictionary()
 
 _told: set[str] = set()
@@ -37,13 +37,13 @@ _told: set[str] = set()
 def decoding_step(
     module: nn.Module, step: Step, tokens_B1: Tensor, memory: Memory, state: State, order_B: Tensor | None
 ) -> tuple[Tensor, Tensor, State]:
-    """``step(tokens, memory, state of the rows in order_B)``, as a graph where that is wanted.
+    """Runs ``step`` on tokens, memory and the state's rows in ``order_B``, as a graph where that is enabled.
 
     Args:
         module: holds the weights that ``step`` reads.
-        step: a method, from tokens [B, 1], memory and state to logits [B, 1, V], attention weights
-            [B, 1, S], state.
-        state: tensors [any, ·]. order_B: the row of the state that each row goes on from; None for its own.
+        step: a method that maps tokens [B, 1], memory and state to logits [B, 1, V], attention weights
+            [B, 1, S] and state.
+        state: tensors [any, ·]. order_B: the row of the state that each row continues; None for its own.
     """
     tensors = [tokens_B1, *state, *memory[:3]]
     if not _as_graph(module, tensors):
@@ -57,7 +57,7 @@ def decoding_step(
     if order_B is not None:
         order[:B] = order_B
     mask_NS = F.pad(memory.mask_NS, (0, more_S, 0, more_N))
-    # A sentence without a position would have the softmax of nothing, NaN.
+    # The softmax of a sentence without any position would be NaN.
     mask_NS[N:, 0] = True
     values = [
         F.pad(tokens_B1, (0, 0, 0, rows - B)),
@@ -76,14 +76,14 @@ def decoding_step(
 
     recordings = _recordings.setdefault(module, graphs.Recordings(graphs.record))
     weights_at = tuple(parameter.data_ptr() for parameter in module.parameters())
-    # What is recorded are the kernels of a backend.
+    # A graph records the kernels of one backend.
     key = weights_at, memory.beams, step.__qualname__, policy.current().kernel
     logits, weights, *after = graphs.replayed(key, call, values, recordings)
     return logits[:B], weights[:B, :, :S], tuple(tensor[:B] for tensor in after)
 
 
 def _as_graph(module: nn.Module, tensors: list[Tensor]) -> bool:
-    """Whether a step runs as a graph; if graphs are asked for, the answer is logged once."""
+    """Whether a step runs as a graph; if graphs are requested, the answer is logged once."""
     if not policy.current().graphs or module.training or torch.is_grad_enabled():
         return False
     if torch.is_autocast_enabled(tensors[0].device.type):
@@ -102,5 +102,5 @@ def _tell(how: str, answer: bool) -> bool:
 
 
 def _power_of_two(count: int) -> int:
-    """The smallest one that is not below ``count``."""
+    """Returns the smallest power of two that is at least ``count``."""
     return 1 << (count - 1).bit_length()

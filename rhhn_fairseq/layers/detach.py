@@ -1,8 +1,8 @@
 """Probabilities of h-detach and c-detach that change while a network is trained.
 
-Every cell draws a coin a step with the probability of its configuration (``h_detach``, ``c_detach``). Here
-this probability follows from the number of updates done: it moves linearly from where it starts to a final
-value, and nothing is kept between updates, so a run that goes on from a checkpoint has the same one.
+Every cell tosses a coin per step with the probability in its configuration (``h_detach``, ``c_detach``). Here
+this probability is a function of the number of updates: it moves linearly from its initial to its final
+value. No state is kept between updates, so a run resumed from a checkpoint has the same probability.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ KINDS = ("h_detach", "c_detach")
 
 @dataclass(frozen=True, kw_only=True)
 class DetachSchedule:
-    """How the probabilities change; ``UsageError`` names the field that cannot work.
+    """How the probabilities change; ``UsageError`` names the invalid field.
 
     Attributes:
-        h_detach_final: of h-detach, reached after ``anneal_updates``; None where it stays.
-        c_detach_final: of c-detach, likewise.
-        anneal_updates: updates the change takes; None where there is none.
+        h_detach_final: final value for h-detach, reached after ``anneal_updates``; None for no change.
+        c_detach_final: the same for c-detach.
+        anneal_updates: number of updates that the change takes; None if there is none.
         until: update from which on nothing is detached; None for never.
     """
 
@@ -55,17 +55,17 @@ class DetachSchedule:
         return self.anneal_updates is not None or self.until is not None
 
     def final(self, kind: str) -> float | None:
-        """The final probability of ``h_detach`` or ``c_detach``."""
+        """Returns the final probability of ``h_detach`` or ``c_detach``."""
         return getattr(self, f"{kind}_final")
 
     def probability(self, kind: str, start: float, update: int) -> float:
-        """The probability in the pass after ``update`` updates, of a kind that began with ``start``."""
+        """Returns a kind's probability in the pass after ``update`` updates, if it began at ``start``."""
         if self.until is not None and update >= self.until:
             return 0.0
         final = self.final(kind)
         if final is None or self.anneal_updates is None:
             return start
-        # Rounding must not leave the end a hair beside the value that was asked for.
+        # Rounding must not make the end differ from the final value.
         if update >= self.anneal_updates:
             return final
         return start + (final - start) * update / self.anneal_updates
@@ -74,7 +74,7 @@ class DetachSchedule:
 class DetachAnnealing:
     """Applies a schedule to the cells of a model: stacked, bidirectional, and those with attention.
 
-    A kind whose probability a cell starts with at 0 stays off there, as in the inner networks of hypernetwork
+    A kind whose probability starts at 0 in a cell stays off there, as in the inner networks of hypernetwork
     cells, which are never detached.
 
     Args:
@@ -97,7 +97,7 @@ class DetachAnnealing:
             raise UsageError(f"--detach-until {schedule.until} needs --h-detach P or --c-detach P")
 
     def probabilities(self, update: int) -> dict[str, float]:
-        """The probabilities after ``update`` updates, of the kinds that the model started with."""
+        """Returns the probabilities after ``update`` updates, for the kinds that the model started with."""
         return {
             kind: self.schedule.probability(kind, start, update)
             for kind, start in self._starts.items()
@@ -105,7 +105,7 @@ class DetachAnnealing:
         }
 
     def set_update(self, update: int) -> None:
-        """Gives every cell its probabilities for the pass after ``update`` updates."""
+        """Sets the probabilities of every cell for the pass after ``update`` updates."""
         for cell, start in self._cells:
             changed: dict[str, Any] = {
                 kind: self.schedule.probability(kind, getattr(start, kind), update)

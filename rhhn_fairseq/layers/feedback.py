@@ -1,6 +1,6 @@
-"""One step of a cell whose input includes something that was made from the step before.
+"""One step of a cell whose input includes something computed from the previous step.
 
-Shapes: T time, B batch, F what is fed back.
+Shapes: T time, B batch, F columns that are fed back.
 """
 
 import torch
@@ -11,10 +11,10 @@ from rhhn_fairseq.ops.backends import Plan
 
 
 class FedBackCell:
-    """Steps of a cell with an input of which some columns are fed back.
+    """Steps of a cell, some of whose input columns are fed back.
 
-    The maps of these columns are sliced once, because the gradient of a slice fills the whole weight with
-    zeros at every use.
+    The maps of these columns are sliced once, because every slicing costs a zero-filled gradient of the
+    whole weight.
 
     Args:
         cell: the cell. columns: number of the other columns, which come first.
@@ -28,7 +28,7 @@ class FedBackCell:
     def step(
         self, g_t: tuple[Tensor, ...], fed_BF: Tensor, state: State, noise_t: Noise | None
     ) -> tuple[Tensor, State]:
-        """One time step: ``Cell.prepare`` for a pass of one step, then ``Cell.step``.
+        """Computes one time step: ``Cell.prepare`` for a pass of one step, then ``Cell.step``.
 
         Args:
             g_t: the projection of the other columns at this step, tensors [B, ...].
@@ -38,7 +38,7 @@ class FedBackCell:
             the output [B, H] and the next state.
         """
         shares = apply_maps(fed_BF, self.maps)
-        # What ``begin`` added behind the projections is not affine in the input.
+        # What ``begin`` appended to the projections is not affine in the input.
         g_t = (*map(torch.add, g_t, shares), *g_t[len(shares) :])
         g_1 = tuple(tensor.unsqueeze(0) for tensor in g_t)
         noise_1 = None if noise_t is None else {name: draw.unsqueeze(0) for name, draw in noise_t.items()}

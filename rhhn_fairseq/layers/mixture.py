@@ -1,21 +1,21 @@
 """A mixture of bivariate Gaussians and a pen bit, the output of a handwriting model, in log space.
 
-Graves 2013 (arXiv 1308.0850), section 4.1. A network gives 6 M + 1 numbers for every point, here in the order
+Graves 2013 (arXiv 1308.0850), section 4.1. A network outputs 6 M + 1 numbers per point, here in the order
 [e, w, m, s, r] of 1, M, 2 M, 2 M, M columns, which become::
 
     pen = sigmoid(e),   weight = softmax(w),   mean = m,   scale = exp(s),   correlation = tanh(r)
 
     p(dx, dy, pen bit) = (sum_j weight_j N(dx, dy; mean_j, scale_j, correlation_j)) * Bernoulli(pen bit; pen)
 
-Nothing is ever divided by ``1 - correlation^2``, which rounding makes zero. With a and b the distances from
-the mean in scales, the exponent of the Gaussian is -q / 2, and both factors of r are sums of positive
+Nothing is ever divided by ``1 - correlation^2``, which can round to zero. With a and b the distances from the
+mean in units of the scale, the exponent of the Gaussian is -q / 2, and both factors of r are sums of positive
 numbers::
 
     q = (a^2 + b^2 - 2 tanh(r) a b) / (1 - tanh(r)^2)
       = ((1 + exp(2 r)) (a - b)^2 + (1 + exp(-2 r)) (a + b)^2) / 4
     log(1 - tanh(r)^2) / 2 = log 2 - |r| - log(1 + exp(-2 |r|))
 
-Departure: s and r are cut at +-10, and a distance at a million, so that loss and gradient are finite in
+Departure: s and r are clamped at +-10, distances at +-a million, so that loss and gradient are finite in
 float32 for every finite output. Coordinates are normalised, so a scale of exp(-10) is far below what a pen
 resolves.
 
@@ -37,7 +37,7 @@ DISTANCE_LIMIT = 1e6
 
 
 def output_size(components: int) -> int:
-    """How many numbers a network gives for a mixture of that many components."""
+    """Returns how many outputs a network needs for a mixture of that many components."""
     return 6 * components + 1
 
 
@@ -68,7 +68,7 @@ class Mixture(NamedTuple):
 
     @classmethod
     def of(cls, raw: Tensor) -> "Mixture":
-        """The mixture that a network's outputs [..., 6 M + 1] stand for; see the module's docstring."""
+        """Returns the mixture that a network's outputs [..., 6 M + 1] define; see the module's docstring."""
         M = (raw.shape[-1] - 1) // 6
         if M < 1 or raw.shape[-1] != output_size(M):
             raise ValueError(f"{raw.shape[-1]} outputs are not 6 M + 1 for any M of 1 or more")
@@ -82,9 +82,9 @@ class Mixture(NamedTuple):
         )
 
     def log_density(self, offset: Tensor) -> Tensor:
-        """Natural logarithm of the density at offsets [..., 2]; [...]."""
+        """Returns the natural logarithm of the density at offsets [..., 2]; [...]."""
         distance = offset.unsqueeze(-2) - self.mean
-        # Cut before the division by the scale, after which it could be infinite.
+        # Clamped before the division by the scale, which could make it infinite.
         distance = distance.clamp(-DISTANCE_LIMIT, DISTANCE_LIMIT)
         a, b = (distance * torch.exp(-self.log_scale)).unbind(-1)
         r = self.twist
@@ -94,11 +94,11 @@ class Mixture(NamedTuple):
         return torch.logsumexp(self.log_weight - log_norm - q / 2, dim=-1)
 
     def pen_log_prob(self, pen: Tensor) -> Tensor:
-        """Natural logarithm of the probability of pen bits, 0 or 1, [...]; [...]."""
+        """Returns the natural logarithm of the probability of pen bits, 0 or 1, [...]; [...]."""
         return -F.binary_cross_entropy_with_logits(self.pen_logit, pen, reduction="none")
 
     def sharpened(self, bias: float = 0.0, temperature: float = 1.0) -> "Mixture":
-        """A mixture nearer to its likeliest points.
+        """Returns a mixture that is more concentrated on its likeliest points.
 
         Args:
             bias: b of 0 or more: scales become exp(s - b), weights softmax(w (1 + b)) (Graves 2013,
@@ -117,14 +117,14 @@ class Mixture(NamedTuple):
         )
 
     def draw(self, noise: Tensor) -> Tensor:
-        """The point (dx, dy, pen bit) [..., 3] that random numbers choose.
+        """Returns the point (dx, dy, pen bit) [..., 3] that the given random numbers select.
 
         Args:
-            noise: [..., 4]: uniform in [0, 1) for the component, two normal ones for the offset, uniform for
-                the pen.
+            noise: [..., 4]: uniform in [0, 1) for the component, two normal for the offset, uniform for the
+                pen.
         """
         choose, normal, lift = noise.split((1, 2, 1), dim=-1)
-        # The last sum may be below 1 by rounding, where no entry would be left.
+        # Rounding may leave the last sum below 1, where a draw would select no component.
         ends = self.log_weight.exp().cumsum(dim=-1)
         component = (ends < choose * ends[..., -1:]).sum(dim=-1, keepdim=True)
         mean, log_scale = (

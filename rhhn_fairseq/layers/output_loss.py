@@ -1,8 +1,8 @@
-"""Label-smoothed cross-entropy straight from an output layer's input, a few positions at a time.
+"""Label-smoothed cross-entropy computed from an output layer's input, a few positions at a time.
 
 The logits of a batch, a number for every position and symbol, are the largest tensor of a translation model,
 and fairseq's criterion keeps several of them. Here a chunk's logits live only until its share of the loss and
-of every gradient is taken, so the loss and the gradients come out of the forward pass together.
+of every gradient is computed, so the forward pass computes both the loss and the gradients.
 
 Shapes: P positions, H width, V symbols.
 """
@@ -13,10 +13,10 @@ from torch import Tensor
 from rhhn_fairseq.ops.gemm import mm, select_gemm
 
 FLOAT16_SCALE = 8.0
-"""What gradients of logits in float16 are multiplied by meanwhile.
+"""Factor that temporarily scales the gradients of logits in float16.
 
-Probabilities below 6e-5 lose digits there, and a loss scaler comes too late for them; but a sum over a chunk
-must not leave the type's range either.
+Probabilities below 6e-5 lose digits in float16, and a loss scaler acts too late to keep them; but a sum over
+a chunk must not overflow either.
 """
 
 
@@ -26,7 +26,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx.types = [tensor.dtype for tensor in (y_PH, weight_VH, bias_V)]
         learns = any(ctx.needs_input_grad[:3])
         y_PH, weight_VH, bias_V = (operand.to(dtype) for operand in (y_PH, weight_VH, bias_V))
-        # They have the type that autocast asks for already.
+        # The operands already have the type that autocast would choose.
         with torch.autocast(y_PH.device.type, enabled=False):
             sums, gradients = _chunks(y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, learns)
         ctx.save_for_backward(*gradients)
@@ -35,15 +35,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, factor, _):
-        # A loss scaler's factor may lift what the type would lose.
+        # Multiplied first: a loss scaler's factor may lift what the cast would lose.
         pieces = zip(ctx.saved_tensors, ctx.types, strict=True)
         return *((tensor * factor).to(dtype) for tensor, dtype in pieces), *(None,) * 5
 
 
 def _chunks(y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, learns):
-    """The three sums of ``linear_cross_entropy``, and a list of the gradients of y, weight and bias.
+    """Returns the three sums of ``linear_cross_entropy``, and the gradients of y, weight and bias.
 
-    All in float32 at least; the list is empty where nothing ``learns``.
+    All are in float32 at least; there are no gradients unless something ``learns``.
     """
     V = len(weight_VH)
     each, picked = smoothing / (V - 1), 1.0 - smoothing - smoothing / (V - 1)
@@ -65,7 +65,7 @@ def _chunks(y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, learns)
         sums += torch.stack([picked * nll.sum() + each * smooth.sum(), nll.sum(), correct])
         if not learns:
             continue
-        # The shares of the two losses add up so that softmax has the factor 1.
+        # The terms of the two losses add up so that the softmax has the factor 1.
         gradient = logits.sub_(total.unsqueeze(1)).exp_().sub_(each)
         gradient.scatter_add_(1, target.unsqueeze(1), torch.full_like(nll, -picked).unsqueeze(1))
         gradient = gradient.mul_((real * scale).unsqueeze(1))
@@ -91,16 +91,16 @@ def linear_cross_entropy(
     smoothing: float = 0.0,
     chunk: int = 512,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over positions of the cross-entropy of ``softmax(y W^T + b)``, in nats.
+    """Returns sums over positions of the cross-entropy of ``softmax(y W^T + b)``, in nats.
 
-    Smoothed as fairseq's ``label_smoothed_cross_entropy``: the target has ``1 - smoothing`` of the weight,
+    Smoothed as in fairseq's ``label_smoothed_cross_entropy``: the target has ``1 - smoothing`` of the weight,
     every other symbol ``smoothing / (V - 1)``.
 
     Args:
         target_P: indices. real_P: bool, positions that count. chunk: positions at a time.
 
     Returns:
-        the smoothed loss, which has gradients; the plain one; how many targets have the highest probability.
+        the smoothed loss, which has gradients; the plain loss; how many targets have the highest probability.
     """
     device, dtype = y_PH.device.type, y_PH.dtype
     if torch.is_autocast_enabled(device) and dtype != torch.float64:

@@ -19,7 +19,7 @@ from rhhn_fairseq.ops.regularise import sequence_dropout
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
-    """Sizes and connections of a stack; ``UsageError`` names the field that cannot work."""
+    """Sizes and connections of a stack; ``UsageError`` names the invalid field."""
 
     cell: str = option(help="name of the cell, one of rhhn_fairseq.cells.CELLS")
     input_size: int = option(help="width of the input", low=1)
@@ -57,7 +57,7 @@ class StackConfig:
             )
 
     def above_first(self, context_size: int) -> dict:
-        """Fields of the stack of the layers above the first, which reads that one's outputs and a context."""
+        """Returns the fields of the stack above the first layer, which reads its outputs and a context."""
         return dict(
             cell=self.cell,
             input_size=self.hidden_size,
@@ -72,11 +72,11 @@ class StackConfig:
         )
 
     def directions(self, layer: int) -> int:
-        """Two for a layer (counted from 0) that reads in both directions, else one."""
+        """Returns 2 for a layer (counted from 0) that reads in both directions, else 1."""
         return 2 if layer < self.bidirectional_layers else 1
 
     def layer_input(self, layer: int) -> int:
-        """Width of what a layer (counted from 0) reads from below, without the context."""
+        """Returns the width of what a layer (counted from 0) reads from below, without the context."""
         return self.input_size if layer == 0 else self.hidden_size * self.directions(layer - 1)
 
 
@@ -91,7 +91,7 @@ class Stack(nn.Module):
     def __init__(self, config: StackConfig):
         super().__init__()
         self.config = config
-        # Type checkers take what a ModuleList holds for modules of any kind.
+        # Type checkers know the items of a ModuleList only as modules.
         self.cells: list[Cell] = nn.ModuleList()  # type: ignore[assignment]
         self.backward_cells: list[Cell] = nn.ModuleList()  # type: ignore[assignment]
         for layer in range(config.layers):
@@ -124,21 +124,21 @@ class Stack(nn.Module):
 
         Args:
             x_TBC: input [T, B, C].
-            context_TBM: what every layer reads beside the one below, [T, B, context_size]; residual
-                connections leave it out.
+            context_TBM: what every layer reads beside the output below it, [T, B, context_size]; residual
+                connections exclude it.
             state: tensors [B, ·] in ``state_sizes`` order; None for zeros.
             mask_TB: bool [T, B], true at real positions.
             noise: one entry for each forward cell, then one for each backward cell; None lets every
                 cell draw its own in training.
-            drop_output: whether ``drop_output`` is applied; with False the caller does it.
+            drop_output: whether to apply ``drop_output``; if False, the caller does it.
 
         Returns:
             the last layer's outputs [T, B, output_size], zero at padding, and the next state of the
             forward cells.
 
         Raises:
-            UsageError: a state for a stack with bidirectional layers, whose backward cells start at the
-                end of the text; or shapes that do not fit.
+            UsageError: a state is given to a stack with bidirectional layers, whose backward cells start at
+                the end of the text; or shapes do not fit.
         """
         config = self.config
         if state is not None and config.bidirectional_layers:
@@ -163,7 +163,7 @@ class Stack(nn.Module):
         context_TBM: Tensor | None = None,
         drop_output: bool = True,
     ) -> tuple[Tensor, list[State]]:
-        """``forward`` with a state for each cell; a backward cell's belongs to the end of the text.
+        """Runs ``forward`` with a state for each cell; a backward cell's belongs to the end of the text.
 
         Args:
             starts: one entry for each forward cell, then one for each backward cell; None for zeros.
@@ -194,7 +194,7 @@ class Stack(nn.Module):
         return self.drop_output(y) if drop_output else y, finals + backward_finals
 
     def drop_output(self, y_TBH: Tensor) -> Tensor:
-        """Dropout on the last layer's outputs."""
+        """Applies dropout to the last layer's outputs."""
         return self._drop(y_TBH, self.config.output_dropout)
 
     def _drop(self, x: Tensor, rate: float) -> Tensor:
@@ -206,7 +206,7 @@ class Stack(nn.Module):
         return cell(*arguments)
 
     def _backward(self, layer, x_TBC, start, mask_TB, noise):
-        """The layer's output when the text is read from its end, and the state after its first symbol.
+        """Returns the layer's output for the text read backwards, and the state after its first symbol.
 
         Padding on either side is skipped.
         """

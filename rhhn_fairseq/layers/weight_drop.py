@@ -1,7 +1,7 @@
-"""Weight drop: connections of the recurrent matrices are left out, others in every pass.
+"""Weight drop: every pass leaves out a new random choice of connections of the recurrent matrices.
 
 Merity et al. 2018, section 2; Wan et al. 2013 call it DropConnect. One mask serves all steps of a pass, so
-the fused operations run as they are.
+the fused operations need no change.
 """
 
 import torch
@@ -12,14 +12,14 @@ from rhhn_fairseq.cells.base import Cell
 
 
 def call_with_dropped_weights(cell: Cell, rate: float, *arguments):
-    """``cell(*arguments)`` with each weight of its recurrent matrices zero with probability ``rate``, and the
-    others divided by 1 - ``rate``."""
+    """Calls ``cell(*arguments)`` with each weight of its recurrent matrices set to zero with probability
+    ``rate``, and the others divided by 1 - ``rate``."""
     dropped = {name: F.dropout(weight, rate) for name, weight in recurrent_weights(cell).items()}
     return torch.func.functional_call(cell, dropped, arguments)
 
 
 def recurrent_weights(cell: Cell) -> dict[str, Tensor]:
-    """The matrices that multiply a state of the cell, or of a cell within it, by their names in the cell."""
+    """Returns by name the matrices that multiply a state of the cell, or of a cell inside it."""
     weights: dict[str, Tensor] = {}
     for prefix, module in cell.named_modules():
         for name in module.recurrent_weights if isinstance(module, Cell) else ():

@@ -9,9 +9,9 @@ t, with K Gaussians along the positions u = 1, 2, ... of a text of one-hot rows 
     w_t = sum_u phi(t, u) c_u
 
 The first layer reads [x_t; w_{t-1}], every layer above it [the one below; w_t]. Departures from the paper: no
-skip connections from the input to all layers and from all layers to the output, so that a model without a
-window is the same as one with it but for the window. The bias of k starts where the text is read at the speed
-of the data, not at one character a step; a, b and k are cut at exp(10).
+skip connections from the input to all layers and from all layers to the output, so that models with and
+without a window differ in the window alone. The bias of k starts so that the text is read at the speed of the
+data, not at one character per step; a, b and k are clamped at exp(10).
 
 Shapes: T time, B batch, C input, H hidden, U positions of the text, V symbols, K Gaussians.
 """
@@ -35,18 +35,18 @@ from rhhn_fairseq.ops.regularise import sequence_dropout
 LOG_LIMIT = 10.0
 
 UNKNOWN = -1
-"""Index of padding and of a character that is not known; both read as a vector of zeros."""
+"""Index of padding and of unknown characters; both become vectors of zeros."""
 
 
 def one_hot(text_BU: Tensor, symbols: int, dtype: torch.dtype) -> Tensor:
-    """One-hot rows [B, U, V] of indices below ``symbols``, zeros for ``UNKNOWN``."""
+    """Returns one-hot rows [B, U, V] of indices below ``symbols``, zeros for ``UNKNOWN``."""
     symbol = torch.arange(symbols, device=text_BU.device)
     return (text_BU.unsqueeze(-1) == symbol).to(dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowConfig(StackConfig):
-    """A stack's options, counted with the first layer, and those of its window."""
+    """A stack's options, whose layers include the first, and those of its window."""
 
     symbols: int = option(help="different characters, the width of the window", low=1)
     window: int = option(10, help="Gaussians of the window", low=1)
@@ -64,7 +64,7 @@ class WindowConfig(StackConfig):
             )
 
     def upper(self) -> StackConfig:
-        """The layers above the first one."""
+        """Returns the options of the layers above the first one."""
         return StackConfig(**self.above_first(self.symbols), output_dropout=self.output_dropout)
 
 
@@ -78,14 +78,14 @@ class Window(nn.Module):
         self.bias = nn.Parameter(torch.zeros(3 * K))
         nn.init.xavier_uniform_(self.weight)
         with torch.no_grad():
-            # Small at the start, so that the speed is that of the data whatever h is.
+            # Small at the start, so that the speed is that of the data whatever the value of h.
             self.weight[:, 2 * K :] *= 0.1
             self.bias[2 * K :] = -math.log(config.points_per_symbol)
 
     def forward(self, y_BH: Tensor, kappa_BK: Tensor, text_BUV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From the first layer's output: w [B, V], the next kappa [B, K] and phi [B, U + 1].
+        """Returns w [B, V], the next kappa [B, K] and phi [B, U + 1] for the first layer's output.
 
-        The last column of phi is the position after the padded text's end, which writing looks at.
+        The last column of phi is the position after the end of the padded text; writing uses it.
         """
         raw = torch.addmm(self.bias, y_BH, self.weight).to(kappa_BK.dtype)
         a, b, k = raw.clamp(max=LOG_LIMIT).exp().chunk(3, dim=-1)
@@ -99,14 +99,14 @@ class Window(nn.Module):
 
 
 class WindowTrace(NamedTuple):
-    """What a ``WindowCell`` gives beside its outputs and state: w [T, B, V] and phi [T, B, U + 1]."""
+    """What a ``WindowCell`` returns beside outputs and state: w [T, B, V] and phi [T, B, U + 1]."""
 
     window_TBV: Tensor
     phi_TBU: Tensor
 
 
 class WindowCell(nn.Module):
-    """A cell that reads ``[x; w]``, the window of its own output of the step before.
+    """A cell that reads ``[x; w]``, where w is the window of its own previous output.
 
     Its state is the cell's, then w [B, V] and kappa [B, K]. The input's columns are projected outside the
     loop over time. The window's columns are projected inside, where ``Cell.prepare`` runs as well.
@@ -121,7 +121,7 @@ class WindowCell(nn.Module):
         self.state_sizes = (*cell.state_sizes, config.symbols, config.window)
 
     def zero_state(self, B: int, device=None, dtype=None) -> State:
-        """See ``Cell.zero_state``; the position is float32 at least, for half precision loses its steps."""
+        """See ``Cell.zero_state``; the position is at least float32, as half precision loses its steps."""
         V, K = self.state_sizes[-2:]
         w, kappa = (
             torch.zeros(B, V, device=device, dtype=dtype),
@@ -141,7 +141,7 @@ class WindowCell(nn.Module):
         """Runs over a sequence; ``x_TBC``, ``state``, ``mask_TB`` and ``noise`` as in ``Cell.forward``.
 
         Args:
-            text_BUV: one-hot rows; zeros at padding and for characters that are not known.
+            text_BUV: one-hot rows; zeros at padding and for unknown characters.
 
         Returns:
             outputs [T, B, H], the window's trace and the state after the last step.

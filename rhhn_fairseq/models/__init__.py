@@ -1,4 +1,4 @@
 """fairseq models: embedding, stack of recurrent layers, output layer."""
 
-# First, as it brings the plugin with it, which imports the modules here in an order of its own.
+# Imported first, because it loads the plugin, which imports the modules here in its own order.
 import fairseq  # noqa: F401

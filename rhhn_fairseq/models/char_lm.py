@@ -78,7 +78,7 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
     """
 
     RECIPE = BASE_RECIPE
-    # fairseq's, which reads checkpoints.
+    # fairseq's own, which reads checkpoints.
     from_pretrained = vars(BaseFairseqModel)["from_pretrained"]
 
     def __init__(self, config, vocabulary):
@@ -98,28 +98,28 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
 
     @classmethod
     def build_model(cls, cfg, task):
-        """Builds the model for the task's vocabulary; UsageError names an option that cannot work."""
+        """Builds the model for the task's vocabulary; UsageError names an invalid option."""
         config = OmegaConf.to_object(cfg) if OmegaConf.is_config(cfg) else cfg
         return cls(config, task.vocabulary)
 
     @classmethod
     def for_vocabulary(cls, config, vocab_size: int):
-        """A model of ``vocab_size`` symbols without data behind them, for counting its parameters."""
+        """Returns a model of ``vocab_size`` symbols without data, for counting its parameters."""
         symbols = [escape(chr(code)) for code in range(256, 256 + vocab_size)]
         return cls(config, CharVocabulary(symbols, newline_occurs=False))
 
     def forward(self, src_tokens: Tensor, mask: Optional[Tensor] = None, carry=None):
-        """Scores of the symbol after each position.
+        """Returns the scores of the symbol after each position.
 
         Args:
             src_tokens: dictionary indices [B, T].
             mask: bool [B, T], true at real positions; None where all are.
-            carry: a ``Carry`` whose state the pass starts from and leaves its own in; None for zeros.
+            carry: a ``Carry`` that holds the state to start from and receives the last one; None for zeros.
 
         Returns:
-            logits [B, T, D], -inf for entries that are no symbol; and a dictionary, where fairseq's models
-            have their extras: ``outputs`` of the last layer [T, B, H], and ``dropped_outputs``, which the
-            output layer reads.
+            logits [B, T, D], -inf for entries that are not symbols; and a dictionary of extras, as fairseq's
+            models return: ``outputs`` of the last layer [T, B, H], and ``dropped_outputs``, which the output
+            layer reads.
         """
         mask_TB = None if mask is None else mask.T
         state = None if carry is None else carry.read(src_tokens.device)
@@ -130,7 +130,7 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
         return self.output(dropped).transpose(0, 1), {"outputs": y, "dropped_outputs": dropped}
 
     def get_normalized_probs(self, net_output, log_probs, sample=None):
-        """Probabilities or log-probabilities [B, T, D]; a sample with a tally has them counted."""
+        """Returns probabilities or log-probabilities [B, T, D]; a sample's tally, if any, counts them."""
         logits = net_output[0].float()
         scores = logits.log_softmax(dim=-1) if log_probs else logits.softmax(dim=-1)
         if sample is not None and "tally" in sample:
@@ -138,11 +138,11 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
         return scores
 
     def max_positions(self):
-        """Any length of text."""
+        """Returns None: a text may have any length."""
         return None
 
     def diagnostics(self) -> dict[str, float]:
-        """Numbers about the weights worth a line in the log."""
+        """Returns figures about the weights for the log."""
         return self.stack.diagnostics()
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
@@ -173,7 +173,7 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
 
 
 def _name_of(code: int) -> str:
-    """The character of a code; words have codes from which they cannot be read."""
+    """Returns the character of a code; a word cannot be recovered from its code."""
     return chr(code) if code <= sys.maxunicode else "a word"
 
 

@@ -19,7 +19,7 @@ class Row:
         parameters: the exact count at that vocabulary.
         printed: the count as the paper prints it, None where it has no such model.
         valid, test: the paper's bits per character, None where it gives none.
-        measured: what a training of it gave here, for models of no paper.
+        measured: the result of a training here, for models that are in no paper.
     """
 
     options: dict
@@ -32,7 +32,7 @@ class Row:
     measured: str | None = None
 
     def reported(self) -> str:
-        """What the paper says of it, or what was measured, one line."""
+        """Returns in one line what the paper reports for it, or what was measured."""
         if self.measured is not None:
             return f"{self.measured} ({self.source})"
         if self.printed is None:
@@ -45,7 +45,7 @@ class Row:
 
 
 def _dropped(rate: float, layers: int = 1) -> dict:
-    """Ha's dropout: on input, output and recurrent update with one rate, and between layers."""
+    """Returns Ha's dropout: one rate for input, output and recurrent update, and between layers."""
     rates = {"input_dropout": rate, "output_dropout": rate, "recurrent_dropout": rate}
     return rates | ({"layer_dropout": rate} if layers > 1 else {})
 
@@ -75,7 +75,7 @@ ENWIK8 = "Ha table 2, enwik8"
 # Zilly et al. 2017, Recurrent Highway Networks (ICML), and enwik8_sota in their repository's rhn_train.py.
 ENWIK8_ZILLY = "Zilly, enwik8"
 PTB_SUAREZ = "Suarez table 1, Penn Treebank"
-# Its hypernetwork is "an arbitrary recurrent architecture"; its experiments have the HyperRHN alone.
+# Its hypernetwork is "an arbitrary recurrent architecture"; its experiments use the HyperRHN alone.
 ANY_SUAREZ = "Suarez equation 4, Penn Treebank"
 GRID_SUAREZ = "Suarez section 6, Penn Treebank"
 RANK_SUAREZ = "Suarez equation 8, Penn Treebank"
@@ -130,7 +130,7 @@ ARCHITECTURES = {
         1.21,
         1.19,
     ),
-    # The paper gives the figure, without its split, and the HyperRHN's count of parameters; no size.
+    # The paper gives the figure without its split, and the HyperRHN's parameter count, but no size.
     "grid_rhn_ptb": Row(
         {"cell": "grid_rhn", "hidden_size": 736, "rhn_depth": 7, "recurrent_dropout": 0.35} | SUAREZ,
         GRID_SUAREZ,
@@ -225,8 +225,8 @@ ARCHITECTURES = {
     ),
 }
 
-# Zilly's table prints 46 M, which one-hot input would have; the repository has embeddings as wide as the
-# state, and a dropout on them.
+# Zilly's table prints 46 M, the count with one-hot input; the repository has embeddings as wide as the
+# state, with dropout on them.
 ARCHITECTURES["rhn_enwik8"] = Row(
     {
         "cell": "rhn",
@@ -247,7 +247,7 @@ ARCHITECTURES["rhn_enwik8"] = Row(
     test=1.27,
 )
 
-# What the papers train with. Ha et al. print no number of epochs and stop early.
+# The papers' training options. Ha et al. print no number of epochs and stop early.
 LANES = {
     "task": "char_lm",
     "criterion": "char_cross_entropy",
@@ -276,7 +276,7 @@ RECIPES = {
     RANK_SUAREZ: WINDOWS | {"max_epoch": 660},
     ROLLED_SUAREZ: WINDOWS | {"max_epoch": 660},
     PTB_FENG: LANES | {"max_epoch": 100},
-    # One epoch of Penn Treebank, its rate falling to zero.
+    # One epoch of Penn Treebank, with the learning rate falling to zero.
     PTB_MODERN: LANES
     | {
         "lr": [1.2e-2],
@@ -299,5 +299,5 @@ BASE_RECIPE = RECIPES[PTB]
 
 
 def recipe_of(name: str) -> Recipe:
-    """What the architecture is trained with."""
+    """Returns the training options of the architecture."""
     return RECIPES[ARCHITECTURES[name].source] | OWN_RECIPES.get(name, {})

@@ -1,10 +1,10 @@
-"""Model ``classifier``: recurrent layers that read numbers, and an answer at every step or after the last.
+"""Model ``classifier``: recurrent layers that read numbers and answer at every step or after the last.
 
-What is read and answered is the problem's of ``--task synthetic``. After the last step, a layer that reads in
-both directions gives the forward cell's output of the last step and the backward cell's of the first, each of
-which has read everything.
+The problem of ``--task synthetic`` defines inputs and answers. To answer after the last step, a layer that
+reads in both directions gives the forward cell's output at the last step and the backward cell's at the
+first, each of which has read the whole sequence.
 
-Shapes: T time, B batch, C numbers a step, H width of the layers' output, K width of an answer.
+Shapes: T time, B batch, C numbers per step, H width of the layers' output, K width of an answer.
 """
 
 from dataclasses import dataclass, field
@@ -59,7 +59,7 @@ class Classifier(HasRecipe, BaseFairseqModel):
     """See the module's docstring. The output layer starts as Glorot uniform with zero bias.
 
     Args:
-        config: sizes and options, a ``ClassifierConfig``. problem: what is read and answered.
+        config: sizes and options, a ``ClassifierConfig``. problem: defines inputs and answers.
     """
 
     RECIPE = recipe_of(BASE_PROBLEM)
@@ -79,7 +79,7 @@ class Classifier(HasRecipe, BaseFairseqModel):
         """Builds the model for the task's problem.
 
         Raises:
-            UsageError: the task has no problem, or an option cannot work.
+            UsageError: the task has no problem, or an option is invalid.
         """
         if not hasattr(task, "problem"):
             raise UsageError(
@@ -90,34 +90,34 @@ class Classifier(HasRecipe, BaseFairseqModel):
 
     @classmethod
     def recipe(cls, given):
-        """That of the problem that is given, or else of the one that the architecture is for."""
+        """Returns the recipe of the given problem, or else of the one that the architecture is for."""
         return recipe_of(given.get("problem", cls.RECIPE["problem"]))
 
     @classmethod
     def for_problem(cls, config, name: str):
-        """A model without data behind it, for counting its parameters."""
+        """Returns a model without data, for counting its parameters."""
         return cls(config, blank_problem(name))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Answers [B, T, K] of a problem with one at every step, else [B, K]; inputs are [B, T, C]."""
+        """Returns answers [B, T, K] if the problem has one per step, else [B, K]; inputs are [B, T, C]."""
         # fairseq-validate casts the model alone.
         y_TBH, _ = self.stack(inputs.transpose(0, 1).to(self.weight_out.dtype))
         y = y_TBH.transpose(0, 1) if self.per_step else self._last(y_TBH)
         return F.linear(y, self.weight_out.T, self.bias_out)
 
     def _last(self, y_TBH: Tensor) -> Tensor:
-        """What the last layer gives once it has read everything, [B, H]."""
+        """Returns the last layer's output after it has read everything, [B, H]."""
         if not self.both_ways:
             return y_TBH[-1]
         forwards, backwards = y_TBH.chunk(2, dim=-1)
         return torch.cat([forwards[-1], backwards[0]], dim=-1)
 
     def max_positions(self):
-        """Any length of sequence."""
+        """Returns None: a sequence may have any length."""
         return None
 
     def diagnostics(self) -> dict[str, float]:
-        """Numbers about the weights worth a line in the log."""
+        """Returns figures about the weights for the log."""
         return self.stack.diagnostics()
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):

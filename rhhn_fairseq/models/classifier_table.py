@@ -1,9 +1,9 @@
-"""Architectures for the problems of ``--task synthetic``, one a cell and problem.
+"""Architectures for the problems of ``--task synthetic``, one per cell and problem.
 
 Ka = Kanuparthi et al. 2019 (arXiv 1810.03023) and their code: one LSTM of 128 units for copying and of 100
-for MNIST. Le = Le et al. 2015 (arXiv 1504.00941): 100 units for adding. The other cells stand in no paper:
-they have the LSTM's width, and a highway network of depth 2 nearly its count as well. The LSTM of Ka has two
-biases a gate, of which only the sum matters; here it has one.
+for MNIST. Le = Le et al. 2015 (arXiv 1504.00941): 100 units for adding. The other cells are in no paper:
+they have the LSTM's width, and a highway network of depth 2 also has nearly its parameter count. The LSTM of
+Ka has two biases per gate, of which only the sum matters; here it has one.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Row:
 
     Attributes:
         options: what differs from the model's defaults.
-        problem: what it is for, its ``--problem``; the ones for MNIST serve pmnist, digits and pdigits too.
-        parameters: the exact count for that problem, of copying with scalar inputs.
-        source: where the size is from; None for sizes that stand in no paper.
+        problem: the ``--problem`` that it is for; those for MNIST serve pmnist, digits and pdigits too.
+        parameters: the exact count for that problem; for copying, with scalar inputs.
+        source: where the size is from; None for sizes that are in no paper.
     """
 
     options: dict
@@ -28,7 +28,7 @@ class Row:
     source: str | None = None
 
     def reported(self) -> str | None:
-        """Where the size is from, one line."""
+        """Returns in one line where the size is from."""
         return self.source and f"of this size in {self.source}"
 
 
@@ -87,5 +87,5 @@ BASE_PROBLEM = "digits"
 
 
 def recipe_of(problem: str) -> Recipe:
-    """What a model of the problem is trained with."""
+    """Returns the training options of a model for the problem."""
     return SHARED | {"problem": problem} | RECIPES.get(problem, {})

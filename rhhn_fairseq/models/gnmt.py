@@ -1,8 +1,8 @@
 """Model ``gnmt``: the encoder-decoder of GNMT with attention, on any registered cell.
 
 Wu et al. 2016 (arXiv 1609.08144), section 3, and Ha, Dai, Le 2016 (arXiv 1609.09106), section 4.4. The first
-encoder layer reads in both directions, residual connections begin at the third layer of either side and
-add the layer's input, every decoder layer reads the context. See ``layers/decoder.py`` for the two forms
+encoder layer reads in both directions, residual connections start at the third layer of either side and
+add the layer's input, and every decoder layer reads the context. See ``layers/decoder.py`` for the two forms
 of the attention.
 
 Shapes: S source time, T target time, B batch, V dictionary, H hidden, E embedding.
@@ -51,7 +51,7 @@ CELL_INITS = ("uniform", "own")
 DECODER_STARTS = ("zeros", "encoder")
 FINGERPRINT_BYTES = 32
 
-# A recurrent network has no longest sentence; the task's --max-source-positions limits what is read.
+# A recurrent network has no maximum length; the task's --max-source-positions limits what is read.
 MAX_POSITIONS = 1_000_000
 
 
@@ -138,11 +138,11 @@ GNMTConfig = with_cell_options("GNMTConfig", GNMTBaseConfig, __name__)
 
 
 class GNMTEncoder(FairseqEncoder):
-    """Embeddings and a stack of recurrent layers; gives a ``Memory``.
+    """Embeddings and a stack of recurrent layers; returns a ``Memory``.
 
     Args:
-        start_sizes: widths of the decoder's state, to which the forward layers' last states are handed,
-            as many as there are of them; None for a decoder that starts from zeros.
+        start_sizes: widths of the decoder's state, which starts from the forward layers' last states,
+            then zeros; None for a decoder that starts from zeros.
     """
 
     def __init__(self, dictionary, padding_idx, embedding: nn.Embedding, stack: Stack, memory, start_sizes):
@@ -151,9 +151,9 @@ class GNMTEncoder(FairseqEncoder):
         self.embed_tokens, self.stack, self.memory = embedding, stack, memory
 
     def forward(self, src_tokens: Tensor, src_lengths: Optional[Tensor] = None) -> Memory:
-        """The memory of source sentences [B, S], padded on either side; lengths follow from the padding."""
+        """Returns the memory of source sentences [B, S], padded on either side; padding gives the lengths."""
         mask_SB = src_tokens.T != self.padding_idx
-        # On the CPU a look is cheap and saves the masks; on a GPU it would wait for the device.
+        # On the CPU this check is cheap and saves the masks; on a GPU it would wait for the device.
         needed = mask_SB.is_cuda or not bool(mask_SB.all())
         values, last = self.stack(self.embed_tokens(src_tokens.T), None, mask_SB if needed else None)
         start = None
@@ -164,11 +164,11 @@ class GNMTEncoder(FairseqEncoder):
         return self.memory(values, mask_SB, start)
 
     def reorder_encoder_out(self, encoder_out: Memory, new_order: Tensor) -> Memory:
-        """The memory of the chosen rows."""
+        """Returns the memory of the chosen rows."""
         return encoder_out.reorder(new_order)
 
     def max_positions(self):
-        """Longest source sentence."""
+        """Returns the length of the longest source sentence."""
         return MAX_POSITIONS
 
 
@@ -176,8 +176,8 @@ class GNMTDecoder(FairseqIncrementalDecoder):
     """Embeddings, recurrent layers with attention, and the output layer.
 
     Args:
-        masked: whether padding can stand before a sentence and so must not touch the state.
-        output: the output table [V, E or H], shared or not. project: [H, E] before a shared table.
+        masked: whether padding may precede a sentence and so must not change the state.
+        output: an ``OutputLayer``.
     """
 
     def __init__(self, dictionary, padding_idx, embedding, decoder: AttentionDecoder, output, masked=False):
@@ -193,11 +193,11 @@ class GNMTDecoder(FairseqIncrementalDecoder):
         features_only: bool = False,
         **unused,
     ):
-        """Scores of the piece after each position.
+        """Returns the scores of the piece after each position.
 
         Args:
             prev_output_tokens: [B, T]. encoder_out: the encoder's memory.
-            incremental_state: holds the recurrent state between calls; with one in it, only the last
+            incremental_state: holds the recurrent state between calls; if it has one, only the last
                 column of the tokens is read.
 
         Returns:
@@ -219,18 +219,18 @@ class GNMTDecoder(FairseqIncrementalDecoder):
         return y, {"attn": [weights]}
 
     def _features(self, tokens_BT: Tensor, memory: Memory, state: State | None):
-        """The last layer's outputs [B, T, H], attention weights and state."""
+        """Returns the last layer's outputs [B, T, H], attention weights and state."""
         mask_TB = tokens_BT.T != self.padding_idx if self.masked else None
         y, weights, state = self.decoder(self.embed_tokens(tokens_BT.T), memory, state, mask_TB)
         return y.transpose(0, 1), weights, state
 
     def _scores(self, tokens_BT: Tensor, memory: Memory, state: State | None):
-        """Logits [B, T, V], attention weights and state."""
+        """Returns logits [B, T, V], attention weights and state."""
         y, weights, state = self._features(tokens_BT, memory, state)
         return self.output(y), weights, state
 
     def reorder_incremental_state(self, incremental_state, new_order: Tensor):
-        """Notes which rows beam search keeps; the next step moves their state."""
+        """Records which rows beam search keeps; the next step reorders their state."""
         cached = self.get_incremental_state(incremental_state, "state")
         if cached is not None:
             before = cached.get("order")
@@ -238,15 +238,15 @@ class GNMTDecoder(FairseqIncrementalDecoder):
             self.set_incremental_state(incremental_state, "state", cached)
 
     def max_positions(self):
-        """Longest target sentence."""
+        """Returns the length of the longest target sentence."""
         return MAX_POSITIONS
 
 
 class OutputLayer(nn.Module):
     """Logits over the dictionary from the decoder's output.
 
-    A table of its own, or the embeddings' (``shared``, [V, E]), before which an output of another width
-    is mapped to E.
+    The table is the layer's own or that of the embeddings (``shared``, [V, E]). Before a shared table, an
+    output of another width is mapped to E.
     """
 
     def __init__(self, hidden_size: int, vocab_size: int, shared: Optional[nn.Embedding] = None):
@@ -261,13 +261,13 @@ class OutputLayer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def factors(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The factors of the logits: features [..., E or H], and the weight and bias that multiply them."""
+        """Returns the logits' factors: features [..., E or H], and the weight and bias that multiply them."""
         if self.project is not None:
             y = affine(y, self.project)
         return y, self.weight if self.shared is None else self.shared.weight, self.bias
 
     def forward(self, y: Tensor) -> Tensor:
-        """Logits [..., V] from y [..., H]."""
+        """Returns logits [..., V] from y [..., H]."""
         y, weight_VK, bias_V = self.factors(y)
         return affine(y, weight_VK.t(), bias_V)
 
@@ -276,8 +276,8 @@ class OutputLayer(nn.Module):
 class GNMT(HasRecipe, FairseqEncoderDecoderModel):
     """See the module's docstring.
 
-    ``pieces_sha256`` holds the bytes of the SHA-256 of the sentencepiece model that the training data was
-    cut with, zeros where it is not known; a checkpoint of other pieces is refused.
+    ``pieces_sha256`` holds the bytes of the SHA-256 of the sentencepiece model that segmented the training
+    data, zeros if it is not known; a checkpoint of other pieces is refused.
     """
 
     RECIPE = BASE_RECIPE
@@ -289,7 +289,7 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
 
     @classmethod
     def build_model(cls, cfg, task):
-        """Builds the model for the task's dictionaries; UsageError names an option that cannot work."""
+        """Builds the model for the task's dictionaries; UsageError names an invalid option."""
         config = OmegaConf.to_object(cfg) if OmegaConf.is_config(cfg) else cfg
         masked = bool(getattr(task.cfg, "left_pad_target", False))
         model = cls._assemble(config, task.source_dictionary, task.target_dictionary, masked)
@@ -300,7 +300,7 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
 
     @classmethod
     def for_vocabulary(cls, config, vocab_size: int):
-        """A model without data behind it, for counting its parameters."""
+        """Returns a model without data, for counting its parameters."""
         entries = _Entries(vocab_size)
         return cls._assemble(config, entries, entries, False)
 
@@ -348,12 +348,12 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
         return model
 
     def forward(self, src_tokens, src_lengths, prev_output_tokens, features_only: bool = False):
-        """The decoder's result over whole sentences; see ``GNMTDecoder.forward``."""
+        """Returns the decoder's result over whole sentences; see ``GNMTDecoder.forward``."""
         memory = self.encoder(src_tokens, src_lengths)
         return self.decoder(prev_output_tokens, memory, features_only=features_only)
 
     def diagnostics(self) -> dict[str, float]:
-        """Numbers about the weights worth a line in the log."""
+        """Returns figures about the weights for the log."""
         sides = {"encoder": self.encoder.stack, "decoder": self.decoder.decoder}
         return {
             f"{side}_{key}": value
@@ -457,13 +457,13 @@ def _embedding(entries: int, width: int, padding_idx: int) -> nn.Embedding:
 
 
 def _init_uniform(model: nn.Module, bound: float, cells: bool) -> None:
-    """Every weight uniform within the bound (Wu et al. 2016, section 8.3); cells keep their own if asked."""
+    """Draws all weights uniformly within the bound (Wu et al. 2016, section 8.3), those of cells if asked."""
     kept = set()
     if not cells:
         inner = (module for module in model.modules() if isinstance(module, Cell))
         kept = {id(p) for cell in inner for p in getattr(cell, "cell", cell).parameters()}
     for name, parameter in model.named_parameters():
-        # The normalised attention's g has a start of its own.
+        # The normalised attention's g has its own initial value.
         if id(parameter) not in kept and not name.endswith("attention.g"):
             nn.init.uniform_(parameter, -bound, bound)
     for module in model.modules():

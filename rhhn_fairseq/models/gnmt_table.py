@@ -1,7 +1,7 @@
 """Translation architectures: GNMT's sizes as the papers use them, and sizes for one machine.
 
 Wu = Wu et al. 2016 (arXiv 1609.08144); Ha = Ha, Dai, Le 2016 (arXiv 1609.09106), section 4.4. Both report
-WMT'14 En-Fr with 32,000 wordpieces on newstest2014 as tokenised BLEU. A row without a source stands in no
+WMT'14 En-Fr with 32,000 wordpieces on newstest2014 as tokenised BLEU. A row without a source is in no
 paper.
 """
 
@@ -16,7 +16,7 @@ class Row:
 
     Attributes:
         options: what differs from the model's defaults, which are GNMT's sizes.
-        vocab_size: entries of its joint dictionary, fairseq's own among them.
+        vocab_size: entries of its joint dictionary, including fairseq's own.
         parameters: the exact count at that size. printed: the count as the paper prints it.
         source: paper and table. scores: what the paper reports.
     """
@@ -29,7 +29,7 @@ class Row:
     scores: str | None = None
 
     def reported(self) -> str | None:
-        """What the paper says of it, one line."""
+        """Returns in one line what the paper reports for it."""
         if self.source is None:
             return None
         return f"{self.printed} with {self.vocab_size:,} wordpieces; {self.scores} ({self.source})"
@@ -37,8 +37,8 @@ class Row:
 
 # The sizes of the paper's hypernetwork are not printed; these come closest to its count.
 HYPER = {"hyper_size": 192, "hyper_embed_size": 32}
-# On one machine's corpora a model has a few thousand updates, and how it starts and where attention is
-# decides what they come to; docs/translation.md has the measurements behind these choices.
+# On one machine's corpora a model gets a few thousand updates, and its initialisation and the place of its
+# attention decide what they achieve; docs/translation.md has the measurements behind these choices.
 CELLS = {
     "lstm": {"cell": "lstm"},
     "hyperlstm": {"cell": "ln_hyperlstm", "init_cells": "own"},
@@ -158,6 +158,6 @@ BASE_RECIPE = PAPER
 
 
 def recipe_of(name: str) -> Recipe:
-    """What the architecture is trained with."""
+    """Returns the training options of the architecture."""
     _, size = name.split("_", 1)
     return RECIPES[size]

@@ -26,7 +26,7 @@ from rhhn_fairseq.models.options import (
 from rhhn_fairseq.models.recipes import HasRecipe
 from rhhn_fairseq.networks.strokes import POINT_SIZE, StrokeNetwork
 
-# Steps a character takes in IAM-OnDB, where the data do not say.
+# Steps per character in IAM-OnDB, used where the data do not say.
 POINTS_PER_SYMBOL = 25.0
 
 
@@ -55,16 +55,16 @@ HandwritingConfig = with_cell_options("HandwritingConfig", HandwritingBaseConfig
 
 @register_model("handwriting", dataclass=HandwritingConfig)
 class Handwriting(HasRecipe, StrokeNetwork, BaseFairseqModel):
-    """See ``StrokeNetwork``. A checkpoint is refused where the data's normalisation or characters differ.
+    """See ``StrokeNetwork``. A checkpoint is refused if the data's normalisation or characters differ.
 
     Args:
         config: checked sizes and options, a ``HandwritingConfig``.
         normalisation: of the offsets. symbols: the characters of the text, in the model's order.
-        points_per_symbol: points for each character in the training lines, 0 where they have no text.
+        points_per_symbol: points per character in the training lines, 0 if they have no text.
     """
 
     RECIPE = BASE_RECIPE
-    # fairseq's, which reads checkpoints.
+    # fairseq's own, which reads checkpoints.
     from_pretrained = vars(BaseFairseqModel)["from_pretrained"]
 
     def __init__(self, config, normalisation: Normalisation, symbols: str, points_per_symbol: float):
@@ -86,23 +86,23 @@ class Handwriting(HasRecipe, StrokeNetwork, BaseFairseqModel):
 
     @classmethod
     def build_model(cls, cfg, task):
-        """Builds the model for the task's data; UsageError names an option that cannot work."""
+        """Builds the model for the task's data; UsageError names an invalid option."""
         config = OmegaConf.to_object(cfg) if OmegaConf.is_config(cfg) else cfg
         manifest = task.manifest
         return cls(config, manifest.normalisation, manifest.symbols, manifest.points_per_symbol)
 
     @classmethod
     def for_vocabulary(cls, config, vocab_size: int):
-        """A model without data behind it, for counting its parameters; its window has so many symbols."""
+        """Returns a model without data, to count its parameters; its window has ``vocab_size`` symbols."""
         symbols = "".join(map(chr, range(32, 32 + vocab_size)))
         return cls(config, Normalisation((0.0, 0.0), (1.0, 1.0)), symbols, POINTS_PER_SYMBOL)
 
     def max_positions(self):
-        """Any length of line."""
+        """Returns None: a line may have any length."""
         return None
 
     def diagnostics(self) -> dict[str, float]:
-        """Numbers about the weights worth a line in the log."""
+        """Returns figures about the weights for the log."""
         return self.stack.diagnostics()
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):

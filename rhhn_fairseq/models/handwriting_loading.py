@@ -16,14 +16,14 @@ from rhhn_fairseq.models.handwriting import Handwriting
 
 
 def load_handwriting(path: str) -> tuple[Handwriting, str | None]:
-    """A trained handwriting model, on the CPU and in evaluation, and the data directory of its training.
+    """Returns a trained handwriting model, on the CPU in evaluation mode, and its training data directory.
 
     Raises:
         UsageError: no such file, or not a checkpoint of a handwriting model.
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     cfg = state.get("cfg")
-    # Resolving would ask for what other parts of the configuration held.
+    # Resolving would need values from other parts of the configuration.
     values = {} if cfg is None else OmegaConf.to_container(OmegaConf.create(cfg), resolve=False)
     model = values.get("model") or {}
     name = model.get("_name")

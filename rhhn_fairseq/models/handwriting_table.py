@@ -15,8 +15,8 @@ class Row:
 
     Attributes:
         options: what differs from the model's defaults.
-        parameters: the exact count. loss: the paper's validation loss in nats a sequence.
-        printed: the count as the paper prints it, where it is another one.
+        parameters: the exact count. loss: the paper's validation loss in nats per sequence.
+        printed: the count as the paper prints it, where it differs.
         vocab_size: symbols of the text that the model reads; without a window it reads none, and any number
             gives the same model.
     """
@@ -33,7 +33,7 @@ class Row:
         return self.printed or f"{self.parameters / 1e6:.2f} M"
 
     def reported(self) -> str:
-        """What the paper says of it, one line."""
+        """Returns in one line what the paper reports for it."""
         return f"{self.count}; loss {self.loss:,} nats a sequence ({SOURCE})"
 
 

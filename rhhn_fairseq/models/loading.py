@@ -12,7 +12,7 @@ from rhhn_fairseq.saving import read_weights
 
 
 def load_char_lm(path: str, data: str | None = None):
-    """A trained character language model and its task, on the CPU and in evaluation.
+    """Returns a trained character language model and its task, on the CPU in evaluation mode.
 
     Args:
         path: the checkpoint. data: the data directory, None for the one it was trained with.
@@ -28,10 +28,10 @@ def load_char_lm(path: str, data: str | None = None):
 
 
 def load_weights(path: str) -> dict[str, torch.Tensor]:
-    """The weights of any checkpoint, or of a directory that ``rhhn convert`` wrote, by name.
+    """Returns by name the weights of any checkpoint, or of a directory that ``rhhn convert`` wrote.
 
     Raises:
-        UsageError: no such file, or no checkpoint.
+        UsageError: no such file, or not a checkpoint.
     """
     if os.path.isdir(path):
         return read_weights(Path(path))
@@ -42,7 +42,7 @@ def load_weights(path: str) -> dict[str, torch.Tensor]:
 
 
 def initial_char_lm(path: str, data: str | None = None, seed: int = 1) -> CharLM:
-    """The model of a checkpoint as a training with this seed begins, in evaluation.
+    """Returns a checkpoint's model as it is before training with this seed, in evaluation mode.
 
     Raises:
         UsageError: as ``load_char_lm``.
@@ -55,7 +55,7 @@ def initial_char_lm(path: str, data: str | None = None, seed: int = 1) -> CharLM
 
 
 def updates_of(path: str) -> int:
-    """The updates after which a checkpoint was saved.
+    """Returns the number of updates after which a checkpoint was saved.
 
     Raises:
         UsageError: no such file, or it does not say.
@@ -68,7 +68,7 @@ def updates_of(path: str) -> int:
 
 
 def beginning_of(task, split: str, symbols: int) -> list[int]:
-    """What stands before a text, and the first symbols of a split that a model reads: dictionary indices.
+    """Returns the dictionary indices of a model's first input and of the first symbols of a split.
 
     Args:
         task: a ``CharLMTask``.
@@ -81,7 +81,7 @@ def beginning_of(task, split: str, symbols: int) -> list[int]:
 
 
 def lines_of(task, split: str, lines: int, symbols: int) -> torch.Tensor:
-    """Lines [symbols, lines] of a split, dictionary indices, that begin at equal distances over all of it.
+    """Returns lines [symbols, lines] of a split as dictionary indices, evenly spaced over all of it.
 
     Raises:
         UsageError: the data has no such split, or it is too short.

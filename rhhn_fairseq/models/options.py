@@ -34,15 +34,15 @@ CELL_OPTIONS = [name for name, _, _ in _cell_fields()]
 
 
 def with_cell_options(name: str, base: type, module: str) -> type:
-    """A configuration class that adds a field for every option of every cell to ``base``."""
+    """Returns a configuration class that adds a field for every option of every cell to ``base``."""
     return dataclasses.make_dataclass(name, _cell_fields(), bases=(base,), namespace={"__module__": module})
 
 
 def given_cell_options(config) -> dict:
-    """The cell's options that the configuration sets.
+    """Returns the cell's options that the configuration sets.
 
     Raises:
-        UsageError: the cell is unknown, or one of them is not an option of it.
+        UsageError: the cell is unknown, or does not have one of the options.
     """
     known = cell_options(config.cell)
     given = {name: getattr(config, name) for name in CELL_OPTIONS}
@@ -57,7 +57,7 @@ def given_cell_options(config) -> dict:
 
 
 def stack_options(config) -> dict:
-    """The fields that a model's configuration and ``layers.stack.StackConfig`` have in common.
+    """Returns the fields that a model's configuration and ``layers.stack.StackConfig`` have in common.
 
     Raises:
         UsageError: see ``given_cell_options``.
@@ -70,7 +70,7 @@ def stack_options(config) -> dict:
 
 
 def check_shapes(model, state_dict: dict, kind: str, place: str, advice: str) -> None:
-    """Refuses a checkpoint whose weights are not the model's in name and shape.
+    """Refuses a checkpoint whose weights differ from the model's in name or shape.
 
     Args:
         kind: what it may differ in. place: the model, after "in". advice: what to give instead.
@@ -89,12 +89,12 @@ def check_shapes(model, state_dict: dict, kind: str, place: str, advice: str) ->
 
 
 def flag(name: str) -> str:
-    """A field's name on the command line."""
+    """Returns a field's name on the command line."""
     return "--" + name.replace("_", "-")
 
 
 def check_probability(config, name: str) -> float:
-    """The configuration's value of ``name``; UsageError unless it is in [0, 1)."""
+    """Returns the configuration's value of ``name``; raises UsageError unless it is in [0, 1)."""
     value = getattr(config, name)
     if not 0 <= value < 1:
         raise UsageError(f"{flag(name)} {value} is not in [0, 1)")
@@ -109,7 +109,7 @@ def register_architecture(
     Args:
         name: what --arch takes. defaults: fields of ``config`` whose defaults it changes.
         model: the class it is a subclass of. config: that class's configuration. note: its docstring.
-        recipe: what it is trained with where the user says nothing.
+        recipe: the training options that apply unless the user gives others.
     """
     specs = {spec.name: spec for spec in dataclasses.fields(config)}
     changed = [

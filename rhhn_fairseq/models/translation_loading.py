@@ -18,7 +18,7 @@ PIECES_NAME = "pieces.model"
 
 @dataclass(frozen=True)
 class TranslationModels:
-    """Models whose probabilities are averaged, on the CPU, their task, and the pieces of their text."""
+    """Models on the CPU whose probabilities are averaged, their task, and the pieces of their text."""
 
     models: list[FairseqEncoderDecoderModel]
     task: TranslationTask
@@ -31,7 +31,7 @@ def load_translation_models(
     sentencepiece_model: str | None = None,
     task_options: Mapping[str, object] | None = None,
 ) -> TranslationModels:
-    """Loads one checkpoint, or several of the same dictionaries.
+    """Loads one checkpoint, or several with the same dictionaries.
 
     Args:
         checkpoints: their files.
@@ -64,7 +64,7 @@ def load_translation_models(
 
 
 def _load(checkpoint: str, overrides: dict, task):
-    """A model and its task; the task of an earlier model of the ensemble is kept."""
+    """Returns a model and its task; the task of an earlier model of the ensemble is kept."""
     try:
         (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
             [checkpoint], arg_overrides=overrides, task=task
@@ -101,10 +101,10 @@ def _load(checkpoint: str, overrides: dict, task):
 
 
 def load_pieces(path: Path) -> tuple[SentencePieceProcessor, str]:
-    """A sentencepiece model and the SHA-256 of its file in hexadecimal digits.
+    """Returns a sentencepiece model and the SHA-256 of its file in hexadecimal digits.
 
     Raises:
-        UsageError: there is no such file, or it is no sentencepiece model.
+        UsageError: there is no such file, or it is not a sentencepiece model.
     """
     try:
         content = path.read_bytes()
@@ -124,7 +124,7 @@ def load_pieces(path: Path) -> tuple[SentencePieceProcessor, str]:
 def check_fingerprint(model: torch.nn.Module, checkpoint: str, fingerprint: str, path: Path) -> None:
     """Compares a sentencepiece model with the one that a model was trained with.
 
-    That is the buffer ``pieces_sha256``, 32 byte values, if the model has it and it is not zero.
+    The latter's SHA-256 is the buffer ``pieces_sha256``, 32 byte values, if it exists and is not zero.
 
     Raises:
         UsageError: they differ.
@@ -141,13 +141,13 @@ def check_fingerprint(model: torch.nn.Module, checkpoint: str, fingerprint: str,
 
 
 def check_dictionary(dictionary, directory: str, pieces: SentencePieceProcessor, path: Path) -> None:
-    """Refuses pieces of which the dictionary was evidently not made; many checkpoints have no fingerprint.
+    """Refuses pieces that the dictionary was evidently not made from; many checkpoints have no fingerprint.
 
-    Characters that the pieces lack enter a dictionary that fairseq-preprocess makes, so a part of its
-    entries may be no pieces.
+    fairseq-preprocess also adds characters that the pieces lack to a dictionary, so some of its entries may
+    not be pieces.
 
     Raises:
-        UsageError: most entries of the dictionary are no pieces.
+        UsageError: most entries of the dictionary are not pieces.
     """
     known = {pieces.id_to_piece(index) for index in range(pieces.get_piece_size())}
     # Four special symbols come first; fairseq fills up to a multiple of eight with made-up words.

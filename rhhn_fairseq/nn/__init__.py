@@ -1,7 +1,7 @@
-"""Recurrent layers for anybody's own loop: HyperLSTM and its relatives, called as torch.nn.LSTM is.
+"""Recurrent layers for your own training loop: HyperLSTM and its relatives, called like torch.nn.LSTM.
 
-The networks of characters and of strokes are here too, to be loaded and used without fairseq. All need torch
-and numpy only. ``docs/layers.md`` says what they support beyond a plain call.
+The character and stroke networks are here too, for loading and use without fairseq. All need only torch and
+numpy. ``docs/layers.md`` says what they support beyond a plain call.
 """
 
 from rhhn_fairseq.cells.selection import set_backend

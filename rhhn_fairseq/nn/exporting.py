@@ -14,27 +14,27 @@ from rhhn_fairseq.nn.recurrent import RecurrentLayer
 from rhhn_fairseq.ops.quantised import QuantisedWeight
 
 LARGEST = 1 << 31
-"""Bytes that a file of ONNX's format may have."""
+"""Size in bytes that an ONNX file must stay below."""
 
 
 def export_onnx(layer: RecurrentLayer, path: str | Path, *, step: bool = False, state: bool = True) -> None:
-    """Writes a layer in evaluation as one ONNX file, for sequences of any length T and any batch size B.
+    """Exports a layer in evaluation mode to one ONNX file, for any sequence length T and any batch size B.
 
-    The graph has ONNX's own operators only. The loop over time is a Scan whose body is a step of the cell, so
+    The graph has only ONNX's own operators. The loop over time is a Scan whose body is a step of the cell, so
     its size does not depend on T.
 
-    Inputs are ``input`` [T, B, C], with batch_first [B, T, C], and the state, an entry [D L, B, width] each:
-    ``h_0`` and ``c_0`` for an LSTM, see ``state_names``. Outputs are ``output`` and the state after the last
-    step: ``h_n``, ``c_n``. What is not given in torch starts from zeros, so zeros are the start here.
+    Inputs are ``input`` [T, B, C], or [B, T, C] with batch_first, and one input [D L, B, width] per entry of
+    the state: ``h_0`` and ``c_0`` for an LSTM, see ``state_names``. Outputs are ``output`` and the state
+    after the last step: ``h_n``, ``c_n``. A state left out in torch starts from zeros; pass zeros here.
 
     Args:
         path: the file, replaced if it exists.
-        step: T is 1 and there is no loop, for decoding.
+        step: whether T is 1 and there is no loop, for decoding.
         state: whether the graph takes a state. False starts every sequence as a call without one does, which
             differs from zeros for an RHN or HyperRHN with ``first_step="skip"``.
 
     Raises:
-        UsageError: the module is no layer or is quantised, its weights are too large for a file of ONNX's,
+        UsageError: the module is not a layer or is quantised, its weights are too large for an ONNX file,
             onnxscript is missing, or the file cannot be written.
     """
     with needed_for("ONNX graphs need"):
@@ -87,7 +87,7 @@ def _check(layer: RecurrentLayer) -> None:
 
 
 def _state_names(layer: RecurrentLayer, entries: int) -> list[str]:
-    """Names of the entries of the state that a caller sees."""
+    """Returns the names of the entries of the state that a caller sees."""
     if layer.lstm_state:
         return ["h", "c"]
     return list(layer.state_names) or [f"state{index}" for index in range(entries)]

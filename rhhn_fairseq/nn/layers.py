@@ -1,4 +1,4 @@
-"""The layers: one class for each cell of the register."""
+"""The layers: one class for each cell in the registry."""
 
 from typing import Self
 
@@ -24,15 +24,15 @@ class LSTM(RecurrentLayer):
 
     @classmethod
     def from_torch(cls, module: nn.LSTM, **options) -> Self:
-        """A layer that computes what a torch.nn.LSTM does, to rounding, with copies of its weights.
+        """Returns a layer that computes what a torch.nn.LSTM does, to rounding, with copies of its weights.
 
-        Its two biases become one, their sum. The constant forget bias is 0.
+        The two biases are summed into one. The constant forget bias is 0.
 
         Args:
-            options: more of the constructor's options.
+            options: further options of the constructor.
 
         Raises:
-            UsageError: another kind of module, or one with ``proj_size``.
+            UsageError: the module is not a torch.nn.LSTM, or it has ``proj_size``.
         """
         if not isinstance(module, nn.LSTM) or module.proj_size:
             raise UsageError(f"LSTM.from_torch: expected a torch.nn.LSTM without proj_size, got {module!r}")
@@ -54,13 +54,13 @@ class GRU(RecurrentLayer):
 
     @classmethod
     def from_torch(cls, module: nn.GRU, **options) -> Self:
-        """A layer that computes what a torch.nn.GRU does, to rounding, with copies of its weights.
+        """Returns a layer that computes what a torch.nn.GRU does, to rounding, with copies of its weights.
 
         Args:
-            options: more of the constructor's options.
+            options: further options of the constructor.
 
         Raises:
-            UsageError: another kind of module.
+            UsageError: the module is not a torch.nn.GRU.
         """
         if not isinstance(module, nn.GRU):
             raise UsageError(f"GRU.from_torch: expected a torch.nn.GRU, got {module!r}")
@@ -197,7 +197,7 @@ class Jordan(RecurrentLayer):
 
 
 def layer_of(cell: str) -> type[RecurrentLayer]:
-    """The class of the layers of a cell; one is made for a cell that has none above.
+    """Returns the layer class of a cell; for a cell that has none above, one is created.
 
     Args:
         cell: a name in ``rhhn_fairseq.cells.CELLS``.
@@ -226,7 +226,7 @@ KINDS["layer"] = Kind(_describe, _build)
 
 @torch.no_grad()
 def _copied(layer: type[RecurrentLayer], module: nn.RNNBase, **options):
-    """A layer with the sizes and weights of a module of torch."""
+    """Returns a layer with the sizes and weights of a torch module."""
     theirs = dict(module.named_parameters())
     weight = theirs["weight_ih_l0"]
     copy = layer(
@@ -249,7 +249,7 @@ def _copied(layer: type[RecurrentLayer], module: nn.RNNBase, **options):
             if not module.bias:
                 continue
             from_x, from_h = theirs[f"bias_ih_{place}"], theirs[f"bias_hh_{place}"]
-            # The GRU's reset gate acts on the last third of the recurrent bias, which stays by itself.
+            # The GRU's reset gate acts on the last third of the recurrent bias, which stays separate.
             summed = len(from_h) - len(own["bias_n"]) if "bias_n" in own else len(from_h)
             own["bias"].copy_(from_x)
             own["bias"][:summed] += from_h[:summed]

@@ -11,27 +11,27 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops.quantised import QuantisedWeight
 
 SMALLEST = 1 << 18
-"""Numbers from which a weight in integers is faster.
+"""Number of elements from which a weight is faster in integers.
 
-Measured on an AMD EPYC with one row and one thread: a product with 512 by 2048 numbers takes 20 us in place
-of 44. Small ones take about 20 us too, mostly for the call.
+Measured on an AMD EPYC with one row and one thread: a product with a 512 by 2048 weight takes 20 us instead
+of 44. Small products take about 20 us too, mostly for the call.
 """
 
 
 def quantize_dynamic(module: nn.Module, smallest: int = SMALLEST) -> nn.Module:
-    """A copy of a network for decoding, the large weights of its cells in 8-bit integers.
+    """Returns a copy of a network for decoding, with the large weights of its cells in 8-bit integers.
 
-    Weights have a scale a column; what they multiply is quantised when it comes. Biases, layer normalisation,
-    the maps from a hypernetwork to its scaling vectors and all arithmetic between the products stay float32.
-    It runs on the loop over the cells' steps, so it is for steps of decoding, and slower than the fused
-    operations for whole sequences.
+    Weights have one scale per column; their inputs are quantised at every product. Biases, layer
+    normalisation, the maps from a hypernetwork to its scaling vectors and all arithmetic between the products
+    stay float32. The copy runs the loop over the cells' steps, so it is meant for decoding step by step; on
+    whole sequences it is slower than the fused operations.
 
     Args:
         module: a layer, a cell, a language model or anything with cells in it, in float32 on the CPU.
-        smallest: weights of fewer numbers stay as they are.
+        smallest: weights with fewer elements stay as they are.
 
     Raises:
-        UsageError: it has no cells, or their weights are not float32 on the CPU.
+        UsageError: the module has no cells, or their weights are not float32 on the CPU.
     """
     quantised = copy.deepcopy(module).eval().requires_grad_(False)
     cells = [cell for cell in quantised.modules() if isinstance(cell, Cell)]

@@ -52,7 +52,7 @@ Raises:
 
 
 class RecurrentLayer(Pretrained, nn.Module):
-    """What all layers share. A subclass names its cell of the register, and the entries of its state."""
+    """Base of all layers. A subclass names its cell in the registry and the entries of its state."""
 
     kind = "layer"
     cell: str
@@ -115,7 +115,7 @@ class RecurrentLayer(Pretrained, nn.Module):
 
     @property
     def backend(self) -> str | None:
-        """The backend that all cells have to use; see ``rhhn_fairseq.cells.set_backend``."""
+        """The backend that all cells must use; see ``rhhn_fairseq.cells.set_backend``."""
         return self._backend
 
     @backend.setter
@@ -167,7 +167,7 @@ class RecurrentLayer(Pretrained, nn.Module):
             input: a tensor or a PackedSequence. hx: the state to start from; None for zeros.
 
         Returns:
-            output and last state, in the form of ``input`` and as ``hx`` is described.
+            the output, in the form of ``input``, and the last state, as described for ``hx``.
         """
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx)
@@ -216,18 +216,18 @@ class RecurrentLayer(Pretrained, nn.Module):
         )
 
     def _entries(self) -> tuple[int, ...]:
-        """Widths of the entries in the state that a caller sees."""
+        """Returns the widths of the entries of the state that a caller sees."""
         first, *others = self.state_sizes
         return (first, sum(others)) if self.lstm_state else self.state_sizes
 
     def _checked(self, hx, B: int, is_batched: bool) -> State:
-        """A caller's state as a tuple, entries at the end perhaps missing."""
+        """Returns a caller's state as a tuple, checked; entries at the end may be missing."""
         state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
         widths = self._entries()
         rows = (self.directions * self.num_layers, *((B,) if is_batched else ()))
         expected = [(*rows, width) for width in widths]
         shapes = [tuple(entry.shape) for entry in state]
-        # (h, c) of an LSTM starts a cell with more of a state too.
+        # (h, c) of an LSTM may also start a cell whose state has more entries.
         allowed = [expected[: len(shapes)]]
         if self.lstm_state and len(self.state_sizes) > 1:
             allowed.append([expected[0], (*rows, self.state_sizes[1])])
@@ -236,7 +236,7 @@ class RecurrentLayer(Pretrained, nn.Module):
         return state
 
     def _starts(self, hx, B: int, is_batched: bool, x_TBC: Tensor) -> list[State | None]:
-        """The state of each cell in the order of ``Stack.run``, from a caller's."""
+        """Returns the state of each cell, in the order of ``Stack.run``, from a caller's state."""
         D, L = self.directions, self.num_layers
         if hx is None:
             return [None] * (D * L)
@@ -254,7 +254,7 @@ class RecurrentLayer(Pretrained, nn.Module):
         ]
 
     def _state(self, finals: Sequence[State]) -> Tensor | State:
-        """The state that a caller gets, from those of the cells."""
+        """Returns the state for the caller, from those of the cells."""
         D, L = self.directions, self.num_layers
         ordered = [finals[direction * L + layer] for layer in range(L) for direction in range(D)]
         first, *others = (torch.stack(entry) for entry in zip(*ordered, strict=True))
@@ -264,12 +264,12 @@ class RecurrentLayer(Pretrained, nn.Module):
 
 
 def _map(change, state: Tensor | State) -> Tensor | State:
-    """``change`` of every entry of a state."""
+    """Applies ``change`` to every entry of a state."""
     return change(state) if isinstance(state, Tensor) else tuple(change(entry) for entry in state)
 
 
 def _usage(layer: type[RecurrentLayer], options) -> str:
-    """The end of a layer's docstring."""
+    """Returns the end of a layer's docstring."""
     defaults = cell_options(layer.cell)
     lines = []
     for spec in options:
@@ -289,7 +289,7 @@ def _usage(layer: type[RecurrentLayer], options) -> str:
 
 
 def _signature(options) -> inspect.Signature:
-    """The constructor's signature with a cell's options in place of ``**options``."""
+    """Returns the constructor's signature with a cell's options in place of ``**options``."""
     listed = list(inspect.signature(RecurrentLayer.__init__).parameters.values())[1:-1]
     for name, default in (("backend", None), ("lstm_state", False), *options):
         listed.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))

@@ -1,4 +1,4 @@
-"""Optimizers that fairseq knows by name."""
+"""Optimizers registered with fairseq by name."""
 
-# First, as it brings the plugin with it, which imports the modules here in an order of its own.
+# Imported first, because it loads the plugin, which imports the modules here in its own order.
 import fairseq  # noqa: F401

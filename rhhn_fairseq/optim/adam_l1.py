@@ -2,7 +2,7 @@
 
 `--optimizer adam_l1 --clip-norm 10` is the recipe of *Character-Level Language Modeling with
 Recurrent Highway Hypernetworks* (NIPS 2017; the repository calls `clip_grad_norm(..., 10,
-norm_type=1)`). fairseq's other optimizers know the L2 norm only. An L1 norm adds up every element, so it is
+norm_type=1)`). fairseq's other optimizers use the L2 norm only. An L1 norm adds up every element, so it is
 larger by about the square root of the number of parameters: the same number clips far harder.
 """
 
@@ -27,8 +27,8 @@ class AdamL1(TorchAdam):
     """torch.optim.Adam with `clip_grad_norm` by the L1 norm over all parameters together.
 
     Weight decay is Adam's L2 penalty, unlike that of fairseq's `adam`, which is AdamW's. With
-    --fp16, --bf16 and --amp the norm is that of the float32 gradients: fairseq's wrappers ask this
-    optimizer for it. Raises UsageError for values outside their range.
+    --fp16, --bf16 and --amp the norm is that of the float32 gradients: fairseq's wrappers get it
+    from this optimizer. Raises UsageError for values outside their range.
     """
 
     name = "adam_l1"
@@ -38,11 +38,11 @@ class AdamL1(TorchAdam):
         self._optimizer = torch.optim.Adam(params, fused=True, **self.optimizer_config)
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn=None) -> torch.Tensor:
-        """Scales all gradients so that their L1 norm is at most `max_norm`; 0 leaves them alone.
+        """Scales all gradients so that their L1 norm is at most `max_norm`; 0 leaves them unchanged.
 
         Returns the norm before clipping, which fairseq logs as gnorm, as a tensor on the
-        parameters' device: nothing waits for it here. Raises UsageError under
-        --ddp-backend fully_sharded, whose way to combine norms over workers is right for L2 only.
+        parameters' device, without waiting for it. Raises UsageError under
+        --ddp-backend fully_sharded, which combines norms over workers correctly for L2 only.
         """
         if aggregate_norm_fn is not None:
             raise UsageError(

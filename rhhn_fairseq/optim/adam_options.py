@@ -1,4 +1,4 @@
-"""What the optimizers of this package share: Adam's options, checked, and what fairseq asks about them."""
+"""Base of this package's optimizers: Adam's options, checked, and the properties that fairseq reads."""
 
 import ast
 import math
@@ -26,7 +26,7 @@ class AdamOptions(FairseqDataclass):
 
 
 class TorchAdam(FairseqOptimizer):
-    """Base of optimizers around one of torch's; subclasses set ``name`` and ``_optimizer``.
+    """Base of optimizers that wrap one of torch's; subclasses set ``name`` and ``_optimizer``.
 
     Raises UsageError for values outside their range.
     """
@@ -49,14 +49,14 @@ class TorchAdam(FairseqOptimizer):
 
     @property
     def supports_flat_params(self) -> bool:
-        """Adam is point-wise, and a norm over all parameters the same, so --fp16 may flatten them."""
+        """Adam is element-wise, and flattening keeps the norm over all parameters, so --fp16 may flatten."""
         return True
 
     @property
     def supports_memory_efficient_fp16(self) -> bool:
         """fairseq asks this only to run with --memory-efficient-fp16 or --memory-efficient-bf16.
 
-        These keep no float32 weights, which torch's Adam needs: raises UsageError.
+        These keep no float32 weights, which torch's Adam needs, so it raises UsageError.
         """
         raise UsageError(
             f"--optimizer {self.name} updates float32 weights: replace --memory-efficient-fp16 or "
@@ -65,7 +65,7 @@ class TorchAdam(FairseqOptimizer):
 
 
 def _two_numbers(betas) -> tuple:
-    """`betas` from a command line's text or from a sequence, as a tuple of two numbers."""
+    """Returns `betas`, given as text or as a sequence, as a tuple of two numbers."""
     try:
         first, second = ast.literal_eval(betas) if isinstance(betas, str) else betas
         return float(first), float(second)

@@ -1,6 +1,6 @@
 """fairseq's ``adam`` in one pass over the weights, ``--optimizer fused_adam``.
 
-fairseq fuses it by apex only; without that package it makes some ten passes over weights, gradients and
+fairseq fuses it only with apex; without that package it makes about ten passes over weights, gradients and
 running means in every update. torch has a kernel for CPU and GPU that makes one.
 """
 
@@ -22,7 +22,7 @@ class FusedAdamConfig(AdamOptions):
 
 @register_optimizer("fused_adam", dataclass=FusedAdamConfig)
 class FusedAdam(TorchAdam):
-    """The updates of fairseq's ``adam`` by torch's fused kernel; they differ by rounding only.
+    """Makes the updates of fairseq's ``adam`` with torch's fused kernel; they differ by rounding only.
 
     Raises UsageError for values outside their range.
     """
@@ -35,10 +35,10 @@ class FusedAdam(TorchAdam):
 
 
 class _AdamW(torch.optim.AdamW):
-    """AdamW that adds epsilon where fairseq does, to the root of the running square as it is.
+    """AdamW that adds epsilon where fairseq does, to the uncorrected root of the running square.
 
-    torch divides that root by the square root of 1 - beta_2^t before, so epsilon is divided by it as well. t,
-    the updates of the group, is counted here: the tensor with which torch counts is on the device.
+    torch first divides that root by the square root of 1 - beta_2^t, so epsilon is divided by it as well. t,
+    the updates of the group, is counted here, because torch's own count is a tensor on the device.
     """
 
     def __init__(self, params, **options):

@@ -23,11 +23,11 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class Corpus:
-    """What trainings of a table read.
+    """The data that trainings of a table read.
 
     Attributes:
-        prepared: its name for ``rhhn prepare``; None where nothing is prepared.
-        local: it has to be told where the corpus's files are.
+        prepared: its name for ``rhhn prepare``; None if nothing is prepared.
+        local: whether the user must say where the corpus's files are.
     """
 
     prepared: str | None = None
@@ -45,14 +45,14 @@ CORPORA = {
 
 
 def prepare(name: str, data: Path, from_dir: Path | None) -> Path | None:
-    """Prepares a corpus unless it is prepared; the directory that a training reads, if it reads any.
+    """Prepares a corpus unless that is done; returns the directory that a training reads, if it reads any.
 
     Args:
-        data: the corpus is written to the directory of its name below. from_dir: holds its files; None: they
-            are downloaded where the corpus is public.
+        data: the corpus is written to its directory of the same name. from_dir: holds its files; None to
+            download them if the corpus is public.
 
     Raises:
-        UsageError: the files are not there or not the corpus's.
+        UsageError: the files are missing or are not those of the corpus.
     """
     corpus = CORPORA[name]
     if corpus.prepared is None:
@@ -72,7 +72,7 @@ def prepare(name: str, data: Path, from_dir: Path | None) -> Path | None:
 
 
 def prepare_share(source: Path, share: float) -> Path:
-    """The first symbols of a prepared character corpus as a corpus of its own, beside it.
+    """Prepares the first symbols of a prepared character corpus as a separate corpus beside it.
 
     Args:
         source: the whole corpus. share: of each split, in (0, 1).
@@ -97,7 +97,7 @@ def prepare_share(source: Path, share: float) -> Path:
 
 
 def task_options(name: str, place: Path | None) -> dict[str, object]:
-    """Options of fairseq-train that follow from the corpus's files, besides the data directory."""
+    """Returns options of fairseq-train that follow from the corpus's files, besides the data directory."""
     if name != "mnist" or place is None:
         return {}
     complete = any(place.glob("train-images*"))
@@ -108,7 +108,7 @@ def _prepare(name: str, arguments: list[str]) -> None:
     """Calls ``rhhn prepare``, which shows its own progress.
 
     Raises:
-        UsageError: it refuses; its own line says why.
+        UsageError: the program refuses; the message is its own.
     """
     command = [sys.executable, "-m", "rhhn_fairseq", "prepare", name, *arguments]
     logger.info("preparing %s", name)

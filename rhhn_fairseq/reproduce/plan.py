@@ -1,4 +1,4 @@
-"""What one run of a row is: its commands, its directory, and how it is made smaller."""
+"""One run of a row: its commands, its directory, and how it is scaled down."""
 
 import math
 import sys
@@ -28,10 +28,10 @@ SCALING_RULE = (
 
 @dataclass(frozen=True)
 class Budget:
-    """When a training stops: at the first of these that it reaches.
+    """When a training stops: at the first of these limits that it reaches.
 
     Attributes:
-        epochs, updates, hours: None: no limit of this kind. patience: validations without a better figure.
+        epochs, updates, hours: None for no limit of this kind. patience: validations without a better figure.
     """
 
     epochs: int | None = None
@@ -40,7 +40,7 @@ class Budget:
     patience: int | None = None
 
     def options(self) -> dict[str, object]:
-        """The limits as options of fairseq-train."""
+        """Returns the limits as options of fairseq-train."""
         values = {
             "max_epoch": self.epochs,
             "max_update": self.updates,
@@ -82,7 +82,7 @@ class Run:
             raise UsageError(f"--protocols {unknown[0]}: {self.table.name} has {known}")
 
     def figures(self) -> list[tuple[str, str, str]]:
-        """Name, subset and protocol of every figure that the run is to have."""
+        """Returns the name, subset and protocol of every figure that the run should have."""
         return [
             figure
             for figure in self.table.scoring.figures()
@@ -96,7 +96,7 @@ class Run:
         return f"{self.row.name}{size}-s{self.seed}"
 
     def options(self) -> dict[str, object]:
-        """The run's options of fairseq-train, without the data directory, besides the recipe."""
+        """Returns the run's options of fairseq-train besides the recipe, without the data directory."""
         options: dict[str, object] = {"arch": self.row.arch} | dict(self.row.options)
         if self.scale < 1:
             options |= _scaled(self.row, self.scale)
@@ -107,7 +107,7 @@ class Run:
 
 
 def train_command(run: Run, place: Path | None, directory: Path, task: dict, device: str) -> list[str]:
-    """The command line of a run's training; started again, it goes on from its last checkpoint.
+    """Returns the command line of a run's training; run again, it resumes from its last checkpoint.
 
     Args:
         place: the data directory. directory: the run's. task: options that follow from the corpus.
@@ -121,7 +121,7 @@ def train_command(run: Run, place: Path | None, directory: Path, task: dict, dev
 
 
 def evaluation_commands(run: Run, place: Path | None, directory: Path, device: str) -> dict[str, list[str]]:
-    """The command lines of a run's evaluations by the names of their figures."""
+    """Returns the command lines of a run's evaluations by the names of their figures."""
     scoring = run.table.scoring
     path = str(directory / "checkpoints" / "checkpoint_best.pt")
     commands = {}
@@ -139,7 +139,7 @@ def evaluation_commands(run: Run, place: Path | None, directory: Path, device: s
 
 
 def flags(options: dict[str, object]) -> list[str]:
-    """Options as they are typed: True is a flag alone, None and False are left out."""
+    """Returns options as they are typed: True is a flag alone, None and False are left out."""
     words = []
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
@@ -155,7 +155,7 @@ def _program(name: str) -> list[str]:
 
 
 def _scaled(row: Row, scale: float) -> dict[str, object]:
-    """The options of a smaller run, by ``SCALING_RULE``."""
+    """Returns the options of a smaller run, by ``SCALING_RULE``."""
     sizes, recipe = _sizes_and_recipe(row)
     options: dict[str, object] = {
         name: _width(sizes[name] * scale) for name in WIDTHS if sizes.get(name) is not None

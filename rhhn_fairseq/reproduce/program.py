@@ -19,13 +19,13 @@ LOWEST_PRIORITY = 19
 
 
 def run(words: list[str], parser: argparse.ArgumentParser) -> None:
-    """Does what a command line says.
+    """Executes a command line.
 
     Args:
         words: the command line after the program's name. parser: knows the program's name and what it does.
 
     Raises:
-        UsageError: anything that a person can mend.
+        UsageError: anything that the user can fix.
     """
     add_options(parser)
     args, extra = _parse(parser, words)
@@ -152,7 +152,7 @@ def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str
 
 
 def _work_off(queue: Path, parser: argparse.ArgumentParser) -> None:
-    """Every line of a queue in turn; a line that fails does not keep the next from running."""
+    """Executes every line of a queue in turn; a line that fails does not stop the next from running."""
     problems = []
     lines = [line.strip() for line in read_lines(queue)]
     lines = [line for line in lines if line and not line.startswith("#")]

@@ -1,4 +1,4 @@
-"""One line that says how far a training is, and how long it will still take."""
+"""One line that shows how far a training is, and how long it will still take."""
 
 import json
 import time
@@ -12,11 +12,11 @@ SHOWN = ("bpc", "accuracy", "loss")
 
 
 class Progress:
-    """A bar over the share of its budget that a training has used, for lines of its JSON log.
+    """A bar for the share of its budget that a training has used, updated from lines of its JSON log.
 
     Args:
         title: of the run. options: of fairseq-train; ``max_epoch``, ``max_update`` and ``stop_time_hours``
-            limit it, and the limit that is nearest counts. quiet: shows nothing.
+            limit it, and the nearest limit counts. quiet: whether to show nothing.
     """
 
     def __init__(self, title: str, options: dict, quiet: bool = False):
@@ -41,7 +41,7 @@ class Progress:
         self._bar.close()
 
     def show(self, line: str, record: Record) -> None:
-        """Takes one line of the log and the figures in it."""
+        """Updates the bar from one line of the log and the figures in it."""
         if record.subset == TRAIN_INNER:
             share = self.share(_epoch(line), record.update, time.monotonic() - self._started)
             if share is not None:
@@ -53,7 +53,7 @@ class Progress:
             self._bar.set_postfix_str(f"{figure}update {record.update:,}{self._left()}", refresh=True)
 
     def share(self, epochs: float | None, updates: int, seconds: float) -> float | None:
-        """The share of the budget that is used, by the limit that is nearest; None without a limit."""
+        """Returns the share of the budget that is used, by the nearest limit; None without a limit."""
         shares = []
         if self._epochs and epochs is not None:
             shares.append(epochs / self._epochs)
@@ -72,7 +72,7 @@ class Progress:
 
 
 def _epoch(line: str) -> float | None:
-    """Epochs done, with their fraction, as fairseq's JSON lines call it."""
+    """Returns the epochs done, with their fraction, from a JSON line of fairseq; None if it has none."""
     try:
         return float(json.loads(line[line.index("{") :])["update"])
     except (ValueError, KeyError, TypeError):

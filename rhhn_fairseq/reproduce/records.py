@@ -17,17 +17,17 @@ from rhhn_fairseq.files import read_json
 from rhhn_fairseq.lines import replacing
 
 PACKAGES = ("torch", "fairseq-fixed", "numpy", "sentencepiece", "sacrebleu")
-# Of the figures in fairseq's log, those that say how the machine did, not the model.
+# Of the figures in fairseq's log, those that describe the machine or the run, not the model.
 MACHINE = {"wps", "ups", "wpb", "bsz", "train_wall", "wall", "gb_free", "clip", "lr", "gnorm", "loss_scale"}
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an update of a row takes on a machine.
+    """The cost of an update of a row on a machine.
 
     Attributes:
-        seconds_per_update: the median of a few. updates_per_epoch: None where it is not known.
-        remark: what a reader has to know of it.
+        seconds_per_update: the median of a few. updates_per_epoch: None if it is not known.
+        remark: what a reader needs to know about it.
     """
 
     row: str
@@ -39,12 +39,12 @@ class Cost:
     remark: str = ""
 
     def save(self, path: Path) -> None:
-        """Writes it beside ``path`` and renames it."""
+        """Writes it to a file beside ``path`` that is then renamed."""
         write_json(path, dataclasses.asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> "Cost":
-        """The cost in a file.
+        """Reads the cost in a file.
 
         Raises:
             UsageError: the file holds no cost.
@@ -58,18 +58,18 @@ class Cost:
 
 @dataclass
 class Record:
-    """What is known of a run.
+    """What is known about a run.
 
     Attributes:
         state: ``training``, ``evaluating``, ``finished`` or ``failed``. problem: why it failed, else "".
         options: options of fairseq-train besides the architecture's recipe.
         commands: the training's and the evaluations' command lines. stopped_by: ``epochs``, ``updates``,
             ``hours`` or ``patience``.
-        parameters: trained numbers. updates, epochs: done. seconds: of the updates, without validation.
-        curve: an entry an epoch with ``epoch``, ``updates``, ``seconds``, ``train`` and ``valid``.
+        parameters: the trained ones. updates, epochs: done. seconds: of the updates, without validation.
+        curve: one entry per epoch with ``epoch``, ``updates``, ``seconds``, ``train`` and ``valid``.
         figures: by the names of ``Scoring.figures``.
-        remark: what a reader has to know of this run.
-        adopted: the log that was taken over from a training that was started by hand, else "".
+        remark: what a reader needs to know about this run.
+        adopted: the log of the training, started by hand, that was taken over, else "".
     """
 
     table: str
@@ -98,15 +98,15 @@ class Record:
     remark: str = ""
 
     def save(self, path: Path) -> None:
-        """Writes the record beside ``path`` and renames it."""
+        """Writes the record to a file beside ``path`` that is then renamed."""
         write_json(path, dataclasses.asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> "Record":
-        """The record in a file.
+        """Reads the record in a file.
 
         Raises:
-            UsageError: the file is no record.
+            UsageError: the file is not a record.
         """
         values = read_json(path)
         names = {spec.name for spec in dataclasses.fields(cls)}
@@ -116,14 +116,14 @@ class Record:
         return cls(**{name: value for name, value in values.items() if name in names})
 
     def cost(self) -> Cost | None:
-        """What an update took; None before the first."""
+        """Returns what an update took; None before the first."""
         if not self.updates or not self.seconds:
             return None
         epoch = self.curve[0]["updates"] if self.curve else None
         return Cost(self.row, self.precision, self.seconds / self.updates, epoch, self.device, self.threads)
 
     def read_curve(self, log: Path) -> None:
-        """Takes updates, epochs, seconds and curve from the training's log."""
+        """Reads updates, epochs, seconds and curve from the training's log."""
         records = read_log(log)
         ends = {record.update: record for record in records if record.subset == TRAIN}
         inner = {record.update: record for record in records if record.subset == TRAIN_INNER}
@@ -149,7 +149,7 @@ class Record:
 
 
 def describe_machine(device: str) -> str:
-    """The processor or GPU that trains."""
+    """Returns the name of the processor or GPU that trains."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     try:
@@ -163,7 +163,7 @@ def describe_machine(device: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that figures depend on."""
+    """Returns the versions of Python and of the packages that figures depend on."""
     present = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -174,7 +174,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The repository's commit, with ``+`` where files differ from it; "" outside of a repository."""
+    """Returns the repository's commit, with ``+`` if files differ from it; "" outside of a repository."""
     here = Path(__file__).resolve().parent
     command = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=10"]
     try:

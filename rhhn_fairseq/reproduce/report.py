@@ -21,7 +21,7 @@ def render(table: Table, results: Path, command: str | None = None) -> Path:
     """Writes RESULTS/TABLE.md and RESULTS/TABLE.png from the records below RESULTS/runs; returns the page.
 
     Args:
-        command: what made the records, as the page shows it; None for what the page shows already.
+        command: the command that made the records, for the page; None for the one that the page shows.
 
     Raises:
         UsageError: a record cannot be read, or a file cannot be written.
@@ -41,14 +41,14 @@ def render(table: Table, results: Path, command: str | None = None) -> Path:
 
 
 def _shown_command(page: Path) -> str | None:
-    """The command that an earlier page shows."""
+    """Returns the command that an earlier page shows."""
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     _, _, rest = text.partition(f"{COMMAND_HEADING}\n\n    ")
     return rest.partition("\n")[0] or None
 
 
 def read_records(table: Table, results: Path) -> list[Record]:
-    """The records of a table, by row and seed."""
+    """Reads the records of a table, ordered by row and seed."""
     order = [row.name for row in table.rows]
     paths = sorted((results / "runs" / table.name).glob("*.json"))
     records = [Record.load(path) for path in paths]
@@ -59,12 +59,12 @@ def read_records(table: Table, results: Path) -> list[Record]:
 
 
 def read_costs(table: Table, results: Path) -> list[Cost]:
-    """What was measured of a table's rows by ``--cost``."""
+    """Reads the costs of a table's rows that ``--cost`` measured."""
     return [Cost.load(path) for path in sorted((results / "runs" / table.name / "costs").glob("*.json"))]
 
 
 def text(table: Table, records: list[Record], costs: list[Cost], pictured: bool, command: str) -> str:
-    """The page, as Markdown."""
+    """Returns the page as Markdown."""
     lines = [f"# {table.title}", ""]
     if table.notes:
         lines += [table.notes, ""]
@@ -131,7 +131,7 @@ def _cells(table: Table, row: Row, group: list[Record], figures: list[str]) -> l
     if not group:
         return [*cells, "not run", "", "", "", ""]
     last = group[0]
-    # The epochs of a smaller training say nothing of the paper's budget.
+    # The epochs of a smaller training say nothing about the paper's budget.
     share = budget_share(row, last) if last.scale == 1 else None
     return [
         *cells,
@@ -144,7 +144,7 @@ def _cells(table: Table, row: Row, group: list[Record], figures: list[str]) -> l
 
 
 def budget_share(row: Row, record: Record) -> float | None:
-    """The share of the paper's training that a run did; None where the paper does not say."""
+    """Returns the share of the paper's training that a run did; None if the paper does not say."""
     if row.epochs:
         return record.epochs / row.epochs
     return record.updates / row.updates if row.updates else None
@@ -168,7 +168,7 @@ def _per_epoch(table: Table, record: Record) -> list[str]:
 
 
 def _costs(table: Table, records: list[Record], measured: list[Cost]) -> list[str]:
-    """What a row takes here, and what the paper's budget would, from measured seconds an update."""
+    """Returns what a row takes here, and what the paper's budget would, from measured seconds per update."""
     done = {record.row: record for record in records if record.scale == 1}
     costs = {cost.row: cost for cost in measured}
     costs |= {name: cost for name, record in done.items() if (cost := record.cost()) is not None}
@@ -199,7 +199,7 @@ def _threads(number: int) -> str:
 
 
 def _provenance(table: Table, records: list[Record]) -> list[str]:
-    """How every run was made; runs that differ in seed and commit alone share an entry."""
+    """Returns how every run was made; runs that differ only in seed and commit share an entry."""
     different = {_versions(record) for record in records}
     of_all = different.pop() if len(different) == 1 else ""
     alike: dict[str, list[Record]] = defaultdict(list)
@@ -221,7 +221,7 @@ def _versions(record: Record) -> str:
 
 
 def _how(record: Record, with_versions: bool) -> str:
-    """What runs of one entry have in common, with SEED for the number."""
+    """Returns what the runs of one entry have in common, with SEED for the number."""
     words = [] if record.scale == 1 else [f"scale {record.scale:g}"]
     words.append(f"{record.device}, {_threads(record.threads)}, {record.precision}")
     words += [_versions(record)] if with_versions else []

@@ -1,4 +1,4 @@
-"""Works a run off: prepare, train, evaluate, record. Every step goes on where an earlier attempt stopped."""
+"""Executes a run: prepare, train, evaluate, record. Every step resumes where an earlier attempt stopped."""
 
 import ctypes
 import logging
@@ -44,7 +44,7 @@ _STOPS = {"num_updates": "updates", "cumulative_training_time": "hours", "early 
 
 @dataclass(frozen=True)
 class Places:
-    """Directories.
+    """The directories of runs.
 
     Attributes:
         runs: checkpoints and logs. data: prepared corpora. results: records, tables and pictures.
@@ -66,16 +66,16 @@ class Places:
 
 
 def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> Record:
-    """Runs what of a run is not done yet, and returns its record, which is finished or failed.
+    """Executes what is left of a run and returns its record, which is finished or failed.
 
-    A training that was stopped, by a signal or a power cut, goes on from its last checkpoint. A finished run
-    with another budget is trained on; its figures are then taken again.
+    A training that was stopped, by a signal or a power cut, resumes from its last checkpoint. A finished run
+    with another budget is trained further and then evaluated again.
 
     Args:
         threads: of torch on a CPU. device: ``cpu`` or ``cuda``.
 
     Raises:
-        UsageError: the corpus is not there, or another process works on the run.
+        UsageError: the corpus is missing, or another process works on the run.
     """
     directory, path = places.run(run), places.record(run)
     directory.mkdir(parents=True, exist_ok=True)
@@ -109,10 +109,10 @@ def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> 
 
 
 def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, device: str) -> Record:
-    """Takes over a training that was started by hand: its log and its checkpoints; then evaluates it.
+    """Takes over the log and the checkpoints of a training that was started by hand, and evaluates it.
 
     Raises:
-        UsageError: the log is none, or there is no checkpoint_best.pt.
+        UsageError: the file is not a log, or there is no checkpoint_best.pt.
     """
     if not (checkpoints / "checkpoint_best.pt").is_file():
         raise UsageError(f"{checkpoints}: has no checkpoint_best.pt")
@@ -134,7 +134,7 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
 
 
 def commands(run: Run, places: Places, device: str) -> list[list[str]]:
-    """The command lines of a run, training first, as if its corpus were prepared."""
+    """Returns the command lines of a run, training first, as if its corpus were prepared."""
     name = run.table.corpus
     place = places.from_dir if corpora.CORPORA[name].prepared is None else places.data / name
     task = corpora.task_options(name, place)
@@ -146,13 +146,13 @@ def commands(run: Run, places: Places, device: str) -> list[list[str]]:
 
 
 def measure_cost(run: Run, places: Places, threads: int, device: str, remark: str = "") -> Cost:
-    """Trains some updates of a run, eight or its limit, to learn what one takes; keeps that, no checkpoint.
+    """Trains some updates of a run, eight or its limit, to measure the cost of one; saves no checkpoint.
 
     Args:
-        remark: kept with it.
+        remark: saved with the cost.
 
     Raises:
-        UsageError: the corpus is not there, the training fails, or the limit is too small.
+        UsageError: the corpus is missing, the training fails, or the limit is too small.
     """
     updates = run.budget.updates or MEASURED_UPDATES
     if updates <= UNTIMED_UPDATES:
@@ -196,7 +196,7 @@ def measure_cost(run: Run, places: Places, threads: int, device: str, remark: st
 
 
 def shell_words(command: list[str]) -> list[str]:
-    """A command as it is written down: with ``python`` and the package's name for what runs here."""
+    """Returns a command as it is recorded, with ``python`` and the package's name in place of local paths."""
     names = {sys.executable: "python", plan.USER_DIR: Path(plan.USER_DIR).name}
     return [names.get(word, word) for word in command]
 
@@ -223,7 +223,7 @@ def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
                 f"{path}: this run was started with other options ({', '.join(changed)}); take another "
                 "--seed, or other --runs and --results"
             )
-        # The same training, further or less far.
+        # The same training, longer or shorter.
         record.options, record.budget = fresh.options, fresh.budget
         record.state, record.figures = "training", {}
     return record
@@ -247,7 +247,7 @@ def _new_record(run: Run, threads: int, device: str) -> Record:
 
 
 def _train(run: Run, command: list[str], directory: Path, record: Record, path: Path, threads: int) -> None:
-    """Trains, and writes the record to ``path`` after every epoch: a stopped run tells how far it came."""
+    """Trains, and writes the record to ``path`` after every epoch, so a stopped run shows how far it got."""
     log = directory / LOG
     last = ""
     bar = Progress(f"{run.table.name} {run.name}", run.options())
@@ -273,10 +273,10 @@ def _train(run: Run, command: list[str], directory: Path, record: Record, path: 
 
 
 def _evaluate(run: Run, figure: str, command: list[str], directory: Path, threads: int) -> float:
-    """One figure of a trained model.
+    """Computes one figure of a trained model.
 
     Raises:
-        UsageError: the program failed, or prints no such figure.
+        UsageError: the program failed, or printed no such figure.
     """
     logger.info("%s %s: %s", run.table.name, run.name, figure)
     with Program(command, threads) as program:
@@ -291,7 +291,7 @@ def _evaluate(run: Run, figure: str, command: list[str], directory: Path, thread
 
 
 def _read_figure(scoring: Scoring, text: str) -> float | None:
-    """The figure in what an evaluation printed; None if it is not there."""
+    """Returns the figure in what an evaluation printed; None if there is none."""
     # fairseq-validate's lines lack the number of updates by which logs of trainings are read.
     patterns = {"eval_lm": _BPC, "generate": _BLEU, "validate": rf'"\w+_{scoring.metric}": "([^"]+)"'}
     matches = re.findall(patterns[scoring.program], text)
@@ -299,9 +299,9 @@ def _read_figure(scoring: Scoring, text: str) -> float | None:
 
 
 class Program:
-    """A program of fairseq and the lines that it prints; used once, in ``with``.
+    """A program of fairseq and the lines that it prints; use it once, in ``with``.
 
-    It ends when this process does, however that ends, and saves what it has. Ctrl-C and SIGTERM reach it
+    However this process ends, the program then ends too and saves what it has. Ctrl-C and SIGTERM reach it
     through ``__exit__``.
 
     Attributes:
@@ -340,7 +340,7 @@ class Program:
 
 
 def _follow_parent() -> None:
-    """Ends the program with its parent, so that no training goes on that nobody records, and at its priority.
+    """Makes the program end with its parent, so that no training runs unrecorded, and share its priority.
 
     Linux schedules sessions of processes as groups, so a new session needs the parent's nice value itself.
     """
@@ -356,7 +356,7 @@ def _parameters(text: str) -> int | None:
 
 
 def _stop(text: str) -> str:
-    """What ended the training, from fairseq's own words in its log."""
+    """Returns what ended the training, from fairseq's own words in its log."""
     for line in reversed(text.splitlines()):
         if "Stopping training due to" in line or "early stop since" in line:
             return next((stop for words, stop in _STOPS.items() if words in line), "epochs")

@@ -17,7 +17,7 @@ class Scoring:
 
     Attributes:
         program: ``eval_lm``, ``validate`` or ``generate``.
-        metric: what a figure is called, as in fairseq's log. unit: what it is measured in.
+        metric: the name of a figure, as in fairseq's log. unit: what it is measured in.
         subsets: the splits that are scored. protocols: of a language model, else one empty string.
         decimals: how many are shown.
     """
@@ -30,7 +30,7 @@ class Scoring:
     decimals: int = 3
 
     def figures(self) -> list[tuple[str, str, str]]:
-        """Name, subset and protocol of every figure that a finished run has."""
+        """Returns the name, subset and protocol of every figure that a finished run has."""
         return [
             (" ".join(filter(None, (subset, self.metric, protocol))), subset, protocol)
             for subset in self.subsets
@@ -44,7 +44,7 @@ class Row:
 
     Attributes:
         name: unique in its table. arch: its architecture.
-        parameters: trained numbers of the architecture at the paper's vocabulary.
+        parameters: the architecture's trained parameters at the paper's vocabulary.
         reported: the paper's figures, by the names of ``Scoring.figures``.
         options: options of fairseq-train that differ from the architecture's recipe.
         epochs, updates: what the paper trained for, where it says so.
@@ -65,7 +65,7 @@ class Table:
 
     Attributes:
         title: what it is, with its source. corpus: a name of ``corpora.CORPORA``.
-        notes: what a reader has to know to compare the figures.
+        notes: what a reader needs to know to compare the figures.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Table:
     notes: str = ""
 
     def row(self, name: str) -> Row:
-        """The row of this name.
+        """Returns the row of this name.
 
         Raises:
             UsageError: the table has no such row.
@@ -253,7 +253,7 @@ TABLES = {
 
 
 def table_of(name: str) -> Table:
-    """The table of this name.
+    """Returns the table of this name.
 
     Raises:
         UsageError: there is no such table.

@@ -4,8 +4,8 @@
     lp(Y) = ((5 + |Y|) / 6) ** alpha
     cp(X, Y) = beta * sum_i log(min(sum_j p_ij, 1))
 
-|Y| counts the end of sentence, which log P counts too; i runs over the source's real symbols with its end,
-j over all steps of the target; p_ij is the attention.
+|Y| and log P include the end of sentence; i runs over the source's real symbols with its end, j over all
+steps of the target; p_ij is the attention.
 
 Shapes: T target, S source, B sentences, K beams, V vocabulary.
 """
@@ -27,7 +27,7 @@ class GNMTScore:
 
     Attributes:
         alpha: exponent of GNMT's length penalty. beta: weight of the coverage penalty.
-        lenpen: where it is not None, log P is divided by ``|Y| ** lenpen`` instead, as fairseq does.
+        lenpen: if it is not None, log P is divided by ``|Y| ** lenpen`` instead, as fairseq does.
     """
 
     alpha: float = 0.0
@@ -39,7 +39,7 @@ class GNMTScore:
         """Reads the command line's values; ``lenpen`` is fairseq's exponent for ``fairseq``.
 
         Raises:
-            UsageError: a value that means nothing; the message names what would be valid.
+            UsageError: a value is invalid; the message says what would be valid.
         """
         if not (beta >= 0 and math.isfinite(beta)):
             raise UsageError(f"--coverage-penalty {beta} is not 0 or a positive number")
@@ -60,21 +60,21 @@ class GNMTScore:
         return cls(alpha, beta)
 
     def normalise(self, log_p, length: int):
-        """``log P / lp`` of a translation of ``length`` symbols."""
+        """Returns ``log P / lp`` of a translation of ``length`` symbols."""
         if self.lenpen is not None:
             return log_p / length**self.lenpen
         return log_p / ((5.0 + length) / 6.0) ** self.alpha
 
     def finished(self, log_p: Tensor, length: int, attention_ST: Tensor, real_S: Tensor) -> Tensor:
-        """The score of one translation.
+        """Returns the score of one translation.
 
         Args:
-            log_p: its log-probability. length: its symbols, with the end of the sentence.
+            log_p: its log-probability. length: its symbols, including the end of sentence.
             attention_ST: attention weights of every step; empty from a model that gives none.
             real_S: bool, false at the source's padding.
 
         Raises:
-            UsageError: a coverage penalty without attention.
+            UsageError: there is a coverage penalty but no attention.
         """
         score = self.normalise(log_p, length)
         if self.beta:
@@ -83,7 +83,7 @@ class GNMTScore:
                     f"--coverage-penalty {self.beta} needs attention, which this model does not have"
                 )
             covered = attention_ST[real_S].sum(dim=1)
-            # A symbol that no step has looked at costs much, but not everything.
+            # A symbol that no step has attended to costs much, but not infinitely much.
             covered = covered.clamp(min=torch.finfo(covered.dtype).tiny, max=1.0)
             score = score + self.beta * covered.log().sum()
         return score
@@ -105,11 +105,11 @@ class Pruning:
     def __call__(
         self, log_probs_BKV: Tensor, previous_BK: Tensor | None, step: int, best_B: Tensor
     ) -> Tensor:
-        """The log-probabilities with dropped candidates at -inf.
+        """Returns the log-probabilities with dropped candidates at -inf.
 
         Args:
-            log_probs_BKV: of the next symbol. so_far_BK: the hypotheses' log-probabilities; None at first.
-            step: symbols that each hypothesis has. best_B: best finished score, -inf where none.
+            log_probs_BKV: of the next symbol. previous_BK: the hypotheses' own; None at first.
+            step: symbols that each hypothesis has. best_B: best finished score, -inf if there is none.
         """
         top_BK1 = log_probs_BKV.amax(dim=2, keepdim=True)
         dropped = log_probs_BKV < top_BK1 - self.threshold

@@ -13,11 +13,11 @@ PROMPT_CHUNK = 512
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How the next symbol is drawn; ``UsageError`` names the value that cannot work.
+    """How the next symbol is drawn; ``UsageError`` names the invalid value.
 
     Attributes:
         temperature: logits are divided by it; 0 always takes the likeliest symbol.
-        top_k: only so many of the likeliest symbols are drawn from; 0 for all.
+        top_k: how many of the likeliest symbols to draw from; 0 for all.
         seed: of the draws; the same seed gives the same text.
     """
 
@@ -39,17 +39,17 @@ def draw(logits_BD: Tensor, config: SamplingConfig, generator: torch.Generator) 
     if 0 < config.top_k < logits_BD.shape[-1]:
         best, entries = logits_BD.topk(config.top_k, dim=-1)
         logits_BD = torch.full_like(logits_BD, float("-inf")).scatter(-1, entries, best)
-    # In float64, and from the largest: a small temperature overflows neither.
+    # In float64, and relative to the largest, so that a small temperature does not overflow.
     scaled = (logits_BD.double() - logits_BD.amax(dim=-1, keepdim=True).double()) / config.temperature
     return torch.multinomial(scaled.softmax(dim=-1), 1, generator=generator).squeeze(-1)
 
 
 @torch.no_grad()
 def generate(model: nn.Module, prompt: list[int], config: SamplingConfig) -> Iterator[int]:
-    """Yields one dictionary index after the other, without end.
+    """Yields dictionary indices one after another, without end.
 
     Args:
-        model: has ``embed``, ``stack`` and ``output``, as ``CharLM`` does; put into evaluation.
+        model: has ``embed``, ``stack`` and ``output``, as ``CharLM`` does; it is set to evaluation mode.
         prompt: dictionary indices read first, at least one.
         config: how to draw.
     """

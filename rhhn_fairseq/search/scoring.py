@@ -1,9 +1,9 @@
 """Scores of translations: sacreBLEU and chrF with signatures, and tokenised BLEU as the papers print it.
 
-sacreBLEU's figures are of detokenised text; their signatures say how they were made, and figures with the
-same signature may be compared. The papers tokenised hypotheses and references with the scripts of Moses and
-counted with its multi-bleu.perl; that figure depends on the tokeniser and is on another scale, so it always
-carries a label that says so.
+sacreBLEU's figures are of detokenised text; their signatures say how they were computed, and figures with the
+same signature may be compared. The papers tokenised hypotheses and references with the Moses scripts and
+scored them with its multi-bleu.perl; that figure depends on the tokeniser and is on another scale, so it
+always carries a label that says so.
 """
 
 import os
@@ -35,7 +35,7 @@ class Translations:
 
     Attributes:
         name: the file it comes from.
-        hypotheses: one a sentence, in the order of the source.
+        hypotheses: one per sentence, in the order of the source.
         references: what fairseq-generate printed beside them, or None.
         generated: whether the file is fairseq-generate's output, not text.
     """
@@ -47,7 +47,7 @@ class Translations:
 
 
 def read_translations(path: str) -> Translations:
-    """Reads one hypothesis a line, or the output of fairseq-generate, which is recognised by its lines.
+    """Reads one hypothesis per line, or the output of fairseq-generate, which is recognised by its lines.
 
     Raises:
         UsageError: the file is empty, not UTF-8, or lacks or repeats a sentence.
@@ -59,13 +59,13 @@ def read_translations(path: str) -> Translations:
 
 
 def parse_generated(lines: Sequence[str], name: str) -> Translations:
-    """The best hypothesis of every sentence, and the references, out of fairseq-generate's output.
+    """Returns the best hypothesis of every sentence, and the references, from fairseq-generate's output.
 
-    The sentences come by length there; here they are in the order of their numbers. Of several hypotheses
+    There sentences are ordered by length; here they are in the order of their numbers. Of several hypotheses
     for one sentence the first is taken, which is the best. Sentencepiece's pieces are joined.
 
     Raises:
-        UsageError: numbers are missing, or one comes a second time.
+        UsageError: numbers are missing, or one occurs twice.
     """
     outputs: dict[str, dict[int, str]] = {letter: {} for letter in "STHDP"}
     previous: dict[str, int] = {}
@@ -101,12 +101,12 @@ def _in_order(texts: dict[int, str], name: str, letter: str) -> list[str]:
 
 
 def join_pieces(text: str) -> str:
-    """Text out of sentencepiece's pieces with spaces between them."""
+    """Joins sentencepiece's space-separated pieces into text."""
     return text.replace(" ", "").replace(WORD_BEGINS, " ").strip()
 
 
 def check_counts(system: Translations, references: Sequence[str], name: str) -> None:
-    """Raises UsageError, with the first line that has no counterpart, unless there are equally many."""
+    """Raises UsageError, with the first line that has no counterpart, unless the numbers are equal."""
     ours, theirs = len(system.hypotheses), len(references)
     if ours != theirs:
         longer = name if theirs > ours else system.name
@@ -118,11 +118,11 @@ def check_counts(system: Translations, references: Sequence[str], name: str) -> 
 
 
 def score(hypotheses: Sequence[str], references: Sequence[str], language: str = "fr") -> dict:
-    """All figures of one system as plain data, scores in percent.
+    """Returns all figures of one system as plain data, scores in percent.
 
     Args:
         hypotheses, references: detokenised sentences, equally many.
-        language: whose Moses rules tokenise for the tokenised BLEU.
+        language: the language whose Moses rules tokenise for the tokenised BLEU.
     """
     bleu, chrf = BLEU(), CHRF()
     result = bleu.corpus_score(hypotheses, [references])
@@ -143,10 +143,10 @@ def score(hypotheses: Sequence[str], references: Sequence[str], language: str = 
 
 
 def tokenised_bleu(hypotheses: Sequence[str], references: Sequence[str], language: str = "fr") -> float:
-    """BLEU in percent as multi-bleu.perl counts it, cased and unsmoothed, of text tokenised as Moses does.
+    """Returns BLEU in percent as multi-bleu.perl computes it, cased and unsmoothed, on Moses-tokenised text.
 
     Raises:
-        UsageError: Moses has no rules for the language; sacremoses would silently take those for English.
+        UsageError: Moses has no rules for the language; sacremoses would silently use those for English.
     """
     known = sorted(set(NonbreakingPrefixes().available_langs.values()))
     if language not in known:
@@ -168,11 +168,11 @@ def paired_bootstrap(
     samples: int = 1000,
     seed: int = 12345,
 ) -> dict:
-    """sacreBLEU's paired bootstrap test of a system against a baseline, as plain data.
+    """Runs sacreBLEU's paired bootstrap test of a system against a baseline; returns plain data.
 
     The p-value is the share of resamplings of the test set in which the size of the difference between the
     two systems exceeds its mean by more than the difference that was found; below 0.05 is called significant.
-    A ``seed`` of 0 would mean none to sacreBLEU.
+    sacreBLEU treats a ``seed`` of 0 as none.
     """
     with _sacrebleu_seed(seed):
         test = PairedTest(
@@ -197,7 +197,7 @@ def paired_bootstrap(
 
 @contextmanager
 def _sacrebleu_seed(seed: int) -> Iterator[None]:
-    """sacreBLEU takes the seed of its resampling from the environment alone."""
+    """Sets the seed of sacreBLEU's resampling, which it reads from the environment alone."""
     before = os.environ.get("SACREBLEU_SEED")
     os.environ["SACREBLEU_SEED"] = str(seed)
     try:
@@ -210,7 +210,7 @@ def _sacrebleu_seed(seed: int) -> Iterator[None]:
 
 
 def render(report: dict) -> str:
-    """The report of scripts/score_bleu.py as lines to read."""
+    """Formats the report of scripts/score_bleu.py as text."""
     bleu, chrf, tokenised = report["sacrebleu"], report["chrf"], report["tokenised_bleu"]
     lines = [
         f"hypotheses    {report['hypotheses']}",

@@ -12,7 +12,7 @@ class Carry:
 
     A task opens it at the chunk of a batch and puts it into the batch's ``net_input``; each model that
     reads the batch calls ``read`` and then ``write``. The models of an ensemble come in the same order
-    in every batch, and each finds its own state again.
+    in every batch, so each finds its own state again.
     """
 
     def __init__(self, chunk: int = -1, after: State | None = None):
@@ -23,7 +23,7 @@ class Carry:
 
     @property
     def after(self) -> State:
-        """The state after the opened chunk, of the first model."""
+        """The first model's state after the opened chunk."""
         return self._after[0]
 
     def open(self, chunk: int) -> "Carry":
@@ -33,7 +33,7 @@ class Carry:
         always starts from zeros; otherwise chunks come in order.
 
         Raises:
-            RuntimeError: a chunk was left out.
+            RuntimeError: a chunk was skipped.
         """
         if chunk == 0:
             self._start = []
@@ -45,10 +45,10 @@ class Carry:
         return self
 
     def read(self, device: torch.device | None = None) -> State | None:
-        """The next model's state before the current chunk; None for zeros.
+        """Returns the next model's state before the current chunk; None for zeros.
 
         Args:
-            device: where the model is. A checkpoint's states come from the CPU.
+            device: where the model is. A checkpoint's states are on the CPU.
         """
         self._read += 1
         return tuple(tensor.to(device) for tensor in self._start[self._read - 1]) if self._start else None
@@ -59,7 +59,7 @@ class Carry:
 
 
 def gather_states(carries: list[Carry], world_size: int) -> list[list[Tensor]]:
-    """The states of all groups of all workers, in the order of the groups, on the CPU.
+    """Returns the states of all groups of all workers, in the order of the groups, on the CPU.
 
     Every worker must call it. Group u W + r is carry u of worker r.
     """
@@ -71,7 +71,7 @@ def gather_states(carries: list[Carry], world_size: int) -> list[list[Tensor]]:
         gathered_states = []
         for tensor in carry.after:
             if torch.distributed.get_backend() == "nccl":
-                # A checkpoint's states have not been on the GPU before the first batch.
+                # A checkpoint's states are not on the GPU before the first batch.
                 tensor = tensor.cuda()
             copies = [torch.empty_like(tensor) for _ in range(world_size)]
             torch.distributed.all_gather(copies, tensor.contiguous())
@@ -81,5 +81,5 @@ def gather_states(carries: list[Carry], world_size: int) -> list[list[Tensor]]:
 
 
 def pass_seed(seed: int, update: int, group: int) -> int:
-    """The seed of the random numbers of one forward pass: W workers draw what U = W passes draw."""
+    """Returns the seed for one forward pass: W workers draw what one draws in U = W passes an update."""
     return int(np.random.SeedSequence([seed, update, group]).generate_state(1, np.uint64)[0] >> 1)

@@ -1,4 +1,4 @@
-"""fairseq's datasets of the batches of ``data/text/lanes.py``."""
+"""fairseq datasets of the batches of ``data/text/lanes.py``."""
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class BatchDataset(FairseqDataset):
         return self.cutter.batch(index)
 
     def collater(self, samples: list[Batch]) -> dict:
-        """The one batch as fairseq's sample; ``ntokens`` counts the targets that are scored."""
+        """Returns the one batch as fairseq's sample; ``ntokens`` counts the targets that are scored."""
         if not samples:
             return {}
         (batch,) = samples

@@ -86,7 +86,7 @@ class CharLMTaskConfig(DynamicsTaskConfig):
     update_freq: List[int] = II("optimization.update_freq")
 
     def check(self):
-        """Raises UsageError for values that cannot work; fairseq does not call __post_init__."""
+        """Raises UsageError for invalid values; fairseq does not call __post_init__."""
         if not self.data or self.data == "???":
             made = f"that {command('prepare_chars')} made"
             raise UsageError(f"task.data is not given: name the directory {made}")
@@ -159,7 +159,7 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
         return self.dictionary
 
     def build_model(self, cfg, from_checkpoint=False):
-        """A model, of which the task takes note: dynamic evaluation trains it."""
+        """Builds a model and keeps it in ``models``, because dynamic evaluation trains it."""
         model = super().build_model(cfg, from_checkpoint)
         self.models.append(model)
         return model
@@ -169,7 +169,7 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
         self.datasets[split] = StreamDataset(self.open_split(split), split)
 
     def open_split(self, split: str) -> np.ndarray:
-        """Dictionary indices [N] of a split, in the order in which the model reads them.
+        """Returns the dictionary indices [N] of a split, in the order in which the model reads them.
 
         Raises:
             UsageError: the data has no such split, or it is damaged.
@@ -179,7 +179,7 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
 
     @property
     def row_steps(self) -> int:
-        """The symbols that a row of a training batch has."""
+        """The number of symbols in a row of a training batch."""
         return self.cfg.tokens_per_sample
 
     def cut_batches(self, dataset, B, workers, rank):
@@ -215,7 +215,7 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
         torch.manual_seed(pass_seed(self.cfg.seed, update_num, sample["group"]))
         if self.cfg.batching == "lanes":
             carry = Carry()
-            # A pass whose gradient is thrown away must not move the text on.
+            # A pass whose gradient is discarded must not advance the text.
             if not ignore_grad:
                 carry = self.carries[sample["group"] // self.workers].open(sample["chunk"])
             sample = _with_carry(sample, carry)
@@ -226,7 +226,7 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
         return super().valid_step(sample, model, criterion)
 
     def eval_lm_dataloader(self, dataset, batch_size=None, num_shards=1, num_workers=0, **unused):
-        """What fairseq-eval-lm iterates over; the summary is logged when it is exhausted."""
+        """Returns the batches for fairseq-eval-lm; the summary is logged when they are exhausted."""
         if num_shards > 1:
             raise UsageError(f"--num-shards {num_shards}: a text is evaluated by one process")
         protocol = Protocol.parse(self.cfg.protocol)
@@ -268,7 +268,7 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
         return self.vocabulary.corpus or str(self.cfg.data)
 
     def _char_variant(self, dataset) -> OtherText | None:
-        """The char variant of a split of raw PTB; None for other corpora."""
+        """Returns the char variant of a split of raw PTB; None for other corpora."""
         if not is_raw_ptb(CHARACTERS.read(self.cfg.data)):
             return None
         return OtherText("PTB char", char_symbols(dataset.stream, self.vocabulary))
@@ -278,15 +278,15 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
         return prompt_indices(self.vocabulary, text)
 
     def state_dict(self):
-        """What a checkpoint keeps of the task: the direction of reading, the corpus if it has a name."""
+        """Returns what a checkpoint keeps of the task: the reading direction, and the corpus if named."""
         corpus = {} if self.vocabulary.corpus is None else {"corpus": self.vocabulary.corpus}
         return {"reverse": self.cfg.reverse} | corpus
 
     def load_state_dict(self, state_dict):
-        """Takes note of a loaded checkpoint's corpus.
+        """Records a loaded checkpoint's corpus.
 
         Raises:
-            UsageError: it reads in the other direction.
+            UsageError: the checkpoint reads in the other direction.
         """
         self._check_direction(state_dict)
         corpus = state_dict.get("corpus")
@@ -303,7 +303,7 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
             )
 
     def gather_checkpoint_state(self) -> None:
-        """Collects the lanes of all workers; every worker calls it before a checkpoint is saved."""
+        """Collects the lanes of all workers; every worker must call it before a checkpoint is saved."""
         self._saved_states = None
         # After the last chunk, the next epoch begins from zeros with any layout.
         if self.carries and 0 <= self.carries[0].chunk < self.chunks - 1:
@@ -316,11 +316,11 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
         return {type(self).__name__: state}
 
     def set_checkpoint_dict(self, state):
-        """Takes the lanes of a checkpoint up again, where it was saved in mid-epoch.
+        """Resumes the lanes of a checkpoint that was saved in mid-epoch.
 
         Raises:
-            UsageError: the checkpoint reads in the other direction, or its lanes are not this run's, so its
-                states belong to other text.
+            UsageError: the checkpoint reads in the other direction, or its lanes differ from this run's, so
+                that its states belong to other text.
         """
         self._check_direction(state)
         if "states" not in state:
@@ -339,7 +339,7 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
 
 
 def _direction(reverse: bool) -> str:
-    """What a title says of the direction; from left to right goes without saying."""
+    """Returns the words for the direction in a title; none for left to right."""
     return f", read {_DIRECTIONS[True]}" if reverse else ""
 
 

@@ -1,4 +1,4 @@
-"""What tasks share whose models are trained with changing probabilities of h-detach and c-detach."""
+"""Base of tasks that change the probabilities of h-detach and c-detach during training."""
 
 from dataclasses import dataclass, field
 from typing import Optional
@@ -11,7 +11,7 @@ from rhhn_fairseq.layers.detach import DetachAnnealing, DetachSchedule
 
 @dataclass
 class DetachTaskConfig(FairseqDataclass):
-    """Options of a task; --h-detach and --c-detach, the probabilities to start from, are the cell's."""
+    """Options of a task; --h-detach and --c-detach, the initial probabilities, are options of the cell."""
 
     h_detach_final: Optional[float] = field(
         default=None,
@@ -29,7 +29,7 @@ class DetachTaskConfig(FairseqDataclass):
 
 
 class DetachingTask:
-    """A task, before ``FairseqTask`` among the bases, that changes the probabilities as its options say.
+    """Mixin for a task, placed before ``FairseqTask``, that changes the probabilities as its options say.
 
     They are logged with every update as ``h_detach`` and ``c_detach``.
     """
@@ -37,14 +37,14 @@ class DetachingTask:
     annealing: Optional[DetachAnnealing] = None
 
     def build_model(self, cfg, from_checkpoint=False):
-        """Builds the model; UsageError for probabilities that cannot change as asked."""
+        """Builds the model; raises UsageError if the probabilities cannot change as requested."""
         model = super().build_model(cfg, from_checkpoint)
         schedule = self.detach_schedule()
         self.annealing = DetachAnnealing(model, schedule) if schedule else None
         return model
 
     def detach_schedule(self) -> DetachSchedule:
-        """The schedule of the task's options; UsageError if it means nothing."""
+        """Returns the schedule that the task's options define; raises UsageError if it is invalid."""
         return DetachSchedule(
             h_detach_final=self.cfg.h_detach_final,
             c_detach_final=self.cfg.c_detach_final,

@@ -1,19 +1,19 @@
-"""What a model says of its own weights, among the metrics of the validation."""
+"""A model's diagnostics of its own weights, as metrics of the validation."""
 
 import torch
 
 
 class LogsDiagnostics:
-    """A task whose validation has the model's ``diagnostics`` among its metrics.
+    """Mixin for a task that adds the model's ``diagnostics`` to the metrics of the validation.
 
-    So they stand in the line of the validation, in TensorBoard, and in ``rhhn plot curves``.
+    They then appear in the validation's log line, in TensorBoard, and in ``rhhn plot curves``.
     """
 
     def post_validate(self, model: torch.nn.Module, stats: dict, agg) -> None:
-        """fairseq calls it with the metrics of a validation, before it prints and stores them.
+        """Adds diagnostics; fairseq calls it with a validation's metrics before it prints and stores them.
 
         Args:
-            model: the one that was validated. stats: the metrics by name, to which others are added.
+            model: the validated model. stats: the metrics by name, to which the diagnostics are added.
             agg: unused.
         """
         diagnostics = getattr(model, "diagnostics", dict)

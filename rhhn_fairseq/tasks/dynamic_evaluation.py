@@ -1,4 +1,4 @@
-"""Dynamic evaluation: a model goes on learning from the text that it has been scored on.
+"""Dynamic evaluation: a model keeps learning from the text that it has been scored on.
 
 Krause, Kahembwe, Murray and Renals 2018, "Dynamic evaluation of neural sequence models", with their RMS
 update rule and its RMS-scaled decay. Each chunk is scored before the model learns from it, so every symbol is
@@ -34,7 +34,7 @@ class Rates:
     """How fast the weights move.
 
     Attributes:
-        lr: rate of a step. decay: rate of the way back to the checkpoint's weights.
+        lr: rate of a step. decay: rate of the decay towards the checkpoint's weights.
     """
 
     lr: float
@@ -67,7 +67,7 @@ class DynamicEvaluation:
         self.decay = [(rates.decay / mean * root).clamp(max=1.0) for root in roots]
 
     def learn(self, sample: dict) -> None:
-        """One step on a batch that has been scored; its carry ends, as after scoring, behind the chunk."""
+        """Takes one step on a scored batch; its carry ends after the chunk, as after scoring."""
         carry = sample["net_input"]["carry"].open(sample["chunk"])
         with torch.no_grad():
             for w, g, w_0, scale, decay in zip(
@@ -81,7 +81,7 @@ class DynamicEvaluation:
                 w += decay * (w_0 - w) - scale * g
 
     def _gradients(self, sample: dict, carry: Carry) -> tuple[Tensor, ...]:
-        """The gradients of the mean loss of a batch, in nats a scored symbol."""
+        """Returns the gradients of the mean loss of a batch, in nats per scored symbol."""
         device = self.parameters[0].device
         tokens, mask, target = (
             None if tensor is None else tensor.to(device)

@@ -1,15 +1,15 @@
-"""What happens inside a network while it is trained, among the metrics of the training.
+"""Training metrics of what happens inside a network.
 
 With ``--log-dynamics N`` every N-th update logs
 
-- ``grad_norm.BLOCK``: the L2 norm of the gradient of each matrix of weights, as the optimizer gets it, which
+- ``grad_norm.BLOCK``: the L2 norm of the gradient of each weight matrix, as the optimizer receives it, which
   is after clipping;
-- ``update_norm.BLOCK``: the L2 norm of what the update changed of it;
+- ``update_norm.BLOCK``: the L2 norm of the change that the update makes to it;
 - ``weight_change``: how much the matrices that a hypernetwork generates change from one step to the next, the
   mean over the steps, gates and layers (Ha et al. 2016, figure 4);
 - ``rank_z``, ``rank_d``: the effective ranks of its embeddings and scaling vectors over the steps.
 
-The last three are of the first sequence of the batch, at most ``STEPS`` steps of it, read from the zero state
+The last three are measured on at most ``STEPS`` steps of the batch's first sequence, read from the zero state
 by each cell that ran as a whole; cells inside an attention or a window over a text are left out.
 """
 
@@ -45,10 +45,10 @@ class DynamicsTaskConfig(FairseqDataclass):
 
 
 class LogsDynamics:
-    """A task whose training has the metrics of the module's docstring; ``cfg`` is a ``DynamicsTaskConfig``.
+    """Mixin for a task that logs the metrics of the module's docstring; ``cfg`` is a ``DynamicsTaskConfig``.
 
     fairseq calls ``train_step`` for each batch of an update, then ``optimizer_step``. Without the option both
-    do what they did.
+    are unchanged.
     """
 
     _inputs: dict[Cell, Tensor]
@@ -85,7 +85,7 @@ class LogsDynamics:
         matrices = {}
         for name, parameter in model.named_parameters():
             if is_matrix(name, parameter) and parameter.grad is not None:
-                # The wrapper of several workers is no block of the network.
+                # The wrapper for several workers is not a block of the network.
                 matrices[name.removeprefix("module.")] = parameter
         figures = {f"grad_norm.{name}": p.grad.norm() for name, p in matrices.items()}
         before = {name: p.detach().clone() for name, p in matrices.items()}
@@ -98,7 +98,7 @@ class LogsDynamics:
 
 
 def forget_what_was_printed(names: tuple[str, ...]) -> None:
-    """Takes figures from the metrics that fairseq has printed and reset; lines would give them as None."""
+    """Removes figures that fairseq has printed and reset; later lines would show them as None."""
     for aggregator in metrics.get_active_aggregators():
         reset = [name for name in names if name in aggregator and aggregator[name].val is None]
         for name in reset:
@@ -108,7 +108,7 @@ def forget_what_was_printed(names: tuple[str, ...]) -> None:
 
 
 def outer_cells(model: nn.Module) -> list[Cell]:
-    """The cells of a model that are not inside another cell."""
+    """Returns the cells of a model that are not inside another cell."""
     cells = [module for module in model.modules() if isinstance(module, Cell)]
     inner = {module for cell in cells for module in cell.modules() if module is not cell}
     return [cell for cell in cells if cell not in inner]
@@ -116,13 +116,13 @@ def outer_cells(model: nn.Module) -> list[Cell]:
 
 @torch.no_grad()
 def trace_cells(inputs: dict[Cell, Tensor]) -> list[CellTrace]:
-    """Has cells read sequences from the zero state, as in evaluation.
+    """Runs cells over sequences from the zero state, as in evaluation, and returns their traces.
 
     Args:
         inputs: for each cell a sequence [T, 1, C].
     """
     traces = []
-    # What the log says of the training's backends is not to change by these steps.
+    # These steps must not change what the log says about the training's backends.
     running = dict(backends.RUNNING)
     for number, (cell, x_T1C) in enumerate(inputs.items(), start=1):
         training, state, states = cell.training, None, []
@@ -142,7 +142,7 @@ def trace_cells(inputs: dict[Cell, Tensor]) -> list[CellTrace]:
 
 
 def hyper_figures(traces: list[CellTrace]) -> dict[str, float]:
-    """The change of the generated weights and the ranks; nothing without a hypernetwork."""
+    """Returns the change of the generated weights and the ranks; empty without a hypernetwork."""
     figures = {}
     names, changes = matrix_changes(traces)
     if names:

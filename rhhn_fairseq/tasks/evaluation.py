@@ -36,7 +36,7 @@ class Protocol:
 
     @classmethod
     def parse(cls, text: str) -> "Protocol":
-        """Reads ``carry``, ``carry:L`` or ``window:N/C``; UsageError for anything else."""
+        """Reads ``carry``, ``carry:L`` or ``window:N/C``; raises UsageError for anything else."""
         if text == "carry":
             return cls(text, lanes=1)
         lanes = re.fullmatch(r"carry:(\d+)", text)
@@ -51,11 +51,11 @@ class Protocol:
         )
 
     def cut(self, stream, first_input: int, T: int, B: int, groups: int = 1):
-        """The batches of a split under this protocol.
+        """Returns the batches of a split under this protocol.
 
         Args:
             stream: indices [N]. T: symbols in a chunk of a lane. B: windows in a batch.
-            groups: workers among which lanes are dealt; there are at least as many lanes.
+            groups: workers among which lanes are divided; there are at least as many lanes.
         """
         if self.window:
             return Windows(stream, first_input, self.window, self.context, B)
@@ -66,10 +66,10 @@ class Protocol:
 
 
 class Tally:
-    """Sums over a split, in float64: what fairseq-eval-lm's own float32 sum rounds away.
+    """Sums over a split, in float64, because fairseq-eval-lm's own float32 sum rounds too much.
 
-    Models report the scores they give; with several models (an ensemble) their probabilities are
-    averaged, as fairseq's scorer does.
+    Models report their scores; with several models (an ensemble) their probabilities are averaged, as
+    fairseq's scorer does.
     """
 
     def __init__(self):
@@ -77,7 +77,7 @@ class Tally:
         self._seen: dict[int, list[tuple[Tensor, Tensor, bool]]] = {}
 
     def see(self, model: int, scores: Tensor, target: Tensor, log_probs: bool) -> None:
-        """Takes one model's log-probabilities or probabilities [..., V] of targets [...]."""
+        """Records one model's log-probabilities or probabilities [..., V] of targets [...]."""
         flat = scores.detach().reshape(-1, scores.shape[-1]), target.reshape(-1), log_probs
         self._seen.setdefault(model, []).append(flat)
 
@@ -105,7 +105,7 @@ class Tally:
         return self.nats / math.log(2) / max(self.scored, 1)
 
     def summary(self, total: int, unit: str = "character") -> str:
-        """The figures in one line; ``total`` is the number of symbols of the split, ``unit`` what one is."""
+        """Returns the figures in one line; ``total`` is the split's number of symbols, ``unit`` names one."""
         share = 100.0 * self.scored / max(total, 1)
         accuracy = 100.0 * self.correct / max(self.scored, 1)
         return (
@@ -117,7 +117,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class OtherText:
-    """A text that a split becomes when symbols are left out of it.
+    """The text that remains of a split when some of its symbols are left out.
 
     Attributes:
         name: of the text. symbols: how many it has.
@@ -127,9 +127,9 @@ class OtherText:
     symbols: int
 
     def bound(self, bpc: float, total: int) -> str:
-        """What a figure over all ``total`` symbols of the split says of this text, in one line.
+        """Returns in one line what a figure over all ``total`` symbols of the split implies for this text.
 
-        The bits of the symbols left out are not negative, so without them there are no more bits in all.
+        The bits of the symbols left out are not negative, so leaving them out cannot raise the total.
         """
         return (
             f"at most {bpc * total / self.symbols:.6f} bits per character of {self.name}, "
@@ -138,14 +138,14 @@ class OtherText:
 
 
 class ScoredBatches:
-    """The batches of an evaluation, with carried state and a tally; says the sums when exhausted.
+    """The batches of an evaluation, with carried state and a tally; logs the sums when exhausted.
 
     Args:
         batches: samples as ``BatchDataset.collater`` makes them.
         total: symbols of the split. title: what is evaluated, for the log.
-        other: a text for which the figure is a bound, said if every symbol was scored.
+        other: a text for which the figure is a bound, logged if every symbol was scored.
         unit: what a symbol is.
-        learner: learns from each batch after it was scored, see ``DynamicEvaluation``.
+        learner: learns from each batch after it is scored, see ``DynamicEvaluation``.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ class PrunedBeamSearch(BeamSearch):
 
     Attributes:
         best: the best score of a finished translation for every sentence of the batch.
-        exhausted: true for sentences in which no candidate but the end is left after a step.
-        rows: the place in the batch of the sentences that are not done.
+        exhausted: true for sentences with no candidate left after a step but the end of sentence.
+        rows: the places in the batch of the unfinished sentences.
     """
 
     def __init__(self, dictionary, pruning: Pruning):
@@ -25,13 +25,13 @@ class PrunedBeamSearch(BeamSearch):
         self.pruning, self.best, self.exhausted, self.rows = pruning, None, None, None
 
     def begin(self, sentences: int, device) -> None:
-        """Forgets the batch before."""
+        """Forgets the previous batch."""
         self.best = torch.full((sentences,), float("-inf"), device=device)
 
     @torch.jit.unused
     def step(self, step, lprobs, scores, prev_output_tokens=None, original_batch_idxs=None):
         self.rows = original_batch_idxs
-        # At first all hypotheses of a sentence are one, and fairseq looks at the first only.
+        # At first all hypotheses of a sentence are the same, and fairseq reads the first only.
         previous = None if step == 0 else scores[:, :, step - 1]
         lprobs = self.pruning(lprobs, previous, step, self.best[self.rows])
         left = lprobs if previous is None else lprobs + previous.unsqueeze(2)
@@ -56,11 +56,11 @@ class GNMTGenerator(SequenceGenerator):
             self.search = self.pruned = PrunedBeamSearch(self.tgt_dict, pruning)
 
     def generate(self, models, sample, **kwargs):
-        """As fairseq's: for every sentence its translations, the best first."""
+        """Returns, as fairseq's does, the translations of every sentence, the best first."""
         src_tokens = sample["net_input"]["src_tokens"]
         if self.pruned is not None:
             self.pruned.begin(len(src_tokens), src_tokens.device)
-            # The search then names sentences by their place in this batch, not by number in the corpus.
+            # Without ids, the search knows sentences by their place in this batch, not in the corpus.
             sample = {key: value for key, value in sample.items() if key != "id"}
         hypotheses = self._generate(sample, **kwargs)
         return [self._rank(*pair) for pair in zip(hypotheses, src_tokens, strict=True)]

@@ -20,7 +20,7 @@ from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
 from rhhn_fairseq.tasks.gnmt_search import GNMTGenerator
 from rhhn_fairseq.tasks.sampled_pairs import SampledPairs
 
-# Other ways to search than the plain beam: pruning does not apply to them.
+# Searches other than the plain beam, to which pruning does not apply.
 OTHER_SEARCHES = ("sampling", "match_source_len", "constraints", "prefix_allowed_tokens_fn")
 DIVERSE_SEARCHES = ("diverse_beam_groups", "diversity_rate")
 
@@ -60,8 +60,8 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
     """See the module's docstring.
 
     Attributes:
-        pieces_sha256: SHA-256 of the sentencepiece model that the data was cut with, as hex; None where
-            the data directory does not say.
+        pieces_sha256: SHA-256 of the sentencepiece model that segmented the data, as hex; None if the
+            data directory does not say.
     """
 
     cfg: GNMTTranslationConfig
@@ -72,10 +72,10 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
 
     @classmethod
     def setup_task(cls, cfg, **kwargs):
-        """Reads the dictionaries; UsageError for scores that mean nothing and for half a language pair."""
+        """Reads the dictionaries; raises UsageError for invalid scores and for half a language pair."""
         GNMTScore.parse(cfg.length_penalty, cfg.coverage_penalty, 1.0)
         if (cfg.source_lang is None) != (cfg.target_lang is None):
-            # fairseq would infer both from the data, and forget the one that was given.
+            # fairseq would infer both from the data, and ignore the one that was given.
             raise UsageError(
                 f"--source-lang {cfg.source_lang} and --target-lang {cfg.target_lang}: give both, or neither"
             )
@@ -90,10 +90,10 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
         return super().setup_task(cfg, **kwargs)
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        """Loads a split; that of training is segmented anew in every epoch with ``--subword-sampling``."""
+        """Loads a split; ``--subword-sampling`` segments the training split anew in every epoch."""
         super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
         cfg = self.cfg
-        # Programs that evaluate a checkpoint hand its task over as ``task_cfg``.
+        # Programs that evaluate a checkpoint pass its task as ``task_cfg``.
         if cfg.subword_sampling and split == cfg.train_subset and "task_cfg" not in kwargs:
             source, target = (
                 SegmentationSampler(
@@ -104,7 +104,7 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
             self.datasets[split] = SampledPairs(self.datasets[split], source, target, cfg.seed)
 
     def build_generator(self, models, args, seq_gen_cls=None, extra_gen_cls_kwargs=None, **kwargs):
-        """A generator that scores as the configuration says; UsageError for values that mean nothing."""
+        """Returns a generator that scores as configured; raises UsageError for invalid values."""
         cfg = self.cfg
         lenpen = 0.0 if getattr(args, "unnormalized", False) else getattr(args, "lenpen", 1)
         score = GNMTScore.parse(cfg.length_penalty, cfg.coverage_penalty, lenpen)
@@ -132,7 +132,7 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         # Dropout depends on the batch, not on the worker that has it, so that W workers train what one
-        # worker does with --update-freq W. The numbers are on the host, the sentences' ids need not be.
+        # worker does with --update-freq W. These numbers are on the host; the sentences' ids may not be.
         key = (sample["ntokens"] << 16) + sample["nsentences"] if sample else 0
         torch.manual_seed(pass_seed(self.cfg.seed, update_num, key))
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)

@@ -39,7 +39,7 @@ class HandwritingTaskConfig(DynamicsTaskConfig):
     train_subset: str = II("dataset.train_subset")
 
     def check(self):
-        """Raises UsageError for values that cannot work; fairseq does not call __post_init__."""
+        """Raises UsageError for invalid values; fairseq does not call __post_init__."""
         if not self.data or self.data == "???":
             raise UsageError(
                 f"task.data is not given: name the directory that {command('prepare_strokes')} made"
@@ -59,7 +59,7 @@ class HandwritingTask(LogsDiagnostics, LogsDynamics, FairseqTask):
     """See the module's docstring.
 
     Attributes:
-        manifest: what the data directory says of itself.
+        manifest: what the data directory says about itself.
         reads_text: whether the model that was built last reads the text of a line; lines without one are then
             left out.
     """
@@ -116,9 +116,9 @@ class HandwritingTask(LogsDiagnostics, LogsDynamics, FairseqTask):
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def rescaled(self, sample: dict) -> dict:
-        """A batch in which every line has another size, drawn from the global random numbers.
+        """Returns a batch with every line rescaled by a factor drawn from the global random numbers.
 
-        A factor f times a raw offset x is, normalised, ``f (x - m) / s + (f - 1) m / s``.
+        A raw offset x times a factor f is, when normalised, ``f (x - m) / s + (f - 1) m / s``.
         """
         points, target = sample["net_input"]["points"], sample["target"]
         axes = 2 if self.cfg.scale_axes == "each" else 1

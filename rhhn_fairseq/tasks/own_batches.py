@@ -8,7 +8,7 @@ from rhhn_fairseq.tasks.sizes import rows_of
 
 
 class OrderedBatchIterator(iterators.EpochBatchIterator):
-    """An iterator that never shuffles, and that numbers batches through where epochs differ.
+    """An iterator that never shuffles, and that numbers batches across epochs if epochs differ.
 
     Args:
         dataset: an item is a batch.
@@ -34,11 +34,11 @@ class CutsOwnBatches(ABC):
     @property
     @abstractmethod
     def row_steps(self) -> int:
-        """The steps of a row of a batch, by which --max-tokens becomes a number of rows."""
+        """The steps in a row of a batch, which convert --max-tokens to a number of rows."""
 
     @abstractmethod
     def cut_batches(self, dataset, B: int, workers: int, rank: int) -> tuple[FairseqDataset, bool]:
-        """The batches of a split, and whether their numbers go on from epoch to epoch.
+        """Returns the batches of a split, and whether their numbers continue from epoch to epoch.
 
         Args:
             dataset: what ``load_dataset`` made. B: rows of a batch. workers, rank: of this worker.
@@ -57,12 +57,12 @@ class CutsOwnBatches(ABC):
         seed=1,
         **unused,
     ) -> OrderedBatchIterator:
-        """The iterator over a split, the same one in every epoch.
+        """Returns the iterator over a split, the same one in every epoch.
 
         fairseq's other options choose or group sentences, which do not exist here.
         """
         B = rows_of(max_sentences, max_tokens, self.row_steps)
-        # Giving up an iterator takes up to ten seconds: garbage collection closes the queues of its processes
+        # Dropping an iterator takes up to ten seconds: garbage collection closes the queues of its processes
         # before it ends them.
         key = (dataset, B, num_shards, shard_id)
         if key not in self.dataset_to_epoch_iter:

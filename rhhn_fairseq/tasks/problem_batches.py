@@ -1,4 +1,4 @@
-"""fairseq's view of a problem's examples: data sets of splits and of batches."""
+"""fairseq datasets of a problem's examples: of splits and of batches."""
 
 import torch
 from fairseq.data import FairseqDataset
@@ -37,7 +37,7 @@ class ProblemBatchDataset(FairseqDataset):
         return self.batches.batch(index)
 
     def collater(self, samples: list[ProblemBatch]) -> dict:
-        """The one batch as fairseq's sample; ``ntokens`` counts the steps that are read."""
+        """Returns the one batch as fairseq's sample; ``ntokens`` counts the steps that are read."""
         if not samples:
             return {}
         (batch,) = samples

@@ -10,8 +10,8 @@ from rhhn_fairseq.data.parallel.sampling import SegmentationSampler
 class SampledPairs(BaseWrapperDataset):
     """fairseq's pairs of sentences, with segmentations that ``SegmentationSampler`` draws.
 
-    Batches are made by the lengths that the sentences were prepared with. What is drawn depends on the seed,
-    the epoch and the pair alone, so that any number of workers and any restart draw the same.
+    Batches are formed by the lengths of the sentences as prepared. The draws depend on the seed, the epoch
+    and the pair alone, so they are the same for any number of workers and after any restart.
     """
 
     def __init__(
@@ -20,7 +20,7 @@ class SampledPairs(BaseWrapperDataset):
         super().__init__(pairs)
         self.samplers = {"source": source, "target": target}
         self.seed = seed
-        # In memory that is shared, because fairseq keeps the processes that load batches for all epochs.
+        # In shared memory, because fairseq keeps the processes that load batches for all epochs.
         self.epoch = torch.ones((), dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""What tasks that cut their own batches make of fairseq's options for the size of an update."""
+"""fairseq's options for the size of an update, as read by tasks that cut their own batches."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from rhhn_fairseq.errors import UsageError
 
 
 def rows_of(max_sentences: int | None, max_tokens: int | None, steps: int) -> int:
-    """Rows of a batch, each of so many steps: --batch-size, or what --max-tokens allows.
+    """Returns the rows of a batch, each of ``steps`` steps: --batch-size, or what --max-tokens allows.
 
     Raises:
         UsageError: --batch-size is below 1.
@@ -19,10 +19,10 @@ def rows_of(max_sentences: int | None, max_tokens: int | None, steps: int) -> in
 
 
 def frequency_of(update_freq: Sequence[int], why: str) -> int:
-    """--update-freq, which has to be the same for all epochs.
+    """Returns --update-freq, which must be the same for all epochs.
 
     Args:
-        why: what makes it so, for the message.
+        why: the reason for that, for the message.
 
     Raises:
         UsageError: it differs between epochs, or is below 1.

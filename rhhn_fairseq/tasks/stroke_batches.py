@@ -1,6 +1,6 @@
-"""Lines of handwriting as fairseq's data sets and batches.
+"""Lines of handwriting as fairseq datasets and batches.
 
-Shapes: B lines, T the longest of them less one, U the longest text.
+Shapes: B lines, T points of the longest line minus one, U characters of the longest text.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from rhhn_fairseq.layers.window import UNKNOWN
 
 
 class StrokeDataset(FairseqDataset):
-    """A split's lines, normalised; batches are of lines of like length.
+    """A split's lines, normalised; batches have lines of similar length.
 
     Target i is the point after input i, so a line of N points has N - 1 of each. The first input is the point
     where the pen touches, whose offset is zero.
@@ -23,7 +23,7 @@ class StrokeDataset(FairseqDataset):
     Args:
         lines: an opened split. normalisation: of the offsets.
         symbols: the characters that are known; None for batches without texts.
-        longest: only so many first points of a line are taken; 0 for all.
+        longest: only this many first points of a line are used; 0 for all.
         shuffle: lines of equal length come in random order.
         keep: indices of the lines to take; None for all.
     """
@@ -84,18 +84,18 @@ class StrokeDataset(FairseqDataset):
         }
 
     def num_tokens(self, index: int) -> int:
-        """Points of a line that are predicted, which --max-tokens counts."""
+        """Returns the number of predicted points of a line, which --max-tokens counts."""
         return int(self.sizes[index])
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """``num_tokens`` of several lines."""
+        """Returns ``num_tokens`` of several lines."""
         return self.sizes[indices]
 
     def size(self, index: int) -> int:
-        """The length by which batches are made."""
+        """Returns the length by which batches are formed."""
         return int(self.sizes[index])
 
     def ordered_indices(self) -> np.ndarray:
-        """The lines by length, equal ones in random order where the split is shuffled."""
+        """Returns the lines by length, equal ones in random order if the split is shuffled."""
         order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
         return order[np.argsort(self.sizes[order], kind="stable")]

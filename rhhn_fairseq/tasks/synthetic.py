@@ -79,7 +79,7 @@ class SyntheticTaskConfig(DetachTaskConfig, DynamicsTaskConfig):
     update_freq: List[int] = II("optimization.update_freq")
 
     def check(self):
-        """Raises UsageError for values that cannot work; fairseq does not call __post_init__."""
+        """Raises UsageError for invalid values; fairseq does not call __post_init__."""
         for name, smallest in (
             ("train_examples", 0),
             ("valid_examples", 1),
@@ -96,13 +96,13 @@ class SyntheticTaskConfig(DetachTaskConfig, DynamicsTaskConfig):
 class SyntheticTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, DetachingTask, FairseqTask):
     """Problems that need a long memory; no data directory is needed.
 
-    Training examples follow from the seed, the epoch and the number of the batch in it, random numbers of a
-    pass from the seed, the update and that number: nothing needs to be kept for a run to go on where it
-    stopped, and W workers train what one worker trains with --update-freq W. Validation and test examples
-    are the same in every run.
+    Training examples depend on the seed, the epoch and the number of the batch in it, the random numbers of a
+    pass on the seed, the update and that number. So a run needs no stored state to resume where it stopped,
+    and W workers train what one worker trains with --update-freq W. Validation and test examples are the same
+    in every run.
 
     Attributes:
-        problem: what is to be answered; models and criterions ask it.
+        problem: the problem to solve, which models and criterions read.
     """
 
     cfg: SyntheticTaskConfig
@@ -119,7 +119,7 @@ class SyntheticTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, DetachingTask
         problem = build_problem(cfg.problem, {option: getattr(cfg, option) for option in OPTIONS})
         logger.info("%s: %d steps of %d numbers", cfg.problem, problem.steps, problem.input_size)
         task = cls(cfg, problem)
-        # What cannot work is said before a model is built.
+        # Invalid options are reported before a model is built.
         task.detach_schedule()
         return task
 
@@ -143,7 +143,7 @@ class SyntheticTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, DetachingTask
 
     @property
     def row_steps(self) -> int:
-        """The steps of an example."""
+        """The number of steps in an example."""
         return self.problem.steps
 
     def cut_batches(self, dataset, B, workers, rank):

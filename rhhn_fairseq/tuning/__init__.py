@@ -1,1 +1,1 @@
-"""Systems compared at equal parameters, equal time and an equal search for good options (Optuna)."""
+"""Compares systems at equal parameters, equal time and an equal search for good options (Optuna)."""

@@ -74,10 +74,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, command: list[str]) -> None:
-    """Does what a command line says; what is done already is not done again.
+    """Executes a command line; finished work is not repeated.
 
     Raises:
-        UsageError: anything that a person can mend.
+        UsageError: anything that the user can fix.
     """
     for name, smallest in (("best", 0), ("repeats", 0), ("threads", 1), ("seed", 0)):
         if getattr(args, name) < smallest:
@@ -130,7 +130,7 @@ def _show(bar: tqdm, trial: Trial) -> None:
 
 
 def _repeat_best(tunings: list[Tuning], args: argparse.Namespace, bar: tqdm) -> dict[str, list[dict]]:
-    """The best systems with other seeds, by the systems' names."""
+    """Trains the best systems with other seeds; returns the figures by the systems' names."""
     ranked = sorted(
         ((best.bpc, i) for i, tuning in enumerate(tunings) if (best := tuning.best()) is not None),
         key=lambda pair: pair[0],

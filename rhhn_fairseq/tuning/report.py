@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from rhhn_fairseq.tuning.study import Budget, Trial
 from rhhn_fairseq.tuning.systems import SPACE, System
 
-# What the page says in columns of its own.
+# Options that the page shows separately.
 _APART = ("cell", "hidden_size")
 
 
 def entry_of(system: System, trials: Sequence[Trial], repeats: Sequence[dict]) -> dict:
-    """One system's trials and repeated trainings as plain data."""
+    """Returns one system's trials and repeated trainings as plain data."""
     trials_data = [trial.__dict__ for trial in trials]
     return {"system": system.name, "trials": trials_data, "repeats": list(repeats)}
 
 
 def render(results: dict) -> str:
-    """The page of a comparison.
+    """Returns the page of a comparison.
 
     Args:
-        results: what ``program.run`` keeps: ``corpus``, ``budget``, ``seed``, ``machine``, ``versions``,
-            ``commit``, ``day``, ``command``, and an ``entry_of`` every system in ``systems``.
+        results: what ``program.run`` stores: ``corpus``, ``budget``, ``seed``, ``machine``, ``versions``,
+            ``commit``, ``day``, ``command``, and in ``systems`` the ``entry_of`` every system.
     """
     budget = Budget(**results["budget"])
     entries = sorted(results["systems"], key=_best)

@@ -1,8 +1,8 @@
-"""Trials of one system: each a training, with its options, its time and its figure kept by Optuna in a file.
+"""Trials of one system. Each is a training whose options, time and figure Optuna keeps in a file.
 
-Every trial has the same time, counted in updates: the seconds of the budget over those that one update takes,
-measured before it. What else the machine does while a trial runs changes no figure. With a budget of symbols,
-every trial reads the same text, which compares recipes of one cell.
+Every trial gets the same time, counted in updates: the seconds of the budget divided by those of one update,
+measured before the trial. What else the machine does during a trial changes no figure. With a budget of
+symbols, every trial reads the same text, which compares recipes of one cell.
 """
 
 import importlib
@@ -33,11 +33,11 @@ _BPC = re.compile(r"(\S+) bits per character, ")
 
 @dataclass(frozen=True)
 class Budget:
-    """What every system has.
+    """The budget that every system gets.
 
     Attributes:
-        parameters: at most. seconds: of processor time for the updates of a trial. trials: a system.
-        symbols: read in a trial, in place of ``seconds``; None: by seconds.
+        parameters: upper limit. seconds: processor time for the updates of a trial. trials: per system.
+        symbols: symbols read in a trial, in place of ``seconds``; None to use ``seconds``.
         length: symbols a lane reads in an update.
     """
 
@@ -56,20 +56,20 @@ class Budget:
             raise UsageError(f"--seconds {self.seconds:g} is not more than 0")
 
     def updates(self, seconds_per_update: float, batch_size: int) -> int:
-        """How many updates a trial has."""
+        """Returns the number of updates of a trial."""
         if self.symbols is None:
             return max(FEWEST_UPDATES, int(self.seconds / seconds_per_update))
         return max(FEWEST_UPDATES, self.symbols // (batch_size * self.length))
 
     def settings(self) -> dict:
-        """What all trials of a directory share."""
+        """Returns the settings that all trials of a directory share."""
         budget = {"seconds": self.seconds} if self.symbols is None else {"symbols": self.symbols}
         return {"parameters": self.parameters} | budget | {"length": self.length}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One training, done.
+    """A training that has ended.
 
     Attributes:
         options: of fairseq-train. parameters, updates, seconds_per_update: of the training.
@@ -88,11 +88,11 @@ class Tuning:
     """The search for one system's options.
 
     Args:
-        data: a directory of ``rhhn prepare``. directory: of the search; holds the trials of all systems.
+        data: a directory that ``rhhn prepare`` made. directory: holds the trials of all systems.
         seed: of the search and of its trainings. threads: of a training.
 
     Raises:
-        UsageError: Optuna is missing, or the budget cannot hold the system.
+        UsageError: Optuna is missing, or the directory's trials had other settings.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Tuning:
         self._resume()
 
     def _check_settings(self) -> None:
-        """Raises UsageError if the directory's trials had another budget or seed."""
+        """Raises UsageError if the directory's trials had another budget, seed or corpus."""
         settings = self.budget.settings() | {"seed": self.seed, "data": str(self.data)}
         stored = self.study.user_attrs.get("settings")
         if stored is None:
@@ -130,7 +130,7 @@ class Tuning:
             )
 
     def _resume(self) -> None:
-        """Gives a trial that was stopped another one with its options."""
+        """Enqueues a new trial with the options of each trial that was stopped."""
         state = self._optuna.trial.TrialState
         for trial in self.study.get_trials(states=(state.RUNNING,)):
             self.study.tell(trial.number, state=state.FAIL)
@@ -139,16 +139,16 @@ class Tuning:
             self.study.enqueue_trial({name: axis.start for name, axis in self.system.space().items()})
 
     def trials(self) -> list[Trial]:
-        """The trials that ended, in their order; stopped ones are not among them."""
+        """Returns the trials that ended, in order, without those that were stopped."""
         ended = [trial.user_attrs["trial"] for trial in self.study.trials if "trial" in trial.user_attrs]
         return [Trial(**values) for values in ended]
 
     def best(self) -> Trial | None:
-        """The trial with the fewest bits per character; None if all failed."""
+        """Returns the trial with the fewest bits per character; None if all failed."""
         return min((t for t in self.trials() if t.bpc is not None), key=lambda t: t.bpc or 0.0, default=None)
 
     def run(self, show: Callable[[Trial], None]) -> None:
-        """Does the trials that are left.
+        """Runs the remaining trials.
 
         Args:
             show: called after each.
@@ -166,9 +166,9 @@ class Tuning:
             show(done)
 
     def repeat(self, trial: Trial, seed: int, dynamic_eval: bool = False) -> dict[str, Any]:
-        """A trial's options trained with another seed; the model is kept and scored on the test split too.
+        """Trains a trial's options with another seed; keeps the model and scores it on the test split too.
 
-        What was done before is read from its file.
+        Earlier results are read from their file.
 
         Args:
             dynamic_eval: whether the test split is also scored by dynamic evaluation.
@@ -214,7 +214,7 @@ class Tuning:
         averages = "ema_decay" in options
         if averages:
             save_dir = save_dir or self.directory / "averages"
-            # A trial that was stopped may have left one, from which fairseq would go on.
+            # A trial that was stopped may have left one, from which fairseq would resume.
             (save_dir / "checkpoint_last.pt").unlink(missing_ok=True)
         command = self._train_command(options, updates, seed, save_dir)
         figures, last = [], ""
@@ -260,7 +260,7 @@ class Tuning:
         ]
 
     def _score_averages(self, directory: Path) -> float:
-        """The valid split under the averages of the weights, which become the directory's best checkpoint."""
+        """Scores the valid split with the averaged weights, which become the directory's best checkpoint."""
         last = directory / "checkpoint_last.pt"
         averaging.save(averaging.average([last], ema=True), directory / "checkpoint_best.pt")
         last.unlink()

@@ -1,4 +1,4 @@
-"""What is tuned of a character language model, and what is fixed: its cell, its parameters, its time."""
+"""What is tuned in a character language model, and what is fixed: its cell, its parameters, its time."""
 
 import dataclasses
 import time
@@ -15,7 +15,7 @@ from rhhn_fairseq.models.char_lm import CharLM, CharLMConfig
 from rhhn_fairseq.models.char_lm_table import BASE_RECIPE
 from rhhn_fairseq.models.options import CELL_OPTIONS
 
-# Widths are multiples of this, as vectors of processors are.
+# Widths are multiples of this, as processors' vectors are.
 WIDTH_STEP = 4
 WIDEST = 8192
 # The first updates of a training also set up memory and compiled code.
@@ -28,7 +28,7 @@ class Dimension:
     """An option that is searched.
 
     Attributes:
-        low, high: its range; None where ``choices`` are given. log: whether it is drawn by its logarithm.
+        low, high: its range; None if ``choices`` are given. log: whether to draw on a logarithmic scale.
         start: its value in the first trial.
     """
 
@@ -39,13 +39,13 @@ class Dimension:
     choices: tuple = ()
 
     def above(self, lowest: float | None) -> "Dimension":
-        """The part of the range that a cell allows: a grid RHN has two layers or more."""
+        """Returns the part of the range that a cell allows: a grid RHN has at least two layers."""
         if lowest is None or self.low is None or lowest <= self.low:
             return self
         return dataclasses.replace(self, low=lowest, start=max(self.start, lowest))
 
     def draw(self, trial, name: str):
-        """The value of an Optuna trial."""
+        """Returns the value that an Optuna trial suggests."""
         if self.choices:
             return trial.suggest_categorical(name, self.choices)
         if isinstance(self.start, int):
@@ -100,7 +100,7 @@ class System:
         """Reads ``CELL`` or ``CELL:option=value,option=value``.
 
         Raises:
-            UsageError: no such cell or option, or the value is not one of the option's.
+            UsageError: no such cell or option, or the value is not of the option's type.
         """
         cell, _, rest = text.partition(":")
         if cell not in CELLS:
@@ -110,14 +110,14 @@ class System:
 
     @property
     def name(self) -> str:
-        """What ``parse`` reads."""
+        """The text that ``parse`` reads."""
         options = ",".join(f"{name.replace('_', '-')}={value}" for name, value in self.options.items())
         return f"{self.cell}:{options}" if options else self.cell
 
     def space(self) -> dict[str, Dimension]:
-        """What is searched: options of every model, and those of SPACE that the cell has.
+        """Returns what is searched: options of every model, and those of SPACE that the cell has.
 
-        A deep cell is deepened by its own depth, others by layers; a cell has one dropout of its own.
+        Depth means the cell's own, if it has one, else layers; of the cell's dropouts, one is searched.
         """
         known = cell_options(self.cell)
         if self.cell == "hyper":
@@ -139,7 +139,7 @@ def _read_option(cell: str, word: str) -> tuple[str, object]:
     known = [n for n in known if n not in ("_name", "cell", "hidden_size")]
     if name not in known or not equals:
         raise UsageError(f"{cell}:{word}: expected OPTION=VALUE with one of {', '.join(sorted(known))}")
-    # The fields of cells are Optional, which None stands for.
+    # The fields of cells are Optional, so NoneType is left out.
     kinds = [kind for kind in typing.get_args(fields[name]) or (fields[name],) if kind is not type(None)]
     try:
         return name, kinds[0](value)
@@ -148,20 +148,20 @@ def _read_option(cell: str, word: str) -> tuple[str, object]:
 
 
 def model_options(options: dict) -> dict:
-    """Of options of fairseq-train, those of the model."""
+    """Returns those options of fairseq-train that are the model's."""
     fields = {spec.name for spec in dataclasses.fields(CharLMConfig)}
     return {name: value for name, value in options.items() if name in fields}
 
 
 def build(options: dict, vocab_size: int, device: str = "cpu") -> CharLM:
-    """A model with these options of fairseq-train, with random weights."""
+    """Returns a model with these options of fairseq-train and random weights."""
     config = CharLMConfig(**model_options(options))
     with torch.device(device):
         return CharLM.for_vocabulary(config, vocab_size)
 
 
 def width_of(options: dict, parameters: int, vocab_size: int) -> int:
-    """The largest hidden size, a multiple of 4, with at most this many parameters.
+    """Returns the largest hidden size, a multiple of 4, with at most this many parameters.
 
     Raises:
         UsageError: the smallest model has more.
@@ -187,7 +187,7 @@ def width_of(options: dict, parameters: int, vocab_size: int) -> int:
 
 
 def seconds_per_update(options: dict, vocab_size: int, length: int) -> float:
-    """Seconds of processor time of one update on random text, the least of a few, on this thread's cores.
+    """Returns the processor time of one update on random text, the least of a few, in seconds per thread.
 
     Processor time, because other programs may share the machine; one update is forward, backward and Adam.
 
