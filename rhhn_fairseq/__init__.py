@@ -1,8 +1,8 @@
 """Recurrent networks whose weights change as they read, as a fairseq plugin and a plain PyTorch library.
 
-Importing this package never imports fairseq. Where fairseq is loaded, before or after, the plugin
-is loaded too (`rhhn_fairseq.autoload`), so `--user-dir` finds everything registered. The names in
-`__all__` come from its subpackages when they are first used, so that importing it costs no torch either.
+Importing this package never imports fairseq. If fairseq is loaded, before or after, the plugin is
+loaded too (`rhhn_fairseq.autoload`), so `--user-dir` finds everything registered. The names in `__all__`
+are imported from subpackages on first use, so importing this package does not import torch either.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""``python -m rhhn_fairseq``: the program ``rhhn`` where it is not on the path."""
+"""``python -m rhhn_fairseq``: runs ``rhhn`` if it is not on the path."""
 
 import sys
 

@@ -1,9 +1,9 @@
-"""The memory of a process that computes on the CPU: kept when it is freed, and in large pages.
+"""Memory of a process that computes on the CPU: freed memory is kept, and in huge pages.
 
-The C library gives large blocks back to the system as soon as they are freed and asks for new ones at the
-next update. Every page of these comes as an interrupt and is filled with zeros: an LSTM of 128 units over
-100 sequences of 320 steps takes 50,000 pages an update, a third of its time. Kept blocks come back as they
-are, and pages of 2 MB in place of 4 KB need fewer interrupts the first time and fewer look-ups ever after.
+The C library returns large blocks to the system as soon as they are freed and requests new ones at the next
+update. Each of their pages causes a page fault and is filled with zeros: an LSTM of 128 units over 100
+sequences of 320 steps takes 50,000 pages per update, a third of its time. Kept blocks are reused as they are,
+and pages of 2 MB in place of 4 KB cause fewer page faults at first and fewer TLB misses later.
 """
 
 import ctypes
@@ -30,19 +30,19 @@ _kept = False
 
 
 def keeps_freed_memory() -> bool:
-    """Whether ``keep_freed_memory`` has set this process up."""
+    """Returns whether ``keep_freed_memory`` is in effect in this process."""
     return _kept
 
 
 def keep_freed_memory() -> None:
-    """Has the process keep what it frees, if RHHN_KEEP_MEMORY is 1, or unset where no GPU computes.
+    """Makes the process keep freed memory if RHHN_KEEP_MEMORY is 1, or if it is unset and there is no GPU.
 
-    All later blocks then come from one region that grows and never shrinks, of large pages where the system
-    has them. It is reserved at half of the machine's memory, which costs nothing until it is used; where a
-    limit or the system counts addresses all the same, nothing is reserved. What a process needs at its peak
-    it keeps to its end, and that peak is higher, as blocks come to lie between each other. Nothing happens
-    where the allocator is not glibc's own (other systems, ``LD_PRELOAD``), or where the environment sets it
-    up (``GLIBC_TUNABLES``, ``MALLOC_*_``). Logged; a second call changes nothing.
+    All later blocks then come from one region that grows and never shrinks, in huge pages if the system has
+    them. The region is reserved at half of the machine's memory, which costs nothing until it is used; if
+    a limit or the system counts reserved addresses, nothing is reserved. The process keeps its peak memory
+    until it ends, and fragmentation raises that peak. The call has no effect if the allocator is not glibc's
+    own (other systems, ``LD_PRELOAD``), or if the environment configures it (``GLIBC_TUNABLES``,
+    ``MALLOC_*_``). It is logged; a second call changes nothing.
 
     Raises:
         UsageError: the variable holds something other than 0 or 1.
@@ -56,7 +56,7 @@ def keep_freed_memory() -> None:
     c = _c_library()
     if c is None:
         return
-    # Blocks of their own are what is given back at once; without them, all comes from the region.
+    # Only separately mapped blocks are returned at once; without them, all blocks come from the region.
     c.mallopt(M_MMAP_MAX, 0)
     c.mallopt(M_TRIM_THRESHOLD, -1)
     _reserve(c, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
@@ -65,7 +65,7 @@ def keep_freed_memory() -> None:
 
 
 def _has_other_allocator() -> bool:
-    """Whether whoever started the process has set the allocator up."""
+    """Returns whether the environment replaces or configures the allocator."""
     return (
         "malloc" in os.environ.get("LD_PRELOAD", "")
         or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
@@ -74,7 +74,7 @@ def _has_other_allocator() -> bool:
 
 
 def _c_library() -> ctypes.CDLL | None:
-    """The C library, if it is glibc."""
+    """Returns the C library if it is glibc, else None."""
     if not sys.platform.startswith("linux"):
         return None
     c = ctypes.CDLL(None)
@@ -87,7 +87,7 @@ def _c_library() -> ctypes.CDLL | None:
 
 
 def _addresses_are_counted() -> bool:
-    """Whether addresses are limited or taken from others even before they are used."""
+    """Returns whether reserved addresses count against a limit or the memory before they are used."""
     limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
     if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits):
         return True
@@ -99,7 +99,7 @@ def _addresses_are_counted() -> bool:
 
 
 def _reserve(c: ctypes.CDLL, size: int) -> None:
-    """Lets the region reach ``size`` bytes further, and asks for large pages there."""
+    """Extends the region by ``size`` bytes and requests huge pages there."""
     if _addresses_are_counted():
         return
     start = c.malloc(size)
@@ -107,7 +107,7 @@ def _reserve(c: ctypes.CDLL, size: int) -> None:
         return
     first = -(-start // LARGE_PAGE) * LARGE_PAGE
     length = (start + size) // LARGE_PAGE * LARGE_PAGE - first
-    # A system without large pages refuses, and all stays as it was.
+    # A system without huge pages refuses, and nothing changes.
     c.madvise(first, length, MADV_HUGEPAGE)
-    # The block was never touched; free joins it with the region's end, where new blocks come from.
+    # The block was never touched; free merges it into the region's end, from which new blocks come.
     c.free(start)

@@ -1,15 +1,15 @@
-"""Loads the plugin as soon as both this package and fairseq are there, in whichever order they come.
+"""Loads the plugin as soon as both this package and fairseq are imported, in either order.
 
-fairseq's `--user-dir` registers things by importing the package, so it registers nothing when the
-package is already imported: it only logs that it is. A notebook or a test that imports
-`rhhn_fairseq.cells` first and fairseq later would then miss every model. Importing fairseq from here
-instead would cost people who want the cells alone two seconds and fairseq's dependencies.
+fairseq's `--user-dir` registers components by importing the package, so it registers nothing if the
+package is already imported; it only logs that it is. A notebook or a test that imports
+`rhhn_fairseq.cells` first and fairseq later would then miss every model. Importing fairseq here instead
+would cost users who only want the cells two seconds and fairseq's dependencies.
 
-So: if fairseq is loaded, the plugin is imported at once; if not, a finder on `sys.meta_path` waits
-for the import of `fairseq` and imports the plugin when that module has finished executing. Registering
-has to wait for that moment: while fairseq is half imported its registries do not exist yet. For the
-same reason a module inside fairseq that imports this package while fairseq itself is being imported
-gets the plain library only.
+So if fairseq is loaded, the plugin is imported at once. If not, a finder on `sys.meta_path` waits for
+the import of `fairseq` and imports the plugin when that module has finished executing. Registration
+has to wait until then, because a partially imported fairseq has no registries yet. For the same reason
+a module inside fairseq that imports this package while fairseq itself is being imported gets only the
+plain library.
 """
 
 import importlib
@@ -22,7 +22,7 @@ PLUGIN = "rhhn_fairseq.plugin"
 
 
 class FairseqFinder(MetaPathFinder):
-    """Finds `fairseq` exactly as the other finders do and lets the plugin follow it."""
+    """Finds `fairseq` exactly as the other finders do, and imports the plugin after it."""
 
     def find_spec(self, fullname, path=None, target=None) -> ModuleSpec | None:
         if fullname != "fairseq":
@@ -38,19 +38,19 @@ class FairseqFinder(MetaPathFinder):
         return None
 
     def follow(self, loader: SourceFileLoader) -> None:
-        """Makes this one loader import the plugin after it has executed fairseq.
+        """Makes this loader import the plugin after it has executed fairseq.
 
-        The function hides the loader's method only until it is called, so `fairseq.__spec__` and
-        `fairseq.__loader__` are afterwards what they would have been without it.
+        The function shadows the loader's method only until it is called, so `fairseq.__spec__` and
+        `fairseq.__loader__` are unchanged afterwards.
         """
         if "exec_module" in vars(loader):
-            # ``rhhn_fairseq_autoload`` searches as well, within this finder's own search.
+            # ``rhhn_fairseq_autoload`` also searches, within this finder's search.
             return
         execute = loader.exec_module
 
         def exec_module(module):
             del loader.exec_module
-            # It would say that tensorboardX is missing, which nothing here needs.
+            # It would warn that tensorboardX is missing, which nothing here needs.
             logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
             execute(module)
             if self in sys.meta_path:
@@ -61,9 +61,9 @@ class FairseqFinder(MetaPathFinder):
 
 
 def load_plugin_with_fairseq() -> None:
-    """Imports the plugin now if fairseq is loaded, else as soon as it is."""
+    """Imports the plugin now if fairseq is loaded, otherwise as soon as it is."""
     if sys.modules.get("fairseq") is not None:
-        # In another thread fairseq may still be on its way; this statement waits for it.
+        # Another thread may still be importing fairseq; this statement waits for it.
         fairseq = importlib.import_module("fairseq")
         if not getattr(fairseq.__spec__, "_initializing", False):
             importlib.import_module(PLUGIN)

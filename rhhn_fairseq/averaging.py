@@ -1,7 +1,7 @@
-"""The mean of the weights of several checkpoints of one training, which often translates or predicts better
+"""Averages the weights of several checkpoints of one training run, which often translates or predicts better
 than any of them (Vaswani et al. 2017, section 6.1).
 
-Checkpoints are read as everywhere in the project: nothing but data comes out of them.
+Checkpoints are loaded as everywhere in the project, with data only.
 """
 
 import math
@@ -23,17 +23,17 @@ _BEST = re.compile(r"checkpoint\.best_(.+)_-?[\d.]+\.pt")
 _LISTS = {"epoch": (EPOCH, "--save-interval"), "update": (UPDATE, "--save-interval-updates")}
 ORDERS = tuple(_LISTS)
 
-# Buffers that say what data a model was trained on.
+# Buffers that identify the data a model was trained on.
 _OF_THE_DATA = ("pieces_sha256", "symbol_codes", "statistics")
 
 
 @dataclass(frozen=True)
 class Score:
-    """The figure by which fairseq compares the checkpoints of a training.
+    """The metric by which fairseq compares the checkpoints of a training run.
 
     Attributes:
-        metric: its name, such as loss or bleu. value: of this checkpoint. maximised: larger is better.
-        updates: after how many updates it was saved.
+        metric: its name, such as loss or bleu. value: that of this checkpoint. maximised: larger is better.
+        updates: after how many updates the checkpoint was saved.
     """
 
     metric: str
@@ -43,10 +43,10 @@ class Score:
 
 
 def last_checkpoints(directory: str | Path, number: int, by: str = "epoch") -> list[Path]:
-    """The last checkpoints of a training, the newest last.
+    """Returns the last checkpoints of a training run, the newest last.
 
     Args:
-        by: "epoch" for those that were saved after an epoch, "update" for those of --save-interval-updates.
+        by: "epoch" for those saved after an epoch, "update" for those of --save-interval-updates.
 
     Raises:
         UsageError: the directory has fewer of them.
@@ -62,13 +62,13 @@ def last_checkpoints(directory: str | Path, number: int, by: str = "epoch") -> l
 
 
 def best_checkpoints(directory: str | Path, number: int, metric: str | None = None) -> list[Path]:
-    """The best checkpoints of a training by the figure that is stored in them, the best first.
+    """Returns the best checkpoints of a training run by the metric stored in them, the best first.
 
-    Looked at are those of epochs, of updates, and those that --keep-best-checkpoints names
+    Candidates are the checkpoints of epochs and updates, and those that --keep-best-checkpoints names
     ``checkpoint.best_METRIC_VALUE.pt``.
 
     Args:
-        metric: only checkpoints that were compared by it.
+        metric: restricts the candidates to checkpoints that were compared by this metric.
 
     Raises:
         UsageError: the directory has fewer of them, or they were compared by several metrics.
@@ -77,7 +77,7 @@ def best_checkpoints(directory: str | Path, number: int, metric: str | None = No
     for path in _files(directory):
         if any(pattern.fullmatch(path.name) for pattern in (EPOCH, UPDATE, _BEST)):
             score = read_score(load(path))
-            # fairseq saves one state under several names.
+            # fairseq saves the same state under several names.
             if score is not None and metric in (None, score.metric):
                 scores.setdefault((score.metric, score.updates), (score, path))
     candidates = list(scores.values())
@@ -92,14 +92,14 @@ def best_checkpoints(directory: str | Path, number: int, metric: str | None = No
 
 
 def read_score(state: dict) -> Score | None:
-    """The figure that a checkpoint was compared by; None if it was saved without one."""
+    """Returns the metric that a checkpoint was compared by; None if it was saved without one."""
     value = (state.get("extra_state") or {}).get("val_loss")
     if not isinstance(value, (int, float)) or math.isnan(value):
         return None
     settings = state.get("cfg") or {}
     settings = settings.get("checkpoint", {}) if isinstance(settings, dict) else {}
     if not settings:
-        # Checkpoints of fairseq's older models hold one list of all options.
+        # Checkpoints of fairseq's older models hold all options in one namespace.
         settings = vars(state.get("args") or object) if state.get("args") else {}
     return Score(
         str(settings.get("best_checkpoint_metric", "loss")),
@@ -110,14 +110,14 @@ def read_score(state: dict) -> Score | None:
 
 
 def updates_of(state: dict) -> int:
-    """After how many updates a checkpoint was saved, 0 where it does not say."""
+    """Returns after how many updates a checkpoint was saved; 0 if it does not say."""
     history = state.get("optimizer_history") or [{}]
     return int(history[-1].get("num_updates", 0))
 
 
 def load(path: str | Path) -> dict:
-    """A checkpoint as fairseq stored it; its tensors stay in the file until they are asked for."""
-    # fairseq's older models keep their options in one.
+    """Loads a checkpoint as fairseq stored it; its tensors stay in the file until they are used."""
+    # fairseq's older models store their options in a namespace.
     allow_namespace()
     try:
         return WeightsOnlyTorch.load(str(path), map_location="cpu", mmap=True)
@@ -126,18 +126,18 @@ def load(path: str | Path) -> dict:
 
 
 def average(paths: Sequence[str | Path], ema: bool = False) -> dict:
-    """A checkpoint whose weights are the mean of those of several.
+    """Returns a checkpoint whose weights are the mean of those of several checkpoints.
 
-    Everything else is that of the newest, the one with most updates: its configuration, and its integer
-    buffers. The optimizer's state and the validation result are left out, as they are not the mean's.
+    Everything else, such as the configuration and integer buffers, is that of the newest, the one with most
+    updates. The optimizer's state and the validation result are omitted, as they do not belong to the mean.
 
     Args:
-        ema: average the weights that --store-ema keeps in place of the trained ones; of one checkpoint, these
-            are taken as they are.
+        ema: average the weights that --store-ema keeps instead of the trained ones; with one checkpoint,
+            those are used as they are.
 
     Raises:
         UsageError: a checkpoint cannot be read, holds no such weights or weights that are not finite, or
-            is of another architecture or other data than the first.
+            has another architecture or other data than the first.
     """
     places = [os.path.realpath(path) for path in paths]
     for number, place in enumerate(places):
@@ -157,12 +157,12 @@ def average(paths: Sequence[str | Path], ema: bool = False) -> dict:
 
 
 def save(state: dict, path: str | Path) -> None:
-    """Writes a checkpoint beside its place, then renames it. Raises UsageError where that is refused."""
+    """Writes a checkpoint to a temporary file and renames it. Raises UsageError if that is refused."""
     with replacing(path) as file:
         try:
             torch.save(state, file)
         except RuntimeError as error:
-            # PyTorch's writer turns the error of the file into one of its own.
+            # PyTorch's writer replaces the file's error with its own.
             raise OSError(None, "the file system refuses, is it full?") from error
 
 
@@ -199,7 +199,7 @@ def _check_alike(first, expected: dict, path, weights: dict) -> None:
 
 def _mean(weights: list[dict], newest: int, paths: Sequence[str | Path]) -> dict[str, torch.Tensor]:
     result: dict[str, torch.Tensor] = {}
-    # Tables that a model shares stay one table.
+    # Weights that a model shares remain shared.
     shared: dict[tuple, torch.Tensor] = {}
     for name, kept in weights[newest].items():
         tensors = [table[name] for table in weights]

@@ -1,4 +1,4 @@
-"""What the project's commands share: quiet start, one-line errors, and an output that may fail."""
+"""Shared code of the project's commands: a quiet start, one-line errors, and output that may fail."""
 
 import logging
 import os
@@ -13,20 +13,20 @@ from rhhn_fairseq.signals import exit_status, interrupted_by_sigterm
 
 
 def run(main: Callable[[], None]) -> int:
-    """Calls ``main``; returns the exit status.
+    """Calls ``main`` and returns the exit status.
 
-    That is 1 after an error that is the user's, said in one line, 130 after Ctrl-C and 143 after SIGTERM. A
-    reader of standard output that leaves early, as in ``... | head``, has had what it wanted: the program
-    ends there with status 0. Any other failure to write is an error.
+    The status is 1 after a user's error, which is reported in one line, 130 after Ctrl-C and 143 after
+    SIGTERM. If the reader of standard output closes it early, as in ``... | head``, the program ends there
+    with status 0. Any other failure to write is an error.
     """
     if sys.stderr is None:
         # ``print`` would write errors to standard output instead.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
     if sys.stdout is None:
-        # The next file that is opened would take its place, and what others print would go there.
+        # The next file that is opened would get its descriptor, and printed output would go there.
         return _refuse(CLOSED)
-    # Some of fairseq's modules set up the root logger when they are imported, and report there what does
-    # not concern the user of a script; the first to set it up decides.
+    # Some of fairseq's modules configure the root logger when they are imported, and log details that do
+    # not concern the user of a script; the first configuration wins.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     with watched_output() as output:
         try:
@@ -38,7 +38,7 @@ def run(main: Callable[[], None]) -> int:
         except KeyboardInterrupt as interrupt:
             return exit_status(interrupt)
         except SystemExit:
-            # argparse ignores it where --help cannot be written.
+            # argparse ignores the error if --help cannot be written.
             _flush()
             if output.failure is None:
                 raise
@@ -55,7 +55,7 @@ def run(main: Callable[[], None]) -> int:
 
 @contextmanager
 def watched_output() -> Iterator[Output]:
-    """Puts an ``Output`` in the place of standard output, where that is a file and no program's object."""
+    """Replaces standard output with an ``Output`` if it has a file descriptor, within the context."""
     stdout = sys.stdout
     try:
         output = Output(stdout.fileno(), "wb", closefd=False)
@@ -74,7 +74,7 @@ def _flush() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        # ``Output`` keeps it.
+        # ``Output`` keeps the error.
         return
 
 

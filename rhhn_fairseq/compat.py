@@ -1,10 +1,10 @@
-"""fairseq on today's Python and PyTorch: every adaptation, in the order in which it is made.
+"""Adapts fairseq to current Python and PyTorch: all adaptations, in the order in which they are applied.
 
 fairseq is no longer developed, and its installed files are never edited. Instead a few of its
 functions are wrapped when the plugin is loaded. Each adaptation is one function in
-`rhhn_fairseq/adaptations/`: its docstring says what breaks without it, it looks first whether the
-defect is there (some wrappers look at each call, because only then it shows), and a test fails
-without it. What was done is logged once, in one line at debug level, as `rhhn_fairseq.compat`.
+`rhhn_fairseq/adaptations/`. Its docstring says what breaks without it, it first checks whether the
+defect is present (some wrappers check at each call, because it shows only then), and a test fails
+without it. The applied adaptations are logged in one debug line as `rhhn_fairseq.compat`.
 """
 
 import importlib
@@ -51,7 +51,7 @@ OLDEST_FAIRSEQ = (0, 12, 3)
 
 ADAPTATIONS = (
     end_with_failing_output,
-    # Before the others say anything.
+    # Before the others log anything.
     quiet.keep_details_off_the_screen,
     checkpoints.allow_namespace,
     checkpoints.load_weights_only,
@@ -102,7 +102,7 @@ ADAPTATIONS = (
     checkpoints.bound_the_model,
     checkpoints.refuse_to_do_nothing,
     names.name_the_nearest,
-    # What the others make of the command line is checked last, when it is complete.
+    # Options are checked last, after the others have completed the command line.
     ranges.check_options,
     logs.restore_root_logger,
     logs.repair_inf_score_record,
@@ -114,7 +114,7 @@ _applied: set[str] = set()
 
 
 def apply() -> None:
-    """Makes every adaptation that is needed and not yet made. Calling it again changes nothing.
+    """Applies every adaptation that is needed and not yet applied. Calling it again changes nothing.
 
     Raises UsageError if fairseq is missing or too old.
     """
@@ -130,10 +130,10 @@ def apply() -> None:
 
 
 def require_fairseq() -> None:
-    """Raises UsageError, in one line that says what to install, unless a fitting fairseq is there.
+    """Raises UsageError, in one line that says what to install, unless fairseq is recent enough.
 
-    fairseq 0.12.2, the last release under that name, cannot be imported on Python 3.11 (a dataclass
-    with a mutable default, a ValueError) and does not ask a task for state to put into a checkpoint.
+    fairseq 0.12.2, the last release under that name, cannot be imported on Python 3.11 (ValueError
+    for a mutable default in a dataclass) and does not save a task's state in checkpoints.
     """
     try:
         fairseq = importlib.import_module("fairseq")

@@ -1,4 +1,4 @@
-"""Checkpoints of fairseq's as directories of ``saving``, and back."""
+"""Converts fairseq checkpoints to directories of ``saving``, and back."""
 
 import dataclasses
 from pathlib import Path
@@ -15,7 +15,7 @@ from rhhn_fairseq.models.loading import load_char_lm, load_weights
 from rhhn_fairseq.saving import from_pretrained
 
 MODELS = {"characters": "char_lm", "strokes": "handwriting"}
-"""The model, and the task, of each kind of network."""
+"""The name of both the model and the task of each kind of network."""
 
 
 def to_directory(
@@ -24,14 +24,14 @@ def to_directory(
     """Writes the character or handwriting model of a checkpoint as a directory.
 
     Args:
-        data: the data directory of a character model, None for the one of its training.
-        dtype: of the weights in the file, None for what they are.
+        data: the data directory of a character model; None for the one it was trained on.
+        dtype: of the weights in the file; None keeps theirs.
 
     Returns:
         the network that was written.
 
     Raises:
-        UsageError: the checkpoint is of another kind, or of words.
+        UsageError: the checkpoint holds another kind of model, or a model of words.
     """
     names = load_weights(str(checkpoint)).keys()
     if "symbol_codes" not in names:
@@ -45,10 +45,10 @@ def to_directory(
 
 
 def to_checkpoint(directory: str | Path, data: str) -> dict:
-    """The checkpoint of a saved character or handwriting network.
+    """Returns a checkpoint of a saved character or handwriting network.
 
-    It has no optimizer's state: fairseq-eval-lm and the commands read it, and fairseq-train starts from it
-    with ``--finetune-from-model``. Everything but the model has fairseq's defaults.
+    It has no optimizer state: fairseq-eval-lm and the commands can read it, and fairseq-train can start from
+    it with ``--finetune-from-model``. Everything but the model has fairseq's defaults.
 
     Args:
         directory: what ``save_pretrained`` wrote. data: the data directory to name in it.
@@ -78,7 +78,7 @@ def to_checkpoint(directory: str | Path, data: str) -> dict:
         "model": model | {"_name": name},
         "task": _container(TASK_DATACLASS_REGISTRY[name]) | task,
     }
-    # fairseq reads the last entry, in which a training says how far it came.
+    # fairseq reads the last entry, which holds the progress of training.
     history = {"optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
     return {
         "args": None,
@@ -93,5 +93,5 @@ def to_checkpoint(directory: str | Path, data: str) -> dict:
 
 
 def _container(config: type) -> dict:
-    """A configuration's defaults as plain values."""
+    """Returns a configuration's defaults as plain values."""
     return OmegaConf.to_container(OmegaConf.structured(config), resolve=False, enum_to_str=True)

@@ -1,4 +1,4 @@
-"""What an architecture is made of: its layers, shapes and parameters, beside the paper's count."""
+"""Describes an architecture: its layers, shapes and parameters, beside the paper's count."""
 
 import difflib
 
@@ -21,20 +21,20 @@ LARGEST_VOCABULARY = 1 << 31
 
 
 def known_architectures() -> list[str]:
-    """Names of the project's architectures."""
+    """Returns the names of the project's architectures."""
     own = (name for name, model in MODEL_REGISTRY.items() if hasattr(model, "for_vocabulary"))
     return sorted({*own, *OF_PROBLEMS})
 
 
 def build_empty(arch: str, vocab_size: int | None = None) -> nn.Module:
-    """The model of an architecture without memory for its weights (torch's meta device).
+    """Builds the model of an architecture without memory for its weights (torch's meta device).
 
     Args:
-        arch: a name of ``known_architectures``. vocab_size: symbols; None for the paper's corpus.
+        arch: a name of ``known_architectures``. vocab_size: number of symbols; None for the paper's corpus.
 
     Raises:
-        UsageError: no such architecture; no vocabulary size where the table has none, or one where the
-            model reads numbers.
+        UsageError: no such architecture; no vocabulary size although the table has none, or one although
+            the model reads numbers; or a size out of range.
     """
     known = known_architectures()
     if arch not in known:
@@ -60,12 +60,12 @@ def build_empty(arch: str, vocab_size: int | None = None) -> nn.Module:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Trained numbers in a model."""
+    """Returns the number of trainable parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def describe(arch: str, vocab_size: int | None = None) -> str:
-    """A table of an architecture's parameters; see ``build_empty`` for arguments and errors."""
+    """Returns a table of an architecture's parameters; see ``build_empty`` for arguments and errors."""
     model = build_empty(arch, vocab_size)
     rows = [(key, "x".join(map(str, p.shape)), f"{p.numel():,}") for key, p in model.named_parameters()]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -84,10 +84,10 @@ def describe(arch: str, vocab_size: int | None = None) -> str:
 
 
 def describe_backends(arch: str, vocab_size: int | None = None, device: str = "cpu") -> str:
-    """Which backend runs the cells of an architecture in training and in decoding, and why not the others.
+    """Returns which backend runs an architecture's cells in training and decoding, and why not the others.
 
     Args:
-        arch, vocab_size: see ``build_empty``, also for errors. device: where the model would be.
+        arch, vocab_size: see ``build_empty``, also for errors. device: the model's device.
     """
     cells = {}
     for module in build_empty(arch, vocab_size).modules():

@@ -1,4 +1,4 @@
-"""The one exception that is meant for the person at the keyboard."""
+"""The exception that is meant for the user."""
 
 
 class UsageError(ValueError):

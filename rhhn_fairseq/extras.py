@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from rhhn_fairseq.errors import UsageError
 
-# What is imported, the package on PyPI, and the extra of this one that brings it.
+# Import name, package on PyPI, and the extra of this package that installs it.
 PACKAGES = {
     "babel": ("Babel", "synthetic"),
     "HersheyFonts": ("Hershey-Fonts", "handwriting"),
@@ -24,13 +24,13 @@ PACKAGES = {
 
 @contextmanager
 def needed_for(purpose: str) -> Iterator[None]:
-    """Imports of packages that may be missing stand in this context.
+    """Context for imports of packages that may be missing.
 
     Args:
         purpose: what needs them, with its verb: "pictures need".
 
     Raises:
-        UsageError: one of PACKAGES is missing; the line says what to install.
+        UsageError: one of PACKAGES is missing; the message says what to install.
     """
     try:
         yield

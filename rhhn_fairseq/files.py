@@ -1,5 +1,5 @@
-"""Files that a person names: opened without hanging, read within limits, and what is wrong with them said in
-one line."""
+"""Reads files that the user names: opens them without hanging, reads within limits, and reports errors in one
+line."""
 
 import gzip
 import json
@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from rhhn_fairseq.errors import UsageError
 
-# Configurations and manifests have some kilobytes, JSON files of the corpora at most some megabytes.
+# Configurations and manifests have a few kilobytes, JSON files of the corpora at most a few megabytes.
 LARGEST_JSON = 64 << 20
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -30,7 +30,7 @@ _KINDS = {
 
 @contextmanager
 def open_regular(path: str | Path) -> Iterator[BinaryIO]:
-    """A regular file, open for reading bytes; whatever goes wrong while it is read is one line.
+    """Opens a regular file for reading bytes; any error while it is read becomes a one-line UsageError.
 
     Devices, pipes and directories are refused, because a device may never end and a pipe may never begin.
 
@@ -38,7 +38,7 @@ def open_regular(path: str | Path) -> Iterator[BinaryIO]:
         UsageError: there is no such file, it is not a regular file, or it cannot be read.
     """
     with readable(str(path)):
-        # Without O_NONBLOCK, opening a pipe waits for somebody who writes to it.
+        # Without O_NONBLOCK, opening a pipe waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
@@ -51,7 +51,7 @@ def open_regular(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def refuse_endless(path: str | Path) -> None:
-    """Raises UsageError for a pipe, a socket or a device. What is missing is left to whoever opens it."""
+    """Raises UsageError for a pipe, a socket or a device. A missing file is not an error here."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -61,14 +61,14 @@ def refuse_endless(path: str | Path) -> None:
 
 
 def read_regular(path: str | Path, limit: int) -> bytes:
-    """The content of a regular file of at most ``limit`` bytes. Raises UsageError."""
+    """Returns the content of a regular file of at most ``limit`` bytes. Raises UsageError."""
     with open_regular(path) as file:
         return read_within(file, limit, str(path))
 
 
 def read_within(file: BinaryIO, limit: int, name: str) -> bytes:
-    """The rest of an open file; UsageError, which calls it ``name``, if that is more than ``limit`` bytes."""
-    # Sizes that a file system or an archive states may be wrong, so the bytes themselves are counted.
+    """Returns the rest of an open file; UsageError, which names ``name``, if it exceeds ``limit`` bytes."""
+    # Sizes reported by a file system or an archive may be wrong, so the bytes themselves are counted.
     content = file.read(limit + 1)
     if len(content) > limit:
         raise UsageError(f"{name}: has more than {limit:,} bytes, the most that is read")
@@ -76,10 +76,10 @@ def read_within(file: BinaryIO, limit: int, name: str) -> bytes:
 
 
 def read_json(path: str | Path, advice: str = "") -> object:
-    """What a JSON file holds.
+    """Returns the content of a JSON file.
 
     Args:
-        advice: added to the message where the file is not JSON.
+        advice: added to the message if the file is not JSON.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -95,7 +95,7 @@ def read_json(path: str | Path, advice: str = "") -> object:
         return json.loads(read_regular(path, LARGEST_JSON).decode("utf-8"))
     except UsageError:
         raise
-    # JSONDecodeError and UnicodeDecodeError are ValueErrors; the parser calls itself for each bracket.
+    # JSONDecodeError and UnicodeDecodeError are ValueErrors; the parser recurses for each bracket.
     except (ValueError, RecursionError) as error:
         reason = "its brackets are nested too deeply" if isinstance(error, RecursionError) else error
         raise UsageError(f"{path}: is not JSON ({reason}){'; ' + advice if advice else ''}") from error
@@ -103,7 +103,7 @@ def read_json(path: str | Path, advice: str = "") -> object:
 
 @contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Turns what goes wrong while a file or an archive is read into one line that calls it ``name``."""
+    """Turns errors while a file or an archive is read into a one-line UsageError that names ``name``."""
     try:
         yield
     except UsageError:
@@ -116,11 +116,11 @@ def readable(name: str) -> Iterator[None]:
         struct.error,
         tarfile.TarError,
         zipfile.BadZipFile,
-        # A wrong length in a header of a tar archive, or a null character in a name.
+        # A wrong length in a tar header, or a null character in a name.
         ValueError,
         OverflowError,
     ) as error:
-        # tarfile lists what each kind of compression says, one a line.
+        # tarfile lists the error of each compression method, one per line.
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UsageError(f"{name}: the archive is cut off or damaged ({reason})") from error
     # zipfile raises this for encrypted members and for methods it was built without.
@@ -131,11 +131,11 @@ def readable(name: str) -> Iterator[None]:
 
 
 def tar_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The regular files in an open tar archive, in their order.
+    """Yields the regular files in an open tar archive, in their order.
 
     Raises:
-        EOFError: the archive ends without the block of zeros that marks the end. tarfile itself takes an
-            archive that is cut off between two files for whole.
+        EOFError: the archive ends without the block of zeros that marks the end. tarfile itself accepts an
+            archive that is cut off between two files as complete.
     """
     yield from (entry for entry in archive if entry.isfile())
     if archive.fileobj.tell() < archive.offset + tarfile.BLOCKSIZE:

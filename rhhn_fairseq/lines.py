@@ -1,8 +1,8 @@
-r"""Text files as translation reads and writes them: one sentence a line, and never a line more or less.
+r"""Text files as translation reads and writes them: one sentence per line, never a line more or less.
 
-Lines end at ``\n`` and nowhere else. Python's own reading of text also ends them at ``\r``, and
-``str.splitlines`` at U+2028, U+0085 and others, which do occur inside sentences; a hypothesis would then
-be compared with another sentence's reference.
+Lines end only at ``\n``. Python's text mode also splits them at ``\r``, and ``str.splitlines`` at U+2028,
+U+0085 and others, which do occur inside sentences; a hypothesis would then be compared with the reference
+of another sentence.
 """
 
 import os
@@ -19,23 +19,23 @@ from rhhn_fairseq.errors import UsageError
 
 CHUNK = 1 << 16
 
-# A line that comes alone waits for so many seconds; a program that writes many has written them by then.
+# Seconds that a single line waits for more; a program that writes many lines has written them by then.
 PATIENCE = 0.05
 
 
 def decode_lines(file: BinaryIO, name: str, errors: str = "strict") -> Iterator[str]:
-    r"""The lines of a binary file as text, without their ends (``\n`` or ``\r\n``) and a byte order mark.
+    r"""Yields the lines of a binary file as text, without line ends (``\n`` or ``\r\n``) or byte order mark.
 
-    A line is there as soon as its end has been read, and nothing before it is kept, so the file may be a
-    terminal or a pipe without end.
+    Each line is yielded as soon as its end has been read, and earlier ones are not kept, so the file may be
+    a terminal or an endless pipe.
 
     Args:
-        name: what messages call it. errors: strict, or replace, which puts U+FFFD in the place of what is
-            not UTF-8.
+        name: the file's name in messages. errors: strict, or replace, which puts U+FFFD in place of bytes
+            that are not UTF-8.
 
     Raises:
-        UsageError: a line is not UTF-8 and ``errors`` is strict, or is too long to be one, or the file
-            cannot be read.
+        UsageError: a line is not UTF-8 and ``errors`` is strict, or is too long, or the file cannot be
+            read.
     """
     return _decode_chunks(_Arrivals(file), name, errors)
 
@@ -43,10 +43,10 @@ def decode_lines(file: BinaryIO, name: str, errors: str = "strict") -> Iterator[
 def decode_batches(
     file: BinaryIO, name: str, size: int, errors: str = "strict", patience: float = PATIENCE
 ) -> Iterator[list[str]]:
-    """As ``decode_lines``, in lists of at most ``size`` lines, none of which waits for lines to come.
+    """Yields the lines of ``decode_lines`` in lists of at most ``size``, without waiting for a list to fill.
 
-    A list ends where no further line is ready ``patience`` seconds after its first. Files on disk, and all
-    that comes quickly, are so read in full lists.
+    A list ends if no further line is ready ``patience`` seconds after its first. So files on disk, and
+    input that arrives quickly, are read in full lists.
     """
     chunks = _Arrivals(file)
     batch: list[str] = []
@@ -61,7 +61,7 @@ def decode_batches(
                 ready_batch, batch = batch, []
                 yield ready_batch
     except UsageError:
-        # The lines before one that is no text are answered first.
+        # The lines before an invalid one are yielded first.
         if batch:
             yield batch
         raise
@@ -70,10 +70,10 @@ def decode_batches(
 
 
 class _Arrivals:
-    """The chunks of a binary file, and whether another line has come.
+    """Iterates over the chunks of a binary file and knows whether another line has arrived.
 
     Attributes:
-        lines: how many lines end in the chunks that were taken.
+        lines: number of lines that end in the chunks returned so far.
     """
 
     def __init__(self, file: BinaryIO):
@@ -89,13 +89,13 @@ class _Arrivals:
             yield chunk
 
     def ready(self, deadline: float) -> bool:
-        """Whether the end of a line or of the file comes until a moment of ``time.monotonic``."""
+        """Returns whether the end of a line or of the file arrives before a time of ``time.monotonic``."""
         try:
             descriptor = self._file.fileno()
         except (AttributeError, OSError, ValueError):
-            # What is in memory is never waited for.
+            # A file in memory is always ready.
             return True
-        # ``read1`` leaves nothing in Python's buffer, which ``select`` would not know of.
+        # ``read1`` leaves nothing in Python's buffer, which ``select`` does not see.
         while not self._ended and b"\n" not in (self._waiting[-1] if self._waiting else b""):
             if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 return False
@@ -132,7 +132,7 @@ def _decode(line: bytes, errors: str, name: str) -> str:
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[BinaryIO]:
-    """A file open for reading bytes. Raises UsageError if it cannot be opened."""
+    """Opens a file for reading bytes. Raises UsageError if it cannot be opened."""
     try:
         file = open(path, "rb")  # noqa: SIM115 - closed below
     except OSError as error:
@@ -142,7 +142,7 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """All lines of a text file. Raises UsageError if it cannot be read, is empty or is not UTF-8."""
+    """Returns all lines of a text file. Raises UsageError if it cannot be read, is empty or is not UTF-8."""
     with opened(path) as file:
         lines = list(decode_lines(file, str(path)))
     if not lines:
@@ -151,19 +151,19 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def count_lines(path: str | Path) -> int:
-    """The number of lines of a file, the last of which may lack its end."""
+    """Returns the number of lines of a file; the last one may lack its line end."""
     with opened(path) as file:
         return sum(1 for _ in lines(iter(lambda: file.read1(CHUNK), b"")))
 
 
 def one_line(text: str) -> str:
-    """The text with a space for whatever any program might take for the end of a line."""
+    """Returns the text with a space in place of everything that any program may take for a line end."""
     return " ".join(text.splitlines())
 
 
 def check_output(option: str, path: str | Path | None, inputs: Iterable[str | Path | None]) -> None:
-    """Raises UsageError if a file to write is one of those that are read, whatever link leads there."""
-    # /dev/null and the like are read and written as often as anybody wants.
+    """Raises UsageError if a file to write is also one of the inputs, even through links."""
+    # /dev/null and the like may be both read and written.
     if path is None or (os.path.exists(path) and not os.path.isfile(path)):
         return
     for given in filter(None, inputs):
@@ -174,15 +174,15 @@ def check_output(option: str, path: str | Path | None, inputs: Iterable[str | Pa
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of ``path`` when the context ends well, and not before.
+    """Opens a file for writing that replaces ``path`` only when the context ends without an error.
 
-    It is filled beside ``path`` and renamed. What is no regular file, such as /dev/null or a pipe, has no
-    place to take and is written directly.
+    The content is written to a temporary file beside ``path``, which is then renamed. Anything but a regular
+    file, such as /dev/null or a pipe, is written directly.
 
     Raises:
         UsageError: the file system refuses, for instance because the disk is full.
     """
-    # A link stays a link: what it leads to is replaced.
+    # A link remains a link: its target is replaced.
     place = Path(os.path.realpath(path))
     if os.path.islink(place):
         raise UsageError(f"{path}: cannot be written (it is a link that leads to itself)")

@@ -1,8 +1,8 @@
-"""One process at a time on a directory: a lock that ends with the process that holds it.
+"""Admits one process at a time to a directory, by a lock that ends with the process that holds it.
 
-The lock is POSIX's (`lockf`), which the operating system takes back when the process ends, however it ends,
-and which processes that it forks do not share. On a file system without locks, or one that cannot be
-written, nothing is locked.
+The lock is a POSIX lock (`lockf`): the operating system releases it when the process ends, however it ends,
+and forked processes do not inherit it. On a file system without locks, or a read-only one, nothing is
+locked.
 """
 
 import errno
@@ -21,19 +21,19 @@ logger = logging.getLogger(__name__)
 
 _HELD = (errno.EACCES, errno.EAGAIN)
 
-# The locks of this process. POSIX would grant it a second one, and the end of either would end both.
+# The locks of this process. POSIX would grant a second one on the same file, and releasing either ends both.
 _mine: dict[Path, IO] = {}
 
 
 def acquire(path: Path, refusal: str) -> bool:
-    """Takes the lock file at ``path``; whether it has to be released, which it has not if nothing was locked.
+    """Locks the file at ``path``; returns whether it must be released, False if nothing was locked.
 
     Args:
-        path: is made, and removed by ``release``. Its directory exists.
-        refusal: what is said if another process has the lock; who that is follows.
+        path: created here and removed by ``release``. Its directory must exist.
+        refusal: the message if another process holds the lock; the holder is appended.
 
     Raises:
-        UsageError: another process has the lock.
+        UsageError: another process holds the lock.
     """
     path = path.resolve()
     if path in _mine:
@@ -54,7 +54,7 @@ def acquire(path: Path, refusal: str) -> bool:
 
 
 def release(path: Path) -> None:
-    """Gives the lock back and removes its file."""
+    """Releases the lock and removes its file."""
     path = path.resolve()
     file = _mine.pop(path)
     with suppress(OSError):
@@ -65,7 +65,7 @@ def release(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path, refusal: str) -> Iterator[None]:
-    """Holds the lock as long as the context lasts. Arguments and errors are those of ``acquire``."""
+    """Holds the lock within the context. Arguments and errors are those of ``acquire``."""
     taken = acquire(path, refusal)
     try:
         yield
@@ -75,12 +75,12 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
 
 
 def _open_locked(path: Path) -> IO:
-    """The lock file, locked. Raises BlockingIOError if it is another's, OSError if it cannot be locked."""
+    """Returns the locked file. Raises BlockingIOError if another process has it, OSError if locking fails."""
     while True:
         file = path.open("a+", encoding="utf-8")
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Its holder may have removed it between the two calls; then the name is free for another.
+            # Its holder may have removed it between the two calls; then another process can take the name.
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
         except OSError as error:

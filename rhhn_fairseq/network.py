@@ -1,11 +1,11 @@
-"""Under which address a machine can be reached by those that it meets at a given place.
+"""Finds the address at which the other machines of a rendezvous can reach this machine.
 
 scripts/train_torchrun.sh runs this file as a program, before anything else is imported:
 
     python -P rhhn_fairseq/network.py HOST:PORT
 
-It prints an address, the name of its network interface, and "host" if this machine is HOST and has to say so
-to torchrun, with "-" for what is not known.
+It prints an address, the name of its network interface, and "host" if this machine is HOST and has to tell
+torchrun so, with "-" for anything that is not known.
 """
 
 import fcntl
@@ -15,23 +15,23 @@ import struct
 import sys
 from pathlib import Path
 
-# An address for documentation. A datagram's socket that is connected to it sends nothing.
+# An address reserved for documentation. Connecting a datagram socket to it sends nothing.
 _OUTSIDE = "192.0.2.1"
 _SIOCGIFADDR = 0x8915
 
 
 def reach(endpoint: str) -> tuple[str | None, str | None, bool]:
-    """This machine's address on the way to ``endpoint``, its interface, and whether the machine is the host.
+    """Returns this machine's address on the route to ``endpoint``, its interface, and whether it is the host.
 
-    torchrun hands the name of the first machine to the workers of the others, and gloo listens where the
-    machine's own name leads. On many systems that is a loopback address, which no other machine can reach.
+    torchrun passes the name of the first machine to the workers of the others, and gloo listens at the
+    address of the machine's own name. On many systems that is a loopback address, unreachable from others.
 
     Args:
-        endpoint: a name or address, with ":PORT" or without; an IPv6 address in brackets.
+        endpoint: a name or address, with or without ":PORT"; an IPv6 address in brackets.
 
     Returns:
-        None for what is not known, such as where the name does not resolve (yet). The last is true only if
-        torchrun, which compares ``endpoint`` with the machine's name, might not see it by itself.
+        None for what is not known, for example if the name does not resolve (yet). The last value is true
+        only if torchrun, which compares ``endpoint`` with the machine's name, might not detect it.
     """
     name, port = _split(endpoint)
     try:
@@ -43,7 +43,7 @@ def reach(endpoint: str) -> tuple[str | None, str | None, bool]:
         return None, None, False
     host = address == target
     if _is_loopback(target):
-        # torchrun knows these by itself. A name that leads there on this machine leads elsewhere on others.
+        # torchrun recognises these. A name that resolves to them here resolves differently on other machines.
         host = False
         if not _is_literal(name) and name != "localhost":
             address = _source(_OUTSIDE) or address
@@ -58,7 +58,7 @@ def _split(endpoint: str) -> tuple[str, int]:
 
 
 def _source(target: str) -> str | None:
-    """The address from which this machine would send to ``target``; None if it knows no way there."""
+    """Returns the address from which this machine would send to ``target``; None if there is no route."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -81,7 +81,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _answers(address: str, port: int) -> bool:
-    """Whether another agent on this machine hosts the meeting already."""
+    """Returns whether another agent on this machine already hosts the rendezvous."""
     try:
         socket.create_connection((address, port), timeout=1).close()
     except OSError:
@@ -90,7 +90,7 @@ def _answers(address: str, port: int) -> bool:
 
 
 def _interface(address: str) -> str | None:
-    """The name of the interface that has the address."""
+    """Returns the name of the interface that has the address."""
     if ":" in address:
         wanted = ipaddress.ip_address(address.partition("%")[0]).exploded.replace(":", "")
         table = Path("/proc/net/if_inet6")

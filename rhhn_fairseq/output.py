@@ -1,4 +1,4 @@
-"""Standard output that may fail: closed, full, or a pipe whose reader has left."""
+"""Handles failures of standard output: it is closed, its disk is full, or the reader of the pipe has left."""
 
 import io
 import logging
@@ -9,9 +9,9 @@ CLOSED = "standard output is closed; send what is not wanted to /dev/null"
 
 
 class Output(io.FileIO):
-    """Standard output that keeps the error of the first write that failed, and then forgets all others.
+    """Standard output that keeps the error of the first failed write and discards everything after it.
 
-    What is still in a buffer would otherwise be tried again when Python ends, and fail in several lines.
+    Otherwise Python would retry the buffered content at exit and print several lines of errors.
     """
 
     failure: OSError | None = None
@@ -27,23 +27,23 @@ class Output(io.FileIO):
 
 
 def describe(failure: OSError) -> str:
-    """The line that says why nothing could be written."""
+    """Returns a line that says why nothing could be written."""
     return f"standard output: cannot be written ({failure.strerror})"
 
 
 def open_on(stdout, output: Output, line_buffering: bool) -> io.TextIOWrapper:
-    """A text stream on ``output`` with the encoding of ``stdout``, whose place it takes."""
+    """Returns a text stream on ``output`` with the encoding of ``stdout``, which it replaces."""
     stdout.flush()
-    # What a terminal cannot show must not end a good run in a traceback.
+    # Characters that a terminal cannot show must not end a good run in a traceback.
     return io.TextIOWrapper(
         io.BufferedWriter(output), stdout.encoding, "backslashreplace", line_buffering=line_buffering
     )
 
 
 class ProgramOutput(Output):
-    """Ends the program with the first write that fails, whatever lies between it and the top.
+    """Ends the program at the first write that fails, however deep in the program it happens.
 
-    A reader that leaves early ends it silently, with the status of a program that SIGPIPE has killed.
+    If the reader leaves early, the program ends silently with the status of one killed by SIGPIPE.
     """
 
     def write(self, content):
@@ -56,11 +56,11 @@ class ProgramOutput(Output):
 
 
 def end_with_failing_output() -> bool:
-    """Puts a ``ProgramOutput`` in the place of standard output, in one of fairseq's programs.
+    """Replaces standard output with a ``ProgramOutput`` in fairseq's programs.
 
-    Without it a full disk behind standard output ends in tracebacks, one for each line that is logged, and a
-    closed one in a program that computes for nobody and ends with status 0. Every line is written at once, so
-    that none is left for the time after the program's end. A notebook's output is left alone.
+    Without it a full disk behind standard output causes a traceback for each logged line, and with standard
+    output closed the program computes in vain and ends with status 0. Every line is written at once, so that
+    none is left when the program ends. A notebook's output is not changed.
     """
     stdout = sys.stdout
     if "fairseq_cli" not in sys.modules or stdout is not sys.__stdout__:
@@ -68,7 +68,7 @@ def end_with_failing_output() -> bool:
     if stdout is None:
         raise SystemExit(f"error: {CLOSED}")
     sys.stdout = open_on(stdout, ProgramOutput(stdout.fileno(), "wb", closefd=False), line_buffering=True)
-    # fairseq sets its log up before it imports anything else.
+    # fairseq sets up its log before it imports anything else.
     for handler in logging.getLogger().handlers:
         if getattr(handler, "stream", None) is stdout:
             handler.setStream(sys.stdout)

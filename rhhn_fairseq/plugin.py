@@ -1,4 +1,4 @@
-"""Everything fairseq must see: the adaptations first, then each module that registers something.
+"""Loads everything fairseq needs: first the adaptations, then each module that registers something.
 
 A new optimizer, criterion, task or model is a new file in its folder; nothing is listed here.
 """
@@ -16,7 +16,7 @@ SUBPACKAGES = ("optim", "criterions", "tasks", "models")
 def import_modules(package: str) -> list[str]:
     """Imports the modules of `package` and returns their full names; none if there is no such package.
 
-    Names that begin with an underscore are left to the modules that use them, as fairseq does.
+    Modules whose names begin with an underscore are not imported, as in fairseq.
     """
     if importlib.util.find_spec(package) is None:
         return []

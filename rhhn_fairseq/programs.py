@@ -1,9 +1,9 @@
-"""What the project's commands are called, for messages that name one."""
+"""Names of the project's commands, for messages that mention one."""
 
 import os
 import sys
 
-# The script in scripts/, and the subcommand of ``rhhn`` that does the same.
+# Each script in scripts/ and the subcommand of ``rhhn`` that does the same.
 SUBCOMMANDS = {
     "average_checkpoints": "average",
     "baseline_ngram": "ngram",
@@ -27,9 +27,9 @@ SUBCOMMANDS = {
 
 
 def command(script: str) -> str:
-    """What does the work of ``scripts/SCRIPT.py``, by the name that it has where the user is.
+    """Returns the command that does the work of ``scripts/SCRIPT.py``, as the user can call it.
 
-    Under ``rhhn`` that is its subcommand. Under a script of the project, and in other programs that run in
+    Under ``rhhn`` that is the subcommand. Under a script of the project, and in other programs that run in
     the repository, it is the script. Everywhere else it is the subcommand.
     """
     if not runs_rhhn():
@@ -42,13 +42,13 @@ def command(script: str) -> str:
 
 
 def usage(script: str) -> str:
-    """As ``command``, with the interpreter that a script needs."""
+    """Returns ``command`` preceded by the interpreter if it is a script."""
     name = command(script)
     return f"python {name}" if name.endswith(".py") else name
 
 
 def runs_rhhn() -> bool:
-    """Whether this process is ``rhhn`` or ``python -m rhhn_fairseq``."""
+    """Returns whether this process is ``rhhn`` or ``python -m rhhn_fairseq``."""
     folder, name = os.path.split(os.path.abspath(sys.argv[0] if sys.argv else ""))
     if name == "__main__.py":
         return os.path.basename(folder) == "rhhn_fairseq"

@@ -1,12 +1,12 @@
-"""Trained modules as a directory: the weights in safetensors, what the module is built from in JSON.
+"""Saves trained modules as a directory: the weights in safetensors, the configuration in JSON.
 
-``config.json`` holds the format's number, the kind of module, the type of its weights and what its
-constructor takes. ``model.safetensors`` holds the parameters and buffers of ``state_dict``. No code is read
-from either, and loading needs neither fairseq nor data. Both files are what Hugging Face's hub takes, and a
-name there works in place of a directory if ``huggingface_hub`` is installed.
+``config.json`` holds the number of the format, the kind of module, the dtype of its weights and the
+arguments of its constructor. ``model.safetensors`` holds the parameters and buffers of ``state_dict``. No
+code is loaded from either, and loading needs neither fairseq nor data. Both files fit Hugging Face's hub, and
+a name there works in place of a directory if ``huggingface_hub`` is installed.
 
 Cells, the layers of ``rhhn_fairseq.nn``, and the networks of characters and of strokes are saved this way.
-The package has two such directories, see ``packaged``.
+The package contains two such directories, see ``packaged``.
 """
 
 import importlib
@@ -40,8 +40,8 @@ class Kind:
     """A kind of module that can be saved.
 
     Attributes:
-        describe: what ``build`` needs of a module, in JSON's types. UsageError if it cannot be saved.
-        build: a module with fresh weights, from what ``describe`` gave and the tensors that are stored.
+        describe: returns what ``build`` needs of a module, in JSON types. UsageError if it cannot be saved.
+        build: returns a module with fresh weights, from the result of ``describe`` and the stored tensors.
     """
 
     describe: Callable[[Any], dict]
@@ -49,11 +49,11 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {}
-"""The kinds by name; a module that defines one enters it."""
+"""The kinds by name; each module that defines one adds it."""
 
 
 class Pretrained:
-    """A module that can be saved and loaded: it names its entry of ``KINDS``."""
+    """Mixin for modules that can be saved and loaded; ``kind`` names their entry of ``KINDS``."""
 
     kind: ClassVar[str]
 
@@ -61,9 +61,9 @@ class Pretrained:
         """Writes this module as ``config.json`` and ``model.safetensors``.
 
         Args:
-            directory: made if it is missing; files of these names in it are replaced.
-            dtype: of the weights in the file, None for what they are. Loading brings back the type of the
-                module, rounded if this is a narrower one.
+            directory: created if it is missing; existing files of these names are replaced.
+            dtype: of the weights in the file; None keeps theirs. Loading restores the dtype of the module;
+                values are rounded if this one is narrower.
 
         Raises:
             UsageError: the module is quantised or has weights of several types, ``dtype`` cannot hold a
@@ -73,10 +73,10 @@ class Pretrained:
 
     @classmethod
     def from_pretrained(cls, source: str | Path, **options) -> Self:
-        """A saved module of this class; see ``rhhn_fairseq.nn.from_pretrained``.
+        """Loads a saved module of this class; see ``rhhn_fairseq.nn.from_pretrained``.
 
         Raises:
-            UsageError: also where the directory holds another class.
+            UsageError: also if the directory holds another class.
         """
         module = from_pretrained(source, **options)
         if not isinstance(module, cls):
@@ -85,15 +85,15 @@ class Pretrained:
 
 
 def packaged(name: str) -> Path:
-    """The directory of a trained network that comes with the package: "characters" or "handwriting"."""
+    """Returns the directory of a trained network in the package: "characters" or "handwriting"."""
     return PACKAGED / name
 
 
 def save_pretrained(module: nn.Module, directory: str | Path, dtype: torch.dtype | None = None) -> None:
-    """``Pretrained.save_pretrained`` for a module of any class.
+    """Saves a module of any class as ``Pretrained.save_pretrained`` does.
 
     Raises:
-        UsageError: also where the module is of a class that cannot be saved.
+        UsageError: also if the module's class cannot be saved.
     """
     with needed_for("saving and loading modules need"):
         safetensors = importlib.import_module("safetensors.torch")
@@ -127,7 +127,7 @@ def _dtype_of(module: nn.Module) -> str:
 
 
 def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A tensor as it goes into the file."""
+    """Returns a tensor as it is stored in the file."""
     stored = tensor.detach().cpu().contiguous()
     if dtype is None or not stored.is_floating_point():
         return stored
@@ -138,23 +138,23 @@ def _stored(name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def from_pretrained(source: str | Path, *, device="cpu", revision: str | None = None) -> nn.Module:
-    """The module that ``save_pretrained`` wrote, in evaluation.
+    """Loads a module that ``save_pretrained`` wrote, in evaluation mode.
 
     Args:
         source: its directory, or its name on Hugging Face's hub. revision: branch, tag or commit there.
-        device: where the weights go.
+        device: of the weights.
 
     Raises:
-        UsageError: no such directory, or its files are no such module.
+        UsageError: there is no such directory, or its files do not hold such a module.
     """
     folder = _folder(source, revision)
     config, path = read_config(folder), folder / CONFIG
     tensors = read_weights(folder)
-    # Nothing takes memory before it is known to be in the file.
+    # No memory is allocated for weights before they are known to be in the file.
     _check_weights(_read(config, tensors, path, "meta"), tensors, folder / WEIGHTS)
     module = _read(config, tensors, path, "cpu")
     dtype = DTYPES[config["dtype"]]
-    # Copies, because what is loaded lies in the file.
+    # Copies, because the loaded tensors are backed by the file.
     weights = {
         name: tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
         for name, tensor in tensors.items()
@@ -164,10 +164,10 @@ def from_pretrained(source: str | Path, *, device="cpu", revision: str | None = 
 
 
 def read_config(folder: Path) -> dict:
-    """The configuration in a directory: its head is checked, the rest is not.
+    """Reads the configuration in a directory; only format, kind and dtype are checked.
 
     Raises:
-        UsageError: there is none, or it is of another format.
+        UsageError: there is none, or it has another format.
     """
     path = folder / CONFIG
     try:
@@ -186,7 +186,7 @@ def read_config(folder: Path) -> dict:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """What is stored in a directory, by name. The tensors lie in the file: they must not be changed.
+    """Reads the tensors in a directory, by name. They are backed by the file and must not be changed.
 
     Raises:
         UsageError: there is no such file, or it is damaged.
@@ -204,7 +204,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _read(config: dict, tensors: Tensors, path: Path, device: str) -> nn.Module:
-    """The module of a configuration that was read from ``path``."""
+    """Builds the module of a configuration that was read from ``path``."""
     refusal = f"asks for far more than the {len(tensors)} weights that are stored"
     try:
         with _at_most(2 * len(tensors), refusal):
@@ -217,7 +217,7 @@ def _read(config: dict, tensors: Tensors, path: Path, device: str) -> nn.Module:
 
 
 def _build(config: dict, tensors: Tensors, device: str) -> nn.Module:
-    """A module with fresh weights. On ``meta`` it takes no memory, however large."""
+    """Builds a module with fresh weights. On ``meta`` it takes no memory, however large it is."""
     rest = {key: value for key, value in config.items() if key not in ("format", "kind", "dtype")}
     with torch.device(device):
         return KINDS[config["kind"]].build(rest, tensors)
@@ -225,7 +225,7 @@ def _build(config: dict, tensors: Tensors, device: str) -> nn.Module:
 
 @contextmanager
 def _at_most(count: int, refusal: str) -> Iterator[None]:
-    """Within it, this thread makes no more than so many parameters; a billion layers are refused at once."""
+    """Limits how many parameters this thread creates in the context, so that huge networks fail early."""
     thread, made = threading.get_ident(), 0
 
     def see(module, name, parameter):
@@ -251,7 +251,7 @@ def _check_weights(module: nn.Module, tensors: Tensors, path: Path) -> None:
 
 
 def _folder(source: str | Path, revision: str | None) -> Path:
-    """The directory of a module, downloaded if it is a name on the hub."""
+    """Returns the directory of a module, which is downloaded if ``source`` is a name on the hub."""
     if Path(source).is_dir():
         return Path(source)
     words = str(source).split("/")
@@ -262,7 +262,7 @@ def _folder(source: str | Path, revision: str | None) -> Path:
     patterns = [CONFIG, WEIGHTS]
     try:
         return Path(hub.snapshot_download(str(source), revision=revision, allow_patterns=patterns))
-    # Its own errors, those of the library below it, and of the network.
+    # Errors of the hub's library, of the library below it, and of the network.
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(

@@ -1,28 +1,28 @@
-"""SIGTERM ends a program as Ctrl-C does, by an exception, so that it can remove its files and processes."""
+"""Makes SIGTERM end a program by an exception, as Ctrl-C does, so that it can remove files and processes."""
 
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# A shell's convention for a program that a signal has ended.
+# The shells' convention for a program that was ended by a signal.
 _STATUS = 128
 
 
 class Terminated(KeyboardInterrupt):
-    """What SIGTERM raises where `interrupted_by_sigterm` is in force."""
+    """Raised on SIGTERM within `interrupted_by_sigterm`."""
 
 
 def exit_status(interrupt: KeyboardInterrupt) -> int:
-    """143 after SIGTERM, 130 after Ctrl-C."""
+    """Returns 143 after SIGTERM, 130 after Ctrl-C."""
     return _STATUS + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
 
 
 @contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Lets SIGTERM raise Terminated, once: what the program does to end well is not interrupted again.
+    """Makes SIGTERM raise Terminated, but only once, so that the clean-up is not interrupted again.
 
-    Serves as a decorator too. Without effect outside of the main thread, which alone hears signals.
+    Also works as a decorator. No effect outside of the main thread, which alone receives signals.
     """
 
     def terminate(signum, frame):

@@ -1,9 +1,9 @@
-"""The HyperRHN and RHN checkpoints of Suarez 2017 as checkpoints of this project.
+"""Converts the HyperRHN and RHN checkpoints of Suarez 2017 to checkpoints of this project.
 
-The author's repository (jsuarez5341/Recurrent-Highway-Hypernetworks-NIPS) writes state dicts of torch.nn's
-modules. Every weight is [out, in], this project's are [in, out]; the halves [h, t] have the same order. Both
-models leave out the recurrent map and its bias at the first step: ``first_step=skip``. The author numbers the
-characters in their sorted order, so the rows of the embedding and of the output layer change places.
+The author's repository (jsuarez5341/Recurrent-Highway-Hypernetworks-NIPS) writes state dicts of torch.nn
+modules. Their weights are [out, in], this project's are [in, out]; the halves [h, t] have the same order.
+Both models omit the recurrent map and its bias at the first step: ``first_step=skip``. The author numbers the
+characters in sorted order, so the rows of the embedding and of the output layer are permuted.
 
 Shapes: V symbols, E embedding, H main width, N width of the hypernetwork, L depth.
 """
@@ -43,12 +43,12 @@ class Sizes:
 
     @property
     def arch(self) -> str:
-        """The architecture of this project that has its options."""
+        """Returns the architecture of this project with the options of the model."""
         return "rhn_ptb" if self.hyper is None else "hyperrhn_ptb"
 
     @property
     def cells(self) -> dict[str, tuple[str, int]]:
-        """The recurrent networks: the author's prefix, our prefix and the width."""
+        """Returns the recurrent networks: the author's prefix, our prefix and the width."""
         if self.hyper is None:
             return {"cell.": ("stack.cells.0.", self.hidden)}
         return {
@@ -57,7 +57,7 @@ class Sizes:
         }
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every weight by the author's name, with its shape there."""
+        """Returns the shape of every weight by the author's name, in the author's layout."""
         shapes: dict[str, tuple[int, ...]] = {"embed.weight": (self.symbols, self.embedding)}
         linear = {"unembed": (self.symbols, self.hidden)}
         for prefix, (_, width) in self.cells.items():
@@ -71,7 +71,7 @@ class Sizes:
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """The author's state dict: tensors by name, and nothing that runs code.
+    """Reads the author's state dict: tensors by name, without running any code from the file.
 
     Raises:
         UsageError: the file cannot be read, is damaged, holds anything but tensors, or a weight that is not
@@ -83,7 +83,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
             state = torch.load(file, map_location="cpu", weights_only=True)
         except OSError:
             raise
-        # Damaged bytes make the unpickler fail in any way: KeyError, EOFError, RuntimeError, ...
+        # The unpickler fails on damaged bytes with any exception: KeyError, EOFError, RuntimeError, ...
         except Exception as error:
             raise UsageError(why_unreadable(str(path), error)) from error
     if not isinstance(state, Mapping) or not state:
@@ -95,10 +95,10 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
 
 
 def read_sizes(state: Mapping[str, Tensor], path: str | Path) -> Sizes:
-    """The sizes of the author's model, every name and shape checked.
+    """Returns the sizes of the author's model after checking every name and shape.
 
     Raises:
-        UsageError: naming the first weight that is missing, superfluous or of another shape.
+        UsageError: names the first weight that is missing, superfluous or of another shape.
     """
     advice = "it is no HyperRHN or RHN of jsuarez5341/Recurrent-Highway-Hypernetworks-NIPS"
 
@@ -135,7 +135,7 @@ def read_sizes(state: Mapping[str, Tensor], path: str | Path) -> Sizes:
 
 
 def read_characters(path: str | Path) -> dict[str, int]:
-    """The author's vocabulary: a Python dictionary from characters to indices, read as a literal.
+    """Reads the author's vocabulary: a Python dictionary from characters to indices, as a literal.
 
     Raises:
         UsageError: the file cannot be read, is no such literal, or the indices are not 0, 1, 2, ...
@@ -156,7 +156,7 @@ def read_characters(path: str | Path) -> dict[str, int]:
 
 
 def symbol_order(characters: Mapping[str, int], vocabulary: CharVocabulary, path, data) -> list[int]:
-    """For every symbol of ours, in the model's order, the author's index of it.
+    """Returns the author's index of each of our symbols, in the model's order.
 
     Raises:
         UsageError: the symbols differ.
@@ -173,7 +173,7 @@ def symbol_order(characters: Mapping[str, int], vocabulary: CharVocabulary, path
 
 
 def convert_weights(state: Mapping[str, Tensor], sizes: Sizes, order: list[int]) -> dict[str, Tensor]:
-    """The author's weights under our names and in our layout, float32, without ``symbol_codes``."""
+    """Returns the author's weights with our names and layout, in float32, without ``symbol_codes``."""
     state = {name: weight.float() for name, weight in state.items()}
     weights = {
         "embedding": state["embed.weight"][order],
@@ -194,7 +194,7 @@ def convert_weights(state: Mapping[str, Tensor], sizes: Sizes, order: list[int])
 
 
 def convert(weights: str | Path, vocabulary: str | Path, data: str | Path) -> dict:
-    """A checkpoint of this project from files of the author's.
+    """Returns a checkpoint of this project made from the author's files.
 
     It is for ``fairseq-eval-lm``, the scripts and ``fairseq-train --finetune-from-model``. The configuration
     is that of ``rhn_ptb`` or ``hyperrhn_ptb`` with the sizes of the weights.
@@ -238,7 +238,7 @@ def convert(weights: str | Path, vocabulary: str | Path, data: str | Path) -> di
 
 
 def _configuration(sizes: Sizes, data: str | Path):
-    """What fairseq-train would make of the options of such a model."""
+    """Returns the configuration that fairseq-train would build from the options of such a model."""
     arguments = [str(data), "--arch", sizes.arch, "--first-step", "skip"]
     arguments += ["--hidden-size", str(sizes.hidden), "--rhn-depth", str(sizes.depth)]
     arguments += ["--embed-dim", str(sizes.embedding)]

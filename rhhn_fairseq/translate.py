@@ -1,7 +1,7 @@
-"""Translates raw text with trained models: sentencepiece, batches, beam search, and sentencepiece back.
+"""Translates raw text with trained models: sentencepiece encoding, batches, beam search, and decoding.
 
 Works with every checkpoint of fairseq's translation task and of tasks derived from it. The search is the
-task's own, so one that scores in another way does so here as well.
+task's own, so a task with another score uses that here as well.
 """
 
 import argparse
@@ -20,21 +20,21 @@ from rhhn_fairseq.models.translation_loading import TranslationModels
 
 logger = logging.getLogger(__name__)
 
-# Beyond this many pieces no sentence is a sentence, and the search takes minutes for it.
+# No real sentence has more pieces than this, and the search would take minutes.
 DEFAULT_SOURCE_PIECES = 1024
 
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """How translations are searched for; ``UsageError`` names the value that cannot work.
+    """Options of the search; ``UsageError`` names an invalid value.
 
     Attributes:
-        beam: hypotheses that are followed at a time.
-        nbest: translations given for each line, at most ``beam``.
+        beam: hypotheses that are kept at a time.
+        nbest: translations returned for each line, at most ``beam``.
         max_len_a, max_len_b: a translation has at most a times the source's pieces plus b pieces.
         lenpen: a hypothesis's log-probability is divided by its length to this power.
         max_tokens: source pieces in a batch, padding included.
-        max_source_pieces: longer lines are cut; None for what the model takes, but at most 1024.
+        max_source_pieces: longer lines are cut; None for the model's limit, but at most 1024.
     """
 
     beam: int = 5
@@ -58,7 +58,7 @@ class SearchConfig:
             raise UsageError(f"--nbest {self.nbest} is more than --beam {self.beam} hypotheses")
 
     def for_fairseq(self) -> GenerationConfig:
-        """The same in fairseq's terms."""
+        """Returns fairseq's configuration of the same search."""
         names = ("beam", "nbest", "max_len_a", "max_len_b", "lenpen")
         return GenerationConfig(**{name: getattr(self, name) for name in names})
 
@@ -68,9 +68,9 @@ class Translation:
     """One translation of a line.
 
     Attributes:
-        text: without line breaks of any kind. score: what the search ranks by, for fairseq's own search the
-        natural log-probability divided by length to the power ``lenpen``. pieces: its length, the end of
-        the sentence not counted.
+        text: without line breaks of any kind. score: what the search ranks by; for fairseq's own search the
+        natural log-probability divided by length to the power ``lenpen``. pieces: its length without the end
+        of the sentence.
     """
 
     text: str
@@ -78,7 +78,7 @@ class Translation:
     pieces: int
 
 
-# What a line without anything to translate becomes.
+# The translation of a line without content.
 EMPTY = Translation("", 0.0, 0)
 
 
@@ -88,10 +88,10 @@ class Translator:
     Args:
         loaded: the models; see ``load_translation_models``. They are moved to ``device``, and can no
             longer be trained.
-        config: how to search. device: where to compute.
+        config: options of the search. device: where to compute.
 
     Attributes:
-        cut: lines that were longer than ``max_source_pieces`` so far.
+        cut: number of lines so far that were longer than ``max_source_pieces``.
     """
 
     def __init__(self, loaded: TranslationModels, config: SearchConfig, device: torch.device | str = "cpu"):
@@ -111,14 +111,14 @@ class Translator:
         first_line: int = 1,
         on_batch: Callable[[int], object] | None = None,
     ) -> list[list[Translation]]:
-        """Translates lines, each by itself; as many results as lines, in their order, the best first.
+        """Translates each line separately; returns for each line its translations, the best first.
 
         A line of white space, or of characters that sentencepiece drops, is translated as the empty text.
-        A line of too many pieces is cut, and the first such line is named in a warning.
+        A line of too many pieces is cut, and a warning names the first such line.
 
         Args:
             lines: any text. first_line: the number of the first line, for that warning.
-            on_batch: called with the number of lines of each batch that is done.
+            on_batch: called with the number of lines of each finished batch.
         """
         results = [[EMPTY] for _ in lines]
         sources, places = [], []
@@ -146,7 +146,7 @@ class Translator:
         return results
 
     def attend(self, line: str) -> tuple[Translation, Attention]:
-        """Translates one line; its best translation, and the attention of all models together.
+        """Translates one line; returns its best translation and the attention of all models together.
 
         Raises:
             UsageError: there is nothing to translate, or the model has no attention.
@@ -161,7 +161,7 @@ class Translator:
         if self.device.type == "cuda":
             sample = utils.move_to_cuda(sample, self.device)
         for model in self.models:
-            # fairseq's own decoders leave the attention out unless they are asked for it.
+            # fairseq's own decoders return no attention unless asked to.
             if hasattr(model.decoder, "need_attn"):
                 model.decoder.need_attn = True
         best = self.task.inference_step(self.generator, self.models, sample)[0][0]
@@ -174,7 +174,7 @@ class Translator:
         return self._translation(best), seen
 
     def _source(self, pieces: list[str], line: int) -> torch.Tensor:
-        """The dictionary's entries [S] for pieces, with the end of the sentence."""
+        """Returns the dictionary entries [S] of pieces, with the end of the sentence."""
         if len(pieces) > self.max_pieces:
             self.cut += 1
             if self.cut == 1:
@@ -187,7 +187,7 @@ class Translator:
             pieces = pieces[: self.max_pieces]
         dictionary = self.task.source_dictionary
         indices = map(dictionary.index, pieces)
-        # What sentencepiece cannot spell it leaves as it is, and that may read like a special symbol.
+        # Sentencepiece keeps text that it cannot encode as it is, and that may equal a special symbol.
         entries = [entry if entry >= dictionary.nspecial else dictionary.unk() for entry in indices]
         return torch.tensor([*entries, dictionary.eos()])
 
@@ -195,15 +195,15 @@ class Translator:
         dictionary = self.task.target_dictionary
         silent = (dictionary.bos(), dictionary.eos(), dictionary.pad())
         entries = [entry for entry in hypothesis["tokens"].tolist() if entry not in silent]
-        # Sentencepiece writes its own sign for an unknown symbol, and joins bytes to characters.
+        # Sentencepiece writes its own sign for an unknown symbol and joins bytes into characters.
         text = self.pieces.decode([dictionary[entry] for entry in entries])
         return Translation(one_line(text).strip(), float(hypothesis["score"]), len(entries))
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Groups the indices of sentences, the longest first, by ``max_tokens`` a batch with its padding.
+    """Groups the indices of sentences, the longest first, into batches of ``max_tokens`` with padding.
 
-    A sentence that is longer by itself is a batch of its own.
+    A sentence that alone exceeds the limit forms its own batch.
     """
     grouped: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
@@ -215,10 +215,10 @@ def batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def max_source_pieces(models, task, config: SearchConfig) -> int:
-    """How many pieces of a line are read, the end of the sentence not counted.
+    """Returns how many pieces of a line are read, without the end of the sentence.
 
     Raises:
-        UsageError: more are asked for than the models take.
+        UsageError: more are requested than the models accept.
     """
     possible = int(min(model.max_positions()[0] for model in models)) - 1
     if config.max_source_pieces is None:

@@ -1,13 +1,13 @@
-"""The adaptations of fairseq that `rhhn_fairseq.compat` makes, one subject a file."""
+"""The adaptations of fairseq that `rhhn_fairseq.compat` applies, one subject per file."""
 
 import inspect
 from types import CodeType, FunctionType
 
 
 def mentions(function: FunctionType, word: str) -> bool:
-    """Whether a function's code uses `word` as a name, an attribute, a keyword or a string.
+    """Returns whether a function's code uses `word` as a name, an attribute, a keyword or a string.
 
-    Several guards ask this: a fairseq that repaired the defect would have to use that word.
+    Several guards use it: a version of fairseq without the defect would have to use that word.
     """
     return _contains(inspect.unwrap(function).__code__, word)
 

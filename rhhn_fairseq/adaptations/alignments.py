@@ -1,20 +1,20 @@
-"""--replace-unk: copying the source's word where a translation has an unknown one."""
+"""--replace-unk: replaces unknown words of a translation with the source words they are aligned with."""
 
 import functools
 
 from rhhn_fairseq.errors import UsageError
 
-# What fairseq's parser makes of --replace-unk without a file.
+# The value that fairseq's parser gives --replace-unk without a file.
 NO_FILE = "@@ "
 
 
 def replace_unknown_by_alignment() -> bool:
-    """`utils.replace_unk` expects one source position a target word, which no generator gives any more.
+    """`utils.replace_unk` expects one source position per target word, which no generator returns any more.
 
-    Alignments are pairs (source, target) since fairseq 0.10, and empty without --print-alignment, so
-    the first unknown word ends the program with an IndexError or TypeError. Pairs are read here; no
-    alignments, or pieces that were joined before the replacement, are refused in one line. And the option
-    without a file stands for "@@ ", another option's value, which fairseq then tries to open.
+    Since fairseq 0.10 alignments are pairs (source, target), and empty without --print-alignment, so the
+    first unknown word ends the program with an IndexError or TypeError. Here pairs are read. Missing
+    alignments, or pieces that are joined before the replacement, end in a one-line error. Without a file
+    the option has the value "@@ ", which belongs to another option, and fairseq tries to open that as a file.
     """
     from fairseq import utils
 
@@ -44,14 +44,14 @@ def replace_unknown_by_alignment() -> bool:
 
 
 def replace_unk(hypo_str: str, src_str: str, alignment, align_dict: dict, unk: str) -> str:
-    """The translation with each unknown word replaced by the source word it is aligned with.
+    """Returns the translation with each unknown word replaced by the source word it is aligned with.
 
     Args:
-        alignment: pairs (source position, target position), a target position at most once.
+        alignment: pairs (source position, target position), each target position at most once.
         align_dict: translations of source words; a word that is not in it is copied.
 
     Raises:
-        UsageError: there is an unknown word and no alignment at all.
+        UsageError: there is an unknown word but no alignment.
     """
     words, source = hypo_str.split(), src_str.split()
     if unk in words and len(alignment) == 0:

@@ -1,4 +1,4 @@
-"""Repairs of fairseq's ``--store-ema``."""
+"""Fixes for fairseq's ``--store-ema``."""
 
 import functools
 
@@ -6,10 +6,10 @@ from rhhn_fairseq.adaptations import mentions
 
 
 def average_floating_point_only() -> bool:
-    """fairseq averages integer buffers too, which ends in "Float can't be cast to Long".
+    """fairseq averages integer buffers too, which fails with "Float can't be cast to Long".
 
-    The symbols of a character model and the fingerprint of a translation model's pieces are such buffers. Now
-    they are copied; fairseq keeps a set of names for that.
+    The symbols of a character model and the fingerprint of a translation model's pieces are such buffers.
+    Here they are copied instead; fairseq has a set of names for that.
     """
     from fairseq.models.ema.ema import EMA
 

@@ -1,4 +1,4 @@
-"""Checkpoints: nothing but data comes out of them, and one line says what is wrong with a file."""
+"""Checkpoints: only data is loaded from them, and a bad file ends in a one-line error."""
 
 import argparse
 import atexit
@@ -28,7 +28,7 @@ def allow_namespace() -> bool:
 
     Checkpoints whose model, task, criterion and optimizer are configured by dataclasses hold
     nothing else. Those of fairseq's older models hold an `argparse.Namespace`, which runs no code
-    when it is read; it is the only class that is allowed in addition.
+    when it is loaded; it is the only other class that is allowed.
     """
     if argparse.Namespace in torch.serialization.get_safe_globals():
         return False
@@ -44,10 +44,10 @@ class WeightsOnlyTorch(types.ModuleType):
 
     @staticmethod
     def load(file, *args, **kwargs):
-        """`torch.load` with `weights_only=True`, whatever the caller and the environment ask for.
+        """Calls `torch.load` with `weights_only=True`, whatever the caller and the environment request.
 
-        Raises UsageError, with the file's name, if it holds other classes, cannot be read, or is
-        no checkpoint of the form that fairseq gives it.
+        Raises UsageError, with the file's name, if the file holds other classes, cannot be read, or
+        does not have the structure of a fairseq checkpoint.
         """
         name = getattr(file, "name", file)
         if hasattr(file, "seek"):
@@ -56,7 +56,7 @@ class WeightsOnlyTorch(types.ModuleType):
             state = torch.load(file, *args, **{**kwargs, "weights_only": True})
         except OSError:
             raise
-        # Damaged bytes make the unpickler fail in any way: KeyError, EOFError, RuntimeError, ...
+        # The unpickler fails on damaged bytes with any exception: KeyError, EOFError, RuntimeError, ...
         except Exception as error:
             raise UsageError(why_unreadable(name, error)) from error
         check_state(name, state)
@@ -64,7 +64,7 @@ class WeightsOnlyTorch(types.ModuleType):
 
 
 def why_unreadable(name: str, error: Exception) -> str:
-    """What is wrong with a file that ``torch.load`` refused, one line."""
+    """Returns in one line why ``torch.load`` refused a file."""
     refused = re.search(r"GLOBAL (\S+)", str(error))
     if refused:
         return (
@@ -78,12 +78,12 @@ def why_unreadable(name: str, error: Exception) -> str:
 
 
 def load_weights_only() -> bool:
-    """fairseq relies on the default of `torch.load`, and a default can be switched off.
+    """fairseq relies on the default of `torch.load`, which can be overridden.
 
-    TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 does so, an older PyTorch has the other default, and some
-    versions of fairseq pass `weights_only=False`. A checkpoint is a file from somewhere, so this is
-    not left to the environment: inside `fairseq.checkpoint_utils` the name `torch` means a module
-    whose `load` reads weights only. Other code's `torch.load` is untouched.
+    TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 does so, older versions of PyTorch have the other default, and
+    some versions of fairseq pass `weights_only=False`. Checkpoints are untrusted files, so this does not
+    depend on the environment: inside `fairseq.checkpoint_utils` the name `torch` refers to a module
+    whose `load` reads weights only. `torch.load` is unchanged for other code.
     """
     from fairseq import checkpoint_utils
 
@@ -92,7 +92,7 @@ def load_weights_only() -> bool:
 
 
 def name_missing_file() -> bool:
-    """A checkpoint that is missing or may not be read ends in one line instead of a traceback."""
+    """A checkpoint that is missing or not readable ends in a one-line error instead of a traceback."""
     from fairseq import checkpoint_utils
 
     load_to_cpu = checkpoint_utils.load_checkpoint_to_cpu
@@ -122,10 +122,10 @@ def name_missing_file() -> bool:
 
 
 def require_named_checkpoint() -> bool:
-    """A mistyped --restore-file would train from scratch: fairseq only logs that nothing was found.
+    """With a mistyped --restore-file fairseq trains from scratch: it only logs that nothing was found.
 
-    That is right for the default, the newest checkpoint of --save-dir, and wrong for a file that
-    somebody named; so a named file must exist.
+    That is right for the default, the newest checkpoint of --save-dir, but wrong for a file that the
+    user named, so a named file must exist.
     """
     from fairseq import checkpoint_utils
 
@@ -138,7 +138,7 @@ def require_named_checkpoint() -> bool:
         if cfg.restore_file != LATEST:
             named["--restore-file"] = cfg.restore_file.replace(".pt", suffix)
         elif not os.path.exists(os.path.join(cfg.save_dir, LATEST.replace(".pt", suffix))):
-            # These two apply only while there is no newest checkpoint; the first hides the second.
+            # These two apply only if there is no newest checkpoint; the first takes precedence.
             if getattr(cfg, "continue_once", None) is not None:
                 named["--continue-once"] = cfg.continue_once
             elif cfg.finetune_from_model is not None:
@@ -153,9 +153,9 @@ def require_named_checkpoint() -> bool:
 
 
 def name_mismatch() -> bool:
-    """A checkpoint of another architecture ends in one line with the first parameter that differs.
+    """A checkpoint of another architecture ends in a one-line error that names the first mismatch.
 
-    fairseq raises a plain Exception that says no more than that the architectures do not match.
+    fairseq raises a plain Exception that only says that the architectures do not match.
     """
     from fairseq.trainer import Trainer
 
@@ -177,10 +177,10 @@ def name_mismatch() -> bool:
 
 
 def gather_before_saving() -> bool:
-    """A task whose state lies on all workers has to collect it before it is saved.
+    """A task whose state is spread over all workers has to gather it before it is saved.
 
-    fairseq asks a task for its state (`get_checkpoint_dict`) on rank 0 alone, and only once the others
-    have left. Here every worker first calls the task's `gather_checkpoint_state`, where there is one.
+    fairseq asks a task for its state (`get_checkpoint_dict`) on rank 0 only, after the other ranks have
+    returned. Here every worker first calls the task's `gather_checkpoint_state`, if it has one.
     """
     from fairseq import checkpoint_utils
 
@@ -200,11 +200,11 @@ def gather_before_saving() -> bool:
 
 
 def leave_no_empty_directory() -> bool:
-    """fairseq makes --save-dir before it has looked at anything else.
+    """fairseq creates --save-dir before it checks anything else.
 
-    A run that ends at its first line, because of a mistyped option say, would leave it behind, empty.
-    It is removed when the program ends, if it was not there before and nothing is in it. If it cannot be
-    made or written, the run ends there in one line that names the option.
+    A run that fails at once, for example because of a mistyped option, would leave an empty directory
+    behind. Here it is removed at the end of the program if this run created it and it is empty. If it
+    cannot be created or written to, the run ends in a one-line error that names the option.
     """
     from fairseq import checkpoint_utils
 
@@ -227,7 +227,7 @@ def leave_no_empty_directory() -> bool:
 
 
 def _upwards(path: str):
-    """The path and all directories above it."""
+    """Yields the path and all its parent directories except the root."""
     path = os.path.abspath(path)
     while path != os.path.dirname(path):
         yield path
@@ -243,12 +243,12 @@ def _remove_empty(directories: list[str]) -> None:
 
 
 def bound_the_model() -> bool:
-    """A configuration of a billion units takes all memory before anybody is told.
+    """A configuration of a billion units would fill the memory before any error is reported.
 
-    A model that is built to load a checkpoint has no more numbers than the checkpoint; every byte of the file
-    is counted as one, and four times as many leave room for what initialisations need. A model to train has
-    no more than this machine's memory holds. What else is wrong with a checkpoint's configuration ends in one
-    line as well.
+    A model that is built to load a checkpoint may not be much larger than the checkpoint: the limit is four
+    numbers per byte of the file, which leaves room for temporary tensors of the initialisation. A model to
+    train may not be larger than this machine's memory. Other errors in a checkpoint's configuration end in
+    one line as well.
     """
     from fairseq import checkpoint_utils, models, tasks
 
@@ -296,7 +296,7 @@ def bound_the_model() -> bool:
     def load_state_dict(self, state_dict, *args, **kwargs):
         for name, weight in self.state_dict().items():
             given = state_dict.get(name, weight)
-            # PyTorch would round them without a word.
+            # PyTorch would convert them silently.
             if given.is_floating_point() != weight.is_floating_point():
                 raise UsageError(
                     f"the checkpoint's {name} is of {given.dtype}, the model's of {weight.dtype}"
@@ -310,15 +310,15 @@ def bound_the_model() -> bool:
 
 
 def _items(cfg) -> dict:
-    """The options of a model: fairseq has them in OmegaConf's containers or in a namespace."""
+    """Returns the options of a model, which fairseq stores in OmegaConf containers or in a namespace."""
     values = OmegaConf.to_container(cfg, resolve=False) if OmegaConf.is_config(cfg) else vars(cfg)
     return values.items()
 
 
 def refuse_to_do_nothing() -> bool:
-    """A training that makes no update ends with status 0, as one that has learnt something.
+    """In fairseq a training run without a single update ends with status 0; here it raises UsageError.
 
-    One that goes on from a checkpoint which has reached its end already is done, and says so.
+    A run that resumes from a checkpoint at which training was complete only logs a warning.
     """
     from fairseq import checkpoint_utils
 

@@ -1,8 +1,8 @@
-"""fairseq's data files are looked at before they are read.
+"""Checks fairseq's data files before they are read.
 
-fairseq maps an index into memory and believes it. A damaged one ends in an exception of NumPy's in the middle
-of an epoch, in sentences that are silently left out, or in entries that no dictionary has. A pipe or a device
-in the place of a file never ends.
+fairseq maps an index into memory without checking it. A damaged index leads to a NumPy exception in the
+middle of an epoch, to sentences that are silently left out, or to entries that are in no dictionary. Reading
+a pipe or a device in place of a file never ends.
 """
 
 import functools
@@ -15,7 +15,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import refuse_endless
 
 MAGIC = b"MMIDIDX\0\0"
-# Of fairseq's older and its compressed formats, which are left to fairseq.
+# Magic numbers of fairseq's older format and its compressed one, which are not checked here.
 OTHER_MAGIC = (b"TNTIDX\0\0", b"HUFFIDX\0\0")
 HEAD = struct.Struct("<9sQBQ")
 TYPES = dict(enumerate((np.uint8, np.int8, np.int16, np.int32, np.int64), start=1)) | {8: np.uint16}
@@ -23,7 +23,7 @@ TYPES |= {9: np.uint32, 10: np.uint64}
 
 
 def require_file(path: str) -> int:
-    """The size of a file in bytes. Raises UsageError if it cannot be read or is no regular file."""
+    """Returns the size of a file in bytes. Raises UsageError if it cannot be read or is no regular file."""
     refuse_endless(path)
     try:
         with open(path, "rb") as file:
@@ -33,10 +33,10 @@ def require_file(path: str) -> int:
 
 
 def check_indexed(prefix: str, entries: int | None) -> None:
-    """Looks whether PREFIX.idx and PREFIX.bin belong together and hold nothing but a dictionary's entries.
+    """Checks that PREFIX.idx and PREFIX.bin belong together and hold only entries of a dictionary.
 
     Args:
-        entries: of the dictionary; None where there is none.
+        entries: size of the dictionary; None if there is none.
 
     Raises:
         UsageError: they do not.
@@ -60,7 +60,7 @@ def check_indexed(prefix: str, entries: int | None) -> None:
     kind = np.dtype(TYPES[code])
     rest = np.fromfile(index, np.uint8, offset=HEAD.size)
     lengths, places = rest[: 4 * sentences].view(np.int32), rest[4 * sentences :].view(np.int64)
-    # Without a dictionary these are alignments, of which a sentence may have none.
+    # Without a dictionary these are alignments, and a sentence may have none.
     shortest = 0 if entries is None else 1
     ends = np.cumsum(lengths, dtype=np.int64) * kind.itemsize
     if (lengths < shortest).any() or (places != ends - lengths.astype(np.int64) * kind.itemsize).any():
@@ -85,7 +85,7 @@ def check_indexed(prefix: str, entries: int | None) -> None:
 
 
 def check_data_files() -> bool:
-    """See the module's docstring; dictionaries and data sets of fairseq's newer binary format are checked."""
+    """Checks dictionaries and data sets of fairseq's newer binary format; see the module's docstring."""
     from fairseq.data import Dictionary, data_utils
     from fairseq.tasks.translation import TranslationTask
 
@@ -118,7 +118,7 @@ def check_data_files() -> bool:
     @functools.wraps(load_split)
     def load_dataset(self, split, epoch=None, **kwargs):
         load_split(self, split, epoch=1 if epoch is None else epoch, **kwargs)
-        # Only a training names the epoch.
+        # Only training passes the epoch.
         if epoch is not None and self.datasets[split].tgt is None:
             languages = f"{self.cfg.source_lang}-{self.cfg.target_lang}.{self.cfg.target_lang}"
             raise UsageError(f"{self.cfg.data} has no {split}.{languages}.bin and .idx, which training needs")

@@ -1,4 +1,4 @@
-"""A training that diverges ends in one line, whether its numbers are infinite or only absurd."""
+"""Training that diverges ends in a one-line error, whether its losses are infinite or only absurd."""
 
 import functools
 import logging
@@ -12,24 +12,24 @@ from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger("rhhn_fairseq.compat")
 
-# A loss of this many times the uniform distribution's over the vocabulary is no loss of a model that learns.
-# A cross-entropy of x nats means that logits differ by x. Before the first update weights of a standard
-# deviation of 1, which is more than any initialisation takes, make logits of sqrt(H) from H units: 100 from
-# 10,000 of them, and a loss of a few hundred at most. A thousand times ln 2, of the smallest vocabulary there
-# is, are 693; of 50 characters 3,912. After one update with --lr 1e6 the loss is above a million.
-# Numbers to be predicted are of order 1: sums of two numbers below 1, and offsets of a pen, normalised. An
-# answer that is a thousand off has a squared error of a million, and so many nats in a density of width 1.
+# No model that learns has a loss of this many times that of the uniform distribution over the vocabulary.
+# A cross-entropy of x nats means that logits differ by x. Before the first update, weights with a standard
+# deviation of 1, more than any initialisation uses, give logits of sqrt(H) for H units: 100 for 10,000 units,
+# and a loss of at most a few hundred. The bound is 1000 ln 2 = 693 for the smallest possible vocabulary and
+# 3,912 for 50 characters. After one update with --lr 1e6 the loss is above a million.
+# Regression targets are of order 1: sums of two numbers below 1, and normalised pen offsets. A prediction
+# that is off by a thousand has a squared error of a million, and as many nats under a density of width 1.
 ABSURD = 1000.0
 
 
 def end_divergence_in_one_line() -> bool:
     """A diverging run prints its whole model: fairseq dumps the norm and gradient of every parameter.
 
-    It then ends in a FloatingPointError. Here the dump is left out, the names of the first module
-    with a NaN and of three parameters with such a gradient are logged, and the error says which
-    update it was and what to try. With several GPUs fairseq calls the same event "gradients are
-    inconsistent"; it is told apart by the norms in that message. Workers that really disagree keep
-    fairseq's error.
+    It then ends in a FloatingPointError. Here the dump is omitted, the names of the first module
+    with a NaN and of three parameters with such a gradient are logged, and the error states the
+    update and what to try. With several GPUs fairseq reports the same event as "gradients are
+    inconsistent"; the norms in that message identify it. If workers really disagree, fairseq's
+    error is kept.
     """
     from fairseq import trainer
 
@@ -61,7 +61,7 @@ def end_divergence_in_one_line() -> bool:
     @functools.wraps(reduce)
     def reduce_and_log_stats(self, logging_outputs, sample_size, grad_norm=None):
         figures = reduce(self, logging_outputs, sample_size, grad_norm)
-        # A number on a GPU is waited for when fairseq itself shows it, and not at every update.
+        # Reading a number from a GPU synchronises, so it is done only when fairseq itself shows it.
         shown = self.get_num_updates() % self.cfg.common.log_interval == 0
         for name, bound in largest_losses(self.task).items():
             loss = figures.get(name)
@@ -79,7 +79,7 @@ def end_divergence_in_one_line() -> bool:
 
 
 def largest_losses(task) -> dict[str, float]:
-    """The figures, by name, beyond which a training has diverged; in bits where there are classes."""
+    """Returns by name the losses beyond which training has diverged; in bits if there are classes."""
     classes = getattr(getattr(task, "problem", None), "classes", None)
     if not classes:
         try:
@@ -91,7 +91,7 @@ def largest_losses(task) -> dict[str, float]:
 
 
 def _diverged(trainer, update: int, what: str, parameter: str) -> UsageError:
-    """The error for a training that cannot go on; the dump that fairseq leaves is named."""
+    """Returns the error for training that has diverged; it names the dump that fairseq leaves."""
     clip = trainer.cfg.optimization.clip_norm
     dump = os.path.join(trainer.cfg.checkpoint.save_dir, "crash.pt")
     left = f"; fairseq left the weights before it in {dump}" if os.path.exists(dump) else ""
@@ -103,7 +103,7 @@ def _diverged(trainer, update: int, what: str, parameter: str) -> UsageError:
 
 
 def _largest(model) -> str:
-    """The first parameter with a NaN or infinity in it or its gradient, or that with the largest number."""
+    """Returns the first parameter with a non-finite value or gradient, else that with the largest value."""
     sizes = {}
     for name, parameter in model.named_parameters():
         for values in (parameter.detach(), parameter.grad):
@@ -114,5 +114,5 @@ def _largest(model) -> str:
 
 
 def is_divergence(error: FloatingPointError) -> bool:
-    """Whether this is fairseq's error for numbers out of range, not for workers that disagree."""
+    """Returns whether this is fairseq's error for numbers out of range, not for workers that disagree."""
     return bool(re.search(r"Nan/Inf|[Mm]inimum loss scale reached|= *[-+]?(nan|inf)\b", str(error)))

@@ -1,4 +1,4 @@
-"""Strings of a configuration are data: fairseq's own `eval` of them is replaced by a small evaluator."""
+"""Strings in a configuration are data: fairseq's `eval` of them is replaced by a small evaluator."""
 
 import ast
 import operator
@@ -17,10 +17,10 @@ OPERATORS = {
 
 
 def evaluate(text: str):
-    """The value of an expression made of literals and + - * /, such as "[(512, 3)] * 15".
+    """Returns the value of an expression of literals and + - * /, such as "[(512, 3)] * 15".
 
-    Raises UsageError for everything else: names, calls, attributes, comprehensions; and, like the
-    builtin, TypeError for what is not a string, on which some callers rely.
+    Raises UsageError for everything else: names, calls, attributes, comprehensions. Like the builtin,
+    it raises TypeError for arguments that are no strings; some callers rely on that.
     """
     if not isinstance(text, str):
         raise TypeError(f"an expression must be a string, not {type(text).__name__}")
@@ -53,13 +53,13 @@ def _value(node: ast.expr):
 
 
 def configuration_is_data() -> bool:
-    """A checkpoint carries its model's configuration, and several of fairseq's models `eval` parts of it.
+    """A checkpoint holds its model's configuration, and several of fairseq's models `eval` parts of it.
 
-    A file could so run code although its pickle holds none (`decoder_layers` of `fconv_lm`,
-    `adaptive_softmax_cutoff` of many models through `fairseq.utils.eval_str_list`). A name in a
-    module hides the builtin of that name, so each fairseq module gets an `eval` that knows literals
-    and arithmetic, which is all that fairseq's defaults and documentation use. The command-line
-    programs (`fairseq_cli`) evaluate what the person typed, and are left alone.
+    So a file could run code although its pickle holds none (`decoder_layers` of `fconv_lm`,
+    `adaptive_softmax_cutoff` of many models through `fairseq.utils.eval_str_list`). A module's own
+    name shadows the builtin, so each fairseq module gets an `eval` that supports only literals and
+    arithmetic, which is all that fairseq's defaults and documentation use. The command-line programs
+    (`fairseq_cli`) evaluate what the user typed and are left unchanged.
     """
     for name, module in list(sys.modules.items()):
         if name.startswith("fairseq.") and "eval" not in vars(module):

@@ -1,4 +1,4 @@
-"""The form of a checkpoint, looked at where every program loads one, before anything is built from it."""
+"""Checks the structure of a checkpoint when any program loads it, before anything is built from it."""
 
 import argparse
 import math
@@ -14,7 +14,7 @@ from rhhn_fairseq.errors import UsageError
 
 NONE = type(None)
 
-# What a checkpoint holds, and of which types; a key that is absent is read as None.
+# The keys of a checkpoint and their types; a missing key counts as None.
 FORM = {
     "model": (dict,),
     "cfg": (dict, NONE),
@@ -36,14 +36,14 @@ FORM = {
     "last_optimizer_state.state": (dict, NONE),
     "last_optimizer_state.param_groups": (list, NONE),
 }
-# Containers within containers; fairseq's own checkpoints have about ten levels.
+# The deepest nesting that is accepted; fairseq's own checkpoints have about ten levels.
 DEEPEST = 60
-# PyTorch stores weights as they are; a file that unpacks to more was made to fill the memory.
+# PyTorch stores weights uncompressed; a file that unpacks to more was made to fill the memory.
 LARGEST_GROWTH = 4
 
 
 def check_file(name: str, file) -> None:
-    """Refuses a zip file that unpacks to much more than its size; the file is left at its beginning.
+    """Refuses a zip file that unpacks to much more than its size; leaves the file at its beginning.
 
     Raises:
         UsageError: it does.
@@ -54,7 +54,7 @@ def check_file(name: str, file) -> None:
         with zipfile.ZipFile(file) as archive:
             unpacked = sum(member.file_size for member in archive.infolist())
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        # The older format, or a damaged file, of which PyTorch says what is wrong.
+        # The older format, or a damaged file, for which PyTorch reports the error.
         unpacked = 0
     file.seek(0)
     if unpacked > LARGEST_GROWTH * size + (1 << 20):
@@ -64,13 +64,13 @@ def check_file(name: str, file) -> None:
 
 
 def check_state(name: str, state) -> None:
-    """Looks at all that was loaded from a checkpoint.
+    """Checks everything that was loaded from a checkpoint.
 
     Args:
         name: of the file, for messages.
 
     Raises:
-        UsageError: it is no checkpoint, or a part of it is not of the form that fairseq gives it.
+        UsageError: it is no checkpoint, or a part of it does not have the type that fairseq gives it.
     """
     from fairseq import models
 
@@ -99,7 +99,7 @@ def check_state(name: str, state) -> None:
 
 
 def _values(state, keys: list[str]) -> list:
-    """The values in a place; of a list all of its members are looked at, of None nothing."""
+    """Returns the values at a path of keys: for a list, those of all its members; for None, no values."""
     if not keys:
         return [state]
     if isinstance(state, list):
@@ -112,7 +112,7 @@ def _values(state, keys: list[str]) -> list:
 
 
 def _check_depth(name: str, state) -> None:
-    """Raises UsageError for containers that contain themselves, or others of a thousand levels."""
+    """Raises UsageError for containers that contain themselves or are nested too deeply."""
     level = [state]
     for _ in range(DEEPEST):
         inner = {}
@@ -126,12 +126,12 @@ def _check_depth(name: str, state) -> None:
 
 
 def weight_problem(key, weight) -> str | None:
-    """What is wrong with a weight of this name, or None."""
+    """Returns what is wrong with a weight and its name, or None."""
     if not isinstance(key, str) or not isinstance(weight, torch.Tensor):
         return f"is of type {type(weight).__name__}, not a named tensor"
     if weight.layout != torch.strided or weight.is_complex() or weight.device.type == "meta":
         return f"is a tensor of {weight.layout} and {weight.dtype} on {weight.device}, no model has such"
-    # A few stored numbers may be repeated to any size.
+    # Strides may repeat a few stored numbers to any size.
     if weight.numel() * weight.element_size() > weight.untyped_storage().nbytes():
         return f"claims {weight.numel():,} numbers, which are not stored"
     if weight.is_floating_point() and not bool(weight.isfinite().all()):
@@ -140,7 +140,7 @@ def weight_problem(key, weight) -> str | None:
 
 
 class _Allowance(TorchFunctionMode):
-    """Refuses to make more numbers than are allowed, all tensors together.
+    """Refuses to create tensors with more numbers in total than are allowed.
 
     Args:
         numbers: how many. refusal: the message.
@@ -175,6 +175,6 @@ class _Allowance(TorchFunctionMode):
 
 @contextmanager
 def allowance(numbers: int, refusal: str):
-    """Within it, no more than so many numbers are made; UsageError before memory is taken for them."""
+    """Limits how many numbers are created within the context; UsageError before memory is allocated."""
     with _Allowance(numbers, refusal):
         yield

@@ -1,4 +1,4 @@
-"""The package's own configurations, which ``--config-name`` names in any directory."""
+"""Lets ``--config-name`` find the package's own configurations from any directory."""
 
 import os
 import sys
@@ -8,18 +8,18 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def look_in_the_package() -> bool:
-    """``fairseq-hydra-train`` looks for a configuration in fairseq's own directory and in --config-dir.
+    """``fairseq-hydra-train`` only searches fairseq's own directory and --config-dir for a configuration.
 
-    Without --config-dir it looks in ``rhhn_fairseq/configs`` as well, after its own. Hydra merges
-    directories, and those in there have files of the same names, so it is given the one that holds the
-    configuration. Other programs that use Hydra are left alone.
+    Here, without --config-dir, it then searches ``rhhn_fairseq/configs``. Hydra merges directories, and
+    the subdirectories there have files of the same names, so only the one that holds the configuration
+    is added. Other programs that use Hydra are not affected.
     """
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 
     class Configs(SearchPathPlugin):
         def manipulate_search_path(self, search_path) -> None:
-            # fairseq's other programs have their defaults from Hydra, but options of their own.
+            # fairseq's other programs take defaults from Hydra, but have command lines of their own.
             if "hydra" not in os.path.basename(sys.argv[0]) or not reads_fairseqs_own(search_path):
                 return
             folder = folder_of_arguments()
@@ -31,21 +31,21 @@ def look_in_the_package() -> bool:
 
 
 def reads_fairseqs_own(search_path) -> bool:
-    """Whether the program's own directory of configurations is fairseq's."""
+    """Returns whether the program's own directory of configurations is fairseq's."""
     main = [item.path for item in search_path.get_path() if item.provider == "main"]
-    # A directory, or a package where the program was started with python -m.
+    # A directory, or a package if the program was started with python -m.
     return any(path.replace(".", "/").endswith("fairseq/config") for path in main)
 
 
 def own_names() -> dict[str, Path]:
-    """The package's configurations by name, with the directory of each."""
+    """Returns the directory of each of the package's configurations, by name."""
     return {path.stem: path.parent for path in CONFIGS.glob("*/*.yaml")}
 
 
 def folder_of_arguments() -> Path | None:
-    """The package's directory with the configuration that the command line of fairseq-hydra-train names.
+    """Returns the package's directory with the configuration named on fairseq-hydra-train's command line.
 
-    None where the command line names no configuration or says itself where it is, and where fairseq has it.
+    Returns None if the command line names no configuration, if it says where to look, or if fairseq has it.
     """
     import fairseq
     from hydra._internal.utils import get_args

@@ -1,4 +1,4 @@
-"""The recipes of ``adaptations/recipes.py`` under Hydra, where a configuration is a tree."""
+"""Applies the recipes of ``adaptations/recipes.py`` under Hydra, where a configuration is a tree."""
 
 import functools
 import os
@@ -13,10 +13,10 @@ from rhhn_fairseq.adaptations import hydra_configs, recipes
 from rhhn_fairseq.adaptations.names import nearest
 from rhhn_fairseq.errors import UsageError
 
-# Where fairseq keeps the options that belong to no component.
+# Sections in which fairseq keeps the options that belong to no component.
 SECTIONS = ("dataset", "optimization", "checkpoint")
 
-# fairseq copies these values by interpolation, which may be resolved already.
+# fairseq copies these values by interpolation, which may already be resolved.
 COPIES = {
     "optimization.lr": ("optimizer.lr", "lr_scheduler.lr"),
     "dataset.batch_size": ("dataset.batch_size_valid",),
@@ -25,14 +25,14 @@ COPIES = {
 
 
 def fill_in_configuration() -> bool:
-    """``fairseq-hydra-train model=NAME`` gets what the user leaves open from the recipe of the architecture.
+    """``fairseq-hydra-train model=NAME`` takes options that the user does not set from the model's recipe.
 
-    fairseq's ``add_defaults`` completes a configuration once the user's modules are imported. It is called by
-    ``fairseq_cli.train`` too, which has read a command line by then: nothing is filled in there.
+    fairseq's ``add_defaults`` completes a configuration after the user's modules are imported.
+    ``fairseq_cli.train`` calls it too, after it has parsed a command line; then nothing is filled in.
     """
     from fairseq.dataclass import initialize
 
-    # Where fairseq's program imported the user directory, it has the function under a name of its own.
+    # If fairseq's program imported the user directory, it holds its own reference to the function.
     for module in (initialize, sys.modules.get("fairseq_cli.train")):
         if hasattr(module, "add_defaults"):
             module.add_defaults = _filling(module.add_defaults)
@@ -52,7 +52,7 @@ def _filling(inner):
 
 
 def keys_of_the_user() -> set[str] | None:
-    """The dotted keys that the user's overrides and configuration file name; None outside of Hydra."""
+    """Returns the dotted keys in the user's overrides and configuration files; None outside of Hydra."""
     from hydra.core.hydra_config import HydraConfig
 
     if not HydraConfig.initialized():
@@ -60,14 +60,14 @@ def keys_of_the_user() -> set[str] | None:
     hydra = HydraConfig.get()
     keys = {override.lstrip("+~").split("=", 1)[0].split("@")[0] for override in hydra.overrides.task}
     for source in hydra.runtime.config_sources:
-        # fairseq's own file is no choice of the user's, and has no components but null ones.
+        # fairseq's own file is not chosen by the user, and all its components are null.
         if source.schema == "file" and not source.path.endswith("fairseq/config"):
             keys |= _keys_in_file(f"{source.path}/{hydra.job.config_name}")
     return keys
 
 
 def _keys_in_file(path: str) -> set[str]:
-    """The dotted keys in a file and in those of its defaults list."""
+    """Returns the dotted keys in a file and in the files of its defaults list."""
     path = path if path.endswith(".yaml") else f"{path}.yaml"
     try:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
@@ -87,7 +87,7 @@ def _dotted(tree, prefix: str = "") -> Iterator[str]:
 
 
 def fill_tree(cfg: DictConfig, keys: set[str]) -> None:
-    """Sets in a configuration what the recipe of its model says and ``keys``, dotted, do not name."""
+    """Sets the options of the model's recipe that are not among ``keys``, which are dotted."""
     arch = _name(cfg.get("model"))
     given = _given(cfg, keys)
     filled = recipes.fill(recipes.recipe_of(arch, given), given)
@@ -110,7 +110,7 @@ def _name(component) -> str | None:
 
 
 def _given(cfg: DictConfig, keys: set[str]) -> dict:
-    """The options that the user gave, by name without a section."""
+    """Returns the options that the user gave, by name without section."""
     given = {}
     for key in keys:
         first, _, rest = key.partition(".")
@@ -118,12 +118,12 @@ def _given(cfg: DictConfig, keys: set[str]) -> dict:
             given[first] = _name(cfg.get(first))
         elif rest and first in (*recipes.COMPONENTS, *SECTIONS):
             given[rest] = OmegaConf.select(cfg, key)
-    # A component that is named as null is none.
+    # A component that is set to null counts as not given.
     return {key: value for key, value in given.items() if key not in recipes.COMPONENTS or value is not None}
 
 
 def _choose(cfg: DictConfig, kind: str, name: str, keys: set[str]) -> None:
-    """Makes ``name`` the component, with the options that the user gave it and no others."""
+    """Makes ``name`` the component, with only the options that the user gave for it."""
     if _name(cfg.get(kind)) == name:
         return
     own = [key for key in keys if key.startswith(f"{kind}.")]
@@ -152,9 +152,9 @@ def _set(cfg: DictConfig, key: str, value, keys: set[str]) -> None:
 
 
 def require_named_recipe() -> bool:
-    """fairseq makes a configuration of its defaults for any --config-name, even a mistyped one.
+    """fairseq falls back to its default configuration for an unknown --config-name, even a mistyped one.
 
-    Without effect if only the user directory brings this package, because Hydra is running by then.
+    No effect if this package is loaded only through --user-dir, because Hydra is already running then.
     """
     import fairseq
     from fairseq.dataclass import initialize
@@ -165,11 +165,11 @@ def require_named_recipe() -> bool:
     @functools.wraps(inner)
     def hydra_init(cfg_name="config"):
         args, _ = get_args_parser().parse_known_args()
-        # Hydra takes a relative --config-path from the program's own folder.
+        # Hydra resolves a relative --config-path from the program's own folder.
         own = Path(fairseq.__file__).parents[1] / "fairseq_cli" / (args.config_path or "../fairseq/config")
         places = [own] if args.config_dir is None else [Path(args.config_dir), own]
         file = f"{cfg_name.removesuffix('.yaml')}.yaml"
-        # Directories that do not exist are Hydra's to refuse.
+        # Hydra itself refuses directories that do not exist.
         readable = args.config_name == cfg_name and all(place.is_dir() for place in places)
         if readable and not any((place / file).is_file() for place in places):
             if args.config_dir is not None or args.config_path is not None:
@@ -188,11 +188,11 @@ def require_named_recipe() -> bool:
 
 
 def refuse_repeated_values() -> None:
-    """A value in a recipe is silently replaced where a file of its defaults list also gives it.
+    """A value in a recipe is silently replaced if a file of its defaults list also sets it.
 
     fairseq fills a recipe with the defaults of all options before Hydra merges anything, so the recipe has to
-    come first (``_self_``) for the other files to have any effect. Then the other files win. Here training
-    ends in one line that names the value and both files. Hydra has to be running.
+    come first (``_self_``) for the other files to have any effect, and then those take precedence. Here such
+    a value ends training in a one-line error that names it and both files. Hydra has to be running.
     """
     from hydra.core.hydra_config import HydraConfig
 
@@ -204,7 +204,7 @@ def refuse_repeated_values() -> None:
 
 
 def check_recipe(recipe: Path) -> None:
-    """Raises UsageError if a file in the defaults list after ``_self_`` gives a value of ``recipe`` too."""
+    """Raises UsageError if a file after ``_self_`` in the defaults list also sets a value of ``recipe``."""
     values = yaml.safe_load(recipe.read_text()) or {}
     entries = values.pop("defaults", [])
     shared = entries[entries.index("_self_") + 1 :] if "_self_" in entries else []

@@ -1,4 +1,4 @@
-"""Reading data: NumPy's removed names, a lost batch, threads that still read when a program ends."""
+"""Fixes for reading data: NumPy's removed names, a lost batch, threads that outlive the program."""
 
 import atexit
 import functools
@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 
-# fairseq modules that use a name which NumPy 1.24 or 2.0 removed, on a path that reading text takes.
+# fairseq modules for reading text that use a name which NumPy 1.24 or 2.0 removed.
 USE_OLD_NUMPY = (
     "fairseq.data.data_utils",
     "fairseq.data.language_pair_dataset",
@@ -18,14 +18,14 @@ USE_OLD_NUMPY = (
 
 
 class NumpyWithOldNames(types.ModuleType):
-    """`numpy` as a fairseq module sees it: the same module, with the removed names in addition."""
+    """`numpy` as a fairseq module sees it: the same module plus the removed names."""
 
     int = int
     compat = types.SimpleNamespace(long=int)
 
     @staticmethod
     def percentile(values, shares, interpolation="linear", **options):
-        """As NumPy's, whose ``interpolation`` is called ``method`` now."""
+        """Calls NumPy's function, whose ``interpolation`` is now called ``method``."""
         return np.percentile(values, shares, **{"method": interpolation, **options})
 
     def __getattr__(self, name):
@@ -33,12 +33,12 @@ class NumpyWithOldNames(types.ModuleType):
 
 
 def restore_numpy_names() -> bool:
-    """`np.compat.long` and `np.int` are gone, and with them --sample-break-mode eos and bucketing.
+    """Without `np.compat.long` and `np.int`, --sample-break-mode eos and bucketing fail.
 
-    So is the argument `interpolation` of `np.percentile`, and with it --num-batch-buckets.
+    So does --num-batch-buckets without the argument `interpolation` of `np.percentile`.
 
-    The names come back in the three fairseq modules that use them, not in NumPy, where other
-    libraries look for them to find out its version.
+    The names are restored in the three fairseq modules that use them, not in NumPy itself, where
+    other libraries look for them to detect its version.
     """
     if hasattr(np, "compat") and hasattr(np, "int"):
         return False
@@ -50,8 +50,8 @@ def restore_numpy_names() -> bool:
 def keep_the_last_batch() -> bool:
     """`batch_by_size` drops the last batch unless --required-batch-size-multiple (8) divides its size.
 
-    So a test set loses its longest sentences: fairseq-generate gives fewer translations than there
-    are sentences and scores those, and training never sees them. The batch is put back.
+    So a test set loses its longest sentences: fairseq-generate writes and scores fewer translations
+    than there are sentences, and training never sees them. Here that batch is kept.
     """
     from fairseq.data import data_utils
 
@@ -74,10 +74,10 @@ def keep_the_last_batch() -> bool:
 def stop_reading_at_the_end() -> bool:
     """A run that stops in mid-epoch (--max-update) leaves threads behind that still fetch batches.
 
-    They are daemon threads, and when the interpreter shuts down while one of them is in PyTorch's
-    C++ code the process can abort ("terminate called without an active exception") with a status
-    other than 0 after all work is done; torchrun then reports a failed job. So they are told to
-    stop, and waited for, when the program's main function is left or, under Hydra, at exit.
+    These are daemon threads. If the interpreter shuts down while one of them is in PyTorch's C++ code,
+    the process can abort ("terminate called without an active exception") with a non-zero status after
+    all work is done, and torchrun reports a failed job. So they are stopped and joined when the
+    program's main function returns or, under Hydra, at exit.
     """
     from fairseq.data import iterators
     from fairseq.distributed import utils
@@ -109,7 +109,7 @@ def stop_reading_at_the_end() -> bool:
 
 
 def stop(consumer, seconds: float = 10.0) -> None:
-    """Ends a consumer thread after the batch it is fetching, but waits no longer than `seconds`."""
+    """Stops a consumer thread after the batch it is fetching; waits at most `seconds`."""
     consumer._max_len = 0
     for _ in range(int(seconds / 0.05)):
         # The thread may be waiting for room in its queue.

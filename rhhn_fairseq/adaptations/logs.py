@@ -1,18 +1,18 @@
-"""What fairseq prints: one record it formats wrongly, and warnings about its own age."""
+"""Fixes for fairseq's log: one wrongly formatted record, an early root logger, known warnings."""
 
 import logging
 import os
 import sys
 import warnings
 
-# (category, beginning of the message, module that warns). All of them are caused by fairseq's code or this
-# package's, appear in every run on the CPU or a GPU, and tell its user nothing that could be acted upon.
+# (category, beginning of the message, module that warns). All of them are caused by the code of fairseq or of
+# this package, appear in every run on the CPU or a GPU, and call for no action by the user.
 KNOWN_WARNINGS = (
     (FutureWarning, r"`torch\.cuda\.amp\.(autocast|GradScaler)\(args", r"fairseq\..*"),
-    # cuDNN's LSTM and GRU of ops/torch_nn.py get their weights as the cell has them.
+    # ops/torch_nn.py passes the cell's separate tensors to cuDNN's LSTM and GRU.
     (UserWarning, r"RNN module weights are not part of single contiguous chunk", r"rhhn_fairseq\..*"),
     (UserWarning, r"amp_C fused kernels unavailable", r"fairseq\..*"),
-    # A damaged checkpoint, of which the error that follows says more.
+    # A damaged checkpoint; the error that follows says more.
     (UserWarning, r"Detected pickle protocol", r"torch\._weights_only_unpickler"),
     (FutureWarning, r"`broadcast_buffers` is deprecated", r"(rhhn_)?fairseq\..*"),
     (UserWarning, r"'pin_memory' argument is set as true but no accelerator", r"torch\.utils\.data\..*"),
@@ -25,10 +25,10 @@ KNOWN_WARNINGS = (
 
 
 def repair_inf_score_record() -> bool:
-    """fairseq-eval-lm gives `logger.info` a value but no place for it in the message.
+    """fairseq-eval-lm passes `logger.info` a value but no placeholder for it in the message.
 
     Each sample with an infinite score then prints a "--- Logging error ---" traceback instead of
-    the tokens that are left out. A filter on that logger puts the value behind the message.
+    the tokens that are left out. A filter on that logger appends the value to the message.
     """
     logger = logging.getLogger("fairseq_cli.eval_lm")
     logger.addFilter(_append_stray_arguments)
@@ -53,11 +53,11 @@ def silence_known_warnings() -> bool:
 
 
 def restore_root_logger() -> bool:
-    """A model that fairseq imports (wav2vec2_classification) sets the root logger up, at level DEBUG.
+    """A model that fairseq imports (wav2vec2_classification) configures the root logger at level DEBUG.
 
-    Whoever comes first decides, so fairseq-eval-lm and fairseq-generate, which set their log up after
-    that import, print every library's debug lines, without the time. In these programs, a root logger
-    that looks exactly so gets the level and the format they ask for.
+    The first configuration wins, so fairseq-eval-lm and fairseq-generate, which set up logging after that
+    import, print the debug lines of every library, without the time. In these programs, a root logger in
+    exactly that state is given the level and the format that they ask for.
     """
     if "fairseq_cli" not in sys.modules:
         return False

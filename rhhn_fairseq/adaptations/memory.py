@@ -1,4 +1,4 @@
-"""The memory of fairseq's programs."""
+"""Memory allocation in fairseq's programs."""
 
 import sys
 
@@ -6,9 +6,9 @@ from rhhn_fairseq.allocator import keep_freed_memory
 
 
 def keep_memory_of_programs() -> bool:
-    """A training that gives hundreds of megabytes back at every update spends a third of its time on that.
+    """Training that frees hundreds of megabytes at every update can spend a third of its time on that.
 
-    See ``rhhn_fairseq.allocator``. The process of a notebook or of another program is left alone.
+    See ``rhhn_fairseq.allocator``. Notebooks and other programs are not affected.
     """
     if "fairseq_cli" not in sys.modules:
         return False

@@ -1,7 +1,7 @@
-"""What fairseq, OmegaConf and PyTorch raise for a user's mistake, and the line to say instead.
+"""Maps exceptions that fairseq, OmegaConf and PyTorch raise for a user's mistake to one-line messages.
 
-A row of MISTAKES names the exception's type, the module that raises it, a pattern of its message, and the
-line. What no row describes stays a traceback, because it is a defect and not a mistake.
+A row of MISTAKES gives the exception's type, the module that raises it, a pattern for its message, and the
+line to print. Exceptions without a row keep their traceback, because they are defects, not mistakes.
 """
 
 import errno
@@ -17,12 +17,12 @@ from rhhn_fairseq.programs import command
 
 @dataclass(frozen=True)
 class Mistake:
-    """A row.
+    """A row of MISTAKES.
 
     Args:
-        kind: names of exceptions, with | between. module: pattern of the raising module's whole name.
-        message: pattern of the message's beginning. line: what is said instead, with the message's groups
-            (`\\1`) in it, or a function of the exception and the match.
+        kind: names of exceptions, separated by |. module: pattern for the raising module's whole name.
+        message: pattern for the beginning of the message. line: what to print instead, with references to
+            groups (`\\1`) of the message, or a function of the exception and the match.
     """
 
     kind: str
@@ -31,7 +31,7 @@ class Mistake:
     line: str | Callable[[BaseException, re.Match], str]
 
     def describe(self, error: BaseException, module: str) -> str | None:
-        """The line for an exception that `module` raised, or None if this row does not describe it."""
+        """Returns the line for an exception raised in `module`, or None if this row does not match it."""
         names = {kind.__name__ for kind in type(error).__mro__}
         if not names & set(self.kind.split("|")) or not re.fullmatch(self.module, module):
             return None
@@ -43,14 +43,14 @@ class Mistake:
 
 
 def describe(error: BaseException) -> str | None:
-    """The line for an exception as it was caught, or None if it is no user's mistake."""
+    """Returns the line for a caught exception, or None if it is not a user's mistake."""
     module = raising_module(error)
     lines = (row.describe(error, module) for row in MISTAKES)
     return next((line for line in lines if line is not None), None)
 
 
 def raising_module(error: BaseException) -> str:
-    """The name of the module whose code raised an exception."""
+    """Returns the name of the module whose code raised an exception."""
     trace = error.__traceback__
     if trace is None:
         return ""
@@ -80,7 +80,7 @@ def _no_name(error, match) -> str:
     trace = error.__traceback__
     while trace.tb_next is not None:
         trace = trace.tb_next
-    # fairseq has one function for all its registries; which it is, it knows alone.
+    # fairseq has one function for all its registries; only its local variables say which one it is.
     local = trace.tb_frame.f_locals
     return f"there is no {local['registry_name']} {match[1]!r}: {nearest(match[1], local['REGISTRY'])}"
 

@@ -1,4 +1,4 @@
-"""Repairs of fairseq's ``--amp``, ``--bf16`` and ``--fp16``."""
+"""Fixes for fairseq's ``--amp``, ``--bf16`` and ``--fp16``."""
 
 import functools
 import logging
@@ -9,15 +9,15 @@ from rhhn_fairseq.adaptations import mentions
 
 logger = logging.getLogger("rhhn_fairseq.compat")
 
-# The place of the float32 weights in the optimizer's state.
+# Key of the float32 weights in the optimizer's state.
 MASTER = "master_weights"
 
 
 def unscale_once() -> bool:
-    """fairseq has the scaler unscale gradients by one object, to clip them, and step another that wraps it.
+    """fairseq unscales gradients through one optimizer object, to clip them, and steps another that wraps it.
 
-    The scaler keeps a list by object, takes the gradients for scaled and divides them again. Adam hides
-    most of that, but not its eps, nor the running squares when the scale changes.
+    The scaler tracks objects, so it takes the gradients for still scaled and divides them again. Adam cancels
+    most of that, except in its eps, and in the running squares when the scale changes.
     """
     from fairseq.optim.amp_optimizer import AMPOptimizer
 
@@ -38,8 +38,8 @@ def unscale_once() -> bool:
 def keep_master_weights() -> bool:
     """Under --bf16 and --fp16 the optimizer has float32 copies of the weights, which fairseq does not save.
 
-    A run that goes on starts from the rounded weights, and all that was too small for their digits is lost.
-    Here the copies are part of the optimizer's state. Older checkpoints, which lack them, load as before.
+    A resumed run starts from the rounded weights and loses all that is below their precision. Here the
+    copies are part of the optimizer's state. Older checkpoints, which lack them, load as before.
     """
     from fairseq.optim.fp16_optimizer import FP16Optimizer
 
@@ -65,7 +65,7 @@ def keep_master_weights() -> bool:
             return
         for weights, exact in zip(masters, saved, strict=True):
             exact = exact.to(weights.device)
-            # The model's weights may have been changed in the file, as averaging does; then they count.
+            # The model's weights in the file may have been changed, as by averaging; then they are used.
             same = exact.to(self.fp16_params[0].dtype).float() == weights.data
             weights.data.copy_(torch.where(same, exact, weights.data))
 
@@ -74,5 +74,5 @@ def keep_master_weights() -> bool:
 
 
 def _flat_or_not(fp32_params) -> list:
-    """The float32 weights as a list: one for each parameter, or one for each device if they are flattened."""
+    """Returns the float32 weights as a list: one per parameter, or one per device if they are flattened."""
     return list(fp32_params.values()) if isinstance(fp32_params, dict) else list(fp32_params)

@@ -1,8 +1,8 @@
-"""Names of options, tasks, architectures and losses: which exist, and which go together.
+"""Checks the names of options, tasks, architectures and losses: which exist, and which go together.
 
-A name that does not exist ends in one line with the nearest valid ones. A wrong combination otherwise ends
-where the first of its components misses something of another: a missing attribute, an unexpected argument, or
-a loss over what is no target.
+An unknown name ends in a one-line error with the nearest valid names. Without the check, a wrong combination
+fails only where one component does not fit another: a missing attribute, an unexpected argument, or a loss
+computed against something that is not a target.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 
 from rhhn_fairseq.errors import UsageError
 
-# Tasks whose batches only their own models read, with the base class of these and the losses that fit.
+# Tasks whose batches only their own models can read, with the base class of these and the valid losses.
 PARTNERS = {
     "char_lm": ("CharLM", None),
     "synthetic": ("Classifier", ("problem_loss",)),
@@ -24,7 +24,7 @@ TRANSLATION = "GNMT"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint: the valid names that look most like `name`, or all of a few, or nothing."""
+    """Returns a hint: the valid names most similar to `name`, else all if they are few, else nothing."""
     known = sorted(map(str, known))
     close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
     if close:
@@ -33,7 +33,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def require_known(kind: str, name: object, known: Collection[str]) -> None:
-    """Raises UsageError unless a task or model is named, and by a name that exists."""
+    """Raises UsageError unless a task or model is named and the name exists."""
     if not name:
         raise UsageError(f"the configuration names no {kind}: its {kind}._name is missing")
     if name not in known:
@@ -41,9 +41,9 @@ def require_known(kind: str, name: object, known: Collection[str]) -> None:
 
 
 def check_combination(task: str | None, arch: str | None, criterion: str | None = None) -> None:
-    """Raises UsageError for names that exist and do not go together; None is not looked at.
+    """Raises UsageError for existing names that do not go together; None is not checked.
 
-    What other packages registered is theirs to combine, with their tasks.
+    Names registered by other packages may be combined freely with the tasks of those packages.
     """
     from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
     from fairseq.tasks import TASK_REGISTRY
@@ -69,9 +69,9 @@ def check_combination(task: str | None, arch: str | None, criterion: str | None 
 
 
 def name_the_nearest() -> bool:
-    """argparse prints all options of the program, about a hundred lines, before it says what is wrong.
+    """argparse prints all options of the program, about a hundred lines, before the error.
 
-    Where it knows the valid names, of an architecture or a task, it prints all of these as well.
+    If it knows the valid names, as for an architecture or a task, it prints all of these as well.
     """
     from fairseq import options
 
@@ -79,7 +79,7 @@ def name_the_nearest() -> bool:
 
     @functools.wraps(parse)
     def parse_args_and_arch(parser, *args, **kwargs):
-        # The parser was made before the plugin was loaded, so this one instance is changed.
+        # The parser was created before the plugin was loaded, so this one instance is patched.
         parser.error = functools.partial(end_in_one_line, parser)
         return parse(parser, *args, **kwargs)
 

@@ -1,6 +1,6 @@
-"""A UsageError ends a program in one line, whatever lies between it and the top of the program.
+"""Ends a program in one line for a UsageError, however deep in the program it was raised.
 
-Nothing here imports fairseq at the top, so the line also appears when fairseq itself is missing.
+fairseq is not imported at the top of this module, so this also works when fairseq itself is missing.
 """
 
 import functools
@@ -10,16 +10,16 @@ import sys
 from rhhn_fairseq.adaptations.mistakes import describe
 from rhhn_fairseq.errors import UsageError
 
-# How a traceback that was turned into text names the error, in front of its message.
+# What precedes the error's message in a traceback that was turned into text.
 MARK = f"{UsageError.__module__}.{UsageError.__qualname__}: "
 
 
 def usage_message(error: BaseException | None) -> str | None:
-    """The message of the first UsageError in the chain of causes and contexts, or None.
+    """Returns the message of the first UsageError in the chain of causes and contexts, or None.
 
-    fairseq wraps errors in a plain Exception, a data loader's worker and a spawned process hand
-    theirs over as text with a traceback in it; the message is found in all three forms. Without a
-    UsageError, the exception itself may be one of those that `mistakes` describes.
+    fairseq wraps errors in a plain Exception, while data loader workers and spawned processes pass them
+    on as text with a traceback; the message is found in all three forms. If there is no UsageError, the
+    exception itself may be one of those that `mistakes` describes.
     """
     seen: set[int] = set()
     waiting, caught = [error], error
@@ -37,14 +37,14 @@ def usage_message(error: BaseException | None) -> str | None:
 
 
 def wants_traceback() -> bool:
-    """RHHN_TRACEBACK=1 shows the traceback as usual, for people who work on the code."""
+    """Returns whether RHHN_TRACEBACK=1 asks for the usual traceback, for people who work on the code."""
     return os.environ.get("RHHN_TRACEBACK") == "1"
 
 
 def install_excepthook() -> None:
-    """Prints `error: <message>` for a UsageError; the process still ends with status 1.
+    """Installs a hook that prints `error: <message>` for a UsageError; the exit status remains 1.
 
-    Every other exception goes to the hook that was there before.
+    All other exceptions go to the previous hook.
     """
     previous = sys.excepthook
     if getattr(previous, "prints_usage_errors", False):
@@ -62,11 +62,11 @@ def install_excepthook() -> None:
 
 
 def end_hydra_in_one_line() -> bool:
-    """fairseq-hydra-train never reaches the excepthook: Hydra prints the error in its own way.
+    """fairseq-hydra-train never reaches the excepthook, because Hydra reports errors itself.
 
-    What Hydra is about to report, of the configuration or of the job, becomes a SystemExit, which it lets
-    through and which prints the one line. If only the user directory brings this package, Hydra is running
-    already when it is imported; then the job's errors alone are caught, where its return value is read.
+    An error of the configuration or of the job that Hydra would report becomes a SystemExit, which Hydra
+    does not catch and which prints the one line. If this package is loaded only through --user-dir, Hydra
+    is already running; then only the job's errors are caught, where its return value is read.
     """
     from hydra._internal import utils
     from hydra.core.utils import JobReturn
@@ -102,7 +102,7 @@ def _end(error: Exception) -> None:
 
 
 def end_fp16_on_cpu_in_one_line() -> bool:
-    """Training with --fp16 on a CPU ends in a traceback about CUDA: at once, or when a gradient overflows.
+    """Training with --fp16 on a CPU ends in a traceback about CUDA, at once or when a gradient overflows.
 
     fairseq's loss scaling asks for the current GPU in both places.
     """

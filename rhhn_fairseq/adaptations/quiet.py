@@ -1,4 +1,4 @@
-"""A start that a person can read: details only where they are asked for, and a line that sums them up."""
+"""A readable start of training: details only on request, and one line that summarises the run."""
 
 import functools
 import logging
@@ -11,8 +11,8 @@ from rhhn_fairseq.ops import backends
 
 logger = logging.getLogger("rhhn_fairseq.training")
 
-# By logger, how the messages begin that say nothing to a person who watches; None for all of them. Objects
-# that are logged as they are, the configuration and the model, are details too.
+# By logger, patterns for the beginnings of messages that are details; None for all messages. Objects that
+# are logged directly, the configuration and the model, are details too.
 DETAILS = {
     "fairseq_cli.train": (
         r"task: |model: |criterion: |num\. |training on \d|max tokens per device|begin dry-run|"
@@ -36,10 +36,10 @@ DETAILS = {
 
 
 def keep_details_off_the_screen() -> bool:
-    """Before its first figure fairseq prints 6 kB of configuration and a dozen lines more.
+    """fairseq prints 6 kB of configuration and a dozen more lines before its first figure.
 
-    In its programs these records go to the log file alone (--log-file), or with LOGLEVEL=DEBUG to the screen
-    as well. Warnings and errors always appear.
+    In its programs these records go only to the log file (--log-file), and with LOGLEVEL=DEBUG also to the
+    screen. Warnings and errors always appear.
     """
     if "fairseq_cli" not in sys.modules:
         return False
@@ -49,7 +49,7 @@ def keep_details_off_the_screen() -> bool:
 
 
 def _pass(pattern: re.Pattern, record: logging.LogRecord) -> bool:
-    """Whether a record goes to every handler; a detail is handed to the files here."""
+    """Returns whether a record goes to every handler; passes a detail to the file handlers only."""
     if record.levelno > logging.INFO or os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
         return True
     if isinstance(record.msg, str) and not pattern.match(record.msg):
@@ -62,10 +62,10 @@ def _pass(pattern: re.Pattern, record: logging.LogRecord) -> bool:
 
 
 def sum_up_the_start() -> bool:
-    """Says in one line what is trained: its size, the device, the backend, and the updates of an epoch.
+    """Logs in one line what is trained: its size, the device, the backend, and the updates per epoch.
 
-    It comes after the first update, when it is known which backend runs, and has that update's loss and time.
-    fairseq's own first figures come after ``--log-interval`` updates, which may take minutes.
+    The line follows the first update, when it is known which backend runs, and has that update's loss and
+    time. fairseq's own first figures follow after ``--log-interval`` updates, which may take minutes.
     """
     from fairseq.trainer import Trainer
 
@@ -91,10 +91,10 @@ def sum_up_the_start() -> bool:
 
 
 def summary(trainer, figures: dict | None, seconds: float) -> str:
-    """The line of a training that has made its first update.
+    """Returns the line about a training run after its first update.
 
     Args:
-        figures: of that update; None if its gradient overflowed. seconds: that it took.
+        figures: of that update; None if its gradient overflowed. seconds: its duration.
     """
     model = trainer.get_model()
     name = getattr(trainer.cfg.model, "_name", None) or getattr(trainer.cfg.model, "arch", None)

@@ -1,9 +1,9 @@
-"""What the numbers among fairseq's options may be: one table, read when a configuration is complete.
+"""One table of the valid ranges of fairseq's numeric options, checked when a configuration is complete.
 
-fairseq looks at few of them. A negative learning rate trains away from the data, a NaN spoils every weight,
-an interval of 0 is a division by zero after the first epoch, and `--max-epoch -1` ends with status 0 before
-the first update. Options of the project's own cells, models and tasks are checked there; a row here adds what
-only the whole program knows, such as a bound against sizes that no machine has.
+fairseq checks few of them. A negative learning rate trains away from the data, a NaN corrupts every weight,
+an interval of 0 causes a division by zero after the first epoch, and `--max-epoch -1` ends with status 0
+before the first update. The project's cells, models and tasks check their own options; rows here add what
+only the whole program knows, such as a bound against sizes for which no machine has the memory.
 """
 
 import functools
@@ -22,9 +22,9 @@ from rhhn_fairseq.errors import UsageError
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, and `also`, which switches something off.
+    """Numbers from `low` to `high`, and the value `also`, which switches something off.
 
-    `above` and `below` leave the bound itself out.
+    `above` and `below` exclude the bound itself.
     """
 
     low: float = -math.inf
@@ -51,9 +51,9 @@ class Range:
 
 FINITE = Range(-math.inf, math.inf, above=True, below=True)
 STRENGTH = Range(0, math.inf, below=True)
-# Of models' sizes, whose own checks know more. Beyond this a layer's weights alone would fill terabytes.
+# Sizes of models, whose own checks are stricter. Beyond this a layer's weights alone would fill terabytes.
 WIDTH, DEPTH = Range(0, 10**6), Range(1, 1000)
-# One process for each, beside the training: more than a few a core only fill memory.
+# Each worker is a process beside the training; more than a few per core only fill memory.
 WORKERS = Range(0, max(32, 4 * (os.cpu_count() or 1)))
 
 TABLE = {
@@ -92,7 +92,7 @@ TABLE = {
 }
 RANGES = {name: allowed for allowed, names in TABLE.items() for name in names.split()}
 
-# What to say of options that do not fit each other, with the configuration's values filled in, and when.
+# Messages about options that exclude each other, with placeholders for their values, and the conditions.
 CONFLICTS = {
     "--nbest {nbest} is more than --beam {beam} hypotheses": lambda given: (
         (given("nbest") or 1) > (given("beam") or math.inf)
@@ -120,13 +120,13 @@ def check(options: Mapping[str, object]) -> None:
 
     Args:
         options: values by name as `--name` or as `section.name`. Lists are checked number by number; None
-            is no value.
+            is not checked.
     """
     for name, value in options.items():
         allowed = RANGES.get(_plain(name))
-        # A text without a range is a name, and may read like a number.
+        # A string option without a range is a name, and may look like a number.
         for number in () if isinstance(value, str) and allowed is None else _numbers(value):
-            # A NaN is no number that any option could want.
+            # NaN is not valid for any option.
             if math.isnan(number) or (allowed is not None and number not in allowed):
                 raise UsageError(f"{name} {_shown(value)} is not possible: {allowed or FINITE}")
         if _plain(name) == "adam_betas" and isinstance(value, str) and len(list(_numbers(value))) != 2:
@@ -140,12 +140,12 @@ def check(options: Mapping[str, object]) -> None:
 
 
 def _plain(name: str) -> str:
-    """The field that an option sets."""
+    """Returns the field that an option sets."""
     return re.split(r"[. ]", name)[-1].lstrip("-").replace("-", "_")
 
 
 def _json(name: str, text: str) -> dict[str, object]:
-    """Options that are given to an option, as JSON."""
+    """Returns the options in the JSON value of another option."""
     try:
         inner = json.loads(text)
     except ValueError as error:
@@ -156,7 +156,7 @@ def _json(name: str, text: str) -> dict[str, object]:
 
 
 def _numbers(value) -> Iterator[float]:
-    """The numbers in a value; texts that are no number have none."""
+    """Yields the numbers in a value; strings that are no numbers yield none."""
     if isinstance(value, bool) or value is None:
         return
     if isinstance(value, int | float):
@@ -177,7 +177,7 @@ def _shown(value) -> str:
 
 
 def options_of(cfg: DictConfig) -> dict[str, object]:
-    """The options of a complete configuration as `section.name`."""
+    """Returns the options of a complete configuration by `section.name`."""
     sections = OmegaConf.to_container(cfg, resolve=False)
     return {
         f"{section}.{name}": value
@@ -188,9 +188,9 @@ def options_of(cfg: DictConfig) -> dict[str, object]:
 
 
 def check_options() -> bool:
-    """See the module's docstring; a configuration is complete when arguments are parsed or a task is set up.
+    """Checks options after arguments are parsed and when a task is set up; see the module's docstring.
 
-    The second is for Hydra, under which the plugin is loaded by the running program.
+    The second check is for Hydra, under which the program is already running when the plugin is loaded.
     """
     from fairseq import options, tasks
 
@@ -202,7 +202,7 @@ def check_options() -> bool:
         namespace = parsed[0] if isinstance(parsed, tuple) else parsed
         given = vars(namespace)
         check({"--" + name.replace("_", "-"): value for name, value in given.items()})
-        # What evaluates has a criterion too, which it does not use.
+        # Evaluation programs have a criterion too, but do not use it.
         criterion = given.get("criterion") if "max_update" in given else None
         check_combination(given.get("task"), given.get("arch"), criterion)
         return parsed
@@ -213,7 +213,7 @@ def check_options() -> bool:
         require_known(
             "task", name if isinstance(name, str) else getattr(cfg, "_name", None), tasks.TASK_REGISTRY
         )
-        # A checkpoint's configuration belongs to a training that is over.
+        # A checkpoint's configuration belongs to training that is over.
         if isinstance(cfg, DictConfig) and not kwargs.get("from_checkpoint"):
             root = cfg._get_root()
             if "common" in root:

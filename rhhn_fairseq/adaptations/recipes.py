@@ -1,7 +1,7 @@
-"""What the user leaves open in a training is filled in from the architecture's recipe.
+"""Fills in training options that the user does not set from the architecture's recipe.
 
-fairseq's own defaults for task, criterion, optimizer and learning rate belong to no model in particular: an
-architecture alone ended in "Must specify batch size", or in a training at learning rate 0.25.
+fairseq's own defaults for task, criterion, optimizer and learning rate are not tuned to any model: with only
+an architecture, training failed with "Must specify batch size", or ran at a learning rate of 0.25.
 """
 
 import argparse
@@ -16,7 +16,7 @@ logger = logging.getLogger("rhhn_fairseq.recipes")
 
 COMPONENTS = ("task", "criterion", "optimizer", "lr_scheduler")
 
-# An option is left alone where the user gave one that says the same thing in another way.
+# An option is not filled in if the user gave one that controls the same thing.
 ALTERNATIVES = {
     "batch_size": ("max_tokens",),
     "max_tokens": ("batch_size",),
@@ -25,14 +25,14 @@ ALTERNATIVES = {
     "no_epoch_checkpoints": ("keep_last_epochs", "save_interval"),
     "maximize_best_checkpoint_metric": ("best_checkpoint_metric",),
 }
-# Metrics are the criterion's.
+# These depend on the criterion, which defines the metrics.
 METRIC = ("best_checkpoint_metric", "maximize_best_checkpoint_metric")
 
 
 def fill(recipe: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
-    """The options of a recipe that apply beside those that the user gave.
+    """Returns the options of a recipe that apply beside those that the user gave.
 
-    An option of the recipe's task, criterion, optimizer or scheduler is left out where the user chose another
+    An option of the recipe's task, criterion, optimizer or scheduler is left out if the user chose another
     one that has no such option.
 
     Args:
@@ -49,12 +49,12 @@ def fill(recipe: Mapping[str, object], given: Mapping[str, object]) -> dict[str,
 
 def _applies(name: str, recipe: Mapping, components: Mapping) -> bool:
     if name == "lr":
-        # Rates of Adam and its relatives compare with each other, and with no other optimizer's.
+        # Learning rates of Adam and its variants are comparable, those of other optimizers are not.
         return components["optimizer"] == recipe["optimizer"] or "adam_betas" in fields_of(
             "optimizer", components
         )
     if name == "clip_norm":
-        # An L1 norm is larger by orders of magnitude, so its bound means nothing for the L2 norm.
+        # An L1 norm is larger by orders of magnitude, so its bound is meaningless for the L2 norm.
         return (components["optimizer"] == "adam_l1") == (recipe["optimizer"] == "adam_l1")
     if name in METRIC:
         return components["criterion"] == recipe["criterion"]
@@ -63,9 +63,9 @@ def _applies(name: str, recipe: Mapping, components: Mapping) -> bool:
 
 
 def _end_with_schedule(filled: dict, recipe: Mapping, given: Mapping) -> dict:
-    """Ties a schedule of a fixed number of updates to the length of the training.
+    """Scales a schedule of a fixed number of updates to the length of training.
 
-    After its end the learning rate is zero, and training would go on for nothing.
+    After its end the learning rate is zero, and further training would have no effect.
     """
     if "total_num_update" not in filled:
         return filled
@@ -79,7 +79,7 @@ def _end_with_schedule(filled: dict, recipe: Mapping, given: Mapping) -> dict:
 
 
 def fields_of(kind: str, names: Mapping) -> set[str]:
-    """The options of a component's own, without those that it shares with all of fairseq."""
+    """Returns the options of a component, without the learning rate, which all of fairseq shares."""
     from fairseq.registry import REGISTRIES
     from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
@@ -89,7 +89,7 @@ def fields_of(kind: str, names: Mapping) -> set[str]:
 
 
 def recipe_of(arch: str | None, given: Mapping[str, object]) -> Mapping[str, object]:
-    """The recipe of an architecture; an empty one for fairseq's own models and for none."""
+    """Returns the recipe of an architecture; empty for fairseq's own models and for None."""
     from fairseq.models import ARCH_MODEL_REGISTRY
 
     model = ARCH_MODEL_REGISTRY.get(arch)
@@ -97,7 +97,7 @@ def recipe_of(arch: str | None, given: Mapping[str, object]) -> Mapping[str, obj
 
 
 def announce(arch: str, filled: Mapping[str, object]) -> None:
-    """Logs in one line, and by the first worker alone, what was filled in."""
+    """Logs in one line, on the first worker only, what was filled in."""
     if filled and os.environ.get("RANK", "0") == "0":
         options = " ".join(_as_option(name, value) for name, value in filled.items())
         logger.info("--arch %s is trained with %s (what you give takes precedence)", arch, options)
@@ -114,9 +114,9 @@ def _as_option(name: str, value) -> str:
 
 
 def given_options(parser: argparse.ArgumentParser, arguments: Iterable[str] | None) -> dict[str, object]:
-    """The options on a command line that the parser knows, by name, with their values."""
+    """Returns by name the values of the options on a command line that the parser knows."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # --help is fairseq's to answer, once the parser is complete.
+    # fairseq itself answers --help, once the parser is complete.
     arguments = [str(argument) for argument in arguments if argument not in ("-h", "--help")]
     kept = [(action, action.default, action.required) for action in parser._actions]
     defaults, parser._defaults = parser._defaults, {}
@@ -133,8 +133,8 @@ def given_options(parser: argparse.ArgumentParser, arguments: Iterable[str] | No
 def fill_in_command_line() -> bool:
     """``fairseq-train --arch NAME`` gets its defaults from the recipe of the architecture.
 
-    fairseq reads a command line twice, first to learn task, criterion, optimizer and scheduler, then with the
-    options of these; before both it lets a caller change the defaults.
+    fairseq parses a command line twice, first to find task, criterion, optimizer and scheduler, then with
+    their options; before each pass it lets the caller change the defaults.
     """
     from fairseq import options
 
@@ -144,7 +144,7 @@ def fill_in_command_line() -> bool:
     def parse_args_and_arch(
         parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
     ):
-        # fairseq-generate has an --arch as well, which it does not read.
+        # fairseq-generate has an --arch as well, but does not use it.
         trains = any(action.dest == "max_update" for action in parser._actions)
         if suppress_defaults or not trains:
             return inner(parser, input_args, parse_known, suppress_defaults, modify_parser)
@@ -158,7 +158,7 @@ def fill_in_command_line() -> bool:
 
 
 class _Filler:
-    """Sets a parser's defaults: at the first call those of the components, then all.
+    """Sets a parser's defaults: at the first call the components, then all options.
 
     Attributes:
         arch: the architecture on the command line. filled: what was set at the last call.

@@ -1,6 +1,6 @@
-"""Options that fairseq takes and that cannot do their work here: each is refused in a line.
+"""Refuses in one line each of fairseq's options that cannot work here.
 
-Without this they end in an AssertionError, an ImportError or a KeyError from deep within fairseq.
+Otherwise they end in an AssertionError, an ImportError or a KeyError from deep within fairseq.
 """
 
 import functools
@@ -31,12 +31,12 @@ def _missing(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is None
     except ModuleNotFoundError:
-        # The package around it is missing.
+        # Its parent package is missing.
         return True
 
 
 def _trains_ours(args: Namespace) -> bool:
-    """Whether this is the training of a model of this package."""
+    """Returns whether a model of this package is trained."""
     from fairseq.models import ARCH_MODEL_REGISTRY
 
     model = ARCH_MODEL_REGISTRY.get(getattr(args, "arch", None))
@@ -44,7 +44,7 @@ def _trains_ours(args: Namespace) -> bool:
 
 
 def _searches_data(args: Namespace) -> bool:
-    """Whether this is fairseq-generate, whose sentences come from a data directory."""
+    """Returns whether the program is fairseq-generate, whose sentences come from a data directory."""
     return hasattr(args, "beam") and not hasattr(args, "buffer_size")
 
 
@@ -57,7 +57,7 @@ def _translates_once(args: Namespace) -> bool:
 
 
 def _reads_input(args: Namespace) -> bool:
-    """Whether this is fairseq-interactive."""
+    """Returns whether the program is fairseq-interactive."""
     return hasattr(args, "buffer_size")
 
 
@@ -165,7 +165,7 @@ REFUSALS = (
 
 
 def refuse_what_cannot_work() -> bool:
-    """Raises UsageError for the options in REFUSALS, once a command line is read."""
+    """Makes fairseq raise UsageError for the options in REFUSALS after it has parsed a command line."""
     from fairseq import options
 
     inner = options.parse_args_and_arch
@@ -189,9 +189,9 @@ def check(args: Namespace) -> None:
 
 
 def name_components_without_options() -> bool:
-    """A component of fairseq's that has no dataclass, such as --bpe characters, cannot be configured.
+    """A component of fairseq without a dataclass, such as --bpe characters, cannot be configured.
 
-    Hydra then prints a list of its search paths, and the traceback.
+    Hydra then prints a list of its search paths and a traceback; here the error is one line.
     """
     from fairseq.dataclass import utils
     from hydra.errors import MissingConfigException
@@ -215,7 +215,7 @@ def name_components_without_options() -> bool:
 
 
 def _importers(name: str) -> list:
-    """Modules of fairseq's that have a function under a name of their own."""
+    """Returns the modules of fairseq that hold their own reference to a function."""
     return [
         module
         for key, module in list(sys.modules.items())
@@ -224,7 +224,7 @@ def _importers(name: str) -> list:
 
 
 def name_checkpoint_without_averages() -> bool:
-    """--ema-seed-model of a checkpoint that was trained without --store-ema ended in a KeyError."""
+    """--ema-seed-model with a checkpoint that was trained without --store-ema ends in a KeyError."""
     from fairseq import checkpoint_utils
 
     inner = checkpoint_utils.load_ema_from_checkpoint

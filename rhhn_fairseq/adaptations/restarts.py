@@ -1,4 +1,4 @@
-"""Training that is killed and started again loses nothing: neither its last checkpoint nor sentences."""
+"""Training that is killed and restarted loses neither its last checkpoint nor any sentences."""
 
 import functools
 import logging
@@ -13,12 +13,12 @@ logger = logging.getLogger("rhhn_fairseq.compat")
 
 
 def copy_completely() -> bool:
-    """A worker killed while it saves must not leave a damaged checkpoint_last.pt.
+    """A worker that is killed while it saves must not leave a damaged checkpoint_last.pt.
 
-    fairseq writes a checkpoint beside its place and renames it, but under one of its names only, such as
-    checkpoint_1_500.pt. It is then copied to the others, and checkpoint_last.pt, from which every restart
-    goes on, is always the last of these. A copy that was cut short there ends all restarts. Here copies
-    that replace a file are made beside it and renamed as well.
+    fairseq writes a checkpoint to a temporary file and renames it, but only under one of its names, such as
+    checkpoint_1_500.pt. It then copies that file to the other names, and checkpoint_last.pt, from which
+    every restart resumes, is always the last of these. If that copy is cut short, all restarts fail. Here
+    a copy that replaces a file is also written to a temporary file and renamed.
     """
     from fairseq.file_io import PathManager
 
@@ -37,12 +37,12 @@ def copy_completely() -> bool:
 
 
 def batch_alike_in_every_start() -> bool:
-    """A run that is started again in mid-epoch must go through the batches that it has not seen.
+    """A run that is restarted in mid-epoch must continue with the batches that it has not seen.
 
-    fairseq groups sentences into batches once a start, by random numbers of the epoch in which it starts,
-    and keeps these batches for the epochs that follow. A restart in another epoch grouped them otherwise:
-    of that epoch, some sentences were seen twice and others never. Here batches that are kept are those
-    of epoch 1, whenever the run was started. Their order is drawn for every epoch, as before.
+    fairseq groups sentences into batches once per start, with random numbers of the epoch in which it
+    starts, and keeps these batches for the following epochs. A restart in another epoch grouped them
+    differently: in that epoch some sentences were seen twice and others never. Here batches that are kept
+    are always those of epoch 1. Their order is still drawn anew for every epoch.
     """
     from fairseq.tasks import FairseqTask
 
@@ -63,12 +63,12 @@ def batch_alike_in_every_start() -> bool:
 
 
 def count_batches_of_all_workers() -> bool:
-    """A run that goes on in mid-epoch with other workers must go on at the same batch.
+    """A run that resumes in mid-epoch with another number of workers must resume at the same batch.
 
-    fairseq saves how many batches one worker has read and takes that number for this run's worker, however
-    many there are. Two workers that have read 20 batches each are at batch 40; one worker would go on at
-    batch 20. Here the number is converted when a checkpoint is loaded. The checkpoint's configuration says
-    how many workers saved it, so older checkpoints work too.
+    fairseq saves how many batches each worker has read and uses that number for each worker of the new run,
+    however many there are. Two workers that have read 20 batches each are at batch 40; a single worker would
+    resume at batch 20. Here the number is converted when a checkpoint is loaded. The checkpoint's
+    configuration says how many workers saved it, so older checkpoints work too.
     """
     from fairseq import checkpoint_utils
     from fairseq.trainer import Trainer
@@ -80,7 +80,7 @@ def count_batches_of_all_workers() -> bool:
         state = load_to_cpu(path, *args, **kwargs)
         cfg = state.get("cfg")
         if OmegaConf.is_config(cfg) and "train_iterator" in state.get("extra_state", {}):
-            # Only rank 0 reads the file; the others see what it sends them.
+            # Only rank 0 reads the file; the other ranks receive what it sends.
             workers = OmegaConf.select(cfg, "distributed_training.distributed_world_size")
             state["extra_state"]["train_iterator"]["workers"] = workers
         return state
@@ -120,9 +120,9 @@ def count_batches_of_all_workers() -> bool:
 
 
 def position_of_worker(seen: int, workers: int, frequency: int) -> tuple[int, int]:
-    """Where each worker goes on after ``seen`` batches of an epoch, and how many of these come again.
+    """Returns where each worker resumes after ``seen`` batches of an epoch, and how many of these repeat.
 
-    An update takes ``frequency`` batches of each of ``workers``, and begins with a batch of its own.
+    Each update takes ``frequency`` batches from each of ``workers``, and workers resume between updates.
     """
     updates, again = divmod(seen, workers * frequency)
     return updates * frequency, again

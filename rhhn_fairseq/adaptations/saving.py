@@ -1,4 +1,4 @@
-"""Saving a checkpoint leaves a whole file or none, and nothing in it but plain data."""
+"""Saves a checkpoint completely or not at all, and with plain data only."""
 
 import functools
 import os
@@ -10,16 +10,16 @@ import torch
 from rhhn_fairseq.adaptations import mentions
 from rhhn_fairseq.errors import UsageError
 
-# How torch.save says that its file could not be written, where it does not raise the OSError itself.
+# Parts of torch.save's messages for a file that cannot be written, if it does not raise the OSError itself.
 WRITER = ("inline_container", "PytorchStreamWriter", "basic_ios::clear", "iostream error")
 
 
 def leave_no_cut_checkpoint() -> bool:
-    """A disk that is full in the middle of saving leaves a piece of a checkpoint, and three tracebacks.
+    """A disk that fills up while a checkpoint is saved leaves a partial file and three tracebacks.
 
-    fairseq tries three times and goes on in the file where it stopped, so that even an attempt that works is
-    no good file. Here there is one attempt, beside the place of the checkpoint. If it fails, its file is
-    removed, and the run ends in one line.
+    fairseq tries three times and continues in the file where it stopped, so even an attempt that succeeds
+    does not give a valid file. Here there is one attempt, into a temporary file beside the checkpoint. If it
+    fails, that file is removed and the run ends in a one-line error.
     """
     from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager
@@ -42,7 +42,7 @@ def leave_no_cut_checkpoint() -> bool:
 
 @contextmanager
 def staged_file(path: str):
-    """The name of a file that takes the place of ``path`` when the context ends well, and is removed if not.
+    """Yields the name of a temporary file, which replaces ``path`` on success and is removed on failure.
 
     Raises:
         UsageError: the file system refuses.
@@ -63,7 +63,7 @@ def staged_file(path: str):
 
 
 def refusal_of_the_system(error: BaseException | None) -> str | None:
-    """Why a file could not be written, if that is what an exception of torch.save means; else None."""
+    """Returns why a file could not be written, if an exception of torch.save means that; else None."""
     text = str(error)
     while error is not None:
         if isinstance(error, OSError):
@@ -73,9 +73,9 @@ def refusal_of_the_system(error: BaseException | None) -> str | None:
 
 
 def save_python_numbers() -> bool:
-    """fairseq's BLEU of a validation (--eval-bleu) is a NumPy number, and its n-gram counts are arrays.
+    """fairseq's validation BLEU (--eval-bleu) is a NumPy number, and its n-gram counts are arrays.
 
-    The safe loader refuses both, so that the run could not be resumed.
+    The safe loader refuses both, so the run could not be resumed.
     """
     from fairseq import checkpoint_utils
 
@@ -92,9 +92,9 @@ def save_python_numbers() -> bool:
 
 
 def plain(value):
-    """The same containers, with Python's numbers in place of NumPy's and tensors in place of numeric arrays.
+    """Returns the containers with Python numbers in place of NumPy's and tensors in place of numeric arrays.
 
-    What holds neither is the same object, not a copy.
+    A container with neither is returned itself, not copied.
     """
     if isinstance(value, np.bool_ | np.number):
         return value.item()
@@ -104,7 +104,7 @@ def plain(value):
         changed = {key: plain(item) for key, item in value.items()}
         if all(changed[key] is item for key, item in value.items()):
             return value
-        # Of the same class, as an OrderedDict.
+        # ``copy`` keeps the class, such as OrderedDict.
         copied = value.copy()
         copied.update(changed)
         return copied

@@ -1,4 +1,4 @@
-"""Repairs of fairseq's ways to search."""
+"""Fixes for fairseq's search algorithms."""
 
 import functools
 
@@ -8,10 +8,10 @@ from rhhn_fairseq.adaptations import mentions
 
 
 def number_diverse_groups_by_batch() -> bool:
-    """--diverse-beam-groups looks sentences up by their number in the data, in a table of one batch.
+    """--diverse-beam-groups indexes a table of one batch by a sentence's number in the data.
 
-    Every batch but one that begins the data ends in an IndexError. Here a sentence's number is its place
-    among those with which the search of the batch began.
+    Every batch but one that begins the data ends in an IndexError. Here a sentence's number is its position
+    among the sentences with which the search of the batch began.
     """
     from fairseq.search import DiverseBeamSearch
 

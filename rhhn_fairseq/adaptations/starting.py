@@ -1,4 +1,4 @@
-"""How a training starts: alone in its directory, and from the newest checkpoint that can be read."""
+"""Starts training alone in its directory, and from the newest checkpoint that can be read."""
 
 import atexit
 import copy
@@ -23,10 +23,10 @@ LOCK = ".training.lock"
 
 
 def train_alone() -> bool:
-    """Two trainings with one --save-dir overwrite each other's checkpoints, and fairseq does not look.
+    """Two runs with one --save-dir overwrite each other's checkpoints, and fairseq does not check for that.
 
     Rank 0 holds a lock on the directory from before it reads the first checkpoint until the program ends.
-    A training with --no-save takes none, and programs that only read checkpoints never do.
+    Training with --no-save takes no lock, nor do programs that only read checkpoints.
     """
     from fairseq import checkpoint_utils
     from fairseq.distributed import utils
@@ -43,7 +43,7 @@ def train_alone() -> bool:
         refusal = f"--save-dir {directory}: another training is at work there; wait for it, or name another"
         if not cfg.no_save and acquire(directory / LOCK, refusal):
             held.append(directory / LOCK)
-            # Those are from a training that was killed while it saved.
+            # These are left over from a run that was killed while it saved.
             for left in directory.glob("checkpoint*.pt.tmp"):
                 left.unlink(missing_ok=True)
 
@@ -61,17 +61,17 @@ def train_alone() -> bool:
 
     checkpoint_utils.load_checkpoint = load_checkpoint
     utils.call_main = call_main_and_release
-    # Under Hydra `call_main` runs already when it is replaced.
+    # Under Hydra `call_main` is already running when it is replaced.
     atexit.register(release_all)
     return True
 
 
 def start_from_a_good_checkpoint() -> bool:
-    """A damaged checkpoint_last.pt ends every restart, and without one fairseq trains from scratch.
+    """With a damaged checkpoint_last.pt every restart fails; without one fairseq trains from scratch.
 
-    Where the directory has other checkpoints, the newest good one takes the place of a damaged last one, with
-    a warning. If the last one is missing, the run ends in a line that says which --restore-file to give: it
-    may have been removed so that the training begins anew, which another --save-dir does.
+    If the directory has other checkpoints, a damaged last one is replaced by the newest good one, with a
+    warning. If the last one is missing, the run ends in a one-line error that says which --restore-file to
+    give: the file may have been removed in order to train anew, for which another --save-dir serves.
     """
     from fairseq import checkpoint_utils
 
@@ -93,7 +93,7 @@ def start_from_a_good_checkpoint() -> bool:
 
 
 def decided_by_rank_0(trainer, decide: Callable):
-    """What ``decide`` returns on rank 0, on every worker. Its UsageError is raised on every worker too."""
+    """Returns on every worker what ``decide`` returns on rank 0, and raises its UsageError on all of them."""
     from fairseq.distributed import utils
 
     outcome = None
@@ -112,10 +112,10 @@ def decided_by_rank_0(trainer, decide: Callable):
 
 
 def replacement(cfg, suffix: str) -> str | None:
-    """The --restore-file to take in place of the last checkpoint; None to start as fairseq does.
+    """Returns the --restore-file to use in place of the last checkpoint; None to start as fairseq does.
 
     Args:
-        cfg: fairseq's options of checkpoints. suffix: of their names, before ".pt".
+        cfg: fairseq's checkpoint options. suffix: of the checkpoints' names, before ".pt".
 
     Raises:
         UsageError: the last checkpoint is a directory, or missing beside others.
@@ -147,7 +147,7 @@ def _hint(directory: Path, suffix: str) -> str:
 
 
 def newest_good(directory: Path, suffix: str) -> Path | None:
-    """The checkpoint with the most updates, by fairseq's names, that can be read whole; None if none can."""
+    """Returns the intact checkpoint with the most updates among fairseq's file names, or None."""
     pattern = re.compile(rf"checkpoint(\d+|_\d+_\d+|_best|\.best_.+){re.escape(suffix)}\.pt")
     present = (path for path in directory.glob("checkpoint*.pt") if pattern.fullmatch(path.name))
     updates = {path: _updates(path) for path in present}
@@ -159,17 +159,17 @@ def newest_good(directory: Path, suffix: str) -> Path | None:
 
 
 def _updates(path: Path) -> int | None:
-    """After how many updates a checkpoint was saved; its tensors stay on the disk. None if it is damaged."""
+    """Returns after how many updates a checkpoint was saved, without loading its tensors; None if damaged."""
     try:
         state = _open(path)
         return int(state["optimizer_history"][-1]["num_updates"])
-    # Damaged bytes make the unpickler fail in any way.
+    # The unpickler fails on damaged bytes with any exception.
     except Exception:
         return None
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with the bytes of a checkpoint, read whole; None if it is well, or not to be read.
+    """Reads all of a checkpoint and returns what is damaged; None if nothing is, or if it is not readable.
 
     A file without permission, or one with classes that may not be loaded, is refused when it is loaded.
     """
@@ -189,15 +189,15 @@ def damage(path: Path) -> str | None:
 
 
 def _open(path: Path):
-    """What is in a checkpoint. Its tensors stay on the disk unless PyTorch older than 1.6 wrote it."""
+    """Loads a checkpoint; its tensors stay on disk unless PyTorch older than 1.6 wrote it."""
     return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
 
 
 def _wrong_checksum(path: Path) -> str | None:
-    """The first record whose checksum is not that of its bytes, which `torch.load` does not ask; or None."""
+    """Returns the first record with a wrong checksum, or None; `torch.load` does not verify checksums."""
     if not zipfile.is_zipfile(path):
         return None
     with zipfile.ZipFile(path) as archive:
-        # PyTorch compresses nothing; what somebody else compressed may be of any size.
+        # PyTorch does not compress; a file compressed by other means may unpack to any size.
         stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
         return archive.testzip() if stored else None

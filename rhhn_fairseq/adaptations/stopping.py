@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C in a training: it saves a checkpoint at the next update, says so, and ends."""
+"""On SIGTERM or Ctrl-C, training saves a checkpoint at the next update, logs that, and ends."""
 
 import functools
 import logging
@@ -17,19 +17,19 @@ logger = logging.getLogger("rhhn_fairseq.compat")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 # torchrun kills its workers 30 seconds after it has told them to end. A worker whose peer is dead waits for
-# it in a collective operation, and does not hear the signal; it ends by itself after this time.
+# it in a collective operation and does not handle the signal; it exits by itself after this time.
 SECONDS_TO_AGREE = 20.0
 
-# What one worker writes into the job's store, for the others to read.
+# Key in the job's store under which one worker writes and the others read.
 _KEY = "rhhn_fairseq/stop"
 
 
 def stop_with_a_checkpoint() -> bool:
-    """fairseq dies of a signal at once, and all that was trained since the last checkpoint is lost.
+    """A signal kills fairseq at once, and all progress since the last checkpoint is lost.
 
-    Here a signal is noted, and the training goes on to the end of an update, or of a batch of validation.
-    There all workers save together as they do at any other time, and end with the status that a shell gives a
-    program that the signal has killed. A second Ctrl-C ends the program at once.
+    Here a signal is noted, and training continues to the end of an update or of a validation batch. There
+    all workers save together, as at any other time, and exit with the status that a shell reports for a
+    program killed by that signal. A second Ctrl-C ends the program at once.
     """
     from fairseq import checkpoint_utils
     from fairseq.distributed import utils
@@ -41,7 +41,7 @@ def stop_with_a_checkpoint() -> bool:
     @functools.wraps(load)
     def load_checkpoint(cfg, trainer, **kwargs):
         request.listen(several=trainer.data_parallel_world_size > 1)
-        # The training loop is a function of the program, which may be called __main__.
+        # The training loop is a function of the program's module, which may be named __main__.
         for program in filter(None, map(sys.modules.get, ("__main__", "fairseq_cli.train"))):
             inner = getattr(program, "validate_and_save", None)
             if inner is not None and not hasattr(inner, "stops"):
@@ -58,7 +58,7 @@ def stop_with_a_checkpoint() -> bool:
     @functools.wraps(valid_step)
     def validate_and_stop(self, *args, **kwargs):
         result = valid_step(self, *args, **kwargs)
-        # After the last update of all, a run that goes on would train one more.
+        # After the very last update, a resumed run would train one more.
         last = self.cfg.optimization.max_update or float("inf")
         if request.epoch_itr is not None and self.get_num_updates() < last and request.agreed(self):
             save_and_end(self, request)
@@ -71,7 +71,7 @@ def stop_with_a_checkpoint() -> bool:
 
 
 def _stopping(validate_and_save, request: "StopRequest"):
-    """fairseq's function for the end of an update, after a look whether it was the last one."""
+    """Returns fairseq's function for the end of an update with a preceding check whether to stop."""
 
     @functools.wraps(validate_and_save)
     def stop_or_validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs):
@@ -85,10 +85,10 @@ def _stopping(validate_and_save, request: "StopRequest"):
 
 
 class StopRequest:
-    """A signal that this process or, in a job of several workers, another one has had.
+    """A signal received by this process or, in a job of several workers, by another one.
 
     Attributes:
-        signum: the signal, 0 before it comes. epoch_itr: where the training is, None before its first update.
+        signum: the signal, 0 until it arrives. epoch_itr: position of training, None before the first update.
         settled: set when all workers know after which step they stop.
     """
 
@@ -98,9 +98,9 @@ class StopRequest:
         self._before: dict[int, object] = {}
 
     def listen(self, several: bool) -> None:
-        """Notes the signals from now on, but those that are ignored, as SIGINT is in a background job.
+        """Starts to note signals, except ignored ones, such as SIGINT in a background job.
 
-        several: whether there are other workers, of which one may be dead when the signal comes.
+        several: whether there are other workers, one of which may be dead when the signal arrives.
         """
         self.signum, self.epoch_itr, self._steps = 0, None, 0
         if self._before or threading.current_thread() is not threading.main_thread():
@@ -112,7 +112,7 @@ class StopRequest:
             _end_even_if_stuck(self.settled)
 
     def listen_no_more(self) -> None:
-        """Leaves the signals to whoever had them before."""
+        """Restores the previous signal handlers."""
         if self._before:
             signal.set_wakeup_fd(-1)
         while self._before:
@@ -124,10 +124,10 @@ class StopRequest:
         self.signum = signum
 
     def agreed(self, trainer) -> bool:
-        """Whether to stop now. Every worker asks after each step, and all get the same answer.
+        """Returns whether to stop now. Every worker asks after each step, and all get the same answer.
 
-        The first worker with a signal writes down that the step after this one is the last. No other worker
-        has ended that step yet, because in each step workers wait for each other's numbers. So all read it.
+        The first worker with a signal writes to the store that the next step is the last. No other worker has
+        finished that step yet, because workers synchronise in each step, so all of them read it in time.
         """
         self._steps += 1
         if trainer.data_parallel_world_size == 1:
@@ -143,12 +143,12 @@ class StopRequest:
 
 
 def _end_even_if_stuck(settled: threading.Event) -> None:
-    """Ends the process some time after a signal, unless ``settled``, even if its main thread is stuck."""
+    """Ends the process some time after a signal unless ``settled``, even if the main thread is stuck."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    # Python writes the signal's number there at once, in whatever the main thread is.
+    # Python writes the signal's number there at once, whatever the main thread is doing.
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    # Signals of data loaders' processes are theirs.
+    # Forked processes, such as data loaders, do not report their signals here.
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
     def watch():
@@ -162,7 +162,7 @@ def _end_even_if_stuck(settled: threading.Event) -> None:
 
 
 def save_and_end(trainer, request: StopRequest) -> None:
-    """Saves a checkpoint, on all workers together, and raises SystemExit."""
+    """Saves a checkpoint on all workers together, and raises SystemExit."""
     from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager
 
@@ -173,7 +173,7 @@ def save_and_end(trainer, request: StopRequest) -> None:
 
     if trainer.data_parallel_rank > 0:
         save()
-    # torchrun ends a job when its first worker has ended, so none leaves before the file is written.
+    # torchrun ends a job when its first worker exits, so none exits before the file is written.
     saved = decided_by_rank_0(trainer, save)
     if cfg.write_checkpoints_asynchronously:
         PathManager.async_close()

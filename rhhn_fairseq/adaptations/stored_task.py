@@ -1,6 +1,6 @@
 """fairseq-eval-lm, -generate, -interactive and -validate take the task and its options from the checkpoint.
 
-fairseq looks up the task before it opens a checkpoint: without ``--task`` a character model was evaluated as
+fairseq selects the task before it opens a checkpoint. Without ``--task`` a character model was evaluated as
 ``language_modeling``, and a translation model without its languages. Both ended in a traceback.
 """
 
@@ -16,14 +16,14 @@ from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger("rhhn_fairseq.recipes")
 
-# fairseq-validate asks for one of these, and a training has said.
+# fairseq-validate requires one of these, and the training run has set one.
 SIZES = ("batch_size", "max_tokens")
 
 
 def take_task_from_checkpoint() -> bool:
-    """Programs that read ``--path`` have the checkpoint's task as the default, with the options it was given.
+    """Makes the task and its options in the checkpoint of ``--path`` the defaults of programs that read it.
 
-    Where ``--task`` is given, fairseq's defaults stay what they are.
+    If ``--task`` is given, fairseq's defaults are unchanged.
     """
     from fairseq import options
 
@@ -54,7 +54,7 @@ class _Stored:
         if self.defaults is None:
             given = given_options(parser, self.arguments)
             self.defaults = {} if "task" in given else stored_defaults(given)
-            # Programs with a search, and fairseq-eval-lm, have batch sizes of their own.
+            # Programs with a search, and fairseq-eval-lm, have their own batch sizes.
             own = any(action.dest in ("beam", "output_word_probs") for action in parser._actions)
             if own or any(name in given for name in SIZES):
                 self.defaults = {key: value for key, value in self.defaults.items() if key not in SIZES}
@@ -62,10 +62,10 @@ class _Stored:
 
 
 def stored_defaults(given: dict) -> dict[str, object]:
-    """The task, its options and the batch size of the checkpoint that ``--path`` names; {} without one.
+    """Returns task, task options and batch size of the checkpoint that ``--path`` names; {} without one.
 
     Raises:
-        UsageError: the file cannot be read, or is of a task that nobody has registered.
+        UsageError: the file cannot be read, or its task is not registered.
     """
     from fairseq.checkpoint_utils import get_maybe_sharded_checkpoint_filename
     from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
@@ -95,7 +95,7 @@ def stored_defaults(given: dict) -> dict[str, object]:
     stored = {"task": name} | {key: sizes.get(f"{key}_valid") or sizes.get(key) for key in SIZES}
     config = TASK_DATACLASS_REGISTRY.get(name)
     for spec in dataclasses.fields(config) if config else ():
-        # A value that is another option's, such as the seed, is this program's and not the training's.
+        # A value that refers to another option, such as the seed, is this program's, not the training run's.
         other = isinstance(spec.default, str) and spec.default.startswith("${")
         if spec.name in task and spec.name not in ("_name", "data") and not other:
             stored[spec.name] = task[spec.name]
@@ -104,7 +104,7 @@ def stored_defaults(given: dict) -> dict[str, object]:
 
 
 def _configuration(path: str) -> dict:
-    """The configuration in a checkpoint, as a dictionary; of an old one, all of its options as its task's."""
+    """Returns a checkpoint's configuration as a dictionary; for an old one, all its options as the task's."""
     try:
         stat = os.stat(path)
         cfg, args = _read(path, stat.st_mtime_ns, stat.st_size)
@@ -115,7 +115,7 @@ def _configuration(path: str) -> dict:
 
 @functools.lru_cache(maxsize=1)
 def _read(path: str, modified: int, size: int) -> tuple:
-    """A checkpoint's ``cfg`` and ``args``; its tensors stay on disk. fairseq-validate asks several times."""
+    """Returns a checkpoint's ``cfg`` and ``args``; tensors stay on disk. fairseq-validate asks repeatedly."""
     with open(path, "rb") as file:
         zipped = file.read(2) == b"PK"
     state = WeightsOnlyTorch.load(path, map_location="cpu", mmap=zipped)

@@ -11,18 +11,18 @@ from rhhn_fairseq.adaptations import mentions
 from rhhn_fairseq.errors import UsageError
 
 # torchrun sets all of these for each worker; cluster scripts that set some of them for other
-# purposes rarely set the local rank.
+# purposes rarely set LOCAL_RANK.
 ENVIRONMENT = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 
-# Programs that give each worker a share of the data and report on that share alone.
+# Programs that give each worker a share of the data and report only on that share.
 REPORTS_ITS_SHARE = {"eval_lm.py": "fairseq-eval-lm", "generate.py": "fairseq-generate"}
 
 
 def launched_by_torchrun(training) -> bool:
-    """Whether the workers' environment decides, for a `distributed_training` configuration.
+    """Returns whether torchrun's environment applies to a `distributed_training` configuration.
 
-    Not so with an init method given by hand, on a TPU or with pipeline parallelism: fairseq has
-    its own ways for these.
+    It does not with an explicit init method, on a TPU or with pipeline parallelism, which fairseq
+    handles itself.
     """
     return (
         all(name in os.environ for name in ENVIRONMENT)
@@ -33,11 +33,11 @@ def launched_by_torchrun(training) -> bool:
 
 
 def join(cfg) -> None:
-    """Writes the place of this worker, as torchrun gives it, into the configuration.
+    """Writes this worker's ranks and world size, as set by torchrun, into the configuration.
 
-    The device is the local rank on GPUs, and there is none on the CPU, where gloo takes the place
-    of nccl. A single worker needs no process group and stays a plain process. Raises UsageError if
-    there are more workers on this node than GPUs.
+    On GPUs the device is the local rank; on the CPU there is none, and gloo replaces nccl. A single
+    worker needs no process group and remains a plain process. Raises UsageError if there are more
+    workers on this node than GPUs.
     """
     training = cfg.distributed_training
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -58,23 +58,23 @@ def join(cfg) -> None:
 
 
 def no_gpu() -> bool:
-    """Takes the place of `torch.cuda.is_available` in a run with --cpu."""
+    """Replaces `torch.cuda.is_available` in a run with --cpu."""
     return False
 
 
 def leave(utils) -> None:
-    """Closes the process group, which PyTorch otherwise complains about at exit."""
+    """Destroys the process group; otherwise PyTorch warns at exit."""
     if dist.is_initialized():
         dist.destroy_process_group()
         vars(utils.get_global_group).pop("_global_group", None)
 
 
 def honour_environment() -> bool:
-    """fairseq looks at torchrun's environment only if --distributed-world-size is above one.
+    """fairseq reads torchrun's environment only if --distributed-world-size is above one.
 
-    The default is the number of GPUs of the node, so with one GPU a node, or on the CPU, N workers
-    trained N separate models and overwrote each other's checkpoints without a word. Where fairseq
-    does look, it divides by the number of GPUs, which is zero on the CPU, and keeps nccl.
+    The default is the number of GPUs of the node, so with one GPU per node, or on the CPU, N workers
+    train N separate models and silently overwrite each other's checkpoints. Where fairseq does read
+    it, it divides by the number of GPUs, which is zero on the CPU, and keeps nccl.
     """
     from fairseq.distributed import utils
 
@@ -97,11 +97,11 @@ def honour_environment() -> bool:
 
 
 def keep_off_gpu() -> bool:
-    """fairseq asks whether there is a GPU in places where --cpu should have the last word.
+    """fairseq checks for a GPU in places where --cpu should take precedence.
 
     On a machine with GPUs a run with --cpu opens its process group with an all-reduce on the GPU
-    and puts the gradient norm there, by which gradients on the CPU cannot be scaled. During such a
-    run the answer is no.
+    and puts the gradient norm there, which cannot scale gradients on the CPU. During such a run
+    `torch.cuda.is_available` returns False.
     """
     from fairseq.distributed import utils
 
@@ -122,9 +122,9 @@ def keep_off_gpu() -> bool:
 
 
 def train_bf16_without_tpu() -> bool:
-    """To fairseq's command line --bf16 means a TPU, and without torch_xla the run then fails.
+    """fairseq's command line takes --bf16 to mean a TPU, and without torch_xla the run then fails.
 
-    GPUs and CPUs compute in bfloat16 as well, so without torch_xla --tpu is taken back.
+    GPUs and CPUs support bfloat16 as well, so without torch_xla --tpu is reset.
     """
     from fairseq.distributed import utils
 
@@ -144,7 +144,7 @@ def train_bf16_without_tpu() -> bool:
 
 
 def refuse_partial_report(main, workers: int) -> None:
-    """Raises UsageError where rank 0 would print the score of its share as if it were the whole."""
+    """Raises UsageError if rank 0 would print the score of its share as if it were the total."""
     code = getattr(main, "__code__", None)
     program = REPORTS_ITS_SHARE.get(os.path.basename(code.co_filename)) if code else None
     if program is not None and workers > 1:
@@ -155,17 +155,17 @@ def refuse_partial_report(main, workers: int) -> None:
 
 
 def join_late_under_hydra() -> bool:
-    """fairseq-hydra-train imports the user directory when `call_main` is already under way.
+    """fairseq-hydra-train imports the user directory when `call_main` is already running.
 
-    It has then decided that there is one process. The first thing that happens after the import is
-    a call of `add_defaults` with the whole configuration, so that is where the worker joins.
+    By then it has decided that there is one process. Directly after the import it calls
+    `add_defaults` with the whole configuration, so that is where the worker joins.
     """
     from fairseq.distributed import utils
 
     train = sys.modules.get("fairseq_cli.train")
     if mentions(utils._infer_torch_distributed_launch_init, "LOCAL_RANK"):
         return False
-    # Where the plugin is loaded with fairseq, that module is still empty, and `call_main` is early enough.
+    # If the plugin is loaded with fairseq, that module is still empty, and `call_main` is early enough.
     if not hasattr(train, "add_defaults"):
         return False
     inner = train.add_defaults
@@ -190,9 +190,9 @@ def join_late_under_hydra() -> bool:
 
 
 def wrap_cpu_modules() -> bool:
-    """--ddp-backend pytorch_ddp, the default, names a GPU to DistributedDataParallel on the CPU too.
+    """--ddp-backend pytorch_ddp, the default, passes a GPU to DistributedDataParallel on the CPU too.
 
-    PyTorch refuses that for a module on the CPU, so there the device arguments are left out.
+    PyTorch refuses that for a module on the CPU, so there the device arguments are omitted.
     """
     from fairseq.models import distributed_fairseq_model
 
@@ -210,9 +210,9 @@ def wrap_cpu_modules() -> bool:
 def broadcast_objects() -> bool:
     """When training resumes, rank 0 sends the checkpoint it has read to the other workers.
 
-    fairseq does so with `torch.save` and `torch.load`, and the configuration, an OmegaConf object,
-    is refused by the latter. PyTorch's own `broadcast_object_list` unpickles it instead: what it
-    reads comes from rank 0 of this very job, which has read the file with `weights_only`.
+    fairseq uses `torch.save` and `torch.load` for this, and the latter refuses the configuration,
+    an OmegaConf object. PyTorch's own `broadcast_object_list` unpickles it instead, which is safe:
+    the data comes from rank 0 of the same job, which has read the file with `weights_only`.
     """
     from fairseq.distributed import utils
 
@@ -229,9 +229,9 @@ def broadcast_objects() -> bool:
 
 
 def gather_objects_on_cpu() -> bool:
-    """fairseq gathers objects (logging outputs that are no plain sums) through CUDA buffers of 16 KB only.
+    """fairseq gathers objects (logging outputs that are no plain sums) through CUDA buffers of only 16 KB.
 
-    fairseq-validate always does, and some twenty batches are more. PyTorch's `all_gather_object` takes over.
+    fairseq-validate always does so, and about twenty batches exceed them. `all_gather_object` replaces it.
     """
     from fairseq.distributed import utils
     from fairseq.utils import move_to_cpu
@@ -254,9 +254,9 @@ def gather_objects_on_cpu() -> bool:
 
 
 def validate_on_uneven_shares() -> bool:
-    """fairseq-validate gives workers whose share of the batches is shorter an empty one, and fails on it.
+    """fairseq-validate gives workers with a shorter share of the batches an empty batch, and fails on it.
 
-    Training computes a batch it has seen in its place and counts it zero times; here it is left out.
+    Training computes an earlier batch in its place and ignores the result; here it is skipped.
     """
     from fairseq.tasks import FairseqTask
 

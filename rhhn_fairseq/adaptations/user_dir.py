@@ -1,4 +1,4 @@
-"""`--user-dir` when the package has been imported already."""
+"""Handles `--user-dir` if the package has already been imported."""
 
 import functools
 import logging
@@ -14,13 +14,12 @@ PACKAGE = __name__.split(".")[0]
 
 
 def accept_same_directory() -> bool:
-    """fairseq compares the two paths letter by letter.
+    """fairseq compares the two paths as strings.
 
-    A symbolic link, or the `site-packages/fairseq/../rhhn_fairseq` it makes of `--user-dir
-    rhhn_fairseq` when the package is installed, is then "not globally unique". Here the places
-    that the paths lead to are compared. Another copy of the package cannot be loaded beside the
-    first, so that ends in one line with both paths, and a directory that does not exist in one line
-    as well.
+    A symbolic link, or the `site-packages/fairseq/../rhhn_fairseq` that it makes of `--user-dir
+    rhhn_fairseq` if the package is installed, is then "not globally unique". Here the resolved paths
+    are compared. Another copy of the package cannot be loaded beside the first, so that ends in a
+    one-line error with both paths. A directory that does not exist ends in a one-line error too.
     """
     from fairseq import utils
 
@@ -37,7 +36,7 @@ def accept_same_directory() -> bool:
         if os.path.basename(path) != PACKAGE:
             inner(args)
             return
-        # The plugin is loaded, or this function would not have been wrapped: nothing to import.
+        # The plugin is already loaded, since this function is wrapped: there is nothing to import.
         imported = [os.path.realpath(place) for place in sys.modules[PACKAGE].__path__]
         if path not in imported:
             raise UsageError(
@@ -51,9 +50,9 @@ def accept_same_directory() -> bool:
 
 
 def locate(user_dir: str, beside: str) -> str:
-    """The real path of a user directory, looked for where fairseq looks: here, in and beside fairseq.
+    """Returns the real path of a user directory, searched as fairseq does: here, in and beside fairseq.
 
-    The name of this package stands for the package that is imported, wherever it is installed.
+    The name of this package stands for the imported package, wherever it is installed.
 
     Raises UsageError if there is no such directory.
     """

@@ -1,1 +1,1 @@
-"""What trainings and trained networks did, as tables and pictures. Nothing here needs fairseq."""
+"""Tables and pictures of training runs and trained networks. Nothing here needs fairseq."""

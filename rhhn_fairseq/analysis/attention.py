@@ -1,7 +1,7 @@
-"""Which source words a translation model looked at for each word that it wrote.
+"""The attention of a translation model to source words for each word that it wrote.
 
-Models read and write pieces of words. For the picture, the weights of a source word's pieces are added, and
-those of a target word's pieces averaged, so that each target word still looks at all of the source once.
+Models read and write pieces of words. For the picture, the weights of a source word's pieces are added and
+those of a target word's pieces averaged, so that the weights of each target word still add up to 1.
 
 Shapes: S source pieces, T target pieces.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 WORD_BEGINS = "\u2581"
-# Rows and columns beyond this have labels that cannot be read.
+# With more rows or columns, the labels are not readable.
 MOST_WORDS = 60
 
 
@@ -21,7 +21,7 @@ class Attention:
     """The attention of one translation.
 
     Attributes:
-        source, target: the pieces, S and T of them, the ends of the sentences included.
+        source, target: the S and T pieces, including the ends of the sentences.
         weights: [S, T], each column adds up to 1.
     """
 
@@ -31,10 +31,10 @@ class Attention:
 
 
 def join_words(pieces: Sequence[str], ends: Sequence[str] = ("</s>",)) -> tuple[list[str], np.ndarray]:
-    """The words of sentencepiece's pieces, and the number of each piece's word, counted from 0.
+    """Returns the words of sentencepiece's pieces, and the index of each piece's word, counted from 0.
 
     Args:
-        ends: pieces that are words of their own, whatever stands before them.
+        ends: pieces that are always separate words.
     """
     words: list[str] = []
     numbers = []
@@ -47,7 +47,7 @@ def join_words(pieces: Sequence[str], ends: Sequence[str] = ("</s>",)) -> tuple[
 
 
 def word_attention(attention: Attention) -> tuple[list[str], list[str], np.ndarray]:
-    """Source words, target words, and the weights between them; every target word's add up to 1."""
+    """Returns source words, target words, and the weights between them, which add up to 1 per target word."""
     source, of_source = join_words(attention.source)
     target, of_target = join_words(attention.target)
     by_source = np.zeros((len(source), len(of_target)))

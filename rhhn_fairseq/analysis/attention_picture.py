@@ -1,4 +1,4 @@
-"""The attention of a translation as a heat map."""
+"""Draws the attention of a translation as a heat map."""
 
 from rhhn_fairseq.analysis.attention import Attention, word_attention
 from rhhn_fairseq.analysis.plotting import COLOUR_MAP, Figure, add_colour_bar, new_figure, styled
@@ -6,7 +6,7 @@ from rhhn_fairseq.analysis.plotting import COLOUR_MAP, Figure, add_colour_bar, n
 
 @styled()
 def draw_attention(attention: Attention, title: str | None = None) -> Figure:
-    """The weights as a heat map, a source word a column and a word of the translation a row."""
+    """Draws the weights as a heat map: a column per source word, a row per word of the translation."""
     source, target, weights = word_attention(attention)
     figure = new_figure(1.9 + 0.27 * len(target), min(8.0, 2.2 + 0.45 * len(source)))
     axes = figure.add_subplot()

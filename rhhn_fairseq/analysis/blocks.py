@@ -1,4 +1,4 @@
-"""The blocks of a network's weights: which of its parameters are matrices, and their norms."""
+"""Blocks of a network's weights: the parameters that are matrices, and their norms."""
 
 import re
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from torch import Tensor
 
 from rhhn_fairseq.errors import UsageError
 
-# Vectors that are stored as matrices, one row for each gate or depth.
+# Vectors that are stored as matrices, one row per gate or depth.
 VECTORS = re.compile(r"(?:^|\.)(?:bias|gate_gain|gate_shift)[^.]*$")
-# Parameters that hold one matrix for each gate or depth, counted from 0 in their first dimension.
+# Parameters that hold one matrix per gate or depth, counted from 0 in their first dimension.
 STACKED = re.compile(r"(?:^|\.)(?:weight_z|weight_d|weight_b)$")
 
 
@@ -19,8 +19,8 @@ class Block:
     """One matrix of weights.
 
     Attributes:
-        name: as the checkpoint has it, with a number behind it for a matrix of several in one parameter.
-        norm: the L2 (Frobenius) norm. count: of its weights.
+        name: as in the checkpoint, followed by a number if the parameter holds several matrices.
+        norm: the L2 (Frobenius) norm. count: number of its weights.
     """
 
     name: str
@@ -29,17 +29,17 @@ class Block:
 
     @property
     def root_mean_square(self) -> float:
-        """The norm of one weight: the norm over the root of the number of weights."""
+        """Returns the norm divided by the square root of the number of weights."""
         return self.norm / self.count**0.5
 
 
 def is_matrix(name: str, tensor: Tensor) -> bool:
-    """Whether a parameter is one matrix or several, and no vector such as a bias."""
+    """Returns whether a parameter is one matrix or several, not a vector such as a bias."""
     return tensor.dim() >= 2 and tensor.is_floating_point() and not VECTORS.search(name)
 
 
 def weight_blocks(weights: Mapping[str, Tensor]) -> list[Block]:
-    """The norms of all matrices, in the order of the checkpoint; vectors such as biases are left out.
+    """Returns all matrices with their norms, in the order of the checkpoint, without vectors such as biases.
 
     Args:
         weights: a ``state_dict``.

@@ -1,9 +1,9 @@
-"""How much the weights that a hypernetwork generates change from one step to the next.
+"""Measures how much the weights that a hypernetwork generates change from one step to the next.
 
 Ha, Dai, Le 2016 (arXiv 1609.09106), figure 4: the L2 norm of the change of each generated recurrent matrix. A
-matrix W scaled by d_t changes by ``norm(W * (d_t - d_{t-1}))``, the square of which is the sum over its
-columns of their squared norms times the squared change of their factors; so no matrix is made. With a
-``hyper_rank`` above 1 every number of a matrix has its own factor.
+matrix W scaled by d_t changes by ``norm(W * (d_t - d_{t-1}))``. Its square is the sum over columns of the
+squared column norm times the squared change of the column's factor, so no matrix is materialised. With a
+``hyper_rank`` above 1 every element of a matrix has its own factor.
 
 Shapes: B lines, N matrices of a layer, M of all layers, F factors of a matrix, Z embedding.
 """
@@ -28,10 +28,10 @@ class Generated:
     """The recurrent matrices that a cell's hypernetwork scales.
 
     Attributes:
-        names: of the N matrices, in the papers' letters.
+        names: of the N matrices, in the papers' notation.
         sizes: norms [N, F] of what each factor scales.
-        factors: from the cell's state the factors [N, B, F], but for what never changes.
-        late: whether a step takes its factors from the state before it, not from the one after.
+        factors: maps the cell's state to the factors [N, B, F], without their constant part.
+        late: whether a step takes its factors from the state before it, not from the state after it.
     """
 
     names: tuple[str, ...]
@@ -49,12 +49,12 @@ class Watched:
     columns: slice
 
     def factors(self, before: State, after: State) -> Tensor:
-        """What scaled the matrices in the step between two states of the stack, [N, B, F]."""
+        """Returns the factors [N, B, F] in the step between two states of the stack."""
         return self.matrices.factors((before if self.matrices.late else after)[self.columns])
 
 
 def watch(stack: nn.Module) -> list[Watched]:
-    """The layers of a ``Stack`` or ``WindowStack`` whose weights change; of an RHN its last depth."""
+    """Returns the layers of a ``Stack`` or ``WindowStack`` whose weights change; of an RHN its last depth."""
     if isinstance(stack, WindowStack):
         layers = [stack.first, *(stack.upper.cells if stack.upper else ())]
         cells = [stack.first.cell, *layers[1:]]
@@ -72,11 +72,11 @@ def watch(stack: nn.Module) -> list[Watched]:
 
 
 def generated(cell: Cell, layer: int = -1) -> Generated | None:
-    """The matrices of a cell that change; None where none does.
+    """Returns the matrices of a cell that change; None if none does.
 
     Args:
-        layer: of a HyperRHN, that whose state the factors are made of; by default the last, which the cell's
-            state holds.
+        layer: for a HyperRHN, the layer whose state determines the factors; by default the last, whose state
+            the cell's state contains.
     """
     if isinstance(cell, HyperRHN):
         if cell.config.hyper_rank > 1:
@@ -113,24 +113,24 @@ def generated(cell: Cell, layer: int = -1) -> Generated | None:
 
 
 def _numbers(weight_HG: Tensor, blocks: int) -> Tensor:
-    """A weight's numbers by block of columns, [blocks, F]."""
+    """Returns the elements of a weight by block of columns, [blocks, F]."""
     return weight_HG.detach().unflatten(1, (blocks, -1)).transpose(0, 1).flatten(1)
 
 
 def _factors(scale_BHNK: Tensor) -> Tensor:
-    """The factors of the numbers of N matrices, [N, B, F]."""
+    """Returns the factors of the elements of N matrices, [N, B, F]."""
     return scale_BHNK.permute(2, 0, 1, 3).flatten(2)
 
 
 def _mixing(weight_HZH: Tensor) -> Tensor:
-    """A matrix [Z, Z] that takes z to a vector whose length is the norm of the sum of z_k W_k."""
+    """Returns a matrix [Z, Z] that maps z to a vector whose norm is that of the sum of z_k W_k."""
     flat = weight_HZH.transpose(0, 1).flatten(1).double()
     values, vectors = torch.linalg.eigh(flat @ flat.T)
     return (vectors * values.clamp(min=0).sqrt()).to(weight_HZH.dtype)
 
 
 def step_changes(watched: Sequence[Watched], now: Sequence[Tensor], before: Sequence[Tensor]) -> np.ndarray:
-    """Norms [M] of the changes of one line's matrices, from the factors of the last step to this one's."""
+    """Returns norms [M] of the changes of one line's matrices, from the factors of this and the last step."""
     norms = [
         ((new - old)[:, 0] * layer.matrices.sizes).norm(dim=-1)
         for layer, new, old in zip(watched, now, before, strict=True)

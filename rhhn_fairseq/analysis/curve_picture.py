@@ -1,4 +1,4 @@
-"""The curves of several trainings as a picture: seeds as a band, thresholds by name."""
+"""Draws the curves of several training runs: seeds as a band, thresholds with a label."""
 
 from collections.abc import Sequence
 
@@ -31,11 +31,11 @@ UNITS = {
 
 
 def band(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """What curves of several seeds have in common, over the range that all of them have.
+    """Returns mean and range of the curves of several seeds, over the range that all of them cover.
 
     Returns:
-        places on the axis where any of them has a value, and at these the mean, the lowest and the highest;
-        values between a curve's own points are interpolated. Empty where the curves share no place.
+        positions on the axis where any curve has a value, and the mean, minimum and maximum there; values
+        between a curve's own points are interpolated. Empty if the curves do not overlap.
     """
     start, end = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
     x = np.unique([place for curve in curves for place in curve.x if start <= place <= end])
@@ -54,14 +54,14 @@ def draw_curves(
     log_scale: bool = False,
     axis: str = "updates",
 ) -> Figure:
-    """The curves over updates, epochs or hours.
+    """Draws the curves over updates, epochs or hours.
 
-    Runs of one group, which differ in their seed, are a line at their mean in a band from the lowest to the
-    highest; where they share no place each has a line with markers of its own.
+    Runs of one group, which differ in their seed, are drawn as their mean in a band from the lowest to the
+    highest; if they do not overlap, each run has its own line with its own markers.
 
     Args:
-        threshold: a line at this value, which the picture names. log_scale: of the metric's axis.
-        axis: one of ``curves.AXES``, by which the curves were read.
+        threshold: draws a labelled line at this value. log_scale: of the metric's axis.
+        axis: one of ``curves.AXES``, with which the curves were read.
     """
     figure = new_figure(4.6)
     axes = figure.add_subplot()
@@ -71,7 +71,7 @@ def draw_curves(
     for (group, subset), members in grouped(curves).items():
         label = group if len(subsets) == 1 else f"{group}, {subset}"
         number = groups.index(group)
-        # Where the colours begin again, the lines look otherwise.
+        # When the colours repeat, the line style changes.
         style = subsets.index(subset) + number // len(COLOURS) * len(subsets)
         look = {"color": colour_of(number), "linestyle": LINE_STYLES[style % len(LINE_STYLES)]}
         x, mean, low, high = band(members)
@@ -109,13 +109,13 @@ def draw_curves(
 
 
 def _line(axes, x, values, label: str, look: dict, marker: str = "o") -> None:
-    """A line, with a marker at each value where they are few."""
+    """Draws a line, with a marker at each value if there are few."""
     shown = marker if len(x) <= FEW_POINTS else None
     axes.plot(x, values, marker=shown, markersize=4, label=label, **look)
 
 
 def curve_arrays(curves: Sequence[Curve], metric: str, axis: str) -> dict[str, np.ndarray]:
-    """The curves by name: for each run and subset its updates, its places on the axis and its values."""
+    """Returns the curves by name: updates, positions on the axis and values for each run and subset."""
     arrays = {}
     for curve in curves:
         name = f"{curve.run}.{curve.subset}"

@@ -1,7 +1,7 @@
-"""Curves of several trainings, and their best and last figures in one table; ``curve_picture`` draws them.
+"""Curves of several training runs, and a table of their best and last values; ``curve_picture`` draws them.
 
-The name of a run is that of its log file. Runs whose names differ only in a seed at the end (``_s1``,
-``-seed2``) belong together: they share a colour, and the table has a line for all of them.
+A run has the name of its log file. Runs whose names differ only in a seed at the end (``_s1``, ``-seed2``)
+belong together: they share a colour, and the table has a summary line for all of them.
 """
 
 import math
@@ -17,9 +17,9 @@ from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, Record, read
 from rhhn_fairseq.errors import UsageError
 
 BETTER = ("max", "min")
-# Of these, more is better; of anything else, less.
+# For these, more is better; for all others, less.
 MORE_IS_BETTER = ("accuracy", "bleu")
-# The figure that is drawn unless one is named: the first that all logs have.
+# Metrics to draw by default: the first that all logs have.
 PREFERRED = ("bleu", "bpc", "accuracy", "mse", "loss")
 # What a curve is drawn over.
 AXES = ("updates", "epochs", "hours")
@@ -33,8 +33,8 @@ class Curve:
 
     Attributes:
         run: its name. subset: ``train_inner``, ``train``, or a validation subset.
-        updates: in rising order. values: the metric after them.
-        places: where the values stand on the picture's axis; None for the updates themselves.
+        updates: in ascending order. values: the metric after them.
+        places: positions of the values on the picture's axis; None for the updates themselves.
     """
 
     run: str
@@ -45,23 +45,23 @@ class Curve:
 
     @property
     def x(self) -> list[float]:
-        """Where each value stands on the picture's axis."""
+        """Returns the position of each value on the picture's axis."""
         return list(self.updates) if self.places is None else self.places
 
     @property
     def group(self) -> str:
-        """The run's name without its seed."""
+        """Returns the run's name without its seed."""
         return _SEED.sub("", self.run)
 
     def best(self, better: str) -> tuple[float, int]:
-        """The best value and the first update it was reached at; a value that is no number never is best."""
+        """Returns the best value and the first update at which it was reached; NaN is never the best."""
         sign = 1.0 if better == "max" else -1.0
         signed = [(sign * value, -update) for update, value in zip(self.updates, self.values, strict=True)]
         value, update = max((pair for pair in signed if not math.isnan(pair[0])), default=(math.nan, 0))
         return sign * value, -update
 
     def reached(self, threshold: float, better: str) -> int | None:
-        """The first update with a value of the threshold or better; None if there is none."""
+        """Returns the first update at which the threshold is reached or passed; None if there is none."""
         for update, value in zip(self.updates, self.values, strict=True):
             if value >= threshold if better == "max" else value <= threshold:
                 return update
@@ -69,18 +69,18 @@ class Curve:
 
 
 def read_curves(paths: list[str], metric: str, subsets: list[str], axis: str = "updates") -> list[Curve]:
-    """The curves of a metric, run after run.
+    """Returns the curves of a metric, run after run.
 
-    Where a log has several lines of one update, as after a run that was started again, the last holds.
+    If a log has several lines for one update, as after a restart, the last one is used.
 
     Args:
         paths: log files. metric: such as ``accuracy``. subsets: such as ``valid`` and ``train_inner``.
-        axis: one of AXES. Epochs and hours come from the lines of the training, between which they are
-            interpolated; hours are those of the clock on the wall.
+        axis: one of AXES. Epochs and hours come from the training lines and are interpolated between them;
+            hours are wall-clock time.
 
     Raises:
-        UsageError: a file is no log, or has no such metric in one of the subsets, what it has is named; or
-            the log does not say where its updates are on the axis.
+        UsageError: a file is no log, or has no such metric in one of the subsets (the message names those it
+            has); or the log does not state the positions of its updates on the axis.
     """
     curves = []
     for name, path in zip(run_names(paths), paths, strict=True):
@@ -99,7 +99,7 @@ def read_curves(paths: list[str], metric: str, subsets: list[str], axis: str = "
 
 
 def _axis_of(records: Sequence[Record], axis: str, path: str) -> tuple[list[float], list[float]]:
-    """Updates in rising order and their places on an axis, with zero at zero."""
+    """Returns updates in ascending order and their positions on an axis; update 0 is at 0."""
     places, last, before = {0: 0.0}, 0.0, 0.0
     for record in records:
         if record.subset not in (TRAIN, TRAIN_INNER):
@@ -109,7 +109,7 @@ def _axis_of(records: Sequence[Record], axis: str, path: str) -> tuple[list[floa
         else:
             wall = record.figures.get("wall")
             if wall is not None and wall < last:
-                # The run was started again, and its clock with it.
+                # The run was restarted, and its clock with it.
                 before += last
             last = last if wall is None else wall
             place = None if wall is None else (before + wall) / 3600
@@ -123,10 +123,10 @@ def _axis_of(records: Sequence[Record], axis: str, path: str) -> tuple[list[floa
 
 
 def choose_metric(paths: list[str], subsets: list[str]) -> str:
-    """The first of PREFERRED that every log has in every subset.
+    """Returns the first metric of PREFERRED that every log has in every subset.
 
     Raises:
-        UsageError: a file is no log, or there is none that all have.
+        UsageError: a file is no log, or they share none of these metrics.
     """
     shared = set(PREFERRED)
     for path in paths:
@@ -149,7 +149,7 @@ def _available_metrics(records, metric: str, subset: str) -> str:
 
 
 def run_names(paths: list[str]) -> list[str]:
-    """A name for each file: its own without the ending, with its directory's where names would be equal."""
+    """Returns a name for each file: its own without extension, with its directory's if names are equal."""
     for name in (lambda path: path.stem, lambda path: f"{path.parent.name}/{path.stem}", str):
         names = [name(Path(path)) for path in paths]
         if max(Counter(names).values(), default=0) <= 1:
@@ -159,15 +159,15 @@ def run_names(paths: list[str]) -> list[str]:
 
 
 def default_better(metric: str) -> str:
-    """Whether the best value of a metric is its largest (``max``) or its smallest (``min``)."""
+    """Returns whether the best value of a metric is its largest (``max``) or its smallest (``min``)."""
     return "max" if any(name in metric for name in MORE_IS_BETTER) else "min"
 
 
 def table(curves: list[Curve], metric: str, better: str, threshold: float | None = None) -> str:
-    """A Markdown table: best and last value of every curve, and what runs of several seeds have in common.
+    """Returns a Markdown table of the best and last value of every curve, with a summary for several seeds.
 
     Args:
-        threshold: adds the first update at which a curve reached it.
+        threshold: adds the first update at which each curve reached it.
     """
     several = len({curve.subset for curve in curves}) > 1
     sign = "≥" if better == "max" else "≤"
@@ -200,7 +200,7 @@ def table(curves: list[Curve], metric: str, better: str, threshold: float | None
 
 
 def grouped(curves: list[Curve]) -> dict[tuple[str, str], list[Curve]]:
-    """The curves of one group and subset, in the order in which they came."""
+    """Returns the curves by group and subset, in their given order."""
     groups: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
         groups.setdefault((curve.group, curve.subset), []).append(curve)
@@ -208,7 +208,7 @@ def grouped(curves: list[Curve]) -> dict[tuple[str, str], list[Curve]]:
 
 
 def _summary(key, members: list[Curve], better: str, several: bool, threshold: float | None) -> list[str]:
-    """The line of runs that differ in the seed only: mean, least and greatest of what they reached."""
+    """Returns the line of runs that differ only in the seed: mean, minimum and maximum of their values."""
     group, subset = key
     row = [f"**{group}**, {len(members)} runs", *([subset] if several else []), ""]
     row += [_spread([curve.best(better)[0] for curve in members]), ""]

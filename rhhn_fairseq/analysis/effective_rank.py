@@ -1,8 +1,8 @@
-"""The effective rank of what a hypernetwork scales weights by, and the vectors that it is taken of.
+"""The effective rank of the vectors by which a hypernetwork scales weights, and those vectors.
 
 The effective rank of a matrix (Roy and Vetterli 2007, definition 1) is ``exp(H(p))``, the exponential of the
-entropy of its singular values divided by their sum: 1 if all rows are multiples of one, k if k directions
-share the length equally.
+entropy of its singular values divided by their sum: 1 if all rows are multiples of one row, k if there are k
+equal singular values and no others.
 
 Shapes: T symbols, K embeddings or depths, Z width of an embedding, H hidden.
 """
@@ -20,7 +20,7 @@ from rhhn_fairseq.cells.hyper_rnn import FullHyperRNN, PracticalHyperRNN
 
 
 def effective_rank(matrix: np.ndarray) -> float:
-    """The effective rank of a matrix; 0 if all of it is zero, up to rounding.
+    """Returns the effective rank of a matrix; 0 for a zero matrix.
 
     Args:
         matrix: [rows, columns].
@@ -34,9 +34,9 @@ def effective_rank(matrix: np.ndarray) -> float:
 
 
 def variation_rank(vectors: Tensor, tolerance: float = 1e-6) -> float:
-    """The effective rank of what changes in vectors [T, F]: of their differences from their mean.
+    """Returns the effective rank of the differences of vectors [T, F] from their mean.
 
-    It is 0 where the differences are below ``tolerance`` times the vectors, as rounding in float32 is.
+    It is 0 if the norm of the differences is at most ``tolerance`` times that of the vectors (rounding).
     """
     values = vectors.double().cpu().numpy()
     centred = values - values.mean(axis=0)
@@ -47,11 +47,11 @@ def variation_rank(vectors: Tensor, tolerance: float = 1e-6) -> float:
 
 @torch.no_grad()
 def hyper_vectors(step_trace: CellTrace) -> dict[str, Tensor]:
-    """The vectors that scaled a cell's recurrent matrices, by kind [K, T, ·]; empty without a hypernetwork.
+    """Returns the vectors that scaled a cell's recurrent matrices, by kind [K, T, ·]; {} if there are none.
 
-    Of the HyperLSTM and the HyperRNN these are ``z`` [gates, T, Z] and ``d`` [gates, T, H]; of the full
-    HyperRNN ``z`` [1, T, Z]; of the HyperRHN ``z`` [depths, T, H], which scales directly; of the cell
-    ``hyper`` ``d`` [gates, T, H], where its hypernetwork's last layer makes them.
+    For the HyperLSTM and the HyperRNN these are ``z`` [gates, T, Z] and ``d`` [gates, T, H]; for the full
+    HyperRNN ``z`` [1, T, Z]; for the HyperRHN ``z`` [depths, T, H], which scales directly; for the cell
+    ``hyper`` ``d`` [gates, T, H], if its hypernetwork's last layer computes them.
     """
     cell = step_trace.cell
     if isinstance(cell, Hyper):

@@ -1,4 +1,4 @@
-"""The gradients of several models as a picture."""
+"""Draws the gradients of several models."""
 
 from collections.abc import Sequence
 
@@ -17,9 +17,9 @@ from rhhn_fairseq.analysis.plotting import (
 
 @styled()
 def draw_gradients(flows: Sequence[Flow], shares: bool = False, title: str | None = None) -> Figure:
-    """Norms over time and by layer; with ``shares`` also how much of the gradient of c comes through h.
+    """Draws norms over time and by layer; with ``shares`` also how much of the gradient of c comes through h.
 
-    Norms of zero, behind a cut of h-detach, are left out, because the axis is logarithmic.
+    Norms of zero, beyond a cut by h-detach, are omitted, because the axis is logarithmic.
     """
     with_memory = [flow for flow in flows if len(flow.share_of_h)] if shares else []
     figure = new_figure(7.0 if with_memory else 4.4)
@@ -27,7 +27,7 @@ def draw_gradients(flows: Sequence[Flow], shares: bool = False, title: str | Non
         panels = figure.subplot_mosaic([["outside", "within"], ["share", "share"]], width_ratios=(2, 1))
     else:
         panels = figure.subplot_mosaic([["outside", "within"]], width_ratios=(2, 1))
-    # A model as its training began has the colour of the trained one, in dashes.
+    # A model with initial weights has the colour of the trained one, with a dashed line.
     bases = list(dict.fromkeys(flow.run.removesuffix(", initial") for flow in flows))
     for flow in flows:
         number = bases.index(flow.run.removesuffix(", initial"))
@@ -62,7 +62,7 @@ def _positive(values: np.ndarray) -> np.ndarray:
 
 
 def gradient_arrays(flows: Sequence[Flow]) -> dict[str, np.ndarray]:
-    """The norms [T, L], the layers' names and the shares of each model."""
+    """Returns the norms [T, L], the layers' names and the shares of each model."""
     arrays = {}
     for flow in flows:
         arrays[f"{flow.run}.norms"] = flow.norms

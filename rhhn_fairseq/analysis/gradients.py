@@ -1,12 +1,12 @@
-"""How the gradient of the last step's loss reaches the states of the steps before it.
+"""Measures how the gradient of the last step's loss reaches the states of earlier steps.
 
 Suarez 2017, section 5.4 and figures 4 to 6: outside the cell, the L2 norm of dLoss(last step)/d(state of step
-t) over t; within the cell, the same by layer, averaged over time. A layer is one of a stack, or a depth of a
-recurrent highway network.
+t) over t; within the cell, the same by layer, averaged over time. A layer is a layer of a stack, or a depth
+of a recurrent highway network.
 
-Of cells with the state (h, c), the gradient that reaches c_t has two shares (Kanuparthi et al. 2019; the
+In cells with the state (h, c), the gradient that reaches c_t has two parts (Kanuparthi et al. 2019; the
 matrices A_t and B_t of Didolkar 2019, equation 7): one comes through c_{t+1}, the linear path in time, and
-one through h_t, which passes the weights. h-detach cuts the second where its coin falls.
+one through h_t, which passes through the weights. h-detach cuts the second part according to its coin.
 
 Shapes: T steps, B lines, D entries of the dictionary, L layers.
 """
@@ -38,8 +38,8 @@ class Flow:
         norms: [T, L], of the gradient with respect to the state after step t in each layer.
         names: of the L layers.
         share_of_h: [T - 1], the share of the gradient that reaches c_t through h_t, not through c_{t+1}; a
-            mean over layers, NaN where none reaches it. Empty for cells without c.
-        initial: whether the model is as its training began.
+            mean over layers, NaN where no gradient arrives. Empty for cells without c.
+        initial: whether the model has its initial weights.
     """
 
     run: str
@@ -50,27 +50,27 @@ class Flow:
 
     @property
     def outside(self) -> np.ndarray:
-        """[T], the mean over layers."""
+        """Returns the mean over layers, [T]."""
         return self.norms.mean(axis=1)
 
     @property
     def within(self) -> np.ndarray:
-        """[L], the mean over time."""
+        """Returns the mean over time, [L]."""
         return self.norms.mean(axis=0)
 
 
 def gradient_flow(
     model: nn.Module, tokens: Tensor, h_detach: float = 0.0, draws: int = 1, seed: int = 1
 ) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
-    """Has a character language model read lines from the zero state, and goes back from the last step's loss.
+    """Runs a character language model on lines from the zero state and backpropagates the last step's loss.
 
-    A copy of the model computes in float64, in evaluation and without dropout. The gradient of one line does
-    not depend on the others.
+    A copy of the model computes in float64, in evaluation mode and without dropout. The gradient of one line
+    does not depend on the others.
 
     Args:
         model: has ``embed``, ``stack`` and ``output``, as ``CharLM`` does.
-        tokens: dictionary indices [T + 1, B]; the last row is only to be predicted.
-        h_detach: probability of h-detach's coin at each step. draws: how often its coins are tossed.
+        tokens: dictionary indices [T + 1, B]; the last row is only a target.
+        h_detach: probability of h-detach's coin at each step. draws: number of draws of its coins.
 
     Returns:
         the norms [T, L], the layers' names, and the shares [T - 1], see ``Flow``.
@@ -83,7 +83,7 @@ def gradient_flow(
         drawn, share, names = _one_pass(model, tokens, coins)
         norms.append(drawn)
         shares.append(share)
-    # Where the gradient is cut off in all layers and lines of a draw, its shares are not defined.
+    # Where the gradient is cut off in all layers and lines of a draw, its shares are undefined.
     with np.errstate(invalid="ignore"):
         known = np.isfinite(shares)
         mean = np.where(known, shares, 0.0).sum(axis=0) / known.sum(axis=0)
@@ -102,7 +102,7 @@ def _one_pass(model, tokens, coins) -> tuple[np.ndarray, np.ndarray, tuple[str, 
             y, state = model.stack(model.embed(row[None]), state, None, coin)
             steps.append([layer for taken in layers for layer in taken[-1]])
             totals = _memories(cells, widths, state)
-            # What goes on to the next step is another node than what gave h, so that each has its gradient.
+            # The next step gets a separate node from the one that gave h, so each has its own gradient.
             state = tuple(tensor.view_as(tensor) for tensor in state)
             direct.append((totals, _memories(cells, widths, state)))
         loss = nn.functional.cross_entropy(model.output(y[-1]), tokens[-1], reduction="sum")
@@ -118,19 +118,19 @@ def _one_pass(model, tokens, coins) -> tuple[np.ndarray, np.ndarray, tuple[str, 
 
 
 def _norm(gradient_BH: Tensor) -> float:
-    """The mean over lines of the L2 norms."""
+    """Returns the mean over lines of the L2 norms."""
     return gradient_BH.double().norm(dim=-1).mean().item()
 
 
 def _memories(cells: Sequence[Cell], widths: Sequence[int], state) -> list[Tensor]:
-    """The tensors c of the layers that have one."""
+    """Returns the tensors c of the layers that have one."""
     starts = np.cumsum([0, *widths[:-1]])
     pairs = zip(cells, starts, strict=True)
     return [state[start + 1] for cell, start in pairs if isinstance(cell, GatedCell)]
 
 
 def _shares(gradients: Sequence[Tensor], T: int) -> np.ndarray:
-    """Shares through h [T - 1] from the gradients of c at each step: all of it, and through the next c."""
+    """Returns shares through h [T - 1] from the gradients of c at each step: in total, and via the next c."""
     count = len(gradients) // (2 * T)
     if not count:
         return np.zeros(0)
@@ -155,7 +155,7 @@ def _names(cells: Sequence[Cell], depths: Sequence[int]) -> tuple[str, ...]:
 
 @contextmanager
 def _reference(model: nn.Module) -> Iterator[None]:
-    """Within the context every cell runs its ``step``."""
+    """Makes every cell run its ``step`` within the context."""
     backends = {cell: cell.backend for cell in model.modules() if isinstance(cell, Cell)}
     set_backend(model, "reference")
     try:
@@ -167,10 +167,10 @@ def _reference(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def recorded_layers(cells: Sequence[Cell]) -> Iterator[list[list[list[Tensor]]]]:
-    """Within the context, a list for each cell has for each step the states after its layers.
+    """Records for each cell and each step the states after the cell's layers.
 
-    A recurrent highway network has as many as depths, of another cell it is the output h. The cells have to
-    run their ``step``, in whose place another one stands that computes the same.
+    A recurrent highway network has one state per depth, any other cell only its output h. The cells must run
+    their ``step``, which is replaced by one that computes the same.
     """
     taken: list[list[list[Tensor]]] = [[] for _ in cells]
     for cell, states in zip(cells, taken, strict=True):
@@ -204,7 +204,7 @@ def _recording(cell: Cell, taken: list[list[Tensor]]):
 
 
 def highway_states(cell: HyperRHN, g_t, s_BH: Tensor, noise_t: Noise | None) -> list[Tensor]:
-    """The states of a HyperRHN after each layer of a step, without dropout; arguments as its ``step``."""
+    """Returns the states of a HyperRHN after each layer of a step, without dropout; arguments of ``step``."""
     x, trace, *first = g_t
     states = trace.unflatten(-1, (cell.config.rhn_depth, -1)).unbind(-2)
     layers, s = [], s_BH

@@ -1,4 +1,4 @@
-"""How large the weights of a network are, block by block (Suarez 2017, figures 2 and 3)."""
+"""Draws the norms of a network's weights, block by block (Suarez 2017, figures 2 and 3)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from rhhn_fairseq.analysis.plotting import MARKERS, Figure, add_legend, colour_o
 
 
 def norm_arrays(runs: Mapping[str, Sequence[Block]]) -> dict[str, np.ndarray]:
-    """The blocks of each run by name: names, norms and numbers of weights."""
+    """Returns for each run the names, norms and numbers of weights of its blocks."""
     arrays = {}
     for run, blocks in runs.items():
         arrays[f"{run}.blocks"] = np.array([block.name for block in blocks])
@@ -20,13 +20,13 @@ def norm_arrays(runs: Mapping[str, Sequence[Block]]) -> dict[str, np.ndarray]:
 
 
 def _shown(name: str) -> str:
-    """A block's name with its layer in words."""
+    """Returns a block's name with its layer in words."""
     return re.sub(r"(?:stack\.)?cells\.(\d+)\.", lambda match: f"layer {int(match[1]) + 1}: ", name)
 
 
 @styled()
 def draw_norms(runs: Mapping[str, Sequence[Block]], title: str | None = None) -> Figure:
-    """The norms of every block, and beside them the root mean squares of its weights.
+    """Draws the norm of every block, and beside it the root mean square of its weights.
 
     Args:
         runs: the blocks of each checkpoint, by its name.
@@ -36,7 +36,7 @@ def draw_norms(runs: Mapping[str, Sequence[Block]], title: str | None = None) ->
     left, right = figure.subplots(1, 2, sharey=True)
     for number, (run, blocks) in enumerate(runs.items()):
         rows = [names.index(block.name) for block in blocks]
-        # Where runs lie on each other, both are seen.
+        # Hollow markers keep overlapping runs visible.
         look = {
             "color": colour_of(number),
             "marker": MARKERS[number % len(MARKERS)],

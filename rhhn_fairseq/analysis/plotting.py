@@ -1,7 +1,7 @@
-"""The one style of all pictures, and their files.
+"""The common style of all pictures, and functions to save them.
 
-Colours are those of Okabe and Ito, which readers with any kind of colour vision tell apart, and those of
-cividis for quantities. The legend stands outside of the data. A picture is a PNG or an SVG by the ending of
+Colours are those of Okabe and Ito, which readers with any kind of colour vision can distinguish, and those of
+cividis for quantities. The legend is outside of the data. A picture is a PNG or an SVG by the extension of
 its name, and the arrays it was drawn from are saved beside it as .npz.
 """
 
@@ -25,7 +25,7 @@ with needed_for("pictures need"):
 FORMATS = ("png", "svg")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINE_STYLES = ("-", "--", ":", "-.")
-# One for each of several sequences of points.
+# Markers for several sequences of points.
 MARKERS = "osD^v<>PX*"
 FEW_POINTS = 30
 COLOUR_MAP = LinearSegmentedColormap.from_list("quantity", QUANTITY)
@@ -45,28 +45,28 @@ STYLE = {
     "legend.frameon": False,
     "legend.fontsize": 9.5,
     "lines.linewidth": 1.7,
-    # Names in an SVG that do not depend on chance: equal pictures are equal files.
+    # Deterministic ids in an SVG: equal pictures give equal files.
     "svg.hashsalt": "rhhn_fairseq",
 }
 
 
 def styled():
-    """The context, or decorator, in which a picture is drawn."""
+    """Returns the context, or decorator, in which a picture is drawn."""
     return rc_context(STYLE)
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:
-    """An empty figure, sizes in inches. It belongs to no window and is not kept."""
+    """Returns an empty figure, with sizes in inches. It has no window, and pyplot does not keep it."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def colour_of(number: int) -> str:
-    """The colour of the n-th thing that is drawn, counted from 0; they repeat after the last."""
+    """Returns the colour of the n-th item, counted from 0; colours repeat after the last one."""
     return COLOURS[number % len(COLOURS)]
 
 
 def add_legend(figure: Figure, axes: Axes, columns: int = 2, note: str | None = None) -> None:
-    """A legend under the data, with a note above it; none for a single line without a note."""
+    """Adds a legend under the data, with a note above it; no legend for a single line without a note."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1 or note is not None:
         columns = min(columns, len(labels))
@@ -75,10 +75,10 @@ def add_legend(figure: Figure, axes: Axes, columns: int = 2, note: str | None = 
 
 
 def add_colour_bar(figure: Figure, axes: Axes, image, label: str, extend: str = "max") -> None:
-    """What the colours stand for, in a bar under the data, which is as high in every picture.
+    """Adds a colour bar under the data, of the same height in every picture.
 
     Args:
-        extend: "max" gives it a tip for larger values, "neither" none.
+        extend: "max" adds a tip for larger values, "neither" adds none.
     """
     inches = 0.13
     bar = figure.colorbar(
@@ -90,7 +90,7 @@ def add_colour_bar(figure: Figure, axes: Axes, image, label: str, extend: str = 
 
 
 def with_thousands(axis) -> None:
-    """Has the numbers of an axis written with commas."""
+    """Formats the numbers of an axis with thousands separators."""
     axis.set_major_formatter(lambda value, position: f"{value:,.6g}")
 
 
@@ -98,7 +98,7 @@ def check_picture(option: str, path: str | Path | None, inputs: Sequence[str | P
     """Checks the name of a picture before anything is computed.
 
     Args:
-        option: what the message calls it. path: None for no picture. inputs: files that are read.
+        option: its name in the message. path: None for no picture. inputs: files that are read.
 
     Raises:
         UsageError: it ends neither in .png nor in .svg, or it is one of the inputs.
@@ -116,7 +116,7 @@ def _format_of(option: str, path: str | Path) -> str:
 
 
 def encode(figure: Figure, kind: str) -> bytes:
-    """A figure as the content of a file of this kind; equal figures give equal files."""
+    """Returns a figure as the content of a file of this kind; equal figures give equal files."""
     content = io.BytesIO()
     with styled():
         metadata = {"Date": None} if kind == "svg" else None
@@ -125,10 +125,10 @@ def encode(figure: Figure, kind: str) -> bytes:
 
 
 def save(figure: Figure, path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes a picture, and its arrays beside it under the same name with the ending .npz.
+    """Writes a picture, and its arrays beside it under the same name with the extension .npz.
 
     Raises:
-        UsageError: the name has another ending, or a file cannot be written.
+        UsageError: the name ends neither in .png nor in .svg, or a file cannot be written.
     """
     content = encode(figure, _format_of("--output", path))
     with replacing(path) as file:
@@ -137,7 +137,7 @@ def save(figure: Figure, path: str | Path, arrays: Mapping[str, np.ndarray]) -> 
 
 
 def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays by name, as ``numpy.load`` reads them."""
+    """Writes arrays by name in a file for ``numpy.load``."""
     packed = io.BytesIO()
     np.savez_compressed(packed, **{name: np.asarray(array) for name, array in arrays.items()})
     with replacing(path) as file:

@@ -1,4 +1,4 @@
-"""How many directions the vectors use that a hypernetwork scales weights by.
+"""Measures how many directions the vectors span by which a hypernetwork scales weights.
 
 Shapes: T symbols, K embeddings or depths, Z width of an embedding, H hidden.
 """
@@ -29,11 +29,11 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Rank:
-    """Effective ranks after so many updates of a training.
+    """Effective ranks after some number of updates of a training run.
 
     Attributes:
-        run: its name. updates: done. ranks: by kind, "z" or "d", the mean over layers, gates and depths.
-        widths: by kind, the number of elements of a vector, which is the largest rank possible.
+        run: its name. updates: their number. ranks: by kind, "z" or "d", means over layers, gates and depths.
+        widths: by kind, the number of elements of a vector, which is the largest possible rank.
     """
 
     run: str
@@ -43,7 +43,7 @@ class Rank:
 
 
 def rank_of(run: str, updates: int, traces: Sequence[CellTrace]) -> Rank:
-    """The effective ranks of a model that has read a text.
+    """Returns the effective ranks of a model that has read a text.
 
     Raises:
         UsageError: it has no hypernetwork.
@@ -61,7 +61,7 @@ def rank_of(run: str, updates: int, traces: Sequence[CellTrace]) -> Rank:
 
 
 def rank_arrays(ranks: Sequence[Rank]) -> dict[str, np.ndarray]:
-    """The updates of each run, and its ranks by kind."""
+    """Returns the updates of each run, and its ranks by kind."""
     arrays = {}
     for run, members in by_run(ranks).items():
         arrays[f"{run}.updates"] = np.array([rank.updates for rank in members])
@@ -71,7 +71,7 @@ def rank_arrays(ranks: Sequence[Rank]) -> dict[str, np.ndarray]:
 
 
 def by_run(ranks: Sequence[Rank]) -> Mapping[str, list[Rank]]:
-    """The ranks of each run, by their updates."""
+    """Returns the ranks of each run, sorted by updates."""
     runs: dict[str, list[Rank]] = {}
     for rank in sorted(ranks, key=lambda rank: rank.updates):
         runs.setdefault(rank.run, []).append(rank)
@@ -80,7 +80,7 @@ def by_run(ranks: Sequence[Rank]) -> Mapping[str, list[Rank]]:
 
 @styled()
 def draw_ranks(ranks: Sequence[Rank], title: str | None = None) -> Figure:
-    """The effective ranks over the updates of the training, one panel for z and one for d."""
+    """Draws the effective ranks over the updates of training, with one panel for z and one for d."""
     kinds = [kind for kind in KINDS if any(kind in rank.ranks for rank in ranks)]
     figure = new_figure(4.2)
     panels = figure.subplots(1, len(kinds), squeeze=False)[0]

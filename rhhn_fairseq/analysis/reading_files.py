@@ -1,4 +1,4 @@
-"""What reading a text did, as a page or a picture by the ending of the file's name."""
+"""Saves a ``Reading`` as a page or a picture, by the extension of the file's name."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +14,13 @@ TITLE = "Change of the recurrent weights as each symbol is read"
 
 
 def check_reading(option: str, path: str, inputs: Sequence[str | None] = ()) -> None:
-    """Checks a name before anything is computed.
+    """Checks the name of an output file before anything is computed.
 
     Args:
-        option: what the message calls it. inputs: files that are read.
+        option: its name in the message. inputs: files that are read.
 
     Raises:
-        UsageError: it ends neither in .html nor in .png nor in .svg, or it is one of the inputs.
+        UsageError: it ends in none of .html, .png and .svg, or it is one of the inputs.
     """
     if Path(path).suffix.lower() == ".html":
         check_output(option, path, inputs)
@@ -31,7 +31,7 @@ def check_reading(option: str, path: str, inputs: Sequence[str | None] = ()) -> 
 
 
 def save_reading(reading: Reading, path: str, title: str = TITLE) -> None:
-    """Writes the page or the picture, and the arrays beside it as .npz."""
+    """Writes the page or the picture, and its arrays beside it as .npz."""
     if Path(path).suffix.lower() != ".html":
         save(draw_weights(reading, title), path, reading.arrays())
         return

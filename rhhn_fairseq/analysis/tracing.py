@@ -1,4 +1,4 @@
-"""What the cells of a network read, and their states, symbol by symbol.
+"""Records the inputs and states of a network's cells, symbol by symbol.
 
 Shapes: T symbols, C a cell's input, D entries of the dictionary.
 """
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from rhhn_fairseq.cells.base import Cell, State
 from rhhn_fairseq.errors import UsageError
 
-# Each symbol is a step of its own.
+# Each symbol is a separate step.
 MOST_SYMBOLS = 20_000
 
 
 @dataclass(frozen=True)
 class CellTrace:
-    """One cell of a stack over a text.
+    """The inputs and states of one cell of a stack while it reads a text.
 
     Attributes:
         number: of the cell's layer, counted from 1. x_TC: its input.
@@ -35,14 +35,14 @@ class CellTrace:
 
 @torch.no_grad()
 def trace(model: nn.Module, entries: Sequence[int]) -> tuple[list[CellTrace], Tensor]:
-    """Has a character language model read a text from the zero state.
+    """Runs a character language model on a text from the zero state.
 
     Args:
-        model: has ``embed``, ``stack`` and ``output``, as ``CharLM`` does; it is put into evaluation.
+        model: has ``embed``, ``stack`` and ``output``, as ``CharLM`` does; it is put into evaluation mode.
         entries: T dictionary indices.
 
     Returns:
-        a trace for each cell, the lowest layer first, and the logits [T, D] of the symbol after each.
+        a trace for each cell, the lowest layer first, and the logits [T, D] of each next symbol.
     """
     model.eval()
     device = next(model.parameters()).device
@@ -67,7 +67,7 @@ def check_length(symbols: int) -> None:
 
 @contextmanager
 def recorded(cells: Sequence[Cell]) -> Iterator[list[list[tuple[Tensor, State, State]]]]:
-    """Within the context, a list for each cell has (input [1, C], state before, state after) of each step."""
+    """Records (input [1, C], state before, state after) of each step in a list for each cell."""
     steps: list[list[tuple[Tensor, State, State]]] = [[] for _ in cells]
 
     def hook_of(taken):

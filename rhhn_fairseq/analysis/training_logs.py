@@ -1,13 +1,13 @@
-"""Reads the figures of a training from fairseq's log: a file, whichever --log-format it was written with.
+"""Reads the figures of a training run from fairseq's log file, written with any --log-format.
 
-A line may begin with fairseq's or with Hydra's time, level and logger, or with nothing, as in the files of
+A line may begin with fairseq's or Hydra's time, level and logger, or with nothing, as in the files of
 --log-file. What follows is one of::
 
     {"epoch": 1, "valid_loss": "0.4", "valid_num_updates": "250"}             json
     epoch 001 | valid on 'valid' subset | loss 0.4 | num_updates 250          simple, tqdm: after an epoch
     epoch 001:    100 / 250 loss=0.6, num_updates=100                         simple: within an epoch
 
-Lines of training within an epoch belong to the subset ``train_inner``, those after one to ``train``.
+Training lines within an epoch belong to the subset ``train_inner``, those after an epoch to ``train``.
 """
 
 import json
@@ -21,7 +21,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.lines import opened
 
 UPDATES = "num_updates"
-# Where in the epochs a line of JSON is; other formats say it in words.
+# Position in the epochs in a JSON line; other formats have it in the text.
 PLACES = ("epoch", "update")
 TRAIN, TRAIN_INNER = "train", "train_inner"
 
@@ -39,7 +39,7 @@ class Record:
     Attributes:
         subset: ``train_inner``, ``train``, or the name of a validation subset. update: updates done.
         figures: the numbers by name. epoch: counted from 1; None if the line does not say.
-        epochs_done: epochs, with a fraction, after that update; None where the line does not say.
+        epochs_done: fractional number of epochs after that update; None if the line does not say.
     """
 
     subset: str
@@ -49,15 +49,15 @@ class Record:
     epochs_done: float | None = None
 
 
-# A progress bar writes all of an epoch in one line.
+# A progress bar writes a whole epoch in one line.
 LONGEST_LINE = 1 << 26
 
 
 def read_log(path: str | Path) -> list[Record]:
-    """The records of a log in its order.
+    """Returns the records of a log, in its order.
 
     Raises:
-        UsageError: the file cannot be read, or there is no line of a training in it.
+        UsageError: the file cannot be read, or it has no training line.
     """
     with opened(path) as file:
         lines = (line.decode("utf-8", "replace") for line in _lines(file, path))
@@ -75,7 +75,7 @@ def _lines(file: BinaryIO, path) -> Iterator[bytes]:
 
 
 def parse_line(line: str) -> Record | None:
-    """The record of one line; None for all other lines."""
+    """Returns the record of a line; None for lines without figures."""
     line = line.rstrip()
     if match := _JSON.search(line):
         return _from_json(match[1])
@@ -93,7 +93,7 @@ def parse_line(line: str) -> Record | None:
 def _from_json(text: str) -> Record | None:
     try:
         record = json.loads(text)
-    # A line that was cut off, or that merely looks like one.
+    # A line that was cut off, or that only looks like JSON.
     except ValueError:
         return None
     epoch = record.get("epoch")
@@ -109,7 +109,7 @@ def _from_json(text: str) -> Record | None:
 
 
 def _number(value) -> float | None:
-    """None for something that is no number, such as null."""
+    """Returns the value as a number; None if it is not one, such as null."""
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The weights' changes over a text as one HTML file that loads nothing else."""
+"""Renders the changes of the weights over a text as one self-contained HTML file."""
 
 import html
 import json
@@ -14,7 +14,7 @@ TEMPLATE = Path(__file__).with_name("weights.html")
 
 
 def weight_page(reading: Reading, title: str) -> str:
-    """The page: the text with a strip for each matrix, and for each symbol its numbers.
+    """Returns the page: the text with a strip for each matrix, and the numbers of each symbol.
 
     Args:
         title: of the page, in plain text.
@@ -34,10 +34,10 @@ def weight_page(reading: Reading, title: str) -> str:
 
 
 def embedded(data: Mapping) -> str:
-    """Data as JSON in an element of a page; nothing in it can end the element."""
+    """Returns data as JSON for an element of a page; nothing in it can close the element."""
     return json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _rounded(array: np.ndarray) -> list:
-    """The numbers with five digits; a page shows three."""
+    """Returns the numbers with five significant digits; a page shows three."""
     return json.loads(json.dumps(array.tolist()), parse_float=lambda text: float(f"{float(text):.5g}"))

@@ -1,4 +1,4 @@
-"""The weights' changes over a text as a picture: the lines of the text, each with a strip for each matrix."""
+"""Draws the changes of the weights over a text: the lines of the text, each with a strip for each matrix."""
 
 import numpy as np
 
@@ -14,18 +14,18 @@ from rhhn_fairseq.analysis.weights import Reading
 from rhhn_fairseq.errors import UsageError
 
 COLUMNS = 76
-# A taller picture cannot be looked at; the page can.
+# A taller picture is not readable; the HTML page is.
 MOST_LINES = 60
-# Rows above the strips that a line of text takes, in rows of the strips.
+# Height of a line of text above the strips, in rows of the strips.
 TEXT_ROWS = 2
 INCHES_A_ROW = 0.13
 VISIBLE = {"\n": "↵", "\t": "→", "\r": "␍"}
 
 
 def wrapped(symbols: tuple[str, ...], columns: int = COLUMNS) -> list[tuple[int, int]]:
-    """The lines of a text as ranges of symbols: they end after a line's end, or after so many symbols.
+    """Returns the lines of a text as ranges of symbols, broken after line ends and after ``columns`` symbols.
 
-    The ends of empty lines stand after the line before them.
+    The ends of empty lines are appended to the preceding line.
     """
     lines, start = [], 0
     for number, symbol in enumerate(symbols, start=1):
@@ -38,7 +38,7 @@ def wrapped(symbols: tuple[str, ...], columns: int = COLUMNS) -> list[tuple[int,
 
 @styled()
 def draw_weights(reading: Reading, title: str | None = None) -> Figure:
-    """The text in lines, and under each symbol how much each matrix changed when it was read.
+    """Draws the text in lines, and under each symbol how much each matrix changed when it was read.
 
     Raises:
         UsageError: the text is too long for a picture.

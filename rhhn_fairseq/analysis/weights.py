@@ -1,7 +1,7 @@
-"""How much the weights of a character language model change at each symbol that it reads.
+"""Measures how much the weights of a character language model change at each symbol that it reads.
 
 Ha, Dai, Le 2016 (arXiv 1609.09106), figure 3, with the measure of ``changes``: the L2 norm of the difference
-between a generated recurrent matrix in this step and in the step before. Of a HyperRHN all depths are shown.
+of a generated recurrent matrix between this step and the previous one. For a HyperRHN all depths are shown.
 
 Shapes: T symbols, M matrices of all layers, N matrices of a layer, F factors of a matrix, K candidates.
 """
@@ -23,18 +23,18 @@ from rhhn_fairseq.errors import UsageError
 CANDIDATES = 5
 
 FACTORS_AT_ONCE = 1 << 24
-"""Factors of a layer's matrices that are in memory at once, in the steps of a block."""
+"""Number of factors of a layer's matrices, over the steps of a block, that are in memory at once."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A text, and what reading it did, in the order of the text, whichever direction the model reads in.
+    """A text and the effects of reading it, in the order of the text, whichever direction the model reads in.
 
     Attributes:
-        symbols: the T symbols that came. names: of the M matrices, as ``i``, or ``2 f`` in layer 2.
+        symbols: the T symbols. names: of the M matrices, such as ``i``, or ``2 f`` in layer 2.
         changes: [T, M], how much each matrix changed in the step that read the symbol.
-        probabilities: [T], that of the symbol before it came.
-        candidates: for each symbol the K likeliest before it came, the first the likeliest.
+        probabilities: [T], the predicted probability of each symbol.
+        candidates: for each symbol the K symbols predicted as most likely, in descending order.
         expected: [T, K], their probabilities.
     """
 
@@ -46,7 +46,7 @@ class Reading:
     expected: np.ndarray
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All of it, by name."""
+        """Returns all attributes as arrays, by name."""
         return {
             "symbols": np.array(self.symbols),
             "names": np.array(self.names),
@@ -60,11 +60,11 @@ class Reading:
 def read_text(
     model: nn.Module, vocabulary: CharVocabulary | WordVocabulary, entries: Sequence[int]
 ) -> Reading:
-    """Has a model read a text.
+    """Runs a model on a text.
 
     Args:
-        model: has ``embed``, ``stack`` and ``output``, as ``CharLM`` does; it is put into evaluation.
-        entries: T + 1 dictionary indices as the model reads them, the first of which only sets the state.
+        model: has ``embed``, ``stack`` and ``output``, as ``CharLM`` does; it is put into evaluation mode.
+        entries: T + 1 dictionary indices in the model's reading order; the first only sets the state.
 
     Raises:
         UsageError: there is no symbol or too many, or the model has no weights that change.
@@ -75,7 +75,7 @@ def read_text(
     if not names:
         cells = sorted({type(each.cell).__name__ for each in traces})
         raise UsageError(f"the weights of {', '.join(cells)} do not change: no hypernetwork scales them")
-    # The last symbol's successor is not asked for.
+    # The prediction after the last symbol is not needed.
     probabilities = logits[:-1].double().softmax(dim=-1)
     came = torch.tensor(list(entries[1:]), device=logits.device)
     top = probabilities.topk(min(CANDIDATES, int(logits[0].isfinite().sum())), dim=-1)
@@ -93,7 +93,7 @@ def read_text(
 
 
 def shown(vocabulary: CharVocabulary | WordVocabulary, entry: int) -> str:
-    """A symbol as text; a byte that is no character of ASCII by its number."""
+    """Returns a symbol as text; a byte outside of ASCII as an escape sequence."""
     symbol = vocabulary.decode([entry])
     if isinstance(symbol, bytes):
         return symbol.decode("ascii", "backslashreplace")
@@ -102,7 +102,7 @@ def shown(vocabulary: CharVocabulary | WordVocabulary, entry: int) -> str:
 
 @torch.no_grad()
 def matrix_changes(traces: Sequence[CellTrace]) -> tuple[tuple[str, ...], np.ndarray]:
-    """The names of the matrices that a hypernetwork generates, and the norms [T - 1, M] of their changes."""
+    """Returns the names of the matrices that hypernetworks generate, and the norms [T - 1, M] of changes."""
     names: list[str] = []
     norms = []
     for each in traces:
@@ -122,11 +122,11 @@ def matrix_changes(traces: Sequence[CellTrace]) -> tuple[tuple[str, ...], np.nda
 def scaled_matrices(
     step_trace: CellTrace,
 ) -> tuple[tuple[str, ...], Tensor, Callable[[slice], Tensor]] | None:
-    """The recurrent matrices that a cell's hypernetwork scaled in each step.
+    """Returns the recurrent matrices that a cell's hypernetwork scaled in each step.
 
     Returns:
-        their names, the norms [N, F] of what each factor scales, and a function from some steps to their
-        factors [N, T, F] but for what never changes; None where nothing scales them.
+        their names, the norms [N, F] of what each factor scales, and a function from a slice of steps to the
+        factors [N, T, F] without their constant part; None if nothing scales them.
     """
     cell = step_trace.cell
     matrices = generated(cell)
@@ -151,7 +151,7 @@ def scaled_matrices(
 
 @torch.no_grad()
 def hyper_states(step_trace: CellTrace) -> list[Tensor]:
-    """The states [T, N] of a HyperRHN's hypernetwork after each of its layers; the cell keeps the last."""
+    """Returns the states [T, N] of a HyperRHN's hypernetwork after each layer; the cell keeps the last."""
     cell = step_trace.cell
     assert isinstance(cell, HyperRHN)
     g = cell.hyper.project(step_trace.x_TC)

@@ -1,5 +1,5 @@
 """The programs of the project: ``rhhn COMMAND``, and ``scripts/*.py`` of the repository, which call the same.
 
-A command is a module with ``main(argv)``. It imports what takes seconds to load, such as torch and fairseq,
-in its functions, so that --help and a mistyped option are answered at once.
+A command is a module with ``main(argv)``. It imports slow modules, such as torch and fairseq, within its
+functions, so that --help and a mistyped option are answered at once.
 """

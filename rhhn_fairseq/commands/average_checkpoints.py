@@ -34,7 +34,7 @@ def main(argv=None) -> None:
 
 
 def select_checkpoints(args, averaging) -> list:
-    """The checkpoints to average."""
+    """Returns the checkpoints to average."""
     if args.last is None and args.best is None:
         for path in args.inputs:
             if os.path.isdir(path):

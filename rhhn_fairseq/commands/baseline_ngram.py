@@ -48,7 +48,7 @@ def main(argv=None) -> None:
 
 
 def print_report(report: dict) -> None:
-    """The figures as a table, and what they are of."""
+    """Prints the figures as a table, and the data they refer to."""
     splits = report["splits"]
     print(f"{report['corpus']}, {report['symbols']} symbols, {report['train']:,} of them to train on")
     print("order      n-grams" + "".join(f"{name + ' bpc':>13}" for name in splits))

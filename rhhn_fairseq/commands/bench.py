@@ -22,7 +22,7 @@ def main(argv=None) -> None:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in bench.COMMANDS.items():
         options = commands.add_parser(name, help=text, description=text)
-        # The other commands' modules are not loaded: some bring fairseq with them.
+        # The modules of other commands are not loaded: some import fairseq.
         if name in argv[:1]:
             add_options(options, bench.command(name))
             if "--smoke" in argv:
@@ -43,7 +43,7 @@ def main(argv=None) -> None:
 
 
 def add_options(parser, module) -> None:
-    """An option for each field of a command's configuration, and those of every command."""
+    """Adds an option for each field of a command's configuration, and the options of every command."""
     for spec in dataclasses.fields(module.Config):
         several = isinstance(spec.default, tuple)
         parser.add_argument(

@@ -1,4 +1,4 @@
-"""What commands that look at a character language model share: naming the model, and the text it reads."""
+"""Options shared by commands that analyse a character language model: the model and the text it reads."""
 
 import os
 
@@ -25,7 +25,7 @@ def check_model(args) -> None:
 
 
 def load(checkpoint: str | None, data: str | None = None):
-    """A network and its symbols; None is the packaged model. fairseq is imported for its checkpoints only."""
+    """Loads a network and its vocabulary; None is the packaged model. Only checkpoints import fairseq."""
     if checkpoint is None or os.path.isdir(checkpoint):
         from rhhn_fairseq.nn import CharacterNetwork, packaged
 
@@ -49,7 +49,7 @@ def add_text(parser, required: bool = True) -> None:
 
 
 def given_text(args) -> str:
-    """The text that the arguments give, of a length that can be followed symbol by symbol.
+    """Returns the text that the arguments give, of a length that can be traced symbol by symbol.
 
     Raises:
         UsageError: it is empty or too long, or its file cannot be read or is not UTF-8.
@@ -60,7 +60,7 @@ def given_text(args) -> str:
     if args.file is None:
         text = args.text
     else:
-        # A character has at most four bytes.
+        # A character has at most four bytes in UTF-8.
         content = read_regular(args.file, 4 * MOST_SYMBOLS)
         try:
             text = content.decode("utf-8")

@@ -47,7 +47,7 @@ def main(argv=None) -> None:
 
 
 def _check(args, is_directory: bool) -> None:
-    """Raises UsageError for options that the conversion does not have, or lacks."""
+    """Raises UsageError for options that do not apply to the conversion, or that it lacks."""
     if is_directory and args.vocabulary is not None:
         raise UsageError(f"--vocabulary goes with the author's weights, and {args.source} is a directory")
     to_checkpoint = is_directory or args.vocabulary is not None

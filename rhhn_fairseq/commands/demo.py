@@ -35,7 +35,7 @@ def main(argv=None) -> None:
 
 
 def bind(port: int) -> socket.socket:
-    """A socket that listens on this machine only. Raises UsageError where the port is taken or is none."""
+    """Returns a socket that listens on this machine only. Raises UsageError for a taken or invalid port."""
     try:
         return socket.create_server((HOST, port))
     except (OSError, OverflowError) as error:
@@ -44,7 +44,7 @@ def bind(port: int) -> socket.socket:
 
 
 def load_models(checkpoints: list[str], data: str | None):
-    """The models of these checkpoints, and the package's where none is given.
+    """Loads the models of these checkpoints, and the packaged model of each kind that has none.
 
     Raises:
         UsageError: a checkpoint cannot be read, two are of one kind, or one reads from right to left.
@@ -69,7 +69,7 @@ def load_models(checkpoints: list[str], data: str | None):
 
 
 def kind_of(path: str) -> str:
-    """Whether a checkpoint is of a model of "characters" or of "strokes"."""
+    """Returns whether a checkpoint holds a model of "characters" or of "strokes"."""
     if os.path.isdir(path):
         import rhhn_fairseq.nn  # noqa: F401  (the kinds that a directory may hold)
         from rhhn_fairseq.saving import read_config

@@ -8,13 +8,13 @@ def main(name: str, argv: list[str]) -> int:
     """Runs ``fairseq-NAME``.
 
     Args:
-        name: of a program, as train or eval-lm. argv: its command line.
+        name: of a program, such as train or eval-lm. argv: its arguments.
     """
-    # fairseq and Hydra read the command line themselves, and the workers they start find it there.
+    # fairseq, Hydra and the workers that they start read the command line from here.
     sys.argv = [f"fairseq-{name}", *argv]
-    # The program comes first: it sets up the log, which the plugin then keeps short.
+    # The program is imported first: it sets up the log, which the plugin then shortens.
     program = importlib.import_module(f"fairseq_cli.{name.replace('-', '_')}")
-    # Registers the tasks and models, and installs what ends mistakes in one line.
+    # Registers the tasks and models, and installs the handling of errors in one line.
     importlib.import_module("rhhn_fairseq.plugin")
     program.cli_main()
     return 0

@@ -1,4 +1,4 @@
-"""Command lines: a parser that knows what its command is called, and options made of a configuration."""
+"""Command lines: parsers with the name of their command, and options derived from a configuration."""
 
 import argparse
 import dataclasses
@@ -8,7 +8,7 @@ from rhhn_fairseq.programs import usage
 
 
 class StrictParser(argparse.ArgumentParser):
-    """Reports a bad command line as every other bad input is reported: one line, status 1."""
+    """Parser that reports a bad command line like all other bad input: one line, status 1."""
 
     def error(self, message):
         raise UsageError(message)
@@ -17,12 +17,12 @@ class StrictParser(argparse.ArgumentParser):
 def make_parser(
     script: str, text: str, kind=argparse.ArgumentParser, subcommand: str | None = None, **options
 ) -> argparse.ArgumentParser:
-    """The parser of a command.
+    """Returns the parser of a command.
 
     Args:
-        script: the file in ``scripts/`` without ``.py``. text: what the command does in one paragraph, then
-            its examples and notes, with ``%(prog)s`` for its name. kind: the class.
-        subcommand: what follows the script's name where one script has several. options: passed on.
+        script: the file in ``scripts/`` without ``.py``. text: one paragraph on what the command does, then
+            examples and notes, with ``%(prog)s`` for its name. kind: the parser's class.
+        subcommand: follows the script's name if one script has several. options: passed on to the parser.
     """
     description, _, rest = text.partition("\n\n")
     return kind(
@@ -35,7 +35,7 @@ def make_parser(
 
 
 def add_fields(parser, *defaults) -> None:
-    """Adds an option for every field of the configurations, with these values as defaults."""
+    """Adds an option for every field of the configurations, with their values as defaults."""
     for config in defaults:
         for spec in dataclasses.fields(config):
             option = f"--{spec.name.replace('_', '-')}"
@@ -50,5 +50,5 @@ def add_fields(parser, *defaults) -> None:
 
 
 def read_fields(kind, arguments):
-    """The configuration of this class that the arguments describe."""
+    """Returns the configuration of class ``kind`` that the arguments describe."""
     return kind(**{spec.name: getattr(arguments, spec.name) for spec in dataclasses.fields(kind)})

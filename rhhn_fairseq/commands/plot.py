@@ -1,4 +1,4 @@
-"""``rhhn plot PICTURE``: what trainings and trained networks did, as pictures."""
+"""``rhhn plot PICTURE``: draws pictures of training runs and trained networks."""
 
 import importlib
 import sys
@@ -20,10 +20,10 @@ PICTURES = {
 
 
 def main(argv=None) -> None:
-    """Hands the arguments to the command that draws the picture.
+    """Passes the arguments to the command that draws the picture.
 
     Raises:
-        UsageError: no picture is named, or one that no command draws.
+        UsageError: no picture is named, or no command draws it.
     """
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in ("-h", "--help"):
@@ -38,7 +38,7 @@ def main(argv=None) -> None:
 
 
 def overview() -> str:
-    """All pictures, one a line."""
+    """Returns a list of all pictures, one per line."""
     name, width = usage("plot"), max(map(len, PICTURES))
     rows = [f"usage: {name} PICTURE ...    ({name} PICTURE --help: its options)", ""]
     return "\n".join(rows + [f"  {picture:{width}}  {text}" for picture, text in PICTURES.items()])

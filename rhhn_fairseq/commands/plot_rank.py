@@ -38,7 +38,7 @@ def main(argv=None) -> None:
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
     from rhhn_fairseq.models.loading import beginning_of, load_char_lm, updates_of
 
-    # Two checkpoints of the same name are an error before either is read.
+    # Reports checkpoints that are given twice before any is read.
     run_names(args.checkpoints)
     folders = list(dict.fromkeys(os.path.dirname(path) or "." for path in args.checkpoints))
     names = dict(zip(folders, run_names(folders), strict=True))
@@ -54,7 +54,7 @@ def main(argv=None) -> None:
 
 
 def table(ranks) -> str:
-    """The ranks, one model a line."""
+    """Returns a table of the ranks, one model per line."""
     from rhhn_fairseq.analysis.rank import by_run
 
     kinds = sorted({kind for each in ranks for kind in each.ranks}, reverse=True)

@@ -1,4 +1,4 @@
-"""``rhhn prepare CORPUS``: the preparation of a corpus, whatever it is for."""
+"""``rhhn prepare CORPUS``: prepares a corpus of any kind."""
 
 import importlib
 
@@ -36,10 +36,10 @@ TITLES = {
 
 
 def main(argv: list[str]) -> None:
-    """Hands the arguments to the command that knows the corpus.
+    """Passes the arguments to the command that prepares the corpus.
 
     Raises:
-        UsageError: no corpus is named, or one that no command knows.
+        UsageError: no corpus is named, or no command knows it.
     """
     if argv and argv[0] in ("-h", "--help"):
         print(overview())
@@ -56,12 +56,12 @@ def main(argv: list[str]) -> None:
 
 
 def known() -> list[str]:
-    """The names of all corpora."""
+    """Returns the names of all corpora."""
     return [name for corpora in CORPORA.values() for name in corpora]
 
 
 def overview() -> str:
-    """All corpora, one a line."""
+    """Returns a list of all corpora, one per line."""
     width = max(map(len, known()))
     rows = ["usage: rhhn prepare CORPUS ...    (rhhn prepare CORPUS --help: its options)"]
     for module, corpora in CORPORA.items():

@@ -59,7 +59,7 @@ def parse_arguments(argv):
         default="task1",
         help="the benchmark's four sets, or Graves's: all but one validation set to train on",
     )
-    # Ha et al. drop shorter lines, Graves removes steps that are errors of the recording.
+    # Ha et al. drop shorter lines; Graves removes steps that are recording errors.
     add_fields(recorded, CleaningConfig(min_points=300, outliers="drop"))
 
     arrays = subparsers.add_parser("stroke3", parents=[common], help="arrays of (dx, dy, pen bit)")
@@ -82,7 +82,7 @@ def parse_arguments(argv):
 
 
 def with_corpus(argv):
-    """The arguments, with the corpus hershey put first where they name none."""
+    """Returns the arguments, preceded by the corpus hershey if they name none."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         return ["hershey", *argv]

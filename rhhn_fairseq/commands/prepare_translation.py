@@ -78,7 +78,7 @@ def parse_arguments(argv):
 
 
 def usable_processors() -> int:
-    # Not every system says which of its processors this process may use.
+    # Not every system can tell which processors this process may use.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -49,7 +49,7 @@ def main(argv=None) -> None:
 
 
 def run_all(log) -> None:
-    """All stages, each in a line or two. Raises UsageError with the log's last lines if one fails."""
+    """Runs all stages, and prints a line or two for each. Raises UsageError if one fails."""
     prepare = [sys.executable, "-m", "rhhn_fairseq", "prepare", "stdlib", "--size", str(CHARACTERS)]
     for _ in lines_of([*prepare, "--dest", str(DATA)], log):
         pass
@@ -68,7 +68,7 @@ def run_all(log) -> None:
     model = checkpoint("LN HyperLSTM")
     print("\nGo on with:")
     if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ:
-        # The environment is there, but this terminal does not use it.
+        # The virtual environment is not activated in this terminal.
         print(f"  source {os.path.relpath(sys.prefix)}/bin/activate")
     print(f'  {usage("sample")} {model} --prompt "class "')
     print(f"  {usage('prepare_chars')} text --input BOOK.txt --split 90/5/5 --dest data-bin/book")
@@ -84,10 +84,10 @@ def checkpoint(name: str, which: str = "best") -> Path:
 
 
 def lines_of(command: list[str], log) -> Iterator[str]:
-    """Runs a command; what it prints, line by line, which the log keeps.
+    """Runs a command, yields the lines that it prints, and copies them to the log.
 
     Raises:
-        UsageError: it failed; the message has its last lines.
+        UsageError: it failed; its last lines are printed to standard error.
     """
     last: deque[str] = deque(maxlen=LAST_LINES)
     log.write(f"$ {' '.join(command)}\n")
@@ -103,14 +103,14 @@ def lines_of(command: list[str], log) -> Iterator[str]:
 
 
 def train(name: str, log) -> None:
-    """Trains a model: one line with its bits per character and the time left, a sample after each epoch."""
+    """Trains a model; shows its bits per character and the time left, and a sample after each epoch."""
     finished = folder(name) / "finished"
     if finished.exists():
         print(f"training  {name}: trained before (remove {folder(name)} to train again)")
         return
     command = [sys.executable, "-m", "fairseq_cli.train", str(DATA), *TRAINING, *MODELS[name]]
     layout = "training  {desc}: {percentage:3.0f} %{postfix}, {remaining} left"
-    # A terminal has one line that changes, anything else the lines of the epochs alone.
+    # A terminal shows one line that is updated, other outputs only the lines of the epochs.
     with tqdm(desc=name, bar_format=layout, disable=None, leave=False, file=sys.stdout) as bar:
         for line in lines_of([*command, "--save-dir", str(folder(name))], log):
             follow(line, name, bar)
@@ -118,7 +118,7 @@ def train(name: str, log) -> None:
 
 
 def follow(line: str, name: str, bar: tqdm) -> None:
-    """Shows what a line of a training's log says."""
+    """Shows the content of a line of a training log."""
     if match := re.search(r": ([\d,]+) parameters; .* ([\d,]+) updates an epoch", line):
         bar.total = EPOCHS * int(match[2].replace(",", ""))
         bar.write(f"training  {name}, {match[1]} parameters, {EPOCHS} epochs")
@@ -131,7 +131,7 @@ def follow(line: str, name: str, bar: tqdm) -> None:
         bar.set_postfix_str(f"{bits:.2f} bits per character", refresh=False)
         bar.update(record.update - bar.n)
     elif record.subset != TRAIN:
-        # The validation comes before the figures of the whole epoch, when its checkpoint is saved.
+        # Validation precedes the figures of the whole epoch; by then its checkpoint is saved.
         bar.valid_bits = bits
     else:
         epoch = record.update * EPOCHS // bar.total
@@ -143,7 +143,7 @@ def first_line(text: str) -> str:
 
 
 def sample(name: str) -> str:
-    """What a model writes after its last epoch."""
+    """Returns what a model writes after its last epoch."""
     model, task = load(checkpoint(name, "last"))
     from rhhn_fairseq.search.sampling import SamplingConfig, generate
 
@@ -154,7 +154,7 @@ def sample(name: str) -> str:
 
 
 def load(path: Path):
-    """A model and its task. fairseq takes seconds to import, so the first lines do not wait for it."""
+    """Loads a model and its task. fairseq takes seconds to import, so the first lines do not wait for it."""
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
     from rhhn_fairseq.models.loading import load_char_lm
 
@@ -162,14 +162,14 @@ def load(path: Path):
 
 
 def test(name: str, log) -> float:
-    """Bits per character of the test set."""
+    """Returns the bits per character on the test set."""
     command = [sys.executable, "-m", "fairseq_cli.eval_lm", str(DATA), "--gen-subset", "test"]
     output = "".join(lines_of([*command, "--path", str(checkpoint(name)), "--protocol", "carry:8"], log))
     return float(re.search(r"([\d.]+) bits per character", output)[1])
 
 
 def draw(path: Path) -> None:
-    """The picture of the weights while the trained model reads a line of a program."""
+    """Draws the changes of the weights while the trained model reads a line of a program."""
     model, task = load(checkpoint("LN HyperLSTM"))
     from rhhn_fairseq.analysis.plotting import save
     from rhhn_fairseq.analysis.weight_picture import draw_weights

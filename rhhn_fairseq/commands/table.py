@@ -48,16 +48,16 @@ COMMANDS = {
 
 
 def main() -> int:
-    """The program; its exit status."""
+    """Runs the program and returns its exit status."""
     arguments = sys.argv[1:]
     if arguments and arguments[0] in COMMANDS and COMMANDS[arguments[0]].module == "fairseq_programs":
-        # They print what they like, and end as fairseq's programs do.
+        # These control their own output and end as fairseq's programs do.
         return load(arguments[0]).main(arguments[0], arguments[1:])
     return run(lambda: dispatch(arguments))
 
 
 def dispatch(arguments: list[str]) -> None:
-    """Calls the command that is named first, or prints what there is.
+    """Calls the command that is named first, or prints an overview.
 
     Raises:
         UsageError: no such command.
@@ -74,12 +74,12 @@ def dispatch(arguments: list[str]) -> None:
 
 
 def load(name: str):
-    """The module of a command."""
+    """Imports the module of a command."""
     return importlib.import_module(f"rhhn_fairseq.commands.{COMMANDS[name].module}")
 
 
 def overview() -> str:
-    """All commands, one a line."""
+    """Returns a list of all commands, one per line."""
     width = max(map(len, COMMANDS))
     rows = [f"  {name:{width}}  {entry.help}" for name, entry in COMMANDS.items()]
     return "\n".join(

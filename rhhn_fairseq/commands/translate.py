@@ -102,7 +102,7 @@ def parse_arguments(argv):
 
 
 def named_checkpoints(given: str) -> list[str]:
-    """The files of an ensemble, with commas between or, as fairseq has it, colons."""
+    """Returns the files of an ensemble, separated by commas or, as in fairseq, by colons."""
     if os.path.exists(given) or "://" in given:
         return [given]
     return [path for path in re.split("[,:]", given) if path]
@@ -110,7 +110,7 @@ def named_checkpoints(given: str) -> list[str]:
 
 @contextmanager
 def opened_input(path):
-    """The text to translate as a binary file, and its name for messages."""
+    """Yields the text to translate as a binary file, and its name for messages."""
     from rhhn_fairseq.lines import opened
 
     if path is None:
@@ -122,7 +122,7 @@ def opened_input(path):
 
 @contextmanager
 def opened_output(path):
-    """A function that writes bytes to a file, or through to standard output."""
+    """Yields a function that writes bytes to a file, or to standard output with a flush."""
     from rhhn_fairseq.lines import replacing
 
     if path is not None:
@@ -138,7 +138,7 @@ def write_through(content: bytes) -> None:
 
 
 def translate(translator, source, name, write, args) -> None:
-    """Reads, translates and writes part by part, with progress on standard error for a file."""
+    """Reads, translates and writes in batches; shows progress on standard error if the input is a file."""
     from tqdm import tqdm
 
     from rhhn_fairseq.lines import count_lines, decode_batches
@@ -158,6 +158,6 @@ def translate(translator, source, name, write, args) -> None:
 
 
 def json_line(source: str, translations) -> str:
-    """One line of --json."""
+    """Returns one line of --json."""
     row = {"source": source, "translations": [dataclasses.asdict(each) for each in translations]}
     return json.dumps(row, ensure_ascii=False).translate(LINE_ENDS)

@@ -46,14 +46,14 @@ def main(argv=None) -> None:
 
 
 def load(checkpoint: str | None):
-    """The model, and the data directory of its training where it is known; None is the packaged model."""
+    """Loads the model, and its training's data directory if that is known; None is the packaged model."""
     if checkpoint is None or os.path.isdir(checkpoint):
         from rhhn_fairseq.nn import StrokeNetwork, packaged
 
         source = packaged("handwriting") if checkpoint is None else checkpoint
         return StrokeNetwork.from_pretrained(source), None
 
-    # fairseq is imported for its own checkpoints only.
+    # fairseq is imported only for its own checkpoints.
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
     from rhhn_fairseq.models.handwriting_loading import load_handwriting
 

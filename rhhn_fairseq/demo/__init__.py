@@ -1,1 +1,1 @@
-"""A page to play with: text and handwriting come live, with the change of the weights that made them."""
+"""An interactive page: generates text and handwriting live and shows how the weights change meanwhile."""

@@ -1,8 +1,8 @@
-"""The page and what it asks for, over HTTP: one file, and two streams of JSON, one object a line.
+"""Serves the page and its data over HTTP: one file, and two streams of JSON, one object per line.
 
-Only pages that came from this server on this machine are answered. The header Host is checked, because a name
-elsewhere can be made to lead here (DNS rebinding), and so are Origin and the type of what is sent, because
-pages elsewhere can send forms here. Nothing allows another origin to read.
+Only requests from pages of this server on this machine are answered. The header Host is checked, because a
+foreign name can be made to resolve to this machine (DNS rebinding). Origin and the content type are checked,
+because pages of other sites can send forms here. No other origin is allowed to read.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ TEMPLATE = Path(__file__).with_name("page.html")
 HOSTS = ["127.0.0.1", "localhost"]
 LARGEST_REQUEST = 16 << 10
 LONGEST = {"prompt": 500, "text": 60}
-# The lowest and the highest value, and whether it is a whole number.
+# The lowest and the highest value, and whether it must be an integer.
 SEED = (0, 2**31 - 1, True)
 NUMBERS = {
     "text": {"temperature": (0, 2, False), "length": (1, 1000, True), "seed": SEED},
@@ -45,7 +45,7 @@ NUMBERS = {
 
 
 def make_app(models: Models) -> Starlette:
-    """The application, which serves one event loop; models are measured here, which takes about a second."""
+    """Builds the application, for one event loop; measures the models, which takes about a second."""
     about = measure(models) | {"numbers": NUMBERS, "longest": LONGEST}
     about |= {"colours": QUANTITY, "line_colours": QUANTITY_OF_LINES}
     content = TEMPLATE.read_text(encoding="utf-8").replace("__DATA__", embedded(about))
@@ -83,17 +83,17 @@ def make_app(models: Models) -> Starlette:
 
 
 def make_server(app: Starlette) -> uvicorn.Server:
-    """What answers with an application; its ``run`` takes the sockets to listen on."""
+    """Returns the server of an application; its ``run`` takes the sockets to listen on."""
     return uvicorn.Server(
         uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
     )
 
 
 async def in_turn(turn: asyncio.Lock, make_rows: Callable[[], Iterator[dict]]) -> AsyncIterator[dict]:
-    """Rows that a thread computes while the turn is held; a mistake ends them with a row that has ``error``.
+    """Yields rows that a thread computes while holding the lock; a UsageError becomes a last row ``error``.
 
-    A reader that is slow does not hold the turn, and one that leaves ends the computation. Before a wait
-    comes a row ``waiting``.
+    A slow reader does not hold the lock, and a reader that leaves ends the computation. If the lock is
+    taken, a row ``waiting`` comes first.
     """
     ready: asyncio.Queue[dict | None] = asyncio.Queue()
 
@@ -113,14 +113,14 @@ async def in_turn(turn: asyncio.Lock, make_rows: Callable[[], Iterator[dict]]) -
     try:
         while (row := await ready.get()) is not None:
             yield row
-        # What is no user's mistake is the server's.
+        # Raises any error that is not the user's.
         await task
     finally:
         task.cancel()
 
 
 async def _fields(request: Request) -> dict:
-    """The object that was sent; refuses what a page of this server does not send."""
+    """Returns the JSON object of a request; refuses requests that a page of this server does not send."""
     origin = request.headers.get("origin")
     if origin is not None and origin != f"http://{request.headers['host']}":
         raise HTTPException(403, "another page's request")
@@ -160,7 +160,7 @@ def _numbers(fields: dict, kind: str) -> dict[str, float]:
 
 
 def _policy(content: str) -> str:
-    """The page may run its own script, ask this server, and make pictures; nothing else."""
+    """Returns a policy by which the page may only run its own script, query this server and make pictures."""
     scripts = re.findall(r"<script>(.*?)</script>", content, re.DOTALL)
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)

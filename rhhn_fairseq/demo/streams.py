@@ -1,4 +1,4 @@
-"""What the page shows, row by row: a text by its symbols, a line of handwriting by its points.
+"""Generates the rows that the page shows: the symbols of a text, the points of a line of handwriting.
 
 Shapes: M matrices that a hypernetwork generates.
 """
@@ -22,14 +22,14 @@ from rhhn_fairseq.search.sampling import SamplingConfig, draw
 from rhhn_fairseq.writing.sampling import WritingConfig, Written, draw_points, matrix_names
 from rhhn_fairseq.writing.smoothing import stub
 
-# What is drawn to measure a model's scale.
+# Lengths and prompts of the samples that measure a model's scale.
 MEASURED_SYMBOLS, MEASURED_POINTS = 200, 200
 PROMPT, LINE = "def ", "hello world"
 
 
 @dataclass(frozen=True)
 class Models:
-    """A character language model with its symbols, and a handwriting model; both on the CPU."""
+    """A character language model with its vocabulary, and a handwriting model; both on the CPU."""
 
     characters: nn.Module
     vocabulary: CharVocabulary | WordVocabulary
@@ -37,10 +37,10 @@ class Models:
 
 
 def text_rows(models: Models, prompt: str, length: int, config: SamplingConfig) -> Iterator[dict]:
-    """The prompt's symbols and ``length`` drawn ones.
+    """Returns rows for the prompt's symbols and for ``length`` sampled ones.
 
     Returns:
-        rows with the ``symbol``, its ``probability`` before it came, how much each matrix changed when it was
+        rows with the ``symbol``, its predicted ``probability``, how much each matrix changed when it was
         read (``changes``, M numbers), and whether it was ``given``.
 
     Raises:
@@ -77,12 +77,12 @@ def _text_rows(models: Models, prompt: list[int], length: int, config: SamplingC
 
 
 def line_rows(models: Models, text: str, config: WritingConfig) -> Iterator[dict]:
-    """A line of handwriting.
+    """Returns the rows of a line of handwriting.
 
     Returns:
         rows with an offset ``dx``, ``dy`` in the corpus's units, y downwards, whether the pen is lifted after
-        it (``pen``), and ``change``, the root mean square of how much the matrices changed in the step that
-        gave it; then one row with the number of points at the end that are no stroke (``stub``), and whether
+        it (``pen``), and ``change``, the root mean square of the changes of the matrices in the step that
+        drew it; then one row with the number of points at the end that form no stroke (``stub``), and whether
         the text was ``finished``.
 
     Raises:
@@ -114,7 +114,7 @@ def _line_rows(model: nn.Module, text: str | None, config: WritingConfig) -> Ite
 
 
 def measure(models: Models) -> dict:
-    """What the page knows of the models before anything is drawn: names, scales, symbols, first values."""
+    """Returns what the page needs to know of the models: descriptions, matrix names, scales, first texts."""
     rows = list(text_rows(models, "", MEASURED_SYMBOLS, SamplingConfig(temperature=0.7)))
     strokes, letters = models.strokes, models.strokes.symbols
     line = LINE if set(LINE) <= set(letters) else "".join(filter(str.isalpha, letters))[:8]
@@ -151,11 +151,11 @@ def _description(model: nn.Module, corpus: str | None = None) -> str:
     config = model.stack.config
     weights = sum(parameter.numel() for parameter in model.parameters())
     layers = f"{config.layers} layers of " if config.layers > 1 else ""
-    # What follows its name are sizes.
+    # Sizes follow the corpus's name.
     corpus = f"; {corpus.partition(',')[0]}" if corpus else ""
     return f"{config.cell}, {layers}{config.hidden_size} units, {weights:,} weights{corpus}"
 
 
 def _short(number: float) -> float:
-    """With five digits; the page shows three."""
+    """Rounds to five significant digits; the page shows three."""
     return float(f"{number:.5g}")
