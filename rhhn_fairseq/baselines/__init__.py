@@ -1,1 +1,1 @@
-"""What networks are compared with: n-grams, and Hopfield's memory."""
+"""Baselines for the networks: n-grams and Hopfield's memory."""

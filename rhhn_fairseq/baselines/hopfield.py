@@ -2,12 +2,12 @@
 
 With patterns xi of N values +1 and -1::
 
-    W = (1 / N) sum over patterns of xi xi^T,   with a diagonal of zeros
+    W = (1 / N) sum over patterns of xi xi^T,   with a zero diagonal
     s_i <- sign(sum over j of W_ij s_j),        one unit after another, in random order
 
-Each change lowers the energy -1/2 s^T W s, so the state settles. Random patterns are recalled up to about
-0.138 N of them (Amit, Gutfreund and Sompolinsky 1985). The weights never change while the memory recalls; a
-hypernetwork changes them at every step.
+Each change lowers the energy -1/2 s^T W s, so the state converges. Up to about 0.138 N random patterns are
+recalled (Amit, Gutfreund and Sompolinsky 1985). The weights are constant during recall; a hypernetwork
+changes its weights at every step.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from rhhn_fairseq.errors import UsageError
 
 
 class Hopfield:
-    """A memory of patterns.
+    """A memory that stores patterns.
 
     Args:
         patterns: +1 and -1, [P, N].
@@ -25,7 +25,7 @@ class Hopfield:
         weight: [N, N], float64.
 
     Raises:
-        UsageError: a pattern has another value than +1 and -1, or there is none.
+        UsageError: the patterns are not an array [P, N], have values other than +1 and -1, or are empty.
     """
 
     def __init__(self, patterns: np.ndarray):
@@ -38,15 +38,15 @@ class Hopfield:
         np.fill_diagonal(self.weight, 0.0)
 
     def energy(self, state: np.ndarray) -> float:
-        """-1/2 s^T W s of a state [N]."""
+        """Returns the energy -1/2 s^T W s of a state [N]."""
         return float(-0.5 * state @ self.weight @ state)
 
     def recall(self, state: np.ndarray, generator: np.random.Generator, sweeps: int = 100) -> np.ndarray:
-        """The fixed point that a state settles in.
+        """Updates a state until it is a fixed point, or for ``sweeps`` sweeps, and returns it.
 
         Args:
             state: +1 and -1, [N]. generator: draws the order of the units.
-            sweeps: at most so many updates of each unit.
+            sweeps: the most updates of each unit.
 
         Returns:
             +1 and -1, [N]. A unit whose input is zero keeps its value.
@@ -66,7 +66,7 @@ class Hopfield:
 
 
 def flip(pattern: np.ndarray, share: float, generator: np.random.Generator) -> np.ndarray:
-    """A pattern [N] with this share of its values, rounded, turned around."""
+    """Returns a pattern [N] with this share of its values, rounded to a whole number, flipped."""
     damaged = np.array(pattern, dtype=np.float64)
     places = generator.choice(len(damaged), round(share * len(damaged)), replace=False)
     damaged[places] *= -1
@@ -74,14 +74,14 @@ def flip(pattern: np.ndarray, share: float, generator: np.random.Generator) -> n
 
 
 def capacity_curve(units: int, loads, trials: int, seed: int) -> np.ndarray:
-    """How well random patterns are kept as their number grows.
+    """Measures how well random patterns are stored as their number grows.
 
     Args:
         units: N. loads: numbers of patterns as shares of N. trials: networks for each load.
 
     Returns:
         for each load the mean overlap (s . xi) / N between a pattern and the fixed point that the memory
-        reaches from it: 1 where it is kept, [len(loads)].
+        reaches from it, [len(loads)]; 1 if the pattern is stored.
     """
     generator, overlaps = np.random.default_rng(seed), []
     for load in loads:

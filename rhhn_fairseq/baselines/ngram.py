@@ -5,7 +5,7 @@ precede it (Kneser and Ney 1995)::
 
     p_n(w | h)  = (c(h w) - D(c(h w))) / c(h)  +  gamma(h) p_{n-1}(w | h')
     gamma(h)    = (D1 N1(h) + D2 N2(h) + D3 N3+(h)) / c(h)
-    p_n(w | h)  = p_{n-1}(w | h')  where h was never seen;      p_0 = 1 / V
+    p_n(w | h)  = p_{n-1}(w | h')  if h was never seen;         p_0 = 1 / V
 
 c(h) is the sum of c(h w) over w, and h' is h without its first symbol. D(c) is 0 for c = 0, else D1, D2 or D3
 for counts of 1, 2, and 3 or more::
@@ -13,7 +13,7 @@ for counts of 1, 2, and 3 or more::
     Y = n1 / (n1 + 2 n2),   D1 = 1 - 2 Y n2 / n1,   D2 = 2 - 3 Y n3 / n2,   D3 = 3 - 4 Y n4 / n3
 
 from the numbers n1 to n4 of n-grams that have these counts. Low orders of characters have no rare n-grams,
-so the estimates do not exist; then D = (1/2, 1, 3/2), as in KenLM.
+so these estimates do not exist; D is then (1/2, 1, 3/2), as in KenLM.
 
 All orders share their lower orders, so one pass over a text gives the probabilities by every order.
 """
@@ -31,11 +31,11 @@ FALLBACK = (0.5, 1.0, 1.5)
 
 @dataclass(frozen=True)
 class Counts:
-    """The smoothed counts of one order, for the n-grams that the training text has.
+    """The smoothed counts of one order, for the n-grams that occur in the training text.
 
     Attributes:
         kept: (c - D(c)) / c(h) by n-gram, float64 [N].
-        gamma: the share of the lower order by context, float64 [M], M the n-grams of the order below.
+        gamma: the weight of the lower order by context, float64 [M], M the n-grams of the order below.
         discounts: (D1, D2, D3).
     """
 
@@ -49,9 +49,9 @@ class Order:
     """The n-grams of one order.
 
     Attributes:
-        keys: context V + symbol, ascending, int64 [N]. A context is the place of its n - 1 symbols among the
+        keys: context V + symbol, ascending, int64 [N]. A context is the index of its n - 1 symbols among the
             keys of the order below.
-        top: the counts where this order is the highest. lower: where it is not; None for the highest of all.
+        top: the counts if this order is the highest. lower: the counts if it is not; None for the last order.
     """
 
     keys: np.ndarray
@@ -68,7 +68,7 @@ class NGrams:
         order: the highest n.
 
     Raises:
-        UsageError: an order below 1, or a text shorter than ``order``.
+        UsageError: the order is below 1, or the text is shorter than it.
     """
 
     def __init__(self, text: np.ndarray, symbols: int, order: int):
@@ -79,7 +79,7 @@ class NGrams:
         self.symbols = symbols
         self.orders: list[Order] = []
         text = text.astype(np.int64)
-        # Place of the n-gram that ends at each position, for the order below and for this one.
+        # Index of the n-gram that ends at each position, for the order below and for this one.
         below = np.zeros(len(text) + 1, dtype=np.int64)
         contexts, keys, counts = 1, None, None
         for n in range(1, order + 1):
@@ -90,7 +90,7 @@ class NGrams:
                 return_counts=True,
             )
             if keys is not None:
-                # Each different n-gram adds one to the (n-1)-gram that it ends with.
+                # Each distinct n-gram adds one to the count of the (n-1)-gram that it ends with.
                 preceded = np.bincount(below[first + 1], minlength=len(keys))
                 self._add(keys, counts, preceded, contexts)
                 contexts = len(keys)
@@ -106,17 +106,17 @@ class NGrams:
         return len(self.orders)
 
     def probabilities(self, text: np.ndarray) -> Iterator[np.ndarray]:
-        """The probability of each symbol of a text by the model of order 1, then 2, and so on.
+        """Yields the probability of each symbol of a text by the model of order 1, then 2, and so on.
 
         Args:
-            text: integers [T]. A symbol outside [0, V) has no probability, and no context goes across it.
+            text: integers [T]. A symbol outside [0, V) has no probability, and no context spans it.
 
         Yields:
             float64 [T]; nan at symbols outside [0, V). The first symbols have shorter contexts.
         """
         text = text.astype(np.int64)
         known = (text >= 0) & (text < self.symbols)
-        # Of the symbols before each position, the place of the last n - 1.
+        # Index of the n - 1 symbols before each position.
         context = np.zeros(len(text), dtype=np.int64)
         lower = np.where(known, 1.0 / self.symbols, np.nan)
         for order in self.orders:
@@ -134,7 +134,7 @@ def smooth(counts: np.ndarray, context: np.ndarray, contexts: int) -> Counts:
 
     Args:
         counts: of each n-gram [N], zero where nothing precedes it.
-        context: the place of each n-gram's context [N].
+        context: the index of each n-gram's context [N].
         contexts: M.
     """
     discounts = estimate_discounts(counts)
@@ -149,7 +149,7 @@ def smooth(counts: np.ndarray, context: np.ndarray, contexts: int) -> Counts:
 
 
 def estimate_discounts(counts: np.ndarray) -> tuple[float, float, float]:
-    """D1, D2 and D3 from the numbers of n-grams with counts of 1, 2, 3 and 4."""
+    """Returns D1, D2 and D3, estimated from the numbers of n-grams with counts of 1, 2, 3 and 4."""
     n1, n2, n3, n4 = (int((counts == count).sum()) for count in (1, 2, 3, 4))
     if not n1 or not n2 or not n3:
         return FALLBACK
@@ -160,12 +160,12 @@ def estimate_discounts(counts: np.ndarray) -> tuple[float, float, float]:
 
 
 def interpolate(counts: Counts, context: np.ndarray, place: np.ndarray, lower: np.ndarray) -> np.ndarray:
-    """p_n from p_{n-1} [T], given the places of the contexts and of the n-grams."""
+    """Returns p_n from p_{n-1} [T], given the indices of the contexts and of the n-grams."""
     gamma = np.where(context == UNSEEN, 1.0, counts.gamma[context])
     return np.where(place == UNSEEN, 0.0, counts.kept[place]) + gamma * lower
 
 
 def find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The places of numbers among ascending keys, ``UNSEEN`` where they are not among them."""
+    """Returns the index of each number among ascending keys, ``UNSEEN`` if it is not among them."""
     place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[place] == wanted, place, UNSEEN)

@@ -1,4 +1,4 @@
-"""Bits per character of n-grams on a prepared corpus, by the protocol of the networks."""
+"""Bits per character of n-grams on a prepared corpus, with the evaluation protocol of the networks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from rhhn_fairseq.errors import UsageError
 
 @dataclass(frozen=True)
 class Text:
-    """A prepared corpus as symbol numbers in [0, V), -1 for what is unknown.
+    """A prepared corpus as symbol numbers in [0, V), -1 for unknown symbols.
 
     Attributes:
         name: of the corpus. symbols: V. train: [T]. splits: the texts to score.
@@ -50,7 +50,7 @@ def read_text(directory: str | Path, splits: Sequence[str]) -> Text:
 
 
 def score(text: Text, highest: int) -> dict:
-    """Bits per character of the orders 1 to ``highest`` on every split.
+    """Returns the bits per character of the orders 1 to ``highest`` on every split.
 
     Returns:
         what the command prints, ready for JSON.

@@ -1,14 +1,14 @@
-"""Measurements of speed and memory, one file a command of ``rhhn bench``.
+"""Benchmarks of speed and memory, one module for each command of ``rhhn bench``.
 
-The module of a command has ``Config`` (what is measured, a dataclass), ``SMOKE`` (sizes that try everything
-out within seconds), ``run(config)``, which gives a report of plain values, ``COLUMNS`` (its table) and
-``draw(report)`` (its picture). What they share:
+A command's module has ``Config`` (a dataclass of what is measured), ``SMOKE`` (sizes that run everything
+within seconds), ``run(config)``, which returns a report of plain values, ``COLUMNS`` (its table) and
+``draw(report)`` (its figure). They share:
 
 - ``machine``: device, threads, forced backends, what the figures depend on;
 - ``contenders``: the modules that are compared, and ``external``, those of other packages;
 - ``parity``: their results against float64, before anything is timed;
 - ``timing``: rounds in which every contender runs once, and medians over them;
-- ``floors``: operations in the matrix products, and the time that these take at least;
+- ``floors``: operations in the matrix products, and the least time that these take;
 - ``report``: tables, JSON, pictures.
 """
 
@@ -28,5 +28,5 @@ COMMANDS = {
 
 
 def command(name: str) -> ModuleType:
-    """The module of a command."""
+    """Returns the module of a command."""
     return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")

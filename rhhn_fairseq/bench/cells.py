@@ -46,7 +46,7 @@ class Config(SizesConfig):
 
 
 PLAIN = {"hyperlstm": "lstm", "ln_hyperlstm": "ln_lstm", "hyperrhn": "rhn"}
-"""What a cell with changing weights would be with fixed ones."""
+"""The cell with fixed weights that corresponds to each cell with changing ones."""
 
 SMOKE = dict(
     hidden=8,
@@ -85,7 +85,7 @@ def run(config: Config) -> dict:
     """Checks and times all contenders; the rows begin with the baseline.
 
     Raises:
-        UsageError: a cell gives wrong results, its sizes cannot work, or memory does not suffice.
+        UsageError: a cell gives wrong results, its sizes cannot work, or memory runs out.
     """
     with measuring(config):
         contenders, errors, notes = checked_contenders(config)
@@ -109,7 +109,7 @@ def run(config: Config) -> dict:
 
 
 def checked_contenders(config: Config) -> tuple[list[Contender], dict, list[str]]:
-    """All contenders, their errors, and a note for each layer of another package that cannot run."""
+    """Returns all contenders, their errors, and a note for each layer of another package that cannot run."""
     contenders, errors, notes = [], {}, []
     names = [BASELINE, *config.cells]
     externals = find_externals(torch.device(config.device).type, config.external_path)
@@ -130,7 +130,7 @@ def checked_contenders(config: Config) -> tuple[list[Contender], dict, list[str]
 
 
 def build_floors(config: Config, names: set[str]) -> dict[tuple, Ceiling | SequentialFloor]:
-    """The GEMM ceiling by ("GEMM", type), and the sequential floors by (cell, type)."""
+    """Returns the GEMM ceiling by ("GEMM", type), and the sequential floors by (cell, type)."""
     floors = {}
     for dtype in config.dtype:
         kind = DTYPES[dtype]
@@ -142,7 +142,7 @@ def build_floors(config: Config, names: set[str]) -> dict[tuple, Ceiling | Seque
 
 
 def layer_flop(name: str, config: Config) -> int:
-    """Operations in the matrix products of a cell's pass."""
+    """Returns the number of operations in the matrix products of a cell's pass."""
     return matrix_flop(_on_meta(name, config), config.length, config.batch)
 
 
@@ -152,7 +152,7 @@ def _on_meta(name: str, config: Config):
 
 
 def _row(contender: Contender, errors: dict, seconds: dict, flop: int, config: Config) -> dict:
-    """The report's entry of one contender from the seconds of all."""
+    """Returns the report's entry of one contender, given the seconds of all."""
     name, dtype = contender.name, contender.dtype
     forward, backward = np.median(seconds[contender.key], axis=0)
     passes = {key: each.sum(axis=1) for key, each in seconds.items()}
@@ -160,9 +160,9 @@ def _row(contender: Contender, errors: dict, seconds: dict, flop: int, config: C
     baseline = next(key for key in passes if key[0] == BASELINE and key[-1] == dtype)
     first = (name, contender.backend, config.dtype[0])
     if name == BASELINE:
-        # torch chooses anew for each type: before AVX-512, oneDNN has no LSTM in bfloat16.
+        # torch chooses per type: without AVX-512, oneDNN has no LSTM in bfloat16.
         first = next(key for key in passes if key[0] == BASELINE and key[-1] == config.dtype[0])
-    # The time that as many operations take at the ceiling's speed, in the same round.
+    # The time that the pass's operations take at the ceiling's speed, in the same round.
     gemm = passes["GEMM", dtype] * flop / (2 * config.ceiling**3)
 
     def beside(key):
@@ -191,5 +191,5 @@ def _row(contender: Contender, errors: dict, seconds: dict, flop: int, config: C
 
 
 def draw(report: dict):
-    """Bars of the ratios to torch.nn.LSTM."""
+    """Returns a bar chart of the times relative to torch.nn.LSTM's."""
     return draw_bars(report, ("cell", "backend", "dtype"), "time of forward and backward / nn.LSTM")

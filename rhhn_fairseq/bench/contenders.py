@@ -39,7 +39,7 @@ COMPILE = ("none", "step", "sequence")
 RECOMPILATIONS = 256
 
 OF_CELLS = ("hyper_size", "hyper_embed_size", "hyper_rank", "rhn_depth", "h_detach")
-"""Fields of a configuration that are options of the cells that have them."""
+"""Fields of ``SizesConfig`` that are passed to the cells with options of these names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class SizesConfig(BenchConfig):
 
 
 def check_names(option: str, names: tuple[str, ...], known) -> None:
-    """Raises UsageError for a name that is not among the known ones or is given twice."""
+    """Raises UsageError if there are no names, or one is unknown or given twice."""
     for name in names:
         if name not in known:
             raise UsageError(f"{option}={name!r} is unknown, choose from {', '.join(known)}")
@@ -85,10 +85,10 @@ class Contender:
     """A layer on a backend in a type.
 
     Attributes:
-        name: of the cell, or what else it is. module: on the device, in the type.
+        name: the cell's, the baseline's or another package's. module: the layer on the device, in the type.
         master: the same weights in float32 on the CPU.
-        forces: the backend that cells are made to run on; None where there is no choice.
-        like: the cell whose matrix products it has. compiling: see ``compiled``.
+        forces: the backend that its cells must run on; None forces none.
+        like: the cell with the same matrix products. compiling: see ``compiled``.
     """
 
     name: str
@@ -102,12 +102,12 @@ class Contender:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells it from the others of a run."""
+        """Identifies it among the contenders of a run."""
         return self.name, self.backend, self.dtype
 
     @contextlib.contextmanager
     def running(self, dtype: str | None = None) -> Iterator[nn.Module]:
-        """Its module, or a copy in another type, for as long as its backend is forced."""
+        """Yields its module, or a copy in another type, and forces its backend meanwhile."""
         module = self.module
         if dtype not in (None, self.dtype):
             device = next(module.parameters()).device
@@ -117,7 +117,7 @@ class Contender:
 
 
 def build_layer(name: str, config: SizesConfig) -> nn.Module:
-    """A layer by the name of a cell, of the baseline or of another package's, in float32 on the CPU."""
+    """Builds a layer by the name of a cell, the baseline or another package's, in float32 on the CPU."""
     if name == BASELINE:
         module = nn.LSTM(config.input, config.hidden)
     elif name in EXTERNALS:
@@ -129,21 +129,21 @@ def build_layer(name: str, config: SizesConfig) -> nn.Module:
         sizes = {key: value for key, value in sizes.items() if key in known}
         module = build_cell(cell, config.input, config.hidden, **sizes, **options)
     with torch.no_grad():
-        # Some maps start at zero and would hide everything behind them from the check.
+        # Some maps start at zero, so the check would not see anything behind them.
         for parameter in module.parameters():
             parameter += torch.randn_like(parameter) * (0.02 / config.hidden**0.5)
     return module
 
 
 def like(name: str) -> str:
-    """The cell that has the matrix products of a layer."""
+    """Returns the name of the cell with the same matrix products as a layer."""
     if name in EXTERNALS:
         return EXTERNALS[name].like
     return "lstm" if name == BASELINE else name
 
 
 def contenders_of(name: str, config: SizesConfig, compiling: str = "none") -> list[Contender]:
-    """A layer on every requested backend in every requested dtype.
+    """Returns contenders for a layer on every requested backend in every requested dtype.
 
     Args:
         name: as ``build_layer`` takes it. compiling: adds a cell's reference under torch.compile, see
@@ -183,7 +183,7 @@ def contenders_of(name: str, config: SizesConfig, compiling: str = "none") -> li
 
 
 def only_loops(cell: Cell, backend: str, config: SizesConfig, dtype: str) -> bool:
-    """Whether a cell runs as a loop anyway. It is then not forced, so its products are those of training."""
+    """Whether a cell runs as a loop unforced; then it is not forced, to have the products of training."""
     if backend != "reference" or config.device != "cpu":
         return False
     rows = explain(cell, config.length, config.batch, config.device, DTYPES[dtype])
@@ -191,16 +191,16 @@ def only_loops(cell: Cell, backend: str, config: SizesConfig, dtype: str) -> boo
 
 
 def recomputed(cell: Cell, config: SizesConfig) -> Cell:
-    """A copy of a cell that recomputes segments of a sequence in the backward pass."""
+    """Returns a copy of a cell that recomputes segments of a sequence in the backward pass."""
     cell = copy.deepcopy(cell)
     cell.config = replace(cell.config, recompute_steps=config.recompute_steps)
     return cell
 
 
 def select_backends(name: str, cell: Cell, config: SizesConfig, dtype: str) -> list[str]:
-    """The requested backends that can train a cell; all available ones if none are requested.
+    """Returns the requested backends that can train a cell; all available ones if none are requested.
 
-    On a GPU, backends whose loops can be recorded occur a second time, as CUDA graphs.
+    On a GPU, backends whose loops can be recorded are listed a second time, as CUDA graphs.
 
     Raises:
         UsageError: the cell has none of the requested backends.
@@ -216,14 +216,14 @@ def select_backends(name: str, cell: Cell, config: SizesConfig, dtype: str) -> l
 
 
 def compiled(cell: Cell, what: str) -> Cell:
-    """A cell whose reference runs under torch.compile; the cell itself is changed.
+    """Makes a cell's reference run under torch.compile, in place, and returns the cell.
 
     Args:
         what: ``step`` compiles one step, called from Python's loop; ``sequence`` the whole unrolled loop,
-            which takes torch many times as long; ``none`` changes nothing.
+            which takes many times as long to compile; ``none`` changes nothing.
     """
     if what != "none":
-        # Beyond its limit torch runs uncompiled code; all cells of a class count together.
+        # Beyond its limit torch runs uncompiled code; all cells of a class count towards one limit.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILATIONS)
     if what == "sequence":
 
@@ -234,7 +234,7 @@ def compiled(cell: Cell, what: str) -> Cell:
             )
             return cell.run(x_TBC, state, None, None, None, plan)
 
-        # Without the choice of a backend in between, which cannot be traced.
+        # ``run`` skips the choice of a backend, which cannot be traced.
         cell.forward = torch.compile(loop, dynamic=False)
     elif what == "step":
         for tensor in cell.modules():
@@ -244,16 +244,16 @@ def compiled(cell: Cell, what: str) -> Cell:
 
 
 def batch_for(config: SizesConfig, dtype: str):
-    """Random input [T, B, C] and gradient [T, B, H] on the device in a type."""
+    """Returns a random input [T, B, C] and output gradient [T, B, H] on the device in a type."""
     shape = (config.length, config.batch, config.input, config.hidden)
     x, gradient = (tensor.to(config.device, DTYPES[dtype]) for tensor in draw_batch(shape, config.dtype))
     return x, gradient
 
 
 def check_contenders(contenders: list[Contender], config: SizesConfig) -> dict[tuple, dict[str, float]]:
-    """The errors of contenders that share their weights, by type, against one float64 run.
+    """Returns the errors by type of contenders that share their weights, against one float64 run.
 
-    What is timed in another type is checked in float32 as well, which is the sharp check.
+    Contenders that are timed in another type are checked in float32 as well, which is the stricter check.
 
     Raises:
         UsageError: an error is too large to be rounding.

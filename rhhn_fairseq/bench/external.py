@@ -1,7 +1,7 @@
-"""Recurrent layers of other packages, where they are installed: labml, FlashRNN and haste.
+"""Recurrent layers of other packages, if they are installed: labml, FlashRNN and haste.
 
-Each is called in its own way, as its users would, and wrapped only in what brings input and output to
-[T, B, C] and [T, B, H].
+Each is called as its users would call it, and wrapped only to give input and output the shapes [T, B, C]
+and [T, B, H].
 
 Shapes: T time, B batch, C input, H hidden.
 """
@@ -25,7 +25,7 @@ class External:
 
     Attributes:
         package: the module that is imported. like: our cell with the same matrix products.
-        build: from the sizes of a benchmark to the layer.
+        build: builds the layer from the sizes of a benchmark.
         dtypes: types it runs in.
     """
 
@@ -37,9 +37,9 @@ class External:
 
 
 class FlashLSTM(nn.Module):
-    """FlashRNN's LSTM with one head, which is a full recurrent matrix, behind a linear map of the input.
+    """FlashRNN's LSTM with one head, so with a full recurrent matrix, after a linear map of the input.
 
-    In float64 it is FlashRNN's own plain loop.
+    In float64 it runs FlashRNN's own plain loop.
     """
 
     def __init__(self, input_size: int, hidden_size: int):
@@ -49,7 +49,7 @@ class FlashLSTM(nn.Module):
         self.bias = nn.Parameter(torch.zeros(4, 1, hidden_size))
 
     def forward(self, x_TBC: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [T, B, H] and the last states."""
+        """Returns the outputs [T, B, H] and the last states."""
         flashrnn = importlib.import_module("flashrnn").flashrnn
         T, B, _ = x_TBC.shape
         g = self.input(x_TBC).transpose(0, 1).reshape(B, T, 4, 1, -1)
@@ -66,7 +66,7 @@ def _labml(config) -> nn.Module:
 
 def _haste(name: str) -> Callable:
     def build(config) -> nn.Module:
-        # The layer makes its weights on the GPU; the others are moved there later.
+        # The layer creates its weights on the GPU; the benchmark moves layers there later.
         return getattr(importlib.import_module("haste_pytorch"), name)(config.input, config.hidden).cpu()
 
     return build
@@ -85,10 +85,10 @@ EXTERNALS = {
 
 
 def find_externals(device_type: str, path: str = "") -> dict[str, External]:
-    """The layers that are installed and run on a type of device, by the names they are shown under.
+    """Returns the layers that are installed and run on a type of device, by their display names.
 
     Args:
-        path: a directory with packages beside the installed ones; it stays on Python's path.
+        path: a directory with further packages; it stays on Python's path.
 
     Raises:
         UsageError: there is no such directory, or none of the packages in it.

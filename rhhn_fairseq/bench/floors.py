@@ -1,9 +1,9 @@
-"""How many operations a cell's matrix products are, and how long these take if nothing else is done.
+"""Counts the operations in a cell's matrix products, and times these products on their own.
 
-Two floors. The GEMM floor is the operations at the speed of one large product, the most this machine gives.
-The sequential floor runs the cell's products at their real shapes one after another, as a sequence forces
-it to: no implementation that goes from step to step can be faster, unless it keeps matrices closer to the
-arithmetic than a matrix product does.
+The GEMM floor is the operations at the speed of one large product, the highest that this machine reaches.
+The sequential floor runs the cell's products at their real shapes one after another, as recurrence
+requires: no implementation that goes step by step can be faster, unless it keeps matrices closer to the
+arithmetic units than a matrix product does.
 
 Shapes: T time, B batch.
 """
@@ -23,19 +23,19 @@ from rhhn_fairseq.ops.gemm import PackedWeight, mm
 
 
 def matrix_flop(module: nn.Module, T: int, B: int) -> int:
-    """Floating-point operations in the matrix products of one forward and backward pass.
+    """Returns the floating-point operations in the matrix products of one forward and backward pass.
 
-    A row times an [in, out] matrix takes 2 in out operations. Each of the T B rows meets every matrix once,
-    and the backward pass makes two products of the same size, one for the gradient to the row and one for
-    the gradient to the matrix::
+    A row times an [in, out] matrix takes 2 in out operations. Each of the T B rows is multiplied by every
+    matrix once, and the backward pass has two products of the same size, one for the gradient of the row and
+    one for the gradient of the matrix::
 
         6 T B sum(in out)
 
-    The sum is over the parameters whose name, or whose list's name, begins with "weight", which is how cells
-    and torch.nn call their matrices; with more than two dimensions they are stacks of matrices. Point-wise
+    The sum is over the parameters whose name, or whose list's name, begins with "weight", as cells and
+    torch.nn name their matrices; those with more than two dimensions are stacks of matrices. Point-wise
     operations and normalisation are not counted, nor are products of activations with each other. The zeros
-    around the blocks of a rolled hypernetwork's matrices are no parameters. They are counted, because its
-    ``step`` multiplies by them; its fused operation does not.
+    around the blocks of a rolled hypernetwork's matrices are not parameters, but they are counted, because
+    its ``step`` multiplies by them; its fused operation does not.
     """
     matrices = (
         parameter
@@ -51,7 +51,7 @@ class Product:
     """A matrix product of a cell: ``stack`` products of [rows, inner] with [inner, columns].
 
     Attributes:
-        hoisted: whether it is one product for the whole sequence, its rows T times as many.
+        hoisted: whether it is one product for the whole sequence, with T times as many rows.
     """
 
     stack: int
@@ -61,12 +61,12 @@ class Product:
     hoisted: bool
 
     def flop(self, T: int) -> int:
-        """Operations over T steps, forward and backward."""
+        """Returns the operations over T steps, forward and backward."""
         return 6 * T * self.stack * self.rows * self.inner * self.columns
 
 
 class _Record(TorchDispatchMode):
-    """Notes the shapes of the operands of every matrix product."""
+    """Records the shapes of the operands of every matrix product."""
 
     # Position of the first of the two factors among the arguments.
     PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
@@ -83,10 +83,10 @@ class _Record(TorchDispatchMode):
 
 
 def products_of(cell: Cell, B: int) -> list[Product]:
-    """The matrix products of one step of a cell on torch's meta device, in their order.
+    """Returns the matrix products of one step of a cell on torch's meta device, in order.
 
-    They are read off runs of the equations over one step and over two: a product that is there once with
-    2 B rows in the second is made for the whole sequence at once.
+    They are read from runs of the equations over one step and over two: a product that occurs once with
+    2 B rows in the second run is computed for the whole sequence at once.
     """
     one, two = _shapes(cell, 1, B), _shapes(cell, 2, B)
     hoisted_shapes = [(stack, rows // 2, *rest) for stack, rows, *rest in two if rows == 2 * B]
@@ -100,18 +100,18 @@ def products_of(cell: Cell, B: int) -> list[Product]:
 
 
 def _shapes(cell: Cell, T: int, B: int) -> list[tuple[int, int, int, int]]:
-    """The sizes of all products of a pass: how many of a kind, rows, inner width, columns."""
+    """Returns the sizes of all products of a pass: stack, rows, inner width, columns."""
     with forced("reference"), torch.no_grad(), _Record() as record:
         cell(torch.empty(T, B, cell.config.input_size, device="meta"))
     return [(1 if len(left) == 2 else left[0], *left[-2:], right[-1]) for left, right in record.shapes]
 
 
 class SequentialFloor:
-    """The products of a cell over T steps, forward and backward, and nothing between them.
+    """The products of a cell over T steps, forward and backward, with nothing between them.
 
-    Forward: the hoisted products, then the others T times. Backward: the gradients to the rows, T times,
-    then for every matrix its gradient as one product over all steps, as a kernel that saves what it needs
-    makes it. On a GPU each is a CUDA graph, because launching such products takes longer than they do.
+    Forward: the hoisted products, then the others T times. Backward: the gradients of the rows, T times,
+    then the gradient of every matrix as one product over all steps, as in a kernel that saves its operands.
+    On a GPU each pass is a CUDA graph, because launching such products takes longer than computing them.
     """
 
     def __init__(self, products: list[Product], T: int, device, dtype: torch.dtype):
@@ -125,7 +125,7 @@ class SequentialFloor:
                 self.passes = [_recorded(products) for products in self.passes]
 
     def time(self) -> tuple[float, float]:
-        """Seconds forward and backward."""
+        """Returns the seconds of the forward and the backward products."""
         start = now(self.device)
         self.passes[0]()
         middle = now(self.device)
@@ -150,7 +150,7 @@ class SequentialFloor:
 
 
 def _recorded(run: Callable[[], None]) -> Callable[[], None]:
-    """The same as a CUDA graph."""
+    """Records ``run`` as a CUDA graph and returns its replay."""
 
     def call(values) -> tuple:
         run()
@@ -160,11 +160,11 @@ def _recorded(run: Callable[[], None]) -> Callable[[], None]:
 
 
 class _Factors:
-    """Random operands of a product and of its gradients, with buffers for what each of them gives.
+    """Random operands of a product and of its gradients, with buffers for the results.
 
-    The products are those that sequences are made of (``ops.gemm``), for some steps with a matrix laid
-    out for them. Results have buffers of their own: operands that are overwritten grow to infinity within a
-    few rounds.
+    Products run as in sequences (``ops.gemm``): those over several steps with a packed matrix. Results have
+    buffers of their own, because operands that were overwritten would grow to infinity within a few
+    rounds.
     """
 
     def __init__(self, product: Product, rows: int, steps: int, device, dtype: torch.dtype):
@@ -195,7 +195,7 @@ class _Factors:
             self.results[name] = left.new_empty(len(left), left.shape[1], right.shape[2])
         result = self.results[name]
         if len(left) == 1:
-            # A stack of one goes the way of plain matrices.
+            # A stack of one is multiplied as plain matrices.
             left, right, result = left[0], right[0], result[0]
         if name in self.packed:
             self.packed[name].product(left, result)
@@ -204,10 +204,10 @@ class _Factors:
 
 
 class Ceiling:
-    """Large square products: the speed of matrix products that this machine gives at most."""
+    """Times large square products, the highest speed of matrix products that this machine reaches."""
 
     ON_A_GPU = 20
-    """How many are timed together there: a single one is done before the clocks have risen."""
+    """How many are timed together on a GPU: a single one ends before the clock rates have risen."""
 
     def __init__(self, size: int, device, dtype: torch.dtype):
         self.factors = _Factors(Product(1, size, size, size, hoisted=False), size, 1, device, dtype)
@@ -215,7 +215,7 @@ class Ceiling:
         self.count = self.ON_A_GPU if records(device) else 1
 
     def time(self) -> tuple[float, float]:
-        """Seconds of a product, and nothing backward."""
+        """Returns the seconds of a product, and zero for the backward pass."""
         start = now(self.device)
         for _ in range(self.count):
             self.factors.forward()

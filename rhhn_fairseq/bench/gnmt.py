@@ -1,7 +1,7 @@
 """Shared by ``gnmt-train`` and ``gnmt-decode``: translation models and fairseq's own ``lstm``.
 
-Weights are random and lengths fixed, so that every model does the same number of steps: in training whole
-batches of sentences of one length, in generation beams that may not end before the maximum length.
+Weights are random and lengths fixed, so that every model does the same number of steps: in training all
+sentences have one length, in generation no beam may end before the maximum length.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ CHECKED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationConfig(BenchConfig):
-    """What is measured; ``UsageError`` names the field that cannot be."""
+    """What is measured; ``UsageError`` names a value that cannot work."""
 
     archs: tuple = option(
         ("lstm_gnmt_small", "hyperlstm_gnmt_small"), help="architectures of this project, separated by commas"
@@ -63,7 +63,7 @@ SMOKE = dict(archs=("lstm_gnmt_small",), vocab_size=20, length=3, repeats=1)
 
 
 def columns(tokens: str) -> tuple[Column, ...]:
-    """The columns of a report; ``tokens`` says which are counted."""
+    """Returns the columns of a report; ``tokens`` says which tokens are counted."""
     return (
         Column("model", "model"),
         Column("backend", "backend"),
@@ -84,7 +84,7 @@ PREFERRED = "preferred"
 
 
 def build_fairseq(dictionary: Dictionary) -> nn.Module:
-    """fairseq's ``lstm``: 2 + 2 layers, bidirectional encoder 2 x 256, decoder 512, embeddings 256."""
+    """Builds fairseq's ``lstm``: 2 + 2 layers, bidirectional encoder 2 x 256, decoder 512, embeddings 256."""
     encoder = lstm.LSTMEncoder(
         dictionary, embed_dim=256, hidden_size=256, num_layers=2, bidirectional=True,
         dropout_in=0.3, dropout_out=0.3,
@@ -97,7 +97,7 @@ def build_fairseq(dictionary: Dictionary) -> nn.Module:
 
 
 def build_models(config: TranslationConfig) -> tuple[dict[str, nn.Module], Dictionary]:
-    """All models by name, fairseq's first, and their dictionary."""
+    """Returns all models by name, fairseq's first, and their dictionary."""
     dictionary = Dictionary()
     for n in range(config.vocab_size - dictionary.nspecial):
         dictionary.add_symbol(f"w{n}")
@@ -115,7 +115,7 @@ def build_models(config: TranslationConfig) -> tuple[dict[str, nn.Module], Dicti
 
 
 class _Dictionaries:
-    """What a model asks of a task."""
+    """The attributes of a task that a model reads."""
 
     def __init__(self, dictionary):
         self.source_dictionary = self.target_dictionary = dictionary
@@ -123,13 +123,13 @@ class _Dictionaries:
 
 
 def backends_of(model: nn.Module, config: TranslationConfig) -> list[str]:
-    """What a model is compared on; fairseq's runs on ``torch``.
+    """Returns the backends that a model is compared on; fairseq's runs on ``torch``.
 
-    If nothing is asked for, that is what its cells prefer and the reference, where that makes a difference,
-    and on a GPU the backends whose loops can be recorded, as CUDA graphs.
+    By default these are its cells' preferred backend and the reference, and on a GPU the backends whose loops
+    can be recorded, as CUDA graphs; only the reference if no cell has another backend.
 
     Raises:
-        UsageError: its cells do not run on what is asked for.
+        UsageError: its cells do not run on a requested backend.
     """
     cells = [module for module in model.modules() if isinstance(module, Cell)]
     if not cells:
@@ -148,7 +148,7 @@ def backends_of(model: nn.Module, config: TranslationConfig) -> list[str]:
 
 
 def draw_sentences(config: TranslationConfig, dictionary: Dictionary, count: int) -> Tensor:
-    """Random sentences [count, length], the last symbol of each its end."""
+    """Returns random sentences [count, length], each with an end-of-sentence symbol last."""
     draw = torch.Generator().manual_seed(config.seed)
     rows = torch.randint(dictionary.nspecial, len(dictionary), (count, config.length), generator=draw)
     rows[:, -1] = dictionary.eos()
@@ -156,14 +156,14 @@ def draw_sentences(config: TranslationConfig, dictionary: Dictionary, count: int
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean cross entropy and logits [B, T, V]; the source is also the target."""
+    """Returns the mean cross entropy and the logits [B, T, V]; the source is also the target."""
     lengths = torch.full((len(tokens),), tokens.shape[1], device=tokens.device)
     logits = model(tokens, lengths, tokens.roll(1, dims=1))[0]
     return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()), logits
 
 
 def results(model: nn.Module, tokens: Tensor, _: Dictionary) -> dict[str, Tensor]:
-    """Logits and gradients of a pass over the first sentences."""
+    """Returns the logits and gradients of a pass over the first sentences."""
     model.zero_grad(set_to_none=True)
     loss, logits = loss_of(model, tokens[:CHECKED])
     loss.backward()
@@ -173,12 +173,12 @@ def results(model: nn.Module, tokens: Tensor, _: Dictionary) -> dict[str, Tensor
 def compare(
     config: TranslationConfig, counts: tuple[int, ...], measure: Callable, check: Callable, counted: int
 ) -> list[dict]:
-    """The rows of a report: every model on its backends, for batches of several sizes.
+    """Returns the rows of a report: every model on its backends, for batches of several sizes.
 
     Args:
-        counts: sentences in a batch. measure: from a model, sentences and the dictionary to seconds.
-        check: from the same to tensors by name, which are compared with float64's.
-        counted: tokens that count for each one of a target.
+        counts: sentences in a batch. measure: maps a model, sentences and the dictionary to seconds.
+        check: maps the same to tensors by name, which are compared with float64's.
+        counted: number of tokens to count for each token of a target.
 
     Raises:
         UsageError: a model gives wrong results.
@@ -216,9 +216,9 @@ def compare(
 
 
 def _row(pair: tuple[str, str], seconds: dict, tokens: Tensor, counted: int) -> dict:
-    """The report's entry of one model on one backend from the seconds of all."""
+    """Returns the report's entry of one model on one backend, given the seconds of all."""
     own, (name, kind) = seconds[pair], pair
-    # fairseq's seconds over its own are its own speed over fairseq's.
+    # fairseq's seconds divided by the model's are the model's speed divided by fairseq's.
     speeds = {f"speed_{key}": value for key, value in ratio(seconds[FAIRSEQ, "torch"], own).items()}
     reference = seconds.get((name, "reference"))
     beside = None if reference is None or kind == "reference" else float(np.median(reference / own))

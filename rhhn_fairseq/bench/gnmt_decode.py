@@ -15,7 +15,7 @@ from rhhn_fairseq.bench.report import draw_bars, make_report
 from rhhn_fairseq.cells.config import option
 
 BATCHES = (1, 64)
-"""Sentences that are translated at a time."""
+"""Numbers of sentences that are translated at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,10 @@ SMOKE = gnmt.SMOKE
 def search(
     model: nn.Module, tokens: Tensor, dictionary: Dictionary, beam: int, prefix: Tensor | None = None
 ) -> list[list[dict]]:
-    """A beam search that gives as many symbols as the source has; hypotheses by sentence, the best first.
+    """Runs a beam search for as many symbols as the source has; returns hypotheses by sentence, best first.
 
     Args:
-        prefix: symbols that it begins with, [sentences, up to one less than the length]; None for none.
+        prefix: symbols that each begins with, [sentences, up to one less than the length]; None for none.
     """
     length = tokens.shape[1]
     generator = SequenceGenerator(
@@ -50,17 +50,17 @@ def search(
 
 
 def time_generation(model: nn.Module, tokens: Tensor, dictionary: Dictionary, beam: int) -> float:
-    """Seconds of a ``search``."""
+    """Returns the seconds of a ``search``."""
     start = now(tokens.device)
     search(model, tokens, dictionary, beam)
     return now(tokens.device) - start
 
 
 def scores(model: nn.Module, tokens: Tensor, dictionary: Dictionary, beam: int) -> dict[str, Tensor]:
-    """Log-probabilities of the source's own symbols, over even ones, in a ``search`` that has to give these.
+    """Returns log-probabilities, relative to uniform, of the source's symbols in a ``search`` forced on them.
 
-    It takes the same steps as the search that is timed, whose own symbols rounding may change. Random weights
-    make all symbols almost as likely, so that an error shows in what is left without that.
+    It takes the same steps as the timed search, whose symbols may change with rounding. With random weights
+    all symbols are almost equally likely, so errors show in the difference from uniform.
     """
     # fairseq sums scores in float32 and takes differences of the sums.
     results = search(model, tokens, dictionary, beam, tokens[:, :-1])
@@ -82,6 +82,6 @@ def run(config: Config) -> dict:
 
 
 def draw(report: dict):
-    """A bar chart of the speeds relative to fairseq's."""
+    """Returns a bar chart of the speeds relative to fairseq's."""
     label = ("model", "backend", "sentences")
     return draw_bars(report, label, "target tokens a second / fairseq lstm", "speed_ratio")

@@ -24,7 +24,7 @@ SMOKE = gnmt.SMOKE | {"sentences": 2}
 
 
 def time_training(model: nn.Module, tokens: Tensor) -> float:
-    """Seconds of a forward and a backward pass; the source is also the target."""
+    """Returns the seconds of a forward and a backward pass; the source is also the target."""
     model.train()
     model.zero_grad()
     start = now(tokens.device)
@@ -46,5 +46,5 @@ def run(config: Config) -> dict:
 
 
 def draw(report: dict):
-    """A bar chart of the speeds relative to fairseq's."""
+    """Returns a bar chart of the speeds relative to fairseq's."""
     return draw_bars(report, ("model", "backend"), "tokens a second / fairseq lstm", "speed_ratio")

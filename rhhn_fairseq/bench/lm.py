@@ -74,9 +74,9 @@ COLUMNS = (
 
 
 class TorchStack(nn.Module):
-    """torch.nn.LSTM in the place of a ``Stack``, of the same width, depth and dropout between layers.
+    """torch.nn.LSTM in place of a ``Stack``, with the same width, depth and dropout between layers.
 
-    Residual connections and what a cell has of its own, such as recurrent dropout, are left out.
+    Residual connections and a cell's own features, such as recurrent dropout, are left out.
     """
 
     def __init__(self, config: StackConfig):
@@ -89,12 +89,12 @@ class TorchStack(nn.Module):
     def forward(
         self, x_TBC: Tensor, state: State | None = None, mask_TB=None, drop_output: bool = True
     ) -> tuple[Tensor, State]:
-        """As ``Stack.forward``, for text without padding."""
+        """Like ``Stack.forward``, for text without padding."""
         y, after = self.lstm(self._drop(x_TBC, self.config.input_dropout), state)
         return self.drop_output(y) if drop_output else y, after
 
     def drop_output(self, y_TBH: Tensor) -> Tensor:
-        """As ``Stack.drop_output``."""
+        """Like ``Stack.drop_output``."""
         return self._drop(y_TBH, self.config.output_dropout)
 
     def _drop(self, x_TBC: Tensor, rate: float) -> Tensor:
@@ -105,7 +105,7 @@ class Trainee:
     """A model with its optimizer, its carried state and the text it reads, on a backend.
 
     Attributes:
-        layer: what its stack consists of. backend: the backend's name.
+        layer: the cell or layer that its stack consists of. backend: the backend's name.
     """
 
     def __init__(self, model: nn.Module, layer: str, backend: str, config: Config):
@@ -117,7 +117,7 @@ class Trainee:
         self.tokens = draw_text(config)
 
     def sample(self, carry: Carry | None, rows: int) -> dict:
-        """A batch of the first rows, as the task makes it."""
+        """Returns a batch of the first rows, as the task makes it."""
         tokens = self.tokens[:rows]
         count = tokens[:, 1:].numel()
         return {
@@ -128,7 +128,7 @@ class Trainee:
         }
 
     def time_step(self) -> float:
-        """Seconds of a training step."""
+        """Runs a training step and returns its seconds."""
         self.model.train()
         device = self.tokens.device
         with forced(self.forces), cudnn_for(self.dtype):
@@ -142,7 +142,7 @@ class Trainee:
             return now(device) - start
 
     def results(self, model: nn.Module) -> dict[str, Tensor]:
-        """Loss and gradients of a model over a few rows, from the zero state."""
+        """Returns the loss and gradients of a model over a few rows, from the zero state."""
         model.zero_grad(set_to_none=True)
         loss, count, _ = self.criterion(model, self.sample(None, ORACLE_ROWS))
         (loss / count).backward()
@@ -150,13 +150,13 @@ class Trainee:
 
 
 class _Dictionaries:
-    """What the criterion asks of a task."""
+    """The attribute of a task that the criterion reads."""
 
     target_dictionary = Dictionary()
 
 
 def draw_text(config: Config) -> Tensor:
-    """Random text [B, T + 1] as dictionary indices: every symbol but the last is read."""
+    """Returns random text [B, T + 1] as dictionary indices: every symbol but the last is read."""
     special = _Dictionaries.target_dictionary.nspecial
     shape = (config.batch, config.length + 1)
     draw = torch.Generator().manual_seed(1)
@@ -164,7 +164,7 @@ def draw_text(config: Config) -> Tensor:
 
 
 def build_trainees(arch: str, config: Config) -> list[Trainee]:
-    """An architecture with torch.nn.LSTM for its layers, then on each backend with equal weights."""
+    """Returns an architecture with torch.nn.LSTM as its layers, then one per backend with equal weights."""
     sizes = {"hidden_size": config.hidden}
     if "hyper_size" in cell_options(MODEL_DATACLASS_REGISTRY[arch]().cell):
         sizes["hyper_size"] = config.hyper_size
@@ -192,7 +192,7 @@ def run(config: Config) -> dict:
     """Checks and times every architecture on every backend, and its baseline.
 
     Raises:
-        UsageError: a model gives wrong results, its sizes cannot work, or memory does not suffice.
+        UsageError: a model gives wrong results, its sizes cannot work, or memory runs out.
     """
     with measuring(config):
         trainees, errors = {}, {}
@@ -209,10 +209,10 @@ def run(config: Config) -> dict:
 
 
 def _row(key: tuple, trainee: Trainee, seconds: dict, config: Config) -> dict:
-    """The report's entry of one model from the seconds of all."""
+    """Returns the report's entry of one model, given the seconds of all."""
     arch, layer, backend = key
     baseline = next(other for other in seconds if other[:2] == (arch, BASELINE))
-    # The baseline's seconds over its own are its own speed over the baseline's.
+    # The baseline's seconds divided by the model's are the model's speed divided by the baseline's.
     speeds = {f"speed_{name}": value for name, value in ratio(seconds[baseline], seconds[key]).items()}
     reference = seconds.get((arch, layer, "reference"))
     beside = None if reference is None or backend == "reference" else np.median(reference / seconds[key])
@@ -231,5 +231,5 @@ def _row(key: tuple, trainee: Trainee, seconds: dict, config: Config) -> dict:
 
 
 def draw(report: dict):
-    """A bar chart of the speeds relative to torch.nn.LSTM's."""
+    """Returns a bar chart of the speeds relative to torch.nn.LSTM's."""
     return draw_bars(report, ("arch", "layer", "backend"), "characters a second / nn.LSTM", "speed_ratio")

@@ -23,15 +23,15 @@ from rhhn_fairseq.ops.gemm import matmul_precision, set_matmul_precision
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 IN_GRAPHS = "+graphs"
-"""Ends the name of a backend whose loops run as CUDA graphs."""
+"""Suffix of the names of backends whose loops run as CUDA graphs."""
 
 RECORDINGS = 1000
-"""The number of CUDA graphs to keep: those of all contenders, which run by turns."""
+"""The number of CUDA graphs to keep: those of all contenders, which run in turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """What every benchmark has; ``UsageError`` names a value that cannot work."""
+    """The options of every benchmark; ``UsageError`` names a value that cannot work."""
 
     repeats: int = option(7, help="timed rounds, after one warm-up round", low=1)
     threads: int = option(0, help="CPU threads; 0: torch's default", low=0)
@@ -55,25 +55,25 @@ def check_device(text: str) -> None:
 
 
 def now(device) -> float:
-    """Seconds on a clock, when the device has done all it was given."""
+    """Waits until the device has finished its work, then returns the time in seconds."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def in_graphs(backends: Sequence[str], device: str) -> tuple[str, ...]:
-    """Those of some backends that can run as CUDA graphs on a device, named so."""
+    """Returns the names of the backends that can run as CUDA graphs on a device, with ``IN_GRAPHS`` added."""
     recorded = [name for name in backends if name in ("aten", "triton")] if records(device) else []
     return tuple(name + IN_GRAPHS for name in recorded)
 
 
 def records(device: str) -> bool:
-    """Whether a device has graphs."""
+    """Whether a device supports CUDA graphs."""
     return torch.device(device).type == "cuda"
 
 
 def first_calls(contender: Hashable) -> int:
-    """The number of calls before timing is stable: CUDA graphs are recorded in the second call.
+    """Returns the number of calls before timing is stable: CUDA graphs are recorded in the second call.
 
     Args:
         contender: a backend's name, or a tuple that holds it.
@@ -85,7 +85,7 @@ def first_calls(contender: Hashable) -> int:
 def forced(backend: str | None) -> Iterator[None]:
     """Runs cells on a backend regardless of the environment; None selects the preferred one.
 
-    A name of ``in_graphs`` has CUDA graphs used, another one has not.
+    CUDA graphs are used if the name is one that ``in_graphs`` returns.
     """
     changes = {"kernel": None, "graphs": False}
     if backend is not None:
@@ -98,7 +98,7 @@ def forced(backend: str | None) -> Iterator[None]:
 def cudnn_for(dtype: str) -> Iterator[None]:
     """Lets cuDNN use a GPU's matrix units for narrow types.
 
-    In bfloat16 torch asks it for them only where float32 may be rounded to TF32, which ``measuring`` forbids.
+    In bfloat16 torch requests them only if float32 may be rounded to TF32, which ``measuring`` forbids.
     """
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = before or dtype != "float32"
@@ -110,9 +110,9 @@ def cudnn_for(dtype: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def measuring(config: BenchConfig) -> Iterator[None]:
-    """The threads, precision and seed of a run, and memory that does not suffice as a UsageError.
+    """Sets the threads, precision and seed of a run, and raises UsageError if memory runs out.
 
-    Afterwards all settings are as before, but for the precision where RHHN_MATMUL_PRECISION asks for one.
+    Afterwards all settings are as before, except the precision if RHHN_MATMUL_PRECISION sets one.
 
     Raises:
         UsageError: RHHN_MATMUL_PRECISION or RHHN_MATMUL holds an unknown word.
@@ -137,7 +137,7 @@ def _enough_memory() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # On a GPU it is a class of its own, on the CPU a RuntimeError with one of two messages.
+        # On a GPU the error has its own class, on the CPU it is a RuntimeError with one of two messages.
         signs = ("can't allocate memory", "not enough memory")
         if not isinstance(error, torch.OutOfMemoryError) and not any(sign in str(error) for sign in signs):
             raise
@@ -147,7 +147,7 @@ def _enough_memory() -> Iterator[None]:
 
 
 def describe_machine(device: str) -> dict[str, str | int]:
-    """The properties of the machine and software that timings depend on."""
+    """Returns the properties of the machine and software that timings depend on."""
     description = {
         "cpu": _cpu_model(),
         "threads": torch.get_num_threads(),
@@ -184,7 +184,7 @@ class _Names(TorchDispatchMode):
 
 
 def lstm_algorithm(module: nn.Module, x_TBC: Tensor) -> str:
-    """The algorithm that torch runs an ``nn.LSTM`` with, read from one pass; see ``name_algorithm``."""
+    """Returns the algorithm that torch runs an ``nn.LSTM`` with, read from a pass; see ``name_algorithm``."""
     with _Names() as names:
         module(x_TBC)
     kernels = set()
@@ -200,11 +200,11 @@ def lstm_algorithm(module: nn.Module, x_TBC: Tensor) -> str:
 
 
 def name_algorithm(operations: set[str], kernels: set[str]) -> str:
-    """The implementation of an LSTM by the names of torch's operations and of the kernels on a GPU.
+    """Returns the implementation of an LSTM, given the names of torch's operations and of the GPU's kernels.
 
-    cuDNN has a standard algorithm, a kernel or two a step, and persistent ones, whose kernels for the whole
-    sequence are named so and keep the recurrent matrix on the chip. Without kernels, as where a profiler may
-    not see the GPU, it stays open which.
+    cuDNN has a standard algorithm, with a kernel or two per step, and persistent ones, whose kernels run the
+    whole sequence with the recurrent matrix on the chip and are named accordingly. Without kernel names, as
+    when a profiler has no access to the GPU, the algorithm is unknown.
     """
     if "_cudnn_rnn" not in operations:
         return "oneDNN" if "mkldnn_rnn_layer" in operations else "ATen"

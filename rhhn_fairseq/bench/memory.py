@@ -1,9 +1,9 @@
 """``memory``: peak memory of a cell's forward and backward pass by backend, relative to the eager reference.
 
-On the CPU every pass has a process of its own: its peak of resident memory, less what it held before the
-pass. On a GPU it is what torch's allocator held at most, less what it held before. Weights, input and
-output gradient are there before the pass; states, saved activations, buffers and gradients are not. CUDA
-graphs, which hold their memory between passes, take no part.
+On the CPU every pass runs in its own process, and its figure is the peak of resident memory less what was
+resident before. On a GPU it is the peak of torch's allocator less what was allocated before. Weights, input
+and output gradient exist before the pass; states, saved activations, buffers and gradients do not. CUDA
+graphs are left out, because they hold their memory between passes.
 
 Run as a module, it measures one contender, whose description it reads from its standard input.
 """
@@ -80,7 +80,7 @@ def run(config: Config) -> dict:
     """Checks all contenders and measures each ``repeats`` times, in turn.
 
     Raises:
-        UsageError: a cell gives wrong results, or the system does not tell a process's memory.
+        UsageError: a cell gives wrong results, or the system does not report a process's memory.
     """
     with measuring(config):
         contenders, errors = [], {}
@@ -118,11 +118,11 @@ def _row(contender: Contender, errors: dict, peaks: dict) -> dict:
 
 
 def peak_of(contender: Contender, config: Config) -> int:
-    """Bytes that a pass of a contender takes at most beyond what was there before it."""
+    """Returns the peak of bytes that a contender's pass needs beyond what was there before it."""
     if torch.device(config.device).type == "cuda":
         return _peak_on_gpu(contender, config)
     order = {"config": asdict(config), "key": contender.key}
-    # Errors go where this process's go.
+    # Its standard error is that of this process.
     result = subprocess.run(
         [sys.executable, "-m", __name__], input=json.dumps(order), stdout=subprocess.PIPE, text=True
     )
@@ -134,7 +134,7 @@ def peak_of(contender: Contender, config: Config) -> int:
 def _peak_on_gpu(contender: Contender, config: Config) -> int:
     x, gradient = batch_for(config, contender.dtype)
     with contender.running() as module:
-        # The first pass loads what stays: libraries' work space, compiled kernels.
+        # The first pass allocates what stays: workspaces of libraries, compiled kernels.
         time_pass(module, x, gradient)
         module.zero_grad(set_to_none=True)
         torch.cuda.reset_peak_memory_stats(x.device)
@@ -145,7 +145,7 @@ def _peak_on_gpu(contender: Contender, config: Config) -> int:
 
 
 def peak_of_this_process(config: Config, key: tuple[str, str, str]) -> int:
-    """The same on the CPU, in a process that has done nothing else yet.
+    """Returns ``peak_of`` on the CPU, in a process that has done nothing else yet.
 
     Raises:
         UsageError: the sizes are too small, or the system has no /proc.
@@ -155,11 +155,11 @@ def peak_of_this_process(config: Config, key: tuple[str, str, str]) -> int:
         contender = next(c for c in contenders_of(name, config, config.compile) if c.key == key)
         x, gradient = batch_for(config, contender.dtype)
         with contender.running() as module:
-            # A short pass first, for what is made once: threads, libraries' work space, compiled steps.
+            # A short pass first creates what is made once: threads, workspaces, compiled steps.
             time_pass(module, x[:1], gradient[:1])
             module.zero_grad(set_to_none=True)
             gc.collect()
-            # Freed memory that the allocator keeps would be taken again unseen.
+            # Freed memory that the allocator keeps would be reused without being counted.
             with contextlib.suppress(OSError, AttributeError):
                 ctypes.CDLL(None).malloc_trim(0)
             # If the kernel does not allow this, the old peak remains; it is checked below.
@@ -174,9 +174,9 @@ def peak_of_this_process(config: Config, key: tuple[str, str, str]) -> int:
 
 
 def _resident(field: str = "VmRSS") -> int:
-    """Bytes of this process in memory: now, or with ``VmHWM`` at most so far.
+    """Returns the resident bytes of this process: now, or with ``VmHWM`` the peak so far.
 
-    The figure of getrusage is no substitute: a new process starts with its parent's.
+    The figure of getrusage is no substitute: a new process starts with its parent's figure.
     """
     try:
         status = Path("/proc/self/status").read_text()
@@ -186,7 +186,7 @@ def _resident(field: str = "VmRSS") -> int:
 
 
 def draw(report: dict):
-    """Bars of the ratios to the eager reference."""
+    """Returns a bar chart of the peaks relative to the eager reference's."""
     return draw_bars(report, ("cell", "backend", "dtype"), "peak memory / reference")
 
 

@@ -1,4 +1,4 @@
-"""Whether contenders compute what they should: their outputs and gradients against float64.
+"""Checks that contenders compute what they should: compares outputs and gradients with float64's.
 
 Shapes: T time, B batch, C input, H hidden.
 """
@@ -16,15 +16,15 @@ from rhhn_fairseq.ops.gemm import matmul_precision
 ORACLE_ROWS = 32
 """Sequences the float64 run reads at a time: the whole batch would take twice the memory of what is timed."""
 
-# Measured at hidden 1000: in float32 up to 6e-6, but 1e-3 for an IRNN over 300 steps, where rounding decides
-# a few ReLUs the other way; in bfloat16 up to 0.2 (LN HyperLSTM, 50 steps).
+# Measured at hidden 1000: in float32 up to 6e-6, but 1e-3 for an IRNN over 300 steps, where rounding flips
+# a few ReLUs; in bfloat16 up to 0.2 (LN HyperLSTM, 50 steps).
 TOLERANCES = {"float32": 5e-3, "bfloat16": 0.5}
 
 
 def draw_batch(shape: tuple[int, int, int, int], dtypes: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-    """Random input [T, B, C] and gradient to the output [T, B, H] in float64, the same at every call.
+    """Returns a random input [T, B, C] and output gradient [T, B, H] in float64, the same at every call.
 
-    They are rounded to the types that are timed, so that their own rounding is no error.
+    They are rounded to the types that are timed, so that rounding them later causes no error.
 
     Args:
         shape: T, B, C and H.
@@ -39,12 +39,12 @@ def draw_batch(shape: tuple[int, int, int, int], dtypes: tuple[str, ...]) -> tup
 
 
 def pass_results(module: nn.Module, x_TBC: Tensor, gradient_TBH: Tensor, rows: int) -> dict[str, Tensor]:
-    """The output and all gradients of a pass, by name, reading ``rows`` sequences at a time."""
+    """Returns the output and all gradients of a pass, by name, reading ``rows`` sequences at a time."""
     module.zero_grad(set_to_none=True)
     x_TBC = x_TBC.detach().requires_grad_()
     outputs = []
     for x, gradient in zip(x_TBC.split(rows, dim=1), gradient_TBH.split(rows, dim=1), strict=True):
-        # Coins of h-detach are drawn in the pass, one a step for all rows: the same in every run.
+        # h-detach draws its coins in the pass, one per step for all rows; the seed makes runs equal.
         torch.manual_seed(0)
         y, _ = module(x)
         y.backward(gradient)
@@ -54,16 +54,16 @@ def pass_results(module: nn.Module, x_TBC: Tensor, gradient_TBH: Tensor, rows: i
 
 
 def with_gradients(results: dict[str, Tensor | None], module: nn.Module) -> dict[str, Tensor]:
-    """Tensors by name, together with the gradients of a module's parameters; without missing ones."""
+    """Returns ``results`` and the gradients of a module's parameters by name, without missing ones."""
     results = results | {f"gradient of {name}": p.grad for name, p in module.named_parameters()}
     return {name: tensor for name, tensor in results.items() if tensor is not None}
 
 
 def largest_error(results: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[float, str]:
-    """The largest relative error among tensors, in the Euclidean norm, and the name of that tensor.
+    """Returns the largest relative error among tensors, in the Euclidean norm, and the name of that tensor.
 
-    The norm looks past single elements, because a ReLU whose sum is nearly zero may go either way by
-    rounding. The error is infinite where a tensor is missing or not finite.
+    The norm tolerates errors of single elements, because rounding may flip a ReLU whose sum is nearly zero.
+    The error is infinite if a tensor is missing or not finite.
     """
     worst = (0.0, "output")
     for name in results.keys() | exact.keys():
@@ -78,13 +78,13 @@ def largest_error(results: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple
 
 
 def checked(name: str, results: dict[str, Tensor], exact: dict[str, Tensor], dtype: str) -> float:
-    """The error of a contender.
+    """Returns the error of a contender.
 
     Raises:
         UsageError: it is too large to be rounding.
     """
     error, where = largest_error(results, exact)
-    # Products whose operands are rounded are no closer than the type that they are rounded to.
+    # Products with rounded operands are no more accurate than the type of these operands.
     exactly = matmul_precision(next(iter(results.values())).device.type) == "highest"
     tolerance = TOLERANCES[dtype if exactly else "bfloat16"]
     if error > tolerance:
@@ -98,16 +98,16 @@ def checked(name: str, results: dict[str, Tensor], exact: dict[str, Tensor], dty
 def check_models(
     models: dict[str, tuple[nn.Module, str | None]], collect: Callable, dtype: str = "float32"
 ) -> dict[str, float]:
-    """The errors of whole models, each against its own float64 run on the reference backend.
+    """Returns the errors of whole models, each against its own float64 run on the reference backend.
 
-    What is timed in another type is checked in float32 as well, which is the sharp check.
+    Models that are timed in another type are checked in float32 as well, which is the stricter check.
 
-    Models are in evaluation, since dropout draws other masks in other types, and run without cuDNN, which
-    has no backward pass in evaluation.
+    Models are in evaluation mode, because dropout draws other masks in other types, and run without cuDNN,
+    which has no backward pass in evaluation mode.
 
     Args:
         models: by name, in float32, with the backend that is forced.
-        collect: from a model to tensors by name. dtype: the type whose errors are wanted.
+        collect: maps a model to tensors by name. dtype: the type whose errors are returned.
 
     Raises:
         UsageError: an error is too large to be rounding.
@@ -116,7 +116,7 @@ def check_models(
     with torch.backends.cudnn.flags(enabled=False):
         for name, (model, backend) in models.items():
             model.eval()
-            # Models that differ in the backend alone share their oracle.
+            # Models that differ only in the backend share their oracle.
             if exact[0] is not model:
                 with forced("reference"):
                     exact = model, collect(copy.deepcopy(model).double())

@@ -1,7 +1,7 @@
-"""``products``: float32 matrix products on the CPU, by everything that the kernels can multiply with.
+"""``products``: float32 matrix products on the CPU, by every library that the kernels can use.
 
-Each shape is timed with its two gradients, to the rows and to the matrix. The first two are made with the
-matrix as it is, as for a whole sequence at once, and packed before, as for the steps of a sequence.
+Each shape is timed with its two gradients, of the rows and of the matrix. All but the last run with the
+matrix as it is, as for a whole sequence at once, and packed beforehand, as for the steps of a sequence.
 
 Shapes: M rows, K inner width, N columns.
 """
@@ -24,10 +24,10 @@ from rhhn_fairseq.ops import gemm, native
 from rhhn_fairseq.ops.gemm import available
 
 STEPS = 50
-"""Products of a sequence for which a matrix is packed."""
+"""Number of products, one per step of a sequence, for which a matrix is packed."""
 
 ENOUGH_FLOP, MOST_TIMES = 4e9, 100
-"""Small products are made several times for a measurement: until it has so many operations, or so often."""
+"""A measurement repeats small products up to this many operations, but at most this many times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ def run(config: Config) -> dict:
     """Checks and times every product.
 
     Raises:
-        UsageError: a product is wrong, or memory does not suffice.
+        UsageError: a product is wrong, or memory runs out.
     """
     with measuring(config):
         calls, errors = {}, {}
@@ -106,7 +106,7 @@ def run(config: Config) -> dict:
 
 
 def _products(M: int, K: int, N: int) -> dict[tuple[str, str], tuple[Callable[[], Tensor], Tensor]]:
-    """The products of a shape by name and library: a call, and its result in float64."""
+    """Returns the products of a shape by name and library: a call, and its result in float64."""
     x, w, dy = torch.randn(M, K), torch.randn(K, N), torch.randn(M, N)
     results = {}
     for name, left, right in (("x w", x, w), ("dy w'", dy, w.t()), ("x' dy", x.t(), dy)):
@@ -149,5 +149,5 @@ def _packed(by: str, left: Tensor, right: Tensor) -> Callable[[], Tensor]:
 
 
 def draw(report: dict):
-    """A bar chart of the speeds relative to torch's."""
+    """Returns a bar chart of the speeds relative to torch's."""
     return draw_bars(report, ("shape", "product", "by"), "speed / torch")

@@ -3,8 +3,8 @@
 Usage: python -m rhhn_fairseq.bench.quantised checkpoints/checkpoint_best.pt ptb.test.txt
 
 The text is read in lanes of equal length, each from a zero state; every symbol but a lane's first is scored.
-Both figures are of the same lanes. Time is that of one step of decoding with a
-state, the median of five rounds.
+Both models read the same lanes. Time is that of one step of decoding with a state, the median of five
+rounds.
 """
 
 import argparse
@@ -32,7 +32,7 @@ ROUNDS, STEPS = 5, 200
 
 @torch.no_grad()
 def bits_per_character(model: CharacterNetwork, tokens_BT: Tensor) -> float:
-    """Mean bits of every symbol but the first of each lane."""
+    """Returns the mean bits of every symbol but the first of each lane."""
     nats, state = 0.0, None
     inputs, targets = tokens_BT[:, :-1], tokens_BT[:, 1:]
     for read, wanted in zip(inputs.split(CHUNK, dim=1), targets.split(CHUNK, dim=1), strict=True):
@@ -44,7 +44,7 @@ def bits_per_character(model: CharacterNetwork, tokens_BT: Tensor) -> float:
 
 @torch.no_grad()
 def microseconds(model: CharacterNetwork, rows: int) -> float:
-    """Of one step of decoding."""
+    """Returns the microseconds of one step of decoding."""
     tokens = model.indices[:1].expand(1, rows)
     _, state = model.stack(model.embed(tokens))
     rounds = []
@@ -58,7 +58,7 @@ def microseconds(model: CharacterNetwork, rows: int) -> float:
 
 
 def lanes(model: CharacterNetwork, path: str, count: int, symbols: int) -> Tensor:
-    """The beginning of a text as symbols [B, T]; UsageError where the model lacks one of them."""
+    """Returns the beginning of a text as dictionary indices [B, T]; UsageError names unknown symbols."""
     text = Path(path).read_text(encoding="utf-8")[:symbols]
     symbols_of = zip(model.symbol_codes.tolist(), model.indices.tolist(), strict=True)
     numbers = {chr(code): index for code, index in symbols_of}

@@ -21,8 +21,8 @@ class Column:
     """A column of a table.
 
     Attributes:
-        title: its head. keys: where its value lies in a row, several to be joined by "..". spec: how Python
-            formats a value.
+        title: its heading. keys: the keys of its values in a row, which are joined by "..". spec: the format
+            specification of a value.
     """
 
     title: str
@@ -30,13 +30,13 @@ class Column:
     spec: str = ""
 
     def text(self, row: dict) -> str:
-        """The value as text; a dash if the row has no such value."""
+        """Returns the value as text; a dash if the row has no such value."""
         values = [row.get(key) for key in self.keys.split()]
         return "-" if None in values else "..".join(format(value, self.spec) for value in values)
 
 
 def make_report(command: str, config: BenchConfig, rows: list[dict], notes: Sequence[str] = ()) -> dict:
-    """The report of a run; to be called while its threads are set."""
+    """Returns the report of a run; must be called while the run's threads are set."""
     return {
         "command": command,
         "machine": describe_machine(config.device),
@@ -47,7 +47,7 @@ def make_report(command: str, config: BenchConfig, rows: list[dict], notes: Sequ
 
 
 def render(report: dict, columns: Sequence[Column]) -> str:
-    """The report as a Markdown table, under a line about the machine and one about the settings.
+    """Returns the report as a Markdown table, under a line about the machine and one about the settings.
 
     Columns in which no row has a value are left out.
     """
@@ -70,10 +70,10 @@ def _listed(values: dict) -> str:
 
 
 def check_path(option: str, path: str) -> Path:
-    """The path of a file to write, looked at before minutes are spent on what goes there.
+    """Returns the path of a file to write, checked before minutes are spent on its content.
 
     Raises:
-        UsageError: it is a directory, or in none.
+        UsageError: the path is a directory, or its directory does not exist.
     """
     directory = Path(path)
     if directory.is_dir():
@@ -84,13 +84,13 @@ def check_path(option: str, path: str) -> Path:
 
 
 def write_json(report: dict, path: Path) -> None:
-    """Writes a report in the place of ``path``. Raises UsageError if the file system refuses."""
+    """Writes a report as JSON, replacing ``path``. Raises UsageError if the file system refuses."""
     with replacing(path) as file:
         file.write((json.dumps(report, indent=2) + "\n").encode())
 
 
 def write_picture(figure, path: Path) -> None:
-    """Writes a figure of matplotlib as PNG. Raises UsageError if the file system refuses."""
+    """Writes a matplotlib figure as PNG. Raises UsageError if the file system refuses."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
     with replacing(path) as file:
@@ -98,7 +98,7 @@ def write_picture(figure, path: Path) -> None:
 
 
 def new_figure(width: float, height: float, columns: int = 1):
-    """A figure that needs no screen, and its axes side by side."""
+    """Returns a figure that needs no display, and its axes side by side."""
     with needed_for("pictures need"):
         from matplotlib.figure import Figure
 
@@ -107,11 +107,11 @@ def new_figure(width: float, height: float, columns: int = 1):
 
 
 def draw_bars(report: dict, label: Sequence[str], title: str, value: str = "ratio"):
-    """A figure with a bar for each row, from its smallest to its largest value a line across its end.
+    """Returns a figure with a bar for each row, and at its end a line from its smallest to its largest value.
 
     Args:
-        label: keys of the row that name it. title: of the axis. value: key of the bar's length; with
-            ``_min`` and ``_max`` after it those of the line's ends, where the row has them.
+        label: keys of the row that name it. title: of the axis. value: key of the bar's length; with ``_min``
+            and ``_max`` appended, the keys of the line's ends, if the row has them.
     """
     rows = [row for row in report["rows"] if row.get(value) is not None]
     figure, (axes,) = new_figure(8, 1.2 + 0.25 * len(rows))

@@ -1,7 +1,7 @@
-"""``scaling``: the time of a token as the length, the width and the batch double.
+"""``scaling``: the time per token as length, width and batch double.
 
-A token is one position of one sequence, so that a pass of T steps over B sequences has T B of them. One
-size doubles at a time, from the same start.
+A token is one position of one sequence, so a pass of T steps over B sequences has T B of them. One
+size doubles at a time, from the same initial sizes.
 
 Shapes: T time, B batch, H hidden.
 """
@@ -28,7 +28,7 @@ from rhhn_fairseq.cells.registry import CELLS
 SIZES = {"T": "length", "H": "hidden", "B": "batch"}
 """The sizes that double, and their fields."""
 
-# Time per pass may grow as T to the power of this; the rest is what a run of a few rounds is off by.
+# The time of a pass may grow as T to this power; the excess over 1 is the error of a run of a few rounds.
 LINEAR = 1.1
 
 
@@ -48,7 +48,7 @@ class Config(SizesConfig):
         check_names("cells", self.cells, sorted(CELLS))
 
     def points(self) -> dict[tuple[str, int], "Config"]:
-        """The sizes of every measurement, by the name of what doubles and how often it did."""
+        """Returns the sizes of every measurement, by the size that doubles and the number of doublings."""
         return {
             (size, n): dataclasses.replace(self, **{field: getattr(self, field) * 2**n})
             for size, field in SIZES.items()
@@ -90,7 +90,7 @@ def run(config: Config) -> dict:
     The notes say for each contender how its time grows with each size, and whether that is linear in T.
 
     Raises:
-        UsageError: a cell gives wrong results, or memory does not suffice.
+        UsageError: a cell gives wrong results, or memory runs out.
     """
     with measuring(config):
         contenders, errors, batches = {}, {}, {}
@@ -128,10 +128,10 @@ def run(config: Config) -> dict:
 
 
 def growth_exponent(times: list[np.ndarray]) -> float:
-    """p where time grows as size^p: the slope of a line through the logarithms, median over the rounds.
+    """Returns p of time ~ size^p: the slope of a line through the logarithms, median over the rounds.
 
     Args:
-        times: seconds [repeats] for each size, from which each next is the double.
+        times: seconds [repeats] for each size, which doubles from one to the next.
     """
     doublings = np.arange(len(times))
     slopes = np.polyfit(doublings, np.log2(np.stack(times)), deg=1)[0]
@@ -139,14 +139,14 @@ def growth_exponent(times: list[np.ndarray]) -> float:
 
 
 def describe_growth(title: str, exponents: dict[str, float]) -> str:
-    """A sentence about a contender's growth, which has to be linear in T."""
+    """Returns a sentence about a contender's growth, which has to be linear in T."""
     powers = ", ".join(f"{size}^{exponent:.2f}" for size, exponent in exponents.items())
     verdict = "linear in T" if exponents["T"] <= LINEAR else f"NOT linear in T (more than T^{LINEAR})"
     return f"{title}: the time of a pass grows as {powers}; {verdict}"
 
 
 def _row(contender, sizes: Config, size: str, seconds: np.ndarray) -> dict:
-    """The report's entry of one contender at one point."""
+    """Returns the report's entry of one contender at one point."""
     values = {letter: getattr(sizes, field) for letter, field in SIZES.items()}
     return {
         "cell": contender.name,
@@ -161,7 +161,7 @@ def _row(contender, sizes: Config, size: str, seconds: np.ndarray) -> dict:
 
 
 def draw(report: dict):
-    """Time per token over each size, a line for each contender."""
+    """Returns a figure of the time per token over each size, with a line for each contender."""
     figure, panels = new_figure(12, 4, columns=len(SIZES))
     for size, axes in zip(SIZES, panels, strict=True):
         lines = {}

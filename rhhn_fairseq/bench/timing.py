@@ -1,7 +1,7 @@
-"""Rounds in which every contender runs once, and what is taken from them.
+"""Rounds in which every contender runs once, and their statistics.
 
-All contenders run in one process in turn, round after round, so that what else the machine does slows all
-of them: their ratios can be trusted where their milliseconds cannot.
+All contenders run in one process in turn, round after round, so that other work on the machine slows all
+of them: their ratios can be trusted even if their milliseconds cannot.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -15,14 +15,14 @@ from rhhn_fairseq.bench.machine import first_calls, now
 
 
 def interleave(keys: Sequence[Hashable], repeats: int, measure: Callable) -> dict[Hashable, np.ndarray]:
-    """Measures every key once a round, for ``repeats`` rounds after one that is thrown away.
+    """Measures every key once per round, for ``repeats`` rounds after a warm-up round.
 
-    Where a key names a backend in CUDA graphs two are, since they are recorded the second time.
+    If a key names a backend in CUDA graphs, there are two warm-up rounds, since the second call records them.
 
-    Freed memory is kept meanwhile and afterwards, as in training; see ``rhhn_fairseq.allocator``.
+    Freed memory is kept during and after the rounds, as in training; see ``rhhn_fairseq.allocator``.
 
     Args:
-        measure: from a key to seconds, or to a tuple of seconds.
+        measure: maps a key to seconds, or to a tuple of seconds.
 
     Returns:
         seconds [repeats] or [repeats, ·] by key.
@@ -41,9 +41,9 @@ def interleave(keys: Sequence[Hashable], repeats: int, measure: Callable) -> dic
 
 
 def ratio(seconds: np.ndarray, base: np.ndarray) -> dict[str, float]:
-    """Median, smallest and largest ratio of two contenders' seconds [repeats].
+    """Returns the median, smallest and largest ratio of two contenders' seconds [repeats].
 
-    They are taken within a round, so that a slow moment of the machine divides out.
+    They are taken within a round, so that a slow moment of the machine cancels out.
     """
     ratios = seconds / base
     return {
@@ -54,7 +54,7 @@ def ratio(seconds: np.ndarray, base: np.ndarray) -> dict[str, float]:
 
 
 def time_pass(module: nn.Module, x_TBC: Tensor, gradient_TBH: Tensor) -> tuple[float, float]:
-    """Seconds of one forward and one backward pass, to the input and all parameters, from no gradients."""
+    """Returns the seconds of a forward and a backward pass, to input and parameters, from no gradients."""
     module.zero_grad(set_to_none=True)
     x_TBC = x_TBC.detach().requires_grad_()
     start = now(x_TBC.device)

@@ -1,7 +1,7 @@
-"""Where the time of an update goes: ``fairseq-train`` with a clock around every stage.
+"""Profiles the time of an update: runs ``fairseq-train`` with a clock around every stage.
 
-Times are exclusive: a stage within another counts for itself only. On a GPU the clock waits at every border
-until the device has done all it was given, so that work counts where it was asked for; nothing overlaps then.
+Times are exclusive: a nested stage counts only for itself. On a GPU the clock waits at every border until
+the device is idle, so that work counts for the stage that launched it; nothing overlaps then.
 """
 
 import contextlib
@@ -56,15 +56,15 @@ class Config:
 
 
 class _Done(BaseException):
-    """Ends the training; no handler of ordinary errors takes it for one."""
+    """Ends the training; handlers of ordinary errors do not catch it."""
 
 
 class Clock:
     """Seconds by stage; time counts for the innermost open stage.
 
     Attributes:
-        cuda: whether to wait for the GPU before every look at the time.
-        seconds: what was counted.
+        cuda: whether to wait for the GPU before every reading of the clock.
+        seconds: the time counted for each stage.
         tokens: target symbols that were trained on in that time.
     """
 
@@ -101,7 +101,7 @@ class Clock:
             self._open.pop()
 
     def timed(self, name: str, function: Callable) -> Callable:
-        """The function, timed as a stage."""
+        """Returns the function, timed as a stage."""
 
         @functools.wraps(function)
         def run(*args, **kwargs):
@@ -142,13 +142,13 @@ def run(config: Config, arguments: list[str]) -> dict:
 
 
 def _replacements(clock: Clock, config: Config, bar: tqdm) -> Iterator[tuple]:
-    """The functions that fairseq's training calls, timed as stages: owner, name and function."""
+    """Yields the functions that fairseq's training calls, timed as stages: owner, name and function."""
     for name, stage in OF_TRAINER.items():
         yield Trainer, name, clock.timed(stage, getattr(Trainer, name))
     yield Trainer, "train_step", _counted(clock, config, bar, Trainer.train_step)
     yield GroupedIterator, "__next__", clock.timed("reading batches", GroupedIterator.__next__)
     yield train, "get_training_stats", clock.timed("log lines", train.get_training_stats)
-    # Those that only inherit their method must not be timed twice.
+    # Classes that only inherit ``log`` must not be timed twice.
     for kind in _subclasses(BaseProgressBar):
         if "log" in vars(kind):
             yield kind, "log", clock.timed("log lines", kind.log)
@@ -159,7 +159,7 @@ def _subclasses(base: type) -> list[type]:
 
 
 def _counted(clock: Clock, config: Config, bar: tqdm, train_step: Callable) -> Callable:
-    """``Trainer.train_step`` that puts the clock into what a trainer holds, and ends the training."""
+    """Returns a ``Trainer.train_step`` that also times a trainer's parts, and ends the training."""
     done = 0
 
     def step(trainer, samples, *args, **kwargs):

@@ -1,1 +1,1 @@
-"""Corpora of every kind, and what preparing them has in common. Nothing here needs fairseq."""
+"""Corpora of every kind, and the code that preparing them shares. Nothing here needs fairseq."""

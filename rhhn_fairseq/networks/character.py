@@ -1,7 +1,7 @@
-"""One-hot or embedded symbols, a stack of recurrent layers, an output layer over the symbols.
+"""A character network: one-hot or embedded symbols, recurrent layers, an output layer over the symbols.
 
-The layers hold only the symbols that occur. A dictionary's other entries (``<s>``, ``<pad>``, ``<unk>``) read
-as a vector of zeros and score -inf.
+The input and output layers cover only the symbols that occur. Other entries of the dictionary (``<s>``,
+``<pad>``, ``<unk>``) are zero vectors as input and have a logit of -inf.
 
 Shapes: T time, B batch, V symbols that occur, D entries of the dictionary.
 """
@@ -24,18 +24,18 @@ from rhhn_fairseq.saving import KINDS, Kind, Pretrained, Tensors
 
 
 class CharacterNetwork(Pretrained, nn.Module):
-    """See the module's docstring. ``embed``, ``stack`` and ``output`` are what sampling calls.
+    """See the module's docstring. Sampling calls ``embed``, ``stack`` and ``output``.
 
     The buffer ``symbol_codes`` holds the code points of the symbols (byte values in bytes mode), which are
     kept with the weights to tell vocabularies apart.
 
     Args:
-        stack: of the layers; its ``input_size`` is ``embed_dim``, or V for one-hot input.
+        stack: configuration of the layers; its ``input_size`` is ``embed_dim``, or V for one-hot input.
         vocabulary: the symbols that occur.
         embed_dim: width of the embeddings, 0 for one-hot input.
         embedding_dropout: probability of dropping a symbol's embedding in training.
-        orthogonal: output layer and embeddings begin orthogonal with a uniform bias, not Glorot with a zero
-            one.
+        orthogonal: whether output layer and embeddings are initialised orthogonally with a uniform bias,
+            instead of Glorot with a zero bias.
     """
 
     kind = "characters"
@@ -73,7 +73,7 @@ class CharacterNetwork(Pretrained, nn.Module):
             glorot_(self.weight_out)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Input vectors of dictionary indices, zeros for entries that are no symbol."""
+        """Returns the input vectors of dictionary indices, zeros for entries that are not symbols."""
         V = len(self.indices)
         if self.embedding is None:
             weight = self.weight_out.new_zeros(V + 1, V)
@@ -86,7 +86,7 @@ class CharacterNetwork(Pretrained, nn.Module):
         return F.embedding(self.symbol_of[tokens], weight)
 
     def output(self, y: Tensor) -> Tensor:
-        """Logits over the dictionary [..., D] from the stack's output [..., H]."""
+        """Returns the logits over the dictionary [..., D] from the stack's output [..., H]."""
         logits = F.linear(y, self.weight_out.T, self.bias_out)
         full = logits.new_full((*logits.shape[:-1], self.entries), float("-inf"))
         return full.index_copy(-1, self.indices, logits)

@@ -1,7 +1,7 @@
-"""A stack of recurrent layers on pen offsets, and the numbers of a mixture of Gaussians for the next one.
+"""Recurrent layers that read pen offsets and parametrise a mixture of Gaussians over the next offset.
 
 Graves 2013 (arXiv 1308.0850), sections 4 and 5. With a window the network also reads a text, see
-``layers/window.py``. Its outputs are what ``layers/mixture.py`` takes.
+``layers/window.py``. Its outputs are the inputs of ``layers/mixture.py``.
 
 Shapes: T time, B batch, M components, U positions of the text, V symbols.
 """
@@ -30,8 +30,8 @@ class StrokeNetwork(Pretrained, nn.Module):
     code points of the characters it reads, none without a window.
 
     Args:
-        stack: of the layers, a ``WindowConfig`` with a window. normalisation: of the offsets.
-        symbols: the characters of the text, in the network's order. mixtures: M.
+        stack: configuration of the layers; a ``WindowConfig`` for a network with a window.
+        normalisation: of the offsets. symbols: the text's characters, in the network's order. mixtures: M.
     """
 
     kind = "strokes"
@@ -49,18 +49,18 @@ class StrokeNetwork(Pretrained, nn.Module):
         glorot_(self.weight_out)
 
     def forward(self, points: Tensor, mask: Tensor | None = None, text: Tensor | None = None, state=None):
-        """The distribution of the point after each position.
+        """Returns the distribution of the point after each position.
 
         Args:
             points: normalised (dx, dy, pen bit) [B, T, 3].
-            mask: bool [B, T], true at real positions; None where all are.
+            mask: bool [B, T], true at real positions; None if all are.
             text: indices into the symbols [B, U], -1 at padding and for unknown ones; required with a window,
                 ignored without one.
             state: the state to start from, [B, ·] in the stack's order; None for zeros.
 
         Returns:
-            a mixture's numbers [B, T, 6 M + 1], see ``Mixture.of``; and a dictionary with the ``state`` after
-            the last position and, with a window, ``phi`` [B, T, U + 1], where on the text it was.
+            the parameters of a mixture [B, T, 6 M + 1], see ``Mixture.of``; and a dictionary: the ``state``
+            after the last position and, with a window, ``phi`` [B, T, U + 1], its weights over the text.
         """
         x_TBC = points.transpose(0, 1).to(self.weight_out.dtype)
         mask_TB = None if mask is None else mask.T
@@ -83,7 +83,7 @@ class StrokeNetwork(Pretrained, nn.Module):
 
     @property
     def normalisation(self) -> Normalisation:
-        """Of the offsets that the network reads and gives."""
+        """The normalisation of the offsets that the network reads and predicts."""
         return Normalisation.from_bits(self.statistics.cpu().numpy())
 
 

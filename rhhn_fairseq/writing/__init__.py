@@ -1,2 +1,1 @@
-"""Handwriting from a trained model: drawing points, how its weights change meanwhile, and the picture of
-both."""
+"""Handwriting from a trained model: drawing points, measuring how its weights change, plotting both."""

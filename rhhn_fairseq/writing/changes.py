@@ -1,4 +1,4 @@
-"""How much the weights change along strokes, and between them.
+"""How much the weights change within strokes and between them.
 
 Shapes: N points of a line, M matrices that a hypernetwork generates.
 """
@@ -13,10 +13,10 @@ from rhhn_fairseq.writing.sampling import Written
 
 @dataclass(frozen=True)
 class StrokeChanges:
-    """Mean changes of the weights in a step, as root mean squares over the matrices.
+    """Mean changes of the weights per step, as root mean squares over the matrices.
 
     Attributes:
-        within: in the steps that read a point within a stroke, nan where there are none.
+        within: in the steps that read a point within a stroke, nan if there are none.
         at_the_end: in those that read the last point of a stroke.
         at_the_start: in those that read the first point of a stroke that follows another.
     """
@@ -33,7 +33,7 @@ class StrokeChanges:
 
 
 def stroke_changes(lines: Sequence[Written]) -> StrokeChanges | None:
-    """The means over all points that the model drew; None where no weights change or no stroke ends."""
+    """Returns the means over drawn points; None if no weights change or no step reads an end or a start."""
     read: list[list[float]] = [[], [], []]
     for line in lines:
         if not line.names:

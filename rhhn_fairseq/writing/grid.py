@@ -13,12 +13,12 @@ LONGEST_CAPTION = 120
 
 
 def drawn_lines(size: int, lines: int, seed: int) -> list[int]:
-    """The numbers of so many lines of a split, drawn by chance and in order; all where it has fewer."""
+    """Returns the sorted numbers of ``lines`` lines of a split, drawn at random; all if it has fewer."""
     return sorted(np.random.default_rng(seed).permutation(size)[:lines].tolist())
 
 
 def stroke_grid(split: StrokeSplit, name: str, numbers: Sequence[int], columns: int) -> Figure:
-    """The lines of these numbers, row by row, at one scale.
+    """Returns a figure of the lines with these numbers, row by row, at one scale.
 
     Args:
         name: of the split, in the captions.

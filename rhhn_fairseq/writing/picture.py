@@ -1,5 +1,4 @@
-"""Pictures of written lines: smooth strokes, the pen lifted where it was, coloured by the change of the
-weights."""
+"""Plots written lines: smooth strokes with their pen lifts, coloured by the change of the weights."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,22 +26,22 @@ with needed_for("pictures need"):
 
 FORMATS = ("svg", "png")
 
-# Inches, and what a line of writing gets around it.
+# In inches: the figure's width, and the space around a line of writing.
 WIDTH, MARGIN, GAP, STRIP, CAPTION, BAR = 10.0, 0.35, 0.15, 0.1, 0.22, 0.65
 TALLEST = 6.0
 # Columns of a strip.
 COLUMNS = 600
-# Points; colours need a wider pen.
+# In points; colours need a wider pen.
 PEN, COLOURED_PEN = 1.3, 1.8
 
 INK, PRIMED = "black", COLOURS[1]
 
 
 def output_paths(output: str | Path) -> list[Path]:
-    """The files of a picture: ``output`` itself where it ends in .svg or .png, else both endings after it.
+    """Returns the files of a picture: ``output`` if it ends in .svg or .png, else one with each ending.
 
     Raises:
-        UsageError: it lies in no folder that exists.
+        UsageError: the folder does not exist.
     """
     output = Path(output)
     if not output.parent.is_dir():
@@ -53,9 +52,9 @@ def output_paths(output: str | Path) -> list[Path]:
 
 
 def column_changes(line: Written, columns: int = COLUMNS) -> np.ndarray:
-    """The largest change of each matrix [M, columns] while the pen was over each column of the line's width.
+    """Returns the largest change of each matrix while the pen was over each column of a line, [M, columns].
 
-    The pen's way counts whether it touches or not; where it never was, the change is 0.
+    The pen's path counts whether the pen is down or not; columns that it never crosses have 0.
     """
     x = np.cumsum(line.points[:, 0])
     low, high = x.min(), x.max()
@@ -71,12 +70,12 @@ def column_changes(line: Written, columns: int = COLUMNS) -> np.ndarray:
 
 
 def draw(lines: Sequence[Written], paths: Sequence[Path], changes: bool = True, columns: int = 1) -> None:
-    """Draws lines one under the other, or row by row in columns, all at one scale.
+    """Draws lines one below the other, or row by row in columns, all at one scale.
 
     Args:
-        changes: whether the change of the weights is shown: of all matrices together as the colour of the
-            strokes, and matrix by matrix in strips under them. Models whose weights do not change have
-            nothing to show.
+        changes: whether to show the change of the weights: of all matrices together as the colour of the
+            strokes, and of each matrix in a strip below them. Without effect for models whose weights do not
+            change.
 
     Raises:
         UsageError: a file cannot be written.
@@ -91,10 +90,10 @@ def draw(lines: Sequence[Written], paths: Sequence[Path], changes: bool = True, 
 def draw_lines(
     lines: Sequence[Written], changes: bool = True, columns: int = 1, captions: Sequence[str] = ()
 ) -> Figure:
-    """The picture that ``draw`` saves.
+    """Returns the figure that ``draw`` saves.
 
     Args:
-        captions: what stands above each line; none, or one for each.
+        captions: texts above the lines; none, or one for each line.
     """
     lines = [without_stub(line) for line in lines]
     changes = changes and bool(lines[0].names)
@@ -108,7 +107,7 @@ def draw_lines(
     rows = [max(heights[first : first + columns]) for first in range(0, len(lines), columns)]
     total = sum(rows) + (BAR if changes else 0.0) + 0.2
     figure = Figure(figsize=(WIDTH, total))
-    # One scale for all lines, so that colours compare.
+    # One scale for all lines, so that colours are comparable.
     limit = colour_limit(np.concatenate([line.changes for line in lines])) if changes else 1.0
     for number, (line, place, extent, height) in enumerate(zip(lines, places, extents, heights, strict=True)):
         row, column = divmod(number, columns)
@@ -117,7 +116,7 @@ def draw_lines(
         axes = figure.add_axes(box)
         _draw_strokes(axes, line, place, limit if changes else None)
         low, high = place.min(axis=0), place.max(axis=0)
-        # A drawing without a width still has a place.
+        # A drawing of zero width still needs an interval.
         axes.set_xlim(low[0], max(high[0], low[0] + 1e-9))
         axes.set_ylim(high[1] + GAP / inches, low[1] - GAP / inches)
         axes.set_axis_off()
@@ -134,18 +133,18 @@ def draw_lines(
 
 
 def without_stub(line: Written) -> Written:
-    """The line without the stroke that its drawing stopped in, where that has no shape yet."""
+    """Returns the line without its last stroke if drawing stopped before that stroke had a shape."""
     end = len(line.points) - stub(line)
     return Written(**vars(line) | {"points": line.points[:end], "changes": line.changes[:end], "cut": False})
 
 
 def _box(left: float, bottom: float, width: float, height: float, total: float) -> tuple[float, ...]:
-    """Inches of a figure of this height as shares of its sides."""
+    """Converts inches to fractions of the sides of a figure of height ``total``."""
     return left / WIDTH, bottom / total, width / WIDTH, height / total
 
 
 def _draw_strokes(axes, line: Written, place: np.ndarray, limit: float | None) -> None:
-    """The strokes of a line in its own units, y downwards; in colours from 0 to the limit if there is one."""
+    """Draws a line's strokes in its own units, y downwards; coloured from 0 to ``limit`` if it is set."""
     start = 0
     curves, sizes, primed = [], [], []
     for stroke in to_strokes(line.points):

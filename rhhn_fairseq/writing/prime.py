@@ -15,13 +15,13 @@ _PLACE = re.compile(r"(\w+):(\d+)")
 def read_prime(
     place: str, data: str | None, text: str | None = None, points: int | None = None, y_up: bool = False
 ) -> Line:
-    """A line of handwriting in the corpus's units.
+    """Returns a line of handwriting in the corpus's units.
 
     Args:
         place: ``SPLIT:NUMBER`` of a prepared directory, counted from 0, or a ``.npy`` file in the stroke-3
             format.
-        data: that directory. text: what is written there, None for what is known of it.
-        points: how many of its first points to take, None for all. y_up: y grows upwards in the file.
+        data: that directory. text: what is written there, None for the recorded text, if any.
+        points: how many of its first points to take, None for all. y_up: whether y grows upwards in the file.
 
     Raises:
         UsageError: there is no such line, or it cannot be read.

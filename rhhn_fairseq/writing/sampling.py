@@ -1,8 +1,8 @@
 """Drawing handwriting from a model, point by point.
 
 Graves 2013 (arXiv 1308.0850), sections 4.3 and 5.4 to 5.5: a point is drawn from the mixture and becomes the
-next input; a bias or a temperature makes the writing tidier; priming lets the model read a line first and go
-on in its style, and with a window the text of that line comes before the text to write.
+next input; a bias or a temperature makes the writing tidier; priming lets the model read a line first and
+continue in its style. With a window, the text of that line precedes the text to write.
 
 Shapes: U positions of the text, M matrices that a hypernetwork generates.
 """
@@ -20,7 +20,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.mixture import Mixture, check_sharpness
 
 POINTS = 400
-# Points a character may take before a line is given up: about three times what IAM-OnDB's writers take.
+# The most points per character before a line is abandoned: about three times what IAM-OnDB's writers take.
 POINTS_PER_CHARACTER = 80
 
 
@@ -29,10 +29,10 @@ class WritingConfig:
     """How lines are written; ``UsageError`` names the value that cannot work.
 
     Attributes:
-        lines: how many, of each text where there are texts.
-        points: drawn for each line; with a text the most, None for a number by the text's length.
+        lines: number of lines, for each text if there are texts.
+        points: points per line, with a text the maximum; None lets ``most_points`` decide.
         bias, temperature: see ``Mixture.sharpened``.
-        seed: of the draws. Line n of a seed is the same however many others are written with it.
+        seed: of the draws. Line n of a seed does not depend on how many others are written.
     """
 
     lines: int = 3
@@ -49,7 +49,7 @@ class WritingConfig:
         check_sharpness(self.bias, self.temperature)
 
     def most_points(self, text: str | None) -> int:
-        """How many points are drawn at most for a line of this text."""
+        """Returns the maximum number of points to draw for a line of this text."""
         if self.points is not None:
             return self.points
         return POINTS if text is None else POINTS_PER_CHARACTER * len(text)
@@ -63,10 +63,10 @@ class Written:
         points: [N, 3] in the corpus's units, the primed ones first.
         primed: how many of them were read. text: what was to be written, None without a window.
         finished: whether the window passed the text's end; true without a window.
-        changes: norms [N, M] of how each generated matrix changed in the step that gave the point; the first
-            step has none. names: of the M matrices.
+        changes: norms [N, M] of the change of each generated matrix in the step that produced the point; zero
+            in the first step. names: of the M matrices.
         cut: whether the drawing stopped with the pen down, within a stroke. The last point's pen bit is 1
-            all the same.
+            nevertheless.
     """
 
     points: np.ndarray
@@ -79,7 +79,7 @@ class Written:
 
 
 class Hand:
-    """A model that writes a line step by step: its state, and the weights it generated last.
+    """A model that writes a line step by step, with its state and the weights it generated last.
 
     Args:
         heard: indices [1, U] of the text, None without a window.
@@ -97,8 +97,8 @@ class Hand:
         """Reads a point [3].
 
         Returns:
-            the distribution of the next one; how much each generated matrix changed [M], zero in the first
-            step; and where the window is, phi [U + 1].
+            the distribution of the next point; how much each generated matrix changed [M], zero in the first
+            step; and phi [U + 1], the window's weights over the text, None without a window.
         """
         raw, extra = self.model(point.view(1, 1, 3), text=self.heard, state=self.state)
         factors = [layer.factors(self.state, extra["state"]) for layer in self.watched]
@@ -112,16 +112,16 @@ class Hand:
 def write(
     model: nn.Module, config: WritingConfig, texts: Sequence[str] = (), prime: Line | None = None
 ) -> list[Written]:
-    """Writes lines, each by itself, so that a line does not depend on what else is written.
+    """Writes lines independently, so that a line does not depend on what else is written.
 
     Args:
-        model: a ``Handwriting`` model on the CPU; it is put into evaluation.
-        texts: what to write, ``config.lines`` times each; needs a window.
+        model: a ``Handwriting`` model on the CPU; it is set to evaluation mode.
+        texts: what to write, ``config.lines`` times each; requires a window.
         prime: a line to read first, in the corpus's units, with its text if the model has a window.
 
     Raises:
-        UsageError: a text for a model without a window or none for one with it, an unknown character, or a
-            primed line without a text.
+        UsageError: a model without a window gets a text, one with a window gets none, a character is unknown,
+            or a primed line lacks the text that a window reads.
     """
     if model.window:
         _check_texts(texts)
@@ -150,15 +150,15 @@ def draw_points(
 
     Yields:
         a point (dx, dy, pen bit) [3] in the corpus's units, the primed ones first; how much each generated
-        matrix changed in the step that gave it [M]; and whether the window has passed the text's end, after
-        which no point comes.
+        matrix changed in the step that produced it [M]; and whether the window has passed the text's end,
+        after which drawing stops.
 
     Raises:
         UsageError: as ``write``.
     """
     model.eval()
     hand = Hand(model, _indices(model.symbols, _before(prime) + text) if text is not None else None)
-    # Without a line to read first, there is still the place where the pen touches.
+    # Without a primed line, the model still reads the point where the pen first touches.
     read = np.zeros((1, 3)) if prime is None else model.normalisation.apply(prime.points)
     point, *others = torch.from_numpy(read)
     yield read[0], np.zeros(len(hand.names)), False
@@ -169,7 +169,7 @@ def draw_points(
     for random in torch.from_numpy(_noise(config.seed, number, config.most_points(text))):
         mixture, changes, phi = hand.step(point)
         point = mixture.sharpened(config.bias, config.temperature).draw(random)
-        # The window looks rather behind the text than at any of its characters (Graves, section 5.3).
+        # The window weights the position after the text more than any character (Graves, section 5.3).
         past = phi is not None and bool(phi[-1] > phi[:-1].max())
         yield _in_units(model, point), changes, past
         if past:
@@ -177,7 +177,7 @@ def draw_points(
 
 
 def matrix_names(model: nn.Module) -> tuple[str, ...]:
-    """The names of the M matrices whose changes are measured."""
+    """Returns the names of the M matrices whose changes are measured."""
     return tuple(name for layer in watch(model.stack) for name in layer.names)
 
 
@@ -191,7 +191,7 @@ def _write_line(model, config: WritingConfig, text, prime: Line | None, number: 
 
 
 def _in_units(model: nn.Module, point: Tensor) -> np.ndarray:
-    """A normalised point that is not the first, in the corpus's units."""
+    """Returns a normalised point, not the first of a line, in the corpus's units."""
     return model.normalisation.invert(np.stack([np.zeros(3), point.numpy()]))[1]
 
 
@@ -203,7 +203,7 @@ def _check_texts(texts: Sequence[str]) -> None:
 
 
 def _before(prime: Line | None) -> str:
-    """What a window reads before the text to write."""
+    """Returns the text that a window reads before the text to write."""
     if prime is None:
         return ""
     if not prime.text:
@@ -214,7 +214,7 @@ def _before(prime: Line | None) -> str:
 
 
 def _indices(symbols: str, text: str) -> Tensor:
-    """Indices [1, U] into the model's symbols; UsageError names those that it does not know."""
+    """Returns the indices [1, U] of a text in the model's symbols; UsageError names unknown symbols."""
     unknown = sorted(set(text) - set(symbols))
     if unknown:
         raise UsageError(f"--text: the model has not read {''.join(unknown)!r}, only {symbols!r}")
@@ -222,7 +222,7 @@ def _indices(symbols: str, text: str) -> Tensor:
 
 
 def _noise(seed: int, line: int, steps: int) -> np.ndarray:
-    """Random numbers of a line as ``Mixture.draw`` takes them, [steps, 4]; more begin with those of fewer."""
+    """Returns a line's random numbers for ``Mixture.draw``, [steps, 4]; no row depends on ``steps``."""
     uniform = np.random.default_rng([seed, line, 0]).random((steps, 2))
     normal = np.random.default_rng([seed, line, 1]).normal(size=(steps, 2))
     return np.concatenate([uniform[:, :1], normal, uniform[:, 1:]], axis=1)

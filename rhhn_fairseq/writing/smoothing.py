@@ -1,23 +1,23 @@
-"""What a pen draws between the points of a stroke, and which points are no stroke yet."""
+"""Smooths strokes between their points, and finds last strokes that are too short to have a shape."""
 
 import numpy as np
 
 from rhhn_fairseq.data.strokes.points import to_strokes
 from rhhn_fairseq.writing.sampling import Written
 
-# So many points are no more than one straight piece.
+# A stroke of up to this many points is at most one straight segment.
 LONGEST_STUB = 2
 
 
 def smoothed(stroke: np.ndarray) -> np.ndarray:
-    """Cubic Bezier curves [n - 1, 4, 2] that lead smoothly through the points of a stroke [n, 2], n >= 2.
+    """Returns cubic Bezier curves [n - 1, 4, 2] that pass smoothly through a stroke's points [n, 2], n >= 2.
 
-    Each curve goes from one point to the next. They are those of the centripetal Catmull-Rom spline (Yuksel,
+    Each curve goes from one point to the next. Together they are the centripetal Catmull-Rom spline (Yuksel,
     Schaefer, Keyser 2011), which passes through all points and makes no loops between two of them. At both
-    ends of the stroke the curves begin towards their other end.
+    ends of the stroke the tangent has the direction of the chord.
     """
     start, end = stroke[:-1], stroke[1:]
-    # The root of the distance is the spline's time; points on one place have a direction of zero.
+    # The spline's parameter grows by the root of the distance; coincident points have zero direction.
     time = np.sqrt(np.linalg.norm(end - start, axis=1, keepdims=True))
     speed = (end - start) / np.maximum(time, 1e-12)
     tangents = np.zeros_like(stroke)
@@ -28,9 +28,9 @@ def smoothed(stroke: np.ndarray) -> np.ndarray:
 
 
 def stub(line: Written) -> int:
-    """How many points at a line's end belong to a stroke that the drawing stopped in before it had a shape.
+    """Returns how many points at a line's end belong to a stroke that was cut off before it had a shape.
 
-    A model that passes its text's end, or reaches the most points, may just have set the pen down again.
+    A model that passes its text's end, or reaches the limit of points, may just have set the pen down again.
     """
     last = len(to_strokes(line.points)[-1])
     written = len(line.points) - line.primed

@@ -1,1 +1,1 @@
-"""What preparing any corpus needs: downloads, sources of text, destinations, manifests and checksums."""
+"""Code that preparing any corpus needs: downloads, sources of text, destinations, manifests and checksums."""

@@ -1,4 +1,4 @@
-"""Whether files are still as they were written."""
+"""Checks whether files are still as they were written."""
 
 import hashlib
 import logging
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def describe_file(path: Path) -> dict:
-    """Size in bytes and SHA-256 of a file as it is stored. Raises OSError if it cannot be read."""
+    """Returns size in bytes and SHA-256 of a file as it is stored. Raises OSError if it cannot be read."""
     sha256 = hashlib.sha256()
     size = path.stat().st_size
     progress = tqdm(
@@ -32,14 +32,14 @@ def check_files(directory: Path, sizes: Mapping[str, int], sums: Mapping[str, st
     Older manifests of character corpora lack the sums; a warning then says that only sizes were compared.
 
     Raises:
-        UsageError: a file is missing or is not as it was.
+        UsageError: a file is missing or has changed.
     """
     advice = "--force prepares it again"
     for name, size in sizes.items():
         path = directory / name
         if not path.is_file():
             raise UsageError(f"{path}: is missing, expected {size:,} bytes; {advice}")
-        # The size is known at once, the sum of a large file after a minute.
+        # The size is known at once, the checksum of a large file after a minute.
         actual = path.stat().st_size
         if actual != size:
             raise UsageError(f"{path}: has {actual:,} bytes, expected {size:,} bytes; {advice}")

@@ -15,7 +15,7 @@ from rhhn_fairseq.locks import locked
 
 
 def resolved(dest: str | Path) -> Path:
-    """The place that ``dest`` names, links followed. Raises UsageError for a link that leads to itself."""
+    """Returns the path of ``dest``, links followed. Raises UsageError for a link that leads to itself."""
     place = Path(os.path.realpath(dest))
     if os.path.islink(place):
         raise UsageError(f"{dest}: is a link that leads to itself; choose another --dest")
@@ -23,15 +23,15 @@ def resolved(dest: str | Path) -> Path:
 
 
 def check_replaceable(dest: Path, force: bool, is_own: Callable[[str], bool]) -> None:
-    """Raise UsageError if ``dest`` exists and preparing a corpus must not take its place.
+    """Raises UsageError if ``dest`` exists and preparing a corpus must not replace it.
 
-    Only a directory with nothing but the files of a prepared corpus is ever replaced, and even
-    that only with ``force`` if there is no manifest to say what it is.
+    A directory is replaced only if it holds nothing but the files of a prepared corpus, and without a
+    manifest that says what it is, only with ``force``.
 
-    is_own: whether a path relative to ``dest`` belongs to a prepared corpus; that of a folder ends
-        with a slash, and what lies in it is asked for as well.
+    is_own: whether a path relative to ``dest`` belongs to a prepared corpus; a folder's path ends
+        with a slash, and its contents are checked as well.
     """
-    # os.path answers False, where Path raises, for a path that may not be looked at; making the
+    # For a path without access rights os.path returns False, where Path raises; making the
     # directory then says why.
     if not os.path.exists(dest):
         return
@@ -51,7 +51,7 @@ def check_replaceable(dest: Path, force: bool, is_own: Callable[[str], bool]) ->
 
 
 def _contents(dest: Path, is_own: Callable[[str], bool]) -> Iterator[str]:
-    """The names in ``dest`` in order, and those in its folders that belong there."""
+    """Yields the names in ``dest`` in order, and the names in those folders that belong there."""
     for path in sorted(dest.iterdir()):
         name = f"{path.name}/" if path.is_dir() else path.name
         yield name
@@ -60,10 +60,10 @@ def _contents(dest: Path, is_own: Callable[[str], bool]) -> Iterator[str]:
 
 
 def one_at_a_time(prepare: Callable) -> Callable:
-    """A function that prepares the directory ``dest``, one of its parameters, as this process alone.
+    """Decorates a function that prepares the directory ``dest``, one of its parameters, to run alone.
 
-    While it runs, it raises UsageError in every other process that is asked for the same directory. Nothing
-    is locked where the file system cannot be written.
+    While it runs, it raises UsageError in every other process that is to prepare the same directory. Nothing
+    is locked if the file system cannot be written.
     """
     signature = inspect.signature(prepare)
 
@@ -81,7 +81,7 @@ def one_at_a_time(prepare: Callable) -> Callable:
 
 @contextmanager
 def _made(directory: Path) -> Iterator[None]:
-    """Makes a directory if it can be made; those that were made and hold nothing are removed in the end."""
+    """Makes a directory if possible; directories that were made and are empty in the end are removed."""
     missing = [path for path in (directory, *directory.parents) if not os.path.lexists(path)]
     with suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
@@ -95,10 +95,10 @@ def _made(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def staged(dest: Path) -> Iterator[Path]:
-    """A new directory next to ``dest`` that replaces it when the context ends without an error.
+    """Yields a new directory next to ``dest`` that replaces it when the context ends without an error.
 
     After an exception, Ctrl-C or a full disk it is removed, and ``dest`` is as it was. Raises
-    UsageError where the file system refuses.
+    UsageError if the file system refuses.
     """
     stage = dest.with_name(f".{dest.name}.{uuid.uuid4().hex}.tmp")
     above = [folder for folder in dest.parents if not os.path.exists(folder)]
@@ -111,16 +111,16 @@ def staged(dest: Path) -> Iterator[Path]:
         raise UsageError(f"{dest}: cannot be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-        # Folders that were made for it go too, where nothing came into them.
+        # Folders that were made for it are removed too if they are empty.
         with suppress(OSError):
             for folder in above:
                 folder.rmdir()
 
 
 def publish(stage: Path, dest: Path) -> None:
-    """Rename the directory ``stage`` to ``dest``, replacing an existing directory.
+    """Renames the directory ``stage`` to ``dest``, replacing an existing directory.
 
-    Raises OSError where the file system refuses; then ``dest`` is as it was.
+    Raises OSError if the file system refuses; then ``dest`` is as it was.
     """
     if not dest.exists():
         stage.rename(dest)

@@ -16,17 +16,17 @@ _BLOCK = 1 << 18
 
 
 def default_download_dir() -> Path:
-    """Where downloads are kept: $XDG_CACHE_HOME/rhhn_fairseq, else ~/.cache/rhhn_fairseq."""
+    """Returns where downloads are kept: $XDG_CACHE_HOME/rhhn_fairseq, else ~/.cache/rhhn_fairseq."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "rhhn_fairseq"
 
 
 def download(url: str, directory: Path, timeout: float = TIMEOUT_SECONDS, option: str = "--from-dir") -> Path:
-    """Download ``url`` into ``directory`` unless it is there already; its path.
+    """Downloads ``url`` into ``directory`` unless it is already there; returns its path.
 
-    The bytes go to NAME.part, which is renamed when all have come; a NAME.part from an earlier
-    attempt is continued with an HTTP Range request. Raises UsageError, naming ``option`` as the
-    other way, if the server cannot be reached, refuses, or stops early.
+    The bytes go to NAME.part, which is renamed when complete; a NAME.part from an earlier attempt
+    is continued with an HTTP Range request. Raises UsageError, naming ``option`` as the
+    alternative, if the server cannot be reached, refuses, or stops early.
     """
     path = Path(directory) / url.rpartition("/")[2]
     if path.is_file():
@@ -51,7 +51,7 @@ def download(url: str, directory: Path, timeout: float = TIMEOUT_SECONDS, option
 
 
 def _fetch(url: str, partial: Path, timeout: float) -> int | None:
-    """Fetch the rest of ``partial``; returns the total number of bytes, or None if it is unknown."""
+    """Fetches the rest of ``partial``; returns the total number of bytes, or None if it is unknown."""
     have = partial.stat().st_size if partial.exists() else 0
     headers = {"User-Agent": "rhhn_fairseq"}
     if have:
@@ -84,7 +84,7 @@ def _fetch(url: str, partial: Path, timeout: float) -> int | None:
 
 
 def _first_byte(response, have: int) -> int:
-    """The offset of the response's first byte: ``have`` if the server continues, else 0."""
+    """Returns the offset of the response's first byte: ``have`` if the server continues, else 0."""
     content_range = response.headers.get("Content-Range") or ""
     match = re.match(r"bytes (\d+)-", content_range)
     if response.status != 206:

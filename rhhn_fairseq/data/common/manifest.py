@@ -14,12 +14,12 @@ MANIFEST_NAME = "manifest.json"
 SPLITS = ("train", "valid", "test")
 ADVICE = "prepare the corpus again with --force"
 
-# What an entry of each type is called where it is of another.
+# What messages call each type if an entry has another one.
 _WORDS = {dict: "a table", bool: "true or false", int: "a whole number", str: "a text"}
 
 
 def load_manifest(data_dir: str | Path) -> object | None:
-    """The content of a directory's manifest, or None without a manifest. Raises UsageError."""
+    """Returns the content of a directory's manifest, or None without a manifest. Raises UsageError."""
     try:
         return read_json(Path(data_dir) / MANIFEST_NAME, ADVICE)
     except FileNotFoundError:
@@ -28,7 +28,7 @@ def load_manifest(data_dir: str | Path) -> object | None:
 
 @contextmanager
 def intact(data_dir: str | Path) -> Iterator[None]:
-    """Says in one line that a manifest was changed, where an entry of it is missing or of another type."""
+    """Raises a one-line UsageError if an entry of a manifest turns out to be missing or of another type."""
     try:
         yield
     except UsageError:
@@ -41,7 +41,7 @@ def intact(data_dir: str | Path) -> Iterator[None]:
 
 
 def no_problem(manifest: dict) -> None:
-    """A form without a check of its own."""
+    """The check of forms without their own: finds no problem."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class ManifestForm:
     Attributes:
         corpus: the kind of corpus in words, with its article.
         kind: the entry ``kind``; None for character corpora, whose manifests have no such entry.
-        format: the entry ``format``. It counts up when a change makes directories prepared earlier unreadable
-            or different.
+        format: the entry ``format``. It is incremented when a change makes directories prepared earlier
+            unreadable or different.
         types: the type of every entry that a reader relies on.
-        check: says what else is wrong with a manifest, or None.
+        check: returns what else is wrong with a manifest, or None.
         advice: what to do about a directory of another kind.
     """
 
@@ -66,7 +66,7 @@ class ManifestForm:
     advice: str = ADVICE
 
     def read(self, data_dir: str | Path) -> dict | None:
-        """The manifest of a prepared directory, or None without one.
+        """Returns the manifest of a prepared directory, or None without one.
 
         Raises:
             UsageError: the file cannot be read, or is not a manifest of this form.
@@ -101,11 +101,11 @@ def write_manifest(data_dir: Path, manifest: dict) -> None:
 def check_request(dest: Path, prepared: dict, request: dict, identity: tuple[str, ...]) -> None:
     """Compares the input and options of a prepared directory with those of this request.
 
-    Names of files do not matter, only what is in them.
+    Names of files do not matter, only their contents.
 
     Args:
-        prepared: the ``request`` of the manifest at ``dest``. request: the one of now.
-        identity: the entries of an input by which it is known.
+        prepared: the ``request`` of the manifest at ``dest``. request: the current one.
+        identity: the entries that identify an input.
 
     Raises:
         UsageError: they differ.
@@ -131,7 +131,7 @@ def check_request(dest: Path, prepared: dict, request: dict, identity: tuple[str
 
 
 def installed_version(*distributions: str) -> str:
-    """The version of the first of these distributions that is installed, else "none"."""
+    """Returns the version of the first of these distributions that is installed, else "none"."""
     for name in distributions:
         try:
             return metadata.version(name)

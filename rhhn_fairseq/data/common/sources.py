@@ -1,4 +1,4 @@
-"""Where text comes from: plain and packed files, archives and memory, read as chunks of bytes."""
+"""Sources of text: plain and packed files, archives and memory, read as chunks of bytes."""
 
 import gzip
 import os
@@ -36,7 +36,7 @@ class FileSource:
         return f"{self.path}:{self.member}" if self.member else str(self.path)
 
     def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """The unpacked bytes [start, stop) in chunks. Raises UsageError if they cannot be read."""
+        """Yields the unpacked bytes [start, stop) in chunks. Raises UsageError if they cannot be read."""
         with _opened(self.path, self.member, self.name) as file:
             file.seek(start)
             remaining = CHUNK if stop is None else stop - start
@@ -54,7 +54,7 @@ class MemorySource:
     data: bytes
 
     def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """The bytes [start, stop) in chunks."""
+        """Yields the bytes [start, stop) in chunks."""
         stop = len(self.data) if stop is None else min(stop, len(self.data))
         for first in range(start, stop, CHUNK):
             yield self.data[first : min(first + CHUNK, stop)]
@@ -64,9 +64,9 @@ Source = FileSource | MemorySource
 
 
 def user_file(path: str | Path) -> FileSource:
-    """A text file named by the user. Raises UsageError unless it is a file that can be re-read."""
+    """Returns a text file named by the user. Raises UsageError unless it is a file that can be re-read."""
     path = Path(path)
-    # os.path answers False, where Path raises, for a path that may not be looked at.
+    # For a path without access rights os.path returns False, where Path raises.
     if os.path.isdir(path):
         raise UsageError(f"{path}: is a directory, not a file")
     if not os.path.exists(path):
@@ -79,7 +79,7 @@ def user_file(path: str | Path) -> FileSource:
 
 
 def find_in_directory(directory: Path, name: str) -> FileSource:
-    """The file ``name`` in a directory: plain, .gz, .zip, or a member of an archive there.
+    """Finds the file ``name`` in a directory: plain, .gz, .zip, or a member of an archive there.
 
     Raises UsageError if there is none, or if several archives or members hold it.
     """
@@ -143,7 +143,7 @@ def _only_member(archive: zipfile.ZipFile, name: str) -> str:
 
 
 def next_character(source: Source, position: int) -> int:
-    """The first byte offset at or after ``position`` where a UTF-8 character begins."""
+    """Returns the first byte offset at or after ``position`` where a UTF-8 character begins."""
     window = b"".join(source.chunks(position, position + 4))
     for step, byte in enumerate(window):
         if not 0x80 <= byte < 0xC0:
@@ -154,10 +154,10 @@ def next_character(source: Source, position: int) -> int:
 def read_codes(
     source: Source, mode: str, start: int = 0, stop: int | None = None, errors: str = "strict"
 ) -> Iterator[np.ndarray]:
-    """The symbols of bytes [start, stop) of a source, chunk by chunk, [T] unsigned integers.
+    """Yields the symbols of bytes [start, stop) of a source, chunk by chunk, unsigned integers [T].
 
-    Byte values in bytes mode, else code points, with nothing translated: no newline conversion,
-    and a byte order mark is a character like any other.
+    They are byte values in bytes mode, else code points. Nothing is translated: newlines are not
+    converted, and a byte order mark is a character like any other.
 
     Args:
         errors: what text mode does about bytes that are not UTF-8: "strict", or "replace", which reads
@@ -200,7 +200,7 @@ def _decode(name: str, data: bytes, offset: int, final: bool, errors: str) -> tu
 
 
 def text_codes(text: str) -> np.ndarray:
-    """The code points of a str, [T], unsigned integers."""
+    """Returns the code points of a str, unsigned integers [T]."""
     if text.isascii():
         return np.frombuffer(text.encode("ascii"), dtype=np.uint8)
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")

@@ -1,4 +1,4 @@
-"""Text in the archives of the WMT tasks, unpacked as a stream and never whole."""
+"""Reads text in the archives of the WMT tasks as a stream, never unpacking it whole."""
 
 import gzip
 import html
@@ -21,7 +21,7 @@ _SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 class ArchiveText:
     """A file in a tar archive, plain or packed.
 
-    member: its name without folders; .gz is unpacked, and of .sgm the text of each <seg> is a line.
+    member: its name without folders; a .gz is unpacked, and the text of each <seg> of an .sgm is a line.
     """
 
     path: Path
@@ -33,8 +33,8 @@ class ArchiveText:
         return f"{self.path}:{self.member}"
 
     def chunks(self) -> Iterator[bytes]:
-        """The text in chunks. Raises UsageError if it is not there or cannot be unpacked."""
-        # "r|*" reads from front to back, in one pass, and finds out about the packing by itself.
+        """Yields the text in chunks. Raises UsageError if it is not there or cannot be unpacked."""
+        # "r|*" reads from front to back, in one pass, and detects the compression.
         with readable(self.name), tarfile.open(self.path, "r|*") as archive:
             for entry in tar_files(archive):
                 if PurePosixPath(entry.name).name == self.member:
@@ -55,7 +55,7 @@ def _unpack(name: str, file: BinaryIO) -> Iterator[bytes]:
 
 
 def segments(document: bytes) -> bytes:
-    """The text of every <seg> of an SGML document, a line each, with entities such as &amp; resolved.
+    """Returns the text of every <seg> of an SGML document, one per line, resolving entities such as &amp;.
 
     Bytes that are not UTF-8 stay as they are.
     """
@@ -65,6 +65,6 @@ def segments(document: bytes) -> bytes:
 
 
 def member_names(path: Path) -> set[str]:
-    """The names, without folders, of all files in a tar archive. Raises UsageError if it is damaged."""
+    """Returns the names, without folders, of a tar archive's files. Raises UsageError if it is damaged."""
     with readable(str(path)), tarfile.open(path) as archive:
         return {PurePosixPath(entry.name).name for entry in tar_files(archive)}

@@ -19,7 +19,7 @@ from rhhn_fairseq.data.parallel.encoding import DICTIONARY_NAME
 from rhhn_fairseq.data.text.stream import StreamWriter, read_index, storage_dtype
 from rhhn_fairseq.errors import UsageError
 
-# fairseq-preprocess starts a process for every part that it cuts a text into; here as many as it is told.
+# fairseq-preprocess starts a process for every part of a text; this limits them to ``workers``.
 _PREPROCESS = """
 import sys
 from multiprocessing import Pool
@@ -42,12 +42,12 @@ _SECONDS = 0.1
 
 
 def binarise(encoded: Path, subsets: dict[str, dict], vocab_size: int, workers: int, folder: Path) -> dict:
-    """Binarise the encoded texts into ``folder``.
+    """Binarises the encoded texts into ``folder``.
 
-    encoded: the folder with SUBSET.LANG and dict.txt. subsets: for each subset and language the numbers
-    that encoding counted, which the binary files must have as well.
+    encoded: the folder with SUBSET.LANG and dict.txt. subsets: for each subset and language the counts
+    of encoding, which the binary files must match.
 
-    Raises UsageError if fairseq-preprocess fails; OSError if that was for a reason such as a full disk.
+    Raises UsageError if fairseq-preprocess fails; OSError if the cause was one such as a full disk.
     """
     source, target = subsets["train"]
     pieces = workers * _PIECES_PER_WORKER if workers > 1 else 1
@@ -94,7 +94,7 @@ def _binarise_in_shards(
     size: int,
     folder: Path,
 ) -> None:
-    """Binarise ``sentences`` training pairs, some at a time, and join the results, ``size`` bytes in all."""
+    """Binarises ``sentences`` training pairs in shards and joins the results, ``size`` bytes in all."""
     shard = folder / "shard"
     pair = "-".join(languages)
     with ExitStack() as stack:
@@ -123,13 +123,13 @@ def _append(path: Path, dtype: np.dtype, writer: StreamWriter) -> None:
 
 
 def _run(command: list[str], directory: Path, total: int, folder: Path) -> None:
-    """Run fairseq-preprocess in ``directory`` so that it writes ``total`` bytes or so into ``folder``.
+    """Runs fairseq-preprocess in ``directory``; it writes about ``total`` bytes into ``folder``.
 
-    The texts are named without folders, because fairseq cuts --testpref at commas, which folders may have.
+    The texts are named without folders, because fairseq splits --testpref at commas, which folders may have.
     """
     command = [*command, "--destdir", str(folder.resolve())]
     with tempfile.TemporaryFile() as output:
-        # Its processes are a group of their own, because each of them has to be ended with it.
+        # It runs in a process group of its own, so that all of its processes can be ended together.
         process = subprocess.Popen(
             command, cwd=directory, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -153,14 +153,14 @@ def _run(command: list[str], directory: Path, total: int, folder: Path) -> None:
 def _bytes_written(folder: Path) -> int:
     size = 0
     for path in folder.glob("*.bin"):
-        # fairseq removes a worker's part when it has copied it.
+        # fairseq removes a worker's part once it has copied it.
         with suppress(FileNotFoundError):
             size += path.stat().st_size
     return size
 
 
 def _failure(output: str, status: int) -> Exception:
-    """The exception for what fairseq-preprocess printed before it ended with ``status``."""
+    """Returns the exception for what fairseq-preprocess printed before it ended with ``status``."""
     if match := re.search(r"OSError: \[Errno (\d+)\] (.*)", output):
         return OSError(int(match[1]), match[2])
     last = output.strip().rpartition("\n")[2]

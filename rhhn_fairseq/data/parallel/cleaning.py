@@ -1,4 +1,4 @@
-"""Which pairs of sentences are fit to train on, and why the others are not."""
+"""Selects the sentence pairs to train on, with a reason for every pair that is dropped."""
 
 import re
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from rhhn_fairseq.data.parallel.lines import RawPair
 from rhhn_fairseq.errors import UsageError
 
 REASONS = ("encoding", "empty", "length", "ratio", "duplicate")
-"""Why a pair is dropped, in the order in which it is looked for: the first that applies is counted."""
+"""Why a pair is dropped, in the order of the checks; the first reason that applies is counted."""
 
 RATIO_MARGIN = 10
-"""Characters added to both lengths before they are compared, so that a word or two more do not decide."""
+"""Characters added to both lengths before they are compared, so that one or two words make no difference."""
 
-# Control characters other than white space, U+FFFD where a decoder met something broken, and U+0080 to
+# Control characters other than white space, U+FFFD, which decoders write for invalid bytes, and U+0080 to
 # U+009F, which in running text are the remains of one-byte encodings.
 _DAMAGE = re.compile("[\\x00-\\x08\\x0e-\\x1f\\x7f-\\x9f\\ufffd]")
 
@@ -36,9 +36,9 @@ class CleaningConfig:
 
 
 def clean(pair: RawPair, config: CleaningConfig) -> tuple[str, str] | str:
-    """The two sentences with single spaces between words, or the reason to drop the pair.
+    """Returns the two sentences with single spaces between words, or the reason to drop the pair.
 
-    Whether the pair is a duplicate is not known here.
+    Duplicates are not detected here.
     """
     if None in pair:
         return "length"

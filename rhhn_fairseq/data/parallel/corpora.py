@@ -10,7 +10,7 @@ from rhhn_fairseq.data.common.sources import find_in_directory, user_file
 from rhhn_fairseq.data.parallel.lines import Pairs, TextPairs
 from rhhn_fairseq.errors import UsageError
 
-# fairseq reads the languages out of names such as train.en-fr.en.bin.
+# fairseq parses the languages from names such as train.en-fr.en.bin.
 _LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -18,8 +18,8 @@ _LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 class Corpus:
     """What to prepare.
 
-    train: cleaned, one after the other. valid: one after the other. tests: a set each.
-    options: what, besides files, decides the text; recorded in the manifest.
+    train: cleaned and concatenated. valid: concatenated. tests: one test set each.
+    options: what determines the text besides files; recorded in the manifest.
     known_files: size and SHA-256 of files that were read already, so that they are not read again.
     """
 
@@ -45,13 +45,13 @@ class Corpus:
         return self.source_lang, self.target_lang
 
     def evaluation_sets(self) -> dict[str, tuple[Pairs, ...]]:
-        """By fairseq's names of the subsets: valid, test, test1, ..."""
+        """Returns the sets by fairseq's names of the subsets: valid, test, test1, ..."""
         tests = {f"test{number or ''}": (pairs,) for number, pairs in enumerate(self.tests)}
         return {"valid": self.valid, **tests}
 
 
 def files(paths: dict[str, Sequence[Path] | None], source_lang: str, target_lang: str) -> Corpus:
-    """The user's own files.
+    """Returns the user's own files.
 
     paths: for each of train_src, train_tgt, valid_src, ... its files. The n-th source file and the
         n-th target file of a split belong together; every pair of test files is a test set.
@@ -77,7 +77,7 @@ def files(paths: dict[str, Sequence[Path] | None], source_lang: str, target_lang
 
 
 def multi30k(from_dir: Path) -> Corpus:
-    """Image captions, English to French, with the Flickr test sets of 2016 and 2017."""
+    """Returns image captions, English to French, with the Flickr test sets of 2016 and 2017."""
 
     def pairs(stem: str) -> tuple[Pairs, ...]:
         texts = tuple(find_in_directory(from_dir, f"{stem}.{language}") for language in ("en", "fr"))
@@ -91,5 +91,5 @@ def multi30k(from_dir: Path) -> Corpus:
 MULTI30K_CLEANING = {"max_ratio": 4.0}
 MULTI30K_PIECES = {"vocab_size": 8000, "character_coverage": 1.0}
 
-# Small, and figures one by one to be copied.
+# Small, with one piece per digit, so that figures can be copied.
 SYNTHETIC_PIECES = {"vocab_size": 600, "model_type": "bpe", "character_coverage": 1.0, "split_digits": True}

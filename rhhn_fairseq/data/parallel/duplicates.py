@@ -14,7 +14,7 @@ _BLOCK = 1 << 20
 
 
 def mark_duplicates(keys: Path, marks: Path) -> int:
-    """Write a byte for each key: 1 if the same key came before, else 0; the number of ones.
+    """Writes a byte for each key: 1 if the same key came before, else 0; returns the number of ones.
 
     The keys are divided into ranges, and each pass over the file compares the keys of one range.
     """
@@ -40,7 +40,7 @@ def mark_duplicates(keys: Path, marks: Path) -> int:
 
 
 def _keys_in_range(keys: Path, index: int, ranges: int) -> tuple[np.ndarray, np.ndarray]:
-    """The keys in one range, [K] uint64, and their positions in the file, [K] int64."""
+    """Returns the keys in one range, [K] uint64, and their positions in the file, [K] int64."""
     values, positions = [], []
     start = 0
     with keys.open("rb") as file:

@@ -1,6 +1,6 @@
-"""The third stage: every sentence cut into pieces, as fairseq-preprocess reads them, and the dictionary.
+"""The third stage: cuts every sentence into pieces, as fairseq-preprocess reads them; writes the dictionary.
 
-In the encoded text a space separates the pieces; what the model cannot spell is ``<unk>``, which is
+In the encoded text a space separates the pieces; what the model cannot spell becomes ``<unk>``, which is
 fairseq's name for it too. Empty lines stay empty.
 """
 
@@ -31,13 +31,13 @@ _SPECIAL = 3
 
 
 def encode_texts(texts: dict[str, dict[str, Path]], pieces: Path, folder: Path, workers: int) -> dict:
-    """Encode all subsets into SUBSET.LANG in ``folder``, and write dict.txt.
+    """Encodes all subsets into SUBSET.LANG in ``folder``, and writes dict.txt.
 
     texts: for each subset and language the file with its sentences. pieces: the model's folder.
     workers: processes that encode at the same time; the result does not depend on it.
 
-    Returns, for each subset and language, the number of lines, tokens (an end of sentence each included)
-    and unknown tokens.
+    Returns, for each subset and language, the number of lines, tokens (including one end of sentence per
+    line) and unknown tokens.
     """
     processor = load_pieces(pieces)
     counts = np.zeros(processor.vocab_size(), dtype=np.int64)
@@ -76,14 +76,14 @@ def _encode_file(encode_blocks, path: Path, encoded: Path, vocabulary: int) -> d
 
 
 class _Encoder:
-    """The model of a process, and its pieces as bytes."""
+    """The sentencepiece model of a process, and its pieces as bytes."""
 
     def __init__(self, pieces: Path):
         self.processor = load_pieces(pieces)
         self.pieces = [self.processor.id_to_piece(i).encode() for i in range(self.processor.vocab_size())]
 
     def encode(self, block: list[bytes]) -> tuple[bytes, np.ndarray, int, int]:
-        """The encoded lines, how often each piece occurs [V], and the block's lines and bytes."""
+        """Returns the encoded lines, how often each piece occurs [V], and the block's lines and bytes."""
         sentences = [line.decode("utf-8").removesuffix("\n") for line in block]
         indices = self.processor.encode(sentences, num_threads=1)
         text = b"".join([b" ".join([self.pieces[i] for i in sentence]) + b"\n" for sentence in indices])
@@ -101,7 +101,7 @@ def _start_worker(pieces: Path) -> None:
     # workers what to do.
     signal(SIGINT, SIG_IGN)
     signal(SIGTERM, SIG_IGN)
-    # An executor's processes wait for work for ever if the one that started them is killed.
+    # An executor's processes wait for work forever if the one that started them is killed.
     threading.Thread(target=_leave_with, args=(parent_process(),), daemon=True).start()
     _encoder = _Encoder(pieces)
 
@@ -117,7 +117,7 @@ def _encode_in_worker(block: list[bytes]):
 
 @contextmanager
 def _pool(pieces: Path, workers: int):
-    """A function from an iterator of blocks to an iterator of encoded blocks in the same order."""
+    """Yields a function from an iterator of blocks to an iterator of encoded blocks in the same order."""
     if workers == 1:
         encoder = _Encoder(pieces)
         yield lambda blocks: map(encoder.encode, blocks)

@@ -1,4 +1,4 @@
-"""Which sentencepiece model a prepared directory was cut with."""
+"""Identifies the sentencepiece model that a prepared directory was encoded with."""
 
 import re
 from pathlib import Path
@@ -8,10 +8,10 @@ from rhhn_fairseq.errors import UsageError
 
 
 def pieces_sha256(data_dir: str | Path) -> str | None:
-    """SHA-256 of the pieces' model, 64 hexadecimal digits; None if the directory does not record it.
+    """Returns the SHA-256 of the pieces' model, 64 hexadecimal digits; None if it is not recorded.
 
     Raises:
-        UsageError: there is a manifest, but it cannot be read or its entry is no SHA-256.
+        UsageError: there is a manifest, but it cannot be read or its entry is not a SHA-256.
     """
     path = Path(data_dir) / MANIFEST_NAME
     manifest = load_manifest(data_dir)

@@ -1,7 +1,7 @@
 r"""Lines of text in two languages, read side by side in memory that does not grow.
 
 A line ends with ``\n`` or ``\r\n`` and nowhere else: what other programs take for line ends (U+2028, a
-lone ``\r``, a form feed) occurs inside sentences of web text, and the two sides must not part there.
+lone ``\r``, a form feed) occurs inside sentences of web text, where a split would misalign the two sides.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,27 +24,27 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class Text(Protocol):
     """Text in one language.
 
-    name: how messages call it. path: the file that holds it, packed or not, as it is stored.
+    name: its name in messages. path: the file that holds it, packed or not, as it is stored.
     """
 
     name: str
     path: Path
 
     def chunks(self) -> Iterator[bytes]:
-        """The unpacked bytes in chunks. Raises UsageError if they cannot be read."""
+        """Yields the unpacked bytes in chunks. Raises UsageError if they cannot be read."""
 
 
 class Pairs(Protocol):
     """Text in two languages.
 
-    name: how the report calls it. texts: where it comes from, if it comes from files.
+    name: its name in the report. texts: where it comes from, if it comes from files.
     """
 
     name: str
     texts: tuple[Text, ...]
 
     def read(self) -> Iterator[RawPair]:
-        """The pairs of lines in order. Raises UsageError if the text cannot be read."""
+        """Yields the pairs of lines in order. Raises UsageError if the text cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TextPairs:
     texts: tuple[Text, Text]
 
     def read(self) -> Iterator[RawPair]:
-        """The pairs of lines in order.
+        """Yields the pairs of lines in order.
 
         Raises UsageError, with both numbers of lines, if one text has more of them than the other.
         """
@@ -75,9 +75,9 @@ _AT_END = object()
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
-    """The lines of a text, without their ends and without a byte order mark before the first.
+    """Yields the lines of a text, without their ends and without a byte order mark before the first.
 
-    None stands for a line longer than ``LONGEST_LINE``, of which no more than that is ever held.
+    None stands for a line longer than ``LONGEST_LINE``; the rest of such a line is skipped.
     """
     text = _lines(chunks)
     for first in text:
@@ -96,7 +96,7 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
                 yield None if len(line) > LONGEST_LINE else line.removesuffix(b"\r")
             too_long = False
         if len(rest) > LONGEST_LINE:
-            # Not at its end, which may never come.
+            # Reported now and not at the line's end, which may never come.
             if not too_long:
                 yield None
             rest, too_long = b"", True

@@ -57,7 +57,7 @@ class PiecesConfig:
 
 
 def train_pieces(texts: list[Path], pairs: int, config: PiecesConfig, folder: Path) -> dict:
-    """Learn the pieces and write pieces.model and pieces.vocab into ``folder``.
+    """Learns the pieces and writes pieces.model and pieces.vocab into ``folder``.
 
     texts: the training text of the two languages, ``pairs`` lines each.
 
@@ -95,7 +95,7 @@ def train_pieces(texts: list[Path], pairs: int, config: PiecesConfig, folder: Pa
 
 
 def _call_in_thread(function: Callable, **options) -> None:
-    """Calls a function of C++ in a thread, so that Ctrl-C and SIGTERM are heard before it returns."""
+    """Calls a C++ function in a thread, so that Ctrl-C and SIGTERM are handled before it returns."""
     raised = []
 
     def call():
@@ -112,12 +112,12 @@ def _call_in_thread(function: Callable, **options) -> None:
 
 
 def load_pieces(folder: Path) -> sentencepiece.SentencePieceProcessor:
-    """The sentencepiece model in a folder."""
+    """Loads the sentencepiece model in a folder."""
     return sentencepiece.SentencePieceProcessor(model_proto=(folder / MODEL_NAME).read_bytes())
 
 
 def _sample(texts: list[Path], pairs: int, take: int) -> Iterator[str]:
-    """``take`` of the pairs, at even distances, source and target in turn."""
+    """Yields ``take`` of the pairs, at even distances, source and target in turn."""
     source, target = texts
     with source.open("rb") as source_file, target.open("rb") as target_file:
         both = zip(source_file, target_file, strict=True)
@@ -127,7 +127,7 @@ def _sample(texts: list[Path], pairs: int, take: int) -> Iterator[str]:
 
 
 def _reason(message: str, config: PiecesConfig, learn: Callable[[int], bytes]) -> str:
-    """What sentencepiece's message means for --vocab-size."""
+    """Returns what sentencepiece's message means for --vocab-size."""
     option = f"--vocab-size {config.vocab_size}"
     if match := _TOO_LARGE.search(message):
         if size := _possible_size(int(match[1]), learn):
@@ -144,9 +144,9 @@ def _reason(message: str, config: PiecesConfig, learn: Callable[[int], bytes]) -
 
 
 def _possible_size(named: int, learn: Callable[[int], bytes]) -> int | None:
-    """The size that sentencepiece names, or if that is not possible either, a smaller one that is.
+    """Returns the size that sentencepiece names, or if that is not possible either, a smaller one that is.
 
-    It names as many pieces as it was left with, but on its way to a smaller number it may lose more.
+    It names the number of pieces that it was left with, but may lose more on its way to a smaller number.
     """
     while True:
         try:

@@ -1,8 +1,8 @@
-"""From parallel text to the directory that translation is trained on, stage by stage.
+"""Prepares parallel text for the training of translation models, stage by stage.
 
-texts: clean the training text; pieces: learn the joint sentencepiece model; encode: cut every sentence
+texts: clean the training text; pieces: learn the joint sentencepiece model; encoded: cut every sentence
 into pieces; binary: fairseq-preprocess. The stages are in a hidden directory beside the destination, which
-takes their results when all are done, in one step.
+receives their results in one step when all are done.
 """
 
 import os
@@ -40,10 +40,10 @@ def prepare(
     force: bool = False,
     say: Callable[[str], None] = print,
 ) -> tuple[dict, bool]:
-    """Prepare ``corpus`` in the directory ``dest``; its manifest, and whether it was there already.
+    """Prepares ``corpus`` in the directory ``dest``; returns its manifest, and whether it was there already.
 
     workers: processes that encode and binarise. force: replace what an earlier run left at ``dest``, and
-    begin at the first stage. say: is told about each stage.
+    begin at the first stage. say: called with a message about each stage.
 
     Raises UsageError for input that is unreadable or does not fit together, for a full disk, and for a
     ``dest`` that holds something else.
@@ -80,7 +80,7 @@ def prepare(
 
 
 def report(manifest: dict) -> str:
-    """Two tables: what became of the training pairs, and what each subset holds."""
+    """Returns two tables: what became of the training pairs, and what each subset holds."""
     columns = ("read", "kept", *REASONS)
     width = max(13, *(len(counts["name"]) for counts in manifest["cleaning"]))
     lines = [f"{'training text':<{width}}" + "".join(f"{column:>12}" for column in columns)]
@@ -107,7 +107,7 @@ def _build(
     request: dict,
     stages: Stages,
 ) -> dict:
-    """Run the stages and put what the destination shall have into the last one's folder; the manifest."""
+    """Runs the stages and collects the destination's files in the last one's folder; returns the manifest."""
     languages = corpus.languages
     texts = stages.run(
         TEXTS,
@@ -154,7 +154,7 @@ def _build(
 
 
 def _splits(texts: dict, counts: dict) -> dict:
-    """For each subset its name and, by language, its sentences, tokens, unknown tokens and empty lines."""
+    """Returns each subset's name and, by language, its sentences, tokens, unknown tokens and empty lines."""
     splits = {}
     for subset, languages in counts.items():
         evaluation = texts["evaluation"].get(subset)
@@ -170,7 +170,7 @@ def _splits(texts: dict, counts: dict) -> dict:
 
 
 def _gather(stages: Stages) -> dict[str, dict]:
-    """Copy the small files of earlier stages next to the binary ones; size and SHA-256 of all files."""
+    """Copies the small files of earlier stages to the binary ones; returns size and SHA-256 of all files."""
     files = dict(stages.files(BINARY))
     folder = stages.folder(BINARY)
     (folder / RAW).mkdir(exist_ok=True)
@@ -183,7 +183,7 @@ def _gather(stages: Stages) -> dict[str, dict]:
 
 
 def _inputs(corpus: Corpus) -> list[dict]:
-    """Name, size and SHA-256 of the files behind each text; an archive with several texts is read once."""
+    """Returns name, size and SHA-256 of each text's file; an archive with several texts is read once."""
     checksums = dict(corpus.known_files)
     inputs = []
     for split, groups in (("train", corpus.train), *corpus.evaluation_sets().items()):
@@ -206,11 +206,11 @@ def _inputs(corpus: Corpus) -> list[dict]:
 
 
 def most_workers() -> int:
-    """More processes than some for each processor only wait for each other, and use up the memory."""
+    """Returns the limit of ``workers``: more processes only wait for each other, and use up the memory."""
     return max(16, 4 * (os.cpu_count() or 1))
 
 
 def versions() -> dict[str, str]:
-    """The versions of the packages that decide the result; "none" for a package that is not installed."""
+    """Returns the versions of the packages that determine the result; "none" if one is not installed."""
     packages = {name: installed_version(distribution) for name, distribution in _PACKAGES.items()}
     return {"python": platform.python_version()} | packages

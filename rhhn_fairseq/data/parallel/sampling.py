@@ -1,7 +1,7 @@
 """Draws other segmentations of a sentence into pieces: subword regularisation (Kudo 2018, section 3.2).
 
-Of the ``nbest`` likeliest segmentations x of a sentence one is drawn, with probability proportional to
-P(x)^alpha, where the unigram model of the pieces gives P.
+One of the ``nbest`` most likely segmentations x of a sentence is drawn, with probability proportional to
+P(x)^alpha, where P is the probability under the unigram model of the pieces.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from rhhn_fairseq.data.parallel.pieces import MODEL_NAME, load_pieces
 from rhhn_fairseq.errors import UsageError
 
 MOST_SEGMENTATIONS = 512
-"""sentencepiece gives no more of a sentence."""
+"""The most segmentations of a sentence that sentencepiece returns."""
 
 
 class SegmentationSampler:
@@ -25,7 +25,7 @@ class SegmentationSampler:
         data_dir: a prepared directory, with the model of its pieces.
         dictionary: fairseq's, which has every piece.
         alpha: above 0; the smaller, the more evenly the segmentations are drawn.
-        nbest: how many of the likeliest may be drawn.
+        nbest: how many of the most likely ones may be drawn.
 
     Raises:
         UsageError: the directory has no such model, or one without probabilities.
@@ -41,14 +41,14 @@ class SegmentationSampler:
         self.pieces[self.entries[ordinary]] = np.flatnonzero(ordinary)
 
     def draw(self, entries: Tensor, rng: np.random.Generator) -> Tensor:
-        """A segmentation of the text of some entries.
+        """Draws a segmentation of the text of some entries.
 
         Args:
-            entries: dictionary indices [length]. Those at either end that are no pieces, such as the end of
-                the sentence, stay.
+            entries: dictionary indices [length]. Those at either end that are not pieces, such as the end of
+                the sentence, are kept.
 
         Returns:
-            other entries of the same text; the same ones where the text has a character without a piece.
+            new entries for the same text; ``entries`` itself if the text has a character without a piece.
         """
         pieces = self.pieces[entries.numpy()]
         inner = np.flatnonzero(pieces >= 0)
@@ -57,7 +57,7 @@ class SegmentationSampler:
         text = self.processor.decode(pieces[inner].tolist())
         segmentations = self.processor.nbest_encode_as_ids(text, self.nbest)
         log_weights = [self.alpha * self.log_probabilities[each].sum() for each in segmentations]
-        # With Gumbel noise, the largest of these is drawn with the probabilities above.
+        # With Gumbel noise added, each is the largest with the probability above.
         drawn = segmentations[int(np.argmax(log_weights + rng.gumbel(size=len(log_weights))))]
         new = torch.from_numpy(self.entries[drawn]).to(entries.dtype)
         return torch.cat((entries[: inner[0]], new, entries[inner[-1] + 1 :]))

@@ -1,9 +1,9 @@
-"""Work in stages, each done once: an interrupted run resumes at its first unfinished stage.
+"""Runs work in stages, each once: an interrupted run resumes at its first unfinished stage.
 
-A stage fills a folder. When it is done, NAME.json beside the folder records what was asked for, the
-SHA-256 of every file, and the result. A later run that asks for the same takes the record's word for it
-after comparing the files; every record holds the checksum of the one before, so whatever changes is done
-again with all that follows from it.
+A stage fills a folder. When it is done, NAME.json beside the folder records the request, the size and
+SHA-256 of every file, and the result. A later run with the same request compares the files and reuses
+the result. Every record holds the checksum of the one before, so a stage that changed is run again with
+all that follow.
 """
 
 import fcntl
@@ -30,18 +30,18 @@ class Stages:
         self._before = None
 
     def folder(self, name: str) -> Path:
-        """Where the files of a finished stage are."""
+        """Returns the folder with the files of a finished stage."""
         return self.directory / name
 
     def files(self, name: str) -> dict[str, dict]:
-        """Size and SHA-256 of the files of a finished stage, by their paths in its folder."""
+        """Returns size and SHA-256 of the files of a finished stage, by their paths in its folder."""
         return json.loads(self._record_path(name).read_text(encoding="utf-8"))["files"]
 
     def run(self, name: str, request: dict, make: Callable[[Path], dict]) -> dict:
-        """Let ``make`` fill an empty folder, unless a former run did; returns the result of ``make``.
+        """Lets ``make`` fill an empty folder, unless an earlier run did; returns the result of ``make``.
 
-        request: all that decides the result besides the stages before; ``make``'s result and this must
-            be equal to what JSON makes of them.
+        request: all that determines the result besides the stages before. It and ``make``'s result must
+            survive a round trip through JSON unchanged.
         """
         request = {**request, "before": self._before}
         record = self._finished(name, request)
@@ -58,7 +58,7 @@ class Stages:
         return record["result"]
 
     def discard(self) -> None:
-        """Forget all stages that were finished."""
+        """Forgets all finished stages."""
         for record in self.directory.glob("*.json"):
             record.unlink()
 
@@ -86,7 +86,7 @@ class Stages:
         return {"files": files, "result": result}
 
     def _finished(self, name: str, request: dict) -> dict | None:
-        """The record of the stage, if it was done as ``request`` says and its files are as they were."""
+        """Returns the record of the stage if it was done with this request and its files are unchanged."""
         try:
             record = json.loads(self._record_path(name).read_text(encoding="utf-8"))
             same = record["request"] == request and all(
@@ -100,9 +100,9 @@ class Stages:
 
 @contextmanager
 def stages_in(directory: Path, say: Callable[[str], None]) -> Iterator[Stages]:
-    """The stages in ``directory``, which is removed at the end unless a finished stage is in it.
+    """Yields the stages in ``directory``, which is removed at the end unless a finished stage is in it.
 
-    Raises UsageError where the file system refuses, and if another process is at work there.
+    Raises UsageError if the file system refuses, and if another process is at work there.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,12 @@
-"""Sentences about numbers, measures, dates, times and money in English and French, for want of a corpus.
+"""Synthetic sentences about numbers, measures, dates, times and money in English and French.
 
 The words come from num2words, dates, times and amounts in figures from Babel's locale data (en_US, fr_FR).
-Every English sentence has one French translation, and holds all that the translation says: times of twelve
-hours have AM or PM, weekdays and four-digit years stand in both languages or in neither, and whatever a
-French number agrees with is masculine.
+Every English sentence has one French translation and contains all of its information: times of twelve
+hours have AM or PM, weekdays and four-digit years occur in both languages or in neither, and every noun
+that a French number agrees with is masculine.
 
 A kind of sentence is a template with slots. Its sentences are numbered; a permutation drawn from the seed
-puts them in order, and the kinds take turns, each as long as its sentences last. So no sentence comes
+puts them in order, and the kinds take turns, each until its sentences are used up. So no sentence occurs
 twice, and subsets that are different stretches of the sequence are disjoint, whatever their size.
 """
 
@@ -105,7 +105,7 @@ _GOODS = (
 )
 _PEOPLE = "Anna Paul Marie Louis Emma Victor Alice Hugo Clara Martin Sophie Thomas".split()
 _CURRENCIES = ("EUR", "USD", "GBP", "CAD")
-# In words; num2words takes the French pound for masculine.
+# In words; num2words treats the French pound as masculine.
 _SPOKEN_CURRENCIES = ("EUR", "USD")
 _STYLES = ("full", "long")
 _FIRST_DAY = datetime.date(1900, 1, 1)
@@ -116,7 +116,7 @@ Sentences = tuple[str, str]
 
 
 def count_in_words(number: int, thing: int, place: int) -> Sentences:
-    """A whole number from 2 on in words."""
+    """Returns a sentence with a whole number from 2 on in words."""
     english, french = (_spoken(number + 2, language) for language in ("en", "fr"))
     things, places = _THINGS[thing], _PLACES[place]
     return (
@@ -126,7 +126,7 @@ def count_in_words(number: int, thing: int, place: int) -> Sentences:
 
 
 def distance(tenths: int, origin: int, step: int) -> Sentences:
-    """A number with one decimal in figures."""
+    """Returns a sentence with a number of one decimal in figures."""
     kilometres = Decimal(tenths + 20) / 10
     english, french = (
         _plain(format_decimal(kilometres, format="#,##0.0", locale=locale)) for locale in ("en_US", "fr_FR")
@@ -139,7 +139,7 @@ def distance(tenths: int, origin: int, step: int) -> Sentences:
 
 
 def date(day: int, style: int, event: int, city: int) -> Sentences:
-    """A date with or without its weekday."""
+    """Returns a sentence with a date, with or without its weekday."""
     when = _FIRST_DAY + datetime.timedelta(days=day)
     english, french = (_plain(format_date(when, _STYLES[style], locale)) for locale in ("en_US", "fr_FR"))
     events, cities = _EVENTS[event], _CITIES[city]
@@ -150,7 +150,7 @@ def date(day: int, style: int, event: int, city: int) -> Sentences:
 
 
 def departure(minute: int, weekday: int, vehicle: int, city: int) -> Sentences:
-    """A time of the day: twelve hours with AM or PM, and twenty-four hours; and a weekday."""
+    """Returns a sentence with a weekday and a time: twelve hours with AM or PM, and twenty-four hours."""
     time = datetime.time(*divmod(minute, 60))
     english, french = (
         (get_day_names("wide", locale=locale)[weekday], _plain(format_time(time, "short", locale=locale)))
@@ -164,7 +164,7 @@ def departure(minute: int, weekday: int, vehicle: int, city: int) -> Sentences:
 
 
 def price(cents: int, currency: int, good: int) -> Sentences:
-    """An amount of money in figures."""
+    """Returns a sentence with an amount of money in figures."""
     amount = Decimal(cents + 100) / 100
     english, french = (
         _plain(format_currency(amount, _CURRENCIES[currency], locale=locale)) for locale in ("en_US", "fr_FR")
@@ -174,7 +174,7 @@ def price(cents: int, currency: int, good: int) -> Sentences:
 
 
 def payment(cents: int, currency: int, person: int, good: int) -> Sentences:
-    """An amount of money in words."""
+    """Returns a sentence with an amount of money in words."""
     amount = Decimal(cents + 200) / 100
     english, french = (
         num2words(amount, lang=language, to="currency", currency=_SPOKEN_CURRENCIES[currency])
@@ -193,7 +193,7 @@ def _spoken(number: int, language: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text with ordinary spaces for the narrow and unbreakable ones of the locales."""
+    """Returns the text with ordinary spaces in place of the locales' narrow and non-breaking ones."""
     return " ".join(text.split())
 
 
@@ -210,7 +210,7 @@ class Kind:
         return math.prod(self.slots)
 
     def sentences(self, number: int) -> Sentences:
-        """Sentence ``number`` in English and French."""
+        """Returns sentence ``number`` in English and French."""
         values = []
         for slot in self.slots:
             number, value = divmod(number, slot)
@@ -233,7 +233,7 @@ CAPACITY = sum(kind.size for kind in KINDS)
 
 @dataclass(frozen=True)
 class SyntheticPairs:
-    """Stretch [start, stop) of the sequence that belongs to a seed."""
+    """The stretch [start, stop) of a seed's sequence of sentences."""
 
     name: str
     seed: int
@@ -242,7 +242,7 @@ class SyntheticPairs:
     texts: tuple = ()
 
     def read(self) -> Iterator[tuple[bytes, bytes]]:
-        """The sentences of the stretch as UTF-8."""
+        """Yields the sentences of the stretch as UTF-8."""
         orders = {kind: _permutation(kind, self.seed) for kind in KINDS}
         for kind, rank in islice(_turns(), self.start, self.stop):
             english, french = kind.sentences(orders[kind](rank))
@@ -250,7 +250,7 @@ class SyntheticPairs:
 
 
 def _turns() -> Iterator[tuple[Kind, int]]:
-    """The kinds in turn, each with 0, 1, 2, ... until its sentences are used up."""
+    """Yields the kinds in turn, each with 0, 1, 2, ... until its sentences are used up."""
     for rank in count():
         kinds = [kind for kind in KINDS if rank < kind.size]
         if not kinds:
@@ -260,10 +260,10 @@ def _turns() -> Iterator[tuple[Kind, int]]:
 
 
 def _permutation(kind: Kind, seed: int) -> Callable[[int], int]:
-    """A permutation of the numbers below the kind's size, drawn from the seed.
+    """Returns a permutation of the numbers below the kind's size, drawn from the seed.
 
     Flipping bits, multiplying by an odd number and mixing upper bits into lower ones each permute the
-    numbers of so many bits; where that leads beyond the size, it is done again.
+    numbers of this many bits; a result beyond the size is permuted again.
     """
     draw = random.Random(f"{kind.write.__name__} {seed}")
     bits = kind.size.bit_length()
@@ -281,7 +281,7 @@ def _permutation(kind: Kind, seed: int) -> Callable[[int], int]:
 
 
 def synthetic(pairs: int, seed: int) -> Corpus:
-    """``pairs`` sentences to train on, and ``EVALUATION_PAIRS`` each to validate and to test."""
+    """Returns ``pairs`` sentences to train on, and ``EVALUATION_PAIRS`` each to validate and to test."""
     most = CAPACITY - 2 * EVALUATION_PAIRS
     if not 1 <= pairs <= most:
         raise UsageError(
@@ -296,6 +296,6 @@ def synthetic(pairs: int, seed: int) -> Corpus:
         )
     )
     options = {"pairs": pairs, "seed": seed}
-    # Other versions may write numbers and dates otherwise.
+    # Other versions may write numbers and dates differently.
     options |= {package: metadata.version(package) for package in ("num2words", "Babel")}
     return Corpus("synthetic", "en", "fr", (train,), (valid,), (test,), options)

@@ -1,7 +1,7 @@
-"""The first stage: training text cleaned, validation and test text as it is.
+"""The first stage: cleans training text, and copies validation and test text as it is.
 
-The folder then holds train.LANG, and valid.LANG, test.LANG, test1.LANG, ... in raw/: UTF-8, one sentence a
-line, every line ended by a newline.
+The folder then holds train.LANG, and valid.LANG, test.LANG, test1.LANG, ... in raw/: UTF-8, one sentence
+per line, every line ended by a newline.
 """
 
 from collections import Counter
@@ -25,11 +25,11 @@ _BLOCK = 1 << 16
 
 
 def write_texts(corpus: Corpus, config: CleaningConfig, folder: Path) -> dict:
-    """Write the texts of all subsets into ``folder``.
+    """Writes the texts of all subsets into ``folder``.
 
     Returns:
-        cleaning: for each training text its name and, by reason, how many pairs were read, dropped and
-            kept. evaluation: for each other subset its number of sentences and of empty lines.
+        cleaning: for each training text its name and how many pairs were read, kept and, by reason,
+            dropped. evaluation: for each other subset its number of sentences and of empty lines.
 
     Raises:
         UsageError: the two sides have different numbers of lines, no training pair is left, or
@@ -60,7 +60,7 @@ def _clean_training(corpus: Corpus, config: CleaningConfig, folder: Path) -> lis
     if config.keep_duplicates:
         counters = [_write_clean(pairs, config, final, None) for pairs in corpus.train]
     else:
-        # Which pairs came before is known when all are read.
+        # Duplicates are known only when all pairs are read.
         candidates = [folder / f"candidates.{language}" for language in corpus.languages]
         keys, marks = folder / "keys", folder / "marks"
         counters = [_write_clean(pairs, config, candidates, keys) for pairs in corpus.train]
@@ -75,7 +75,7 @@ def _clean_training(corpus: Corpus, config: CleaningConfig, folder: Path) -> lis
 
 
 def _write_clean(pairs: Pairs, config: CleaningConfig, texts: list[Path], keys: Path | None) -> Counter:
-    """Append the clean pairs to ``texts`` and a key of each to ``keys``; the counts, by reason."""
+    """Appends the clean pairs to ``texts`` and a key of each to ``keys``; returns the counts by reason."""
     counter = Counter()
     with ExitStack() as stack:
         source_file, target_file = (stack.enter_context(path.open("ab")) for path in texts)
@@ -95,7 +95,7 @@ def _write_clean(pairs: Pairs, config: CleaningConfig, texts: list[Path], keys: 
 
 
 def _count_marked(marks: Path, counters: list[Counter]) -> None:
-    """Add to each training text's counts the duplicates among its candidates."""
+    """Adds to each training text's counts the duplicates among its candidates."""
     with marks.open("rb") as file:
         for counter in counters:
             remaining = counter["candidates"]
@@ -121,7 +121,7 @@ def _summary(name: str, counter: Counter) -> dict:
 
 
 def _copy_evaluation(name: str, sources: tuple[Pairs, ...], languages: tuple[str, str], folder: Path) -> dict:
-    """Copy the texts of one subset line by line; nothing is cleaned, so the lines stay those given."""
+    """Copies the texts of one subset line by line, without cleaning them."""
     empty = [0, 0]
     count = 0
     with ExitStack() as stack:
@@ -142,7 +142,7 @@ def _copy_evaluation(name: str, sources: tuple[Pairs, ...], languages: tuple[str
 
 
 def _checked(pairs: Pairs) -> Iterator[tuple[bytes, bytes]]:
-    """The pairs as they are. Raises UsageError, naming file and line, for one that is no text."""
+    """Yields the pairs as they are. Raises UsageError, naming file and line, for one that is not text."""
     for number, lines in enumerate(pairs.read(), start=1):
         for side, line in enumerate(lines):
             if problem := _problem(line):

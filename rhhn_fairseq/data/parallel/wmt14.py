@@ -1,4 +1,4 @@
-"""WMT 2014, English to French: five public corpora to train on, newstest2012 and 2013, newstest2014."""
+"""WMT 2014, English to French: five corpora to train on, newstest2012 and 2013 to validate, 2014 to test."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,14 +78,14 @@ _DEV_MEMBERS = (
 
 
 def wmt14(corpora: Sequence[str], from_dir: Path | None, download_dir: Path, verify: bool) -> Corpus:
-    """The corpus with the training archives named in ``corpora``.
+    """Returns the corpus with the training archives named in ``corpora``.
 
     from_dir: where the archives are; without it they are downloaded to ``download_dir``.
-    verify: compare the archives with published checksums; where none is published, with the checksum
+    verify: compare the archives with published checksums; if none is published, with the checksum
         that was recorded beside the archive when it was first downloaded.
 
     Raises UsageError for an unknown or repeated name, and for an archive that is missing, cannot be
-    downloaded or is another than it should be.
+    downloaded or does not match its checksum.
     """
     if unknown := sorted(set(corpora).difference(TRAINING)):
         raise UsageError(f"--parts {unknown[0]}: choose from {', '.join(TRAINING)}")
@@ -128,7 +128,7 @@ class _Shelf:
         self._verify = verify
 
     def fetch(self, archive: Archive) -> Path:
-        """The path of an archive, downloaded if need be, and compared with its checksum."""
+        """Returns the path of an archive, downloaded if needed, and compared with its checksum."""
         if self._from_dir is None:
             path = download(SERVER + archive.path, self._download_dir)
         else:

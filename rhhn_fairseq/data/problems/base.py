@@ -6,17 +6,17 @@ Shapes: N examples, T steps, C numbers a step.
 import numpy as np
 
 Codes = tuple[np.ndarray, ...]
-"""Examples in the smallest form that holds them, arrays [N, ...] of equal N."""
+"""Examples in a compact form, arrays [N, ...] of equal N."""
 
 
 class Problem:
     """A supervised problem on sequences of one length; subclasses set the attributes.
 
     Attributes:
-        name: what it is called in messages.
+        name: its name in messages.
         steps: T, how many steps an example has.
         input_size: C, how many numbers are read at a step.
-        classes: how many answers there are to choose from; 0 where the answer is a number.
+        classes: how many answers there are to choose from; 0 if the answer is a number.
         per_step: whether there is an answer at every step, or one after the last.
         counted: bool [T], true at the steps whose answers count for the accuracy; None for all. The loss is
             over all steps.
@@ -35,7 +35,7 @@ class Problem:
         return self.classes or 1
 
     def render(self, codes: Codes) -> tuple[np.ndarray, np.ndarray]:
-        """Examples as a network reads them.
+        """Renders examples as a network reads them.
 
         Returns:
             inputs, float32 [N, T, C]; and targets: classes, int64 [N, T] or [N], or numbers, float32 [N].
@@ -44,10 +44,10 @@ class Problem:
 
 
 class GeneratedProblem(Problem):
-    """A problem whose examples are drawn at random, as many as one likes."""
+    """A problem whose examples are drawn at random, in any number."""
 
     def draw(self, rng: np.random.Generator, N: int) -> Codes:
-        """N examples."""
+        """Draws N examples."""
         raise NotImplementedError(f"{type(self).__name__} has no draw")
 
 

@@ -1,8 +1,8 @@
-"""How a problem's examples become batches: fresh ones, a fixed set in a drawn order, or in its own order.
+"""Makes batches of a problem's examples: fresh ones, or a fixed set in a random order or its own.
 
-Batches of different epochs are numbered through: batch ``b`` of epoch ``e`` is number ``e * len + b``. What
-is in it follows from the seed and these two alone, so a run that goes on from a checkpoint reads what it
-would have read, and W workers read what one worker reads in W batches.
+Batches are numbered across epochs: batch ``b`` of epoch ``e`` is number ``e * len + b``. Its content
+depends on the seed and these two numbers alone, so a run resumed from a checkpoint reads what it would
+have read, and W workers read what one worker reads in W batches.
 
 Shapes: B examples in a batch, N in a set, T steps, C numbers a step.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from rhhn_fairseq.data.problems.base import Codes, GeneratedProblem, Problem
 
-# What random numbers are for. Seeds begin with one of these, so that no two uses share any.
+# The uses of random numbers. Seeds begin with one of these, so that no two uses share any numbers.
 FRESH, TRAINING_SET, ORDER, VALID_SET, TEST_SET = range(5)
 
 
@@ -22,7 +22,7 @@ class ProblemBatch:
     """One batch.
 
     Attributes:
-        inputs: float32 [B, T, C]. targets: as ``Problem.render`` gives them. number: b, in its epoch.
+        inputs: float32 [B, T, C]. targets: as ``Problem.render`` returns them. number: b, in its epoch.
     """
 
     inputs: np.ndarray
@@ -31,7 +31,7 @@ class ProblemBatch:
 
 
 class FreshBatches:
-    """Examples that were never seen before, drawn from (seed, e, b).
+    """Batches of examples that were never seen before, drawn from (seed, e, b).
 
     Args:
         problem: draws them. B: examples in a batch. count: batches in an epoch. seed: of the draws.
@@ -51,11 +51,11 @@ class FreshBatches:
 
 
 class StoredBatches:
-    """A fixed set of examples, each once an epoch; the last batch may be smaller.
+    """Batches of a fixed set of examples, each once per epoch; the last batch may be smaller.
 
     Args:
         problem: renders them. codes: the examples. B: examples in a batch.
-        seed: the order of epoch e is drawn from (seed, e); None for the order they have.
+        seed: the order of epoch e is drawn from (seed, e); None keeps their own order.
     """
 
     def __init__(self, problem: Problem, codes: Codes, B: int, seed: int | None = None):
@@ -76,10 +76,10 @@ class StoredBatches:
 
 
 def training_set(problem: GeneratedProblem, N: int, seed: int) -> Codes:
-    """A fixed set of N training examples, drawn from the run's seed."""
+    """Draws a fixed set of N training examples from the run's seed."""
     return problem.draw(np.random.default_rng([TRAINING_SET, seed]), N)
 
 
 def evaluation_set(problem: GeneratedProblem, split: str, N: int) -> Codes:
-    """N examples of ``valid`` or ``test``: the same in every run, independent of its seed."""
+    """Draws N examples of ``valid`` or ``test``: the same in every run, independent of its seed."""
     return problem.draw(np.random.default_rng([{"valid": VALID_SET, "test": TEST_SET}[split]]), N)

@@ -12,11 +12,11 @@ COPYING_INPUTS = ("scalar", "one_hot")
 
 
 class Copying(GeneratedProblem):
-    """Ten symbols are read, and to be repeated after a delay.
+    """The copying problem: read ten symbols and repeat them after a delay.
 
     An example has ``delay`` + 20 steps. Inputs: ten symbols drawn from eight, delay - 1 blanks, a delimiter,
-    ten blanks. Answers: delay + 10 blanks, then the ten symbols. Only these last ten answers count for the
-    accuracy; one eighth of them is right by chance.
+    ten blanks. Answers: delay + 10 blanks, then the ten symbols. Only the last ten answers count for the
+    accuracy; guessing gets one eighth of them right.
 
     Kanuparthi et al. 2019 (arXiv 1810.03023) and their code, after Hochreiter and Schmidhuber 1997 and
     Arjovsky et al. 2016. As in the code, the blank is 0, symbols are 1 to 8, the delimiter is 9, the inputs
@@ -47,7 +47,7 @@ class Copying(GeneratedProblem):
         self.counted = np.arange(self.steps) >= delay + self.symbols
 
     def draw(self, rng: np.random.Generator, N: int) -> Codes:
-        """The ten symbols of N examples, uint8 [N, 10]."""
+        """Draws the ten symbols of N examples, uint8 [N, 10]."""
         return (rng.integers(1, self.classes, (N, self.symbols), dtype=np.uint8),)
 
     def render(self, codes: Codes) -> tuple[np.ndarray, np.ndarray]:
@@ -65,7 +65,7 @@ class Copying(GeneratedProblem):
 
 
 class Adding(GeneratedProblem):
-    """The sum of the two marked numbers of a sequence, asked for after its end.
+    """The adding problem: give the sum of the two marked numbers of a sequence after its end.
 
     Inputs at a step: a number drawn from [0, 1), and a mark, which is 1 at one step of the first half and one
     of the second, else 0. Always answering 1 has a mean squared error of 1/6, the variance of the sum.
@@ -77,7 +77,7 @@ class Adding(GeneratedProblem):
         steps: T, at least 2.
 
     Raises:
-        UsageError: the sequence has no two halves.
+        UsageError: the sequence has fewer than two steps.
     """
 
     name = "adding"
@@ -91,7 +91,7 @@ class Adding(GeneratedProblem):
         self.steps = steps
 
     def draw(self, rng: np.random.Generator, N: int) -> Codes:
-        """Numbers, float32 [N, T], and the marked steps, int64 [N, 2]."""
+        """Draws numbers, float32 [N, T], and the marked steps, int64 [N, 2]."""
         half = self.steps // 2
         first, second = rng.integers(0, half, N), rng.integers(half, self.steps, N)
         return rng.random((N, self.steps), dtype=np.float32), np.stack([first, second], axis=1)
@@ -106,17 +106,17 @@ class Adding(GeneratedProblem):
 
 
 class TemporalXor(GeneratedProblem):
-    """Bits of which every third is the exclusive or of the two before it; the next bit is to be predicted.
+    """The temporal XOR problem: predict the next bit, where every third is the XOR of the two before it.
 
-    Two thirds of the answers cannot be known. The third that can count for the accuracy, half of which is
-    right by chance. The loss is over all steps, as in Elman 1990 (Finding structure in time), who read one
+    Two thirds of the answers cannot be predicted. Only the others count for the accuracy; guessing gets half
+    of them right. The loss is over all steps, as in Elman 1990 (Finding structure in time), who read one
     sequence of 3,000 bits where this draws many short ones, and did not tell the network where one begins.
 
     Args:
         bits: bits of a sequence; a network reads all but the last.
 
     Raises:
-        UsageError: not one bit can be known.
+        UsageError: there are too few bits for one to be predictable.
     """
 
     name = "xor"
@@ -131,7 +131,7 @@ class TemporalXor(GeneratedProblem):
         self.counted = np.arange(1, bits) % 3 == 2
 
     def draw(self, rng: np.random.Generator, N: int) -> Codes:
-        """Bits, uint8 [N, bits]."""
+        """Draws bits, uint8 [N, bits]."""
         bits = rng.integers(0, 2, (N, self.steps + 1), dtype=np.uint8)
         third = bits[:, 2::3]
         third[:] = bits[:, 0::3][:, : third.shape[1]] ^ bits[:, 1::3][:, : third.shape[1]]

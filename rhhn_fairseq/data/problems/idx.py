@@ -21,7 +21,7 @@ LARGEST = 1 << 31
 
 
 def read_idx(path: str | Path, dimensions: int) -> np.ndarray:
-    """The array of an IDX file of unsigned bytes, plain, .gz or .zip.
+    """Reads the array of an IDX file of unsigned bytes, plain, .gz or .zip.
 
     Args:
         path: the file. dimensions: how many it must have, ``IMAGES`` or ``LABELS``.
@@ -63,10 +63,10 @@ def read_idx(path: str | Path, dimensions: int) -> np.ndarray:
 
 
 def read_labelled_images(images: str | Path, labels: str | Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images, uint8 [N, rows, columns], and their classes, uint8 [N].
+    """Reads images, uint8 [N, rows, columns], and their classes, uint8 [N].
 
     Raises:
-        UsageError: as ``read_idx``, or there are not as many labels as images.
+        UsageError: as ``read_idx``, or the numbers of images and labels differ.
     """
     pixels, classes = read_idx(images, IMAGES), read_idx(labels, LABELS)
     if len(pixels) != len(classes):

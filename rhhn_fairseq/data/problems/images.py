@@ -13,7 +13,7 @@ from rhhn_fairseq.data.problems.mnist import CLASSES, MnistSplit, load_mnist
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 
-# Eight, one and one tenth of the 1,797 images of digits, dealt in an order drawn once for all.
+# Eight tenths, one tenth and one tenth of the 1,797 images of digits, dealt in one fixed random order.
 DIGITS_SIZES = (1437, 180, 180)
 DIGITS_ORDER_SEED = 1797
 DIGITS_BRIGHTEST = 16
@@ -21,13 +21,13 @@ MNIST_BRIGHTEST = 255
 
 
 class PixelSequences(StoredProblem):
-    """Images as sequences of grey values in [0, 1], row by row, and one of ten classes for each.
+    """Images as sequences of grey values in [0, 1], row by row, with one of ten classes each.
 
     Args:
         name: what it is called. splits: for each split pixels uint8 [N, rows, columns] and classes uint8 [N].
-        brightest: the pixels' value that becomes 1.
-        permutation_seed: the pixels are read in an order drawn from it, the same for all images; None for
-            row by row.
+        brightest: the pixel value that becomes 1.
+        permutation_seed: seed of the order in which pixels are read, the same for all images; None for row
+            by row.
 
     Raises:
         UsageError: the seed is below 0.
@@ -57,7 +57,7 @@ class PixelSequences(StoredProblem):
 
 
 def digits(name: str, permutation_seed: int | None = None) -> PixelSequences:
-    """The 8 x 8 digits that come with scikit-learn: no file and no network is needed.
+    """Returns the 8 x 8 digits that come with scikit-learn; needs no file and no network.
 
     UCI's test set of handwritten digits, 1,797 images (Alpaydin and Kaynak 1998), 64 pixels of 0 to 16.
 
@@ -65,7 +65,7 @@ def digits(name: str, permutation_seed: int | None = None) -> PixelSequences:
         UsageError: scikit-learn is not installed.
     """
     with needed_for(f"--problem {name} needs"):
-        # Takes a second, so only those who read the digits wait for it.
+        # The import takes a second, so only users of the digits wait for it.
         from sklearn.datasets import load_digits
     digits = load_digits()
     images, labels = digits.images.astype(np.uint8), digits.target.astype(np.uint8)
@@ -82,12 +82,12 @@ def mnist(
     split: str,
     permutation_seed: int | None = None,
 ) -> PixelSequences:
-    """MNIST, 784 pixels (Le et al. 2015, arXiv 1504.00941, who also permuted them).
+    """Returns MNIST, 784 pixels (Le et al. 2015, arXiv 1504.00941, who also permuted them).
 
     Args: see ``load_mnist`` and ``MnistSplit.parse``.
 
     Raises:
-        UsageError: a file is missing, damaged or too short, or the split means nothing.
+        UsageError: a file is missing, damaged or too short, or the split is invalid.
     """
     splits = load_mnist(directory, download_dir, MnistSplit.parse(split))
     return PixelSequences(name, splits, MNIST_BRIGHTEST, permutation_seed)

@@ -1,4 +1,4 @@
-"""MNIST: where its four files are found, and how its images are dealt to training, validation and test."""
+"""MNIST: finds its four files, and deals its images to training, validation and test."""
 
 import fcntl
 import hashlib
@@ -29,17 +29,17 @@ CLASSES = 10
 STANDARD_SPLIT = "50000/10000/10000"
 T10K_SPLIT = "t10k:8000/1000/1000"
 
-# Of the order in which the images of the t10k file are dealt.
+# Seed of the order in which the images of the t10k file are dealt.
 T10K_ORDER_SEED = 10_000
 
 
 @dataclass(frozen=True)
 class MnistSplit:
-    """How many images each split has, and of which file.
+    """How many images each split has, and from which file.
 
     Attributes:
         text: as it was given. sizes: images of train, valid and test.
-        only_t10k: all come from the file of 10,000 test images, in an order drawn once for all, because its
+        only_t10k: all come from the file of 10,000 test images, in one fixed random order, because its
             first half is easier than its second (http://yann.lecun.com/exdb/mnist/). Otherwise train is the
             beginning of the training file, valid its end, and test the beginning of the test file.
     """
@@ -60,7 +60,7 @@ class MnistSplit:
 
 
 def load_mnist(directory: str | Path | None, download_dir: Path, split: MnistSplit):
-    """The images of each split.
+    """Loads the images of each split.
 
     Args:
         directory: holds the files, plain or .gz; None to download them.
@@ -101,7 +101,7 @@ def load_mnist(directory: str | Path | None, download_dir: Path, split: MnistSpl
 
 
 def _read(prefix: str, directory, download_dir):
-    """Images and labels of the ``train`` or the ``t10k`` files."""
+    """Reads images and labels of the ``train`` or the ``t10k`` files."""
     names = f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
     if directory is None:
         paths = [_downloaded(name, Path(download_dir)) for name in names]
@@ -116,7 +116,7 @@ def _read(prefix: str, directory, download_dir):
 
 
 def _existing_path(name: str, directory: Path) -> Path:
-    # Some copies have a dot in the place of the second hyphen.
+    # Some copies have a dot in place of the second hyphen.
     for variant in (name, name.replace("-idx", ".idx")):
         for suffix in ("", ".gz"):
             path = directory / (variant + suffix)
@@ -158,13 +158,13 @@ def _verify(path: Path, md5: str) -> None:
 
 @contextmanager
 def _one_process(directory: Path):
-    """Lets the workers of one machine in one after the other, so that only the first downloads."""
+    """Admits the workers of one machine one after the other, so that only the first downloads."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = open(directory / ".lock", "w")  # noqa: SIM115 - closed below
     except OSError as error:
         raise UsageError(f"{directory}: cannot be written ({error.strerror})") from error
-    # Closing the file, or the end of the process, gives the lock back.
+    # Closing the file, or the end of the process, releases the lock.
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

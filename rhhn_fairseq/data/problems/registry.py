@@ -1,4 +1,4 @@
-"""The problems by name, and which options each of them has."""
+"""The problems by name, and their options."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Entry:
     """How a problem is built.
 
     Attributes:
-        build: makes it from its name and the values of its options. options: their defaults.
+        build: builds it from its name and the values of its options. options: their defaults.
     """
 
     build: Callable[..., Problem]
@@ -78,9 +78,9 @@ def build_problem(name: str, given: dict) -> Problem:
 
 
 def blank_problem(name: str) -> Problem:
-    """The problem of that name with its default options and, where it has images, black ones.
+    """Returns the problem of that name with its default options and, if it has images, black ones.
 
-    What a model's sizes follow from, without reading a file.
+    It determines a model's sizes without reading a file.
     """
     if PROBLEMS[name].build not in (digits, _mnist):
         return build_problem(name, {})

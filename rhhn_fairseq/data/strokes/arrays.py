@@ -1,7 +1,7 @@
-"""NumPy's files without NumPy's trust in them.
+"""Reads NumPy's files without trusting them.
 
-``numpy.load`` unpickles lists of arrays, and a pickle can run any program. Even one that may name nothing but
-NumPy's own functions can build arrays over addresses of its choice. So nothing here is unpickled, and only
+``numpy.load`` unpickles lists of arrays, and a pickle can run any program. Even a pickle that may name only
+NumPy's own functions can build arrays over arbitrary addresses. So nothing here is unpickled, and only
 plain numbers and texts are read, after their type, shape and length are checked.
 """
 
@@ -30,7 +30,7 @@ _SHAPE = re.compile(rb"'shape': *\(((?:[0-9]{1,18}L? *, *)*(?:[0-9]{1,18}L? *)?)
 
 
 def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of a .npz file by name, or that of a .npy file under the name "".
+    """Returns the arrays of a .npz file by name, or that of a .npy file under the name "".
 
     Returns:
         Read-only arrays of numbers or texts. A list of arrays, as sketch-rnn's files have it, is an array
@@ -69,7 +69,7 @@ def _read_archive(file: BinaryIO, path: str) -> dict[str, np.ndarray]:
 
 
 def _parse(content: bytes, name: str) -> np.ndarray:
-    """The array that the bytes of a .npy file hold."""
+    """Returns the array that the bytes of a .npy file hold."""
     try:
         return parse_npy(content)
     except ValueError as error:
@@ -78,10 +78,10 @@ def _parse(content: bytes, name: str) -> np.ndarray:
 
 
 def parse_npy(content: bytes) -> np.ndarray:
-    """As ``read_arrays``, from the bytes of a .npy file; ValueError says why that cannot be.
+    """Like ``read_arrays``, from the bytes of a .npy file; ValueError says why that is not possible.
 
-    The header is matched and not evaluated: Python's parser, which ``numpy.load`` calls, can be crashed by
-    what is nested deeply enough.
+    The header is matched and not evaluated: deeply nested text can crash Python's parser, which
+    ``numpy.load`` calls.
     """
     major = content[6] if content.startswith(_MAGIC) and len(content) > 12 else 0
     if major not in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""Arrays of plain numbers and texts over bytes, with every length checked."""
+"""Builds arrays of plain numbers and texts over bytes, with every length checked."""
 
 import math
 
@@ -15,11 +15,11 @@ NUMBERS = {
 
 
 def plain_dtype(order: str, kind: str, size: str) -> np.dtype:
-    """The dtype of numbers or texts; ValueError for any other.
+    """Returns the dtype of numbers or texts; ValueError for any other.
 
     Args:
-        order: of the bytes, "<", ">", "|", "=" or "". kind: as ``numpy.dtype.kind`` has it. size: the digits
-            behind it.
+        order: of the bytes, "<", ">", "|", "=" or "". kind: as in ``numpy.dtype.kind``. size: the digits
+            after it.
     """
     if kind in "SU":
         if not 0 < int(size or 0) <= LONGEST_TEXT:
@@ -30,7 +30,7 @@ def plain_dtype(order: str, kind: str, size: str) -> np.dtype:
 
 
 def array_over(data: bytes, dtype: np.dtype, shape: tuple[int, ...], fortran: bool = False) -> np.ndarray:
-    """A read-only array of numbers or texts over bytes; ValueError unless they fit exactly."""
+    """Returns a read-only array of numbers or texts over bytes; ValueError unless they fit exactly."""
     if len(shape) > MOST_DIMENSIONS:
         raise ValueError(f"{len(shape)} dimensions, which no line of handwriting has")
     # NumPy multiplies modulo 2**64.
@@ -38,7 +38,7 @@ def array_over(data: bytes, dtype: np.dtype, shape: tuple[int, ...], fortran: bo
     if len(data) != expected:
         raise ValueError(f"an array of {dtype} and shape {shape} has {expected:,} bytes, not {len(data):,}")
     if dtype.kind == "U":
-        # Making text of other numbers than characters have is an error, too late to say where they stood.
+        # Fails here for invalid code points; NumPy would fail too late to say where they are.
         data.decode("utf-32-be" if dtype.str.startswith(">") else "utf-32-le")
     flat = np.frombuffer(data, dtype=dtype) if data else np.zeros(0, dtype=dtype)
     return flat.reshape(shape, order="F" if fortran else "C")

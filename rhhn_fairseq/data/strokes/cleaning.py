@@ -10,7 +10,7 @@ from rhhn_fairseq.errors import UsageError
 OUTLIERS = ("none", "drop", "clip")
 SCALES = ("none", "step", "height")
 REASONS = ("short", "long", "flat")
-"""Why a line is dropped, in the order in which it is looked for."""
+"""Why a line is dropped, in the order of the checks."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class CleaningConfig:
 
 
 def clean(line: Line, config: CleaningConfig) -> tuple[np.ndarray | str, int]:
-    """The points to store, or the reason to drop the line; and how many steps were outliers."""
+    """Returns the points to store, or the reason to drop the line; and how many steps were outliers."""
     points, outliers = line.points, 0
     if config.outliers != "none":
         points, outliers = _limit_steps(points, config)
@@ -81,7 +81,7 @@ def _limit_steps(points: np.ndarray, config: CleaningConfig) -> tuple[np.ndarray
     if config.outliers == "clip":
         points[long, :2] *= (limit / lengths[long])[:, None]
         return points, int(long.sum())
-    # A stroke that ended in a point that goes now ends in the last one that stays.
+    # A stroke whose last point is dropped ends at the last point that is kept.
     kept = np.flatnonzero(~long)
     last_kept = np.searchsorted(kept, np.flatnonzero(long & (points[:, 2] > 0))) - 1
     points[kept[last_kept], 2] = 1
@@ -89,7 +89,7 @@ def _limit_steps(points: np.ndarray, config: CleaningConfig) -> tuple[np.ndarray
 
 
 def _median_step(points: np.ndarray) -> float:
-    """The median length of the steps other than zero; 0 if all are zero."""
+    """Returns the median length of the steps other than zero; 0 if all are zero."""
     lengths = np.hypot(points[1:, 0], points[1:, 1])
     lengths = lengths[lengths > 0]
     return float(np.median(lengths)) if lengths.size else 0.0

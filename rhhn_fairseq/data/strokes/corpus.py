@@ -13,7 +13,7 @@ class Loaded:
     Attributes:
         splits: the lines by the name of their split: train, valid, perhaps valid1, perhaps test.
         inputs: for each file or folder that was read its name, size in bytes and SHA-256.
-        notes: what the reader should know, as counts by a few words.
+        notes: what users should know, as counts by a short description.
     """
 
     splits: dict[str, list[Line]]
@@ -27,7 +27,7 @@ class StrokeCorpus:
 
     Attributes:
         name: which kind it is. variant: the corpus in words.
-        options: what, besides the input and the cleaning, decides the result; recorded in the manifest.
+        options: what determines the result besides the input and the cleaning; recorded in the manifest.
         load: reads it all; raises UsageError for input that cannot be read.
     """
 

@@ -1,9 +1,9 @@
-"""Made-up handwriting: words in the Hershey stroke fonts, slanted, sized and jittered by a seed.
+"""Synthetic handwriting: words in the Hershey stroke fonts with random slant, size and jitter.
 
 Nothing is downloaded: the fonts (A. V. Hershey, US National Bureau of Standards, 1967) come with the package
 Hershey-Fonts. A line is one or a few words in one font. Its strokes are sheared, turned, scaled and stretched
-by numbers drawn once a line; then points are set along them at a pen's uneven distances, and a smooth random
-displacement moves them. Glyphs that touch, as in the script fonts, are written without lifting the pen.
+by numbers drawn once per line; then points are placed along them at a pen's uneven distances and moved by a
+smooth random displacement. Glyphs that touch, as in the script fonts, are written without lifting the pen.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from rhhn_fairseq.files import read_regular
 DISTRIBUTION = "Hershey-Fonts"
 FONTS = "futural,cursive,scripts"
 
-# The units of one font height, from descender to ascender; a drawing of this size has steps of a few units.
+# One font height, from descender to ascender, in units; a drawing of this size has steps of a few units.
 HEIGHT = 100.0
 
 # The most bytes of a file of words.
@@ -68,7 +68,7 @@ class HersheyConfig:
 
 
 def hershey(config: HersheyConfig, words_file: Path | None = None) -> StrokeCorpus:
-    """Words of ``words_file``, or frequent English ones, in Hershey fonts.
+    """Returns a corpus of words of ``words_file``, or frequent English ones, in Hershey fonts.
 
     Raises:
         UsageError: the fonts' package is missing, a font is unknown, or the words cannot be read.
@@ -143,7 +143,7 @@ def _line(config: HersheyConfig, fonts: dict, words: list[str], split: str, numb
 
 
 def _joined(strokes: list[np.ndarray]) -> list[np.ndarray]:
-    """The strokes, with those made one that begin where the one before ends; without empty ones."""
+    """Joins strokes that begin where the one before ends, and drops empty ones."""
     joined: list[np.ndarray] = []
     for stroke in strokes:
         if not len(stroke):
@@ -156,7 +156,7 @@ def _joined(strokes: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _form(config: HersheyConfig, rng: np.random.Generator) -> np.ndarray:
-    """The matrix [2, 2] from a font's coordinates (y upwards) to the line's (y downwards)."""
+    """Returns the matrix [2, 2] from a font's coordinates (y upwards) to the line's (y downwards)."""
     slant = np.tan(np.radians(np.clip(rng.normal(0, config.slant), -60, 60)))
     # A line is rarely level, and its letters are wider or narrower than the font's.
     turn = np.radians(rng.normal(0, config.slant / 8))
@@ -168,10 +168,10 @@ def _form(config: HersheyConfig, rng: np.random.Generator) -> np.ndarray:
 
 
 def _pen(config: HersheyConfig, stroke: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Points [n, 2] at uneven distances along a stroke, moved by smooth noise."""
+    """Returns points [n, 2] at uneven distances along a stroke, moved by smooth noise."""
     along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(stroke, axis=0).T))])
     count = max(1, round(along[-1] / (config.step * HEIGHT)))
-    # The pen's speed changes smoothly by a quarter of it.
+    # The pen's speed changes smoothly by about a quarter.
     speed = np.exp(0.25 * _smooth(rng, count))
     places = along[-1] * np.concatenate([[0.0], np.cumsum(speed)]) / speed.sum()
     # A dot is one point.
@@ -182,6 +182,6 @@ def _pen(config: HersheyConfig, stroke: np.ndarray, rng: np.random.Generator) ->
 
 
 def _smooth(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Random numbers [count] of variance 1 that change smoothly."""
+    """Returns random numbers [count] of variance 1 that change smoothly."""
     kernel = np.ones(SMOOTHING) / SMOOTHING**0.5
     return np.convolve(rng.normal(size=count + SMOOTHING - 1), kernel, mode="valid")

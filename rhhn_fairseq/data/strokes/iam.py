@@ -1,15 +1,14 @@
-"""IAM-OnDB: lines of English on a whiteboard by 221 writers (Liwicki and Bunke 2005), as its archives hold
-them.
+"""Reads IAM-OnDB, English lines on a whiteboard by 221 writers (Liwicki and Bunke 2005), from its archives.
 
-Read are, in a folder and the folders below it, plain or in the archives ``*.tar.gz``, ``*.tgz``, ``*.tar``
-and ``*.zip`` there:
+These files are read, in a folder and the folders below it, plain or in the archives ``*.tar.gz``, ``*.tgz``,
+``*.tar`` and ``*.zip`` there:
 
 - ``lineStrokes/a01/a01-000/a01-000u-01.xml``: the strokes of a line, ``<Point x= y= time=>`` in ``<Stroke>``;
 - ``ascii/a01/a01-000/a01-000u.txt``: after ``CSR:``, the text of each line of a form;
 - ``trainset.txt``, ``testset_v.txt``, ``testset_t.txt``, ``testset_f.txt`` of the benchmark task: which forms
   are in which set. No writer is in two of them.
 
-Archives with ``original`` or ``lineImages`` in their name are left alone.
+Archives with ``original`` or ``lineImages`` in their name are skipped.
 """
 
 import hashlib
@@ -50,10 +49,10 @@ _LEFT_ALONE = re.compile("original|lineimages", re.IGNORECASE)
 
 
 def iam(from_dir: Path, protocol: str = "task1") -> StrokeCorpus:
-    """The lines of IAM-OnDB in the splits that ``protocol`` names.
+    """Returns the lines of IAM-OnDB in the splits that ``protocol`` names.
 
     Raises:
-        UsageError: no such protocol.
+        UsageError: there is no such protocol.
     """
     if protocol not in PROTOCOLS:
         raise UsageError(f"--protocol {protocol}: choose from {', '.join(PROTOCOLS)}")
@@ -99,7 +98,7 @@ def _check_any_lines(from_dir: Path, strokes: dict, sets: dict) -> None:
 
 
 def _assign(strokes, texts, sets, protocol) -> tuple[dict[str, list[Line]], dict[str, int]]:
-    """The lines of each split, in the order of their names."""
+    """Returns the lines of each split, in the order of their names, and the notes."""
     by_form: dict[str, list[str]] = {}
     for name in sorted(strokes):
         by_form.setdefault(name.rpartition("-")[0], []).append(name)
@@ -132,10 +131,10 @@ def _assign(strokes, texts, sets, protocol) -> tuple[dict[str, list[Line]], dict
 
 
 def _points(content: bytes, place: str) -> np.ndarray:
-    """The points of a line's XML, y downwards as on the whiteboard."""
+    """Returns the points of a line's XML, y downwards as on the whiteboard."""
     try:
         root = ElementTree.fromstring(content)
-    # The last two are about encodings that Python does not know or the parser does not take.
+    # The last two come from encodings that Python does not know or the parser does not accept.
     except (ElementTree.ParseError, LookupError, ValueError) as error:
         raise UsageError(f"{place}: is not well-formed XML ({error})") from error
     strokes_element = root.find("StrokeSet")
@@ -153,7 +152,7 @@ def _points(content: bytes, place: str) -> np.ndarray:
 
 
 def _transcripts(content: bytes) -> list[str]:
-    """The texts of a form's lines, after the heading CSR: (corrected by hand, as OCR: is not)."""
+    """Returns the texts of a form's lines, after the heading CSR: (corrected by hand, as OCR: is not)."""
     text = content.decode("latin-1").replace("\r", "\n")
     # In some files a row of percent signs marks the end of a line.
     lines = [line.strip() for line in re.sub("%{5,}", "\n", text).split("\n")]
@@ -181,9 +180,9 @@ class _Digest:
 
 
 def _files(from_dir: Path) -> Iterator[tuple[str, bytes]]:
-    """Place and content of every file that is wanted, below a folder and then in its archives.
+    """Yields place and content of every file that is wanted, below a folder and then in its archives.
 
-    A file that comes twice, because an archive was unpacked beside itself, comes once.
+    A file that occurs twice, because an archive was unpacked beside itself, is yielded once.
     """
     if not from_dir.is_dir():
         kind = "is a file, not a directory" if from_dir.exists() else "no such directory"
@@ -216,7 +215,7 @@ def _members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, b
                     with archive.open(name) as file:
                         yield place, read_within(file, LARGEST, place)
         return
-    # From front to back, because every step backwards would unpack it from its start.
+    # Read from front to back, because every step backwards would unpack it from its start.
     with tarfile.open(path, "r|*") as archive:
         for entry in tar_files(archive):
             if wanted(PurePosixPath(entry.name).name):

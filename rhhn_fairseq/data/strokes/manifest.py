@@ -23,13 +23,13 @@ def is_stroke_file(name: str) -> bool:
 
 @dataclass(frozen=True)
 class StrokeManifest:
-    """What models need to know of prepared handwriting.
+    """What models need to know about prepared handwriting.
 
     Attributes:
         variant: the corpus in words. splits: the names of its splits.
         normalisation: of the training lines' offsets.
-        symbols: the characters of the training lines' texts in order, "" where none has a text.
-        points_per_symbol: training points for each character of their texts, 0 where none has a text.
+        symbols: the characters of the training lines' texts in order, "" if none has a text.
+        points_per_symbol: training points for each character of their texts, 0 if none has a text.
     """
 
     variant: str
@@ -40,7 +40,7 @@ class StrokeManifest:
 
     @classmethod
     def load(cls, data_dir: str | Path) -> "StrokeManifest":
-        """The manifest of a prepared directory; UsageError where there is none or it cannot be read."""
+        """Loads the manifest of a prepared directory; UsageError if there is none or it cannot be read."""
         manifest = STROKES.read(data_dir)
         if manifest is None:
             raise UsageError(
@@ -56,7 +56,7 @@ class StrokeManifest:
 
 
 def normalisation_of(manifest: dict) -> Normalisation:
-    """The normalisation that a manifest holds."""
+    """Returns the normalisation that a manifest holds."""
     statistics = manifest["statistics"]
     return Normalisation(tuple(statistics["mean"]), tuple(statistics["std"]))
 

@@ -1,7 +1,7 @@
-"""Offsets with mean 0 and standard deviation 1: what the networks read and predict.
+"""Normalises offsets to mean 0 and standard deviation 1, which the networks read and predict.
 
 A loss in nats depends on it: a density per normalised unit is std_x std_y times the density per unit of the
-corpus, so figures compare only where the normalisation is the same, and it is stored with data and models.
+corpus. So losses are comparable only under the same normalisation, which is stored with data and models.
 """
 
 from dataclasses import dataclass
@@ -31,15 +31,15 @@ class Normalisation:
 
     @classmethod
     def measure(cls, offsets: np.ndarray, kind: str) -> "Normalisation":
-        """The statistics of offsets [N, 2].
+        """Measures the statistics of offsets [N, 2].
 
         Args:
             kind: ``standard`` takes mean and standard deviation of dx and dy each (Graves 2013),
-                ``isotropic`` one standard deviation for both and no mean, so that shapes keep their
+                ``isotropic`` the root mean square of both together and no mean, so that shapes keep their
                 proportions, ``none`` changes nothing.
 
         Raises:
-            UsageError: the kind is unknown, or all offsets are the same.
+            UsageError: the kind is unknown, or the measured deviation of dx or dy is zero.
         """
         if kind not in KINDS:
             raise UsageError(f"--normalise {kind}: choose from {', '.join(KINDS)}")
@@ -48,7 +48,7 @@ class Normalisation:
             mean, std = offsets.mean(axis=0), offsets.std(axis=0)
         elif kind == "isotropic":
             std = np.full(2, np.sqrt(np.square(offsets).mean()))
-        # Relative to the offsets' size, what rounding leaves of a deviation of zero.
+        # Relative to the offsets' size, because rounding may leave a deviation slightly above zero.
         if std.min() <= 1e-9 * np.abs(offsets).max(initial=0):
             axis = "dx" if std[0] <= std[1] else "dy"
             raise UsageError(
@@ -58,27 +58,27 @@ class Normalisation:
         return cls(*(tuple(map(float, values.astype(np.float32))) for values in (mean, std)))
 
     def apply(self, points: np.ndarray) -> np.ndarray:
-        """Points [N, 3] with normalised offsets, float64; the first row's offset stays zero."""
+        """Returns points [N, 3] with normalised offsets, float64; the first row's offset stays zero."""
         points = np.array(points, dtype=np.float64)
         points[1:, :2] = (points[1:, :2] - self.mean) / self.std
         return points
 
     def invert(self, points: np.ndarray) -> np.ndarray:
-        """Points [N, 3] with offsets in the corpus's units, float64; the first row's offset is zero."""
+        """Returns points [N, 3] with offsets in the corpus's units, float64; the first row's stays zero."""
         points = np.array(points, dtype=np.float64)
         points[1:, :2] = points[1:, :2] * self.std + self.mean
         return points
 
     def to_bits(self) -> np.ndarray:
-        """The four numbers (mean, std) as int64 [4] of their float32 bits.
+        """Returns the four numbers (mean, std) as int64 [4] of their float32 bits.
 
         Half precision would round the numbers themselves, and averaging checkpoints leaves equal integers
-        of this size as they are.
+        of this size unchanged.
         """
         return np.array([*self.mean, *self.std], dtype=np.float32).view(np.int32).astype(np.int64)
 
     @classmethod
     def from_bits(cls, bits: np.ndarray) -> "Normalisation":
-        """What ``to_bits`` was made of."""
+        """Returns the normalisation that ``to_bits`` was called on."""
         numbers = np.asarray(bits).astype(np.int32).view(np.float32).tolist()
         return cls(tuple(numbers[:2]), tuple(numbers[2:]))

@@ -1,8 +1,8 @@
-"""Lists of arrays as NumPy pickles them, read without unpickling.
+"""Reads lists of arrays as NumPy pickles them, without unpickling.
 
-A pickle is a program for a small stack machine. The machine here keeps a call as a record of what would be
-called with which arguments; nothing is ever called. The records are then compared with the few forms that
-NumPy has written for arrays of numbers since Python 2, and the numbers taken from their bytes.
+A pickle is a program for a small stack machine. The machine here records each call, the function's name and
+its arguments; nothing is ever called. The records are then compared with the few forms that NumPy has
+written for arrays of numbers since Python 2, and the numbers are taken from their bytes.
 """
 
 import math
@@ -16,7 +16,7 @@ from rhhn_fairseq.data.strokes.buffers import MOST_DIMENSIONS, NUMBERS, array_ov
 # A million lines of handwriting take some 18 million.
 MOST_INSTRUCTIONS = 20_000_000
 
-# What NumPy names in a pickled array, by the last part of the module: it has moved between versions.
+# What NumPy names in a pickled array, by the last part of the module: the rest differs between versions.
 _FUNCTIONS = {
     ("multiarray", "_reconstruct"): "_reconstruct",
     ("numeric", "_frombuffer"): "_frombuffer",
@@ -47,15 +47,15 @@ class Call:
 
 
 def parse_object_array(content: bytes, shape: tuple[int, ...], limit: int) -> np.ndarray:
-    """The list of arrays in a pickle.
+    """Returns the list of arrays in a pickle.
 
     Args:
         shape: of the list, as the header of the file says. limit: the most bytes that the arrays may have
             together.
 
     Returns:
-        An array of objects, which are arrays of numbers. Where the pickle holds single numbers, as NumPy
-        makes them of arrays of one shape, they are an array of float64.
+        An array of objects, which are arrays of numbers. If the pickle holds single numbers, as NumPy
+        writes for arrays of equal shape, an array of float64.
 
     Raises:
         ValueError: the pickle is damaged or holds anything else.
@@ -99,7 +99,7 @@ def _list(elements: list, limit: int) -> np.ndarray:
 
 
 def _array(value) -> np.ndarray:
-    """The array of numbers that a call would make."""
+    """Returns the array of numbers that a call would make."""
     try:
         if isinstance(value, Call) and value.function == "_frombuffer":
             data, dtype, shape, order = value.arguments
@@ -152,7 +152,7 @@ def _bytes(value) -> bytes:
 
 
 def _dtype_fields(value) -> tuple[str, tuple]:
-    """The code of a dtype, such as i2, and its state: byte order and seven fields more."""
+    """Returns the code of a dtype, such as i2, and its state: byte order and seven other fields."""
     call = _call(value, "dtype")
     code, align, copy = call.arguments
     if not isinstance(code, str) or align not in (0, 1) or copy not in (0, 1):
@@ -168,7 +168,7 @@ def _is_object_dtype(value) -> bool:
 
 
 def _number_dtype(value) -> np.dtype:
-    """The dtype of plain numbers; its flags, fields and sizes must be those that every such dtype has."""
+    """Returns the dtype of plain numbers; its flags, fields and sizes must be those of every such dtype."""
     code, (version, order, *rest) = _dtype_fields(value)
     if (code[:1], code[1:]) not in NUMBERS:
         raise ValueError(f"elements of type {code[:20]}, which are not plain numbers")
@@ -187,11 +187,11 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def run(content: bytes):
-    """What a pickle of numbers, texts, bytes, tuples, lists and calls would make, with the calls not made.
+    """Returns what a pickle of numbers, texts, bytes, tuples, lists and calls would make, calling nothing.
 
     Raises:
         ValueError: it has another instruction, or names a function that no array needs.
-        IndexError, KeyError, TypeError: it takes from an empty stack, or what it takes does not fit.
+        IndexError, KeyError, TypeError: it pops from an empty stack, or a value is not of the right kind.
     """
     stack: list = []
     # The stacks that were put aside, one for each open mark.

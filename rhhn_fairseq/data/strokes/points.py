@@ -1,4 +1,4 @@
-"""Lines of handwriting as arrays of offsets, and back to strokes; see the package's docstring."""
+"""Converts lines of handwriting between strokes and arrays of offsets; see the package's docstring."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class Line:
     """One line of handwriting.
 
     Attributes:
-        name: what messages and the prepared directory call it.
+        name: its name in messages and in the prepared directory.
         points: float64 [N, 3], as the package's docstring says.
-        text: what is written, None where that is not known.
+        text: what is written, None if that is not known.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Line:
 
 
 def from_strokes(strokes: Sequence[np.ndarray], name: str) -> np.ndarray:
-    """The points [N, 3] of strokes, each an array [n, 2] of absolute coordinates, y downwards.
+    """Returns the points [N, 3] of strokes, each an array [n, 2] of absolute coordinates, y downwards.
 
     Strokes without a point are left out.
 
@@ -38,7 +38,7 @@ def from_strokes(strokes: Sequence[np.ndarray], name: str) -> np.ndarray:
         raise UsageError(f"{name}: has no points")
     places = np.concatenate(strokes)
     points = np.zeros((len(places), 3))
-    # A difference of finite numbers may overflow; it is looked at below.
+    # A difference of finite numbers may overflow; it is checked below.
     with np.errstate(over="ignore", invalid="ignore"):
         points[1:, :2] = np.diff(places, axis=0)
     points[np.cumsum([len(stroke) for stroke in strokes]) - 1, 2] = 1
@@ -46,16 +46,16 @@ def from_strokes(strokes: Sequence[np.ndarray], name: str) -> np.ndarray:
 
 
 def from_offsets(rows: np.ndarray, name: str, first_row: str = "drawn", y_up: bool = False) -> np.ndarray:
-    """The points [N, 3] of an array in the stroke-3 format, [n, 3] of (dx, dy, pen bit).
+    """Returns the points [N, 3] of an array in the stroke-3 format, [n, 3] of (dx, dy, pen bit).
 
     Args:
-        first_row: what a first row that is not zero says. ``drawn``: the pen was down at the origin and
+        first_row: what a first row that is not zero means. ``drawn``: the pen was down at the origin and
             draws to it, so the origin is one more point; ``moved``: the pen goes there before it touches.
             A first row (0, 0, any) is the first point in either case.
-        y_up: the array's y grows upwards.
+        y_up: whether the array's y grows upwards.
 
     Raises:
-        UsageError: the array has another shape, numbers that are not finite, or pen bits besides 0 and 1.
+        UsageError: the array has another shape, numbers that are not finite, or pen bits other than 0 and 1.
     """
     rows = np.asarray(rows)
     if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind not in "iufb":
@@ -75,23 +75,23 @@ def from_offsets(rows: np.ndarray, name: str, first_row: str = "drawn", y_up: bo
     if points[0, :2].any() and first_row == "drawn":
         points = np.concatenate([np.zeros((1, 3)), points])
     elif not points[0, :2].any() and len(points) > 1:
-        # Some write (0, 0, 1) there to say that nothing was drawn before.
+        # Some files have (0, 0, 1) there to say that nothing was drawn before.
         points[0, 2] = 0
     points[0, :2] = 0
     points[-1, 2] = 1
-    # Negating zero gives minus zero, which is harmless and ugly.
+    # Negating zero gives minus zero, which is harmless but ugly.
     return points + 0.0
 
 
 def to_strokes(points: np.ndarray) -> list[np.ndarray]:
-    """The strokes of points [N, 3], each an array [n, 2] of coordinates relative to the first point."""
+    """Returns the strokes of points [N, 3], arrays [n, 2] of coordinates relative to the first point."""
     places = np.cumsum(np.asarray(points, dtype=np.float64)[:, :2], axis=0)
     ends = np.flatnonzero(points[:, 2] > 0.5) + 1
     return [stroke for stroke in np.split(places, ends) if len(stroke)]
 
 
 def _checked(points: np.ndarray, name: str) -> np.ndarray:
-    """The same array; UsageError names the first row with a number that is NaN or infinite."""
+    """Returns the array; UsageError names the first row with a number that is NaN or infinite."""
     bad = ~np.isfinite(points).all(axis=1)
     if bad.any():
         row = int(bad.argmax())

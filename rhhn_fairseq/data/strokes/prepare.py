@@ -1,5 +1,4 @@
-"""From a corpus of handwriting to a prepared directory: cleaned, measured, and written whole or not at
-all."""
+"""Prepares a corpus of handwriting: cleans, measures and writes it, completely or not at all."""
 
 import dataclasses
 import platform
@@ -34,12 +33,12 @@ def prepare(
     statistics_of: str | Path | None = None,
     force: bool = False,
 ) -> tuple[dict, bool]:
-    """Prepares ``corpus`` in the directory ``dest``; its manifest, and whether it was there already.
+    """Prepares ``corpus`` in the directory ``dest``; returns its manifest, and whether it was there already.
 
     Args:
         cleaning: what is corrected and dropped.
         normalise: how offsets are normalised, see ``Normalisation.measure``; measured on the training lines.
-        statistics_of: a prepared directory whose statistics are taken instead, so that models and figures of
+        statistics_of: a prepared directory whose statistics are used instead, so that models and figures of
             the two can be compared.
         force: replace what an earlier run left at ``dest``.
 
@@ -73,7 +72,7 @@ def prepare(
 
 
 def report(manifest: dict) -> str:
-    """A table of the prepared and the dropped lines, and the name of the corpus."""
+    """Returns a table of the prepared and the dropped lines, and the name of the corpus."""
     lines = [f"{'split':<6} {'lines':>8} {'points':>11} {'with text':>9} {'dropped':>8} {'outliers':>8}"]
     for split, counts in manifest["splits"].items():
         dropped = sum(counts["dropped"].values())

@@ -1,8 +1,8 @@
-"""A split of prepared handwriting on disk, and reading it without loading it all.
+"""Writes splits of prepared handwriting, and reads them without loading them whole.
 
 ``SPLIT.points.npy`` holds the points of all lines one after the other, float32 [sum of N, 3], in the corpus's
-units; ``SPLIT.starts.npy`` where each begins, and the end, int64 [lines + 1]; ``SPLIT.jsonl`` a JSON object a
-line with its ``name`` and, where it is known, its ``text``.
+units; ``SPLIT.starts.npy`` where each begins, and the end, int64 [lines + 1]; ``SPLIT.jsonl`` one JSON object
+per line with its ``name`` and, if it is known, its ``text``.
 """
 
 import json
@@ -16,7 +16,7 @@ from rhhn_fairseq.errors import UsageError
 
 
 def write_split(directory: Path, split: str, lines: Sequence[Line]) -> None:
-    """Writes the three files of a split; at least one line."""
+    """Writes the three files of a split of at least one line."""
     points = np.concatenate([line.points for line in lines]).astype(np.float32)
     starts = np.concatenate([[0], np.cumsum([len(line.points) for line in lines])]).astype(np.int64)
     np.save(directory / f"{split}.points.npy", points)
@@ -28,11 +28,11 @@ def write_split(directory: Path, split: str, lines: Sequence[Line]) -> None:
 
 
 class StrokeSplit:
-    """The lines of a prepared split; their points stay on disk until they are asked for.
+    """The lines of a prepared split; their points stay on disk until they are read.
 
     Attributes:
         sizes: number of points of each line, int64 [lines].
-        names, texts: of each line; a text that is not known is "".
+        names, texts: of each line; an unknown text is "".
     """
 
     def __init__(self, directory: str | Path, split: str):
@@ -75,5 +75,5 @@ class StrokeSplit:
         return len(self.sizes)
 
     def points(self, index: int) -> np.ndarray:
-        """The points of a line, float32 [N, 3]."""
+        """Returns the points of a line, float32 [N, 3]."""
         return np.array(self._points[self._starts[index] : self._starts[index + 1]])

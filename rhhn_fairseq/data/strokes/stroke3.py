@@ -1,14 +1,14 @@
 """Handwriting and drawings as arrays in the stroke-3 format of sketch-rnn: (dx, dy, pen bit) a row.
 
-Read are
+It reads
 
 - ``.npz`` files with arrays ``train``, ``valid`` and perhaps ``test``, each a list of arrays [n, 3] (Ha and
   Eck 2017, arXiv 1704.03477);
 - ``.npy`` files with a list of such arrays, or with one such array;
 - folders of ``.npy`` files with one array each. The text of ``NAME-strokes.npy`` stands in
-  ``NAME-chars.npy``, that of another ``NAME.npy`` in ``NAME.txt``, where there is one.
+  ``NAME-chars.npy``, that of another ``NAME.npy`` in ``NAME.txt``, if there is one.
 
-What has no splits is cut at random, by percentages.
+Files without splits are split at random, by percentages.
 """
 
 import hashlib
@@ -32,10 +32,10 @@ CHARS_SUFFIX = "-chars.npy"
 def stroke3(
     paths: Sequence[Path], split: str = "90/5/5", first_row: str = "drawn", y_up: bool = False, seed: int = 1
 ) -> StrokeCorpus:
-    """Files or folders of arrays; see the module's docstring.
+    """Returns a corpus of files or folders of arrays; see the module's docstring.
 
     Args:
-        split: percentages for what has no splits. seed: of the order in which it is cut.
+        split: percentages for files without splits. seed: of their random order.
         first_row, y_up: see ``from_offsets``.
 
     Raises:
@@ -82,7 +82,7 @@ def _load(paths, split, first_row, y_up, seed) -> Loaded:
 
 
 def read_line(path: Path, first_row: str = "drawn", y_up: bool = False) -> Line:
-    """The line of a .npy file that holds one line, with its text if a neighbouring file has it.
+    """Reads the line of a .npy file that holds one line, with its text if a neighbouring file has it.
 
     Raises:
         UsageError: the file cannot be read, or holds no line or several.
@@ -104,7 +104,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _lines(array: np.ndarray, name: str, first_row: str, y_up: bool, text: str | None = None) -> list[Line]:
-    """The lines of one array: one [n, 3], a list of such, or a block [lines, n, 3]."""
+    """Returns the lines of one array: one [n, 3], a list of such, or a block [lines, n, 3]."""
     if array.dtype != object and array.ndim == 2:
         return [Line(name, from_offsets(array, name, first_row, y_up), text)]
     if array.ndim not in (1, 3) or (array.ndim == 1 and array.dtype != object):
@@ -119,7 +119,7 @@ def _lines(array: np.ndarray, name: str, first_row: str, y_up: bool, text: str |
 
 
 def _text(file: Path) -> str | None:
-    """The text of a file's line, if a neighbouring file has it."""
+    """Returns the text of a file's line, if a neighbouring file has it."""
     if file.name.endswith(STROKES_SUFFIX):
         chars = file.with_name(file.name.removesuffix(STROKES_SUFFIX) + CHARS_SUFFIX)
         if not chars.exists():
@@ -141,10 +141,10 @@ def _decoded(content: bytes, path: Path) -> str:
 
 
 def _cut(lines: list[Line], split: str, seed: int, splits: dict[str, list[Line]]) -> None:
-    """Deals the lines out to the splits by the percentages; no split but train gets more than its share."""
+    """Deals the lines out to the splits at random, by the percentages."""
     order = np.random.default_rng(seed).permutation(len(lines))
     first, second = parse_split(split)(len(lines))
-    # A percentage of a few lines would leave valid and test empty.
+    # The percentages of a few lines would leave valid and test empty.
     if len(lines) >= 3:
         second = min(second, len(lines) - 1)
         first = min(first, second - 1)

@@ -1,4 +1,4 @@
-"""Words to write where no text is given: frequent English ones, in which every letter occurs."""
+"""Words to write if none are given: frequent English ones, in which every letter occurs."""
 
 WORDS = """
 the of and to in is it that was for on are as with his they be at one have this from or had by word but what

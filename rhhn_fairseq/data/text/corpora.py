@@ -44,11 +44,11 @@ class Corpus:
     """What to prepare.
 
     variant: the corpus in words; the number of symbols is added to it.
-    options: what, besides the input, decides the result; recorded in the manifest.
-    cut: for a single input of all splits, from its size in bytes the offsets where valid and test
-        begin.
-    edit: what is done to the codes of a split, which come in chunks, before they are counted and encoded.
-    expected_symbols: symbols of each split, to within ``tolerance`` in a thousand.
+    options: what determines the result besides the input; recorded in the manifest.
+    cut: for a single input of all splits, returns the offsets where valid and test begin, given its
+        size in bytes.
+    edit: transforms the codes of a split, which come in chunks, before they are counted and encoded.
+    expected_symbols: symbols of each split, to within ``tolerance`` per thousand.
     expected_lines: lines of each split, exactly.
     errors: what happens to bytes that are not UTF-8, see ``read_codes``.
     """
@@ -74,14 +74,14 @@ _PTB_PUBLISHED = {
     "valid": Published(399_782, "aa0affc06ff7c36e977d7cd49e3839bf"),
     "test": Published(449_945, "8b80168b89c18661a38ef683c0dc3721"),
 }
-# The files are ASCII: a symbol a byte.
+# The files are ASCII: one symbol per byte.
 _PTB_RAW_SYMBOLS = {split: published.size for split, published in _PTB_PUBLISHED.items()}
 # The sizes above less the two outer spaces of each of the 42,068, 3,370 and 3,761 lines.
 _PTB_CHAR_SYMBOLS = {"train": 5_017_482, "valid": 393_042, "test": 442_423}
 
 
 def ptb(variant: str, from_dir: Path | None, download_dir: Path) -> Corpus:
-    """Penn Treebank as Mikolov distributes it.
+    """Returns the Penn Treebank as Mikolov distributes it.
 
     raw: the characters of the word-level files, outer spaces and newlines included (50 symbols).
     char: the same files without the outer spaces of each line. This is the text of Mikolov's ptb.char
@@ -138,7 +138,7 @@ _ENWIK8_PUBLISHED = Published(100_000_000, "a1fa5ffddb56f4953e226637dabbb36a")
 
 
 def enwik8(as_bytes: bool, from_dir: Path | None, download_dir: Path) -> Corpus:
-    """The first 100 million bytes of a Wikipedia dump, cut 90/5/5 million."""
+    """Returns the first 100 million bytes of a Wikipedia dump, cut 90/5/5 million."""
     source = (
         find_in_directory(from_dir, "enwik8") if from_dir else FileSource(download(_ENWIK8_URL, download_dir))
     )
@@ -157,7 +157,7 @@ _TEXT8_PUBLISHED = Published(100_000_000, "3bea1919949baf155f99411df5fada7e")
 
 
 def text8(from_dir: Path) -> Corpus:
-    """100 million lower-case letters and spaces of Wikipedia, cut 90/5/5 million (Mikolov et al. 2012)."""
+    """Returns 100 million letters and spaces of Wikipedia, cut 90/5/5 million (Mikolov et al. 2012)."""
     return Corpus(
         "text8",
         "text8, 90/5/5 split",
@@ -177,7 +177,7 @@ _WIKITEXT_LINES = {"train": 1_801_350, "valid": 3_760, "test": 4_358}
 
 
 def wikitext103(variant: str, as_bytes: bool, from_dir: Path) -> Corpus:
-    """WikiText-103 (Merity et al. 2016), in the splits that it comes with.
+    """Returns WikiText-103 (Merity et al. 2016), in the splits that it comes with.
 
     raw: the files of wikitext-103-raw-v1.zip. tokens: those of wikitext-103-v1.zip.
     """
@@ -193,7 +193,7 @@ def wikitext103(variant: str, as_bytes: bool, from_dir: Path) -> Corpus:
 
 
 def text_files(files: dict[str, Sequence[Path] | None], as_bytes: bool, errors: str = "strict") -> Corpus:
-    """The user's own files, those of each split concatenated in the order given."""
+    """Returns the user's own files, those of each split concatenated in the order given."""
     missing = [f"--{split}" for split in SPLITS if not files[split]]
     if missing:
         raise UsageError(
@@ -212,12 +212,12 @@ def text_files(files: dict[str, Sequence[Path] | None], as_bytes: bool, errors: 
 
 
 def _replaced(errors: str) -> dict:
-    """What the manifest says of ``errors``: nothing of the default, so that earlier manifests agree."""
+    """Returns the manifest's entry for ``errors``: none for the default, so that earlier manifests agree."""
     return {} if errors == "strict" else {"errors": errors}
 
 
 def text_split(path: Path, split: str, as_bytes: bool, errors: str = "strict") -> Corpus:
-    """One file of the user's own, cut by percentages such as ``90/5/5``."""
+    """Returns one file of the user's own, cut by percentages such as ``90/5/5``."""
     return Corpus(
         "text",
         f"user text ({Path(path).name}, {split} split)",
@@ -230,7 +230,7 @@ def text_split(path: Path, split: str, as_bytes: bool, errors: str = "strict") -
 
 
 def parse_split(split: str) -> Callable[[int], tuple[int, int]]:
-    """From percentages such as ``90/5/5`` the function that Corpus calls ``cut``.
+    """Returns the function that Corpus calls ``cut``, for percentages such as ``90/5/5``.
 
     Raises UsageError unless they are three positive numbers that add up to 100.
     """
@@ -245,7 +245,7 @@ def parse_split(split: str) -> Callable[[int], tuple[int, int]]:
     return lambda size: (int(size * train / 100), int(size * (train + valid) / 100))
 
 
-# Tests and idlelib are no typical code, lib2to3 and encodings are grammars and tables.
+# Tests and idlelib are not typical code, lib2to3 and encodings are grammars and tables.
 _STDLIB_LEFT_OUT = {
     "__pycache__",
     "dist-packages",
@@ -259,7 +259,7 @@ _STDLIB_GENERATED = "_sysconfigdata"
 
 
 def stdlib(size: int) -> Corpus:
-    """The source of the running Python's standard library: ``size`` characters to train on.
+    """Returns the source of the running Python's standard library: ``size`` characters to train on.
 
     The ASCII ``*.py`` files are concatenated in the order of their paths; valid and test are the
     next twentieths of ``size`` each.

@@ -1,4 +1,4 @@
-"""How a stream of symbols is cut into batches: contiguous lanes, overlapping or random windows.
+"""Cuts a stream of symbols into batches: contiguous lanes, overlapping or random windows.
 
 A stream of N symbols has N targets. The input before target i is symbol i - 1; before target 0 it is
 ``first_input``. So the stream is shifted before it is cut, and the last target of a chunk is scored like
@@ -24,7 +24,7 @@ class Batch:
     Attributes:
         inputs: int64 [B, T], PAD where ``mask`` is false.
         targets: int64 [B, T], PAD where nothing is scored: padding, and symbols read as context only.
-        mask: bool [B, T], true at real positions; None where all are.
+        mask: bool [B, T], true at real positions; None if all are.
         chunk: position of the batch in its lanes: the state is carried from chunk to chunk and starts
             from zero at chunk 0. Windows are all chunk 0.
         group: which of the groups of lanes (or, for windows, which share of the update) this is.
@@ -38,7 +38,7 @@ class Batch:
 
 
 class _Cutter:
-    """Reads ranges of positions from a stream; what lanes and windows share."""
+    """Reads ranges of positions from a stream; lanes and windows share it."""
 
     def __init__(self, stream: np.ndarray, first_input: int):
         self.stream, self.first_input = stream, first_input
@@ -65,7 +65,7 @@ class Lanes(_Cutter):
     Args:
         stream: dictionary indices [N].
         first_input: the index read before the first target.
-        lanes: how many lanes in all, a multiple of ``groups``.
+        lanes: total number of lanes, a multiple of ``groups``.
         groups: lanes are dealt to this many groups in order; batch i is chunk i // groups of group
             i % groups. With W workers and update frequency U there are W U groups, so that W workers
             see exactly what one worker sees with U = W.
@@ -91,7 +91,7 @@ class Lanes(_Cutter):
         return self.chunks * self.groups
 
     def batch(self, i: int) -> Batch:
-        """Batch ``i`` of the epoch."""
+        """Returns batch ``i`` of the epoch."""
         chunk, group = divmod(i, self.groups)
         rows = slice(group * self.lanes_in_group, (group + 1) * self.lanes_in_group)
         start = self.start[rows] + chunk * self.T
@@ -99,7 +99,7 @@ class Lanes(_Cutter):
 
 
 class Windows(_Cutter):
-    """Overlapping windows of ``length`` symbols, each read from the zero state; every target scored once.
+    """Overlapping windows of ``length`` symbols, each read from the zero state; every target is scored once.
 
     The first ``context`` symbols of a window are context only, except in the first window, which has
     none before it and is scored from its start.
@@ -123,7 +123,7 @@ class Windows(_Cutter):
         return -(-self.count // self.B)
 
     def batch(self, i: int) -> Batch:
-        """Batch ``i``."""
+        """Returns batch ``i``."""
         window = np.arange(i * self.B, min((i + 1) * self.B, self.count), dtype=np.int64)
         start = window * self.stride
         score = np.where(window == 0, 0, start + self.context)
@@ -134,7 +134,7 @@ class Windows(_Cutter):
 class RandomWindows(_Cutter):
     """Windows drawn at random, each read from the zero state and scored whole (Suarez 2017, section 3.2).
 
-    An epoch has as many windows as fit into the stream, to a whole number of updates. Batch ``b`` of
+    An epoch has as many windows as fit into the stream in a whole number of updates. Batch ``b`` of
     epoch ``e`` is number ``e * len(self) + b``, and is drawn from (seed, e, b) alone.
 
     Args:
@@ -159,7 +159,7 @@ class RandomWindows(_Cutter):
         return self.count
 
     def batch(self, i: int) -> Batch:
-        """Batch ``i % len(self)`` of epoch ``i // len(self)``."""
+        """Returns batch ``i % len(self)`` of epoch ``i // len(self)``."""
         epoch, b = divmod(i, self.count)
         draw = np.random.default_rng([self.seed, epoch, b])
         start = draw.integers(0, len(self.stream) - self.length + 1, size=self.B)

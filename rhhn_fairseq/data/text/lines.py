@@ -1,4 +1,4 @@
-"""Text without the outer spaces of its lines, or without one symbol, read in chunks of codes.
+"""Drops the outer spaces of lines, or one symbol, from text in chunks of codes.
 
 Shapes: T codes in a chunk.
 """
@@ -12,19 +12,19 @@ SPACE = ord(" ")
 
 
 def drop_code(chunks: Iterable[np.ndarray], code: int) -> Iterator[np.ndarray]:
-    """The chunks [T] without a code."""
+    """Yields the chunks [T] without a code."""
     for codes in chunks:
         yield codes[codes != code]
 
 
 def drop_outer_spaces(chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """The chunks [T] without the spaces before the first and after the last other symbol of each line."""
+    """Yields the chunks [T] without the spaces at the beginning and the end of each line."""
     held = np.zeros(0, dtype=np.uint8)
     begins_line = True
     for codes in chunks:
         text = np.concatenate([held, codes])
         others = np.flatnonzero(text != SPACE)
-        # What follows the spaces at the end decides about them.
+        # What follows the spaces at the chunk's end decides whether they are dropped.
         end = int(others[-1]) + 1 if others.size else 0
         held = text[end:]
         if end:
@@ -33,12 +33,12 @@ def drop_outer_spaces(chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def outer_spaces(symbols: np.ndarray, space: int, newline: int, begins_line: bool = True) -> np.ndarray:
-    """Where the outer spaces of lines stand, bool [T]: those next to a newline or to an end of the text.
+    """Returns where the outer spaces of lines are, bool [T]: those next to a newline or an end of the text.
 
     Args:
         symbols: codes, or dictionary indices, [T].
-        space, newline: which of them these are.
-        begins_line: whether the first symbol is a line's.
+        space, newline: their codes or indices.
+        begins_line: whether the first symbol is the first of a line.
     """
     is_space = symbols == space
     edges = np.flatnonzero(np.diff(is_space, prepend=False, append=False))

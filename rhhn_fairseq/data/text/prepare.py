@@ -1,6 +1,6 @@
-"""From a corpus to a directory in fairseq's binary format.
+"""Prepares a character corpus in fairseq's binary format.
 
-Three passes over the text, each in chunks: checksums of the input, counts of the training symbols,
+Makes three passes over the text, each in chunks: checksums of the input, counts of the training symbols,
 encoding. Memory does not grow with the corpus.
 """
 
@@ -34,7 +34,7 @@ Stretch = tuple[Source, int, int | None]
 
 @one_at_a_time
 def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool = True) -> tuple[dict, bool]:
-    """Prepare ``corpus`` in the directory ``dest``; its manifest, and whether it was there already.
+    """Prepares ``corpus`` in the directory ``dest``; returns its manifest, and whether it was there already.
 
     force: replace what an earlier run left at ``dest``, whatever it holds.
     verify: compare the input with published sizes and checksums.
@@ -66,7 +66,7 @@ def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool 
 
 
 def report(manifest: dict) -> str:
-    """A table of the prepared splits, and the name of the corpus."""
+    """Returns a table of the prepared splits, and the name of the corpus."""
     lines = [f"{'split':<6} {'symbols':>13} {'items':>11} {'unknown':>9}"]
     for split, counts in manifest["splits"].items():
         lines.append(f"{split:<6} {counts['symbols']:>13,} {counts['items']:>11,} {counts['unknown']:>9,}")
@@ -75,9 +75,9 @@ def report(manifest: dict) -> str:
 
 
 def _inspect(entry: Input, verify: bool) -> dict:
-    """Size and SHA-256 of an input's unpacked bytes, checked against the published values."""
+    """Returns the size and SHA-256 of an input's unpacked bytes, checked against the published values."""
     sha256 = hashlib.sha256()
-    # Some builds forbid MD5 unless told that no security rests on it.
+    # Some builds of Python forbid MD5 unless told that it is not used for security.
     md5 = hashlib.md5(usedforsecurity=False)
     published = entry.published if verify else None
     name = entry.source.name
@@ -105,7 +105,7 @@ def _inspect(entry: Input, verify: bool) -> dict:
 
 
 def _stretches(corpus: Corpus, inputs: list[dict]) -> dict[str, list[Stretch]]:
-    """Which bytes of which sources make up each split."""
+    """Returns which bytes of which sources make up each split."""
     if corpus.cut is None:
         return {
             split: [(entry.source, 0, None) for entry in corpus.inputs if entry.split == split]
@@ -180,7 +180,7 @@ def _read(corpus: Corpus, stretches: list[Stretch]) -> Iterator[np.ndarray]:
 
 
 def _count(chunks: Iterator[np.ndarray]) -> np.ndarray:
-    """How often each code occurs, int64 [largest code + 1]."""
+    """Returns how often each code occurs, int64 [largest code + 1]."""
     counts = np.zeros(NEWLINE + 1, dtype=np.int64)
     for codes in chunks:
         counted = np.bincount(codes)
@@ -191,7 +191,7 @@ def _count(chunks: Iterator[np.ndarray]) -> np.ndarray:
 
 
 def _write_dictionary(path: Path, counts: np.ndarray, mode: str) -> CharVocabulary:
-    """Write dict.txt, most frequent symbols first and ties by code; the vocabulary it makes."""
+    """Writes dict.txt, most frequent symbols first and ties by code; returns its vocabulary."""
     newline_occurs = bool(counts[NEWLINE])
     codes = np.flatnonzero(counts)
     codes = codes[codes != NEWLINE]
@@ -214,7 +214,7 @@ def _encode(prefix: Path, vocabulary: CharVocabulary, chunks: Iterator[np.ndarra
 
 
 def _check_counts(corpus: Corpus, split: str, counts: dict) -> None:
-    """Compares a split's counts with the corpus's known ones. Raises UsageError."""
+    """Compares a split's counts with the corpus's expected ones. Raises UsageError."""
     advice = "replace the file, or pass --no-verify to accept it"
     if corpus.expected_symbols is not None:
         expected, symbols = corpus.expected_symbols[split], counts["symbols"]

@@ -6,16 +6,16 @@ from rhhn_fairseq.errors import UsageError
 
 
 def first_input(vocabulary: CharVocabulary | WordVocabulary) -> int:
-    """What an unread text begins after, from either side: the newline, or <unk> where none occurs."""
+    """Returns the index read before a text, from either side: the newline's, or <unk> if none occurs."""
     return EOS if vocabulary.newline_occurs else UNK
 
 
 def prompt_indices(
     vocabulary: CharVocabulary | WordVocabulary, text: str, name: str = "--prompt"
 ) -> list[int]:
-    """Dictionary indices of a text to go on from, as the model reads it, after the beginning of a text.
+    """Returns dictionary indices of a text to continue, in the model's reading order, after ``first_input``.
 
-    To a vocabulary with ``reverse`` the text is the end of a longer one, and its last symbol comes first.
+    If the vocabulary has ``reverse``, the text is the end of a longer one, and its last symbol comes first.
 
     Args:
         name: what the message calls the text.

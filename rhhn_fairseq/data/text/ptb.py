@@ -14,6 +14,6 @@ def is_raw_ptb(manifest: dict | None) -> bool:
 
 
 def char_symbols(stream: np.ndarray, vocabulary: CharVocabulary) -> int:
-    """How many symbols the char variant has of a raw text, given as dictionary indices [N]."""
+    """Returns the number of symbols of a raw text, dictionary indices [N], in the char variant."""
     space = int(vocabulary.encode(" ")[0])
     return len(stream) - int(np.count_nonzero(outer_spaces(stream, space, EOS)))

@@ -50,17 +50,17 @@ class StreamIndex:
 
 
 def storage_dtype(vocab_size: int) -> np.dtype:
-    """The integer type that fairseq chooses for a dictionary of this size."""
+    """Returns the integer type that fairseq chooses for a dictionary of this size."""
     return np.dtype(np.uint16 if vocab_size < 65_500 else np.uint32)
 
 
 def open_stream(prefix: str | Path, vocab_size: int) -> np.memmap:
-    """The whole split PREFIX.bin as one read-only array of dictionary indices, [T].
+    """Opens the whole split PREFIX.bin as one read-only array of dictionary indices, [T].
 
     vocab_size: the size of the dictionary, special symbols included.
 
     Reads the split once, a block at a time, to check every index. Raises UsageError if a file is
-    missing, not of this format or cut off, or if an index lies outside of the dictionary.
+    missing, not of this format or cut off, or if an index lies outside the dictionary.
     """
     prefix = Path(prefix)
     index = read_index(prefix)
@@ -79,7 +79,7 @@ def open_stream(prefix: str | Path, vocab_size: int) -> np.memmap:
 
 
 def read_index(prefix: str | Path) -> StreamIndex:
-    """Read and check PREFIX.idx, in bounded memory. Raises UsageError as ``open_stream`` does."""
+    """Reads and checks PREFIX.idx, in bounded memory. Raises UsageError as ``open_stream`` does."""
     path = _with_suffix(Path(prefix), ".idx")
     size = _size(path)
     with _open(path) as file:
@@ -110,7 +110,7 @@ def read_index(prefix: str | Path) -> StreamIndex:
 
 
 def _check_items(file, path: Path, items: int, itemsize: int) -> int:
-    """Check that the items lie one after the other; the number of symbols in all of them."""
+    """Checks that the items follow one another; returns the number of symbols in all of them."""
     symbols = 0
     for first in range(0, items, _BLOCK):
         count = min(_BLOCK, items - first)
@@ -144,8 +144,8 @@ def _check_indices(path: Path, dtype: np.dtype, vocab_size: int) -> None:
 class StreamWriter:
     """Writes PREFIX.bin and PREFIX.idx block by block, in memory that does not grow.
 
-    The files are byte for byte those of fairseq's MMapIndexedDatasetBuilder, given one item a line
-    (its newline included) and a line of more than LONGEST_ITEM symbols in several items. Use as a
+    The files are byte for byte those of fairseq's MMapIndexedDatasetBuilder, given one item per line
+    (its newline included) and several items for a line of more than LONGEST_ITEM symbols. Use as a
     context manager; the index is complete when the context ends without an exception.
     """
 
@@ -173,7 +173,7 @@ class StreamWriter:
                 self._finish()
 
     def write(self, indices: np.ndarray, ends_line: np.ndarray) -> None:
-        """Append dictionary indices [T]; ``ends_line`` [T] is true at newlines."""
+        """Appends dictionary indices [T]; ``ends_line`` [T] is true at newlines."""
         self._bin.write(indices.astype(self._dtype).tobytes())
         self.symbols += indices.size
         ends = np.flatnonzero(ends_line) + 1
@@ -204,7 +204,7 @@ class StreamWriter:
 
 
 def cut_lines(lines: np.ndarray) -> np.ndarray:
-    """Item sizes of lines of these sizes (each at least 1): a long line is cut into several items.
+    """Returns the item sizes of lines of these sizes (each at least 1): a long line becomes several items.
 
     All items of a line but its last have LONGEST_ITEM symbols.
     """

@@ -35,9 +35,9 @@ _ESCAPED = re.compile(r"\\(?:\\|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 
 
 def escape(symbol: str) -> str:
-    r"""One character as it stands in dict.txt: ``"a"`` as ``a``, a space as ``\x20``.
+    r"""Returns one character as it stands in dict.txt: ``"a"`` as ``a``, a space as ``\x20``.
 
-    Never contains white space or a character that Python's line or white space splitting acts on,
+    It never contains white space or a character that Python's line or white space splitting acts on,
     because those are not printable. Raises ValueError unless ``symbol`` is one character.
     """
     if len(symbol) != 1:
@@ -50,7 +50,7 @@ def escape(symbol: str) -> str:
 
 
 def escape_byte(value: int) -> str:
-    r"""One byte as it stands in dict.txt: printable ASCII as itself, else ``\xNN``."""
+    r"""Returns one byte as it stands in dict.txt: printable ASCII as itself, else ``\xNN``."""
     if not 0 <= value <= 0xFF:
         raise ValueError(f"a byte is 0 to 255, not {value}")
     return escape(chr(value)) if value < 0x80 else _escape_code(value)
@@ -63,7 +63,7 @@ def _escape_code(code: int) -> str:
 
 
 def unescape(text: str) -> str:
-    """The character that ``escape`` (or ``escape_byte``, as U+0000 to U+00FF) wrote as ``text``.
+    """Returns the character that ``escape`` (or ``escape_byte``, as U+0000 to U+00FF) wrote as ``text``.
 
     A single character stands for itself even if this Python's Unicode tables call it unprintable:
     the file may come from one with newer tables. Raises UsageError for anything else.
@@ -86,10 +86,10 @@ class CharVocabulary:
     mode: "text" (a symbol is a Unicode character) or "bytes" (a symbol is a byte).
     newline_occurs: whether the training text has a newline, so that eos is a symbol of the model.
     corpus: the sentence that names the corpus, or None if unknown.
-    reverse: whether the model reads texts from right to left; ``encode`` and ``decode`` do not ask.
+    reverse: whether the model reads texts from right to left; ``encode`` and ``decode`` ignore it.
 
     Raises UsageError if a symbol is not an escaped character, occurs twice, is the newline, or is
-    no byte in bytes mode.
+    not a byte in bytes mode.
     """
 
     unit = "character"
@@ -124,10 +124,10 @@ class CharVocabulary:
 
     @classmethod
     def load(cls, data_dir: str | Path) -> "CharVocabulary":
-        """The vocabulary of a directory made by ``prepare_chars``.
+        """Loads the vocabulary of a directory made by ``prepare_chars``.
 
-        Without manifest.json: mode "text", and the newline is taken to occur. Raises UsageError,
-        naming file and line, if a file is missing, malformed, or one does not fit the other.
+        Without manifest.json, the mode is "text" and the newline is assumed to occur. Raises UsageError,
+        naming file and line, if a file is missing or malformed, or if the files do not fit together.
         """
         data_dir = Path(data_dir)
         path = data_dir / DICTIONARY_NAME
@@ -151,7 +151,7 @@ class CharVocabulary:
     def from_dictionary(
         cls, dictionary, mode: str = "text", newline_occurs: bool = True, corpus: str | None = None
     ) -> "CharVocabulary":
-        """From a fairseq Dictionary (anything with its list ``.symbols``) of such a corpus."""
+        """Builds it from a fairseq Dictionary (anything with its list ``.symbols``) of such a corpus."""
         specials = tuple(dictionary.symbols[:FIRST_SYMBOL])
         if specials != SPECIAL_SYMBOLS:
             raise UsageError(
@@ -165,21 +165,21 @@ class CharVocabulary:
         return FIRST_SYMBOL + len(self.symbols)
 
     def model_indices(self) -> np.ndarray:
-        """Dictionary indices that occur, in model order, int64 [V]: eos first if it occurs."""
+        """Returns the dictionary indices that occur, in model order, int64 [V]: eos first if it occurs."""
         first = [EOS] if self.newline_occurs else []
         return np.array([*first, *range(FIRST_SYMBOL, len(self))], dtype=np.int64)
 
     def codes(self) -> np.ndarray:
-        """Code points (bytes mode: byte values) in the order of ``model_indices``, int64 [V]."""
+        """Returns code points (bytes mode: byte values) in the order of ``model_indices``, int64 [V]."""
         first = [NEWLINE] if self.newline_occurs else []
         return np.concatenate([np.array(first, dtype=np.int64), self._symbol_codes])
 
     def split(self, text: str) -> str | bytes:
-        """The symbols of a text, one after the other: its characters or its UTF-8 bytes."""
+        """Returns the symbols of a text in order: its characters or its UTF-8 bytes."""
         return text.encode("utf-8") if self.mode == "bytes" else text
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """Dictionary indices of a text, int64 [T]; symbols that the training text lacks become <unk>.
+        """Returns dictionary indices of a text, int64 [T]; symbols not in the training text become <unk>.
 
         In bytes mode a str stands for its UTF-8 bytes. Raises TypeError for bytes in text mode.
         """
@@ -191,15 +191,15 @@ class CharVocabulary:
         return self.encode_codes(text_codes(text))
 
     def encode_codes(self, codes: np.ndarray) -> np.ndarray:
-        """Dictionary indices of code points or byte values [T], int64 [T]."""
+        """Returns dictionary indices of code points or byte values [T], int64 [T]."""
         # The table's last entry is <unk>, and clipping sends every larger code there.
         return self._index_of_code.take(codes, mode="clip")
 
     def decode(self, indices: Sequence[int] | np.ndarray) -> str | bytes:
-        """The text of dictionary indices [T]: str, or bytes in bytes mode.
+        """Returns the text of dictionary indices [T]: str, or bytes in bytes mode.
 
         One character for each index: eos is the newline; <unk>, <s> and <pad> become U+FFFD (in
-        bytes mode ``?``). Raises ValueError for an index outside of the dictionary.
+        bytes mode ``?``). Raises ValueError for an index outside the dictionary.
         """
         indices = np.asarray(indices, dtype=np.int64).reshape(-1)
         if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
@@ -213,7 +213,7 @@ class CharVocabulary:
         return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
     def incremental_decoder(self) -> "IncrementalDecoder | ReverseDecoder":
-        """A decoder for entries that arrive as the model reads them, such as a sample while it is drawn."""
+        """Returns a decoder for indices that arrive as the model reads them, such as a sample being drawn."""
         return ReverseDecoder(self) if self.reverse else IncrementalDecoder(self)
 
     def _encoding_table(self) -> np.ndarray:
@@ -232,10 +232,10 @@ class CharVocabulary:
 
 
 class IncrementalDecoder:
-    """Decodes a stream of dictionary indices to str without ever giving half a character.
+    """Decodes a stream of dictionary indices to str without ever returning part of a character.
 
     In bytes mode the bytes are read as UTF-8: an unfinished character waits for its next byte, and
-    bytes that cannot be one become U+FFFD.
+    invalid bytes become U+FFFD.
     """
 
     def __init__(self, vocabulary: CharVocabulary):
@@ -243,17 +243,17 @@ class IncrementalDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, indices: Sequence[int] | np.ndarray) -> str:
-        """The text that these indices complete."""
+        """Returns the text that these indices complete."""
         decoded = self._vocabulary.decode(indices)
         return decoded if isinstance(decoded, str) else self._utf8.decode(decoded)
 
     def finish(self) -> str:
-        """The rest at the end of the input: U+FFFD for an incomplete character, otherwise nothing."""
+        """Returns the rest at the end of the input: U+FFFD for an incomplete character, otherwise nothing."""
         return self._utf8.decode(b"", final=True)
 
 
 class ReverseDecoder:
-    """Decodes entries that arrive from right to left: the text is known when its first symbol has come.
+    """Decodes indices that arrive from right to left: the text is known only at the end of the input.
 
     Args:
         vocabulary: its ``decode`` gives the text.
@@ -264,18 +264,18 @@ class ReverseDecoder:
         self._indices: list[int] = []
 
     def feed(self, indices: Sequence[int] | np.ndarray) -> str:
-        """Nothing yet."""
+        """Stores the indices; returns no text yet."""
         self._indices += np.asarray(indices, dtype=np.int64).tolist()
         return ""
 
     def finish(self) -> str:
-        """The text, from left to right; bytes that are no UTF-8 become U+FFFD."""
+        """Returns the text, from left to right; bytes that are not UTF-8 become U+FFFD."""
         decoded = self._vocabulary.decode(self._indices[::-1])
         return decoded if isinstance(decoded, str) else decoded.decode("utf-8", "replace")
 
 
 def _read_symbols(path: Path) -> list[str]:
-    """The escaped symbols of a dict.txt, read by the rules of fairseq's Dictionary."""
+    """Reads the escaped symbols of a dict.txt by the rules of fairseq's Dictionary."""
     refuse_endless(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

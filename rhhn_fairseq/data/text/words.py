@@ -1,7 +1,7 @@
 """The words of a corpus that fairseq-preprocess made, with the interface of ``CharVocabulary``.
 
-``fairseq-preprocess --only-source`` writes dict.txt and one item a line of text, its words and fairseq's
-end-of-sentence symbol. It leaves preprocess.log beside them, by which such a directory is known.
+``fairseq-preprocess --only-source`` writes dict.txt and one item for each line of text: its words and
+fairseq's end-of-sentence symbol. It also leaves preprocess.log, which identifies such a directory.
 """
 
 import zlib
@@ -56,7 +56,7 @@ class WordVocabulary:
 
     @classmethod
     def load(cls, data_dir: str | Path) -> "WordVocabulary":
-        """The vocabulary of a directory that fairseq-preprocess made. Raises UsageError."""
+        """Loads the vocabulary of a directory that fairseq-preprocess made. Raises UsageError."""
         path = Path(data_dir) / DICTIONARY_NAME
         words = []
         content = read_regular(path, LARGEST_DICTIONARY).decode("utf-8", "replace")
@@ -76,53 +76,53 @@ class WordVocabulary:
         return FIRST_SYMBOL + len(self.symbols)
 
     def model_indices(self) -> np.ndarray:
-        """Dictionary indices that occur, in model order, int64 [V]: the end of a line first."""
+        """Returns the dictionary indices that occur, in model order, int64 [V]: the end of a line first."""
         return np.array([EOS, *range(FIRST_SYMBOL, len(self))], dtype=np.int64)
 
     def codes(self) -> np.ndarray:
-        """A number for every word in the order of ``model_indices``, int64 [V], the same everywhere."""
+        """Returns a code for every word in the order of ``model_indices``, int64 [V], the same everywhere."""
         codes = [FIRST_CODE + zlib.crc32(word.encode("utf-8")) for word in ("\n", *self.symbols)]
         return np.array(codes, dtype=np.int64)
 
     def split(self, text: str) -> list[str]:
-        """The symbols of a text: its words, and the ends of its lines."""
+        """Returns the symbols of a text: its words, and the ends of its lines."""
         lines = text.split("\n")
         return [symbol for line in lines for symbol in (*line.split(), "\n")][:-1]
 
     def encode(self, text: str) -> np.ndarray:
-        """Dictionary indices of a text, int64 [T]; words that are not in the dictionary are <unk>."""
+        """Returns dictionary indices of a text, int64 [T]; words not in the dictionary become <unk>."""
         indices = [
             EOS if symbol == "\n" else self._index_of_word.get(symbol, UNK) for symbol in self.split(text)
         ]
         return np.array(indices, dtype=np.int64)
 
     def decode(self, indices: Sequence[int] | np.ndarray) -> str:
-        """The text of dictionary indices [T]: every word is followed by a space."""
+        """Returns the text of dictionary indices [T]: every word is followed by a space."""
         names = [*SPECIAL_SYMBOLS, *self.symbols]
         return "".join("\n" if index == EOS else f"{names[index]} " for index in np.asarray(indices).tolist())
 
     def incremental_decoder(self) -> "WordDecoder | ReverseDecoder":
-        """A decoder for entries that arrive as the model reads them."""
+        """Returns a decoder for indices that arrive as the model reads them."""
         return ReverseDecoder(self) if self.reverse else WordDecoder(self)
 
 
 class WordDecoder:
-    """Decodes indices as they come; see ``IncrementalDecoder`` of characters."""
+    """Decodes indices as they arrive; see ``IncrementalDecoder`` for characters."""
 
     def __init__(self, vocabulary: WordVocabulary):
         self._vocabulary = vocabulary
 
     def feed(self, indices: Sequence[int] | np.ndarray) -> str:
-        """The text of these indices."""
+        """Returns the text of these indices."""
         return self._vocabulary.decode(indices)
 
     def finish(self) -> str:
-        """Nothing is ever left."""
+        """Returns no text, because nothing is ever left."""
         return ""
 
 
 def load_vocabulary(data_dir: str | Path) -> CharVocabulary | WordVocabulary:
-    """The vocabulary of a directory that scripts/prepare_chars.py or fairseq-preprocess made.
+    """Loads the vocabulary of a directory that scripts/prepare_chars.py or fairseq-preprocess made.
 
     Raises:
         UsageError: see the ``load`` of the two.
