@@ -144,10 +144,10 @@ def _cut(lines: list[Line], split: str, seed: int, splits: dict[str, list[Line]]
     """Deals the lines out to the splits at random, by the percentages."""
     order = np.random.default_rng(seed).permutation(len(lines))
     first, second = parse_split(split)(len(lines))
-    # The percentages of a few lines would leave valid and test empty.
+    # The percentages of a few lines would leave a split empty.
     if len(lines) >= 3:
-        second = min(second, len(lines) - 1)
-        first = min(first, second - 1)
+        second = min(max(second, 2), len(lines) - 1)
+        first = min(max(first, 1), second - 1)
     for name, indices in zip(SPLITS, np.split(order, [first, second]), strict=True):
         if len(indices):
             splits.setdefault(name, []).extend(lines[index] for index in sorted(indices))

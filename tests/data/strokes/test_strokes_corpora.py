@@ -344,11 +344,12 @@ def test_stroke3_files_without_splits(tmp_path):
     other = ["--split", "60/20/20", "--seed", 2, "--dest", tmp_path / "other"]
     assert run("stroke3", *sources, *other) == 0
     assert StrokeSplit(tmp_path / "other", "train").names != splits["train"].names
-    # However few lines, valid and test have one each.
-    assert run("stroke3", "--input", tmp_path / "block.npy", "--dest", tmp_path / "few") == 0
-    assert {name: c["lines"] for name, c in manifest_of(tmp_path / "few")["splits"].items()} == (
-        {"train": 1, "valid": 1, "test": 1}
-    )
+    # Of three lines each split has one, whatever the percentages.
+    for name, split in (("even", []), ("skewed", ["--split", "1/1/98"])):
+        assert run("stroke3", "--input", tmp_path / "block.npy", *split, "--dest", tmp_path / name) == 0
+        assert {key: values["lines"] for key, values in manifest_of(tmp_path / name)["splits"].items()} == (
+            {"train": 1, "valid": 1, "test": 1}
+        )
 
 
 def test_refused_stroke3(tmp_path, capsys):
