@@ -15,6 +15,7 @@ import torch
 
 from rhhn_fairseq.adaptations.checkpoints import WeightsOnlyTorch, allow_namespace
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import refuse_endless
 from rhhn_fairseq.lines import replacing
 
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
@@ -119,6 +120,7 @@ def load(path: str | Path) -> dict:
     """Loads a checkpoint as fairseq stored it; its tensors stay in the file until they are used."""
     # fairseq's older models store their options in a namespace.
     allow_namespace()
+    refuse_endless(path)
     try:
         return WeightsOnlyTorch.load(str(path), map_location="cpu", mmap=True)
     except OSError as error:

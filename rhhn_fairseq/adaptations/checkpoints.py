@@ -16,6 +16,7 @@ from rhhn_fairseq.adaptations.forms import allowance, check_file, check_state
 from rhhn_fairseq.adaptations.names import check_combination, require_known
 from rhhn_fairseq.adaptations.ranges import check
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import refuse_endless
 
 logger = logging.getLogger("rhhn_fairseq.compat")
 
@@ -92,7 +93,10 @@ def load_weights_only() -> bool:
 
 
 def name_missing_file() -> bool:
-    """A checkpoint that is missing or not readable ends in a one-line error instead of a traceback."""
+    """A checkpoint that is missing or not readable ends in a one-line error instead of a traceback.
+
+    A named pipe is refused too: without a writer, fairseq would wait for it forever.
+    """
     from fairseq import checkpoint_utils
 
     load_to_cpu = checkpoint_utils.load_checkpoint_to_cpu
@@ -100,6 +104,7 @@ def name_missing_file() -> bool:
 
     @functools.wraps(load_to_cpu)
     def load_checkpoint_to_cpu(path, *args, **kwargs):
+        refuse_endless(path)
         try:
             return load_to_cpu(path, *args, **kwargs)
         except OSError as error:

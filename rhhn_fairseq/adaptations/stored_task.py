@@ -13,6 +13,7 @@ import os
 from rhhn_fairseq.adaptations.checkpoints import WeightsOnlyTorch
 from rhhn_fairseq.adaptations.recipes import given_options
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import refuse_endless
 
 logger = logging.getLogger("rhhn_fairseq.recipes")
 
@@ -105,6 +106,7 @@ def stored_defaults(given: dict) -> dict[str, object]:
 
 def _configuration(path: str) -> dict:
     """Returns a checkpoint's configuration as a dictionary; for an old one, all its options as the task's."""
+    refuse_endless(path)
     try:
         stat = os.stat(path)
         cfg, args = _read(path, stat.st_mtime_ns, stat.st_size)

@@ -6,12 +6,14 @@ nor the tests' process. Exceptions that nobody catches reach `sys.excepthook`, a
 Started as a program it serves requests, one JSON object a line, on its standard input.
 """
 
+import atexit
 import contextlib
 import json
 import logging
 import os
 import resource
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +25,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # A command that asks for more address space than this, in addition, is told that there is no more memory.
 MEMORY = 8 << 30
+# The programs of fairseq that log to standard output. In others, a task that is imported earlier sends the
+# log to standard error.
+LOG_TO_STDOUT = ("train",)
+LOG_FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
+LOG_DATE = "%Y-%m-%d %H:%M:%S"
 
 
 @dataclass(frozen=True)
@@ -41,11 +48,13 @@ class Programs:
 
     Args:
         root: the source tree.
+        environment: that of the commands; None for this process's.
     """
 
-    def __init__(self, root: Path = ROOT):
+    def __init__(self, root: Path = ROOT, environment: dict[str, str] | None = None):
         self.root = root
-        environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+        given = os.environ if environment is None else environment
+        environment = {**given, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
         environment.pop("RHHN_TRACEBACK", None)
         self.server = subprocess.Popen(
             [sys.executable, __file__],
@@ -76,8 +85,10 @@ class Programs:
 
     def close(self) -> None:
         """Ends the process."""
+        # It holds nothing that has to be written; taking an interpreter down takes seconds.
+        self.server.kill()
+        self.server.wait()
         self.server.stdin.close()
-        self.server.wait(timeout=30)
         self.server.stdout.close()
 
 
@@ -90,6 +101,7 @@ def serve() -> None:
     import fairseq_cli.generate
     import fairseq_cli.hydra_train
     import fairseq_cli.interactive
+    import fairseq_cli.preprocess
     import fairseq_cli.train
     import fairseq_cli.validate  # noqa: F401
     import torch
@@ -99,8 +111,12 @@ def serve() -> None:
 
     torch.set_num_threads(1)
     for line in requests:
-        with tempfile.TemporaryDirectory() as folder:
-            outcome = fork(json.loads(line), Path(folder))
+        # TemporaryDirectory would be removed by the child too: its finalizer is one of the functions at exit.
+        folder = Path(tempfile.mkdtemp())
+        try:
+            outcome = fork(json.loads(line), folder)
+        finally:
+            shutil.rmtree(folder)
         replies.write(json.dumps(outcome.__dict__) + "\n")
         replies.flush()
 
@@ -143,6 +159,7 @@ def become(request: dict, folder: Path) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.chdir(request["cwd"])
         status = call(request["program"], request["arguments"], request["root"])
+        atexit._run_exitfuncs()
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -153,8 +170,9 @@ def become(request: dict, folder: Path) -> None:
 def call(program: str, arguments: list[str], root: str) -> int:
     """The exit status of a program that is called with these arguments."""
     sys.argv = [program, *arguments]
-    # Which of fairseq's programs was imported first decides where logs go; here it is standard output.
-    logging.basicConfig(stream=sys.stdout, level=logging.INFO, force=True)
+    # As in a process of its own: the first import that asks decides for all.
+    stream = sys.stdout if program in LOG_TO_STDOUT else sys.stderr
+    logging.basicConfig(format=LOG_FORMAT, datefmt=LOG_DATE, level=logging.INFO, stream=stream, force=True)
     try:
         if program.endswith(".py"):
             sys.path[0] = f"{root}/scripts"

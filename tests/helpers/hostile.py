@@ -27,6 +27,8 @@ WORDS = ("one two three four five six cat dog", "un deux trois quatre cinq six c
 SPLITS = {"train": 60, "valid": 8, "test": 8}
 TEXT = "the cat sat on the mat\nand the dog sat on the log\n" * 12
 QUIET = ["--cpu", "--log-format", "none"]
+# A line of a log that fairseq set up.
+LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \| ")
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,7 @@ def verdict(case: Case, outcome: Outcome) -> str:
         return "good" if outcome.status == 0 else "refused"
     if outcome.status == 0:
         return "silent yes"
-    lines = outcome.stderr.splitlines()
+    lines = [line for line in outcome.stderr.splitlines() if not LOG_LINE.match(line)]
     if case.program == "hydra_train":
         # Hydra warns of itself before it begins.
         lines = lines[-1:]

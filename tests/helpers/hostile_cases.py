@@ -63,6 +63,6 @@ CASES = [
 QUICK = {
     case.name
     for number, case in enumerate(CASES)
-    if case.name.startswith(("control/eval_lm", "control/interactive"))
+    if case.name.startswith(("control/eval_lm", "control/interactive", "checkpoint/eval_lm from a pipe"))
     or (not case.harmless and not case.slow and number % 18 == 0)
 }

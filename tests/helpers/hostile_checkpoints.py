@@ -5,10 +5,11 @@ import io
 import os
 import pickle
 import zipfile
+from pathlib import Path
 
 import torch
 
-from helpers.hostile import CHAR_LM, GNMT, Case, evaluation, generation, training
+from helpers.hostile import CHAR_LM, GNMT, Case, Scene, evaluation, generation, training
 
 PROGRAM = "__import__('os').mkdir('executed')"
 
@@ -227,6 +228,15 @@ UNREAD = {
         "updates a string",
     },
 }
+
+
+def _pipe(scene: Scene) -> Path:
+    """A named pipe that nobody writes to."""
+    path = scene.here / "pipe.pt"
+    os.mkfifo(path)
+    return path
+
+
 OTHER = {
     "generate of a language model": ("generate", lambda s: generation(s, path=s.checkpoints / "char_lm.pt")),
     "generate of a classifier": ("generate", lambda s: generation(s, path=s.checkpoints / "copying.pt")),
@@ -255,6 +265,8 @@ OTHER = {
     "generate from no file": ("generate", lambda s: generation(s, path=s.here / "nowhere.pt")),
     "generate from a directory": ("generate", lambda s: generation(s, path=s.here)),
     "eval_lm from a directory": ("eval_lm", lambda s: evaluation(s, path=s.here)),
+    "generate from a pipe": ("generate", lambda s: generation(s, path=_pipe(s))),
+    "eval_lm from a pipe": ("eval_lm", lambda s: evaluation(s, path=_pipe(s))),
     "resume from a directory": ("train", lambda s: training(s, "--restore-file", s.here)),
 }
 

@@ -4,14 +4,21 @@ import json
 
 import pytest
 import torch
+from helpers.cli import ForkedProgram
 from helpers.tiny_char_lm import write_corpus
 
 from rhhn_fairseq.commands import tune
 from rhhn_fairseq.describe import count_parameters
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.tuning import study
 from rhhn_fairseq.tuning.systems import SPACE, System, build, seconds_per_update, width_of
 
 VOCABULARY = 14
+
+
+@pytest.fixture(autouse=True)
+def forks(monkeypatch):
+    monkeypatch.setattr(study, "Program", ForkedProgram)
 
 
 @pytest.fixture(scope="module")
