@@ -19,7 +19,7 @@ HANGS = 1800
 
 USER_DIR = str(Path(__file__).resolve().parents[2] / "rhhn_fairseq")
 
-FORKED = ["train", "generate", "eval_lm", "validate", "interactive", "preprocess"]
+FORKED = ["train", "hydra_train", "generate", "eval_lm", "validate", "interactive", "preprocess"]
 """Programs of fairseq that may run as forks of a process that has imported them."""
 
 ENVIRONMENT = dict(os.environ)
