@@ -45,10 +45,20 @@ def _filling(inner):
         keys = keys_of_the_user()
         if keys is not None:
             refuse_repeated_values()
+            _require_model(cfg)
             fill_tree(cfg, keys)
         inner(cfg)
 
     return add_defaults
+
+
+def _require_model(cfg: DictConfig) -> None:
+    """Raises UsageError if no model is configured. fairseq itself asks for a batch size."""
+    if cfg.get("model") is None and OmegaConf.select(cfg, "common_eval.path") is None:
+        raise UsageError(
+            "no model is configured: choose a file by --config-name, or an architecture by model=NAME, "
+            f"{recipes.ARCHITECTURES}"
+        )
 
 
 def keys_of_the_user() -> set[str] | None:

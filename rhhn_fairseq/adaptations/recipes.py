@@ -12,7 +12,12 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 
+from rhhn_fairseq.errors import UsageError
+
 logger = logging.getLogger("rhhn_fairseq.recipes")
+
+ARCHITECTURES = "such as ln_hyperlstm_ptb; docs/reference/architectures.md lists them"
+"""What a message says where no architecture is named."""
 
 COMPONENTS = ("task", "criterion", "optimizer", "lr_scheduler")
 
@@ -130,8 +135,16 @@ def given_options(parser: argparse.ArgumentParser, arguments: Iterable[str] | No
             action.default, action.required = default, required
 
 
+def is_command_line(arguments: Iterable[str] | None) -> bool:
+    """Whether arguments are those of this program, from which an option may be missing, and not a request
+    for help. A caller of fairseq's parser may add options later."""
+    return arguments is None and not {"-h", "--help"} & set(sys.argv[1:])
+
+
 def fill_in_command_line() -> bool:
     """``fairseq-train --arch NAME`` gets its defaults from the recipe of the architecture.
+
+    Without ``--arch``, fairseq ends in a RuntimeError without a message; here the error is one line.
 
     fairseq parses a command line twice, first to find task, criterion, optimizer and scheduler, then with
     their options; before each pass it lets the caller change the defaults.
@@ -173,6 +186,8 @@ class _Filler:
             self.then(parser)
         given = given_options(parser, self.arguments)
         self.arch = given.get("arch", parser.get_default("arch"))
+        if self.arch is None and is_command_line(self.arguments):
+            raise UsageError(f"--arch is missing: name an architecture, {ARCHITECTURES}")
         filled = fill(recipe_of(self.arch, given), given)
         if not self.complete:
             filled = {kind: filled[kind] for kind in COMPONENTS if kind in filled}

@@ -11,7 +11,7 @@ import logging
 import os
 
 from rhhn_fairseq.adaptations.checkpoints import WeightsOnlyTorch
-from rhhn_fairseq.adaptations.recipes import given_options
+from rhhn_fairseq.adaptations.recipes import given_options, is_command_line
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import refuse_endless
 
@@ -24,7 +24,8 @@ SIZES = ("batch_size", "max_tokens")
 def take_task_from_checkpoint() -> bool:
     """Makes the task and its options in the checkpoint of ``--path`` the defaults of programs that read it.
 
-    If ``--task`` is given, fairseq's defaults are unchanged.
+    If ``--task`` is given, fairseq's defaults are unchanged. Without ``--path``, three of these programs end
+    in a traceback; here the error is one line.
     """
     from fairseq import options
 
@@ -54,6 +55,10 @@ class _Stored:
             self.then(parser)
         if self.defaults is None:
             given = given_options(parser, self.arguments)
+            if not given.get("path", parser.get_default("path")) and is_command_line(self.arguments):
+                raise UsageError(
+                    "--path is missing: name a checkpoint, such as checkpoints/checkpoint_best.pt"
+                )
             self.defaults = {} if "task" in given else stored_defaults(given)
             # Programs with a search, and fairseq-eval-lm, have their own batch sizes.
             own = any(action.dest in ("beam", "output_word_probs") for action in parser._actions)

@@ -1,0 +1,50 @@
+"""A program without its model or checkpoint ends in one line that says what to give; help needs neither."""
+
+import pytest
+from fairseq import options
+from helpers.cli import run_module
+from helpers.programs import run
+
+# Hydra deprecates what fairseq's own configuration and start-up rest on.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+NO_ARCH = "--arch is missing: name an architecture, such as ln_hyperlstm_ptb; docs/"
+NO_PATH = "--path is missing: name a checkpoint, such as checkpoints/checkpoint_best.pt"
+
+
+@pytest.mark.parametrize(
+    "program, arguments, line",
+    [
+        ("train", [], NO_ARCH),
+        ("train", ["data", "--task", "char_lm", "--max-update", 1], NO_ARCH),
+        ("eval_lm", ["data"], NO_PATH),
+        ("generate", ["data", "--task", "gnmt_translation"], NO_PATH),
+        ("interactive", ["data"], NO_PATH),
+        ("validate", [], NO_PATH),
+        ("validate", ["data", "--task", "char_lm", "--batch-size", 2], NO_PATH),
+    ],
+)
+def test_what_is_missing_is_named(program, arguments, line):
+    outcome = run(program, arguments)
+    assert outcome.kind == "refused", outcome.text
+    assert outcome.text.startswith(line)
+
+
+def test_hydra_names_a_missing_model(tmp_path):
+    result = run_module("fairseq_cli.hydra_train", [], check=False, cwd=tmp_path)
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith(
+        "error: no model is configured: choose a file by --config-name, or an architecture "
+    )
+
+
+@pytest.mark.parametrize("program, option", [("train", "--save-dir"), ("validate", "--path")])
+def test_help_needs_no_model(program, option):
+    outcome = run(program, ["--help"])
+    assert outcome.kind == "works" and option in outcome.text
+
+
+def test_callers_may_add_the_checkpoint_later():
+    parser = options.get_eval_lm_parser()
+    assert options.parse_args_and_arch(parser, ["data"]).path is None
