@@ -223,7 +223,11 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such file; make it with {command('prepare_chars')}") from error
+        splits = sorted(other.stem for other in path.parent.glob("*.idx"))
+        advice = f"make it with {command('prepare_chars')}"
+        if splits and path.suffix == ".idx":
+            advice = f"{path.parent} has the splits {', '.join(splits)}"
+        raise UsageError(f"{path}: no such file; {advice}") from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
 

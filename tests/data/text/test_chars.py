@@ -383,6 +383,13 @@ def test_damaged_streams_are_named(tmp_path, spoil, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_missing_split_names_those_that_exist(tmp_path):
+    for split in ("valid", "train"):
+        write_stream(tmp_path / split, np.array([4, EOS]), 7)
+    with pytest.raises(UsageError, match="tset.idx: no such file; .* has the splits train, valid$"):
+        open_stream(tmp_path / "tset", 7)
+
+
 def test_an_empty_stream_is_refused(tmp_path):
     write_stream(tmp_path / "t", np.zeros(0, dtype=np.int64), 7)
     with pytest.raises(UsageError, match="holds no symbols"):
