@@ -173,7 +173,7 @@ def read_config(folder: Path) -> dict:
     try:
         config = read_json(path)
     except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such file; save_pretrained writes it") from error
+        raise UsageError(f"{path}: no such file; {_instead(folder)}") from error
     if not isinstance(config, dict) or not {"format", "kind"} <= config.keys():
         raise UsageError(f"{path}: is no configuration of a module, expected format and kind")
     if config["format"] != FORMAT:
@@ -183,6 +183,16 @@ def read_config(folder: Path) -> dict:
         if not isinstance(value, str) or value not in known:
             raise UsageError(f"{path}: {key}={value!r} is unknown, choose from {', '.join(sorted(known))}")
     return config
+
+
+def _instead(folder: Path) -> str:
+    """Returns what to do about a directory without a saved module: name a checkpoint, if there are some."""
+    checkpoints = sorted(folder.glob("checkpoint*.pt"))
+    if not checkpoints:
+        return "save_pretrained writes it"
+    best = folder / "checkpoint_best.pt"
+    path = best if best in checkpoints else checkpoints[-1]
+    return f"to read a checkpoint of fairseq-train, name its file, such as {path}"
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -196,7 +206,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     weights = folder / WEIGHTS
     refuse_endless(weights)
     if not weights.is_file():
-        raise UsageError(f"{weights}: no such file; save_pretrained writes it")
+        raise UsageError(f"{weights}: no such file; {_instead(folder)}")
     try:
         return safetensors.load_file(weights)
     except Exception as error:

@@ -223,3 +223,12 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UsageError, match="model.safetensors: no such file"):
         from_pretrained(tmp_path)
+
+
+def test_a_directory_of_checkpoints_is_named_as_one(tmp_path):
+    (tmp_path / "checkpoint_last.pt").touch()
+    with pytest.raises(UsageError, match="name its file, such as .*checkpoint_last.pt$"):
+        from_pretrained(tmp_path)
+    (tmp_path / "checkpoint_best.pt").touch()
+    with pytest.raises(UsageError, match="name its file, such as .*checkpoint_best.pt$"):
+        from_pretrained(tmp_path)
