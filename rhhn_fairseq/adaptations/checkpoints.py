@@ -118,12 +118,20 @@ def name_missing_file() -> bool:
         except OSError as error:
             # The data of the task may be missing as well; that is another error.
             if str(error).startswith("Model file not found"):
-                raise UsageError(str(error)) from error
+                raise UsageError(_missing_models(str(error))) from error
             raise
 
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
     checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
     return True
+
+
+def _missing_models(message: str) -> str:
+    """Returns the error for fairseq's message. It may name an ensemble, where a program takes one model."""
+    paths = message.partition(": ")[2].split(os.pathsep)
+    if len(paths) > 1 and all(map(os.path.isfile, paths)):
+        return f"--path names {len(paths)} checkpoints, and this program takes one"
+    return message
 
 
 def require_named_checkpoint() -> bool:

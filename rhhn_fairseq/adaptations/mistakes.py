@@ -172,6 +172,13 @@ MISTAKES = (
         r"(Unable to allocate .*? for an array)",
         r"there is not enough memory: \1",
     ),
+    Mistake(
+        "AssertionError",
+        r"fairseq\.distributed\.utils",
+        r"world size is (\d+) but have (\d+) available devices",
+        r"--distributed-world-size \1: this machine has \2 GPUs; torchrun --nproc-per-node \1 -m "
+        r"fairseq_cli.train starts \1 processes, on CPUs too",
+    ),
     # Names and combinations.
     Mistake("KeyError", r"fairseq\.registry", r"'(\S+)'$", _no_name),
     Mistake("ValueError", r"fairseq\.registry", r"(\w+) is required!", r"no \1 is named: give --\1"),

@@ -242,6 +242,10 @@ OTHER = {
     "generate of a classifier": ("generate", lambda s: generation(s, path=s.checkpoints / "copying.pt")),
     "eval_lm of a translation model": ("eval_lm", lambda s: evaluation(s, path=s.checkpoints / "gnmt.pt")),
     "eval_lm of a classifier": ("eval_lm", lambda s: evaluation(s, path=s.checkpoints / "copying.pt")),
+    "eval_lm of two models": (
+        "eval_lm",
+        lambda s: evaluation(s, path=f"{s.checkpoints / 'char_lm.pt'}:{s.checkpoints / 'char_lm.pt'}"),
+    ),
     "resume from a language model": (
         "train",
         lambda s: training(s, "--restore-file", s.checkpoints / "char_lm.pt", model=GNMT),
