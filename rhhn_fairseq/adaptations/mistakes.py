@@ -139,6 +139,12 @@ MISTAKES = (
         r"--max-target-positions, or give --skip-invalid-size-inputs-valid-test",
     ),
     Mistake(
+        "Exception",
+        r"fairseq\.data\.iterators",
+        "The dataset is empty",
+        "there are no batches: a data set is empty, or each of its sentences is longer than --max-tokens",
+    ),
+    Mistake(
         "ValueError",
         r"fairseq\.data\.data_utils",
         r"Valid paths \{(.+)\} will be ignored|.*--ignore-unused-valid-subsets",

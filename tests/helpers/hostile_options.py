@@ -45,7 +45,8 @@ ON_TRAINING = """
 --tensorboard-logdir /dev/null/x
 --save-dir /dev/null/x | --save-dir /proc/x | --save-dir /dev/full | --save-dir /proc/self/exe/x
 --log-file /nowhere/log | --user-dir nowhere
---distributed-world-size 0 | --distributed-world-size -1 | --distributed-world-size 2 | --num-shards 0 | --upsample-primary 0
+--distributed-world-size 2 | --max-tokens 1 --batch-size 4
+--distributed-world-size 0 | --distributed-world-size -1 | --num-shards 0 | --upsample-primary 0
 --fp16-init-scale 0 | --ema-decay 2 --store-ema | --ema-decay nan --store-ema | --dataset-impl bogus
 --dataset-impl raw | --num-batch-buckets -1 | --clip-norm-type bogus | --ddp-backend bogus
 --eval-bleu --eval-bleu-args text | --eval-bleu --eval-bleu-args {"beam":-1}
