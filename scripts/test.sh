@@ -9,4 +9,5 @@ bash scripts/install.sh dev
 .venv/bin/python -m mypy
 # One thread a process: two cores serve two processes better than threads that wait for each other.
 export OMP_NUM_THREADS=1
-exec .venv/bin/python -m pytest --numprocesses 2 --dist loadfile "$@"
+# Files in the order of tests/conftest.py, the longest first, in place of those with most tests first.
+exec .venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"

@@ -17,6 +17,18 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONGEST = (
+    "test_imitated_gpu.py",
+    "test_every_config.py",
+    "test_char_lm_cli.py",
+    "test_plugin.py",
+    "test_triton.py",
+    "test_hostile.py",
+    "test_gnmt_cli.py",
+)
+"""Files of tests that take minutes. They run first, so that no process is left alone with one at the end."""
+
+
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
 
@@ -27,6 +39,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
 
 
 @pytest.fixture(autouse=True)
