@@ -28,7 +28,7 @@ UNREAD = {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TO
 """Variables that pytest and libraries set in this process, and that change no command."""
 
 
-def run_module(module, args, *, workers=None, env=None, timeout=HANGS, check=True, cwd=None, fork=True):
+def run_module(module, args, *, workers=None, env=None, timeout=HANGS, check=True, cwd=None):
     """Runs `python -m module args`; with `workers`, that many copies under torchrun on localhost.
 
     Each process computes with one thread, and shows where it was if it is aborted. Returns the
@@ -36,10 +36,10 @@ def run_module(module, args, *, workers=None, env=None, timeout=HANGS, check=Tru
     AssertionError that shows the output.
 
     A single process of one of fairseq's programs is a fork (`helpers.forks`), which saves the seconds that
-    imports take. It is a new process where the test has set environment variables, or with `fork=False`.
+    imports take. It is a new process where the test has set environment variables.
     """
     program = module.removeprefix("fairseq_cli.")
-    if fork and program in FORKED and workers is None and env is None and _is_environment_unchanged():
+    if program in FORKED and workers is None and env is None and _is_environment_unchanged():
         result = _run_fork(program, [str(argument) for argument in args], cwd, timeout)
     else:
         result = _run_process(module, args, workers, env, timeout, cwd)

@@ -309,7 +309,7 @@ def expand(word: str, places: dict) -> str:
 
 
 class Waits(BaseException):
-    """No program may catch it and call it an error of its own."""
+    """The program waits. It is no Exception, which a program might report as an error of its own."""
 
 
 def too_slow(*_):
