@@ -64,11 +64,11 @@ def release(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, refusal: str) -> Iterator[None]:
-    """Holds the lock within the context. Arguments and errors are those of ``acquire``."""
+def locked(path: Path, refusal: str) -> Iterator[bool]:
+    """Holds the lock within the context, which receives whether it was taken; see ``acquire``."""
     taken = acquire(path, refusal)
     try:
-        yield
+        yield taken
     finally:
         if taken:
             release(path)

@@ -18,7 +18,7 @@ from rhhn_fairseq.commands.parsers import StrictParser, make_parser
 from rhhn_fairseq.data.common.download import default_download_dir
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.text import corpora
-from rhhn_fairseq.data.text.prepare import prepare, report
+from rhhn_fairseq.data.text.prepare import check_destination, prepare, report
 from rhhn_fairseq.errors import UsageError
 
 
@@ -127,6 +127,8 @@ def main(argv=None) -> None:
     arguments = parse_arguments(argv)
     dest = arguments.dest or Path("data-bin") / arguments.corpus
     verify = not getattr(arguments, "no_verify", False)
+    # Before hours of downloading.
+    check_destination(dest, arguments.force)
     try:
         manifest, reused = prepare(choose_corpus(arguments), dest, arguments.force, verify)
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from rhhn_fairseq.data.common.download import default_download_dir
 from rhhn_fairseq.data.parallel import corpora, wmt14
 from rhhn_fairseq.data.parallel.cleaning import CleaningConfig
 from rhhn_fairseq.data.parallel.pieces import PiecesConfig
-from rhhn_fairseq.data.parallel.prepare import prepare, report
+from rhhn_fairseq.data.parallel.prepare import check_options, prepare, report
 
 
 def parse_arguments(argv):
@@ -105,9 +105,12 @@ def main(argv=None) -> None:
     arguments = parse_arguments(argv)
     cleaning = read_fields(CleaningConfig, arguments)
     pieces = read_fields(PiecesConfig, arguments)
+    languages = f"{getattr(arguments, 'source_lang', 'en')}-{getattr(arguments, 'target_lang', 'fr')}"
+    name = arguments.corpus.removesuffix(f"-{languages}")
+    dest = arguments.dest or Path("data-bin") / f"{name}-{languages}"
+    # Before hours of downloading.
+    check_options(dest, arguments.workers, arguments.force)
     corpus = choose_corpus(arguments)
-    languages = "-".join(corpus.languages)
-    dest = arguments.dest or Path("data-bin") / f"{corpus.name.removesuffix(f'-{languages}')}-{languages}"
     try:
         manifest, reused = prepare(corpus, cleaning, pieces, dest, arguments.workers, arguments.force)
     except KeyboardInterrupt:

@@ -69,8 +69,8 @@ def text(table: Table, records: list[Record], costs: list[Cost], pictured: bool,
     if table.notes:
         lines += [table.notes, ""]
     lines += [
-        "Read each row with its budget: no figure is that of a converged model unless the share of the "
-        "paper's budget says so. Ours is the mean over seeds, with the spread where there are several.",
+        "Read each row with its budget: a model has converged only where the column of the paper's budget "
+        "reads 100 %. Ours is the mean over seeds, with the spread where there are several.",
         "",
     ]
     groups: dict[tuple[str, float, str], list[Record]] = defaultdict(list)
@@ -145,9 +145,9 @@ def _cells(table: Table, row: Row, group: list[Record], figures: list[str]) -> l
 
 def budget_share(row: Row, record: Record) -> float | None:
     """Returns the share of the paper's training that a run did; None if the paper does not say."""
-    if row.epochs:
-        return record.epochs / row.epochs
-    return record.updates / row.updates if row.updates else None
+    if row.updates:
+        return record.updates / row.updates
+    return record.epochs / row.epochs if row.epochs else None
 
 
 def _per_epoch(table: Table, record: Record) -> list[str]:

@@ -47,7 +47,8 @@ class Row:
         parameters: the architecture's trained parameters at the paper's vocabulary.
         reported: the paper's figures, by the names of ``Scoring.figures``.
         options: options of fairseq-train that differ from the architecture's recipe.
-        epochs, updates: what the paper trained for, where it says so.
+        epochs, updates: what the paper trained for, where it says so. Where both are given, the share of the
+            paper's budget is that of the updates.
     """
 
     name: str
@@ -130,6 +131,8 @@ def _translation() -> tuple[Row, ...]:
 # Didolkar 2019 trains "for 200-300 epochs".
 EPOCHS_OF_REPORT = 200
 FIXED_SEQUENCES = {"train_examples": 100_000, "max_epoch": 600}
+# 200 epochs of 50,000 images in batches of 100. An epoch of fewer images is a smaller share.
+MNIST_UPDATES = 200 * 500
 
 
 def _copying() -> tuple[Row, ...]:
@@ -165,6 +168,7 @@ def _mnist() -> tuple[Row, ...]:
             values,
             {"problem": problem} | ({"h_detach": 0.25} if suffix else {}),
             epochs=200,
+            updates=MNIST_UPDATES,
         )
         for (problem, suffix), values in reported.items()
     ]
@@ -173,11 +177,11 @@ def _mnist() -> tuple[Row, ...]:
         for change, options in (("_lr0.0005", {"lr": 5e-4}), ("_unclipped", {"clip_norm": 0.0})):
             options = {"problem": "mnist"} | detach | options
             name = f"mnist_lstm{suffix}{change}"
-            rows.append(Row(name, "lstm_mnist", count, {}, options, epochs=EPOCHS_OF_REPORT))
+            rows.append(Row(name, "lstm_mnist", count, {}, options, EPOCHS_OF_REPORT, MNIST_UPDATES))
     for change, options in (("", {}), ("_unclipped", {"clip_norm": 0.0})):
         options = {"problem": "mnist", "c_detach": 0.25} | options
         name = f"mnist_lstm_cdetach{change}"
-        rows.append(Row(name, "lstm_mnist", count, {}, options, epochs=EPOCHS_OF_REPORT))
+        rows.append(Row(name, "lstm_mnist", count, {}, options, EPOCHS_OF_REPORT, MNIST_UPDATES))
     return tuple(rows)
 
 

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -73,10 +74,23 @@ def one_at_a_time(prepare: Callable) -> Callable:
         if not dest.name:
             raise UsageError(f"{dest}: cannot be replaced; choose another --dest")
         refusal = f"{dest}: another process is preparing it; wait for that one, or choose another --dest"
-        with _made(dest.parent), locked(dest.with_name(f".{dest.name}.lock"), refusal):
+        with _made(dest.parent), locked(dest.with_name(f".{dest.name}.lock"), refusal) as alone:
+            if alone:
+                _clean_up(dest)
             return prepare(*args, **kwargs)
 
     return prepare_alone
+
+
+def _clean_up(dest: Path) -> None:
+    """Removes what runs that were killed left beside ``dest``; a directory that was moved away comes back."""
+    name = re.compile(rf"\.{re.escape(dest.name)}\.[0-9a-f]{{32}}\.(tmp|old)")
+    with suppress(OSError):
+        for left in [path for path in dest.parent.iterdir() if name.fullmatch(path.name)]:
+            if left.suffix == ".old" and not os.path.lexists(dest):
+                left.rename(dest)
+            else:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 @contextmanager
@@ -101,7 +115,6 @@ def staged(dest: Path) -> Iterator[Path]:
     UsageError if the file system refuses.
     """
     stage = dest.with_name(f".{dest.name}.{uuid.uuid4().hex}.tmp")
-    above = [folder for folder in dest.parents if not os.path.exists(folder)]
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)
         stage.mkdir()
@@ -111,10 +124,6 @@ def staged(dest: Path) -> Iterator[Path]:
         raise UsageError(f"{dest}: cannot be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-        # Folders that were made for it are removed too if they are empty.
-        with suppress(OSError):
-            for folder in above:
-                folder.rmdir()
 
 
 def publish(stage: Path, dest: Path) -> None:

@@ -1,15 +1,22 @@
 """Fetches the public corpora, continuing where an earlier attempt broke off."""
 
+import fcntl
 import http.client
+import logging
 import os
 import re
 import urllib.error
 import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tqdm import tqdm
 
 from rhhn_fairseq.errors import UsageError
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 30
 _BLOCK = 1 << 18
@@ -21,26 +28,50 @@ def default_download_dir() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "rhhn_fairseq"
 
 
-def download(url: str, directory: Path, timeout: float = TIMEOUT_SECONDS, option: str = "--from-dir") -> Path:
+def download(
+    url: str,
+    directory: Path,
+    timeout: float = TIMEOUT_SECONDS,
+    option: str = "--from-dir",
+    find_fault: Callable[[Path], str | None] = lambda path: None,
+) -> Path:
     """Downloads ``url`` into ``directory`` unless it is already there; returns its path.
 
     The bytes go to NAME.part, which is renamed when complete; a NAME.part from an earlier attempt
-    is continued with an HTTP Range request. Raises UsageError, naming ``option`` as the
-    alternative, if the server cannot be reached, refuses, or stops early.
+    is continued with an HTTP Range request. Other processes that download to the directory wait.
+
+    Args:
+        option: the alternative that messages name.
+        find_fault: is given the complete file before it is renamed; returns why it is not the file that was
+            wanted, or None.
+
+    Raises:
+        UsageError: the server cannot be reached, refuses, stops early, or sends another file.
     """
     path = Path(directory) / url.rpartition("/")[2]
-    if path.is_file():
+    # For a path without access rights os.path returns False, where Path raises; making the directory then
+    # says why.
+    if os.path.isfile(path):
         return path
     partial = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        total = _fetch(url, partial, timeout)
-        if total is not None and partial.stat().st_size != total:
-            raise UsageError(
-                f"{url}: the connection ended after {partial.stat().st_size:,} of {total:,} bytes; "
-                f"run the command again to continue, or pass {option} DIR with the files"
-            )
-        partial.replace(path)
+        with _alone_in(path.parent):
+            if path.is_file():
+                return path
+            total = _fetch(url, partial, timeout)
+            if total is not None and partial.stat().st_size != total:
+                raise UsageError(
+                    f"{url}: the connection ended after {partial.stat().st_size:,} of {total:,} bytes; "
+                    f"run the command again to continue, or pass {option} DIR with the files"
+                )
+            if fault := _archive_fault(path.name, partial) or find_fault(partial):
+                partial.unlink()
+                raise UsageError(
+                    f"{url}: what was downloaded {fault}, and is removed; get the files another way and pass "
+                    f"{option} DIR"
+                )
+            partial.replace(path)
     # URLError, time-outs and refused connections are OSErrors.
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
@@ -48,6 +79,35 @@ def download(url: str, directory: Path, timeout: float = TIMEOUT_SECONDS, option
             f"cannot download {url} ({reason}); get the files another way and pass {option} DIR"
         ) from error
     return path
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Admits one process after the other. Nothing is locked on a file system without locks."""
+    with open(directory / ".lock", "w") as lock:
+        # Closing the file, or the end of the process, releases the lock.
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.warning("%s: another process is downloading to it; waiting for that one", directory)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            logger.debug("%s: cannot be locked (%s)", directory, error)
+        yield
+
+
+def _archive_fault(name: str, path: Path) -> str | None:
+    """Returns why the file is not an archive of the kind that its name says; None if it is, or need not be.
+
+    Networks that ask for a login answer with a page instead of the file.
+    """
+    if name.endswith(".zip") and not zipfile.is_zipfile(path):
+        return "is not a zip archive"
+    if name.endswith((".gz", ".tgz")):
+        with path.open("rb") as file:
+            if file.read(2) != b"\x1f\x8b":
+                return "is not a gzip file"
+    return None
 
 
 def _fetch(url: str, partial: Path, timeout: float) -> int | None:

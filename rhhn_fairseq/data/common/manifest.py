@@ -15,7 +15,7 @@ SPLITS = ("train", "valid", "test")
 ADVICE = "prepare the corpus again with --force"
 
 # What messages call each type if an entry has another one.
-_WORDS = {dict: "a table", bool: "true or false", int: "a whole number", str: "a text"}
+_WORDS = {dict: "an object", bool: "true or false", int: "a whole number", str: "a string"}
 
 
 def load_manifest(data_dir: str | Path) -> object | None:
@@ -123,7 +123,11 @@ def check_request(dest: Path, prepared: dict, request: dict, identity: tuple[str
     if len(before) != len(now):
         raise UsageError(f"{dest}: was prepared from {len(before)} files, not {len(now)}; {advice}")
     for old, new in zip(before, now, strict=True):
-        if any(old[key] != new[key] for key in identity):
+        different = [key for key in identity if old[key] != new[key]]
+        if different and "sha256" not in different:
+            key = different[0]
+            raise UsageError(f"{new['name']}: was prepared as {key} {old[key]}, not {new[key]}; {advice}")
+        if different:
             raise UsageError(
                 f"{new['name']}: SHA-256 {new['sha256'][:16]}… is not the one recorded in "
                 f"{dest / MANIFEST_NAME}; {advice}"

@@ -72,10 +72,19 @@ def user_file(path: str | Path) -> FileSource:
     if not os.path.exists(path):
         raise UsageError(f"{path}: no such file")
     if not os.path.isfile(path):
-        raise UsageError(f"{path}: is not a regular file (the text is read more than once)")
+        raise UsageError(
+            f"{path}: is not a regular file; pipes are not supported, because the text is read twice"
+        )
     if path.name.endswith(TAR_SUFFIXES):
         raise UsageError(f"{path}: is an archive; unpack it first")
     return FileSource(path)
+
+
+def check_directory(path: str | Path, option: str = "--from-dir") -> None:
+    """Raises UsageError, naming the option, unless there is a directory at ``path``."""
+    if not os.path.isdir(path):
+        kind = "is a file, not a directory" if os.path.exists(path) else "no such directory"
+        raise UsageError(f"{option} {path}: {kind}")
 
 
 def find_in_directory(directory: Path, name: str) -> FileSource:
@@ -84,22 +93,26 @@ def find_in_directory(directory: Path, name: str) -> FileSource:
     Raises UsageError if there is none, or if several archives or members hold it.
     """
     directory = Path(directory)
-    if not os.path.isdir(directory):
-        kind = "is a file, not a directory" if os.path.exists(directory) else "no such directory"
-        raise UsageError(f"--from-dir {directory}: {kind}")
+    check_directory(directory)
     for suffix in ("", ".gz", ".zip"):
         path = directory / (name + suffix)
         if os.path.isfile(path):
             return FileSource(path)
     with readable(str(directory)):
         paths = sorted(directory.iterdir())
-    matches = []
+    matches, damaged = [], None
     for path in paths:
         if path.is_file() and path.name.endswith((".zip", *TAR_SUFFIXES)):
-            matches += [
-                FileSource(path, member) for member in _members(path) if member.rpartition("/")[2] == name
-            ]
+            try:
+                members = _members(path)
+            except UsageError as error:
+                # It may be an archive of something else.
+                damaged = damaged or error
+                continue
+            matches += [FileSource(path, member) for member in members if member.rpartition("/")[2] == name]
     if not matches:
+        if damaged:
+            raise damaged
         raise UsageError(
             f"--from-dir {directory}: has no {name}, plain, packed as .gz or .zip, or in a .tgz, "
             ".tar or .zip archive"

@@ -1,4 +1,5 @@
 """Parallel corpora: from raw text in two languages to the directory that translation is trained on.
 
-Nothing here imports fairseq or torch; fairseq-preprocess runs as a separate process.
+Preparing imports neither fairseq nor torch: fairseq-preprocess runs as a separate process. Training uses
+``sampling``, which imports torch.
 """

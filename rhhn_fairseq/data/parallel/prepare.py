@@ -21,7 +21,7 @@ from rhhn_fairseq.data.parallel.corpora import Corpus
 from rhhn_fairseq.data.parallel.encoding import encode_texts
 from rhhn_fairseq.data.parallel.manifest import FORMAT, KIND, PARALLEL, is_parallel_file
 from rhhn_fairseq.data.parallel.pieces import MODEL_NAME, PiecesConfig, train_pieces
-from rhhn_fairseq.data.parallel.stages import Stages, stages_in
+from rhhn_fairseq.data.parallel.stages import Stages, remove_unless_resumable, stages_in
 from rhhn_fairseq.data.parallel.texts import RAW, write_texts
 from rhhn_fairseq.errors import UsageError
 
@@ -48,12 +48,8 @@ def prepare(
     Raises UsageError for input that is unreadable or does not fit together, for a full disk, and for a
     ``dest`` that holds something else.
     """
-    if not 1 <= workers <= most_workers():
-        raise UsageError(
-            f"--workers {workers}: must be 1 or more, and {most_workers()} at most on this machine"
-        )
+    check_options(dest, workers, force)
     dest = resolved(dest)
-    check_replaceable(dest, force, is_parallel_file)
     work = dest.with_name(f".{dest.name}.work")
     request = {
         "corpus": corpus.name,
@@ -68,6 +64,8 @@ def prepare(
             sums = {name: entry["sha256"] for name, entry in files if "sha256" in entry}
             check_files(dest, {name: entry["bytes"] for name, entry in files}, sums)
             report(manifest)
+        # A run that was killed at its very end leaves them.
+        remove_unless_resumable(work)
         return manifest, True
     with stages_in(work, say) as stages:
         if force:
@@ -77,6 +75,15 @@ def prepare(
         publish(stages.folder(BINARY), dest)
         stages.discard()
     return manifest, False
+
+
+def check_options(dest: str | Path, workers: int, force: bool) -> None:
+    """Raises UsageError for a number of workers out of range, or a ``dest`` that must not be replaced."""
+    if not 1 <= workers <= most_workers():
+        raise UsageError(
+            f"--workers {workers}: must be 1 or more, and {most_workers()} at most on this machine"
+        )
+    check_replaceable(resolved(dest), force, is_parallel_file)
 
 
 def report(manifest: dict) -> str:

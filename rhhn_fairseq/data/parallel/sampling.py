@@ -4,6 +4,7 @@ One of the ``nbest`` most likely segmentations x of a sentence is drawn, with pr
 P(x)^alpha, where P is the probability under the unigram model of the pieces.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class SegmentationSampler:
         pieces = range(self.processor.vocab_size())
         self.log_probabilities = np.array([self.processor.get_score(piece) for piece in pieces])
         self.entries = np.array([dictionary.index(self.processor.id_to_piece(piece)) for piece in pieces])
+        self.unknown = dictionary.unk()
         ordinary = self.entries >= dictionary.nspecial
         self.pieces = np.full(len(dictionary), -1)
         self.pieces[self.entries[ordinary]] = np.flatnonzero(ordinary)
@@ -52,7 +54,8 @@ class SegmentationSampler:
         """
         pieces = self.pieces[entries.numpy()]
         inner = np.flatnonzero(pieces >= 0)
-        if not inner.size or inner[-1] - inner[0] + 1 != inner.size:
+        # A space before a character without a piece is a piece of its own, which the text would lose.
+        if (entries == self.unknown).any() or not inner.size or inner[-1] - inner[0] + 1 != inner.size:
             return entries
         text = self.processor.decode(pieces[inner].tolist())
         segmentations = self.processor.nbest_encode_as_ids(text, self.nbest)
@@ -65,7 +68,7 @@ class SegmentationSampler:
 
 def _load_unigram(data_dir: Path):
     path = data_dir / MODEL_NAME
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UsageError(f"--subword-sampling needs the model of the pieces, and {path} is missing")
     processor = load_pieces(data_dir)
     try:

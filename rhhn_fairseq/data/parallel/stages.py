@@ -6,7 +6,6 @@ the result. Every record holds the checksum of the one before, so a stage that c
 all that follow.
 """
 
-import fcntl
 import hashlib
 import json
 import shutil
@@ -17,8 +16,6 @@ from pathlib import Path
 
 from rhhn_fairseq.data.common.checksums import describe_file
 from rhhn_fairseq.errors import UsageError
-
-_LOCK = "lock"
 
 
 class Stages:
@@ -98,23 +95,23 @@ class Stages:
         return record if same else None
 
 
+def remove_unless_resumable(directory: Path) -> None:
+    """Removes the directory of stages if no finished stage is recorded there."""
+    if not list(directory.glob("*.json")):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 @contextmanager
 def stages_in(directory: Path, say: Callable[[str], None]) -> Iterator[Stages]:
     """Yields the stages in ``directory``, which is removed at the end unless a finished stage is in it.
 
-    Raises UsageError if the file system refuses, and if another process is at work there.
+    Raises UsageError if the file system refuses. Only one process may be at work there.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with (directory / _LOCK).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UsageError(f"{directory}: another run is preparing this corpus; wait for it") from error
-            try:
-                yield Stages(directory, say)
-            finally:
-                if not list(directory.glob("*.json")):
-                    shutil.rmtree(directory, ignore_errors=True)
+        try:
+            yield Stages(directory, say)
+        finally:
+            remove_unless_resumable(directory)
     except OSError as error:
         raise UsageError(f"{directory}: cannot be written ({error.strerror or error})") from error

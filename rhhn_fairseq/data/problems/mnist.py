@@ -1,9 +1,9 @@
 """MNIST: finds its four files, and deals its images to training, validation and test."""
 
-import fcntl
+import gzip
 import hashlib
 import re
-from contextlib import contextmanager
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from rhhn_fairseq.data.common.download import download
 from rhhn_fairseq.data.common.manifest import SPLITS
-from rhhn_fairseq.data.common.sources import FileSource
+from rhhn_fairseq.data.common.sources import check_directory
 from rhhn_fairseq.data.problems.idx import read_labelled_images
 from rhhn_fairseq.errors import UsageError
 
@@ -73,9 +73,8 @@ def load_mnist(directory: str | Path | None, download_dir: Path, split: MnistSpl
     Raises:
         UsageError: a file is missing, damaged or has too few images, or cannot be downloaded.
     """
-    if directory is not None and not Path(directory).is_dir():
-        kind = "is a file, not a directory" if Path(directory).exists() else "no such directory"
-        raise UsageError(f"--mnist-dir {directory}: {kind}")
+    if directory is not None:
+        check_directory(directory, "--mnist-dir")
     if split.only_t10k:
         images, labels = _read("t10k", directory, download_dir)
         order = np.random.default_rng(T10K_ORDER_SEED).permutation(len(images))
@@ -129,45 +128,19 @@ def _existing_path(name: str, directory: Path) -> Path:
 
 
 def _downloaded(name: str, directory: Path) -> Path:
-    with _one_process(directory):
-        path = directory / f"{name}.gz"
-        fresh = not path.is_file()
-        path = download(f"{URL}{name}.gz", directory, option="--mnist-dir")
-        if fresh:
-            _verify(path, PUBLISHED[name])
-    return path
+    def find_fault(path: Path) -> str | None:
+        digest = hashlib.md5(usedforsecurity=False)
+        try:
+            with gzip.open(path) as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        except (OSError, EOFError, zlib.error) as error:
+            return f"is damaged ({error})"
+        if digest.hexdigest() != PUBLISHED[name]:
+            return f"is not the published file (its MD5 is {digest.hexdigest()}, not {PUBLISHED[name]})"
+        return None
 
-
-def _verify(path: Path, md5: str) -> None:
-    """Removes a download that is not the published file, so that the next run fetches it again."""
-    digest = hashlib.md5()
-    try:
-        for chunk in FileSource(path).chunks():
-            digest.update(chunk)
-        checksum = digest.hexdigest()
-    except UsageError as error:
-        path.unlink()
-        raise UsageError(f"{error}; it was downloaded, and is removed") from error
-    if checksum != md5:
-        path.unlink()
-        raise UsageError(
-            f"{path}: what was downloaded is not the published file (its MD5 is {checksum}, not {md5}) "
-            "and is removed; get the files another way and pass --mnist-dir DIR"
-        )
-
-
-@contextmanager
-def _one_process(directory: Path):
-    """Admits the workers of one machine one after the other, so that only the first downloads."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = open(directory / ".lock", "w")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise UsageError(f"{directory}: cannot be written ({error.strerror})") from error
-    # Closing the file, or the end of the process, releases the lock.
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return download(f"{URL}{name}.gz", directory, option="--mnist-dir", find_fault=find_fault)
 
 
 def _require(needed: int, images: np.ndarray, split: MnistSplit) -> None:

@@ -54,7 +54,7 @@ class HersheyConfig:
         default=0.008, metadata={"help": "standard deviation of a point's displacement, in font heights"}
     )
     step: float = field(default=0.08, metadata={"help": "mean distance between points, in font heights"})
-    seed: int = field(default=1, metadata={"help": "another gives other lines"})
+    seed: int = field(default=1, metadata={"help": "random seed; each seed produces different lines"})
 
     def __post_init__(self):
         for name, low in (("lines", 1), ("max_words", 1), ("seed", 0)):
@@ -128,7 +128,8 @@ def _read_words(path: Path) -> tuple[list[str], list[dict]]:
 
 def _line(config: HersheyConfig, fonts: dict, words: list[str], split: str, number: int) -> Line:
     rng = np.random.default_rng([config.seed, SPLITS.index(split), number])
-    text = " ".join(rng.choice(words, size=rng.integers(1, config.max_words + 1)))
+    numbers = rng.integers(len(words), size=rng.integers(1, config.max_words + 1))
+    text = " ".join(words[number] for number in numbers)
     if rng.random() < 0.25:
         text = text[0].upper() + text[1:]
     if rng.random() < 0.15:

@@ -22,6 +22,7 @@ from xml.etree import ElementTree
 import numpy as np
 from tqdm import tqdm
 
+from rhhn_fairseq.data.common.sources import check_directory
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.points import Line, from_strokes
 from rhhn_fairseq.errors import UsageError
@@ -184,9 +185,7 @@ def _files(from_dir: Path) -> Iterator[tuple[str, bytes]]:
 
     A file that occurs twice, because an archive was unpacked beside itself, is yielded once.
     """
-    if not from_dir.is_dir():
-        kind = "is a file, not a directory" if from_dir.exists() else "no such directory"
-        raise UsageError(f"--from-dir {from_dir}: {kind}")
+    check_directory(from_dir)
     with readable(str(from_dir)):
         paths = sorted(path for path in from_dir.rglob("*") if path.is_file())
     seen: set[str] = set()

@@ -57,7 +57,7 @@ def prepare(
         "options": corpus.options,
         "cleaning": dataclasses.asdict(cleaning),
         "normalise": normalise,
-        "statistics": None if given is None else dataclasses.asdict(given),
+        "statistics": None if given is None else {"mean": list(given.mean), "std": list(given.std)},
         "inputs": loaded.inputs,
     }
     if prepared is not None:
@@ -101,9 +101,10 @@ def _build(corpus, loaded: Loaded, request, cleaning, given, stage: Path) -> dic
         if not splits.get(split):
             raise UsageError(_empty(split, counts.get(split), cleaning))
     train = splits["train"]
-    offsets = np.concatenate([line.points[1:, :2] for line in train])
-    measured = Normalisation.measure(offsets, request["normalise"])
-    normalisation = measured if given is None else given
+    normalisation = given
+    if normalisation is None:
+        offsets = np.concatenate([line.points[1:, :2] for line in train])
+        normalisation = Normalisation.measure(offsets, request["normalise"])
     for split, lines in splits.items():
         write_split(stage, split, lines)
     symbols = "".join(sorted({symbol for line in train for symbol in line.text or ""}))

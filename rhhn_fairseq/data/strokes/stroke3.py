@@ -11,19 +11,20 @@ It reads
 Files without splits are split at random, by percentages.
 """
 
-import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from rhhn_fairseq.data.common.checksums import describe_file
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.strokes.arrays import LARGEST, read_arrays
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.points import FIRST_ROWS, Line, from_offsets
 from rhhn_fairseq.data.text.corpora import parse_split
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import read_regular
+from rhhn_fairseq.files import read_regular, readable
 
 STROKES_SUFFIX = "-strokes.npy"
 CHARS_SUFFIX = "-chars.npy"
@@ -58,14 +59,12 @@ def _load(paths, split, first_row, y_up, seed) -> Loaded:
     unsplit: list[Line] = []
     for path in paths:
         for file in _files(path):
-            content = read_regular(file, LARGEST)
-            loaded.inputs.append(
-                {"name": file.name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            )
             arrays = read_arrays(file)
+            loaded.inputs.append(_described(file))
             if "" in arrays:
-                lines = _lines(arrays[""], file.stem, first_row, y_up, _text(file))
-                unsplit += lines
+                if (beside := _text_file(file)) is not None:
+                    loaded.inputs.append(_described(beside))
+                unsplit += _lines(arrays[""], file.stem, first_row, y_up, _text(beside))
                 continue
             known = [name for name in SPLITS if name in arrays]
             if not known:
@@ -88,14 +87,15 @@ def read_line(path: Path, first_row: str = "drawn", y_up: bool = False) -> Line:
         UsageError: the file cannot be read, or holds no line or several.
     """
     array = read_arrays(path).get("")
-    lines = [] if array is None else _lines(array, path.stem, first_row, y_up, _text(path))
+    lines = [] if array is None else _lines(array, path.stem, first_row, y_up, _text(_text_file(path)))
     if len(lines) != 1:
         raise UsageError(f"{path}: expected one line of handwriting, an array of shape (points, 3)")
     return lines[0]
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
+    # For a path without access rights os.path returns False, where Path raises; reading it then says why.
+    if not os.path.isdir(path):
         return [path]
     files = sorted(file for file in path.glob("*.npy") if not file.name.endswith(CHARS_SUFFIX))
     if not files:
@@ -118,19 +118,31 @@ def _lines(array: np.ndarray, name: str, first_row: str, y_up: bool, text: str |
     ]
 
 
-def _text(file: Path) -> str | None:
-    """Returns the text of a file's line, if a neighbouring file has it."""
+def _described(file: Path) -> dict:
+    with readable(str(file)):
+        return {"name": file.name, **describe_file(file)}
+
+
+def _text_file(file: Path) -> Path | None:
+    """Returns the neighbouring file with the text of a file's line, or None if there is none."""
     if file.name.endswith(STROKES_SUFFIX):
-        chars = file.with_name(file.name.removesuffix(STROKES_SUFFIX) + CHARS_SUFFIX)
-        if not chars.exists():
-            return None
-        loaded = read_arrays(chars).get("")
-        if loaded is None or loaded.ndim or loaded.dtype.kind not in "SU":
-            raise UsageError(f"{chars}: expected one text, as numpy.save stores it")
-        text = loaded.item()
-        return text if isinstance(text, str) else _decoded(text, chars)
-    file = file.with_suffix(".txt")
-    return _decoded(read_regular(file, LARGEST), file).strip() if file.exists() else None
+        beside = file.with_name(file.name.removesuffix(STROKES_SUFFIX) + CHARS_SUFFIX)
+    else:
+        beside = file.with_suffix(".txt")
+    return beside if os.path.exists(beside) else None
+
+
+def _text(file: Path | None) -> str | None:
+    """Returns the text in a file that ``_text_file`` named."""
+    if file is None:
+        return None
+    if file.suffix == ".txt":
+        return _decoded(read_regular(file, LARGEST), file).strip()
+    loaded = read_arrays(file).get("")
+    if loaded is None or loaded.ndim or loaded.dtype.kind not in "SU":
+        raise UsageError(f"{file}: expected one text, as numpy.save stores it")
+    text = loaded.item()
+    return text if isinstance(text, str) else _decoded(text, file)
 
 
 def _decoded(content: bytes, path: Path) -> str:

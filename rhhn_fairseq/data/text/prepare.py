@@ -43,7 +43,7 @@ def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool 
     ``dest`` that holds something else.
     """
     dest = resolved(dest)
-    check_replaceable(dest, force, is_data_file)
+    check_destination(dest, force)
     inputs = [_inspect(entry, verify) for entry in corpus.inputs]
     request = {
         "corpus": corpus.name,
@@ -63,6 +63,11 @@ def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool 
     with staged(dest) as stage:
         manifest = _build(corpus, request, stretches, stage, verify)
     return manifest, False
+
+
+def check_destination(dest: str | Path, force: bool) -> None:
+    """Raises UsageError if ``dest`` must not be replaced; see ``prepare``."""
+    check_replaceable(resolved(dest), force, is_data_file)
 
 
 def report(manifest: dict) -> str:
@@ -135,9 +140,7 @@ def _build(
         )
         symbols = splits[split]["symbols"]
         if symbols < 2:
-            raise UsageError(
-                f"the {split} split has fewer than 2 symbols ({symbols}), too few to predict one from another"
-            )
+            raise UsageError(f"the {split} split has fewer than 2 symbols ({symbols})")
         if verify:
             _check_counts(corpus, split, splits[split])
     if splits["train"]["symbols"] != counts.sum() or splits["train"]["unknown"]:

@@ -49,6 +49,11 @@ def escape(symbol: str) -> str:
     return _escape_code(ord(symbol))
 
 
+def _utf8(text: str) -> bytes:
+    # Bytes of the command line that are not UTF-8 arrive as surrogates, and are bytes again.
+    return text.encode("utf-8", "surrogateescape")
+
+
 def escape_byte(value: int) -> str:
     r"""Returns one byte as it stands in dict.txt: printable ASCII as itself, else ``\xNN``."""
     if not 0 <= value <= 0xFF:
@@ -147,19 +152,6 @@ class CharVocabulary:
             )
         return vocabulary
 
-    @classmethod
-    def from_dictionary(
-        cls, dictionary, mode: str = "text", newline_occurs: bool = True, corpus: str | None = None
-    ) -> "CharVocabulary":
-        """Builds it from a fairseq Dictionary (anything with its list ``.symbols``) of such a corpus."""
-        specials = tuple(dictionary.symbols[:FIRST_SYMBOL])
-        if specials != SPECIAL_SYMBOLS:
-            raise UsageError(
-                f"the dictionary begins with {', '.join(map(repr, specials))}, "
-                f"not with {', '.join(SPECIAL_SYMBOLS)}"
-            )
-        return cls(dictionary.symbols[FIRST_SYMBOL:], mode, newline_occurs, corpus)
-
     def __len__(self) -> int:
         """The size of fairseq's dictionary: four special symbols and those of dict.txt."""
         return FIRST_SYMBOL + len(self.symbols)
@@ -176,7 +168,7 @@ class CharVocabulary:
 
     def split(self, text: str) -> str | bytes:
         """Returns the symbols of a text in order: its characters or its UTF-8 bytes."""
-        return text.encode("utf-8") if self.mode == "bytes" else text
+        return _utf8(text) if self.mode == "bytes" else text
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Returns dictionary indices of a text, int64 [T]; symbols not in the training text become <unk>.
@@ -184,7 +176,7 @@ class CharVocabulary:
         In bytes mode a str stands for its UTF-8 bytes. Raises TypeError for bytes in text mode.
         """
         if self.mode == "bytes":
-            data = text.encode("utf-8") if isinstance(text, str) else text
+            data = _utf8(text) if isinstance(text, str) else text
             return self.encode_codes(np.frombuffer(data, dtype=np.uint8))
         if not isinstance(text, str):
             raise TypeError("a vocabulary in text mode encodes str, not bytes")

@@ -4,6 +4,7 @@
 fairseq's end-of-sentence symbol. It also leaves preprocess.log, which identifies such a directory.
 """
 
+import os
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -50,6 +51,7 @@ class WordVocabulary:
         self.symbols = tuple(words)
         self.reverse = reverse
         self.corpus = corpus
+        self._names = (*SPECIAL_SYMBOLS, *self.symbols)
         self._index_of_word = {word: FIRST_SYMBOL + index for index, word in enumerate(self.symbols)}
         if len(self._index_of_word) != len(self.symbols):
             raise UsageError("a word occurs twice in the dictionary")
@@ -65,7 +67,7 @@ class WordVocabulary:
             if not separator or not count.isdecimal():
                 raise UsageError(f"{path}: line {number} is {line!r}, not 'WORD COUNT'")
             if word in SPECIAL_SYMBOLS:
-                raise UsageError(f"{path}: line {number}: {word} is a symbol of fairseq's own")
+                raise UsageError(f"{path}: line {number}: {word} is reserved by fairseq")
             words.append(word)
         vocabulary = cls(words)
         vocabulary.corpus = f"{Path(data_dir).name} as words, {len(vocabulary.model_indices()):,} symbols"
@@ -98,8 +100,8 @@ class WordVocabulary:
 
     def decode(self, indices: Sequence[int] | np.ndarray) -> str:
         """Returns the text of dictionary indices [T]: every word is followed by a space."""
-        names = [*SPECIAL_SYMBOLS, *self.symbols]
-        return "".join("\n" if index == EOS else f"{names[index]} " for index in np.asarray(indices).tolist())
+        indices = np.asarray(indices).tolist()
+        return "".join("\n" if index == EOS else f"{self._names[index]} " for index in indices)
 
     def incremental_decoder(self) -> "WordDecoder | ReverseDecoder":
         """Returns a decoder for indices that arrive as the model reads them."""
@@ -128,6 +130,7 @@ def load_vocabulary(data_dir: str | Path) -> CharVocabulary | WordVocabulary:
         UsageError: see the ``load`` of the two.
     """
     data_dir = Path(data_dir)
-    if not (data_dir / MANIFEST_NAME).exists() and (data_dir / LOG_NAME).exists():
+    # For a path without access rights os.path returns False, where Path raises; reading it then says why.
+    if not os.path.exists(data_dir / MANIFEST_NAME) and os.path.exists(data_dir / LOG_NAME):
         return WordVocabulary.load(data_dir)
     return CharVocabulary.load(data_dir)

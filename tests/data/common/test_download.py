@@ -4,6 +4,9 @@ import functools
 import http.server
 import re
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from helpers.chars_cli import (
@@ -79,12 +82,12 @@ def test_download_continues_where_it_stopped(tmp_path, server, honour_range):
     handler.stop_after = 300_000
     with pytest.raises(UsageError, match="after 300,000 of 1,024,000 bytes; run the command again"):
         download(f"{address}/file", tmp_path)
-    assert names(tmp_path) == ["file.part"]
+    assert names(tmp_path) == [".lock", "file.part"]
     handler.stop_after = None
     handler.honour_range = honour_range
     assert download(f"{address}/file", tmp_path).read_bytes() == handler.data
     assert handler.ranges == [None, "bytes=300000-"]
-    assert names(tmp_path) == ["file"]
+    assert names(tmp_path) == [".lock", "file"]
 
 
 @pytest.mark.parametrize("extra", [0, 5])
@@ -104,6 +107,45 @@ def test_download_errors_name_the_way_out(tmp_path, server, capsys, monkeypatch)
     assert re.search(r"cannot download http://127.0.0.1:9/enwik8.zip .*--from-dir DIR", found)
 
 
+def test_two_downloads_of_one_file(tmp_path, server, caplog):
+    handler, address = server
+    handler.stop_after, do_get, entered, leave = None, handler.do_GET, threading.Event(), threading.Event()
+
+    def waits(self):
+        entered.set()
+        assert leave.wait(60)
+        do_get(self)
+
+    handler.do_GET = waits
+    with ThreadPoolExecutor(2) as workers:
+        first = workers.submit(download, f"{address}/file", tmp_path)
+        assert entered.wait(60)
+        second = workers.submit(download, f"{address}/file", tmp_path)
+        while "another process is downloading" not in caplog.text and not second.done():
+            time.sleep(0.01)
+        leave.set()
+        assert first.result() == second.result()
+    assert first.result().read_bytes() == handler.data and handler.ranges == [None]
+
+
+@pytest.mark.parametrize(
+    "name, kind", [("a.zip", "zip archive"), ("a.tgz", "gzip file"), ("a.gz", "gzip file")]
+)
+def test_a_page_in_place_of_an_archive_is_removed(tmp_path, server, name, kind):
+    handler, address = server
+    handler.data = b"<html>please log in</html>"
+    with pytest.raises(UsageError, match=f"{name}: what was downloaded is not a {kind}, and is removed"):
+        download(f"{address}/{name}", tmp_path)
+    assert names(tmp_path) == [".lock"]
+
+
+def test_a_finished_download_needs_no_right_to_write(tmp_path, server, monkeypatch):
+    _, address = server
+    (tmp_path / "file").write_bytes(b"here")
+    monkeypatch.setattr(Path, "mkdir", None)
+    assert download(f"{address}/file", tmp_path).read_bytes() == b"here"
+
+
 def test_downloaded_ptb_is_prepared(tmp_path, server, monkeypatch):
     handler, address = server
     handler.data = b" a b \n" * 100
@@ -111,4 +153,6 @@ def test_downloaded_ptb_is_prepared(tmp_path, server, monkeypatch):
     arguments = ["--download-dir", tmp_path / "kept", "--dest", tmp_path / "dest", "--no-verify"]
     assert run("ptb", *arguments) == 0
     assert read_back(tmp_path / "dest", "valid").encode() == handler.data
-    assert names(tmp_path / "kept") == [f"ptb.{split}.txt" for split in ("test", "train", "valid")]
+    assert names(tmp_path / "kept") == [".lock"] + [
+        f"ptb.{split}.txt" for split in ("test", "train", "valid")
+    ]

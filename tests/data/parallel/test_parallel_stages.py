@@ -1,7 +1,6 @@
 """Stages: done once, done again when anything changed, and never left half done."""
 
 import json
-import multiprocessing
 
 import pytest
 from helpers.parallel_cli import names
@@ -102,7 +101,7 @@ def test_an_interrupted_stage_leaves_nothing_and_the_ones_before_stay(work, erro
     work.fail = "second", error
     with pytest.raises(type(error)):
         work.run()
-    assert names(work.directory) == ["first", "first.json", "lock"]
+    assert names(work.directory) == ["first", "first.json"]
     work.fail = None
     assert work.run() == [RESULT, RESULT]
     assert work.done == ["second"]
@@ -112,7 +111,7 @@ def test_a_full_disk_is_one_line(work):
     work.fail = "second", OSError(28, "No space left on device")
     with pytest.raises(UsageError, match=r"work: cannot be written \(No space left on device\)"):
         work.run()
-    assert names(work.directory) == ["first", "first.json", "lock"]
+    assert names(work.directory) == ["first", "first.json"]
 
 
 def test_without_a_finished_stage_nothing_is_left(work, tmp_path):
@@ -132,34 +131,13 @@ def test_remains_of_a_killed_run_are_swept_away(work):
     work.run()
     assert work.done == ["second"]
     assert json.loads((work.directory / "second.json").read_text()) == record
-    assert names(work.directory) == ["first", "first.json", "lock", "second", "second.json"]
+    assert names(work.directory) == ["first", "first.json", "second", "second.json"]
     assert names(work.directory / "second") == ["inner"]
 
 
 def test_discarded_stages_are_gone(work, tmp_path):
     work.run(discard=True)
     assert names(tmp_path / "deep") == []
-
-
-def _hold(directory, entered, leave):
-    with stages_in(directory, lambda text: None):
-        entered.set()
-        leave.wait(60)
-
-
-def test_two_runs_at_a_time_are_refused(work):
-    context = multiprocessing.get_context("fork")
-    entered, leave = context.Event(), context.Event()
-    process = context.Process(target=_hold, args=(work.directory, entered, leave))
-    process.start()
-    try:
-        assert entered.wait(60)
-        with pytest.raises(UsageError, match="another run is preparing this corpus"):
-            work.run()
-    finally:
-        leave.set()
-        process.join()
-    assert work.run() == [RESULT, RESULT]
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):

@@ -157,6 +157,8 @@ def test_the_same_request_is_reused_and_another_is_refused(tmp_path, capsys):
     stamp = (dest / "manifest.json").stat().st_mtime_ns
     capsys.readouterr()
     # Processes are no part of the request, nor are the names of files.
+    # A run that was killed while it removed its finished stages.
+    (tmp_path / ".dest.work" / "texts").mkdir(parents=True)
     renamed = [str(option).replace("train.en", "renamed.en") for option in command]
     shutil.copy(tmp_path / "train.en", tmp_path / "renamed.en")
     assert run(*renamed, *SMALL[:2], "--workers", "2") == 0
@@ -389,7 +391,7 @@ def test_a_full_disk_is_one_line_and_what_was_finished_stays(tmp_path, capsys, p
     assert not (tmp_path / "dest").exists()
     left = names(tmp_path / ".dest.work") if finished else []
     assert (tmp_path / ".dest.work").exists() == bool(finished)
-    assert left == sorted([*finished, *(f"{stage}.json" for stage in finished), *["lock"][: len(finished)]])
+    assert left == sorted([*finished, *(f"{stage}.json" for stage in finished)])
     # With room on the disk, the same command goes on where it stopped.
     assert run("files", *options, *more) == 0
     assert re.findall("stage (\\w+): finished before", capsys.readouterr().out) == finished

@@ -92,8 +92,9 @@ def test_the_text_stays_and_so_do_other_symbols(prepared):
         assert processor.decode(pieces) == "newest lowest west"
         lengths.add(len(pieces))
     assert len(lengths) > 1
-    unknown = _entries(prepared, "new \u03c9 low")
-    assert dictionary.unk() in unknown and torch.equal(sampler.draw(unknown, rng), unknown)
+    for text in ("new \u03c9 low", "new \u03c9", "\u03c9 new", "\u03c9"):
+        unknown = _entries(prepared, text)
+        assert dictionary.unk() in unknown and torch.equal(sampler.draw(unknown, rng), unknown)
     empty = torch.tensor([dictionary.eos()])
     assert torch.equal(sampler.draw(empty, rng), empty)
 

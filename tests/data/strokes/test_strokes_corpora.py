@@ -325,7 +325,7 @@ def test_stroke3_lists(tmp_path, capsys):
     assert StrokeSplit(tmp_path / "data2", "train").sizes.tolist() == [6] * 20
 
 
-def test_stroke3_files_without_splits(tmp_path):
+def test_stroke3_files_without_splits(tmp_path, capsys):
     folder = tmp_path / "lines"
     folder.mkdir()
     for number in range(10):
@@ -341,6 +341,16 @@ def test_stroke3_files_without_splits(tmp_path):
     texts = {n: t for split in splits.values() for n, t in zip(split.names, split.texts, strict=True)}
     assert texts["style-3-strokes"] == "line 3" and texts["plain"] == "plain line" and texts["block[2]"] == ""
     assert len(texts) == 14
+    again = ["stroke3", *sources, "--split", "60/20/20", "--dest", tmp_path / "data"]
+    for text, write in (
+        ("style-3-chars.npy", lambda path: np.save(path, np.bytes_("changed"))),
+        ("plain.txt", lambda path: path.write_text("changed\n")),
+    ):
+        before = (folder / text).read_bytes()
+        write(folder / text)
+        assert f"{text}: SHA-256 " in error_of(capsys, *again)
+        (folder / text).write_bytes(before)
+    assert run(*again) == 0
     other = ["--split", "60/20/20", "--seed", 2, "--dest", tmp_path / "other"]
     assert run("stroke3", *sources, *other) == 0
     assert StrokeSplit(tmp_path / "other", "train").names != splits["train"].names
@@ -428,6 +438,9 @@ def test_statistics_of_another_directory(tmp_path, capsys):
     made = ["hershey", "--lines", 5, "--dest", tmp_path / "two", "--statistics-of"]
     assert run(*made, tmp_path / "one") == 0
     assert manifest_of(tmp_path / "two")["statistics"] == manifest_of(tmp_path / "one")["statistics"]
+    capsys.readouterr()
+    assert run(*made, tmp_path / "one") == 0
+    assert capsys.readouterr().out.startswith("already prepared")
     message = error_of(capsys, *made, tmp_path / "nowhere")
     assert "has no manifest.json; name a directory that scripts/prepare_strokes.py made" in message
     (tmp_path / "manifest.json").write_text("{}")

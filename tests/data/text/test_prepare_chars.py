@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -175,6 +176,15 @@ def test_same_request_is_reused_and_another_is_refused(tmp_path, capsys):
     changed = error_of(capsys, "text", *options, "--dest", dest)
     assert re.search(r"valid.txt: SHA-256 .* is not the one recorded in .*--force", changed)
     assert contents(dest) == before
+    write_splits(tmp_path)
+    names_of = dict(zip(options[::2], options[1::2], strict=True))
+    swapped = ["--train", names_of["--train"], names_of["--valid"], "--valid", names_of["--test"]]
+    assert run("text", *swapped, "--test", names_of["--test"], "--dest", tmp_path / "more") == 0
+    moved = ["--train", names_of["--train"], "--valid", names_of["--valid"], names_of["--test"]]
+    message = error_of(capsys, "text", *moved, "--test", names_of["--test"], "--dest", tmp_path / "more")
+    assert "valid.txt: was prepared as split train, not valid; --force" in message
+    shutil.rmtree(tmp_path / "more")
+    write_splits(tmp_path, valid="bab\n")
     assert run("text", *options, "--dest", dest, "--force") == 0
     assert read_back(dest, "valid") == "bab\n"
     assert names(tmp_path) == ["dest", "test.txt", "train.txt", "valid.txt"]
@@ -306,6 +316,21 @@ def test_an_interruption_while_replacing_restores_the_old_corpus(tmp_path, monke
     assert run("text", *options, "--dest", dest, "--force") == 130
     assert contents(dest) == before
     assert names(tmp_path) == ["dest", "test.txt", "train.txt", "valid.txt"]
+
+
+def test_what_a_killed_run_left_is_cleaned_up(tmp_path, capsys):
+    options = write_splits(tmp_path)
+    dest = tmp_path / "dest"
+    assert run("text", *options, "--dest", dest) == 0
+    before = contents(dest)
+    # Killed while it wrote, and killed between the two renames of a replacement.
+    (tmp_path / f".dest.{'0' * 32}.tmp").mkdir()
+    dest.rename(tmp_path / f".dest.{'1' * 32}.old")
+    (tmp_path / ".dest.mine.tmp").mkdir()
+    capsys.readouterr()
+    assert run("text", *options, "--dest", dest) == 0
+    assert "already prepared" in capsys.readouterr().out and contents(dest) == before
+    assert names(tmp_path) == [".dest.mine.tmp", "dest", "test.txt", "train.txt", "valid.txt"]
 
 
 def test_a_real_write_failure_is_one_line(tmp_path):
