@@ -199,17 +199,28 @@ class Cell(Pretrained, nn.Module):
             first = self.first_positions(T, B, mask_TB, x_TBC.device) if self.begins else None
         if torch.compiler.is_compiling():
             forced = self.backend or policy.current().kernel
+            if self.hooked() is not None:
+                forced = "reference"
             plan = backends.select_traced(self.operation, x_TBC.device, x_TBC.dtype, forced)
         else:
             plan = backends.select(self.request(x_TBC, state, mask_TB, noise))
-        if not 0 < self.config.recompute_steps < T or not torch.is_grad_enabled():
+        if not self.recomputes(T):
             return self.run(x_TBC, state, first, mask_TB, noise, plan)
+        # ``functional_call`` may have replaced the parameters for this pass only, as weight drop does.
+        runner = _Runner(self, plan)
+        weights: dict[str, Tensor] = dict(runner.named_parameters())
 
-        def run(x_TBC, state, first_TB1, mask_TB, noise) -> tuple[Tensor, State]:
-            return self.run(x_TBC, state, first_TB1, mask_TB, noise, plan)
+        def run(*arguments) -> tuple[Tensor, State]:
+            return torch.func.functional_call(runner, weights, arguments)
 
-        full_pass = recompute.Pass(run, list(self.parameters()), first, mask_TB, noise)
+        full_pass = recompute.Pass(run, list(weights.values()), first, mask_TB, noise)
         return recompute.run_in_segments(full_pass, self.config.recompute_steps, x_TBC, state)
+
+    def recomputes(self, T: int) -> bool:
+        """Whether a pass of T steps runs in segments; without a gradient, or in ``torch.func``, none does."""
+        if not 0 < self.config.recompute_steps < T or not torch.is_grad_enabled():
+            return False
+        return torch.compiler.is_compiling() or gemm.transformation() is None
 
     def request(
         self,
@@ -247,9 +258,14 @@ class Cell(Pretrained, nn.Module):
         """Returns what in this pass only the loop over ``step`` supports, in words; None if nothing does."""
         if gemm.transformation() is not None:
             return "torch.func"
+        name = self.hooked()
+        return None if name is None else f"a hook on {name!r}"
+
+    def hooked(self) -> str | None:
+        """Returns the name of a module in the cell with a hook, which only the loop calls; None if none has."""
         for name, module in self._modules.items():
             if module is not None and is_hooked(module):
-                return f"a hook on {name!r}"
+                return name
         return None
 
     def extras(self, mask_TB: Tensor | None, noise: Noise | None) -> tuple[str, ...]:
@@ -370,8 +386,21 @@ class Cell(Pretrained, nn.Module):
             )
         for key, tensor in (noise or {}).items():
             shape = tuple(tensor.shape)
+            if tensor.dtype != torch.bool:
+                raise UsageError(f"{name}: noise {key!r} is {tensor.dtype}, expected torch.bool")
             if len(shape) != 3 or shape[0] not in (1, T) or shape[1] not in (1, B):
                 raise UsageError(f"{name}: noise {key!r} has shape {shape}, expected [{T} or 1, {B} or 1, ·]")
+
+
+class _Runner(nn.Module):
+    """Calls ``cell.run``, so that ``functional_call`` can replace the parameters of the cell."""
+
+    def __init__(self, cell: Cell, plan: Plan):
+        super().__init__()
+        self.cell, self.plan = cell, plan
+
+    def forward(self, x_TBC: Tensor, state: State, first_TB1, mask_TB, noise) -> tuple[Tensor, State]:
+        return self.cell.run(x_TBC, state, first_TB1, mask_TB, noise, self.plan)
 
 
 def is_hooked(module: nn.Module) -> bool:
@@ -400,6 +429,12 @@ def with_hooks(cell: Cell, method: Callable, *arguments):
             f"a backward hook on an inner {type(cell).__name__} would see no gradient; with "
             'backend="reference", give it a forward hook that calls register_hook of what it gives'
         )
+    return _call_through(cell, method, *arguments)
+
+
+@torch.compiler.disable
+def _call_through(cell: Cell, method: Callable, *arguments):
+    """Calls ``method`` as the cell's ``forward``, which torch.compile cannot trace."""
     cell.forward = method  # type: ignore[method-assign]
     try:
         return cell(*arguments)

@@ -130,7 +130,7 @@ class Stack(nn.Module):
             mask_TB: bool [T, B], true at real positions.
             noise: one entry for each forward cell, then one for each backward cell; None lets every
                 cell draw its own in training.
-            drop_output: whether to apply ``drop_output``; if False, the caller does it.
+            drop_output: whether to apply the dropout on outputs; if False, the caller does.
 
         Returns:
             the last layer's outputs [T, B, output_size], zero at padding, and the next state of the

@@ -41,7 +41,8 @@ def quantize_dynamic(module: nn.Module, smallest: int = SMALLEST) -> nn.Module:
         for name in cell.affine_weights:
             weight = getattr(cell, name)
             weights = list(weight) if isinstance(weight, nn.ParameterList) else [weight]
-            if weights[0].numel() < smallest:
+            # The list is empty where a hypernetwork does not read the state.
+            if not weights or weights[0].numel() < smallest:
                 continue
             packed = [_packed(each) for each in weights]
             delattr(cell, name)

@@ -167,7 +167,8 @@ def mm(
         add: [N] (not for stacks) or of the shape of ``out``; may be ``out`` itself; None to add nothing.
         gemm: the result of ``select_gemm``; torch computes small products in any case.
     """
-    if gemm == "native" and is_large(x, w):
+    # A traced pass chooses without knowing the types of its operands.
+    if gemm == "native" and x.dtype == w.dtype == torch.float32 and is_large(x, w):
         out = x.new_empty(*x.shape[:-1], w.shape[-1]) if out is None else out
         native.matmul(x, w, out, add)
         return out
@@ -190,7 +191,7 @@ class PackedWeight:
         self.weight = weight.transpose(-1, -2) if transpose else weight
         rows = ROWS if self.weight.stride(-1) == 1 else ROWS_BY_COLUMNS
         size = weight.shape[-2] * weight.shape[-1]
-        if gemm == "native" and B * size >= SMALLEST and T * B >= rows:
+        if gemm == "native" and weight.dtype == torch.float32 and B * size >= SMALLEST and T * B >= rows:
             self.panels = native.PackedPanels(self.weight)
         elif transpose and T >= STEPS:
             # Products read a matrix faster by rows.

@@ -9,6 +9,7 @@ largest such sum, 2 x 255 x 63 = 32,130, fits below 32,767.
 Shapes: M rows, K inner width, N columns.
 """
 
+import copy
 import warnings
 
 import torch
@@ -39,6 +40,18 @@ class QuantisedWeight(nn.Module):
             warnings.filterwarnings("ignore", message=".*quantized tensor creation", category=UserWarning)
             integers = torch.quantize_per_channel(columns, scales, zeros, 0, torch.qint8)
         self.packed = torch.ops.quantized.linear_prepack(integers, None)
+        self._slices: dict[tuple[int, int], QuantisedWeight] = {}
+
+    def __getitem__(self, rows: slice) -> "QuantisedWeight":
+        """Returns some rows of the weight, packed when they are first asked for."""
+        start, stop, _ = rows.indices(self.shape[0])
+        if (start, stop) not in self._slices:
+            piece = copy.copy(self)
+            piece.shape = torch.Size((stop - start, self.shape[1]))
+            integers, _ = torch.ops.quantized.linear_unpack(self.packed)
+            piece.packed = torch.ops.quantized.linear_prepack(integers[:, start:stop].contiguous(), None)
+            self._slices[start, stop] = piece
+        return self._slices[start, stop]
 
     def extra_repr(self) -> str:
         return f"{self.shape[0]}, {self.shape[1]}, int8"

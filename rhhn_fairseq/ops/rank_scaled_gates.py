@@ -31,9 +31,8 @@ class RankScaledGates:
         self.weight_d, self.bias, self.gx, self.gemm = weight_d, bias, gx, gemm
         self.weight_r = weight_r.to(bias.dtype)
         self.terms = weight_r.shape[1] // (5 * self.H)
-        rows = (self.terms + 1) * B
-        self.packed = PackedWeight(weight, T, rows, gemm)
-        self.packed_back = PackedWeight(weight, T, rows, gemm, transpose=True)
+        self.weight, self.T = weight, T
+        self.packed = PackedWeight(weight, T, (self.terms + 1) * B, gemm)
         self.inputs = gx.new_empty(self.terms + 1, B, self.H)
         self.products = gx.new_empty(self.terms + 1, B, 4 * self.H)
 
@@ -63,6 +62,8 @@ class RankScaledGates:
 
     def start_backward(self) -> None:
         like = self.bias
+        rows = len(self.products) * self.products.shape[1]
+        self.packed_back = PackedWeight(self.weight, self.T, rows, self.gemm, transpose=True)
         self.dweight = like.new_zeros(self.H, 4 * self.H)
         self.dweight_d, self.dbias = torch.zeros_like(self.weight_d), torch.zeros_like(like)
         self.dweight_r = torch.zeros_like(self.weight_r)

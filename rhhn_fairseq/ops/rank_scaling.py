@@ -16,6 +16,8 @@ from torch import Tensor
 class _RankScaled(torch.autograd.Function):
     """See ``rank_scaled``."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(s_BH, weight_HG, first_BK, hyper_BN, weight_z, bias_z):
         a, b = _vectors(s_BH.shape[-1], first_BK, hyper_BN, weight_z, bias_z)

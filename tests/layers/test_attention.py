@@ -17,6 +17,7 @@ from rhhn_fairseq.layers.attention import (
     SourceMemory,
 )
 from rhhn_fairseq.layers.decoder import ATTENTION_FORMS, AttentionDecoder, DecoderConfig
+from rhhn_fairseq.nn import quantize_dynamic
 
 T, S, B, M, A, C, H = 4, 6, 3, 5, 7, 3, 6
 LENGTHS = (6, 2, 4)
@@ -152,6 +153,17 @@ def test_feedback_cell_equals_the_cell_called_with_each_context(cell):
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     for found, expected in zip(final, state, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cell", ["lstm", "ln_hyperlstm", "hyperrhn"])
+def test_a_quantised_decoder_stays_near(cell):
+    decoder, source = _decoder(cell, "paper")
+    values, mask = _source()
+    decoder, memory = decoder.float(), source.float()(values.float(), mask)
+    x = _random(T, B, C).float()
+    expected, quantised = decoder(x, memory)[0], quantize_dynamic(decoder, smallest=1)(x, memory)[0]
+    assert 0 < (quantised - expected).abs().max() < 0.15 * expected.abs().max()
 
 
 @pytest.mark.parametrize("cell", ["rhn", "hyperrhn"])

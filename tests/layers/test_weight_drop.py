@@ -1,5 +1,7 @@
 """Weight drop: which weights it drops, and that a pass sees them dropped."""
 
+import dataclasses
+
 import pytest
 import torch
 from helpers.small_cells import build
@@ -38,6 +40,19 @@ def test_a_dropped_weight_has_no_gradient(name, backend):
         if key in recurrent:
             assert 0.2 < zeros < 0.8, key
             assert weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["lstm", "ln_hyperlstm", "hyperrhn", "hyper"])
+def test_segments_see_the_dropped_weights(name):
+    cell, x = _small(name), torch.randn(T, B, 3, dtype=torch.float64)
+    state, gradients = _state(cell), []
+    for steps in (0, 2):
+        cell.config = dataclasses.replace(cell.config, recompute_steps=steps)
+        torch.manual_seed(3)
+        y, _ = call_with_dropped_weights(cell, 0.5, x, state)
+        gradients.append(torch.autograd.grad(y.square().sum(), list(cell.parameters())))
+    assert all(gradient.abs().max() > 0 for gradient in gradients[0])
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru", "ln_hyperlstm", "hyperrhn", "hyper"])

@@ -9,6 +9,7 @@ from torch.export import Dim, export
 from rhhn_fairseq.cells import CELLS, build_cell, cell_options, set_backend
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.nn import LSTM, export_onnx, layer_of, quantize_dynamic
+from rhhn_fairseq.ops import native
 
 C, H, T, B = 4, 6, 5, 3
 FUSED = [name for name, entry in CELLS.items() if getattr(entry.cell, "operation", None) not in (None, "gru")]
@@ -44,6 +45,37 @@ def test_compiles_as_one_graph(cell):
         gradients, torch.autograd.grad(expected.square().sum(), list(rnn.parameters())), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("cell", ["lstm", "ln_hyperlstm", "rhn"])
+def test_a_compiled_pass_of_another_type_uses_torchs_products(cell, dtype, monkeypatch):
+    if not native.multiplies():
+        pytest.skip("no compiled products here")
+    monkeypatch.setenv("RHHN_MATMUL", "native")
+    torch.manual_seed(0)
+    rnn, x = layer_of(cell)(50, 256, dtype=dtype), torch.randn(4, 32, 50, dtype=dtype)
+    torch._dynamo.reset()
+    y, _ = torch.compile(rnn, fullgraph=True, backend="eager")(x)
+    expected, _ = rnn(x)
+    assert torch.equal(y, expected)
+    weights = list(rnn.parameters())
+    torch.testing.assert_close(
+        torch.autograd.grad(y.square().sum(), weights),
+        torch.autograd.grad(expected.square().sum(), weights),
+        rtol=0,
+        atol=0,
+    )
+
+
+@pytest.mark.parametrize("inner", ["hyper", "scaling"])
+def test_hooks_on_inner_modules_run_in_a_compiled_pass(inner):
+    rnn, x, calls = _build("hyperlstm"), torch.randn(T, B, C), []
+    getattr(rnn.stack.cells[0], inner).register_forward_hook(lambda module, inputs, output: calls.append(1))
+    torch._dynamo.reset()
+    y, _ = torch.compile(rnn, backend="eager")(x)
+    assert len(calls) == T
+    torch.testing.assert_close(y, rnn(x)[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -214,6 +246,13 @@ def test_quantised_weights_stay_near(cell):
     )
     assert rnn.training and not quantised.training
     assert any(parameter.requires_grad for parameter in rnn.parameters())
+
+
+@torch.no_grad()
+def test_cells_whose_hypernetwork_reads_no_state_are_quantised():
+    rnn = layer_of("hyper")(8, 8, main_cell="gru", hyper_cell="rhn", hyper_size=4, hyper_input="x")
+    x = torch.randn(5, 2, 8)
+    torch.testing.assert_close(quantize_dynamic(rnn, smallest=1)(x)[0], rnn(x)[0], rtol=0, atol=0.05)
 
 
 def test_what_cannot_be_quantised_is_refused():

@@ -39,9 +39,17 @@ def test_fused_operations_name_the_cure_of_second_derivatives(cell):
         gradient.square().sum().backward()
 
 
-@pytest.mark.parametrize("cell", CELLS)
-def test_per_sample_gradients_of_torch_func(cell):
-    rnn, x_BTC = _build(cell), _x(B, T, C)
+@pytest.mark.parametrize(
+    "cell, options",
+    [
+        *((cell, {}) for cell in CELLS),
+        ("hyperlstm", {"hyper_rank": 2}),
+        ("hyperrhn", {"hyper_rank": 2}),
+        ("lstm", {"recompute_steps": 2}),
+    ],
+)
+def test_per_sample_gradients_of_torch_func(cell, options):
+    rnn, x_BTC = _build(cell, **options), _x(B, T, C)
     parameters = dict(rnn.named_parameters())
 
     def loss(parameters, x_TC):

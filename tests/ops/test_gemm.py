@@ -98,7 +98,7 @@ def test_parts_and_threads_give_the_same_bits(M, K, N, transposed):
 @given(
     L=st.integers(1, 4),
     M=st.integers(1, 20),
-    K=st.integers(1, 20),
+    K=st.integers(1, 20) | st.just(1600),
     N=st.sampled_from([1, 16, 50, 96, 256]),
     transposed=st.sampled_from(["", "x", "w", "xw"]),
     packed=st.booleans(),
@@ -124,6 +124,16 @@ def test_every_build_multiplies_stacks(L, M, K, N, transposed, packed, added, se
         for i in range(L):
             of_one = {"nothing": None, "row": row}.get(added, stack[i])
             assert_product(x[i], w[i], of_one, out[i])
+
+
+@needs_build
+def test_other_types_than_float32_are_refused():
+    x, w = torch.ones(4, 8), torch.ones(8, 4)
+    for one, other in ((x.double(), w), (x, w.bfloat16())):
+        with pytest.raises(ValueError, match="cannot be written to torch.float32"):
+            native.matmul(one, other, torch.empty(4, 4))
+    with pytest.raises(ValueError, match="only float32 matrices"):
+        native.pack([w.bfloat16()], "forward")
 
 
 @needs_build

@@ -5,6 +5,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from rhhn_fairseq.ops.quantised import QuantisedWeight
 
 LARGEST_SUMS = """
 import torch
@@ -21,3 +24,13 @@ def test_largest_sums_do_not_saturate(instructions):
     """With 127 steps a weight, AVX2 gave 32.4 for 64. An empty string lets FBGEMM choose."""
     environment = {**os.environ, "FBGEMM_ENABLE_INSTRUCTIONS": instructions}
     subprocess.run([sys.executable, "-c", LARGEST_SUMS], env=environment, check=True)
+
+
+@torch.no_grad()
+def test_rows_of_a_weight_are_packed_once():
+    torch.manual_seed(0)
+    weight, x = torch.randn(12, 8), torch.randn(3, 5)
+    quantised = QuantisedWeight(weight)
+    piece = quantised[slice(7, None)]
+    torch.testing.assert_close(piece(x), x @ weight[7:], rtol=0, atol=0.1)
+    assert quantised[slice(7, 12)] is piece and piece.shape == (5, 8)

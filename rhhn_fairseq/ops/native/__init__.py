@@ -121,6 +121,8 @@ def _bind_recurrence(
 def pack(weights: Sequence[Tensor], direction: str) -> Tensor:
     """Packs matrices [K, N], for backward their transposes, into panels [L, ceil(N / P), K, P]."""
     (K, N), P = weights[0].shape, compiled().panel_columns()
+    if any(weight.dtype != torch.float32 or weight.shape != (K, N) for weight in weights):
+        raise ValueError(f"only float32 matrices of one shape are packed, not {weights[0].dtype}")
     if direction == "backward":
         K, N = N, K
     panels = weights[0].new_empty(len(weights), -(-N // P), K, P)
@@ -224,8 +226,11 @@ def matmul(
     fits = fits and (add is None or add.shape == out.shape or add.shape == (N,))
     for rows in (out,) if add is None else (out, add):
         fits = fits and rows.dtype == torch.float32 and rows.stride(-1) == 1
-    if not fits:
-        raise ValueError(f"{tuple(x.shape)} by {tuple(w.shape)} cannot be written to {tuple(out.shape)}")
+    if not fits or x.dtype != torch.float32 or w.dtype != torch.float32:
+        raise ValueError(
+            f"{x.dtype} {tuple(x.shape)} by {w.dtype} {tuple(w.shape)} cannot be written to "
+            f"{out.dtype} {tuple(out.shape)}"
+        )
     threads = torch.get_num_threads() if math.prod(stack) * M * K * N >= SHARED else 1
     ld_x, next_x = x.stride()[-2:]
     arguments = MatmulStruct(1, M, K, N, ld_x=ld_x, next_x=next_x, ld_y=out.stride(-2), threads=threads)

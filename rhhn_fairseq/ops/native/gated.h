@@ -37,7 +37,7 @@ struct Gated {
     const void* c_gain;      // [H] state type
     const void* c_shift;     // [H] state type
     const uint8_t* mask;     // [T, B]
-    const uint8_t* keep;     // [T or 1, B or 1, H]
+    const uint8_t* keep;     // [T or 1, B, H]
     const uint8_t* zone_h;   // [T, B, H]
     const uint8_t* zone_c;   // [T, B, H]
     const void* c_scale;     // [T] state type: factors of the gradient through c

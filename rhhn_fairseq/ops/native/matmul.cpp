@@ -195,7 +195,7 @@ void matmul_panels(const Matmul& p) {
             const int64_t rows = p.M * (i % pieces + 1) / pieces - m;
             const float* panel = one.panels + n * p.K;
             in_pieces(0, p.K, DEPTH, [&](int64_t k, int64_t k_last) {
-                const Rows<const float> first = k ? Rows<const float>{p.y, p.ld_y} : add;
+                const Rows<const float> first = k ? Rows<const float>{one.y, p.ld_y} : add;
                 multiply_panel(x.from(m, k), rows, k_last - k, panel + k * PANEL, first.from(m, n), y.from(m, n),
                                p.N - n);
             });

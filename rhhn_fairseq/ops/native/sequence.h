@@ -23,7 +23,7 @@ struct Recurrence {
     int64_t start, stop;   // the time steps to run; stop is excluded
 };
 
-// Runs the steps for one thread's rows. A Step has the methods read, sums, start, gradient and arriving, which
+// Runs the steps for one thread's rows. A Step has the methods read, sums_at, start, gradient and arriving_at, which
 // give the operands and results of its product, starting at a row.
 template <typename Step, typename Sequence>
 void forward_rows(const Sequence& p, const Recurrence& r, int64_t first, int64_t last, float* scratch) {
