@@ -16,7 +16,7 @@ from rhhn_fairseq.errors import UsageError
 
 # Tasks whose batches only their own models can read, with the base class of these and the valid losses.
 PARTNERS = {
-    "char_lm": ("CharLM", None),
+    "char_lm": ("CharLM", ("char_cross_entropy", "cross_entropy")),
     "synthetic": ("Classifier", ("problem_loss",)),
     "handwriting": ("Handwriting", ("mixture_density",)),
 }
@@ -53,7 +53,7 @@ def check_combination(task: str | None, arch: str | None, criterion: str | None 
     if losses and criterion and criterion not in losses:
         raise UsageError(f"--task {task} needs --criterion {losses[0]}, not {criterion}")
     for home, (_, fitting) in PARTNERS.items():
-        if task and fitting and criterion in fitting and task != home:
+        if task and criterion == fitting[0] and task != home:
             raise UsageError(f"--criterion {criterion} needs --task {home}, not {task}")
     model = ARCH_MODEL_REGISTRY.get(arch) or MODEL_REGISTRY.get(arch)
     if task is None or model is None:

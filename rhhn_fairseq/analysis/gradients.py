@@ -12,6 +12,7 @@ Shapes: T steps, B lines, D entries of the dictionary, L layers.
 """
 
 import copy
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,10 +24,9 @@ from torch import Tensor, nn
 from rhhn_fairseq.cells.base import Cell, Noise, noise_at
 from rhhn_fairseq.cells.hyper_rhn import HyperRHN
 from rhhn_fairseq.cells.lstm import GatedCell
-from rhhn_fairseq.cells.rhn import RHN, highway
+from rhhn_fairseq.cells.rhn import RHN
 from rhhn_fairseq.cells.selection import set_backend
-from rhhn_fairseq.ops.gemm import affine
-from rhhn_fairseq.ops.regularise import detach_by_coin, zoneout
+from rhhn_fairseq.ops.regularise import zoneout
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,12 @@ def recorded_layers(cells: Sequence[Cell]) -> Iterator[list[list[list[Tensor]]]]
     taken: list[list[list[Tensor]]] = [[] for _ in cells]
     for cell, states in zip(cells, taken, strict=True):
         cell.step = _recording(cell, states)  # type: ignore[method-assign]
+        cell.make_step = functools.partial(getattr, cell, "step")  # type: ignore[method-assign]
     try:
         yield taken
     finally:
         for cell in cells:
-            del cell.step
+            del cell.step, cell.make_step
 
 
 def _recording(cell: Cell, taken: list[list[Tensor]]):
@@ -191,29 +192,9 @@ def _recording(cell: Cell, taken: list[list[Tensor]]):
             taken.append([y])
             return y, new
         old = state[0]
-        layers = (
-            highway_states(cell, g_t, old, noise_t)
-            if isinstance(cell, HyperRHN)
-            else cell.layers(g_t, old, noise_t)
-        )
+        layers = cell.layers(g_t, old, noise_t)
         s = zoneout(old, layers[-1], cell.config.zoneout, noise_at(noise_t, "zoneout"))
         taken.append([*layers[:-1], s])
         return s, (s, *state[1:])
 
     return step
-
-
-def highway_states(cell: HyperRHN, g_t, s_BH: Tensor, noise_t: Noise | None) -> list[Tensor]:
-    """Returns the states of a HyperRHN after each layer of a step, without dropout; arguments of ``step``."""
-    x, trace, *first = g_t
-    states = trace.unflatten(-1, (cell.config.rhn_depth, -1)).unbind(-2)
-    layers, s = [], s_BH
-    for layer, hyper_BN in enumerate(states):
-        z = (hyper_BN @ cell.weight_z[layer] + cell.z_shift()[layer]).unsqueeze(1)
-        seen = detach_by_coin(s, noise_at(noise_t, "h_detach")) if layer == 0 else s
-        u, bias = affine(seen, cell.weight_s[layer]), cell.bias_s[layer]
-        if layer == 0:
-            u, bias = u + x, cell.bias_x + (bias * ~first[0] if first else bias)
-        s = highway((u.unflatten(-1, (2, -1)) * z).flatten(-2) + bias, s, 0.0, None)
-        layers.append(s)
-    return layers

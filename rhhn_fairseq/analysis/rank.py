@@ -65,8 +65,9 @@ def rank_arrays(ranks: Sequence[Rank]) -> dict[str, np.ndarray]:
     arrays = {}
     for run, members in by_run(ranks).items():
         arrays[f"{run}.updates"] = np.array([rank.updates for rank in members])
-        for kind in members[0].ranks:
-            arrays[f"{run}.{kind}"] = np.array([rank.ranks[kind] for rank in members])
+        # Checkpoints of different networks in one directory have different vectors.
+        for kind in dict.fromkeys(kind for rank in members for kind in rank.ranks):
+            arrays[f"{run}.{kind}"] = np.array([rank.ranks.get(kind, np.nan) for rank in members])
     return arrays
 
 

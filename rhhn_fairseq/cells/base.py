@@ -262,7 +262,7 @@ class Cell(Pretrained, nn.Module):
         return None if name is None else f"a hook on {name!r}"
 
     def hooked(self) -> str | None:
-        """Returns the name of a module in the cell with a hook, which only the loop calls; None if none has."""
+        """Returns the name of a module in the cell with a hook, which only the loop calls; else None."""
         for name, module in self._modules.items():
             if module is not None and is_hooked(module):
                 return name

@@ -232,12 +232,13 @@ class HyperRHN(Cell):
         scale = scaling_matrices(first, hyper_BN, *rank, self.config.hidden_size)
         return scale.unsqueeze(2).expand(-1, -1, 2, -1)
 
-    def step(self, g_t, state, noise_t):
-        (old, hyper_s), config = state, self.config
+    def layers(self, g_t, s_BH, noise_t) -> list[Tensor]:
+        """Returns each layer's state in a time step."""
+        config, states = self.config, []
         x, trace, *first = g_t
         by_layer = trace.unflatten(-1, (config.rhn_depth, -1)).transpose(0, 1)
         z = torch.baddbmm(self.z_shift().unsqueeze(1), by_layer, self.weight_z).unbind(0)
-        s, gal = old, noise_at(noise_t, "gal")
+        s, gal = s_BH, noise_at(noise_t, "gal")
         for layer, mask in enumerate(layer_masks(noise_t, "update", config.rhn_depth)):
             seen = detach_by_coin(s, noise_at(noise_t, "h_detach")) if layer == 0 else s
             seen = dropout(seen, config.gal_dropout, gal)
@@ -252,7 +253,13 @@ class HyperRHN(Cell):
                 u = affine(seen, self.weight_s[layer])
                 a = _scale_halves(u if layer else u + x, z[layer]) + bias
             s = highway(a, s, config.recurrent_dropout, mask)
-        s = zoneout(old, s, config.zoneout, noise_at(noise_t, "zoneout"))
+            states.append(s)
+        return states
+
+    def step(self, g_t, state, noise_t):
+        (old, hyper_s) = state
+        s = self.layers(g_t, old, noise_t)[-1]
+        s = zoneout(old, s, self.config.zoneout, noise_at(noise_t, "zoneout"))
         return s, (s, hyper_s)
 
 

@@ -42,7 +42,8 @@ class ChunkedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
     def forward(self, model, sample, reduce=True):
         """Returns the summed loss, the sample size and the logged sums; see fairseq's criterion."""
-        decoder = getattr(getattr(model, "module", model), "decoder", None)
+        # With several workers the model is a proxy, which passes attributes on.
+        decoder = getattr(model, "decoder", None)
         if not hasattr(getattr(decoder, "output", None), "factors"):
             name = type(model).__name__
             raise UsageError(

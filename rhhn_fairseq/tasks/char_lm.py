@@ -182,9 +182,9 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
         """The number of symbols in a row of a training batch."""
         return self.cfg.tokens_per_sample
 
-    def cut_batches(self, dataset, B, workers, rank):
+    def cut_batches(self, dataset, B, workers, rank, training):
         """See ``CutsOwnBatches``."""
-        if dataset.split == self.cfg.train_subset:
+        if training:
             cutter = self._cut_training(dataset, B, workers, rank)
             return BatchDataset(cutter), isinstance(cutter, RandomWindows)
         protocol = Protocol.parse(self.cfg.valid_protocol)

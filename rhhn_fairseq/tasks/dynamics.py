@@ -4,7 +4,8 @@ With ``--log-dynamics N`` every N-th update logs
 
 - ``grad_norm.BLOCK``: the L2 norm of the gradient of each weight matrix, as the optimizer receives it, which
   is after clipping;
-- ``update_norm.BLOCK``: the L2 norm of the change that the update makes to it;
+- ``update_norm.BLOCK``: the L2 norm of the change that the update makes to it; with ``--bf16`` or ``--fp16``,
+  of the rounded weights;
 - ``weight_change``: how much the matrices that a hypernetwork generates change from one step to the next, the
   mean over the steps, gates and layers (Ha et al. 2016, figure 4);
 - ``rank_z``, ``rank_d``: the effective ranks of its embeddings and scaling vectors over the steps.
@@ -13,6 +14,7 @@ The last three are measured on at most ``STEPS`` steps of the batch's first sequ
 by each cell that ran as a whole; cells inside an attention or a window over a text are left out.
 """
 
+import re
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -85,9 +87,11 @@ class LogsDynamics:
         matrices = {}
         for name, parameter in model.named_parameters():
             if is_matrix(name, parameter) and parameter.grad is not None:
-                # The wrapper for several workers is not a block of the network.
-                matrices[name.removeprefix("module.")] = parameter
-        figures = {f"grad_norm.{name}": p.grad.norm() for name, p in matrices.items()}
+                # The wrappers for several workers are no blocks of the network.
+                matrices[re.sub(r"^(module\.)+", "", name)] = parameter
+        # In 16 bits the optimizer keeps loss scale, mean over symbols and clipping as a factor.
+        factor = float(getattr(optimizer, "_multiply_factor", 1.0))
+        figures = {f"grad_norm.{name}": factor * p.grad.float().norm() for name, p in matrices.items()}
         before = {name: p.detach().clone() for name, p in matrices.items()}
         super().optimizer_step(optimizer, model, update_num)
         figures |= {f"update_norm.{name}": (p.detach() - before[name]).norm() for name, p in matrices.items()}
@@ -125,6 +129,8 @@ def trace_cells(inputs: dict[Cell, Tensor]) -> list[CellTrace]:
     # These steps must not change what the log says about the training's backends.
     running = dict(backends.RUNNING)
     for number, (cell, x_T1C) in enumerate(inputs.items(), start=1):
+        # Within autocast, layers above the first read a narrow type.
+        x_T1C = x_T1C.to(next(cell.parameters()).dtype)
         training, state, states = cell.training, None, []
         cell.eval()
         for x_1C in x_T1C:

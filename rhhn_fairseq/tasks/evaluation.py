@@ -38,7 +38,8 @@ class Protocol:
     def parse(cls, text: str) -> "Protocol":
         """Reads ``carry``, ``carry:L`` or ``window:N/C``; raises UsageError for anything else."""
         if text == "carry":
-            return cls(text, lanes=1)
+            # With several workers there are more lanes than one, and each needs its context.
+            return cls(text, lanes=1, context=CONTEXT)
         lanes = re.fullmatch(r"carry:(\d+)", text)
         if lanes and int(lanes[1]) > 0:
             return cls(text, lanes=int(lanes[1]), context=CONTEXT)

@@ -37,11 +37,14 @@ class CutsOwnBatches(ABC):
         """The steps in a row of a batch, which convert --max-tokens to a number of rows."""
 
     @abstractmethod
-    def cut_batches(self, dataset, B: int, workers: int, rank: int) -> tuple[FairseqDataset, bool]:
+    def cut_batches(
+        self, dataset, B: int, workers: int, rank: int, training: bool
+    ) -> tuple[FairseqDataset, bool]:
         """Returns the batches of a split, and whether their numbers continue from epoch to epoch.
 
         Args:
             dataset: what ``load_dataset`` made. B: rows of a batch. workers, rank: of this worker.
+            training: whether the batches are trained on; a training split may also be validated.
         """
 
     def get_batch_iterator(
@@ -55,18 +58,22 @@ class CutsOwnBatches(ABC):
         epoch=1,
         data_buffer_size=0,
         seed=1,
+        grouped_shuffling=None,
         **unused,
     ) -> OrderedBatchIterator:
         """Returns the iterator over a split, the same one in every epoch.
 
         fairseq's other options choose or group sentences, which do not exist here.
+
+        grouped_shuffling: of all callers, only the trainer names it, and only for the batches of training.
         """
+        training = grouped_shuffling is not None
         B = rows_of(max_sentences, max_tokens, self.row_steps)
         # Dropping an iterator takes up to ten seconds: garbage collection closes the queues of its processes
         # before it ends them.
-        key = (dataset, B, num_shards, shard_id)
+        key = (dataset, B, num_shards, shard_id, training)
         if key not in self.dataset_to_epoch_iter:
-            batches, numbered_by_epoch = self.cut_batches(dataset, B, num_shards, shard_id)
+            batches, numbered_by_epoch = self.cut_batches(dataset, B, num_shards, shard_id, training)
             self.dataset_to_epoch_iter[key] = OrderedBatchIterator(
                 batches,
                 numbered_by_epoch,

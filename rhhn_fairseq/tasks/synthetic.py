@@ -146,15 +146,14 @@ class SyntheticTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, DetachingTask
         """The number of steps in an example."""
         return self.problem.steps
 
-    def cut_batches(self, dataset, B, workers, rank):
+    def cut_batches(self, dataset, B, workers, rank, training):
         """See ``CutsOwnBatches``."""
-        train = dataset.split == self.cfg.train_subset
-        return ProblemBatchDataset(self._batches(dataset, B, workers, train)), train
+        return ProblemBatchDataset(self._batches(dataset, B, workers, training)), training
 
-    def _batches(self, dataset, B, workers, train):
+    def _batches(self, dataset, B, workers, training):
         if dataset.codes is None:
             return FreshBatches(self.problem, B, self._epoch_batches(workers), self.cfg.seed)
-        return StoredBatches(self.problem, dataset.codes, B, self.cfg.seed if train else None)
+        return StoredBatches(self.problem, dataset.codes, B, self.cfg.seed if training else None)
 
     def _epoch_batches(self, workers: int) -> int:
         why = "batches of fresh examples are numbered through all epochs"

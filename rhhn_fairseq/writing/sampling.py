@@ -100,7 +100,9 @@ class Hand:
             the distribution of the next point; how much each generated matrix changed [M], zero in the first
             step; and phi [U + 1], the window's weights over the text, None without a window.
         """
-        raw, extra = self.model(point.view(1, 1, 3), text=self.heard, state=self.state)
+        # Without a state the model begins as in training, which zeros as a state would not say.
+        state = None if self._factors is None else self.state
+        raw, extra = self.model(point.view(1, 1, 3), text=self.heard, state=state)
         factors = [layer.factors(self.state, extra["state"]) for layer in self.watched]
         changes = step_changes(self.watched, factors, self._factors or factors)
         self.state, self._factors = extra["state"], factors

@@ -12,7 +12,7 @@ from helpers.tiny_reader import build
 from rhhn_fairseq import cli
 from rhhn_fairseq.analysis.blocks import Block, weight_blocks
 from rhhn_fairseq.analysis.effective_rank import effective_rank, hyper_vectors, variation_rank
-from rhhn_fairseq.analysis.rank import Rank, rank_of
+from rhhn_fairseq.analysis.rank import Rank, rank_arrays, rank_of
 from rhhn_fairseq.analysis.tracing import trace
 from rhhn_fairseq.cells.hyper_rnn import naive_scaling
 from rhhn_fairseq.cells.rhn import naive_rhn
@@ -133,6 +133,14 @@ def test_the_table_is_by_updates():
         "| a | 100 | 1.50 of 4 | 1.00 of 6 |",
         "| a | 1,000 | 1.50 of 4 | 1.00 of 6 |",
     ]
+
+
+def test_different_networks_in_one_directory():
+    ranks = [Rank("a", 1, {"z": 1.5, "d": 1.0}, {"z": 4, "d": 6}), Rank("a", 2, {"z": 2.0}, {"z": 4})]
+    for order in (ranks, ranks[::-1]):
+        arrays = rank_arrays(order)
+        np.testing.assert_array_equal(arrays["a.z"], [1.5, 2.0])
+        np.testing.assert_array_equal(arrays["a.d"], [1.0, np.nan])
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from fairseq.distributed import ModuleProxyWrapper
 from omegaconf import OmegaConf
 
 from rhhn_fairseq.criterions.chunked_cross_entropy import ChunkedCrossEntropy
@@ -11,6 +12,17 @@ from rhhn_fairseq.layers.output_loss import linear_cross_entropy
 from rhhn_fairseq.models.gnmt import GNMT, GNMTConfig, OutputLayer
 
 P, H, V, PAD = 13, 5, 7, 1
+
+
+class _Distributed(torch.nn.Module):
+    """The form of DistributedDataParallel: it calls the network, and has none of its attributes."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *arguments, **keywords):
+        return self.module(*arguments, **keywords)
 
 
 def _factors(dtype=torch.float64):
@@ -122,6 +134,8 @@ def test_criterion_is_fairseqs(share, prefix):
     torch.testing.assert_close(results[0][2], results[1][2], rtol=1e-6, atol=0)
     for one, other in zip(results[0][3], results[1][3], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    loss, _, _ = ours(ModuleProxyWrapper(_Distributed(model)), sample)
+    assert torch.equal(loss.detach(), results[0][0])
 
 
 def test_refusals():

@@ -54,8 +54,9 @@ def save(model, corpus, path, updates=1, **options) -> None:
 
 def iterator(task, split="train", B=3, workers=1, rank=0, epoch=1):
     task.load_dataset(split)
+    training = {"grouped_shuffling": False} if split == "train" else {}
     return task.get_batch_iterator(
-        task.dataset(split), max_sentences=B, num_shards=workers, shard_id=rank, epoch=epoch
+        task.dataset(split), max_sentences=B, num_shards=workers, shard_id=rank, epoch=epoch, **training
     )
 
 

@@ -37,7 +37,7 @@ def problem(name, cell="lstm"):
     task = SyntheticTask.setup_task(SyntheticTaskConfig(**values))
     model = Classifier(ClassifierConfig(cell=cell, hidden_size=8, **options_of(cell)), task.problem)
     task.load_dataset("train")
-    batches = task.get_batch_iterator(task.dataset("train"), max_sentences=4)
+    batches = task.get_batch_iterator(task.dataset("train"), max_sentences=4, grouped_shuffling=False)
     return model, ProblemLoss(task), next(batches.next_epoch_itr())
 
 

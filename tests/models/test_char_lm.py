@@ -226,6 +226,18 @@ def test_criterion_is_the_definition_and_counts_unknown_symbols(corpus):
     assert CharCrossEntropy.logging_outputs_can_be_summed()
 
 
+@pytest.mark.parametrize("options", [{"update_freq": [4]}, {"batching": "windows"}])
+def test_the_training_split_is_validated_by_the_protocol(corpus, options):
+    task = build_task(corpus, valid_protocol="carry", tokens_per_sample=5, **options)
+    model, criterion = build_model(task).double().eval(), CharCrossEntropy(task)
+    task.load_dataset("train")
+    batches = task.get_batch_iterator(task.dataset("train"), max_sentences=3).next_epoch_itr()
+    results = [task.valid_step(sample, model, criterion) for sample in batches]
+    nats, symbols = (sum(float(result[i]) for result in results) for i in (0, 1))
+    assert symbols == len(TRAIN)
+    assert nats / symbols / math.log(2) == pytest.approx(direct_bpc(task, model, TRAIN), abs=1e-5)
+
+
 class _Optimizer:
     def backward(self, loss):
         loss.backward()
@@ -309,7 +321,8 @@ def test_one_iterator_serves_all_epochs(corpus, batching):
     kept = {split: iterator(task, split) for split in ("train", "valid")}
     for epoch in (1, 2, 3):
         for split, first in kept.items():
-            again = task.get_batch_iterator(task.dataset(split), max_sentences=3, epoch=epoch)
+            training = {"grouped_shuffling": False} if split == "train" else {}
+            again = task.get_batch_iterator(task.dataset(split), max_sentences=3, epoch=epoch, **training)
             assert again is first
             fresh = iterator(build_task(corpus, **options), split, epoch=epoch)
             for one, other in zip(again.next_epoch_itr(), fresh.next_epoch_itr(), strict=True):

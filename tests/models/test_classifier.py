@@ -173,8 +173,9 @@ def test_unknown_splits_and_other_tasks_are_refused():
 
 def _batches(task, split="train", B=4, workers=1, rank=0, epoch=1):
     task.load_dataset(split)
+    training = {"grouped_shuffling": False} if split == "train" else {}
     iterator = task.get_batch_iterator(
-        task.dataset(split), max_sentences=B, num_shards=workers, shard_id=rank, epoch=epoch
+        task.dataset(split), max_sentences=B, num_shards=workers, shard_id=rank, epoch=epoch, **training
     )
     return list(iterator.next_epoch_itr(shuffle=True))
 

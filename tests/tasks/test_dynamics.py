@@ -53,6 +53,14 @@ def test_every_so_many_updates_have_the_figures_and_the_training_is_the_same(cor
     assert float(record["weight_change"]) > 0
 
 
+def test_bfloat16_logs_the_gradient_that_the_optimizer_receives(corpus, tmp_path):
+    log = _char_lm(corpus, tmp_path, "--bf16", "--clip-norm", 0.01, "--log-dynamics", 1)
+    for record in log.updates:
+        norms = [float(value) for name, value in record.items() if name.startswith("grad_norm.")]
+        # The clipped norm includes the biases; bfloat16 has 8 bits.
+        assert 0.002 < np.linalg.norm(norms) <= 0.0101
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "cell, ranks",

@@ -23,9 +23,10 @@ from rhhn_fairseq.writing.sampling import Hand, WritingConfig, Written, write
 from rhhn_fairseq.writing.smoothing import smoothed, stub
 
 
-def test_points_are_drawn_one_after_the_other():
+@pytest.mark.parametrize("cell, options", [("ln_hyperlstm", {}), ("rhn", {"first_step": "skip"})])
+def test_points_are_drawn_one_after_the_other(cell, options):
     """By hand: each point is drawn from the mixture after the ones before, read as one sequence."""
-    model = disturb(build("ln_hyperlstm"))
+    model = disturb(build(cell, **options))
     (line,) = write(model, WritingConfig(lines=1, points=12, bias=0.3, temperature=0.8, seed=5))
     assert line.points.shape == (13, 3) and line.finished and line.text is None and line.primed == 0
     assert line.points[0].tolist() == [0, 0, 0] and line.points[-1, 2] == 1
