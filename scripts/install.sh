@@ -11,11 +11,6 @@ python=${PYTHON:-python3}
     echo "error: $("$python" --version) is too old, rhhn_fairseq needs Python 3.11 or newer; PYTHON=/path/to/python3.11 names another" >&2
     exit 1
 }
-command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || {
-    echo "error: no C++ compiler found (c++, g++ or clang++); fairseq needs one to install" >&2
-    exit 1
-}
-
 stamp=".venv/.installed-$extra"
 wanted=$(cat setup.cfg setup.py pyproject.toml constraints.txt rhhn_fairseq/ops/native/*.{cpp,h} | cksum)
 for done in "$stamp" .venv/.installed-dev; do
@@ -24,7 +19,12 @@ for done in "$stamp" .venv/.installed-dev; do
         exit 0
     fi
 done
-[ -x .venv/bin/python ] || "$python" -m venv .venv
+command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || {
+    echo "error: no C++ compiler found (c++, g++ or clang++); fairseq needs one to install" >&2
+    exit 1
+}
+# Without Debian's python3-venv, venv leaves an environment without pip.
+.venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv .venv
 
 # fairseq-fixed comes as source and builds against torch in an environment of its own. Without a
 # constraint there as well, that build would fetch the newest torch: pip up to 25 reads

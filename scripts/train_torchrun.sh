@@ -132,7 +132,7 @@ given --user-dir || set -- "$@" --user-dir "$root/rhhn_fairseq"
 command=("$python" -m torch.distributed.run "${meeting[@]}" --nproc-per-node "$nproc")
 command+=(--max-restarts "$restarts" -m fairseq_cli.train "$@")
 if [ -n "$dry_run" ]; then
-    echo "OMP_NUM_THREADS=$OMP_NUM_THREADS ${command[*]}"
+    echo "OMP_NUM_THREADS=$OMP_NUM_THREADS$(printf ' %q' "${command[@]}")"
 else
     exec "${command[@]}"
 fi

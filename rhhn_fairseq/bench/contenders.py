@@ -203,8 +203,12 @@ def select_backends(name: str, cell: Cell, config: SizesConfig, dtype: str) -> l
     On a GPU, backends whose loops can be recorded are listed a second time, as CUDA graphs.
 
     Raises:
-        UsageError: the cell has none of the requested backends.
+        UsageError: the cell has none of the requested backends, or one is unknown.
     """
+    known = [entry.name for entry in backends.BACKENDS]
+    known += in_graphs(known, "cuda")
+    if unknown := [name for name in config.backends if name not in known]:
+        raise UsageError(f"backends={unknown[0]}: there is no such backend, choose from {', '.join(known)}")
     available = available_backends(cell, config.device, DTYPES[dtype])
     available = (*available[:-1], *in_graphs(available, config.device), available[-1])
     selected = [backend for backend in available if backend in (config.backends or available)]

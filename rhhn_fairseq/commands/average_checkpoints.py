@@ -21,6 +21,8 @@ def main(argv=None) -> None:
             raise UsageError(f"--{option} {getattr(args, option)} is too small, the smallest is 1")
     if args.metric is not None and args.best is None:
         raise UsageError(f"--metric {args.metric} goes with --best")
+    if args.by is not None and args.last is None:
+        raise UsageError(f"--by {args.by} goes with --last")
 
     from rhhn_fairseq import averaging
     from rhhn_fairseq.lines import check_output
@@ -45,7 +47,7 @@ def select_checkpoints(args, averaging) -> list:
     if len(args.inputs) != 1:
         raise UsageError("--last and --best take one directory of checkpoints")
     if args.last is not None:
-        return averaging.last_checkpoints(args.inputs[0], args.last, args.by)
+        return averaging.last_checkpoints(args.inputs[0], args.last, args.by or "epoch")
     return averaging.best_checkpoints(args.inputs[0], args.best, args.metric)
 
 
@@ -56,8 +58,8 @@ def parse_arguments(argv):
     number = parser.add_mutually_exclusive_group()
     number.add_argument("--last", type=int, metavar="N", help="the last N of the directory")
     number.add_argument("--best", type=int, metavar="N", help="the best N by the metric stored in them")
-    add("--by", choices=("epoch", "update"), default="epoch", help="what --last counts (default: epoch)")
-    add("--metric", help="for --best, where checkpoints were compared by several, such as loss or bleu")
+    add("--by", choices=("epoch", "update"), help="what --last counts (default: epoch)")
+    add("--metric", help="metric of --best, such as loss or bleu; needed if the checkpoints store several")
     add("--ema", action="store_true", help="the weights that --store-ema keeps, in place of the trained ones")
     add("--output", required=True, metavar="FILE", help="the checkpoint to write")
     return parser.parse_args(argv)

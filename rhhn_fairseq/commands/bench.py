@@ -8,9 +8,11 @@ runs once.
 """
 
 import dataclasses
+import importlib
 import sys
 
 from rhhn_fairseq.commands.parsers import make_parser
+from rhhn_fairseq.extras import needed_for
 
 
 def main(argv=None) -> None:
@@ -34,6 +36,10 @@ def main(argv=None) -> None:
 
     config = module.Config(**args)
     paths = {name: path and reports.check_path(f"--{name}", path) for name, path in paths.items()}
+    if paths["png"] is not None:
+        # Before minutes of measuring.
+        with needed_for("--png needs"):
+            importlib.import_module("matplotlib")
     report = module.run(config)
     print(reports.render(report, module.COLUMNS))
     if paths["json"] is not None:

@@ -13,11 +13,11 @@ goes on where it was when the same command is given again. Options of fairseq-tr
 
 import sys
 
-from rhhn_fairseq.commands.parsers import make_parser
+from rhhn_fairseq.commands.parsers import StrictParser, make_parser
 
 
 def main(argv=None) -> None:
     from rhhn_fairseq.reproduce import program
 
     words = list(sys.argv[1:] if argv is None else argv)
-    program.run(words, make_parser("reproduce", __doc__))
+    program.run(words, make_parser("reproduce", __doc__, StrictParser))

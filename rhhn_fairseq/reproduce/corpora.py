@@ -6,6 +6,7 @@ A corpus is prepared once, by the project's own programs, into a directory below
 import logging
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,18 +82,16 @@ def prepare_share(source: Path, share: float) -> Path:
     if (place / "dict.txt").exists():
         return place
     vocabulary = CharVocabulary.load(source)
-    texts = place.with_name(f".{place.name}.text")
-    texts.mkdir(parents=True, exist_ok=True)
     arguments = ["--dest", str(place), *(["--bytes"] if vocabulary.mode == "bytes" else [])]
-    for split in SPLITS:
-        stream = open_stream(source / split, len(vocabulary))
-        text = vocabulary.decode(np.asarray(stream[: max(1, int(share * len(stream)))]))
-        (texts / split).write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
-        arguments += [f"--{split}", str(texts / split)]
-    _prepare("text", arguments)
-    for split in SPLITS:
-        (texts / split).unlink()
-    texts.rmdir()
+    # Each process has its own, because several may start at the same time.
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as texts:
+        for split in SPLITS:
+            stream = open_stream(source / split, len(vocabulary))
+            text = vocabulary.decode(np.asarray(stream[: max(1, int(share * len(stream)))]))
+            path = Path(texts) / split
+            path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
+            arguments += [f"--{split}", str(path)]
+        _prepare("text", arguments)
     return place
 
 
@@ -105,7 +104,7 @@ def task_options(name: str, place: Path | None) -> dict[str, object]:
 
 
 def _prepare(name: str, arguments: list[str]) -> None:
-    """Calls ``rhhn prepare``, which shows its own progress.
+    """Calls ``rhhn prepare``.
 
     Raises:
         UsageError: the program refuses; the message is its own.

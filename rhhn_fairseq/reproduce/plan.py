@@ -21,8 +21,8 @@ FEWEST_EPOCHS = 4
 ASSUMED_EPOCHS = 100
 
 SCALING_RULE = (
-    "hidden and hypernetwork widths, batch size, and the length of the text or of the problem times S; "
-    f"epochs times S squared, at least {FEWEST_EPOCHS}"
+    "hidden and hypernetwork widths, batch size, and the length of a text of characters or of a problem "
+    f"times S; epochs times S squared, at least {FEWEST_EPOCHS}"
 )
 
 
@@ -104,6 +104,12 @@ class Run:
         if self.precision == "bfloat16":
             options["bf16"] = True
         return options
+
+    def limits(self) -> dict[str, object]:
+        """Returns the options that end the training: the run's own, and those of its recipe."""
+        options = _sizes_and_recipe(self.row)[1] | self.options()
+        names = ("max_epoch", "max_update", "stop_time_hours")
+        return {name: options[name] for name in names if options.get(name)}
 
 
 def train_command(run: Run, place: Path | None, directory: Path, task: dict, device: str) -> list[str]:

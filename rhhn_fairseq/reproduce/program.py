@@ -126,7 +126,9 @@ def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str
             for command in running.commands(run, places, device):
                 print(shlex.join(running.shell_words(command)))
         return
-    failed = []
+    if args.remark and args.render:
+        raise UsageError("--remark is kept with a run or a cost, and --render makes neither")
+    failed: list[str] = []
     if args.cost:
         for run in runs:
             cost = running.measure_cost(run, places, args.threads, device, args.remark)
@@ -135,10 +137,17 @@ def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str
         if args.adopt and len(runs) != 1:
             raise UsageError(f"--adopt takes over one run, {len(runs)} are named; name one row and one seed")
         for run in runs:
-            if args.adopt:
-                record = running.adopt(run, places, *args.adopt, threads=args.threads, device=device)
-            else:
-                record = running.execute(run, places, args.threads, device)
+            try:
+                if args.adopt:
+                    record = running.adopt(run, places, *args.adopt, threads=args.threads, device=device)
+                else:
+                    record = running.execute(run, places, args.threads, device)
+            except UsageError as error:
+                if len(runs) == 1:
+                    raise
+                failed.append(run.name)
+                print(f"{run.table.name} {run.name}: {error}", file=sys.stderr, flush=True)
+                continue
             if args.remark:
                 record.remark = args.remark
                 record.save(places.record(run))
@@ -156,12 +165,10 @@ def _work_off(queue: Path, parser: argparse.ArgumentParser) -> None:
     problems = []
     lines = [line.strip() for line in read_lines(queue)]
     lines = [line for line in lines if line and not line.startswith("#")]
+    # A mistake in the last line is reported before hours of work on the first.
+    parsed = [_parse_line(queue, number, line, parser) for number, line in enumerate(lines, 1)]
     os.nice(LOWEST_PRIORITY)
-    for number, line in enumerate(lines, 1):
-        words = shlex.split(line)
-        args, extra = _parse(parser, words)
-        if args.queue or args.list or args.table is None:
-            raise UsageError(f"{queue}: line {number} names no table: {line}")
+    for number, (line, (args, extra, words)) in enumerate(zip(lines, parsed, strict=True), 1):
         print(f"[{number}/{len(lines)}] {line}", flush=True)
         try:
             _reproduce(args, extra, words)
@@ -170,6 +177,18 @@ def _work_off(queue: Path, parser: argparse.ArgumentParser) -> None:
             print(f"failed: {error}", file=sys.stderr, flush=True)
     if problems:
         raise UsageError(f"{queue}: {len(problems)} of {len(lines)} lines failed; first: {problems[0]}")
+
+
+def _parse_line(queue: Path, number: int, line: str, parser: argparse.ArgumentParser):
+    """Returns the arguments of a line of the queue: parsed ones, those after --, and its words."""
+    try:
+        words = shlex.split(line)
+        args, extra = _parse(parser, words)
+    except (ValueError, UsageError) as error:
+        raise UsageError(f"{queue}: line {number}: {error}: {line}") from error
+    if args.queue or args.list or args.table is None:
+        raise UsageError(f"{queue}: line {number} names no table: {line}")
+    return args, extra, words
 
 
 def _list(tables: list[Table]) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import subprocess
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -17,6 +18,7 @@ from rhhn_fairseq.files import read_json
 from rhhn_fairseq.lines import replacing
 
 PACKAGES = ("torch", "fairseq-fixed", "numpy", "sentencepiece", "sacrebleu")
+_EPOCH = re.compile(r"; ([\d,]+) updates an epoch")
 # Of the figures in fairseq's log, those that describe the machine or the run, not the model.
 MACHINE = {"wps", "ups", "wpb", "bsz", "train_wall", "wall", "gb_free", "clip", "lr", "gnorm", "loss_scale"}
 
@@ -65,7 +67,8 @@ class Record:
         options: options of fairseq-train besides the architecture's recipe.
         commands: the training's and the evaluations' command lines. stopped_by: ``epochs``, ``updates``,
             ``hours`` or ``patience``.
-        parameters: the trained ones. updates, epochs: done. seconds: of the updates, without validation.
+        parameters: the trained ones. updates, epochs: done; an epoch that was cut counts by its updates.
+        updates_per_epoch: None if the log does not say. seconds: of the updates, without validation.
         curve: one entry per epoch with ``epoch``, ``updates``, ``seconds``, ``train`` and ``valid``.
         figures: by the names of ``Scoring.figures``.
         remark: what a reader needs to know about this run.
@@ -86,7 +89,8 @@ class Record:
     stopped_by: str = ""
     parameters: int | None = None
     updates: int = 0
-    epochs: int = 0
+    epochs: float = 0
+    updates_per_epoch: int | None = None
     seconds: float = 0.0
     curve: list = field(default_factory=list)
     figures: dict = field(default_factory=dict)
@@ -119,13 +123,15 @@ class Record:
         """Returns what an update took; None before the first."""
         if not self.updates or not self.seconds:
             return None
-        epoch = self.curve[0]["updates"] if self.curve else None
+        epoch = self.updates_per_epoch or (self.curve[0]["updates"] if self.curve else None)
         return Cost(self.row, self.precision, self.seconds / self.updates, epoch, self.device, self.threads)
 
     def read_curve(self, log: Path) -> None:
         """Reads updates, epochs, seconds and curve from the training's log."""
         records = read_log(log)
-        ends = {record.update: record for record in records if record.subset == TRAIN}
+        # An epoch that was cut and continued has two lines, of which the second counts all of its seconds.
+        last_of = {record.epoch or -record.update: record for record in records if record.subset == TRAIN}
+        ends = {record.update: record for record in last_of.values()}
         inner = {record.update: record for record in records if record.subset == TRAIN_INNER}
         valid = {record.update: record for record in records if record.subset not in (TRAIN, TRAIN_INNER)}
         self.curve, seconds = [], 0.0
@@ -140,12 +146,21 @@ class Record:
                     "valid": _of_the_model(valid[update].figures) if update in valid else {},
                 }
             )
-        self.epochs = max((entry["epoch"] or 0 for entry in self.curve), default=0)
         done = self.curve[-1]["updates"] if self.curve else 0
         # Lines within an epoch count from the line before.
         late = [record for update, record in sorted(inner.items()) if update > done]
         self.seconds = round(seconds + sum(record.figures.get("train_wall", 0.0) for record in late), 1)
         self.updates = max([done, *(record.update for record in late)])
+        self.updates_per_epoch = updates_per_epoch(log.read_text(errors="replace"))
+        self.epochs = max((entry["epoch"] or 0 for entry in self.curve), default=0)
+        if self.updates_per_epoch and done < self.epochs * self.updates_per_epoch:
+            self.epochs = round(done / self.updates_per_epoch, 2)
+
+
+def updates_per_epoch(log: str) -> int | None:
+    """Returns how many updates an epoch has, by the text of a training's log; None if it does not say."""
+    match = _EPOCH.search(log)
+    return int(match[1].replace(",", "")) if match else None
 
 
 def describe_machine(device: str) -> str:

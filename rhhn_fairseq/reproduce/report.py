@@ -73,16 +73,17 @@ def text(table: Table, records: list[Record], costs: list[Cost], pictured: bool,
         "reads 100 %. Ours is the mean over seeds, with the spread where there are several.",
         "",
     ]
-    groups: dict[tuple[str, float, str], list[Record]] = defaultdict(list)
+    # Seeds that were trained for different budgets stand in rows of their own.
+    groups: dict[tuple[str, float, str, int], list[Record]] = defaultdict(list)
     for record in records:
-        groups[record.row, record.scale, record.precision].append(record)
+        groups[record.row, record.scale, record.precision, record.updates].append(record)
     full = {key: group for key, group in groups.items() if key[1] == 1}
     lines += _table(table, full, table.rows) + [""]
-    scales = sorted({scale for _, scale, _ in groups if scale < 1}, reverse=True)
+    scales = sorted({key[1] for key in groups if key[1] < 1}, reverse=True)
     for scale in scales:
         members = {key: group for key, group in groups.items() if key[1] == scale}
         lines += [f"## Scaled by {scale:g}", "", f"A check of the ordering; the rule: {SCALING_RULE}.", ""]
-        rows = tuple(row for row in table.rows if any(name == row.name for name, _, _ in members))
+        rows = tuple(row for row in table.rows if any(key[0] == row.name for key in members))
         lines += _table(table, members, rows) + [""]
     if pictured:
         lines += [f"![validation during training]({table.name}.png)", ""]
@@ -97,7 +98,7 @@ def text(table: Table, records: list[Record], costs: list[Cost], pictured: bool,
 
 
 def _table(
-    table: Table, groups: dict[tuple[str, float, str], list[Record]], rows: tuple[Row, ...]
+    table: Table, groups: dict[tuple[str, float, str, int], list[Record]], rows: tuple[Row, ...]
 ) -> list[str]:
     known = {name for row in rows for name in row.reported}
     known |= {name for group in groups.values() for record in group for name in record.figures}
@@ -107,7 +108,7 @@ def _table(
     columns = 2 + 3 * len(figures) + 5
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * columns]
     for row in rows:
-        matching = [group for (name, _, _), group in groups.items() if name == row.name]
+        matching = [group for key, group in groups.items() if key[0] == row.name]
         for group in matching or [[]]:
             lines.append("| " + " | ".join(_cells(table, row, group, figures)) + " |")
     return lines
@@ -135,7 +136,7 @@ def _cells(table: Table, row: Row, group: list[Record], figures: list[str]) -> l
     share = budget_share(row, last) if last.scale == 1 else None
     return [
         *cells,
-        str(last.epochs),
+        f"{last.epochs:g}",
         f"{last.updates:,}",
         f"{last.seconds / 3600:.2f}",
         "" if last.scale < 1 else "unknown" if share is None else f"{100 * share:.2g} %",

@@ -35,7 +35,6 @@ EVALUATIONS = "evaluation.log"
 
 _BPC = r"(\S+) bits per character, "
 _BLEU = r"BLEU4? = (\S+)"
-_EPOCH = re.compile(r"; ([\d,]+) updates an epoch")
 _PARAMETERS = re.compile(r": ([\d,]+) parameters; ")
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -119,16 +118,16 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
     directory, path = places.run(run), places.record(run)
     directory.mkdir(parents=True, exist_ok=True)
     place = directory / "checkpoints"
-    if place.is_symlink():
-        place.unlink()
-    if place.exists():
+    if place.exists() and not place.is_symlink():
         raise UsageError(f"{place}: exists, this run has been trained here; take another --seed or --runs")
-    place.symlink_to(checkpoints.resolve())
     record = _new_record(run, threads, device)
     record.read_curve(log)
     text = log.read_text(errors="replace")
     record.parameters, record.stopped_by = _parameters(text), _stop(text)
     record.adopted, record.state, record.commit = str(log), "evaluating", ""
+    # Only now: a link without its record would let the next training write to the user's directory.
+    place.unlink(missing_ok=True)
+    place.symlink_to(checkpoints.resolve())
     record.save(path)
     return execute(run, places, threads, device)
 
@@ -154,6 +153,8 @@ def measure_cost(run: Run, places: Places, threads: int, device: str, remark: st
     Raises:
         UsageError: the corpus is missing, the training fails, or the limit is too small.
     """
+    if run.scale < 1:
+        raise UsageError(f"--cost measures a row at full size; leave out --scale {run.scale:g}")
     updates = run.budget.updates or MEASURED_UPDATES
     if updates <= UNTIMED_UPDATES:
         raise UsageError(f"--cost --updates {updates} is too small, the smallest is {UNTIMED_UPDATES + 1}")
@@ -181,12 +182,11 @@ def measure_cost(run: Run, places: Places, threads: int, device: str, remark: st
         raise UsageError(f"{run.table.name} {run.name}: {''.join(lines).strip().splitlines()[-1]}")
     # fairseq's own times are in whole seconds.
     seconds = [after - before for before, after in pairwise(ends[UNTIMED_UPDATES - 1 :])]
-    epoch = _EPOCH.search("".join(lines))
     cost = Cost(
         row=run.row.name,
         precision=run.precision,
         seconds_per_update=statistics.median(seconds),
-        updates_per_epoch=int(epoch[1].replace(",", "")) if epoch else None,
+        updates_per_epoch=records.updates_per_epoch("".join(lines)),
         device=records.describe_machine(device),
         threads=threads,
         remark=remark,
@@ -226,6 +226,8 @@ def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
         # The same training, longer or shorter.
         record.options, record.budget = fresh.options, fresh.budget
         record.state, record.figures = "training", {}
+    if record.state != "finished" and fresh.commit and fresh.commit not in record.commit.split(" and "):
+        record.commit = " and ".join(filter(None, (record.commit, fresh.commit)))
     return record
 
 
@@ -249,8 +251,8 @@ def _new_record(run: Run, threads: int, device: str) -> Record:
 def _train(run: Run, command: list[str], directory: Path, record: Record, path: Path, threads: int) -> None:
     """Trains, and writes the record to ``path`` after every epoch, so a stopped run shows how far it got."""
     log = directory / LOG
-    last = ""
-    bar = Progress(f"{run.table.name} {run.name}", run.options())
+    last, before = "", log.stat().st_size if log.exists() else 0
+    bar = Progress(f"{run.table.name} {run.name}", run.limits())
     with open(log, "a", buffering=1) as file, bar, Program(command, threads) as program:
         for line in program:
             file.write(line)
@@ -261,8 +263,10 @@ def _train(run: Run, command: list[str], directory: Path, record: Record, path: 
                 if figures.subset == TRAIN:
                     record.read_curve(log)
                     record.save(path)
-    text = log.read_text(errors="replace")
-    record.parameters, record.stopped_by = _parameters(text), _stop(text)
+    content = log.read_bytes()
+    record.parameters = _parameters(content.decode(errors="replace"))
+    # What ended this training, and not an earlier one in the same log.
+    record.stopped_by = _stop(content[before:].decode(errors="replace"))
     if program.status:
         record.state, record.problem = "failed", last or f"fairseq-train ended with status {program.status}"
         with suppress(UsageError):

@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=DEFAULT.parameters,
         metavar="N",
-        help="at most (default: %(default)s)",
+        help="largest number of trained parameters of a system (default: %(default)s)",
     )
     add(
         "--seconds",
@@ -84,6 +84,9 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
             raise UsageError(f"--{name} {getattr(args, name)} is too small, the smallest is {smallest}")
     budget = Budget(args.parameters, args.seconds, args.trials, args.length, args.symbols)
     systems = [System.parse(text) for text in args.systems]
+    names = [system.name for system in systems]
+    if again := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"{again[0]} is named twice")
     vocabulary = load_vocabulary(args.data)
     torch.set_num_threads(args.threads)
     args.directory.mkdir(parents=True, exist_ok=True)
@@ -144,6 +147,6 @@ def _repeat_best(tunings: list[Tuning], args: argparse.Namespace, bar: tqdm) -> 
             bar.set_description(f"{tuning.system.name}, seed {args.seed + k}")
             figures = tuning.repeat(best, args.seed + k, args.dynamic_eval)
             repeats.setdefault(tuning.system.name, []).append(figures)
-            bar.set_postfix_str(f"test {figures['test']:.4f} bpc")
+            bar.set_postfix_str(figures.get("problem") or f"test {figures['test']:.4f} bpc")
             bar.update()
     return repeats

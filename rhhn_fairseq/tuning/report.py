@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from rhhn_fairseq.tuning.study import Budget, Trial
+from rhhn_fairseq.tuning.study import RANDOM_TRIALS, Budget, Trial
 from rhhn_fairseq.tuning.systems import SPACE, System
 
 # Options that the page shows separately.
@@ -33,12 +33,12 @@ def render(results: dict) -> str:
         f"# Systems at {budget.parameters:,} parameters and equal {equal}",
         "",
         f"{results['corpus']}. Every system has at most {budget.parameters:,} parameters, and "
-        f"{budget.trials} trials of {each}. The search is "
-        f"Optuna's TPE with seed {results['seed']}; the first trial has the starting values. The width "
-        "follows from the parameters. Adam; the rate falls linearly to zero within the trial unless a system "
-        "says otherwise. Bits per character of the valid split, protocol carry:32. The figures of other "
-        "seeds, and those of the test split, are of the best trial's options. No system has converged: the "
-        "table compares what a short training gives.",
+        f"{budget.trials} trials of {each}. The first trial has the starting values; "
+        f"{_search(budget.trials)} (seed {results['seed']}). The width follows from the parameters. Adam; "
+        "the rate falls linearly to zero within the trial unless a system says otherwise. Bits per character "
+        "of the valid split, protocol carry:32. The figures of other seeds, and those of the test split, are "
+        "of the best trial's options. No system has converged: the table compares what a short training "
+        "gives.",
         "",
         *_table(entries, budget),
         "",
@@ -53,6 +53,12 @@ def render(results: dict) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _search(trials: int) -> str:
+    if trials <= RANDOM_TRIALS:
+        return "the others are drawn at random"
+    return f"those up to the {RANDOM_TRIALS}th are drawn at random, the others by Optuna's TPE"
 
 
 def _best(entry: dict) -> float:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rhhn_fairseq import averaging
 from rhhn_fairseq.analysis.training_logs import parse_line
 from rhhn_fairseq.data.text.words import load_vocabulary
@@ -26,6 +28,8 @@ from rhhn_fairseq.reproduce.running import Program
 from rhhn_fairseq.tuning.systems import System, build, seconds_per_update, width_of
 
 FEWEST_UPDATES = 2
+RANDOM_TRIALS = 10
+"""Trials before Optuna's TPE takes over from random search; its own default."""
 VALID = "valid"
 DYNAMIC = {"protocol": "carry", "dynamic_eval": True, "tokens_per_sample": 20}
 _BPC = re.compile(r"(\S+) bits per character, ")
@@ -110,20 +114,18 @@ class Tuning:
         storage = self._optuna.storages.JournalStorage(
             journal.JournalFileBackend(str(self.directory / "trials.log"))
         )
-        sampler = self._optuna.samplers.TPESampler(seed=seed)
-        self.study = self._optuna.create_study(
-            storage=storage, study_name=system.name, sampler=sampler, load_if_exists=True
-        )
+        self.study = self._optuna.create_study(storage=storage, study_name=system.name, load_if_exists=True)
         self._check_settings()
         self._resume()
 
     def _check_settings(self) -> None:
-        """Raises UsageError if the directory's trials had another budget, seed or corpus."""
+        """Raises UsageError if the directory's trials had other settings than this search."""
         settings = self.budget.settings() | {"seed": self.seed, "data": str(self.data)}
+        settings["threads"] = self.threads
         stored = self.study.user_attrs.get("settings")
         if stored is None:
             self.study.set_user_attr("settings", settings)
-        elif stored != settings:
+        elif (stored := {"threads": self.threads} | stored) != settings:
             changed = ", ".join(f"{key} {stored[key]}" for key in stored if stored[key] != settings.get(key))
             raise UsageError(
                 f"{self.directory}: its trials have {changed}; give the same or another --directory"
@@ -154,6 +156,11 @@ class Tuning:
             show: called after each.
         """
         while len(self.trials()) < self.budget.trials:
+            # A search that is resumed draws what an uninterrupted one would have drawn.
+            seed = np.random.SeedSequence([self.seed, len(self.study.trials)]).generate_state(1)
+            self.study.sampler = self._optuna.samplers.TPESampler(
+                n_startup_trials=RANDOM_TRIALS, seed=int(seed[0])
+            )
             trial = self.study.ask()
             options = {"cell": self.system.cell} | self.system.options
             options |= {name: axis.draw(trial, name) for name, axis in self.system.space().items()}
@@ -174,10 +181,11 @@ class Tuning:
             dynamic_eval: whether the test split is also scored by dynamic evaluation.
 
         Returns:
-            ``seed``, ``options``, and bits per character: ``valid``, ``test``, and ``test_dynamic``.
+            ``seed``, ``options``, and bits per character: ``valid``, ``test``, and ``test_dynamic``; or
+            ``problem`` in their place, if the training failed.
 
         Raises:
-            UsageError: the training or a program that scores it failed.
+            UsageError: a program that scores the model failed.
         """
         directory = self.directory / f"seed-{seed}"
         directory.mkdir(exist_ok=True)
@@ -187,12 +195,13 @@ class Tuning:
         figures = read_json(path) if path.exists() else {}
         if figures.get("options") != options:
             done = self._train(options, seed, directory / "train.log", directory, trial)
+            figures = {"seed": seed, "options": options}
             if done.bpc is None:
-                raise UsageError(f"{directory / 'train.log'}: {done.problem}")
-            test = self._score(directory, {"protocol": "carry:32"})
-            figures = {"seed": seed, "options": options, "valid": done.bpc, "test": test}
+                figures["problem"] = done.problem
+            else:
+                figures |= {"valid": done.bpc, "test": self._score(directory, {"protocol": "carry:32"})}
             write_json(path, figures)
-        if dynamic_eval and "test_dynamic" not in figures:
+        if dynamic_eval and "test" in figures and "test_dynamic" not in figures:
             figures["test_dynamic"] = self._score(directory, DYNAMIC)
             write_json(path, figures)
         return figures
@@ -214,8 +223,10 @@ class Tuning:
         averages = "ema_decay" in options
         if averages:
             save_dir = save_dir or self.directory / "averages"
-            # A trial that was stopped may have left one, from which fairseq would resume.
-            (save_dir / "checkpoint_last.pt").unlink(missing_ok=True)
+        if save_dir is not None:
+            # An earlier trial, or one that was stopped, left them; fairseq would resume, or refuse to start.
+            for left in save_dir.glob("checkpoint*.pt"):
+                left.unlink()
         command = self._train_command(options, updates, seed, save_dir)
         figures, last = [], ""
         with open(log, "w", buffering=1) as file, Program(command, self.threads) as program:

@@ -336,6 +336,7 @@ def test_commands_are_listed(capsys):
         (["--cells", ""], "cells='' is unknown"),
         (["--cells", "gru,gru"], "cells=gru,gru names one twice"),
         (["--dtype", "float16"], "dtype='float16' is unknown, choose from float32, bfloat16"),
+        (["--backends", "natve,reference"], "backends=natve: there is no such backend, choose from native"),
         (["--backends", "aten"], "backends=aten: grid_rhn in float32 runs on reference only"),
         (["--compile", "all"], "compile='all' is unknown, choose from none, step, sequence"),
         (["--external-path", "/nowhere"], "--external-path /nowhere: is not a directory"),

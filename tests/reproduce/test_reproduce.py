@@ -18,7 +18,7 @@ from rhhn_fairseq import cli
 from rhhn_fairseq.commands import reproduce
 from rhhn_fairseq.describe import build_empty, count_parameters
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.reproduce import plan, report, running
+from rhhn_fairseq.reproduce import plan, program, report, running
 from rhhn_fairseq.reproduce.plan import Budget, Run
 from rhhn_fairseq.reproduce.progress import Progress
 from rhhn_fairseq.reproduce.records import Cost, Record
@@ -131,6 +131,21 @@ def test_lines_that_a_restart_repeats_count_once(tmp_path, record):
     assert record.seconds == before
 
 
+def test_an_epoch_that_was_cut_counts_by_its_updates(tmp_path, record):
+    known = LOG.replace("LSTM on native", "LSTM on native; 10 updates an epoch, the first in 1.0 s")
+    cut = '{"epoch": 2, "train_bpc": "3.1", "train_num_updates": "15", "train_train_wall": "3"}\n'
+    (tmp_path / "train.log").write_text(known + cut)
+    record.read_curve(tmp_path / "train.log")
+    assert (record.updates, record.epochs, record.seconds) == (15, 1.5, 9.0)
+    assert record.cost().updates_per_epoch == 10
+    # fairseq restores the seconds of the epoch's beginning.
+    rest = cut.replace('"15"', '"20"').replace('"3"', '"6"')
+    (tmp_path / "train.log").write_text(known + cut + rest)
+    record.read_curve(tmp_path / "train.log")
+    assert (record.updates, record.epochs, record.seconds) == (20, 2, 12.0)
+    assert [entry["updates"] for entry in record.curve] == [10, 20]
+
+
 def test_a_record_is_read_as_it_was_written(tmp_path, record):
     record.save(tmp_path / "a" / "b.json")
     assert Record.load(tmp_path / "a" / "b.json") == record
@@ -197,6 +212,26 @@ def test_the_page_shows_paper_ours_difference_and_cost(tmp_path, record):
     assert (tmp_path / "ha-ptb.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_seeds_of_other_budgets_stand_in_rows_of_their_own(tmp_path, record):
+    for seed, figures, updates in (
+        (1, {}, 0),
+        (2, {"test bpc carry": 1.4}, 15),
+        (3, {"test bpc carry": 1.5}, 15),
+    ):
+        record.seed, record.figures, record.updates, record.epochs = seed, figures, updates, updates / 10
+        record.save(tmp_path / "runs" / "ha-ptb" / f"lstm_ptb-s{seed}.json")
+    text = report.render(HA, tmp_path, "x").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| lstm_ptb | 4,254,050 | 1.347")]
+    assert len(rows) == 2 and "1.450 (1.400 to 1.500, 2 seeds)" in rows[1] and "| 1.5 | 15 |" in rows[1]
+    assert "| 0 | 0 |" in rows[0]
+
+
+def test_the_share_of_the_paper_s_budget_counts_updates_where_they_are_known(record):
+    record.updates, record.epochs = 7_500, 30
+    assert report.budget_share(TABLES["mnist"].row("pmnist_lstm"), record) == 0.075
+    assert report.budget_share(SU.row("hyperrhn_ptb"), record) == 30 / 660
+
+
 def test_the_page_names_runs_that_differ_in_their_seed_once(tmp_path, record):
     for seed in (1, 2):
         record.seed, record.commit = seed, f"commit{seed}"
@@ -237,6 +272,57 @@ def test_a_cost_keeps_its_remark(corpus, tmp_path):
     reproduce.main(arguments(corpus, tmp_path, "--cost", "--updates", 4, "--remark", "a small text"))
     cost = Cost.load(tmp_path / "results" / "runs" / "ha-ptb" / "costs" / "lstm_ptb.json")
     assert cost.seconds_per_update > 0 and cost.updates_per_epoch > 0 and cost.remark == "a small text"
+
+
+def test_a_cost_of_a_smaller_model_is_refused(corpus, tmp_path):
+    with pytest.raises(UsageError, match="--cost measures a row at full size; leave out --scale 0.5"):
+        reproduce.main(arguments(corpus, tmp_path, "--cost", "--scale", 0.5))
+
+
+def test_a_log_that_cannot_be_adopted_leaves_no_link(corpus, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "checkpoint_best.pt").touch()
+    (tmp_path / "typo.log").write_text("no figures\n")
+    with pytest.raises(UsageError, match=r"typo\.log"):
+        reproduce.main(arguments(corpus, tmp_path, "--adopt", tmp_path / "typo.log", tmp_path / "mine"))
+    assert not list((tmp_path / "runs").rglob("checkpoints"))
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("ha-ptb --epcohs 3", "unrecognized arguments: --epcohs 3"),
+        ("ha-ptb --epochs 0", "--epochs 0 is too small"),
+        ("ha-ptb --remark it's", "No closing quotation"),
+    ],
+)
+def test_a_queue_is_read_before_its_first_line_runs(tmp_path, monkeypatch, line, message):
+    (tmp_path / "queue").write_text(f"ha-ptb --render\n{line}\n")
+    monkeypatch.setattr(program, "_reproduce", None)
+    with pytest.raises(UsageError, match=f"queue: line 2: {message}"):
+        reproduce.main(["--queue", str(tmp_path / "queue")])
+
+
+def test_a_run_that_cannot_be_evaluated_does_not_end_the_others(tmp_path, monkeypatch, record, capsys):
+    def execute(run, places, threads, device):
+        if run.seed == 1:
+            raise UsageError("no figure")
+        record.seed, record.state = run.seed, "finished"
+        return record
+
+    monkeypatch.setattr(program.running, "execute", execute)
+    words = ["ha-ptb", "lstm_ptb", "--results", str(tmp_path)]
+    with pytest.raises(UsageError, match="1 of 2 runs failed: lstm_ptb-s1"):
+        reproduce.main([*words, "--seeds", "1", "2"])
+    assert "lstm_ptb-s2: finished" in capsys.readouterr().out and (tmp_path / "ha-ptb.md").exists()
+
+
+def test_progress_knows_the_limits_of_the_recipe():
+    assert Run(HA, HA.row("lstm_ptb")).limits() == {"max_epoch": 100}
+    assert Run(HA, HA.row("lstm_ptb"), budget=Budget(updates=5)).limits() == {
+        "max_epoch": 100,
+        "max_update": 5,
+    }
 
 
 def test_a_cost_without_a_remark_is_read(tmp_path):

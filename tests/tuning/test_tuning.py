@@ -97,6 +97,48 @@ def test_a_system_may_set_its_recipe(corpus, tmp_path):
     assert not list(tmp_path.rglob("checkpoint_last.pt"))
 
 
+def _tune_averages(corpus, directory, trials, *more):
+    budget = "--parameters 2000 --symbols 400 --length 20 --best 1 --repeats 1".split()
+    words = [corpus, "gru:batch-size=2,ema-decay=0.5", *budget, "--directory", str(directory)]
+    tune.main([*words, "--trials", str(trials), *more])
+    (entry,) = json.loads((directory / "comparison.json").read_text())["systems"]
+    return entry
+
+
+def test_a_search_that_is_resumed_is_the_same_search(corpus, tmp_path):
+    whole = _tune_averages(corpus, tmp_path / "whole", 3)
+    first = _tune_averages(corpus, tmp_path / "resumed", 1)
+    # What a repetition leaves that is stopped after a validation.
+    left = next((tmp_path / "resumed").rglob("seed-2/checkpoint_best.pt"))
+    (left.parent / "figures.json").unlink()
+    resumed = _tune_averages(corpus, tmp_path / "resumed", 3)
+    assert resumed["trials"][0] == first["trials"][0]
+    options = [[trial["options"] for trial in entry["trials"]] for entry in (whole, resumed)]
+    assert options[0] == options[1] and len({trial["lr"] for trial in options[0]}) == 3
+    figures = [trial["bpc"] for trial in resumed["trials"]]
+    assert all(figure is not None and figure < 4 for figure in figures)
+    assert resumed["repeats"] == whole["repeats"] and resumed["repeats"][0]["test"] < 4
+
+
+def test_a_repetition_that_fails_is_recorded(corpus, tmp_path, monkeypatch):
+    train = study.Tuning._train
+
+    def fail(self, options, seed, log, save_dir, like=None):
+        if like is None:
+            return train(self, options, seed, log, save_dir)
+        return study.Trial(options, 1, 1, 1.0, None, "diverged")
+
+    monkeypatch.setattr(study.Tuning, "_train", fail)
+    entry = _tune_averages(corpus, tmp_path, 1)
+    assert entry["repeats"][0]["problem"] == "diverged" and "test" not in entry["repeats"][0]
+    assert "| gru:batch-size=2,ema-decay=0.5 |" in (tmp_path / "comparison.md").read_text()
+
+
+def test_a_system_named_twice_is_refused(corpus, tmp_path):
+    with pytest.raises(UsageError, match="lstm is named twice"):
+        tune.main([corpus, "lstm", "lstm", "--directory", str(tmp_path)])
+
+
 def _tune(corpus, directory, *more):
     systems = ["gru:batch-size=2", "hyperlstm:hyper-size=32"]
     budget = "--parameters 2000 --seconds 0.1 --trials 1 --length 20 --best 1 --repeats 1".split()
