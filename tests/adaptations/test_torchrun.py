@@ -133,7 +133,7 @@ def test_two_workers_equal_update_freq_two(tiny_corpus, tmp_path, backend):
     one, two = tmp_path / "one", tmp_path / "two"
     options = ["--max-epoch", 2, "--ddp-backend", backend, "--clip-norm", 1]
     single = fairseq_train(lstm(tiny_corpus, one, *options, "--update-freq", 2))
-    double = fairseq_train(lstm(tiny_corpus, two, *options), workers=2)
+    double = fairseq_train(lstm(tiny_corpus, two, *options), workers=2, torchrun=True)
     compared = ("epoch", "update", "loss", "num_updates", "gnorm", "wpb", "valid_loss", "train_loss")
     records = [
         [{key: record[key] for key in compared if key in record} for record in json_log(run.stdout)]
@@ -151,7 +151,7 @@ def test_two_workers_in_bfloat16_train_one_model(tiny_corpus, tmp_path):
     """train_bf16_without_tpu: each would train a model of its own if it took itself for a TPU."""
     options = ["--max-epoch", 1, "--clip-norm", 1, "--bf16"]
     single = fairseq_train(lstm(tiny_corpus, tmp_path / "one", *options, "--update-freq", 2))
-    double = fairseq_train(lstm(tiny_corpus, tmp_path / "two", *options), workers=2)
+    double = fairseq_train(lstm(tiny_corpus, tmp_path / "two", *options), workers=2, torchrun=True)
     one, two = (json_log(run.stdout) for run in (single, double))
     assert [step["wpb"] for step in one[:7]] == [step["wpb"] for step in two[:7]]
     # Measured: the same three decimals, which are all that is printed.
@@ -163,9 +163,9 @@ def test_two_workers_resume_in_mid_epoch(tiny_corpus, tmp_path):
     """broadcast_objects: rank 0 reads the checkpoint and sends it to rank 1."""
     whole, rest = tmp_path / "whole", tmp_path / "rest"
     options = ["--max-update", 9, "--save-interval-updates", 4]
-    fairseq_train(lstm(tiny_corpus, whole, *options), workers=2)
+    fairseq_train(lstm(tiny_corpus, whole, *options), workers=2, torchrun=True)
     restore = ["--restore-file", whole / "checkpoint_1_4.pt"]
-    resumed = fairseq_train(lstm(tiny_corpus, rest, *options, *restore), workers=2)
+    resumed = fairseq_train(lstm(tiny_corpus, rest, *options, *restore), workers=2, torchrun=True)
     steps = [r["num_updates"] for r in json_log(resumed.stdout) if r["tag"] == "train_inner"]
     assert steps == [5, 6, 7, 8, 9]
     expected, found = model_of(whole), model_of(rest)

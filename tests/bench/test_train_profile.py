@@ -1,24 +1,14 @@
 """scripts/profile_train.py: where the time of an update of fairseq-train goes."""
 
 import json
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
-from helpers.cli import tiny_lstm
+from helpers.cli import run_script, tiny_lstm
 
 from rhhn_fairseq.bench import train_profile
 from rhhn_fairseq.bench.train_profile import OTHER, Clock, Config
 from rhhn_fairseq.errors import UsageError
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "profile_train.py"
-
-
-def profile(*arguments):
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_times_are_exclusive(monkeypatch):
@@ -41,8 +31,9 @@ def test_an_error_closes_its_part():
 def test_parts_of_a_training_step(tiny_corpus, tmp_path):
     figures = tmp_path / "figures.json"
     training = tiny_lstm(tiny_corpus, tmp_path / "checkpoints", "fused_adam")
-    result = profile("--updates", 3, "--warm-up", 1, "--json", figures, "--", *training, "--lr", 0.01)
-    assert result.returncode == 0, result.stderr
+    result = run_script(
+        "profile_train.py", "--updates", 3, "--warm-up", 1, "--json", figures, "--", *training, "--lr", 0.01
+    )
     report = json.loads(figures.read_text())
     rows = {row["part"]: row for row in report["rows"]}
     expected = ["forward and loss", "backward", "optimizer", "scaling and clipping gradients", "log lines"]
@@ -59,7 +50,9 @@ def test_parts_of_a_training_step(tiny_corpus, tmp_path):
 
 def test_too_short_a_training_is_reported(tiny_corpus, tmp_path):
     training = tiny_lstm(tiny_corpus, tmp_path / "checkpoints", "adam")
-    result = profile("--updates", 3, "--warm-up", 1, "--", *training, "--lr", 0.01, "--max-update", 2)
+    limits = ["--updates", 3, "--warm-up", 1]
+    more = ["--lr", 0.01, "--max-update", 2]
+    result = run_script("profile_train.py", *limits, "--", *training, *more, check=False)
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("error: the training ended before 1 + 3 updates")
 

@@ -40,6 +40,14 @@ MODELS = {
 # Hydra deprecates what fairseq's own configuration and start-up rest on.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
+# Each task, optimizer, scheduler and criterion, and every cell with options of its own. The others differ in
+# values, which the snapshot has.
+QUICK = {
+    *("lstm_ptb", "ln_hyperlstm_2layer_ptb", "ln_hyperlstm_modern", "ln_hyperlstm_2048_enwik8", "rhn_enwik8"),
+    *("rhn_ptb", "hyperrhn_ptb", "hyper_gru_rhn_ptb", "rolled_hyperrhn_ptb", "mingru_ptb", "lstm_gnmt"),
+    *("lstm_gnmt_sgd", "hyperlstm_gnmt_iwslt", "hyperrhn_gnmt_small", "lstm_900_iam", "lstm_3x400_iam"),
+}
+
 every_config = pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 
 
@@ -98,7 +106,16 @@ def _fill_in_problem(by_command, by_file):
             task[option] = default
 
 
-@every_config
+@pytest.mark.parametrize(
+    "path",
+    [
+        path
+        if path.stem in QUICK or path.parent.name == "synthetic"
+        else pytest.param(path, marks=pytest.mark.slow)
+        for path in RECIPES
+    ],
+    ids=lambda path: f"{path.parent.name}/{path.stem}",
+)
 def test_command_without_hydra_is_the_same_training(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     by_command, by_file = by_command_line(path), resolved(composed(path))

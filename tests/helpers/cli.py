@@ -28,7 +28,7 @@ UNREAD = {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TO
 """Variables that pytest and libraries set in this process, and that change no command."""
 
 
-def run_module(module, args, *, workers=None, env=None, timeout=HANGS, check=True, cwd=None):
+def run_module(module, args, *, workers=None, env=None, timeout=HANGS, check=True, cwd=None, torchrun=True):
     """Runs `python -m module args`; with `workers`, that many copies under torchrun on localhost.
 
     Each process computes with one thread, and shows where it was if it is aborted. Returns the
@@ -36,11 +36,13 @@ def run_module(module, args, *, workers=None, env=None, timeout=HANGS, check=Tru
     AssertionError that shows the output.
 
     A single process of one of fairseq's programs is a fork (`helpers.forks`), which saves the seconds that
-    imports take. It is a new process where the test has set environment variables.
+    imports take, and so are several without `torchrun`. They are new processes where the test has set
+    environment variables.
     """
     program = module.removeprefix("fairseq_cli.")
-    if program in FORKED and workers is None and env is None and _is_environment_unchanged():
-        result = _run_fork(program, [str(argument) for argument in args], cwd, timeout)
+    may_fork = workers is None or not torchrun
+    if program in FORKED and may_fork and env is None and _is_environment_unchanged():
+        result = _run_fork(program, [str(argument) for argument in args], cwd, timeout, workers)
     else:
         result = _run_process(module, args, workers, env, timeout, cwd)
     if check and result.returncode != 0:
@@ -60,12 +62,20 @@ def _programs() -> Programs:
     return programs
 
 
-def _run_fork(program, arguments, cwd, timeout) -> subprocess.CompletedProcess:
-    outcome = _programs().run(program, arguments, cwd or Path.cwd(), timeout)
+def _run_fork(program, arguments, cwd, timeout, workers=None) -> subprocess.CompletedProcess:
+    outcome = _programs().run(program, arguments, cwd or Path.cwd(), timeout, workers=workers)
     command = [f"fairseq-{program}", *arguments]
     if outcome.hung:
         raise subprocess.TimeoutExpired(command, timeout, outcome.stdout, outcome.stderr)
     return subprocess.CompletedProcess(command, outcome.status, outcome.stdout, outcome.stderr)
+
+
+def run_script(name, *args, check=True) -> subprocess.CompletedProcess:
+    """Runs `scripts/NAME args` as a fork; the result and `check` are those of `run_module`."""
+    result = _run_fork(name, [str(argument) for argument in args], None, HANGS)
+    if check and result.returncode != 0:
+        raise AssertionError(f"{name} {args}\n{result.stdout[-5000:]}\n{result.stderr[-5000:]}")
+    return result
 
 
 class ForkedProgram:
@@ -99,8 +109,9 @@ def _run_process(module, args, workers, env, timeout, cwd) -> subprocess.Complet
 
 
 def fairseq_train(args, *, workers=1, user_dir=USER_DIR, **options) -> subprocess.CompletedProcess:
-    """fairseq-train; more than one worker run under torchrun. Options as in `run_module`."""
+    """fairseq-train; several workers are forks, or with `torchrun` under it. Options as in `run_module`."""
     arguments = [*args, "--user-dir", user_dir] if user_dir else args
+    options = {"torchrun": False} | options
     return run_module("fairseq_cli.train", arguments, workers=None if workers == 1 else workers, **options)
 
 

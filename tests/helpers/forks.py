@@ -15,6 +15,7 @@ import resource
 import runpy
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -66,16 +67,26 @@ class Programs:
             text=True,
         )
 
-    def run(self, program: str, arguments, cwd: Path, timeout: float = 30.0, stdin: str = "") -> Outcome:
+    def run(
+        self,
+        program: str,
+        arguments,
+        cwd: Path,
+        timeout: float = 30.0,
+        stdin: str = "",
+        workers: int | None = None,
+    ) -> Outcome:
         """Runs one command.
 
         Args:
             program: train, generate, ... of fairseq_cli, or the name of a file in scripts/.
             arguments: what follows it. cwd: where it runs. timeout: seconds before it is stopped.
             stdin: its standard input.
+            workers: how many processes run it, with the variables of torchrun. Their outputs follow each
+                other; if one fails, the others are stopped.
         """
         request = {"program": program, "arguments": [str(a) for a in arguments], "cwd": str(cwd)}
-        request |= {"timeout": timeout, "stdin": stdin, "root": str(self.root)}
+        request |= {"timeout": timeout, "stdin": stdin, "root": str(self.root), "workers": workers}
         self.server.stdin.write(json.dumps(request) + "\n")
         self.server.stdin.flush()
         reply = self.server.stdout.readline()
@@ -122,35 +133,60 @@ def serve() -> None:
 
 
 def fork(request: dict, folder: Path) -> Outcome:
-    """Runs one request in a child process."""
-    started = time.monotonic()
-    (folder / "stdin").write_text(request["stdin"])
-    child = os.fork()
-    if child == 0:
-        become(request, folder)
-    hung = False
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            break
-        if time.monotonic() - started > request["timeout"]:
-            hung = True
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
-            break
+    """Runs one request in a child process, or in several."""
+    started, children, hung = time.monotonic(), [], False
+    for number, variables in enumerate(environments(request["workers"])):
+        place = folder / str(number)
+        place.mkdir()
+        (place / "stdin").write_text(request["stdin"])
+        child = os.fork()
+        if child == 0:
+            become(request, place, variables)
+        children.append(child)
+    statuses: dict[int, int] = {}
+    while len(statuses) < len(children):
+        for child in children:
+            if child not in statuses and (ended := os.waitpid(child, os.WNOHANG))[0]:
+                statuses[child] = os.waitstatus_to_exitcode(ended[1])
+        hung = hung or time.monotonic() - started > request["timeout"]
+        if hung or any(statuses.values()):
+            kill(child for child in children if child not in statuses)
         time.sleep(0.005)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)
-    texts = [(folder / name).read_text(errors="replace") for name in ("stdout", "stderr")]
-    return Outcome(os.waitstatus_to_exitcode(status), *texts, time.monotonic() - started, hung)
+    # What they started.
+    kill(children)
+    texts = [
+        "".join((folder / str(number) / name).read_text(errors="replace") for number in range(len(children)))
+        for name in ("stdout", "stderr")
+    ]
+    # Of several, the first that failed by itself; those that were stopped for it have the signal.
+    status = max(statuses.values()) or min(statuses.values())
+    return Outcome(status, *texts, time.monotonic() - started, hung)
 
 
-def become(request: dict, folder: Path) -> None:
+def environments(workers: int | None) -> list[dict[str, str]]:
+    """Returns the variables that torchrun would set for each worker; one process without any for None."""
+    if workers is None:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(workers)]
+
+
+def kill(children) -> None:
+    """Kills the process groups of children, ended or not."""
+    for child in children:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+
+
+def become(request: dict, folder: Path, variables: dict[str, str]) -> None:
     """Turns the forked child into the program, and ends as Python ends it."""
     status = 1
     try:
         os.setsid()
+        os.environ.update(variables)
         for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
             with open(folder / name, mode) as file:
                 os.dup2(file.fileno(), number)
@@ -172,7 +208,9 @@ def call(program: str, arguments: list[str], root: str) -> int:
     sys.argv = [program, *arguments]
     # As in a process of its own: the first import that asks decides for all.
     stream = sys.stdout if program in LOG_TO_STDOUT else sys.stderr
-    logging.basicConfig(format=LOG_FORMAT, datefmt=LOG_DATE, level=logging.INFO, stream=stream, force=True)
+    # Scripts set nothing up: they show warnings alone.
+    level = logging.WARNING if program.endswith(".py") else logging.INFO
+    logging.basicConfig(format=LOG_FORMAT, datefmt=LOG_DATE, level=level, stream=stream, force=True)
     try:
         if program.endswith(".py"):
             sys.path[0] = f"{root}/scripts"

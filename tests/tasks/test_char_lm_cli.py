@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from helpers.cli import USER_DIR, fairseq_train, json_log, run_module
+from helpers.cli import USER_DIR, fairseq_train, json_log, run_module, run_script
 
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
@@ -112,7 +112,7 @@ def _kill_after_update(last, corpus, save_dir, *options):
 def test_two_torchrun_workers_train_the_model_of_one_with_update_freq_2(corpus, tmp_path):
     options = ["--max-epoch", 2, "--save-interval-updates", 7]
     one = _train(corpus, tmp_path / "one", *options, "--update-freq", 2)
-    two = _train(corpus, tmp_path / "two", *options, workers=2)
+    two = _train(corpus, tmp_path / "two", *options, workers=2, torchrun=True)
     losses_one, losses_two = _losses(one)[0], _losses(two)[0]
     assert len(losses_one) == len(losses_two) > 20
     # No difference was seen. The order in which two gradients are added is the backend's, so a loss may
@@ -181,15 +181,14 @@ def test_evaluation_prints_its_figures_and_its_protocol(corpus, uninterrupted):
 
 def test_sampling_streams_a_seeded_text(corpus, uninterrupted):
     checkpoint = uninterrupted[0] / "checkpoint_best.pt"
-
-    def sample(*options, check=True):
-        return run_module("scripts.sample", [checkpoint, *options], cwd=USER_DIR + "/..", check=check)
-
-    first = sample("--prompt", "line 1", "--length", 40, "--seed", 3).stdout
+    first = run_script("sample.py", checkpoint, "--prompt", "line 1", "--length", 40, "--seed", 3).stdout
     assert first.startswith("line 1") and len(first) == len("line 1") + 40 + 1
-    assert first == sample("--prompt", "line 1", "--length", 40, "--seed", 3).stdout
-    assert first != sample("--prompt", "line 1", "--length", 40, "--seed", 4).stdout
-    refused = sample("--prompt", "é", check=False)
+    again = [
+        run_script("sample.py", checkpoint, "--prompt", "line 1", "--length", 40, "--seed", seed).stdout
+        for seed in (3, 4)
+    ]
+    assert again[0] == first != again[1]
+    refused = run_script("sample.py", checkpoint, "--prompt", "é", check=False)
     assert refused.returncode == 1 and refused.stderr.startswith("error: --prompt has symbols")
 
 
