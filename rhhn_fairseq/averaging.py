@@ -22,7 +22,6 @@ EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 _BEST = re.compile(r"checkpoint\.best_(.+)_-?[\d.]+\.pt")
 _LISTS = {"epoch": (EPOCH, "--save-interval"), "update": (UPDATE, "--save-interval-updates")}
-ORDERS = tuple(_LISTS)
 
 # Buffers that identify the data a model was trained on.
 _OF_THE_DATA = ("pieces_sha256", "symbol_codes", "statistics")

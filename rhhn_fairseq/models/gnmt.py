@@ -461,7 +461,7 @@ def _init_uniform(model: nn.Module, bound: float, cells: bool) -> None:
     kept = set()
     if not cells:
         inner = (module for module in model.modules() if isinstance(module, Cell))
-        kept = {id(p) for cell in inner for p in getattr(cell, "cell", cell).parameters()}
+        kept = {id(p) for cell in inner for p in cell.parameters()}
     for name, parameter in model.named_parameters():
         # The normalised attention's g has its own initial value.
         if id(parameter) not in kept and not name.endswith("attention.g"):

@@ -93,10 +93,6 @@ def _load(checkpoint: str, overrides: dict, task):
         raise
     if not (isinstance(model, FairseqEncoderDecoderModel) and isinstance(task, TranslationTask)):
         raise UsageError(f"{checkpoint} holds a {type(model).__name__}, not a translation model")
-    for name, parameter in model.named_parameters():
-        # With such weights fairseq's search finds no translation at all, and ends in an assertion.
-        if not parameter.isfinite().all():
-            raise UsageError(f"{checkpoint} is of a run that diverged: {name} holds NaN or infinite numbers")
     return model, task
 
 

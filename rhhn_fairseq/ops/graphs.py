@@ -289,28 +289,15 @@ def captured(body: Callable) -> Callable:
         rounds = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         if not rounds and not policy.current().graphs:
             return body(*args)
-        device = first_tensor(args).device
+        tensors = tensors_of(args)
+        device = tensors[0].device
         with torch.autocast(device.type, enabled=False):
             if not possible(device):
                 return body(*args)
             rest = (body.__qualname__, key_of(args))
-            call = functools.partial(_call_with, body, args)
-            return replayed(rest, call, tensors_of(args), _recordings)
+            return replayed(rest, lambda given: body(*with_tensors(args, given)), tensors, _recordings)
 
     return run
-
-
-def _call_with(body: Callable, args: Sequence, tensors: Sequence[Tensor]):
-    return body(*with_tensors(args, tensors))
-
-
-def first_tensor(args: Sequence) -> Tensor:
-    """Returns the first tensor among arguments and in lists among them."""
-    for arg in args:
-        for item in arg if isinstance(arg, list | tuple) else (arg,):
-            if isinstance(item, Tensor):
-                return item
-    raise ValueError("no argument is a tensor")
 
 
 def possible(device: torch.device) -> bool:

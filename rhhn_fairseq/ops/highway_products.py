@@ -65,17 +65,16 @@ class Products:
         self.p, self.weights, self.gal, self.gemm = p, weights, gal, gemm
         self.L, self.T, self.B, self.H = p.s.shape
         self.forward_steps, self.steps = self.T, block_steps(self.T, self.B, p.u.dtype, p.s.dtype)
-
-    def _pack(self, rows: int, transpose: bool) -> list[PackedWeight]:
-        return [PackedWeight(weight, self.T, rows, self.gemm, transpose) for weight in self.weights]
+        self.rows = self.B
+        """Rows of a step's product with a layer's matrix."""
 
     @functools.cached_property
     def packed(self) -> list[PackedWeight]:
-        return self._pack(self.B, transpose=False)
+        return [PackedWeight(weight, self.T, self.rows, self.gemm) for weight in self.weights]
 
     @functools.cached_property
     def packed_transposes(self) -> list[PackedWeight]:
-        return self._pack(self.B, transpose=True)
+        return [PackedWeight(weight, self.T, self.rows, self.gemm, transpose=True) for weight in self.weights]
 
     @functools.cached_property
     def du(self) -> list[tuple[Tensor, ...]]:
@@ -139,14 +138,7 @@ class RankScaledProducts(Products):
         self.d = (self.V + 1) // 2
         self.forward_steps = self.steps = max(1, min(self.T, BLOCK_ROWS // (self.d * self.B)))
         self.products = states.new_empty(self.d, self.B, 2, self.H)
-
-    @functools.cached_property
-    def packed(self) -> list[PackedWeight]:
-        return self._pack(self.d * self.B, transpose=False)
-
-    @functools.cached_property
-    def packed_transposes(self) -> list[PackedWeight]:
-        return self._pack(self.d * self.B, transpose=True)
+        self.rows = self.d * self.B
 
     @functools.cached_property
     def scaled_inputs(self) -> Tensor:

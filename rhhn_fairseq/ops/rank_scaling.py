@@ -87,12 +87,3 @@ def scaling_matrices(first_BK: Tensor, hyper_BN: Tensor, weight_z: Tensor, bias_
     """Returns the scale of W, ``1 b_1^T + a_2 b_2^T + ... + a_d b_d^T``, [B, H, K]; see ``rank_scaled``."""
     a, b = _vectors(H, first_BK, hyper_BN, weight_z, bias_z)
     return torch.einsum("bdi,bdo->bio", a, b)
-
-
-def rank_scaled_by_matrices(
-    s_BH: Tensor, weight_HG: Tensor, first_BK: Tensor, hyper_BN: Tensor, weight_z: Tensor, bias_z: Tensor
-) -> Tensor:
-    """Computes ``rank_scaled`` with every sequence's matrix in memory, which the paper could not run."""
-    scale = scaling_matrices(first_BK, hyper_BN, weight_z, bias_z, s_BH.shape[-1])
-    copies = weight_HG.shape[-1] // first_BK.shape[-1]
-    return torch.bmm(s_BH.unsqueeze(1), weight_HG * scale.repeat(1, 1, copies)).squeeze(1)

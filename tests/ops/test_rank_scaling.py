@@ -5,9 +5,16 @@ import torch
 from helpers.fused_cells import RHN_NOISE, assert_equal, make_cell, run_pass
 
 from rhhn_fairseq.ops import highway_products
-from rhhn_fairseq.ops.rank_scaling import rank_scaled, rank_scaled_by_matrices
+from rhhn_fairseq.ops.rank_scaling import rank_scaled, scaling_matrices
 
 B, N, H = 3, 2, 4
+
+
+def rank_scaled_by_matrices(s_BH, weight_HG, first_BK, hyper_BN, weight_z, bias_z):
+    """Computes ``rank_scaled`` with every sequence's matrix in memory, which the paper could not run."""
+    scale = scaling_matrices(first_BK, hyper_BN, weight_z, bias_z, s_BH.shape[-1])
+    copies = weight_HG.shape[-1] // first_BK.shape[-1]
+    return torch.bmm(s_BH.unsqueeze(1), weight_HG * scale.repeat(1, 1, copies)).squeeze(1)
 
 
 def _operands(d, copies=2, blocks=1, B=B, N=N, H=H, dtype=torch.float64):
