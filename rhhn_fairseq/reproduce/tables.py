@@ -195,9 +195,9 @@ TABLES = {
             Scoring("eval_lm", "bpc", "bits per character", protocols=(SUAREZ, SUAREZ_TRAINING, CARRY)),
             _char_lm(char_lm_table.PTB_SUAREZ, SUAREZ),
             "The corpus is the word-level text read as raw characters (50 symbols). Every symbol is scored. "
-            "The author's final figures score 9.8 % of the test symbols. At a tenth of the size the protocols "
-            "agree: after so short a training, the RHN of seed 2 has the same figure with 10 symbols of "
-            "context (window:20/10) as with 95, and 0.001 more with 5.",
+            "The author's final figures score 9.8 % of the test symbols. At a tenth of the size the "
+            "protocols agree: after so short a training, the RHN of seed 2 has the same figure with 10 "
+            "symbols of context (window:20/10) as with 95, and 0.001 more with 5.",
         ),
         Table(
             "ha-ptb",
