@@ -352,7 +352,7 @@ def refuse_to_do_nothing() -> bool:
         if nothing is not None:
             if trainer.get_num_updates() == 0:
                 raise UsageError(f"there is nothing to train: {nothing}")
-            logger.warning("update %d is the last already: %s", trainer.get_num_updates(), nothing)
+            logger.warning("training is complete at update %d: %s", trainer.get_num_updates(), nothing)
         return extra_state, epochs
 
     checkpoint_utils.load_checkpoint = load_checkpoint

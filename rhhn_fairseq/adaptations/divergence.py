@@ -68,7 +68,7 @@ def end_divergence_in_one_line() -> bool:
             if loss is None or (torch.is_tensor(loss) and loss.is_cuda and not shown):
                 continue
             if not float(loss) <= bound:
-                what = f"{name} {float(loss):.4g}, and no model that learns has more than {bound:.4g}"
+                what = f"{name} {float(loss):.4g} is above {bound:.4g}, which no model that learns exceeds"
                 raise _diverged(self, self.get_num_updates(), what, _largest(self.model))
         return figures
 

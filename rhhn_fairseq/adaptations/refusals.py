@@ -118,8 +118,8 @@ REFUSALS = (
     Refusal(
         "--replace-unk",
         lambda args: _searches_data(args) and args.replace_unk is not None and args.dataset_impl != "raw",
-        "copies words of the text itself, which binary data have not: give --dataset-impl raw with raw data, "
-        "or use fairseq-interactive",
+        "copies words of the source text, which binary data do not contain: give --dataset-impl raw with raw "
+        "data, or use fairseq-interactive",
     ),
     Refusal(
         "--constraints",

@@ -40,7 +40,7 @@ def train_alone() -> bool:
 
     def take(cfg):
         directory = Path(cfg.save_dir)
-        refusal = f"--save-dir {directory}: another training is at work there; wait for it, or name another"
+        refusal = f"--save-dir {directory}: is in use by another training; wait for it, or choose another one"
         if not cfg.no_save and acquire(directory / LOCK, refusal):
             held.append(directory / LOCK)
             # These are left over from a run that was killed while it saved.

@@ -116,8 +116,8 @@ def _axis_of(records: Sequence[Record], axis: str, path: str) -> tuple[list[floa
         if place is not None and math.isfinite(place):
             places[record.update] = place
     if len(places) < 2:
-        reason = "in which epoch they are" if axis == "epochs" else "after how much time they came (wall)"
-        raise UsageError(f"{path}: its lines of training do not say {reason}, take --x updates")
+        what = "the epoch" if axis == "epochs" else "the elapsed time (wall)"
+        raise UsageError(f"{path}: its training lines do not record {what}; use --x updates")
     updates = sorted(places)
     return list(map(float, updates)), [places[update] for update in updates]
 

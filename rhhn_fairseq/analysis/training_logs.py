@@ -63,14 +63,14 @@ def read_log(path: str | Path) -> list[Record]:
         lines = (line.decode("utf-8", "replace") for line in _lines(file, path))
         records = [record for line in lines if (record := parse_line(line)) is not None]
     if not records:
-        raise UsageError(f"{path}: has no line with figures of a training, as fairseq-train logs them")
+        raise UsageError(f"{path}: contains no training metrics as fairseq-train logs them")
     return records
 
 
 def _lines(file: BinaryIO, path) -> Iterator[bytes]:
     while line := file.readline(LONGEST_LINE):
         if len(line) == LONGEST_LINE:
-            raise UsageError(f"{path}: has a line of more than {LONGEST_LINE:,} bytes, no log has")
+            raise UsageError(f"{path}: is no training log, it has a line of {LONGEST_LINE:,} bytes or more")
         yield line
 
 

@@ -35,7 +35,7 @@ COMMANDS = {
     "write": Command("write", "draw handwriting, as SVG and PNG"),
     "demo": Command("demo", "a page to play with: text and handwriting as they come"),
     "score": Command("score_bleu", "BLEU and chrF of translations"),
-    "plot": Command("plot", "draw what trainings and trained networks did: curves, weights, ..."),
+    "plot": Command("plot", "plot training curves, weights, gradients and attention"),
     "ngram": Command("baseline_ngram", "n-grams with Kneser-Ney smoothing, as a baseline"),
     "average": Command("average_checkpoints", "average the weights of checkpoints"),
     "convert": Command("convert_checkpoint", "checkpoints to safetensors and back"),

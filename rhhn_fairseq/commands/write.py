@@ -1,7 +1,6 @@
-"""Writes by hand: draws lines from a handwriting model and saves them as SVG and PNG.
+"""Samples handwriting from a trained model and saves it as SVG and PNG.
 
-Usage: %(prog)s checkpoints/handwriting/checkpoint_best.pt --lines 3 --bias 0.5 --output
-    written
+Usage: %(prog)s checkpoints/handwriting/checkpoint_best.pt --lines 3 --output written
        %(prog)s --pretrained --text "hello world" --bias 1
 
 A model trained with --window writes --text "..."; --prime lets it read a line first and go on in its hand.

@@ -41,7 +41,7 @@ class StackConfig:
         0.0, help="drop connections of the recurrent matrices, others in every pass", low=0, below=1
     )
     dropout_mask: str = option(
-        "step", help="those dropouts draw a mask for every ...", choices=("step", "sequence")
+        "step", help="whether those dropouts draw a mask every step or once", choices=("step", "sequence")
     )
     cell_options: dict = field(default_factory=dict)
 

@@ -55,7 +55,8 @@ class CharLMBaseConfig(FairseqDataclass):
         metadata={"help": "drop connections of the recurrent matrices, others in every batch (Merity 2018)"},
     )
     dropout_mask: str = field(
-        default="step", metadata={"help": "these dropouts draw a mask for every 'step' or 'sequence'"}
+        default="step",
+        metadata={"help": "these dropouts draw a mask for every 'step' or every 'sequence'"},
     )
     output_init: str = field(
         default="glorot",

@@ -111,7 +111,8 @@ class GNMTBaseConfig(FairseqDataclass):
         metadata={"help": "combine the last layer's output with the context, as Luong et al. 2015 do"},
     )
     dropout_mask: str = field(
-        default="step", metadata={"help": "these dropouts draw a mask for every 'step' or 'sequence'"}
+        default="step",
+        metadata={"help": "these dropouts draw a mask for every 'step' or every 'sequence'"},
     )
     init_range: float = field(
         default=0.04,

@@ -46,7 +46,8 @@ class HandwritingBaseConfig(FairseqDataclass):
     layer_dropout: float = field(default=0.0, metadata={"help": "dropout between layers"})
     output_dropout: float = field(default=0.0, metadata={"help": "dropout on the last layer's output"})
     dropout_mask: str = field(
-        default="step", metadata={"help": "these dropouts draw a mask for every 'step' or 'sequence'"}
+        default="step",
+        metadata={"help": "these dropouts draw a mask for every 'step' or every 'sequence'"},
     )
 
 

@@ -37,7 +37,7 @@ def load_weights(path: str) -> dict[str, torch.Tensor]:
         return read_weights(Path(path))
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     if not isinstance(state.get("model"), dict):
-        raise UsageError(f"{path}: is no checkpoint of a model, it has no weights")
+        raise UsageError(f"{path}: is not a checkpoint of a model: it contains no weights")
     return state["model"]
 
 

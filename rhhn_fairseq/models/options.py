@@ -73,7 +73,8 @@ def check_shapes(model, state_dict: dict, kind: str, place: str, advice: str) ->
     """Refuses a checkpoint whose weights differ from the model's in name or shape.
 
     Args:
-        kind: what it may differ in. place: the model, after "in". advice: what to give instead.
+        kind: what it may differ in. place: name of the model in the message.
+        advice: what the user should give instead.
 
     Raises:
         UsageError: naming the first weight that differs.

@@ -47,7 +47,7 @@ class CharLMTaskConfig(DynamicsTaskConfig):
         metadata={"help": "directory that `rhhn prepare` made, or fairseq-preprocess of words"},
     )
     tokens_per_sample: int = field(
-        default=100, metadata={"help": "symbols a lane or a training window advances in a batch"}
+        default=100, metadata={"help": "number of symbols per lane or training window in a batch"}
     )
     batching: str = field(
         default="lanes",
@@ -68,14 +68,14 @@ class CharLMTaskConfig(DynamicsTaskConfig):
     )
     dynamic_eval: bool = field(
         default=False,
-        metadata={"help": "fairseq-eval-lm: go on learning from the text that was scored (--protocol carry)"},
+        metadata={"help": "fairseq-eval-lm: train on each chunk after it was scored; needs --protocol carry"},
     )
     dynamic_eval_lr: float = field(
         default=1e-4,
         metadata={"help": "--dynamic-eval: rate of a step, over the gradient's root mean square"},
     )
     dynamic_eval_decay: float = field(
-        default=2e-3, metadata={"help": "--dynamic-eval: rate of the way back to the checkpoint's weights"}
+        default=2e-3, metadata={"help": "--dynamic-eval: rate of decay towards the checkpoint's weights"}
     )
     dynamic_eval_batches: int = field(
         default=200,

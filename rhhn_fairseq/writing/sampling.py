@@ -219,7 +219,10 @@ def _indices(symbols: str, text: str) -> Tensor:
     """Returns the indices [1, U] of a text in the model's symbols; UsageError names unknown symbols."""
     unknown = sorted(set(text) - set(symbols))
     if unknown:
-        raise UsageError(f"--text: the model has not read {''.join(unknown)!r}, only {symbols!r}")
+        raise UsageError(
+            f"--text: contains {''.join(unknown)!r}, which did not occur in training; the characters are "
+            f"{symbols!r}"
+        )
     return torch.tensor([[symbols.index(symbol) for symbol in text]])
 
 

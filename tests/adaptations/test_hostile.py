@@ -66,8 +66,9 @@ def test_absurd_loss_names_update_and_parameter(world, name, parameter):
     _, outcome = world.run(case)
     assert outcome.status == 1
     assert re.fullmatch(
-        r"error: training diverged in update \d+: \w+ \S+, and no model that learns has more than "
-        rf"\S+ \(in {parameter}\); try a lower --lr \(now \S+\) or a stronger --clip-norm \(now \S+\)\n",
+        r"error: training diverged in update \d+: \w+ \S+ is above "
+        rf"\S+, which no model that learns exceeds \(in {parameter}\); "
+        r"try a lower --lr \(now \S+\) or a stronger --clip-norm \(now \S+\)\n",
         outcome.stderr,
     )
 

@@ -67,6 +67,7 @@ NO_MEANING = {
     "--bucket-cap-mb": "for several workers",
     "--all-gather-list-size": "the lists have any size here",
     "--ddp-comm-hook": "for several workers",
+    "--context-window": "--protocol says what a symbol's context is",
     "--device-id": "set by torchrun",
     "--empty-cache-freq": GPU,
     "--fast-stat-sync": "obsolete in fairseq",
@@ -134,6 +135,7 @@ NOTES = dict.fromkeys(FIXED_BATCHES, "no meaning for char_lm and synthetic, whic
 NOTES |= {
     "--max-tokens": "rows of --tokens-per-sample, or of a problem's steps, with char_lm and synthetic",
     "--memory-efficient-bf16": "with --optimizer adam; adam_l1 and fused_adam refuse it",
+    "--sentence-avg": "in translation; the losses of the other tasks ignore it",
     "--diverse-beam-groups": "--beam must be a multiple",
     "--store-ema": "`save_ema_as_checkpoint` of fairseq.checkpoint_utils makes a checkpoint of the averages",
     "--bpe": "sentencepiece; those that fairseq cannot configure are refused",
@@ -166,7 +168,8 @@ HEAD = """# fairseq's options
 
 Every option in `--help` of fairseq's programs, with a tiny model of every task the program is for, on a CPU.
 "works": the program takes the option and ends well. "refused": it ends in one line that says why.
-"no meaning": it is taken and changes nothing. `pytest --slow tests/tasks/test_options.py` tries them all.
+"no meaning": it is accepted, but has no effect. Options of a scheduler, optimizer or criterion that has to be
+selected first are not listed. `pytest --slow tests/tasks/test_options.py` tries them all.
 
 | option | outcome | |
 |---|---|---|

@@ -100,7 +100,7 @@ def test_the_program_refuses_in_one_line(trained, tmp_path, capsys):
     plain = trained / "plain.pt"
     assert "the model was trained without --window" in refused(plain, "--text", "a")
     assert "--text is missing" in refused(trained / "window.pt")
-    assert "has not read 'Z'" in refused(trained / "window.pt", "--text", "Z")
+    assert "--text: contains 'Z', which did not" in refused(trained / "window.pt", "--text", "Z")
     assert "--columns 0 is too small, the smallest is 1" in refused(plain, "--columns", 0)
     assert "--bias -2.0 is not" in refused(plain, "--bias", -2)
     assert "nowhere.pt" in refused(tmp_path / "nowhere.pt")

@@ -1,7 +1,7 @@
 """The third stage: cuts every sentence into pieces, as fairseq-preprocess reads them; writes the dictionary.
 
-In the encoded text a space separates the pieces; what the model cannot spell becomes ``<unk>``, which is
-fairseq's name for it too. Empty lines stay empty.
+In the encoded text a space separates the pieces; characters outside the
+model's vocabulary become ``<unk>``, which is also fairseq's name for them. Empty lines stay empty.
 """
 
 import os

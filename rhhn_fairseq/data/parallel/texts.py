@@ -133,7 +133,7 @@ def _copy_evaluation(name: str, sources: tuple[Pairs, ...], languages: tuple[str
                 empty[side] += not line.decode("utf-8").strip()
     if not count:
         names = " and ".join(text.name for source in sources for text in source.texts)
-        raise UsageError(f"{names}: is empty, but the {name} set needs a sentence at least")
+        raise UsageError(f"{names}: is empty, but the {name} set needs at least one sentence")
     return {
         "name": " + ".join(source.name for source in sources),
         "sentences": count,

@@ -22,7 +22,7 @@ class ProblemBatch:
     """One batch.
 
     Attributes:
-        inputs: float32 [B, T, C]. targets: as ``Problem.render`` returns them. number: b, in its epoch.
+        inputs: float32 [B, T, C]. targets: as ``Problem.render`` returns them. number: within its epoch.
     """
 
     inputs: np.ndarray

@@ -57,8 +57,8 @@ def read_idx(path: str | Path, dimensions: int) -> np.ndarray:
     # Reads one byte more than expected, to notice a longer file.
     data = b"".join(source.chunks(header_bytes, header_bytes + size + 1))
     if len(data) != size:
-        held = f"only {len(data):,}" if len(data) < size else "more than that"
-        raise UsageError(f"{path}: its header says {_times(shape)} = {size:,} bytes, there are {held}")
+        held = f"only {len(data):,}" if len(data) < size else "more"
+        raise UsageError(f"{path}: its header says {_times(shape)} = {size:,} bytes, but it contains {held}")
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 

@@ -43,7 +43,7 @@ class CleaningConfig:
         if self.min_points < 2:
             raise UsageError(
                 f"--min-points {self.min_points} is too small, the smallest is 2: "
-                "one point has no next one to predict"
+                "a line with a single point has nothing to predict"
             )
         if self.max_points and self.max_points < self.min_points:
             raise UsageError(f"--max-points {self.max_points} is below --min-points {self.min_points}")
