@@ -257,7 +257,7 @@ class HyperRHN(Cell):
         return states
 
     def step(self, g_t, state, noise_t):
-        (old, hyper_s) = state
+        old, hyper_s = state
         s = self.layers(g_t, old, noise_t)[-1]
         s = zoneout(old, s, self.config.zoneout, noise_at(noise_t, "zoneout"))
         return s, (s, hyper_s)

@@ -47,7 +47,7 @@ class QuantisedWeight(nn.Module):
         start, stop, _ = rows.indices(self.shape[0])
         if (start, stop) not in self._slices:
             piece = copy.copy(self)
-            piece.shape = torch.Size((stop - start, self.shape[1]))
+            piece.shape, piece._slices = torch.Size((stop - start, self.shape[1])), {}
             integers, _ = torch.ops.quantized.linear_unpack(self.packed)
             piece.packed = torch.ops.quantized.linear_prepack(integers[:, start:stop].contiguous(), None)
             self._slices[start, stop] = piece

@@ -34,3 +34,4 @@ def test_rows_of_a_weight_are_packed_once():
     piece = quantised[slice(7, None)]
     torch.testing.assert_close(piece(x), x @ weight[7:], rtol=0, atol=0.1)
     assert quantised[slice(7, 12)] is piece and piece.shape == (5, 8)
+    torch.testing.assert_close(piece[slice(1, 3)](x[:, 1:3]), x[:, 1:3] @ weight[8:10], rtol=0, atol=0.1)

@@ -1,5 +1,6 @@
 """WMT 2014, English to French: five corpora to train on, newstest2012 and 2013 to validate, 2014 to test."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +134,8 @@ class _Shelf:
             path = download(SERVER + archive.path, self._download_dir)
         else:
             path = Path(self._from_dir) / archive.file_name
-            if not path.is_file():
+            # For a path without access rights os.path returns False, where Path raises.
+            if not os.path.isfile(path):
                 raise UsageError(
                     f"--from-dir {self._from_dir}: has no {archive.file_name}; "
                     f"it is at {SERVER}{archive.path}"
