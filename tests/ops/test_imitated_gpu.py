@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from gpu_imitation import compiled
 from helpers import tiny_translation
-from helpers.cli import USER_DIR, json_log
+from helpers.cli import USER_DIR, json_log, run_module
 
 TESTS = Path(__file__).parents[1]
 FOLDER = TESTS / "gpu_imitation"
@@ -61,8 +61,10 @@ def corpus(tmp_path_factory):
 
 
 def program(name, corpus, *options, graphs=0):
-    """Runs one of fairseq's programs with that GPU; its standard output. It warns of nothing."""
+    """Runs one of fairseq's programs, without --cpu on that GPU; its standard output. It warns of nothing."""
     task = ["--task", "gnmt_translation", "--user-dir", USER_DIR]
+    if "--cpu" in options:
+        return run_module(f"fairseq_cli.{name}", [corpus, *task, *options]).stdout
     module = [FOLDER / "imitated_gpu.py", f"fairseq_cli.{name}", corpus, *task, *options]
     said, warned = run(*module, RHHN_CUDA_GRAPHS=str(graphs))
     assert "Warning" not in warned

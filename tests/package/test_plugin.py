@@ -57,10 +57,19 @@ def test_package_after_fairseq():
 
 
 @pytest.mark.parametrize(
-    "module", ["models.handwriting", "tasks.detaching", "optim.adam_options", "criterions.problem_loss"]
+    "module, precision, expected",
+    [
+        ("models.handwriting", "", "highest"),
+        ("tasks.detaching", "medium", "medium"),
+        ("optim.adam_options", "high", "high"),
+        ("criterions.problem_loss", "highest", "highest"),
+    ],
 )
-def test_any_module_may_be_the_first_import(module):
-    run(f"import rhhn_fairseq.{module}\n" + REGISTERED)
+def test_any_module_may_be_the_first_import(module, precision, expected):
+    """It registers everything, and sets the precision of products that the environment asks for."""
+    code = f"import torch; assert torch.get_float32_matmul_precision() == {expected!r}"
+    environment = {**os.environ, "RHHN_MATMUL_PRECISION": precision}
+    run(f"import rhhn_fairseq.{module}\n{REGISTERED}\n{code}", env=environment)
 
 
 def test_plugin_alone():
@@ -135,12 +144,6 @@ def test_old_fairseq_is_one_line(tmp_path, init, utils, version):
     beginning = f"error: rhhn_fairseq needs fairseq-fixed==0.12.3.1 and found fairseq {version}"
     assert result.stderr.startswith(beginning)
     assert result.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("value, expected", [("", "highest"), ("medium", "medium"), ("high", "high")])
-def test_matmul_precision_of_the_environment(value, expected):
-    code = "import torch, rhhn_fairseq.plugin; assert torch.get_float32_matmul_precision() == {!r}"
-    run(code.format(expected), env={**os.environ, "RHHN_MATMUL_PRECISION": value})
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="this torch has no such settings")
