@@ -429,12 +429,9 @@ def with_hooks(cell: Cell, method: Callable, *arguments):
             f"a backward hook on an inner {type(cell).__name__} would see no gradient; with "
             'backend="reference", give it a forward hook that calls register_hook of what it gives'
         )
-    return _call_through(cell, method, *arguments)
-
-
-@torch.compiler.disable
-def _call_through(cell: Cell, method: Callable, *arguments):
-    """Calls ``method`` as the cell's ``forward``, which torch.compile cannot trace."""
+    if torch.compiler.is_compiling():
+        # The compiler then runs the pass uncompiled.
+        raise UsageError(f"torch.compile does not trace a hook on an inner {type(cell).__name__}")
     cell.forward = method  # type: ignore[method-assign]
     try:
         return cell(*arguments)

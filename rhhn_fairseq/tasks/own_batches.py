@@ -58,16 +58,14 @@ class CutsOwnBatches(ABC):
         epoch=1,
         data_buffer_size=0,
         seed=1,
-        grouped_shuffling=None,
-        **unused,
+        **others,
     ) -> OrderedBatchIterator:
         """Returns the iterator over a split, the same one in every epoch.
 
         fairseq's other options choose or group sentences, which do not exist here.
-
-        grouped_shuffling: of all callers, only the trainer names it, and only for the batches of training.
         """
-        training = grouped_shuffling is not None
+        # Of all callers, only the trainer gives this option, and only for the batches of training.
+        training = "grouped_shuffling" in others
         B = rows_of(max_sentences, max_tokens, self.row_steps)
         # Dropping an iterator takes up to ten seconds: garbage collection closes the queues of its processes
         # before it ends them.

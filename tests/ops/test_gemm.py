@@ -132,7 +132,7 @@ def test_other_types_than_float32_are_refused():
     for one, other in ((x.double(), w), (x, w.bfloat16())):
         with pytest.raises(ValueError, match="cannot be written to torch.float32"):
             native.matmul(one, other, torch.empty(4, 4))
-    with pytest.raises(ValueError, match="only float32 matrices"):
+    with pytest.raises(ValueError, match="only float32 matrices are packed"):
         native.pack([w.bfloat16()], "forward")
 
 

@@ -137,7 +137,7 @@ def test_evaluation_says_its_figures_when_it_is_exhausted(corpus, caplog):
 
 
 def test_protocols_are_read():
-    assert Protocol.parse("carry") == Protocol("carry", lanes=1)
+    assert Protocol.parse("carry") == Protocol("carry", lanes=1, context=1000)
     assert Protocol.parse("carry:8") == Protocol("carry:8", lanes=8, context=1000)
     assert Protocol.parse("window:100/95") == Protocol("window:100/95", window=100, context=95)
     for text in ("carry:", "carry:x", "window:5", "window:0/0", "", "window:5/6"):

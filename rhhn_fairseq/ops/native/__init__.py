@@ -121,12 +121,12 @@ def _bind_recurrence(
 def pack(weights: Sequence[Tensor], direction: str) -> Tensor:
     """Packs matrices [K, N], for backward their transposes, into panels [L, ceil(N / P), K, P]."""
     (K, N), P = weights[0].shape, compiled().panel_columns()
-    if any(weight.dtype != torch.float32 or weight.shape != (K, N) for weight in weights):
-        raise ValueError(f"only float32 matrices of one shape are packed, not {weights[0].dtype}")
     if direction == "backward":
         K, N = N, K
     panels = weights[0].new_empty(len(weights), -(-N // P), K, P)
     for layer, weight in enumerate(weights):
+        if weight.dtype != torch.float32:
+            raise ValueError(f"only float32 matrices are packed, not {weight.dtype}")
         matrix = weight if direction == "forward" else weight.t()
         arguments = MatmulStruct(K=K, N=N, threads=torch.get_num_threads())
         arguments.w, (arguments.ld_w, arguments.next_w) = matrix.data_ptr(), matrix.stride()
