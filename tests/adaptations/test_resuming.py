@@ -179,7 +179,7 @@ def test_a_hostile_last_checkpoint_is_not_passed_over(corpus, stopped):
 def test_two_trainings_in_one_directory(corpus, tmp_path):
     """train_alone: the second is refused before it has read or written a checkpoint."""
     with holder(tmp_path / ".training.lock") as first:
-        with pytest.raises(UsageError, match=rf"--save-dir {tmp_path}: another .*process {first.pid} on"):
+        with pytest.raises(UsageError, match=rf"--save-dir {tmp_path}: is in use .*process {first.pid} on"):
             train(*char_lm(corpus, tmp_path, "--max-update", 1))
         assert [path.name for path in tmp_path.iterdir()] == [".training.lock"]
         train(*char_lm(corpus, tmp_path, "--max-update", 1, "--no-save"))
