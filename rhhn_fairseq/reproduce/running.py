@@ -251,7 +251,7 @@ def _new_record(run: Run, threads: int, device: str) -> Record:
 def _train(run: Run, command: list[str], directory: Path, record: Record, path: Path, threads: int) -> None:
     """Trains, and writes the record to ``path`` after every epoch, so a stopped run shows how far it got."""
     log = directory / LOG
-    last, before = "", log.stat().st_size if log.exists() else 0
+    last, before, trained = "", log.stat().st_size if log.exists() else 0, False
     bar = Progress(f"{run.table.name} {run.name}", run.limits())
     with open(log, "a", buffering=1) as file, bar, Program(command, threads) as program:
         for line in program:
@@ -259,14 +259,15 @@ def _train(run: Run, command: list[str], directory: Path, record: Record, path: 
             last = line.strip() or last
             figures = parse_line(line)
             if figures is not None:
+                trained = True
                 bar.show(line, figures)
                 if figures.subset == TRAIN:
                     record.read_curve(log)
                     record.save(path)
     content = log.read_bytes()
     record.parameters = _parameters(content.decode(errors="replace"))
-    # What ended this training, and not an earlier one in the same log.
-    record.stopped_by = _stop(content[before:].decode(errors="replace"))
+    # What ended this training, and not an earlier one in the same log, unless nothing was left to train.
+    record.stopped_by = _stop(content[before if trained else 0 :].decode(errors="replace"))
     if program.status:
         record.state, record.problem = "failed", last or f"fairseq-train ended with status {program.status}"
         with suppress(UsageError):

@@ -157,7 +157,7 @@ class Tuning:
         """
         while len(self.trials()) < self.budget.trials:
             # A search that is resumed draws what an uninterrupted one would have drawn.
-            seed = np.random.SeedSequence([self.seed, len(self.study.trials)]).generate_state(1)
+            seed = np.random.SeedSequence([self.seed, len(self.trials())]).generate_state(1)
             self.study.sampler = self._optuna.samplers.TPESampler(
                 n_startup_trials=RANDOM_TRIALS, seed=int(seed[0])
             )
