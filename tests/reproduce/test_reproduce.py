@@ -1,6 +1,5 @@
 """The papers' tables from one command: rows, commands, records, pages, and runs that are interrupted."""
 
-import dataclasses
 import json
 import re
 import subprocess
@@ -18,7 +17,7 @@ from rhhn_fairseq import cli
 from rhhn_fairseq.commands import reproduce
 from rhhn_fairseq.describe import build_empty, count_parameters
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.reproduce import plan, program, report, running
+from rhhn_fairseq.reproduce import plan, program, running
 from rhhn_fairseq.reproduce.plan import Budget, Run
 from rhhn_fairseq.reproduce.progress import Progress
 from rhhn_fairseq.reproduce.records import Cost, Record
@@ -94,66 +93,6 @@ def test_flags_are_typed_as_fairseq_reads_them():
     assert plan.flags(options) == ["--a-b", "1", "--c", "--f", "x y"]
 
 
-LOG = """2026-01-01 | INFO | rhhn_fairseq.training | char_lm: 20,735 parameters; cpu, float32; LSTM on native
-{"epoch": 1, "update": 0.5, "bpc": "4.0", "num_updates": "5", "train_wall": "3"}
-{"epoch": 1, "update": 1.0, "bpc": "3.5", "num_updates": "10", "train_wall": "3"}
-{"epoch": 1, "valid_loss": "3", "valid_bpc": "3.25", "valid_num_updates": "10"}
-{"epoch": 1, "train_bpc": "3.75", "train_num_updates": "10", "train_train_wall": "6", "train_wall": "9"}
-{"epoch": 2, "update": 1.5, "bpc": "3.2", "num_updates": "15", "train_wall": "3"}
-"""
-
-
-@pytest.fixture
-def record(tmp_path) -> Record:
-    (tmp_path / "train.log").write_text(LOG)
-    record = Record("ha-ptb", "lstm_ptb", "lstm_ptb", 1, 1.0, "float32", device="a processor")
-    record.read_curve(tmp_path / "train.log")
-    return record
-
-
-def test_the_curve_has_an_entry_an_epoch_and_what_is_begun_counts(record):
-    assert [entry["epoch"] for entry in record.curve] == [1]
-    assert record.curve[0]["valid"]["bpc"] == 3.25 and record.curve[0]["train"]["bpc"] == 3.75
-    assert (record.updates, record.epochs, record.seconds) == (15, 1, 9.0)
-    assert record.cost() == Cost("lstm_ptb", "float32", 0.6, 10, "a processor", 1)
-
-
-def test_parameters_are_read_from_the_line_that_sums_the_training_up():
-    assert running._parameters(LOG) == 20_735
-    assert running._parameters("nothing") is None
-
-
-def test_lines_that_a_restart_repeats_count_once(tmp_path, record):
-    lines = LOG.splitlines(keepends=True)
-    (tmp_path / "train.log").write_text("".join([*lines, lines[-1]]))
-    before = record.seconds
-    record.read_curve(tmp_path / "train.log")
-    assert record.seconds == before
-
-
-def test_an_epoch_that_was_cut_counts_by_its_updates(tmp_path, record):
-    known = LOG.replace("LSTM on native", "LSTM on native; 10 updates an epoch, the first in 1.0 s")
-    cut = '{"epoch": 2, "train_bpc": "3.1", "train_num_updates": "15", "train_train_wall": "3"}\n'
-    (tmp_path / "train.log").write_text(known + cut)
-    record.read_curve(tmp_path / "train.log")
-    assert (record.updates, record.epochs, record.seconds) == (15, 1.5, 9.0)
-    assert record.cost().updates_per_epoch == 10
-    # fairseq restores the seconds of the epoch's beginning.
-    rest = cut.replace('"15"', '"20"').replace('"3"', '"6"')
-    (tmp_path / "train.log").write_text(known + cut + rest)
-    record.read_curve(tmp_path / "train.log")
-    assert (record.updates, record.epochs, record.seconds) == (20, 2, 12.0)
-    assert [entry["updates"] for entry in record.curve] == [10, 20]
-
-
-def test_a_record_is_read_as_it_was_written(tmp_path, record):
-    record.save(tmp_path / "a" / "b.json")
-    assert Record.load(tmp_path / "a" / "b.json") == record
-    (tmp_path / "c.json").write_text('{"row": 1}')
-    with pytest.raises(UsageError, match=r"c\.json: is no record of a run"):
-        Record.load(tmp_path / "c.json")
-
-
 @pytest.mark.parametrize(
     "table, text, figure",
     [
@@ -191,74 +130,6 @@ def test_problems_are_evaluated(tmp_path):
 )
 def test_what_ended_a_training(line, stop):
     assert running._stop(f"first\n{line}\nlast\n") == stop
-
-
-def test_the_page_shows_paper_ours_difference_and_cost(tmp_path, record):
-    record.figures = {"valid bpc carry": 1.4, "test bpc carry": 1.4}
-    other = Record.load(_saved(record, tmp_path / "x.json"))
-    other.seed, other.figures = 2, {"valid bpc carry": 1.5, "test bpc carry": 1.5}
-    for run in (record, other):
-        run.save(tmp_path / "runs" / "ha-ptb" / f"lstm_ptb-s{run.seed}.json")
-    Cost("ln_lstm_ptb", "float32", 2.0, 1800, "a processor", 1).save(
-        tmp_path / "runs" / "ha-ptb" / "costs" / "ln_lstm_ptb.json"
-    )
-    text = report.render(HA, tmp_path, "the command").read_text()
-    row = next(line for line in text.splitlines() if line.startswith("| lstm_ptb |"))
-    assert "| 1.347 | 1.450 (1.400 to 1.500, 2 seeds) | +0.103 |" in row
-    assert "| ln_lstm_ptb | float32, a processor, 1 thread | 2 | 1,800 | 1.00 | unknown |" in text
-    assert "| ln_hyperlstm_ptb | 4,923,154 | 1.281 |  |  | 1.25 |  |  | not run |" in text
-    assert "    the command" in text
-    assert "    the command" in report.render(HA, tmp_path).read_text()
-    assert (tmp_path / "ha-ptb.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_seeds_of_other_budgets_stand_in_rows_of_their_own(tmp_path, record):
-    for seed, figures, updates in (
-        (1, {}, 0),
-        (2, {"test bpc carry": 1.4}, 15),
-        (3, {"test bpc carry": 1.5}, 15),
-    ):
-        record.seed, record.figures, record.updates, record.epochs = seed, figures, updates, updates / 10
-        record.save(tmp_path / "runs" / "ha-ptb" / f"lstm_ptb-s{seed}.json")
-    text = report.render(HA, tmp_path, "x").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("| lstm_ptb | 4,254,050 | 1.347")]
-    assert len(rows) == 2 and "1.450 (1.400 to 1.500, 2 seeds)" in rows[1] and "| 1.5 | 15 |" in rows[1]
-    assert "| 0 | 0 |" in rows[0]
-
-
-def test_the_share_of_the_paper_s_budget_counts_updates_where_they_are_known(record):
-    record.updates, record.epochs = 7_500, 30
-    assert report.budget_share(TABLES["mnist"].row("pmnist_lstm"), record) == 0.075
-    assert report.budget_share(SU.row("hyperrhn_ptb"), record) == 30 / 660
-
-
-def test_the_page_names_runs_that_differ_in_their_seed_once(tmp_path, record):
-    for seed in (1, 2):
-        record.seed, record.commit = seed, f"commit{seed}"
-        command = f"train --seed {seed} --save-dir runs/lstm_ptb-x0.1-s{seed}/checkpoints"
-        record.commands, record.scale = {"train": command.split()}, 0.1
-        record.versions = {"torch": "2.13.0"}
-        record.save(tmp_path / "runs" / "ha-ptb" / f"lstm_ptb-x0.1-s{seed}.json")
-    text = report.render(HA, tmp_path, "x").read_text()
-    entry = next(line for line in text.splitlines() if line.startswith("- lstm_ptb"))
-    assert entry.startswith("- lstm_ptb, seeds 1, 2; commit commit1, commit2; scale 0.1; ")
-    assert "`train --seed SEED --save-dir runs/lstm_ptb-x0.1-sSEED/checkpoints`" in entry
-    assert text.count("train --seed") == 1
-    assert text.count("torch 2.13.0") == 1 and "All with torch 2.13.0." in text
-    # The curve of a smaller training is in its record.
-    assert "by epoch" not in text
-
-
-def test_the_rest_of_the_paper_s_budget(tmp_path):
-    Cost("rhn_ptb", "float32", 3.6, 100, "a processor", 2, "random text").save(
-        tmp_path / "runs" / "su-ptb" / "costs" / "rhn_ptb.json"
-    )
-    page = report.render(SU, tmp_path, "x").read_text()
-    # 618 epochs of 100 updates of 3.6 s.
-    assert "| 0.10 | 62 hours |" in page
-    # No run, no command.
-    assert "How it was made" not in page
-    assert "| rhn_ptb | float32, a processor, 2 threads; random text | 3.6 |" in page
 
 
 def test_a_cost_of_too_few_updates_is_refused(corpus, tmp_path):
@@ -303,12 +174,11 @@ def test_a_queue_is_read_before_its_first_line_runs(tmp_path, monkeypatch, line,
         reproduce.main(["--queue", str(tmp_path / "queue")])
 
 
-def test_a_run_that_cannot_be_evaluated_does_not_end_the_others(tmp_path, monkeypatch, record, capsys):
+def test_a_run_that_cannot_be_evaluated_does_not_end_the_others(tmp_path, monkeypatch, capsys):
     def execute(run, places, threads, device):
         if run.seed == 1:
             raise UsageError("no figure")
-        record.seed, record.state = run.seed, "finished"
-        return record
+        return Record("ha-ptb", "lstm_ptb", "lstm_ptb", run.seed, 1.0, "float32", state="finished")
 
     monkeypatch.setattr(program.running, "execute", execute)
     words = ["ha-ptb", "lstm_ptb", "--results", str(tmp_path)]
@@ -323,22 +193,6 @@ def test_progress_knows_the_limits_of_the_recipe():
         "max_epoch": 100,
         "max_update": 5,
     }
-
-
-def test_a_cost_without_a_remark_is_read(tmp_path):
-    cost = Cost("rhn_ptb", "float32", 3.6, None, "a processor", 2)
-    values = dataclasses.asdict(cost)
-    del values["remark"]
-    (tmp_path / "old.json").write_text(json.dumps(values))
-    assert Cost.load(tmp_path / "old.json") == cost
-    (tmp_path / "none.json").write_text("{}")
-    with pytest.raises(UsageError, match="none.json: does not say what an update costs"):
-        Cost.load(tmp_path / "none.json")
-
-
-def _saved(record, path) -> Path:
-    record.save(path)
-    return path
 
 
 def test_progress_counts_the_nearest_limit():
