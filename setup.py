@@ -4,12 +4,14 @@ The C++ sources are built once for every level of processor that ``rhhn_fairseq.
 Where a build fails, installation goes on and the package uses torch's own operations instead.
 """
 
+import copy
 import platform
 import shutil
 import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 LEVELS = {"any": []}
@@ -29,6 +31,19 @@ OPENMP = [] if sys.platform == "darwin" else ["-fopenmp"]
 AUTOLOAD = "rhhn_fairseq_autoload.pth"
 
 
+class BuildInParallel(build_ext):
+    """Gives every extension a directory of its own for its objects.
+
+    All levels are compiled from the same sources. In one directory, two builds at a time overwrite each
+    other's objects, and a library is linked from those of another level.
+    """
+
+    def build_extension(self, ext):
+        own = copy.copy(self)
+        own.build_temp = str(Path(self.build_temp) / ext.name.rpartition(".")[2])
+        super(BuildInParallel, own).build_extension(ext)
+
+
 class BuildWithAutoload(build_py):
     """Puts the file that Python reads at its start beside the packages; see ``rhhn_fairseq_autoload.py``."""
 
@@ -41,7 +56,7 @@ class BuildWithAutoload(build_py):
 
 
 setup(
-    cmdclass={"build_py": BuildWithAutoload},
+    cmdclass={"build_ext": BuildInParallel, "build_py": BuildWithAutoload},
     ext_modules=[
         Extension(
             f"rhhn_fairseq.ops.native._{level}",
