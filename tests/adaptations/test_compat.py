@@ -5,7 +5,6 @@ import logging
 import os
 import pickle
 import re
-import subprocess
 import sys
 import warnings
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import TokenBlockDataset, data_utils, iterators
 from fairseq.distributed import utils as distributed_utils
-from helpers.cli import HANGS, fairseq_train, hydra_arguments, lstm, run_module
+from helpers.cli import fairseq_train, hydra_arguments, lstm, python, run_module
 from hydra.core.utils import JobReturn, JobStatus
 
 from rhhn_fairseq import compat
@@ -42,7 +41,7 @@ def test_each_adaptation_is_logged_once():
         "import logging; logging.basicConfig(level=logging.DEBUG)\n"
         "import rhhn_fairseq.plugin; rhhn_fairseq.plugin.compat.apply()"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS)
+    result = python(code)
     (line,) = re.findall(r"DEBUG:rhhn_fairseq.compat:(.*)", result.stderr)
     names = re.findall(r"(\w+) \((?:done|not needed)\)", line)
     assert names == [adapt.__name__ for adapt in compat.ADAPTATIONS]
@@ -131,19 +130,12 @@ def test_unreadable_checkpoint_is_one_line(tmp_path, kind):
 
 def test_nothing_but_namespace_is_allowed():
     """PyTorch's own modules allow some classes of theirs; the plugin adds one to them."""
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import fairseq, fairseq.trainer, argparse, torch.distributed.run\n"
-            "from torch.serialization import get_safe_globals\n"
-            "before = set(get_safe_globals())\n"
-            "import rhhn_fairseq.plugin\n"
-            "assert set(get_safe_globals()) - before == {argparse.Namespace}, get_safe_globals()",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
+    result = python(
+        "import fairseq, fairseq.trainer, argparse, torch.distributed.run\n"
+        "from torch.serialization import get_safe_globals\n"
+        "before = set(get_safe_globals())\n"
+        "import rhhn_fairseq.plugin\n"
+        "assert set(get_safe_globals()) - before == {argparse.Namespace}, get_safe_globals()"
     )
     assert result.returncode == 0, result.stderr
 

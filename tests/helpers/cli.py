@@ -78,6 +78,19 @@ def run_script(name, *args, check=True) -> subprocess.CompletedProcess:
     return result
 
 
+@functools.cache
+def _interpreters() -> Programs:
+    interpreters = Programs(environment=ENVIRONMENT, preloaded="torch")
+    atexit.register(interpreters.close)
+    return interpreters
+
+
+def python(code: str, cwd=None, **environment: str) -> subprocess.CompletedProcess:
+    """Runs `python -c code` with some variables, as a fork that has imported torch but not the package."""
+    outcome = _interpreters().run("-c", [code], cwd or Path.cwd(), HANGS, environment=environment)
+    return subprocess.CompletedProcess(["-c"], outcome.status, outcome.stdout, outcome.stderr)
+
+
 class ForkedProgram:
     """What `rhhn_fairseq.reproduce.running.Program` is, for one of fairseq's programs, as a fork."""
 

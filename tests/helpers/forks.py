@@ -1,5 +1,7 @@
 """Runs many command lines in a moment each: one process imports fairseq, and every command is a fork of it.
 
+Code that tests imports runs in forks of a process that has imported torch alone.
+
 What a command breaks is its own: a crash, a hang, a limit or a changed module does not reach the next one,
 nor the tests' process. Exceptions that nobody catches reach `sys.excepthook`, as in a program.
 
@@ -8,6 +10,7 @@ Started as a program it serves requests, one JSON object a line, on its standard
 
 import atexit
 import contextlib
+import importlib
 import json
 import logging
 import os
@@ -22,6 +25,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 # A command that asks for more address space than this, in addition, is told that there is no more memory.
@@ -31,6 +35,16 @@ MEMORY = 8 << 30
 LOG_TO_STDOUT = ("train",)
 LOG_FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
 LOG_DATE = "%Y-%m-%d %H:%M:%S"
+CLI = ("eval_lm", "generate", "hydra_train", "interactive", "preprocess", "train", "validate")
+PRELOADED = {
+    "programs": (
+        "torch",
+        *(f"fairseq_cli.{name}" for name in CLI),
+        "rhhn_fairseq.plugin",
+        "rhhn_fairseq.translate",
+    ),
+    "torch": ("torch", "torch.distributed", "torch.utils.tensorboard", "sacrebleu", "scipy.stats", "sklearn"),
+}
 
 
 @dataclass(frozen=True)
@@ -50,15 +64,21 @@ class Programs:
     Args:
         root: the source tree.
         environment: that of the commands; None for this process's.
+        preloaded: what the process has imported: "programs", those of fairseq and the plugin, or "torch",
+            torch and other packages that fairseq imports, but neither fairseq nor the plugin.
     """
 
-    def __init__(self, root: Path = ROOT, environment: dict[str, str] | None = None):
+    def __init__(
+        self, root: Path = ROOT, environment: dict[str, str] | None = None, preloaded: str = "programs"
+    ):
         self.root = root
         given = os.environ if environment is None else environment
-        environment = {**given, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+        environment = {**given, "OMP_NUM_THREADS": "1"}
+        if preloaded == "programs":
+            environment["PYTHONPATH"] = str(root)
         environment.pop("RHHN_TRACEBACK", None)
         self.server = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, __file__, preloaded],
             cwd=root,
             env=environment,
             stdin=subprocess.PIPE,
@@ -75,18 +95,22 @@ class Programs:
         timeout: float = 30.0,
         stdin: str = "",
         workers: int | None = None,
+        environment: dict[str, str] | None = None,
     ) -> Outcome:
         """Runs one command.
 
         Args:
-            program: train, generate, ... of fairseq_cli, or the name of a file in scripts/.
-            arguments: what follows it. cwd: where it runs. timeout: seconds before it is stopped.
+            program: train, generate, ... of fairseq_cli, the name of a file in scripts/, or -c.
+            arguments: what follows it; for -c, the code to run. cwd: where it runs.
+            timeout: seconds before it is stopped.
             stdin: its standard input.
             workers: how many processes run it, with the variables of torchrun. Their outputs follow each
                 other; if one fails, the others are stopped.
+            environment: variables that differ from those of the process.
         """
         request = {"program": program, "arguments": [str(a) for a in arguments], "cwd": str(cwd)}
         request |= {"timeout": timeout, "stdin": stdin, "root": str(self.root), "workers": workers}
+        request["environment"] = environment or {}
         self.server.stdin.write(json.dumps(request) + "\n")
         self.server.stdin.flush()
         reply = self.server.stdout.readline()
@@ -108,19 +132,9 @@ def serve() -> None:
     requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     # What an import prints is no reply.
     os.dup2(2, 1)
-    import fairseq_cli.eval_lm
-    import fairseq_cli.generate
-    import fairseq_cli.hydra_train
-    import fairseq_cli.interactive
-    import fairseq_cli.preprocess
-    import fairseq_cli.train
-    import fairseq_cli.validate  # noqa: F401
-    import torch
-
-    import rhhn_fairseq.plugin
-    import rhhn_fairseq.translate  # noqa: F401
-
-    torch.set_num_threads(1)
+    for module in PRELOADED[sys.argv[1]]:
+        importlib.import_module(module)
+    sys.modules["torch"].set_num_threads(1)
     for line in requests:
         # TemporaryDirectory would be removed by the child too: its finalizer is one of the functions at exit.
         folder = Path(tempfile.mkdtemp())
@@ -136,6 +150,7 @@ def fork(request: dict, folder: Path) -> Outcome:
     """Runs one request in a child process, or in several."""
     started, children, hung = time.monotonic(), [], False
     for number, variables in enumerate(environments(request["workers"])):
+        variables |= request["environment"]
         place = folder / str(number)
         place.mkdir()
         (place / "stdin").write_text(request["stdin"])
@@ -205,18 +220,11 @@ def become(request: dict, folder: Path, variables: dict[str, str]) -> None:
 
 def call(program: str, arguments: list[str], root: str) -> int:
     """The exit status of a program that is called with these arguments."""
-    sys.argv = [program, *arguments]
-    # As in a process of its own: the first import that asks decides for all.
-    stream = sys.stdout if program in LOG_TO_STDOUT else sys.stderr
-    # Scripts set nothing up: they show warnings alone.
-    level = logging.WARNING if program.endswith(".py") else logging.INFO
-    logging.basicConfig(format=LOG_FORMAT, datefmt=LOG_DATE, level=level, stream=stream, force=True)
     try:
-        if program.endswith(".py"):
-            sys.path[0] = f"{root}/scripts"
-            runpy.run_path(f"{root}/scripts/{program}", run_name="__main__")
+        if program == "-c":
+            run_code(*arguments)
         else:
-            sys.modules[f"fairseq_cli.{program}"].cli_main()
+            run_program(program, arguments, root)
     except SystemExit as ended:
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
@@ -226,6 +234,28 @@ def call(program: str, arguments: list[str], root: str) -> int:
         sys.excepthook(*sys.exc_info())
         return 1
     return 0
+
+
+def run_code(code: str) -> None:
+    """Runs what follows ``python -c``."""
+    sys.argv, sys.path[0] = ["-c"], ""
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    exec(code, vars(main))
+
+
+def run_program(program: str, arguments: list[str], root: str) -> None:
+    """Runs a program of fairseq, or a script."""
+    sys.argv = [program, *arguments]
+    # As in a process of its own: the first import that asks decides for all.
+    stream = sys.stdout if program in LOG_TO_STDOUT else sys.stderr
+    # Scripts set nothing up: they show warnings alone.
+    level = logging.WARNING if program.endswith(".py") else logging.INFO
+    logging.basicConfig(format=LOG_FORMAT, datefmt=LOG_DATE, level=level, stream=stream, force=True)
+    if program.endswith(".py"):
+        sys.path[0] = f"{root}/scripts"
+        runpy.run_path(f"{root}/scripts/{program}", run_name="__main__")
+    else:
+        sys.modules[f"fairseq_cli.{program}"].cli_main()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Where the package is installed, fairseq's programs find it without --user-dir."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from helpers.cli import run_module
+from helpers.cli import python, run_module
 from helpers.tiny_char_lm import write_corpus
 
 import rhhn_fairseq_autoload
@@ -21,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The repository may be installed here: what that installation left behind is taken away first.
 START = """
 import importlib.util, site, sys
+sys.path.remove("")
 sys.meta_path = [finder for finder in sys.meta_path if "ditable" not in repr(finder)]
 sys.meta_path = [finder for finder in sys.meta_path if type(finder).__name__ != "ProgramFinder"]
 sys.modules.pop("rhhn_fairseq_autoload", None)
@@ -46,9 +46,7 @@ def installed(tmp_path_factory) -> Path:
 def start(installed, line, cwd, then=FIND, **env) -> str:
     """The copy of the package that a program of this command line has imported; "False" for none."""
     code = START.format(installed=str(installed), line=line, then=then)
-    command = [sys.executable, "-P", "-c", code]
-    environment = os.environ | env
-    result = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
+    result = python(code, cwd, **env)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()[-1]
 

@@ -1,7 +1,6 @@
 """Every module of the package can be imported: what only one command needs, too."""
 
-import subprocess
-import sys
+from helpers.cli import python
 
 IMPORT_ALL = """
 import importlib, pkgutil
@@ -15,4 +14,5 @@ for module in pkgutil.walk_packages(rhhn_fairseq.__path__, "rhhn_fairseq."):
 
 
 def test_every_module_imports():
-    subprocess.run([sys.executable, "-c", IMPORT_ALL], check=True, timeout=120)
+    result = python(IMPORT_ALL)
+    assert result.returncode == 0, result.stderr

@@ -1,12 +1,10 @@
 """Loading: in every order of imports the plugin is registered once, and the cells need no fairseq."""
 
-import os
-import subprocess
 import sys
 
 import pytest
 import torch
-from helpers.cli import HANGS, USER_DIR
+from helpers.cli import USER_DIR, python
 
 from rhhn_fairseq.plugin import import_modules
 
@@ -25,16 +23,9 @@ assert not [f for f in sys.meta_path if type(f).__name__ == "FairseqFinder"]
 """
 
 
-def python(code: str, **options) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS, **options
-    )
-
-
-def run(code: str, **options) -> subprocess.CompletedProcess:
+def run(code: str, **options) -> None:
     result = python(code, **options)
     assert result.returncode == 0, result.stderr
-    return result
 
 
 def test_cells_import_no_fairseq():
@@ -68,8 +59,7 @@ def test_package_after_fairseq():
 def test_any_module_may_be_the_first_import(module, precision, expected):
     """It registers everything, and sets the precision of products that the environment asks for."""
     code = f"import torch; assert torch.get_float32_matmul_precision() == {expected!r}"
-    environment = {**os.environ, "RHHN_MATMUL_PRECISION": precision}
-    run(f"import rhhn_fairseq.{module}\n{REGISTERED}\n{code}", env=environment)
+    run(f"import rhhn_fairseq.{module}\n{REGISTERED}\n{code}", RHHN_MATMUL_PRECISION=precision)
 
 
 def test_plugin_alone():
@@ -168,7 +158,7 @@ def test_matmul_precision_by_torchs_newer_settings(library, value, device, expec
 
 
 def test_unknown_matmul_precision_is_one_line():
-    result = python("import rhhn_fairseq.plugin", env={**os.environ, "RHHN_MATMUL_PRECISION": "bf16"})
+    result = python("import rhhn_fairseq.plugin", RHHN_MATMUL_PRECISION="bf16")
     assert result.returncode == 1
     error = "error: RHHN_MATMUL_PRECISION=bf16 is unknown, choose from highest, high, medium"
     assert result.stderr.splitlines()[-1] == error

@@ -1,12 +1,11 @@
 """Networks as safetensors and JSON, those that the package has, and the scripts that read them."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from helpers import golden_models, script_cli
+from helpers.cli import python
 from helpers.tiny_char_lm import build_model, build_task, write_corpus
 
 from rhhn_fairseq import cli
@@ -96,7 +95,7 @@ def test_a_checkpoint_or_pretrained_not_both(script, capsys):
 
 
 def answer_without_fairseq(name: str, *arguments) -> str:
-    """What a script prints in a process of its own, because this one has imported fairseq."""
+    """What a script prints where nothing has imported fairseq."""
     script = script_cli.SCRIPTS / f"{name}.py"
     command = [f"{name}.py", *map(str, arguments)]
     program = (
@@ -105,7 +104,7 @@ def answer_without_fairseq(name: str, *arguments) -> str:
         "except SystemExit as end: assert not end.code, end.code\n"
         "assert 'fairseq' not in sys.modules"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    result = python(program)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
