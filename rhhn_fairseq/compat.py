@@ -67,6 +67,7 @@ ADAPTATIONS = (
     restarts.copy_completely,
     restarts.batch_alike_in_every_start,
     restarts.count_batches_of_all_workers,
+    restarts.continue_patience,
     configuration_is_data,
     torchrun.honour_environment,
     torchrun.keep_off_gpu,

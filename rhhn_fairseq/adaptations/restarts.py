@@ -2,6 +2,8 @@
 
 import functools
 import logging
+import sys
+from collections.abc import Callable
 
 from omegaconf import OmegaConf
 
@@ -117,6 +119,54 @@ def count_batches_of_all_workers() -> bool:
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
     Trainer.load_checkpoint = load_checkpoint
     return True
+
+
+def continue_patience() -> bool:
+    """A training that is restarted must end after as many validations without improvement as any other.
+
+    fairseq counts them for ``--patience`` on a function of its program and does not save the count, so a
+    training that is restarted often enough never ends. A second training of one process, as in a sweep of
+    fairseq-hydra-train, begins with the count and the best score of the first. Here the count is saved in
+    checkpoints under ``early_stop``, and every training begins with what its checkpoint has.
+    """
+    from fairseq import checkpoint_utils
+    from fairseq.trainer import Trainer
+
+    load, save = Trainer.load_checkpoint, Trainer.save_checkpoint
+
+    @functools.wraps(save)
+    def save_checkpoint(self, filename, extra_state):
+        counts = vars(early_stop) if (early_stop := _early_stop()) else {}
+        if {"best", "num_runs"} <= counts.keys():
+            count = {"best": float(counts["best"]), "num_runs": counts["num_runs"]}
+            extra_state = extra_state | {"early_stop": count}
+        return save(self, filename, extra_state)
+
+    @functools.wraps(load)
+    def load_checkpoint(
+        self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, reset_meters=False, **kwargs
+    ):
+        extra_state = load(
+            self, filename, reset_optimizer, reset_lr_scheduler, *args, reset_meters=reset_meters, **kwargs
+        )
+        # fairseq restores the best score of a checkpoint after this, under the same condition.
+        vars(checkpoint_utils.save_checkpoint).pop("best", None)
+        if early_stop := _early_stop():
+            for name in ("best", "num_runs"):
+                vars(early_stop).pop(name, None)
+            if extra_state is not None and not reset_optimizer and not reset_meters:
+                vars(early_stop).update(extra_state.get("early_stop", {}))
+        return extra_state
+
+    Trainer.save_checkpoint, Trainer.load_checkpoint = save_checkpoint, load_checkpoint
+    return True
+
+
+def _early_stop() -> Callable | None:
+    """Returns the function of the running program that counts validations; None in other programs."""
+    # `python -m fairseq_cli.train` runs the module under another name.
+    modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))
+    return next((found for m in modules if (found := getattr(m, "should_stop_early", None))), None)
 
 
 def position_of_worker(seen: int, workers: int, frequency: int) -> tuple[int, int]:

@@ -186,3 +186,25 @@ def test_two_trainings_in_one_directory(corpus, tmp_path):
     (tmp_path / "checkpoint_1_1.pt.tmp").write_bytes(b"cut short by a kill")
     train(*char_lm(corpus, tmp_path, "--max-update", 1))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_last.pt"]
+
+
+# Nothing improves after the first validation.
+STUCK = ["--optimizer", "sgd", "--lr", 1e-30, "--patience", 3, "--max-epoch", 9]
+
+
+@pytest.mark.parametrize("epochs, reset, last", [(2, (), 4), (3, (), 4), (2, ("--reset-meters",), 6)])
+def test_patience_goes_on_counting(corpus, tmp_path, epochs, reset, last):
+    """continue_patience: the count of another training of this process is not taken over either."""
+    line = [option for option in char_lm(corpus, tmp_path, *STUCK) if option != "--disable-validation"]
+    train(*line, "--max-epoch", epochs)
+    log = train(*line, *reset)
+    assert sum("early stop" in message for message in log.messages) == 1
+    assert torch.load(tmp_path / "checkpoint_last.pt")["extra_state"]["train_iterator"]["epoch"] == last + 1
+
+
+def test_a_second_training_has_a_best_score_of_its_own(corpus, tmp_path):
+    """continue_patience: after a better training of the same process, too, the best checkpoint is written."""
+    for name, rate in (("good", 0.01), ("bad", 1e-30)):
+        line = char_lm(corpus, tmp_path / name, "--lr", rate, "--max-epoch", 1)
+        train(*[option for option in line if option != "--disable-validation"])
+        assert (tmp_path / name / "checkpoint_best.pt").is_file()

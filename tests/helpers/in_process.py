@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fairseq import checkpoint_utils, options
+from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
@@ -55,7 +55,6 @@ def configuration(arguments):
 def train(*arguments, log: Log | None = None) -> Log:
     """fairseq-train with these arguments, and its log; what it raises comes through."""
     cfg, log = configuration(arguments), log or Log()
-    vars(checkpoint_utils.save_checkpoint).pop("best", None)
     metrics.reset()
     root = logging.getLogger()
     level = root.level
