@@ -21,7 +21,10 @@ from rhhn_fairseq.lines import replacing
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 _BEST = re.compile(r"checkpoint\.best_(.+)_-?[\d.]+\.pt")
-_LISTS = {"epoch": (EPOCH, "--save-interval"), "update": (UPDATE, "--save-interval-updates")}
+_LISTS = {
+    "epoch": (EPOCH, "--save-interval without --no-epoch-checkpoints"),
+    "update": (UPDATE, "--save-interval-updates"),
+}
 
 # Buffers that identify the data a model was trained on.
 _OF_THE_DATA = ("pieces_sha256", "symbol_codes", "statistics")
@@ -73,13 +76,19 @@ def best_checkpoints(directory: str | Path, number: int, metric: str | None = No
     Raises:
         UsageError: the directory has fewer of them, or they were compared by several metrics.
     """
+    patterns = (EPOCH, UPDATE, _BEST)
+    paths = [path for path in _files(directory) if any(pattern.fullmatch(path.name) for pattern in patterns)]
+    if not paths:
+        raise UsageError(
+            f"--best {number}: {directory} has no checkpoints to choose from (--keep-best-checkpoints, "
+            "--save-interval-updates, or --save-interval without --no-epoch-checkpoints writes them)"
+        )
     scores: dict[tuple[str, int], tuple[Score, Path]] = {}
-    for path in _files(directory):
-        if any(pattern.fullmatch(path.name) for pattern in (EPOCH, UPDATE, _BEST)):
-            score = read_score(load(path))
-            # fairseq saves the same state under several names.
-            if score is not None and metric in (None, score.metric):
-                scores.setdefault((score.metric, score.updates), (score, path))
+    for path in paths:
+        score = read_score(load(path))
+        # fairseq saves the same state under several names.
+        if score is not None and metric in (None, score.metric):
+            scores.setdefault((score.metric, score.updates), (score, path))
     candidates = list(scores.values())
     metrics = sorted({score.metric for score, _ in candidates})
     if len(metrics) > 1:

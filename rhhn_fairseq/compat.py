@@ -18,6 +18,7 @@ from rhhn_fairseq.adaptations import (
     checkpoints,
     datasets,
     divergence,
+    full_help,
     hydra_configs,
     hydra_recipes,
     loading,
@@ -103,6 +104,7 @@ ADAPTATIONS = (
     checkpoints.bound_the_model,
     checkpoints.refuse_to_do_nothing,
     names.name_the_nearest,
+    full_help.list_all_options,
     # Options are checked last, after the others have completed the command line.
     ranges.check_options,
     logs.restore_root_logger,

@@ -121,7 +121,7 @@ def _as_option(name: str, value) -> str:
 def given_options(parser: argparse.ArgumentParser, arguments: Iterable[str] | None) -> dict[str, object]:
     """Returns by name the values of the options on a command line that the parser knows."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # fairseq itself answers --help, once the parser is complete.
+    # fairseq itself answers --help.
     arguments = [str(argument) for argument in arguments if argument not in ("-h", "--help")]
     kept = [(action, action.default, action.required) for action in parser._actions]
     defaults, parser._defaults = parser._defaults, {}

@@ -165,8 +165,8 @@ def continue_patience() -> bool:
 def _early_stop() -> Callable | None:
     """Returns the function of the running program that counts validations; None in other programs."""
     # `python -m fairseq_cli.train` runs the module under another name.
-    modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))
-    return next((found for m in modules if (found := getattr(m, "should_stop_early", None))), None)
+    modules = map(sys.modules.get, ("__main__", "fairseq_cli.train"))
+    return next(filter(None, (getattr(module, "should_stop_early", None) for module in modules)), None)
 
 
 def position_of_worker(seen: int, workers: int, frequency: int) -> tuple[int, int]:

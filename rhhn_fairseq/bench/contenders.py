@@ -56,10 +56,10 @@ class SizesConfig(BenchConfig):
     rhn_depth: int = option(7, help="layers in one step of the highway networks", low=1)
     h_detach: float = option(0.0, help="the cells' probability of h-detach", low=0, high=1)
     dtype: tuple = option(("float32",), help="dtypes of weights and input, separated by commas")
-    backends: tuple = option((), help="names of backends, separated by commas; default: all available")
+    backends: tuple = option((), help="names of backends, separated by commas (default: all available)")
     recompute_steps: int = option(
         0,
-        help="also time each cell's first backend with segments of this many steps, recomputed "
+        help="also run each cell's first backend with segments of this many steps, recomputed "
         "in the backward pass; see the cells' option of that name",
         low=0,
     )

@@ -43,7 +43,7 @@ class Config(BenchConfig):
     batch: int = option(128, help="lanes that the text is read in", low=1)
     length: int = option(100, help="symbols that each lane reads in an update", low=1)
     dtype: str = option("float32", help="type of weights and activations", choices=tuple(DTYPES))
-    backends: tuple = option((), help="names of backends, separated by commas; default: all available")
+    backends: tuple = option((), help="names of backends, separated by commas (default: all available)")
 
     def __post_init__(self):
         super().__post_init__()

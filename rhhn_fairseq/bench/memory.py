@@ -48,7 +48,9 @@ class Config(SizesConfig):
     repeats: int = option(3, help="passes of each contender", low=1)
     cells: tuple = option(("ln_hyperlstm",), help="names of cells, separated by commas")
     compile: str = option(
-        "none", help="also time the reference under torch.compile: one step, or the sequence", choices=COMPILE
+        "none",
+        help="also measure the reference under torch.compile: one step, or the sequence",
+        choices=COMPILE,
     )
 
     def __post_init__(self):

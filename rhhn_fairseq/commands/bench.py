@@ -56,11 +56,17 @@ def add_options(parser, module) -> None:
             f"--{spec.name.replace('_', '-')}",
             type=names if several else spec.type,
             default=spec.default,
-            help=f"{spec.metadata['help']} (default: {shown(spec.default)})",
+            help=_help_of(spec),
         )
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see whether everything runs")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     parser.add_argument("--png", metavar="FILE", help="draw the figures there")
+
+
+def _help_of(spec: dataclasses.Field) -> str:
+    """Returns the help of an option; some texts say themselves what an empty default stands for."""
+    text = spec.metadata["help"]
+    return text if "(default: " in text else f"{text} (default: {shown(spec.default)})"
 
 
 def names(text: str) -> tuple[str, ...]:

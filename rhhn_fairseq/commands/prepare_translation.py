@@ -25,7 +25,8 @@ from rhhn_fairseq.data.parallel.prepare import check_options, prepare, report
 def parse_arguments(argv):
     parser = make_parser("prepare_translation", __doc__, StrictParser)
     common = StrictParser(add_help=False)
-    common.add_argument("--dest", type=Path, metavar="DIR", help="where to write (default: data-bin/CORPUS)")
+    place = "where to write (default: data-bin/CORPUS-SOURCE-TARGET)"
+    common.add_argument("--dest", type=Path, metavar="DIR", help=place)
     common.add_argument("--force", action="store_true", help="replace a corpus prepared there before")
     common.add_argument(
         "--workers",

@@ -13,21 +13,34 @@ from rhhn_fairseq.models.recipes import Recipe
 
 def _cell_fields():
     """A field for every option of every registered cell; None leaves the cell's own default."""
-    options: dict[str, tuple] = {}
+    # Type of an option, then its texts, then its defaults and the cells that have them.
+    options: dict[str, tuple[type, dict[str, dict[str, list[str]]]]] = {}
     for name, entry in sorted(CELLS.items()):
+        defaults = cell_options(name)
         for spec in dataclasses.fields(entry.config):
             # Switches are set by the names that stand for them, such as ln_lstm.
             if spec.name in ("input_size", "hidden_size") or spec.type is bool:
                 continue
-            _, help, names = options.setdefault(spec.name, (spec.type, spec.metadata["help"], []))
-            names.append(name)
-    for option, (kind, help, names) in options.items():
-        scope = "every cell" if len(names) == len(CELLS) else ", ".join(names)
-        yield (
-            option,
-            Optional[kind],
-            field(default=None, metadata={"help": f"{help} ({scope})"}),
-        )
+            _, texts = options.setdefault(spec.name, (spec.type, {}))
+            default = defaults[spec.name]
+            shown = f"{default:g}" if isinstance(default, float) else str(default).lower()
+            texts.setdefault(_text_of(spec), {}).setdefault(shown, []).append(name)
+    for option, (kind, texts) in options.items():
+        help = "; ".join(f"{text}; default {_list_defaults(cells)}" for text, cells in texts.items())
+        yield option, Optional[kind], field(default=None, metadata={"help": help})
+
+
+def _text_of(spec: dataclasses.Field) -> str:
+    """Returns what an option of a cell does, and the words that it takes."""
+    choices = spec.metadata["choices"]
+    return spec.metadata["help"] + (f": {', '.join(choices)}" if choices else "")
+
+
+def _list_defaults(cells_of: dict[str, list[str]]) -> str:
+    return ", ".join(
+        f"{default} ({'every cell' if len(names) == len(CELLS) else ', '.join(names)})"
+        for default, names in cells_of.items()
+    )
 
 
 CELL_OPTIONS = [name for name, _, _ in _cell_fields()]

@@ -277,13 +277,13 @@ def _usage(layer: type[RecurrentLayer], options) -> str:
         values = f" ({', '.join(choices)})" if choices else ""
         line = f"{spec.name}={defaults[spec.name]!r}: {spec.metadata['help']}{values}"
         lines += textwrap.wrap(line, 110, initial_indent=" " * 4, subsequent_indent=" " * 8)
-    names = ", ".join(layer.state_names)
     single = len(layer.state_names) == 1
-    states = (
-        f"{names}, one tensor [D L, B, ·] as of torch.nn.GRU"
-        if single
-        else f"a tuple ({names}) of tensors [D L, B, ·]"
-    )
+    if single:
+        states = f"{layer.state_names[0]}, one tensor [D L, B, ·] as of torch.nn.GRU"
+    elif layer.state_names:
+        states = f"a tuple ({', '.join(layer.state_names)}) of tensors [D L, B, ·]"
+    else:
+        states = "a tuple of tensors [D L, B, ·], the cell's entries; one tensor if there is one entry"
     form = "" if single else "Widths are in ``state_sizes``. "
     return USAGE.format(options="\n".join(lines), states=states, form=form)
 

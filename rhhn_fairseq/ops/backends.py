@@ -27,8 +27,9 @@ rows, 0.9 to 1.2 times with 80 rows.
 NARROW = 384
 """Units up to which torch.nn runs a plain LSTM or GRU faster on a CPU.
 
-Measured forward and backward with 1 to 256 sequences and two threads: an LSTM takes 0.6 to 1.0 times the time
-of the fused operation (above, 1.0 to 1.6 times), a GRU 0.8 to 1.06 times that of the loop.
+Measured forward and backward with 1 to 256 sequences and two threads of an AMD EPYC (Zen 5): an LSTM takes
+0.6 to 1.0 times the time of the fused operation (above, 1.0 to 1.6 times), a GRU 0.8 to 1.06 times that of
+the loop.
 """
 
 L2_WEIGHTS = 1 << 18

@@ -178,6 +178,11 @@ def _width(value: float) -> int:
     return max(SMALLEST_WIDTH, 4 * math.floor(value / 4))
 
 
+def recipe_of(row: Row) -> dict:
+    """Returns the training options that the architecture of a row has, such as ``batch_size``."""
+    return _sizes_and_recipe(row)[1]
+
+
 def _sizes_and_recipe(row: Row) -> tuple[dict, dict]:
     if row.arch in char_lm_table.ARCHITECTURES:
         return char_lm_table.ARCHITECTURES[row.arch].options, char_lm_table.recipe_of(row.arch)

@@ -1,10 +1,12 @@
 """The record of a run: one JSON file with what was run, where, for how long, and what came out."""
 
 import dataclasses
+import itertools
 import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -28,7 +30,7 @@ class Cost:
     """The cost of an update of a row on a machine.
 
     Attributes:
-        seconds_per_update: the median of a few. updates_per_epoch: None if it is not known.
+        seconds_per_update: a median. updates_per_epoch: None if it is not known.
         remark: what a reader needs to know about it.
     """
 
@@ -120,11 +122,18 @@ class Record:
         return cls(**{name: value for name, value in values.items() if name in names})
 
     def cost(self) -> Cost | None:
-        """Returns what an update took; None before the first."""
+        """Returns what an update took; None before the first.
+
+        That is the median over the epochs, of which other programs may have slowed some; with fewer than
+        three, the mean.
+        """
         if not self.updates or not self.seconds:
             return None
         epoch = self.updates_per_epoch or (self.curve[0]["updates"] if self.curve else None)
-        return Cost(self.row, self.precision, self.seconds / self.updates, epoch, self.device, self.threads)
+        ends = [(0, 0.0), *((entry["updates"], entry["seconds"]) for entry in self.curve)]
+        means = [(s - before) / (u - done) for (done, before), (u, s) in itertools.pairwise(ends)]
+        seconds = statistics.median(means) if len(means) > 2 else self.seconds / self.updates
+        return Cost(self.row, self.precision, seconds, epoch, self.device, self.threads, self.remark)
 
     def read_curve(self, log: Path) -> None:
         """Reads updates, epochs, seconds and curve from the training's log."""

@@ -10,7 +10,7 @@ from rhhn_fairseq.analysis.curve_picture import draw_curves
 from rhhn_fairseq.analysis.curves import Curve
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.lines import replacing
-from rhhn_fairseq.reproduce.plan import SCALING_RULE
+from rhhn_fairseq.reproduce.plan import SCALING_RULE, recipe_of
 from rhhn_fairseq.reproduce.records import Cost, Record
 from rhhn_fairseq.reproduce.tables import Row, Table
 
@@ -145,10 +145,22 @@ def _cells(table: Table, row: Row, group: list[Record], figures: list[str]) -> l
 
 
 def budget_share(row: Row, record: Record) -> float | None:
-    """Returns the share of the paper's training that a run did; None if the paper does not say."""
+    """Returns the share of the paper's training that a run did; None if the paper does not say.
+
+    Updates of smaller batches than the row's count for less.
+    """
     if row.updates:
-        return record.updates / row.updates
+        return record.updates * _share_of_batch(row, record) / row.updates
     return record.epochs / row.epochs if row.epochs else None
+
+
+def _share_of_batch(row: Row, record: Record) -> float:
+    """Returns the batch size of a run over that of its row."""
+    words = record.options.get("extra", [])
+    given = record.options.get("batch_size")
+    if "--batch-size" in words:
+        given = words[words.index("--batch-size") + 1]
+    return 1.0 if given is None else int(given) / recipe_of(row)["batch_size"]
 
 
 def _per_epoch(table: Table, record: Record) -> list[str]:
@@ -181,7 +193,11 @@ def _costs(table: Table, records: list[Record], measured: list[Cost]) -> list[st
         cost = costs[row.name]
         epoch, seconds = cost.updates_per_epoch, cost.seconds_per_update
         total = row.updates or (row.epochs * epoch if row.epochs and epoch else None)
-        trained = done[row.name].updates if row.name in done else 0
+        trained = 0
+        if row.name in done:
+            trained = done[row.name].updates
+            if row.updates:
+                total = row.updates / _share_of_batch(row, done[row.name])
         rest = "unknown" if total is None else f"{max(0, total - trained) * seconds / 3600:,.0f} hours"
         hours = "" if epoch is None else f"{epoch * seconds / 3600:.2f}"
         where = f"{cost.precision}, {cost.device}, {_threads(cost.threads)}"
@@ -190,8 +206,8 @@ def _costs(table: Table, records: list[Record], measured: list[Cost]) -> list[st
         lines.append("| " + " | ".join(cells) + " |")
     if len(lines) == 2:
         return []
-    source = "Seconds are the mean of a run, or the median of a few updates by "
-    source += f"`rhhn reproduce {table.name} ROW --cost`."
+    source = "Seconds are those of a run's median epoch (with fewer than three epochs the mean), or the "
+    source += f"median of a few updates by `rhhn reproduce {table.name} ROW --cost`."
     return ["## Cost", "", source, "", *lines, ""]
 
 

@@ -95,7 +95,7 @@ class CharLMTaskConfig(DynamicsTaskConfig):
         if self.batching not in ("lanes", "windows"):
             raise UsageError(f"--batching {self.batching} is unknown, choose from lanes, windows")
         Protocol.parse(self.protocol)
-        Protocol.parse(self.valid_protocol)
+        Protocol.parse(self.valid_protocol, "--valid-protocol")
         if self.dynamic_eval:
             self._check_dynamic_eval()
 

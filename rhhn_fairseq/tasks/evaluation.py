@@ -35,8 +35,11 @@ class Protocol:
     context: int = 0
 
     @classmethod
-    def parse(cls, text: str) -> "Protocol":
-        """Reads ``carry``, ``carry:L`` or ``window:N/C``; raises UsageError for anything else."""
+    def parse(cls, text: str, option: str = "--protocol") -> "Protocol":
+        """Reads ``carry``, ``carry:L`` or ``window:N/C``; raises UsageError for anything else.
+
+        option: what the error names.
+        """
         if text == "carry":
             # With several workers there are more lanes than one, and each needs its context.
             return cls(text, lanes=1, context=CONTEXT)
@@ -47,8 +50,8 @@ class Protocol:
         if window and int(window[2]) < int(window[1]):
             return cls(text, window=int(window[1]), context=int(window[2]))
         raise UsageError(
-            f"protocol {text!r} is unknown, choose carry, carry:LANES or window:LENGTH/CONTEXT "
-            "with CONTEXT below LENGTH"
+            f"{option} {text} is not possible: carry, carry:LANES with LANES from 1, or "
+            "window:LENGTH/CONTEXT with CONTEXT below LENGTH"
         )
 
     def cut(self, stream, first_input: int, T: int, B: int, groups: int = 1):

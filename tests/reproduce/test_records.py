@@ -108,7 +108,11 @@ def test_seeds_of_other_budgets_stand_in_rows_of_their_own(tmp_path, record):
 
 def test_the_share_of_the_paper_s_budget_counts_updates_where_they_are_known(record):
     record.updates, record.epochs = 7_500, 30
-    assert report.budget_share(TABLES["mnist"].row("pmnist_lstm"), record) == 0.075
+    row = TABLES["mnist"].row("pmnist_lstm")
+    assert report.budget_share(row, record) == 0.075
+    # A third of the batch is a third of the images.
+    record.options = {"extra": ["--log-interval", "50", "--batch-size", "32"]}
+    assert report.budget_share(row, record) == pytest.approx(0.024)
     assert report.budget_share(SU.row("hyperrhn_ptb"), record) == 30 / 660
 
 
@@ -139,6 +143,25 @@ def test_the_rest_of_the_paper_s_budget(tmp_path):
     # No run, no command.
     assert "How it was made" not in page
     assert "| rhn_ptb | float32, a processor, 2 threads; random text | 3.6 |" in page
+
+
+def test_the_rest_of_the_paper_s_budget_is_longer_with_smaller_batches(tmp_path):
+    record = Record("mnist", "pmnist_lstm", "lstm_mnist", 1, 1.0, "float32", updates=7500, seconds=1500.0)
+    record.options = {"extra": ["--batch-size", "50"]}
+    record.save(tmp_path / "runs" / "mnist" / "pmnist_lstm-s1.json")
+    text = report.render(TABLES["mnist"], tmp_path).read_text()
+    # 100,000 updates of 100 images are 200,000 of 50: 192,500 are left, 0.2 s each.
+    assert "| 0.2 |  |  | 11 hours |" in text
+
+
+def test_the_cost_of_an_update_is_that_of_the_median_epoch(record):
+    ends = zip((10, 20, 30, 40), (20.0, 42.0, 100.0, 121.0), strict=True)
+    record.curve = [{"epoch": i, "updates": u, "seconds": s} for i, (u, s) in enumerate(ends, 1)]
+    record.updates, record.seconds, record.remark = 40, 121.0, "one epoch was slow"
+    assert record.cost().seconds_per_update == pytest.approx(2.15)
+    assert record.cost().remark == "one epoch was slow"
+    record.curve = record.curve[:1]
+    assert record.cost().seconds_per_update == 121 / 40
 
 
 def test_a_cost_without_a_remark_is_read(tmp_path):

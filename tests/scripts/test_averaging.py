@@ -72,6 +72,13 @@ def test_the_last_by_epoch_and_by_update(trained, tmp_path, capsys):
     assert "--last 9" in run(capsys, trained, "--last", 9, "--output", output, status=1)
 
 
+def test_a_training_that_kept_only_its_best_has_nothing_to_choose_from(trained, tmp_path, capsys):
+    for name in ("best", "last"):
+        shutil.copy(trained / f"checkpoint_{name}.pt", tmp_path)
+    line = run(capsys, tmp_path, "--best", 1, "--output", tmp_path / "average.pt", status=1)
+    assert "has no checkpoints to choose from (--keep-best-checkpoints, --save-interval-updates, or" in line
+
+
 def test_the_best_by_the_stored_metric(trained, tmp_path, capsys):
     by_epoch = {path: averaging.read_score(averaging.load(path)) for path in trained.glob("checkpoint?.pt")}
     by_update = {

@@ -1,0 +1,50 @@
+"""``--help`` lists the options of the architecture, task, criterion, optimizer and scheduler, too."""
+
+import argparse
+import functools
+import sys
+
+HELP = {"-h", "--help"}
+
+
+def list_all_options() -> bool:
+    """``fairseq-train --arch NAME --help`` lists no option of the model, the task or the criterion.
+
+    fairseq parses a command line twice, first to find these components, then with their options. It answers
+    ``--help`` at the first pass. Here the answer waits for the second, whose defaults are those of the
+    architecture's recipe. Without ``--arch`` the components of a training are not known.
+    """
+    from fairseq import options
+
+    inner = options.parse_args_and_arch
+
+    @functools.wraps(inner)
+    def parse_args_and_arch(parser, input_args=None, *args, modify_parser=None, **kwargs):
+        words = set(sys.argv[1:] if input_args is None else map(str, input_args))
+        if HELP & words and _is_complete(parser, words):
+            modify_parser = _Postponed(modify_parser)
+        return inner(parser, input_args, *args, modify_parser=modify_parser, **kwargs)
+
+    options.parse_args_and_arch = parse_args_and_arch
+    return True
+
+
+def _is_complete(parser: argparse.ArgumentParser, words: set[str]) -> bool:
+    trains = any(action.dest == "max_update" for action in parser._actions)
+    return not trains or any(word == "--arch" or word.startswith(("--arch=", "-a")) for word in words)
+
+
+class _Postponed:
+    """Takes ``--help`` from a parser before the first pass and gives it back before the second."""
+
+    def __init__(self, then):
+        self.then, self.kept = then, None
+
+    def __call__(self, parser: argparse.ArgumentParser) -> None:
+        if self.then is not None:
+            self.then(parser)
+        known = parser._option_string_actions
+        if self.kept is None:
+            self.kept = {word: known.pop(word) for word in HELP & known.keys()}
+        else:
+            known.update(self.kept)
