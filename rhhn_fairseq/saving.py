@@ -93,8 +93,11 @@ def save_pretrained(module: nn.Module, directory: str | Path, dtype: torch.dtype
     """Saves a module of any class as ``Pretrained.save_pretrained`` does.
 
     Raises:
-        UsageError: also if the module's class cannot be saved.
+        UsageError: also if the module's class cannot be saved, or no weights can be stored in ``dtype``.
     """
+    if dtype is not None and dtype not in DTYPES.values():
+        known = ", ".join(map(str, DTYPES.values()))
+        raise UsageError(f"save_pretrained: dtype={dtype!r} is not possible, choose from {known}")
     with needed_for("saving and loading modules need"):
         safetensors = importlib.import_module("safetensors.torch")
     if not isinstance(module, Pretrained):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from rhhn_fairseq.cells.hyper import HyperConfig
-from rhhn_fairseq.cells.registry import cell_options
+from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.nn.recurrent import RecurrentLayer
 from rhhn_fairseq.saving import KINDS, Kind, Tensors
@@ -29,7 +29,7 @@ class LSTM(RecurrentLayer):
         The two biases are summed into one. The constant forget bias is 0.
 
         Args:
-            options: further options of the constructor.
+            options: options of the cell, ``backend`` and ``lstm_state``.
 
         Raises:
             UsageError: the module is not a torch.nn.LSTM, or it has ``proj_size``.
@@ -57,7 +57,7 @@ class GRU(RecurrentLayer):
         """Returns a layer that computes what a torch.nn.GRU does, to rounding, with copies of its weights.
 
         Args:
-            options: further options of the constructor.
+            options: options of the cell, ``backend`` and ``lstm_state``.
 
         Raises:
             UsageError: the module is not a torch.nn.GRU.
@@ -212,6 +212,13 @@ def layer_of(cell: str) -> type[RecurrentLayer]:
     return type(cell, (RecurrentLayer,), {"cell": cell, "state_names": (), "__module__": __name__})
 
 
+def __getattr__(name: str) -> type[RecurrentLayer]:
+    """Returns the class that ``layer_of`` makes for a cell of another package; pickle looks it up here."""
+    if name in CELLS:
+        return layer_of(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def _describe(layer: RecurrentLayer) -> dict:
     names = "input_size hidden_size num_layers batch_first dropout bidirectional lstm_state".split()
     return {"cell": layer.cell} | {name: getattr(layer, name) for name in names} | {"options": layer.options}
@@ -227,6 +234,9 @@ KINDS["layer"] = Kind(_describe, _build)
 @torch.no_grad()
 def _copied(layer: type[RecurrentLayer], module: nn.RNNBase, **options):
     """Returns a layer with the sizes and weights of a torch module."""
+    for name in ("input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional"):
+        if name in options:
+            raise UsageError(f"{layer.__name__}.from_torch: {name} is the module's own, leave it out")
     theirs = dict(module.named_parameters())
     weight = theirs["weight_ih_l0"]
     copy = layer(

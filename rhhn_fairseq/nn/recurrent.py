@@ -87,12 +87,9 @@ class RecurrentLayer(Pretrained, nn.Module):
     ):
         super().__init__()
         name = type(self).__name__
-        if bias is not True:
-            raise UsageError(f"{name}: bias={bias!r} is not possible, every cell has biases; leave it out")
-        for flag, value in (("batch_first", batch_first), ("bidirectional", bidirectional)):
-            if not isinstance(value, bool):
-                raise UsageError(f"{name}: {flag}={value!r} is neither True nor False")
         backend, lstm_state = options.pop("backend", None), options.pop("lstm_state", False)
+        switches = {"batch_first": batch_first, "bidirectional": bidirectional, "lstm_state": lstm_state}
+        _check_arguments(name, bias, options.pop("proj_size", 0), switches, num_layers, dropout, dtype)
         if dropout and num_layers == 1:
             warnings.warn(
                 f"{name}: dropout={dropout} acts between layers, and num_layers=1 leaves none", stacklevel=2
@@ -152,8 +149,10 @@ class RecurrentLayer(Pretrained, nn.Module):
                 words.append(f"{name}=True")
         if self.backend is not None:
             words.append(f"backend={self.backend!r}")
-        names = self.state_names or range(len(self.state_sizes))
-        states = ", ".join(f"{name} {size}" for name, size in zip(names, self.state_sizes, strict=True))
+        sizes = [str(size) for size in self.state_sizes]
+        if self.state_names:
+            sizes = [f"{name} {size}" for name, size in zip(self.state_names, sizes, strict=True)]
+        states = ", ".join(sizes)
         return ", ".join(words) + f", state=({states})"
 
     def __repr__(self) -> str:
@@ -222,7 +221,13 @@ class RecurrentLayer(Pretrained, nn.Module):
 
     def _checked(self, hx, B: int, is_batched: bool) -> State:
         """Returns a caller's state as a tuple, checked; entries at the end may be missing."""
-        state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        state = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
+        for entry in state:
+            if not isinstance(entry, Tensor):
+                given = type(entry).__name__
+                raise UsageError(
+                    f"{type(self).__name__}: state has type {given}, expected a tensor or a tuple of tensors"
+                )
         widths = self._entries()
         rows = (self.directions * self.num_layers, *((B,) if is_batched else ()))
         expected = [(*rows, width) for width in widths]
@@ -261,6 +266,27 @@ class RecurrentLayer(Pretrained, nn.Module):
         if self.lstm_state:
             return first, torch.cat(others, dim=-1) if others else first[..., :0]
         return (first, *others) if others else first
+
+
+def _check_arguments(name: str, bias, proj_size, switches: dict, num_layers, dropout, dtype) -> None:
+    """Raises UsageError for arguments of a layer's constructor that the configurations do not check."""
+    if bias is not True:
+        raise UsageError(f"{name}: bias={bias!r} is not possible, every cell has biases; leave it out")
+    if proj_size:
+        raise UsageError(
+            f"{name}: proj_size={proj_size!r} is not possible; project the output by a torch.nn.Linear"
+        )
+    for flag, value in switches.items():
+        if not isinstance(value, bool):
+            raise UsageError(f"{name}: {flag}={value!r} is neither True nor False")
+    if not isinstance(num_layers, int):
+        raise UsageError(f"{name}: num_layers={num_layers!r} is not a whole number")
+    if num_layers < 1:
+        raise UsageError(f"{name}: num_layers={num_layers} is too small, the smallest is 1")
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise UsageError(f"{name}: dropout={dropout!r} is not possible, it must be a number in [0, 1)")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise UsageError(f"{name}: dtype={dtype!r} is no floating-point type, such as torch.float64")
 
 
 def _map(change, state: Tensor | State) -> Tensor | State:

@@ -11,6 +11,8 @@ Shapes: M rows, K inner width, N columns.
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +22,17 @@ from rhhn_fairseq.errors import UsageError
 LARGEST = 63
 
 
+@contextmanager
+def quantised_tensors() -> Iterator[None]:
+    """Makes quantised tensors without torch's warning: it plans to remove them, but torch 2.13 packs nothing
+    else for the library."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*quantized tensor creation", category=UserWarning)
+        yield
+
+
 class QuantisedWeight(nn.Module):
-    """A weight [K, N] in integers. It has no gradient, and no entries in ``state_dict``.
+    """A weight [K, N] in integers. It has no gradient; ``state_dict`` has its integers and scales.
 
     Args:
         weight_KN: float32, on the CPU.
@@ -35,12 +46,27 @@ class QuantisedWeight(nn.Module):
         scales = columns.abs().amax(dim=1) / LARGEST
         scales = torch.where(scales > 0, scales, torch.ones_like(scales)).double()
         zeros = torch.zeros(len(scales), dtype=torch.long)
-        with warnings.catch_warnings():
-            # torch plans to remove quantized tensors, but torch 2.13 packs nothing else for the library.
-            warnings.filterwarnings("ignore", message=".*quantized tensor creation", category=UserWarning)
+        with quantised_tensors():
             integers = torch.quantize_per_channel(columns, scales, zeros, 0, torch.qint8)
         self.packed = torch.ops.quantized.linear_prepack(integers, None)
         self._slices: dict[tuple[int, int], QuantisedWeight] = {}
+
+    def get_extra_state(self) -> dict[str, Tensor]:
+        """Returns the integers [N, K] and the scale of each column [N]."""
+        integers, _ = torch.ops.quantized.linear_unpack(self.packed)
+        return {"integers": integers.int_repr(), "scales": integers.q_per_channel_scales()}
+
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        """Takes what ``get_extra_state`` returned; raises UsageError if the shape differs."""
+        integers, scales = state["integers"], state["scales"]
+        if integers.T.shape != self.shape:
+            given, own = list(integers.T.shape), list(self.shape)
+            raise UsageError(f"the state has a quantised weight of {given} in place of {own}")
+        zeros = torch.zeros(len(scales), dtype=torch.long)
+        with quantised_tensors():
+            weight = torch._make_per_channel_quantized_tensor(integers, scales, zeros, 0)
+        self.packed = torch.ops.quantized.linear_prepack(weight, None)
+        self._slices = {}
 
     def __getitem__(self, rows: slice) -> "QuantisedWeight":
         """Returns some rows of the weight, packed when they are first asked for."""

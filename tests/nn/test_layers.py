@@ -146,6 +146,8 @@ def test_from_torch_refuses_what_it_cannot_copy():
         layers.LSTM.from_torch(nn.LSTM(C, H, proj_size=2))
     with pytest.raises(UsageError, match=r"expected a torch.nn.GRU, got LSTM\(4, 6\)"):
         layers.GRU.from_torch(nn.LSTM(C, H))
+    with pytest.raises(UsageError, match="LSTM.from_torch: batch_first is the module's own, leave it out"):
+        layers.LSTM.from_torch(nn.LSTM(C, H), batch_first=True)
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -225,6 +227,17 @@ def test_device_dtype_copies_and_state_dict():
     _equal(loaded(_x())[0], rnn(_x())[0])
 
 
+def test_layers_of_other_cells_can_be_pickled(monkeypatch):
+    """Their classes are made by ``layer_of``."""
+    monkeypatch.setitem(CELLS, "mine", CELLS["gru"])
+    rnn = layers.layer_of("mine")(C, H).double()
+    again = pickle.loads(pickle.dumps(rnn))
+    assert type(again) is type(rnn)
+    _equal(again(_x())[0], rnn(_x())[0])
+    assert repr(rnn) == "mine(4, 6, state=(6))"
+    assert "State: a tuple of tensors [D L, B, ·], the cell's entries; one tensor" in type(rnn).__doc__
+
+
 def test_dropout_acts_between_layers_in_training_only():
     torch.manual_seed(0)
     rnn = _build("lstm", 2, dropout=0.5)
@@ -250,16 +263,26 @@ def test_backend_is_the_modules():
     "options, reason",
     [
         ({"hidden_size": 0}, "hidden_size=0 is too small"),
-        ({"num_layers": 0}, "layers=0 is too small"),
-        ({"dropout": 1.0}, "layer_dropout=1.0 is too large"),
+        ({"num_layers": 0}, "^LSTM: num_layers=0 is too small, the smallest is 1"),
+        ({"num_layers": 1.5}, "^LSTM: num_layers=1.5 is not a whole number"),
+        ({"num_layers": 2, "dropout": 1.0}, "^LSTM: dropout=1.0 is not possible, it must be a number in"),
+        ({"num_layers": 2, "dropout": None}, "^LSTM: dropout=None is not possible, it must be a number in"),
+        ({"dtype": "float64"}, "^LSTM: dtype='float64' is no floating-point type, such as"),
+        ({"dtype": torch.int8}, "^LSTM: dtype=torch.int8 is no floating-point type, such as"),
+        ({"lstm_state": "yes"}, "^LSTM: lstm_state='yes' is neither True nor False"),
         ({"bias": False}, "LSTM: bias=False is not possible"),
         ({"batch_first": 1}, "batch_first=1 is neither True nor False"),
-        ({"proj_size": 3}, "no option 'proj_size', it has c_detach"),
+        ({"proj_size": 3}, "LSTM: proj_size=3 is not possible; project the output by a torch.nn.Linear"),
+        ({"projection": 3}, "no option 'projection', it has c_detach"),
     ],
 )
 def test_impossible_options_are_refused(options, reason):
     with pytest.raises(UsageError, match=reason):
         layers.LSTM(**{"input_size": C, "hidden_size": H} | options)
+
+
+def test_torchs_defaults_may_be_passed():
+    assert repr(layers.LSTM(C, H, bias=True, proj_size=0)) == repr(layers.LSTM(C, H))
 
 
 def test_shapes_that_do_not_fit_are_refused():
@@ -272,5 +295,8 @@ def test_shapes_that_do_not_fit_are_refused():
         rnn(_x(B, T, C), (_x(1, 2, H),))
     with pytest.raises(UsageError, match="type list"):
         rnn([1.0])
+    for state, kind in ((3, "int"), ((None, None), "NoneType"), ([1.0], "float")):
+        with pytest.raises(UsageError, match=f"^LSTM: state has type {kind}, expected a tensor or a tuple"):
+            rnn(_x(B, T, C), state)
     with pytest.raises(UsageError, match="unknown cell 'nothing'"):
         layers.layer_of("nothing")

@@ -137,6 +137,17 @@ def test_what_cannot_be_saved_is_refused(tmp_path):
     words = CharacterNetwork(StackConfig(cell="gru", input_size=3, hidden_size=H), WordVocabulary(["a", "b"]))
     with pytest.raises(UsageError, match="this is a model of words; models of characters are saved"):
         save_pretrained(words, tmp_path)
+    for dtype, shown in (
+        (torch.int8, "torch.int8"),
+        (torch.float8_e5m2, "torch.float8_e5m2"),
+        ("float16", "'float16'"),
+    ):
+        expected = (
+            f"save_pretrained: dtype={shown} is not possible, choose from torch.float16, torch.bfloat16, "
+        )
+        with pytest.raises(UsageError, match=expected):
+            save_pretrained(LSTM(C, H), tmp_path / "none", dtype)
+    assert not (tmp_path / "none").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="file/saved: cannot be made"):
         save_pretrained(LSTM(C, H), tmp_path / "file" / "saved")

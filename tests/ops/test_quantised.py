@@ -1,5 +1,6 @@
 """Weights in 8-bit integers."""
 
+import io
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops.quantised import QuantisedWeight
 
 LARGEST_SUMS = """
@@ -35,3 +37,20 @@ def test_rows_of_a_weight_are_packed_once():
     torch.testing.assert_close(piece(x), x @ weight[7:], rtol=0, atol=0.1)
     assert quantised[slice(7, 12)] is piece and piece.shape == (5, 8)
     torch.testing.assert_close(piece[slice(1, 3)](x[:, 1:3]), x[:, 1:3] @ weight[8:10], rtol=0, atol=0.1)
+
+
+def test_a_state_dict_holds_the_integers():
+    torch.manual_seed(0)
+    first, second = (QuantisedWeight(torch.randn(12, 8)) for _ in range(2))
+    x, piece = torch.randn(3, 12), second[slice(7, None)]
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(second(x), first(x))
+    assert second[slice(7, None)] is not piece
+    assert torch.equal(second[slice(7, None)](x[:, 7:]), first[slice(7, None)](x[:, 7:]))
+    with pytest.raises(UsageError, match=r"quantised weight of \[9, 8\] in place of \[12, 8\]"):
+        second.load_state_dict(QuantisedWeight(torch.randn(9, 8)).state_dict())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        second.load_state_dict({})
