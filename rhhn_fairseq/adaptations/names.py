@@ -99,5 +99,7 @@ def end_in_one_line(parser: argparse.ArgumentParser, message: str) -> None:
     elif unknown:
         hint = nearest(unknown[1], parser._option_string_actions) if unknown[1].startswith("-") else ""
         message = f"{message}: no such option here{', ' + hint if hint else ''}"
+    elif message == "the following arguments are required: data":
+        message = "the data directory is missing: give one that rhhn prepare wrote, such as data-bin/ptb"
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(2)

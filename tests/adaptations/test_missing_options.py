@@ -9,6 +9,7 @@ from helpers.programs import run
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 NO_ARCH = "--arch is missing: name an architecture, such as ln_hyperlstm_ptb; docs/"
+NO_DATA = "the data directory is missing: give one that rhhn prepare wrote, such as data-bin/ptb"
 NO_PATH = "--path is missing: name a checkpoint, such as checkpoints/checkpoint_best.pt"
 
 
@@ -17,6 +18,7 @@ NO_PATH = "--path is missing: name a checkpoint, such as checkpoints/checkpoint_
     [
         ("train", [], NO_ARCH),
         ("train", ["data", "--task", "char_lm", "--max-update", 1], NO_ARCH),
+        ("train", ["--arch", "hyperlstm_gnmt"], NO_DATA),
         ("eval_lm", ["data"], NO_PATH),
         ("generate", ["data", "--task", "gnmt_translation"], NO_PATH),
         ("interactive", ["data"], NO_PATH),
@@ -27,7 +29,7 @@ NO_PATH = "--path is missing: name a checkpoint, such as checkpoints/checkpoint_
 def test_what_is_missing_is_named(program, arguments, line):
     outcome = run(program, arguments)
     assert outcome.kind == "refused", outcome.text
-    assert outcome.text.startswith(line)
+    assert outcome.text.removeprefix("error: ").startswith(line)
 
 
 def test_hydra_names_a_missing_model(tmp_path):
