@@ -12,7 +12,8 @@ def list_all_options() -> bool:
 
     fairseq parses a command line twice, first to find these components, then with their options. It answers
     ``--help`` at the first pass. Here the answer waits for the second, whose defaults are those of the
-    architecture's recipe. Without ``--arch`` the components of a training are not known.
+    architecture's recipe. Without ``--arch`` (in other programs ``--task``) the components are not known, and
+    the answer is fairseq's.
     """
     from fairseq import options
 
@@ -21,7 +22,7 @@ def list_all_options() -> bool:
     @functools.wraps(inner)
     def parse_args_and_arch(parser, input_args=None, *args, modify_parser=None, **kwargs):
         words = set(sys.argv[1:] if input_args is None else map(str, input_args))
-        if HELP & words and _is_complete(parser, words):
+        if HELP & words and _names_components(parser, words):
             modify_parser = _Postponed(modify_parser)
         return inner(parser, input_args, *args, modify_parser=modify_parser, **kwargs)
 
@@ -29,9 +30,11 @@ def list_all_options() -> bool:
     return True
 
 
-def _is_complete(parser: argparse.ArgumentParser, words: set[str]) -> bool:
+def _names_components(parser: argparse.ArgumentParser, words: set[str]) -> bool:
+    """Whether a command line names what decides which options there are: the architecture, or the task."""
     trains = any(action.dest == "max_update" for action in parser._actions)
-    return not trains or any(word == "--arch" or word.startswith(("--arch=", "-a")) for word in words)
+    option = "--arch" if trains else "--task"
+    return any(word.partition("=")[0] == option or (trains and word.startswith("-a")) for word in words)
 
 
 class _Postponed:
