@@ -190,21 +190,21 @@ ARCHITECTURES = {
         PTB_MODERN,
         50,
         298_226,
-        measured="valid 1.628 and test 1.584 bits per character after one epoch, protocol carry",
+        measured="valid 1.629 and test 1.584 bits per character after one epoch, protocol carry",
     ),
     "hyperrhn_modern": Row(
         {"cell": "hyperrhn", "hidden_size": 228, "rhn_depth": 2, "hyper_size": 64},
         PTB_MODERN,
         50,
         296_362,
-        measured="valid 1.606 and test 1.561 bits per character after one epoch, protocol carry",
+        measured="valid 1.617 and test 1.570 bits per character after one epoch, protocol carry",
     ),
     "lstm_modern": Row(
         {"cell": "lstm", "hidden_size": 240},
         PTB_MODERN,
         50,
         291_410,
-        measured="valid 1.646 and test 1.599 bits per character after one epoch, protocol carry",
+        measured="valid 1.636 and test 1.591 bits per character after one epoch, protocol carry",
     ),
     "lstm_enwik8": Row(_enwik8("lstm", 1800, 0.0), ENWIK8, 205, 14_812_405, "14.81 M", test=1.470),
     "lstm_2000_enwik8": Row(_enwik8("lstm", 2000, 0.0), ENWIK8, 205, 18_058_205, "18.06 M", test=1.461),
@@ -293,6 +293,8 @@ OWN_RECIPES = {
     # The author's repository halves the rate for RHN alone.
     "rhn_ptb": {"lr": [5e-4], "max_epoch": 618},
     "hyperrhn_ptb": {"max_epoch": 660},
+    # At 0.012 without warm-up, one of three seeds diverged.
+    "hyperrhn_modern": {"lr": [8e-3], "warmup_updates": 100},
 }
 # ``--arch char_lm`` is in no table of a paper; it uses the recipe of Ha's models of Penn Treebank.
 BASE_RECIPE = RECIPES[PTB]
