@@ -166,7 +166,8 @@ NAMES = {
 
 HEAD = """# fairseq's options
 
-Every option in `--help` of fairseq's programs (with `--arch` or `--task`), with a tiny model of every task the program is for, on a CPU.
+Every option in `--help` of fairseq's programs (with `--arch` or `--task`), with a tiny model of every task
+the program is for, on a CPU.
 "works": the program takes the option and ends well. "refused": it ends in one line that says why.
 "no meaning": it is accepted, but has no effect. Options of a scheduler, optimizer or criterion that has to be
 selected first are not listed. `pytest --slow tests/tasks/test_options.py` tries them all.
