@@ -120,7 +120,9 @@ def test_recipes_of_the_papers():
         elif row.measured:
             # One epoch of Penn Treebank: 5,101,618 symbols in 16 lanes of 100.
             assert recipe == ("adam", 1.0, 16, "lanes")
-            assert cfg.lr_scheduler.total_num_update == 3189 and cfg.optimization.lr == [1.2e-2]
+            rate, warm_up = ([8e-3], 100) if name == "hyperrhn_modern" else ([1.2e-2], 0)
+            assert cfg.optimization.lr == rate and cfg.lr_scheduler.warmup_updates == warm_up
+            assert cfg.lr_scheduler.total_num_update == 3189
             assert cfg.criterion.activation_reg == 1.0
             continue
         else:

@@ -128,9 +128,9 @@ def test_impossible_models_are_refused(corpus, options, reason):
         ({"data": "???"}, "task.data is not given"),
         ({"tokens_per_sample": 0}, "--tokens-per-sample 0"),
         ({"batching": "shuffled"}, "choose from lanes, windows"),
-        ({"protocol": "carry:0"}, "protocol 'carry:0' is unknown"),
+        ({"protocol": "carry:0"}, "^--protocol carry:0 is not possible: carry, carry:LANES with"),
         ({"protocol": "window:5/5"}, "CONTEXT below LENGTH"),
-        ({"valid_protocol": "all"}, "protocol 'all' is unknown"),
+        ({"valid_protocol": "all"}, "^--valid-protocol all is not possible: carry, carry:LANES with"),
     ],
 )
 def test_impossible_tasks_are_refused(corpus, options, reason):
