@@ -93,7 +93,7 @@ def save_pretrained(module: nn.Module, directory: str | Path, dtype: torch.dtype
     """Saves a module of any class as ``Pretrained.save_pretrained`` does.
 
     Raises:
-        UsageError: also if the module's class cannot be saved, or no weights can be stored in ``dtype``.
+        UsageError: also if the module's class cannot be saved, or ``dtype`` is no type that weights may have.
     """
     if dtype is not None and dtype not in DTYPES.values():
         known = ", ".join(map(str, DTYPES.values()))

@@ -30,7 +30,7 @@ class Cost:
     """The cost of an update of a row on a machine.
 
     Attributes:
-        seconds_per_update: a median. updates_per_epoch: None if it is not known.
+        seconds_per_update: a median, or the mean of a short run. updates_per_epoch: None if it is not known.
         remark: what a reader needs to know about it.
     """
 

@@ -1,5 +1,6 @@
 """The page of a table: the paper's figures, ours, what they cost, and the curves."""
 
+import argparse
 import math
 import shlex
 from collections import defaultdict
@@ -156,11 +157,10 @@ def budget_share(row: Row, record: Record) -> float | None:
 
 def _share_of_batch(row: Row, record: Record) -> float:
     """Returns the batch size of a run over that of its row."""
-    words = record.options.get("extra", [])
-    given = record.options.get("batch_size")
-    if "--batch-size" in words:
-        given = words[words.index("--batch-size") + 1]
-    return 1.0 if given is None else int(given) / recipe_of(row)["batch_size"]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--batch-size", type=int)
+    given = parser.parse_known_args(record.options.get("extra", []))[0].batch_size
+    return 1.0 if given is None else given / recipe_of(row)["batch_size"]
 
 
 def _per_epoch(table: Table, record: Record) -> list[str]:

@@ -86,7 +86,7 @@ def _interpreters() -> Programs:
 
 
 def python(code: str, cwd=None, **environment: str) -> subprocess.CompletedProcess:
-    """Runs `python -c code` with some variables, as a fork that has imported torch but not the package."""
+    """Runs `python -c code` in a fork that has imported neither fairseq nor the package."""
     outcome = _interpreters().run("-c", [code], cwd or Path.cwd(), HANGS, environment=environment)
     return subprocess.CompletedProcess(["-c"], outcome.status, outcome.stdout, outcome.stderr)
 

@@ -1,6 +1,6 @@
 """Runs many command lines in a moment each: one process imports fairseq, and every command is a fork of it.
 
-Code that tests imports runs in forks of a process that has imported torch alone.
+Tests of imports run their code in forks of a process that has imported neither fairseq nor the package.
 
 What a command breaks is its own: a crash, a hang, a limit or a changed module does not reach the next one,
 nor the tests' process. Exceptions that nobody catches reach `sys.excepthook`, as in a program.
