@@ -82,6 +82,7 @@ ADAPTATIONS = (
     mixed_precision.keep_master_weights,
     saving.save_python_numbers,
     averages.average_floating_point_only,
+    averages.begin_with_the_checkpoint,
     loading.restore_numpy_names,
     loading.keep_the_last_batch,
     loading.stop_reading_at_the_end,
@@ -102,7 +103,7 @@ ADAPTATIONS = (
     divergence.end_divergence_in_one_line,
     datasets.check_data_files,
     checkpoints.bound_the_model,
-    checkpoints.refuse_to_do_nothing,
+    restarts.end_where_complete,
     names.name_the_nearest,
     full_help.list_all_options,
     # Options are checked last, after the others have completed the command line.

@@ -189,8 +189,10 @@ def read_config(folder: Path) -> dict:
 
 
 def _instead(folder: Path) -> str:
-    """Returns what to do about a directory without a saved module: name a checkpoint, if there are some."""
+    """Returns what to do about a directory without a saved module, such as naming a checkpoint in it."""
     checkpoints = sorted(folder.glob("checkpoint*.pt"))
+    if not checkpoints and (folder / "dict.txt").is_file():
+        return "this is a data directory, name a trained model"
     if not checkpoints:
         return "save_pretrained writes it"
     best = folder / "checkpoint_best.pt"

@@ -44,8 +44,12 @@ job=${RDZV_ID:-${SLURM_JOB_ID:-rhhn_fairseq}}
 restarts=${MAX_RESTARTS:-3}
 dry_run=
 
+own_options=(--nproc --nnodes --rdzv-endpoint --rdzv-id --max-restarts --dry-run)
 while [ $# -gt 0 ]; do
     case $1 in
+        --nproc=* | --nnodes=* | --rdzv-endpoint=* | --rdzv-id=* | --max-restarts=*)
+            set -- "${1%%=*}" "${1#*=}" "${@:2}"
+            ;;
         --nproc | --nnodes | --rdzv-endpoint | --rdzv-id | --max-restarts)
             [ $# -gt 1 ] || fail "$1 needs a value"
             case $1 in
@@ -76,6 +80,9 @@ given() {
 }
 
 [ $# -gt 0 ] || fail "name a data directory and the options of fairseq-train, see --help"
+for option in "${own_options[@]}"; do
+    ! given "$option" || fail "$option is an option of this script: give it before the data directory and the options of fairseq-train"
+done
 [[ $nnodes =~ ^[1-9][0-9]*(:[1-9][0-9]*)?$ ]] || fail "--nnodes $nnodes is not a number of machines, or two as in 2:4"
 [[ $restarts =~ ^[0-9]+$ ]] || fail "--max-restarts $restarts is not a number, the smallest is 0"
 given --save-dir || fail "--save-dir is missing; without it this run would resume, and overwrite, whatever was trained before in fairseq's default directory"

@@ -1,8 +1,11 @@
 """Fixes for fairseq's ``--store-ema``."""
 
 import functools
+import logging
 
 from rhhn_fairseq.adaptations import mentions
+
+logger = logging.getLogger("rhhn_fairseq.compat")
 
 
 def average_floating_point_only() -> bool:
@@ -23,4 +26,39 @@ def average_floating_point_only() -> bool:
         init(self, model, config, device, integers | set(skip_keys or ()))
 
     EMA.__init__ = init_without_integers
+    return True
+
+
+def begin_with_the_checkpoint() -> bool:
+    """``--store-ema`` with a checkpoint that holds no average ends in "KeyError: 'model'".
+
+    fairseq then means to begin the average with the checkpoint's weights, but has deleted them by that time.
+    This happens when ``--store-ema`` is added to a run that resumes, and with ``--finetune-from-model``. Here
+    the weights stand in for the missing average.
+    """
+    from fairseq import checkpoint_utils
+    from fairseq.trainer import Trainer
+
+    load_to_cpu, load = checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint
+    averaging = []
+
+    @functools.wraps(load_to_cpu)
+    def load_checkpoint_to_cpu(path, *args, **kwargs):
+        state = load_to_cpu(path, *args, **kwargs)
+        if averaging and "model" in state and "ema" not in state.setdefault("extra_state", {}):
+            logger.warning("%s holds no average of the weights; the average begins with its weights", path)
+            state["extra_state"]["ema"] = state["model"]
+        return state
+
+    @functools.wraps(load)
+    def load_checkpoint(self, *args, **kwargs):
+        if self.cfg.ema.store_ema:
+            averaging.append(self)
+        try:
+            return load(self, *args, **kwargs)
+        finally:
+            averaging.clear()
+
+    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+    Trainer.load_checkpoint = load_checkpoint
     return True

@@ -3,7 +3,6 @@
 import argparse
 import atexit
 import functools
-import logging
 import os
 import re
 import types
@@ -17,8 +16,6 @@ from rhhn_fairseq.adaptations.names import check_combination, require_known
 from rhhn_fairseq.adaptations.ranges import check
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import refuse_endless
-
-logger = logging.getLogger("rhhn_fairseq.compat")
 
 # fairseq's default for --restore-file: the newest checkpoint of --save-dir, if there is one.
 LATEST = "checkpoint_last.pt"
@@ -326,34 +323,3 @@ def _items(cfg) -> dict:
     """Returns the options of a model, which fairseq stores in OmegaConf containers or in a namespace."""
     values = OmegaConf.to_container(cfg, resolve=False) if OmegaConf.is_config(cfg) else vars(cfg)
     return values.items()
-
-
-def refuse_to_do_nothing() -> bool:
-    """In fairseq a training run without a single update ends with status 0; here it raises UsageError.
-
-    A run that resumes from a checkpoint at which training was complete only logs a warning.
-    """
-    from fairseq import checkpoint_utils
-
-    load = checkpoint_utils.load_checkpoint
-
-    @functools.wraps(load)
-    def load_checkpoint(cfg, trainer, **kwargs):
-        extra_state, epochs = load(cfg, trainer, **kwargs)
-        limits = trainer.cfg.optimization
-        reasons = {
-            f"--max-epoch {limits.max_epoch}": 0 < limits.max_epoch < epochs.next_epoch_idx,
-            f"--stop-min-lr {limits.stop_min_lr:g} and --lr {trainer.get_lr():g}": (
-                trainer.get_lr() <= limits.stop_min_lr
-            ),
-            "no batches in the training data": len(epochs) == 0,
-        }
-        nothing = next((reason for reason, holds in reasons.items() if holds), None)
-        if nothing is not None:
-            if trainer.get_num_updates() == 0:
-                raise UsageError(f"there is nothing to train: {nothing}")
-            logger.warning("training is complete at update %d: %s", trainer.get_num_updates(), nothing)
-        return extra_state, epochs
-
-    checkpoint_utils.load_checkpoint = load_checkpoint
-    return True

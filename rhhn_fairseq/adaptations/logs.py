@@ -17,9 +17,13 @@ KNOWN_WARNINGS = (
     (FutureWarning, r"`broadcast_buffers` is deprecated", r"(rhhn_)?fairseq\..*"),
     (UserWarning, r"'pin_memory' argument is set as true but no accelerator", r"torch\.utils\.data\..*"),
     (UserWarning, r"hydra\.experimental\.\w+\(\) is no longer experimental", r"hydra\.experimental\..*"),
-    (UserWarning, r"\s*The version_base parameter is not specified", r"hydra\.experimental\..*"),
+    (
+        UserWarning,
+        r"\s*The version_base parameter is not specified",
+        r"(hydra\.experimental|fairseq_cli)\..*",
+    ),
     (UserWarning, r"In 'config': Usage of deprecated keyword in package header", r"hydra\..*"),
-    (UserWarning, r"\s*'config' is validated against ConfigStore schema with the same name", ""),
+    (UserWarning, r"\s*'[^']+' is validated against ConfigStore schema with the same name", ""),
     (UserWarning, r"\s*The strict flag in the compose API is deprecated", r"hydra\..*"),
 )
 

@@ -120,6 +120,13 @@ MISTAKES = (
     ),
     Mistake("FileNotFoundError", r"fairseq\.tasks\..*", r"Dataset not found: (\S*) \((.*)\)", _no_split),
     Mistake(
+        "AttributeError",
+        r"fairseq_cli\.eval_lm",
+        r"'(\w+)' object has no attribute 'eval_lm_dataloader'",
+        r"the checkpoint holds no language model (its task is \1): fairseq-validate evaluates it, and "
+        "fairseq-generate a translation model",
+    ),
+    Mistake(
         "AssertionError",
         r"fairseq\.data\.language_pair_dataset",
         "Source and target must contain the same number",
@@ -138,6 +145,14 @@ MISTAKES = (
         r"sentence \1 is longer than the model takes (\2): raise --max-source-positions and "
         r"--max-target-positions, or give --skip-invalid-size-inputs-valid-test",
     ),
+    Mistake(
+        "AssertionError",
+        r"fairseq\.data\.data_utils(_fast)?",
+        r"[Ss]entences? lengths? should not exceed max_tokens=(\d+)",
+        r"--max-tokens \1 is less than the longest sentence: raise it, or shorten sentences with "
+        "--max-source-positions and --max-target-positions and --skip-invalid-size-inputs-valid-test",
+    ),
+    Mistake("OSError", r"fairseq\.file_utils", r"file (.*) not found", r"\1: there is no such file"),
     Mistake(
         "Exception",
         r"fairseq\.data\.iterators",
@@ -188,6 +203,20 @@ MISTAKES = (
     # Names and combinations.
     Mistake("KeyError", r"fairseq\.registry", r"'(\S+)'$", _no_name),
     Mistake("ValueError", r"fairseq\.registry", r"(\w+) is required!", r"no \1 is named: give --\1"),
+    Mistake(
+        "AssertionError",
+        r"fairseq\.trainer",
+        r"Optimizer does not match.*?(\w*FP16Optimizer|AMPOptimizer) vs",
+        r"the checkpoint is of a training in mixed precision (\1): give its --bf16, --fp16 or --amp too, or "
+        "--reset-optimizer",
+    ),
+    Mistake(
+        "AssertionError",
+        r"fairseq\.trainer",
+        r"Optimizer does not match.* vs (\w*FP16Optimizer|AMPOptimizer)",
+        "the checkpoint is of a training in float32: leave --bf16, --fp16 or --amp out, or give "
+        "--reset-optimizer",
+    ),
     Mistake(
         "ValueError|AssertionError|NotImplementedError|ImportError",
         r"fairseq\.(optim|trainer|tasks\.fairseq_task|search|sequence_generator|data\.iterators|checkpoint_utils|"

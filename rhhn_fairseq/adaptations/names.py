@@ -40,7 +40,7 @@ def require_known(kind: str, name: object, known: Collection[str]) -> None:
         raise UsageError(f"there is no {kind} {name!r}: {nearest(name, known) or 'see --help'}")
 
 
-def check_combination(task: str | None, arch: str | None, criterion: str | None = None) -> None:
+def check_combination(task: str | None, arch: str | None = None, criterion: str | None = None) -> None:
     """Raises UsageError for existing names that do not go together; None is not checked.
 
     Names registered by other packages may be combined freely with the tasks of those packages.
@@ -89,6 +89,12 @@ def name_the_nearest() -> bool:
 
 def end_in_one_line(parser: argparse.ArgumentParser, message: str) -> None:
     """Prints `error: ...` and ends the program with argparse's own status, 2."""
+    print(f"error: {explain(parser, message)}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def explain(parser: argparse.ArgumentParser, message: str) -> str:
+    """Returns argparse's message in one line, with the nearest valid names in place of all of them."""
     choice = re.match(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from", message)
     unknown = re.match(r"unrecognized arguments: (\S+)", message)
     if choice:
@@ -101,5 +107,4 @@ def end_in_one_line(parser: argparse.ArgumentParser, message: str) -> None:
         message = f"{message}: no such option here{', ' + hint if hint else ''}"
     elif message == "the following arguments are required: data":
         message = "the data directory is missing: give one that rhhn prepare wrote, such as data-bin/ptb"
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(2)
+    return " ".join(message.split())

@@ -44,7 +44,8 @@ def wants_traceback() -> bool:
 def install_excepthook() -> None:
     """Installs a hook that prints `error: <message>` for a UsageError; the exit status remains 1.
 
-    All other exceptions go to the previous hook.
+    In fairseq's programs, Ctrl-C prints `interrupted`; the status is that of a program killed by SIGINT. All
+    other exceptions go to the previous hook.
     """
     previous = sys.excepthook
     if getattr(previous, "prints_usage_errors", False):
@@ -52,7 +53,9 @@ def install_excepthook() -> None:
 
     def excepthook(kind, error, traceback):
         message = usage_message(error) if isinstance(error, Exception) else None
-        if message is None or wants_traceback():
+        if isinstance(error, KeyboardInterrupt) and "fairseq_cli" in sys.modules and not wants_traceback():
+            print("interrupted", file=sys.stderr)
+        elif message is None or wants_traceback():
             previous(kind, error, traceback)
         else:
             print(f"error: {message}", file=sys.stderr)

@@ -22,11 +22,15 @@ DETAILS = {
     "fairseq_cli.eval_lm": r"num\. model params|loading model",
     "fairseq_cli.generate": r"loading model",
     "fairseq_cli.validate": r"loading model",
+    "fairseq_cli.interactive": r"loading model",
     "fairseq.trainer": (
         r"Preparing to load|No existing checkpoint|loading train data|begin training|Saving checkpoint|"
         r"Finished saving"
     ),
     "fairseq.data.iterators": r"grouped total",
+    "fairseq.tasks.fairseq_task": (
+        r"can_reuse_epoch_itr|reuse_dataloader|rebuild_batches|creating new batches"
+    ),
     "fairseq.checkpoint_utils": r"Preparing to save|State of ",
     "rhhn_fairseq.allocator": None,
     "rhhn_fairseq.ops.backends": None,

@@ -202,9 +202,9 @@ def check_options() -> bool:
         namespace = parsed[0] if isinstance(parsed, tuple) else parsed
         given = vars(namespace)
         check({"--" + name.replace("_", "-"): value for name, value in given.items()})
-        # Evaluation programs have a criterion too, but do not use it.
-        criterion = given.get("criterion") if "max_update" in given else None
-        check_combination(given.get("task"), given.get("arch"), criterion)
+        # Evaluation programs have an architecture and a criterion too, but do not use them.
+        names = ("task", "arch", "criterion") if "max_update" in given else ("task",)
+        check_combination(*(given.get(name) for name in names))
         return parsed
 
     @functools.wraps(setup)

@@ -2,12 +2,12 @@
 
 import functools
 import logging
-import sys
 from collections.abc import Callable
+from weakref import WeakSet
 
 from omegaconf import OmegaConf
 
-from rhhn_fairseq.adaptations import mentions
+from rhhn_fairseq.adaptations import mentions, training_programs
 from rhhn_fairseq.adaptations.saving import staged_file
 from rhhn_fairseq.errors import UsageError
 
@@ -164,9 +164,65 @@ def continue_patience() -> bool:
 
 def _early_stop() -> Callable | None:
     """Returns the function of the running program that counts validations; None in other programs."""
-    # `python -m fairseq_cli.train` runs the module under another name.
-    modules = map(sys.modules.get, ("__main__", "fairseq_cli.train"))
-    return next(filter(None, (getattr(module, "should_stop_early", None) for module in modules)), None)
+    return next((program.should_stop_early for program in training_programs()), None)
+
+
+def end_where_complete() -> bool:
+    """A run without an update to make ends at once, with an error if it is new, a warning if it resumes.
+
+    In fairseq a new run that cannot make one update ends with status 0. A run that resumes where
+    ``--max-update``, ``--stop-time-hours`` or ``--patience`` ended it trains on, for one update or up to the
+    next validation, and replaces the checkpoints.
+    """
+    from fairseq import checkpoint_utils
+
+    load = checkpoint_utils.load_checkpoint
+    complete = WeakSet()
+
+    @functools.wraps(load)
+    def load_checkpoint(cfg, trainer, **kwargs):
+        extra_state, epochs = load(cfg, trainer, **kwargs)
+        if (reason := _why_complete(trainer, epochs)) is not None:
+            if trainer.get_num_updates() == 0:
+                raise UsageError(f"there is nothing to train: {reason}")
+            logger.warning("training is complete at update %d: %s", trainer.get_num_updates(), reason)
+            complete.add(trainer)
+        for program in training_programs():
+            if not hasattr(program.train, "ends"):
+                program.train = _ending(program.train, complete)
+        return extra_state, epochs
+
+    checkpoint_utils.load_checkpoint = load_checkpoint
+    return True
+
+
+def _ending(train, complete: WeakSet):
+    """Returns fairseq's function for an epoch; for one of the ``complete`` trainers it only ends the loop."""
+
+    @functools.wraps(train)
+    def end_or_train(cfg, trainer, task, epoch_itr):
+        return ([None], True) if trainer in complete else train(cfg, trainer, task, epoch_itr)
+
+    end_or_train.ends = True
+    return end_or_train
+
+
+def _why_complete(trainer, epochs) -> str | None:
+    """Returns what leaves a training that starts or resumes no update to make; None if there is one."""
+    limits, patience = trainer.cfg.optimization, trainer.cfg.checkpoint.patience
+    # A new run has spent time too, but is stopped only after its first update.
+    hours = trainer.cumulative_training_time() / 3600 if trainer.get_num_updates() else 0
+    reasons = {
+        f"--max-epoch {limits.max_epoch}": 0 < limits.max_epoch < epochs.next_epoch_idx,
+        f"--max-update {limits.max_update}": 0 < limits.max_update <= trainer.get_num_updates(),
+        f"--stop-time-hours {limits.stop_time_hours:g}": 0 < limits.stop_time_hours < hours,
+        f"--patience {patience}": 0 < patience <= getattr(_early_stop(), "num_runs", 0),
+        f"--stop-min-lr {limits.stop_min_lr:g} and --lr {trainer.get_lr():g}": (
+            trainer.get_lr() <= limits.stop_min_lr
+        ),
+        "no batches in the training data": len(epochs) == 0,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def position_of_worker(seen: int, workers: int, frequency: int) -> tuple[int, int]:

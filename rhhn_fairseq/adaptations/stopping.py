@@ -4,12 +4,12 @@ import functools
 import logging
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 
 import torch.distributed as dist
 
+from rhhn_fairseq.adaptations import training_programs
 from rhhn_fairseq.adaptations.starting import decided_by_rank_0
 
 logger = logging.getLogger("rhhn_fairseq.compat")
@@ -41,11 +41,9 @@ def stop_with_a_checkpoint() -> bool:
     @functools.wraps(load)
     def load_checkpoint(cfg, trainer, **kwargs):
         request.listen(several=trainer.data_parallel_world_size > 1)
-        # The training loop is a function of the program's module, which may be named __main__.
-        for program in filter(None, map(sys.modules.get, ("__main__", "fairseq_cli.train"))):
-            inner = getattr(program, "validate_and_save", None)
-            if inner is not None and not hasattr(inner, "stops"):
-                program.validate_and_save = _stopping(inner, request)
+        for program in training_programs():
+            if not hasattr(program.validate_and_save, "stops"):
+                program.validate_and_save = _stopping(program.validate_and_save, request)
         return load(cfg, trainer, **kwargs)
 
     @functools.wraps(call_main)
@@ -58,9 +56,7 @@ def stop_with_a_checkpoint() -> bool:
     @functools.wraps(valid_step)
     def validate_and_stop(self, *args, **kwargs):
         result = valid_step(self, *args, **kwargs)
-        # After the very last update, a resumed run would train one more.
-        last = self.cfg.optimization.max_update or float("inf")
-        if request.epoch_itr is not None and self.get_num_updates() < last and request.agreed(self):
+        if request.epoch_itr is not None and request.agreed(self):
             save_and_end(self, request)
         return result
 
@@ -128,7 +124,13 @@ class StopRequest:
 
         The first worker with a signal writes to the store that the next step is the last. No other worker has
         finished that step yet, because workers synchronise in each step, so all of them read it in time.
+
+        After the last update of ``--max-update`` the answer is no. The run then validates, saves and ends by
+        itself; a run that resumed from there would not validate.
         """
+        if 0 < trainer.cfg.optimization.max_update <= trainer.get_num_updates():
+            self.settled.set()
+            return False
         self._steps += 1
         if trainer.data_parallel_world_size == 1:
             return bool(self.signum)

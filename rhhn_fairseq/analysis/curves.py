@@ -18,7 +18,7 @@ from rhhn_fairseq.errors import UsageError
 
 BETTER = ("max", "min")
 # For these, more is better; for all others, less.
-MORE_IS_BETTER = ("accuracy", "bleu")
+MORE_IS_BETTER = ("accuracy", "bleu", "rank")
 # Metrics to draw by default: the first that all logs have.
 PREFERRED = ("bleu", "bpc", "accuracy", "mse", "loss")
 # What a curve is drawn over.

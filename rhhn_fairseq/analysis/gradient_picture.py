@@ -34,11 +34,12 @@ def draw_gradients(flows: Sequence[Flow], shares: bool = False, title: str | Non
         look = {"color": colour_of(number), "linestyle": "--" if flow.initial else "-"}
         steps = np.arange(1, len(flow.norms) + 1)
         panels["outside"].plot(steps, _positive(flow.outside), label=flow.run, **look)
-        layers = np.arange(1, len(flow.within) + 1)
-        marker = MARKERS[number % len(MARKERS)]
-        panels["within"].plot(layers, _positive(flow.within), marker=marker, markersize=5, **look)
         if flow in with_memory:
             panels["share"].plot(steps[:-1], 100 * flow.share_of_h, **look)
+        layers = np.arange(1, len(flow.within) + 1)
+        # A network of one layer has a marker, and no line that could be dashed.
+        marks = {"marker": MARKERS[number % len(MARKERS)], "fillstyle": "none" if flow.initial else "full"}
+        panels["within"].plot(layers, _positive(flow.within), markersize=5, **marks, **look)
     panels["outside"].set_title("outside the cell (mean over layers)", fontsize=10.5)
     panels["outside"].set_xlabel("step t; the loss is that of the last")
     panels["outside"].set_ylabel("norm of dLoss / d state")

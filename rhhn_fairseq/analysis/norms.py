@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from rhhn_fairseq.analysis.blocks import Block
 from rhhn_fairseq.analysis.plotting import MARKERS, Figure, add_legend, colour_of, new_figure, styled
@@ -19,9 +20,17 @@ def norm_arrays(runs: Mapping[str, Sequence[Block]]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _shown(name: str) -> str:
-    """Returns a block's name with its layer in words."""
-    return re.sub(r"(?:stack\.)?cells\.(\d+)\.", lambda match: f"layer {int(match[1]) + 1}: ", name)
+def block_label(name: str) -> str:
+    """Returns a block's name with its layer in words.
+
+    Below a handwriting model's window there is one layer, ``first``, and above it are the others, ``upper``.
+    """
+    name = re.sub(r"^(?:stack\.)?first\.cell\.", "layer 1: ", name)
+    return re.sub(
+        r"^(?:stack\.)?(upper\.)?(backward_)?cells\.(\d+)\.",
+        lambda match: f"layer {int(match[3]) + (2 if match[1] else 1)}{', backward' if match[2] else ''}: ",
+        name,
+    )
 
 
 @styled()
@@ -42,15 +51,18 @@ def draw_norms(runs: Mapping[str, Sequence[Block]], title: str | None = None) ->
             "marker": MARKERS[number % len(MARKERS)],
             "linestyle": "none",
             "fillstyle": "full" if number == 0 else "none",
+            "clip_on": False,
         }
         left.plot([block.norm for block in blocks], rows, label=run, **look)
         right.plot([block.root_mean_square for block in blocks], rows, **look)
-    left.set_yticks(range(len(names)), [_shown(name) for name in names], family="monospace", fontsize=8)
+    left.set_yticks(range(len(names)), [block_label(name) for name in names], family="monospace", fontsize=8)
     left.set_ylim(len(names) - 0.5, -0.5)
     left.set_xlabel("L2 norm of the block")
     right.set_xlabel("root mean square of its weights")
     for axes in (left, right):
         axes.set_xlim(left=0.0)
+    # The last label of the left panel would touch the first of the right one.
+    left.xaxis.set_major_locator(MaxNLocator(5, prune="upper"))
     right.tick_params(axis="y", length=0)
     figure.suptitle(title or "Norms of the weights", fontsize=12, fontweight="bold")
     add_legend(figure, left, columns=3)

@@ -73,11 +73,11 @@ def check_names(option: str, names: tuple[str, ...], known) -> None:
     """Raises UsageError if there are no names, or one is unknown or given twice."""
     for name in names:
         if name not in known:
-            raise UsageError(f"{option}={name!r} is unknown, choose from {', '.join(known)}")
+            raise UsageError(f"--{option} {name} is unknown, choose from {', '.join(known)}")
     if not names:
-        raise UsageError(f"{option} is empty, choose from {', '.join(known)}")
+        raise UsageError(f"--{option} is empty, choose from {', '.join(known)}")
     if len(set(names)) < len(names):
-        raise UsageError(f"{option}={','.join(names)} names one twice")
+        raise UsageError(f"--{option} {','.join(names)} names one twice")
 
 
 @dataclass(frozen=True)
@@ -208,13 +208,13 @@ def select_backends(name: str, cell: Cell, config: SizesConfig, dtype: str) -> l
     known = [entry.name for entry in backends.BACKENDS]
     known += in_graphs(known, "cuda")
     if unknown := [name for name in config.backends if name not in known]:
-        raise UsageError(f"backends={unknown[0]}: there is no such backend, choose from {', '.join(known)}")
+        raise UsageError(f"--backends {unknown[0]}: there is no such backend, choose from {', '.join(known)}")
     available = available_backends(cell, config.device, DTYPES[dtype])
     available = (*available[:-1], *in_graphs(available, config.device), available[-1])
     selected = [backend for backend in available if backend in (config.backends or available)]
     if not selected:
         raise UsageError(
-            f"backends={','.join(config.backends)}: {name} in {dtype} runs on {', '.join(available)} only"
+            f"--backends {','.join(config.backends)}: {name} in {dtype} runs on {', '.join(available)} only"
         )
     return selected
 

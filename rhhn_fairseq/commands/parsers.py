@@ -2,7 +2,9 @@
 
 import argparse
 import dataclasses
+import sys
 
+from rhhn_fairseq.adaptations.names import explain
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.programs import usage
 
@@ -10,22 +12,35 @@ from rhhn_fairseq.programs import usage
 class StrictParser(argparse.ArgumentParser):
     """Parser that reports a bad command line like all other bad input: one line, status 1."""
 
+    def parse_known_args(self, args=None, namespace=None):
+        self._given = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message):
-        raise UsageError(message)
+        if message.startswith("the following arguments are required"):
+            # A misspelt option is why another one is missing; argparse does not get to name it.
+            unknown = next(filter(self._is_unknown, self._given), None)
+            message = message if unknown is None else f"unrecognized arguments: {unknown}"
+        raise UsageError(explain(self, message))
+
+    def _is_unknown(self, word: str) -> bool:
+        option = word.partition("=")[0]
+        known = self._option_string_actions
+        return (
+            option.startswith("--") and option != "--" and not any(name.startswith(option) for name in known)
+        )
 
 
-def make_parser(
-    script: str, text: str, kind=argparse.ArgumentParser, subcommand: str | None = None, **options
-) -> argparse.ArgumentParser:
+def make_parser(script: str, text: str, subcommand: str | None = None, **options) -> StrictParser:
     """Returns the parser of a command.
 
     Args:
         script: the file in ``scripts/`` without ``.py``. text: one paragraph on what the command does, then
-            examples and notes, with ``%(prog)s`` for its name. kind: the parser's class.
+            examples and notes, with ``%(prog)s`` for its name.
         subcommand: follows the script's name if one script has several. options: passed on to the parser.
     """
     description, _, rest = text.partition("\n\n")
-    return kind(
+    return StrictParser(
         prog=usage(script) if subcommand is None else f"{usage(script)} {subcommand}",
         description=description,
         epilog=rest,

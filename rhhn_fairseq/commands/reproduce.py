@@ -13,11 +13,11 @@ command resumes a run that was stopped, from its last checkpoint. Options of fai
 
 import sys
 
-from rhhn_fairseq.commands.parsers import StrictParser, make_parser
+from rhhn_fairseq.commands.parsers import make_parser
 
 
 def main(argv=None) -> None:
     from rhhn_fairseq.reproduce import program
 
     words = list(sys.argv[1:] if argv is None else argv)
-    program.run(words, make_parser("reproduce", __doc__, StrictParser))
+    program.run(words, make_parser("reproduce", __doc__))

@@ -10,13 +10,13 @@ may be added to it.
 
 import sys
 
-from rhhn_fairseq.commands.parsers import StrictParser, make_parser
+from rhhn_fairseq.commands.parsers import make_parser
 
 
 def main(argv=None) -> None:
     from rhhn_fairseq.tuning import program
 
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = make_parser("tune", __doc__, kind=StrictParser)
+    parser = make_parser("tune", __doc__)
     program.add_options(parser)
     program.run(parser.parse_args(words), words)

@@ -189,7 +189,8 @@ def paired_bootstrap(
         report[key] = {
             "baseline_score": float(of_baseline.score),
             "score": float(of_system.score),
-            "p_value": float(of_system.p_value),
+            # sacreBLEU's formula gives the smallest p-value where every resampling has a difference of zero.
+            "p_value": 1.0 if of_system.score == of_baseline.score else float(of_system.p_value),
             "signature": signatures[metric].format(),
         }
     return report

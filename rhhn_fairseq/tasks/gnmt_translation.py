@@ -1,6 +1,7 @@
 """Task ``gnmt_translation``: fairseq's translation with GNMT's beam scores and the pieces' fingerprint."""
 
 import math
+import os
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +13,7 @@ from omegaconf import II
 from rhhn_fairseq.data.parallel.fingerprint import pieces_sha256
 from rhhn_fairseq.data.parallel.sampling import MOST_SEGMENTATIONS, SegmentationSampler
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.programs import command
 from rhhn_fairseq.search.gnmt_score import LENGTH_PENALTIES, GNMTScore, Pruning
 from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
@@ -72,7 +74,17 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
 
     @classmethod
     def setup_task(cls, cfg, **kwargs):
-        """Reads the dictionaries; raises UsageError for invalid scores and for half a language pair."""
+        """Reads the dictionaries.
+
+        Raises:
+            UsageError: the data directory is missing, a score is invalid, or only one language is given.
+        """
+        made = f"{command('prepare_translation')} made"
+        if not cfg.data or cfg.data == "???":
+            raise UsageError(f"task.data is not given: name the directory that {made}")
+        for directory in utils.split_paths(cfg.data):
+            if not os.path.isdir(directory):
+                raise UsageError(f"{directory}: there is no such directory; name the one that {made}")
         GNMTScore.parse(cfg.length_penalty, cfg.coverage_penalty, 1.0)
         if (cfg.source_lang is None) != (cfg.target_lang is None):
             # fairseq would infer both from the data, and ignore the one that was given.

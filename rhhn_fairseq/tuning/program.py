@@ -77,7 +77,8 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
     """Executes a command line; finished work is not repeated.
 
     Raises:
-        UsageError: anything that the user can fix.
+        UsageError: anything that the user can fix; a system of which no trial succeeded, after the page was
+            written.
     """
     for name, smallest in (("best", 0), ("repeats", 0), ("threads", 1), ("seed", 0)):
         if getattr(args, name) < smallest:
@@ -118,6 +119,9 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
     with replacing(page) as file:
         file.write(report.render(results).encode())
     print(page)
+    for tuning in tunings:
+        if tuning.best() is None:
+            raise UsageError(f"{tuning.system.name}: no trial succeeded ({tuning.trials()[-1].problem})")
 
 
 def _progress(tunings: list[Tuning], budget: Budget, repeated: int) -> tqdm:

@@ -34,6 +34,9 @@ COLUMNS = 600
 # In points; colours need a wider pen.
 PEN, COLOURED_PEN = 1.3, 1.8
 
+# Endings that ask for a picture that is not drawn; any other dot belongs to the name.
+OTHER_PICTURES = (".bmp", ".eps", ".gif", ".jpeg", ".jpg", ".pdf", ".ps", ".tif", ".tiff", ".webp")
+
 INK, PRIMED = "black", COLOURS[1]
 
 
@@ -41,9 +44,11 @@ def output_paths(output: str | Path) -> list[Path]:
     """Returns the files of a picture: ``output`` if it ends in .svg or .png, else one with each ending.
 
     Raises:
-        UsageError: the folder does not exist.
+        UsageError: the folder does not exist, or the ending is that of another kind of picture.
     """
     output = Path(output)
+    if output.suffix.lower() in OTHER_PICTURES:
+        raise UsageError(f"--output {output}: a picture is written as {' or '.join(FORMATS)}")
     if not output.parent.is_dir():
         raise UsageError(f"--output {output}: there is no folder {output.parent}")
     if output.suffix[1:] in FORMATS:

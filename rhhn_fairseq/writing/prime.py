@@ -28,6 +28,8 @@ def read_prime(
     """
     match = _PLACE.fullmatch(place)
     if match is None:
+        if not Path(place).exists():
+            raise UsageError(f"--prime {place}: no such file; name a .npy file, or a line as SPLIT:NUMBER")
         line = read_line(Path(place), y_up=y_up)
     else:
         if data is None:

@@ -5,6 +5,8 @@ import torch
 from helpers.cli import model_of
 from helpers.in_process import char_lm, train
 
+from rhhn_fairseq.adaptations.mistakes import describe
+
 END = ["--max-update", 16, "--save-interval-updates", 6]
 
 
@@ -67,3 +69,17 @@ def test_weights_that_were_changed_in_the_file_count(corpus, uninterrupted, tmp_
         lambda state: (average(state), state["last_optimizer_state"].pop("master_weights")),
     )
     assert log.losses == without.losses
+
+
+@pytest.mark.parametrize(
+    "saved, resumed, line",
+    [
+        ("--bf16", None, "a training in mixed precision (FP16Optimizer)"),
+        (None, "--bf16", "a training in float32"),
+    ],
+)
+def test_another_precision_is_named(corpus, tmp_path, saved, resumed, line):
+    train(*char_lm(corpus, tmp_path, "--max-update", 2, *filter(None, [saved])))
+    with pytest.raises(AssertionError) as error:
+        train(*char_lm(corpus, tmp_path, "--max-update", 4, *filter(None, [resumed])))
+    assert describe(error.value).startswith(f"the checkpoint is of {line}: ")

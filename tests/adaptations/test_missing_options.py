@@ -2,7 +2,8 @@
 
 import pytest
 from fairseq import options
-from helpers.cli import run_module
+from helpers.cli import USER_DIR, run_module
+from helpers.config_files import ROOT
 from helpers.programs import run
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.
@@ -19,6 +20,7 @@ NO_PATH = "--path is missing: name a checkpoint, such as checkpoints/checkpoint_
         ("train", [], NO_ARCH),
         ("train", ["data", "--task", "char_lm", "--max-update", 1], NO_ARCH),
         ("train", ["--arch", "hyperlstm_gnmt"], NO_DATA),
+        ("train", ["nowhere", "--arch", "lstm_gnmt_small"], "nowhere: there is no such directory; name the "),
         ("eval_lm", ["data"], NO_PATH),
         ("generate", ["data", "--task", "gnmt_translation"], NO_PATH),
         ("interactive", ["data"], NO_PATH),
@@ -39,6 +41,19 @@ def test_hydra_names_a_missing_model(tmp_path):
     assert last.startswith(
         "error: no model is configured: choose a file by --config-name, or an architecture "
     )
+
+
+@pytest.mark.parametrize("system", ["gnmt/lstm_gnmt_small", "char_lm/lstm_ptb"])
+def test_hydra_names_missing_data(tmp_path, system):
+    task, name = system.split("/")
+    arguments = ["--config-dir", ROOT / "configs" / task, "--config-name", name]
+    arguments += [f"common.user_dir={USER_DIR}", "common.cpu=true"]
+    result = run_module("fairseq_cli.hydra_train", arguments, check=False, cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith(
+        "error: task.data is not given: name the directory that "
+    )
+    assert "Warning" not in result.stderr
 
 
 @pytest.mark.parametrize("program, option", [("train", "--save-dir"), ("validate", "--path")])

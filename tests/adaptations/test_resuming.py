@@ -208,3 +208,43 @@ def test_a_second_training_has_a_best_score_of_its_own(corpus, tmp_path):
         line = char_lm(corpus, tmp_path / name, "--lr", rate, "--max-epoch", 1)
         train(*[option for option in line if option != "--disable-validation"])
         assert (tmp_path / name / "checkpoint_best.pt").is_file()
+
+
+@pytest.mark.parametrize(
+    "limit, reason",
+    [
+        (("--max-update", 5), "--max-update 5"),
+        (("--max-epoch", 1), "--max-epoch 1"),
+        (STUCK, "--patience 3"),
+        (("--max-epoch", 2, "--stop-time-hours", 1e-9), "--stop-time-hours 1e-09"),
+    ],
+)
+def test_a_complete_training_makes_no_update(corpus, tmp_path, limit, reason):
+    """end_where_complete: the checkpoint keeps its time, and a later limit trains on."""
+    line = [option for option in char_lm(corpus, tmp_path, *limit) if option != "--disable-validation"]
+    assert train(*line).updates
+    saved = (tmp_path / "checkpoint_last.pt").stat().st_mtime_ns
+    log = train(*line)
+    assert not log.updates
+    assert (tmp_path / "checkpoint_last.pt").stat().st_mtime_ns == saved
+    assert (
+        [message for message in log.messages if message.startswith("training is complete at update")]
+        == [message for message in log.messages if message.endswith(f": {reason}")]
+        != []
+    )
+    further = ["--max-update", 7] if "--max-update" in limit else ["--max-epoch", 20, "--patience", 5]
+    assert train(*line, *further, "--stop-time-hours", 0).updates
+
+
+@pytest.mark.parametrize("source", ["--restore-file", "--finetune-from-model"])
+def test_an_average_begins_with_a_checkpoint_that_has_none(corpus, tmp_path, source):
+    """begin_with_the_checkpoint: a decay of 1 leaves the average as it begins."""
+    train(*char_lm(corpus, tmp_path / "plain", "--max-update", 3))
+    saved = tmp_path / "plain" / "checkpoint_last.pt"
+    average = ["--store-ema", "--ema-decay", 1, source, saved, "--max-update", 6]
+    log = train(*char_lm(corpus, tmp_path / "averaged", *average))
+    assert f"{saved} holds no average of the weights; the average begins with its weights" in log.messages
+    last = torch.load(tmp_path / "averaged" / "checkpoint_last.pt", weights_only=True)
+    expected = model_of(tmp_path / "plain")
+    assert all(torch.equal(value, expected[key]) for key, value in last["extra_state"]["ema"].items())
+    assert not all(torch.equal(value, expected[key]) for key, value in last["model"].items())

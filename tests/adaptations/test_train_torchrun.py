@@ -55,6 +55,7 @@ def test_one_machine():
     assert command("--nproc", 500, "--", *RUN, "--cpu") == expected
     assert command(*RUN, "--cpu", NPROC="500") == expected
     # An option goes before the environment, and what is fairseq's own stays as it is.
+    assert command("--nproc=500", *RUN, "--cpu") == expected
     own = [*RUN, "--user-dir", "mine"]
     other = command("--nproc", 2, "--max-restarts", 0, *own, NPROC="7", MAX_RESTARTS="5")
     assert other.endswith(f"--nproc-per-node 2 --max-restarts 0 -m fairseq_cli.train {' '.join(own)}")
@@ -120,6 +121,8 @@ def test_help_names_every_option():
         (["--nnodes", "2", "--nproc", "1", *RUN], "--nnodes 2 needs --rdzv-endpoint HOST:PORT"),
         (["--max-restarts", "-1", *RUN], "--max-restarts -1 is not"),
         ([*RUN, "--cpu"], "--cpu needs the number of workers: --nproc N"),
+        ([*RUN, "--cpu", "--nproc", "2"], "--nproc is an option of this script: give it before the data"),
+        (["--nproc=2", *RUN, "--max-restarts=0"], "--max-restarts is an option of this script"),
         ([*RUN, "--restore-file", "x.pt"], "--restore-file would apply to every restart"),
         ([*RUN, "--restore-file=x.pt"], "--restore-file would apply to every restart"),
         ([*RUN, "--reset-dataloader"], "--reset-dataloader would apply"),

@@ -12,6 +12,7 @@ from helpers.tiny_reader import build
 from rhhn_fairseq import cli
 from rhhn_fairseq.analysis.blocks import Block, weight_blocks
 from rhhn_fairseq.analysis.effective_rank import effective_rank, hyper_vectors, variation_rank
+from rhhn_fairseq.analysis.norms import block_label
 from rhhn_fairseq.analysis.rank import Rank, rank_arrays, rank_of
 from rhhn_fairseq.analysis.tracing import trace
 from rhhn_fairseq.cells.hyper_rnn import naive_scaling
@@ -40,6 +41,20 @@ def test_blocks_are_matrices_with_their_norms():
     names = [block.name for block in weight_blocks(build("ln_hyperlstm", hyper_size=3)[0].state_dict())]
     assert sum("scaling.weight_d" in name for name in names) == 8
     assert not any("gain" in name or "bias" in name or "shift" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    "name, label",
+    [
+        ("stack.cells.1.weight_x", "layer 2: weight_x"),
+        ("stack.backward_cells.0.weight_x", "layer 1, backward: weight_x"),
+        ("stack.first.cell.weight_h", "layer 1: weight_h"),
+        ("stack.upper.cells.0.weight_h", "layer 2: weight_h"),
+        ("weight_out", "weight_out"),
+    ],
+)
+def test_labels_name_the_layer(name, label):
+    assert block_label(name) == label
 
 
 def test_no_matrix_is_refused():

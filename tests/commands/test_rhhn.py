@@ -93,6 +93,21 @@ def test_prepares_handwriting_by_its_short_name(as_rhhn, tmp_path, capsys):
         (["prepare", "ptbb"], "rhhn prepare ptbb: no such corpus, did you mean ptb?"),
         (["prepare"], "rhhn prepare: name the corpus first, one of ptb, enwik8, "),
         (["prepare", "--dest", "x"], "rhhn prepare: name the corpus first, one of ptb, "),
+        (
+            ["sample", "x.pt", "--lenght", "5"],
+            "unrecognized arguments: --lenght 5: no such option here, did you",
+        ),
+        (
+            ["plot", "norms", "x.pt", "--ouput=x"],
+            "unrecognized arguments: --ouput=x: no such option here, did",
+        ),
+        (["plot", "norms", "x.pt"], "the following arguments are required: --output"),
+        (["convert", "x.pt", "--dtype", "int8"], "--dtype int8 is unknown, choose from bfloat16, "),
+        (
+            ["reproduce", "copying", "--eopchs", "3"],
+            "unrecognized arguments: --eopchs 3: no such option here, did",
+        ),
+        (["prepare", "text", "--inptu", "a"], "unrecognized arguments: --inptu"),
     ],
 )
 def test_mistakes_end_in_one_line(as_rhhn, capsys, arguments, line):

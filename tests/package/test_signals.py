@@ -197,6 +197,16 @@ def test_validation_is_interrupted_too(corpus, uninterrupted, tmp_path, monkeypa
     assert first.losses + train(*arguments).losses == uninterrupted[0].losses
 
 
+def test_a_signal_in_the_last_update_lets_the_training_end(corpus, tmp_path):
+    """The run validates and saves; one that resumed from there would make no update and not validate."""
+    arguments = [
+        argument for argument in char_lm(corpus, tmp_path, *END) if argument != "--disable-validation"
+    ]
+    with signal_at(signal.SIGTERM, '"num_updates": "16"'):
+        assert any("valid_loss" in message for message in train(*arguments).messages)
+    assert names(tmp_path) == ["checkpoint_best.pt", "checkpoint_last.pt"]
+
+
 def test_what_was_not_saved_is_said(corpus, tmp_path):
     for option, name in (("--no-save", "--no-save"), ("--no-last-checkpoints", "--no-last-checkpoints")):
         log = Log()
@@ -258,7 +268,8 @@ def test_workers_agree_on_their_last_step(monkeypatch, signalled, late):
     """Each ends a step when both have begun it; the signals reach them before one of their steps ends."""
     store = Store()
     monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: store)
-    trainer = SimpleNamespace(data_parallel_world_size=2)
+    cfg = SimpleNamespace(optimization=SimpleNamespace(max_update=0))
+    trainer = SimpleNamespace(cfg=cfg, data_parallel_world_size=2, get_num_updates=lambda: 0)
     workers, last = [StopRequest(), StopRequest()], {}
     for step in range(1, 8):
         for rank in (late, 1 - late):

@@ -147,6 +147,7 @@ def test_bootstrap_tells_systems_apart_and_is_seeded():
     assert max(better) < 0.05
     assert report["sacrebleu"]["score"] == pytest.approx(100) and report["sacrebleu"]["baseline_score"] < 70
     assert "|bs:200|seed:12345|" in report["sacrebleu"]["signature"]
+    assert p_values(worse, worse)[:2] == (1.0, 1.0)
     *chance, report = p_values(even, odd)
     assert min(chance) > 0.05
     assert p_values(even, odd)[2] == report

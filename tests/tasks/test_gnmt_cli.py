@@ -9,6 +9,7 @@ import pytest
 import sentencepiece
 import torch
 from helpers.cli import fairseq_train, json_log, model_of, run_module
+from helpers.programs import run
 
 from rhhn_fairseq.adaptations.alignments import replace_unk
 from rhhn_fairseq.errors import UsageError
@@ -132,6 +133,23 @@ def _average(names, path):
     whole = torch.load(names[0], weights_only=False)
     torch.save(whole | {"model": mean}, path)
     return mean
+
+
+@pytest.mark.parametrize(
+    "program, options, line",
+    [
+        ("eval_lm", (), "the checkpoint holds no language model (its task is GNMTTranslationTask): "),
+        ("generate", ("--max-tokens", 2), "--max-tokens 2 is less than the longest sentence: "),
+        (
+            "interactive",
+            ("--bpe", "sentencepiece", "--sentencepiece-model", "no"),
+            "no: there is no such file",
+        ),
+    ],
+)
+def test_mistakes_end_in_one_line(corpus, trained, program, options, line):
+    outcome = run(program, [corpus, "--path", trained / "checkpoint_best.pt", *options])
+    assert outcome.kind == "refused" and outcome.text.removeprefix("error: ").startswith(line), outcome.text
 
 
 @pytest.mark.slow

@@ -49,8 +49,10 @@ class StrokeSplit:
             self.names = [entry["name"] for entry in entries]
             self.texts = [entry.get("text", "") for entry in entries]
         except FileNotFoundError as error:
+            others = sorted(path.name.split(".")[0] for path in Path(directory).glob("*.points.npy"))
             raise UsageError(
-                f"{error.filename}: is missing; the directory has no {split} split of handwriting"
+                f"{error.filename}: is missing; the directory has these splits of handwriting: "
+                f"{', '.join(others) or 'none'}"
             ) from error
         except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UsageError(

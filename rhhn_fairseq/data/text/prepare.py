@@ -140,7 +140,8 @@ def _build(
         )
         symbols = splits[split]["symbols"]
         if symbols < 2:
-            raise UsageError(f"the {split} split has fewer than 2 symbols ({symbols})")
+            names = ", ".join(entry.source.name for entry in corpus.inputs if entry.split in (split, "all"))
+            raise UsageError(f"{names}: the {split} split has fewer than 2 symbols ({symbols})")
         if verify:
             _check_counts(corpus, split, splits[split])
     if splits["train"]["symbols"] != counts.sum() or splits["train"]["unknown"]:
