@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType
 
 
 def mentions(function: FunctionType, word: str) -> bool:
@@ -22,12 +22,13 @@ def _contains(value, word: str) -> bool:
     return value == word
 
 
-def training_programs() -> Iterator[ModuleType]:
-    """Yields the loaded modules that hold fairseq's training loop.
+def training_loops() -> Iterator[dict]:
+    """Yields the global names of each loaded copy of fairseq's training program, in which it looks them up.
 
-    ``python -m fairseq_cli.train`` runs the module under the name ``__main__``.
+    ``python -m fairseq_cli.train`` runs it as ``__main__``. In a process that this one spawns, the functions
+    of ``__main__`` have other globals than the module of that name.
     """
     for name in ("__main__", "fairseq_cli.train"):
-        module = sys.modules.get(name)
-        if hasattr(module, "validate_and_save") and hasattr(module, "should_stop_early"):
-            yield module
+        names = getattr(getattr(sys.modules.get(name), "main", None), "__globals__", {})
+        if {"validate_and_save", "should_stop_early"} <= names.keys():
+            yield names

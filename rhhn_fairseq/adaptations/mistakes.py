@@ -121,7 +121,7 @@ MISTAKES = (
     Mistake("FileNotFoundError", r"fairseq\.tasks\..*", r"Dataset not found: (\S*) \((.*)\)", _no_split),
     Mistake(
         "AttributeError",
-        r"fairseq_cli\.eval_lm",
+        r"fairseq_cli\.eval_lm|__main__",
         r"'(\w+)' object has no attribute 'eval_lm_dataloader'",
         r"the checkpoint holds no language model (its task is \1): fairseq-validate evaluates it, and "
         "fairseq-generate a translation model",
@@ -149,8 +149,9 @@ MISTAKES = (
         "AssertionError",
         r"fairseq\.data\.data_utils(_fast)?",
         r"[Ss]entences? lengths? should not exceed max_tokens=(\d+)",
-        r"--max-tokens \1 is less than the longest sentence: raise it, or shorten sentences with "
-        "--max-source-positions and --max-target-positions and --skip-invalid-size-inputs-valid-test",
+        r"--max-tokens or --max-tokens-valid \1 is less than the longest sentence: raise it, or leave long "
+        "sentences out with --max-source-positions, --max-target-positions and "
+        "--skip-invalid-size-inputs-valid-test",
     ),
     Mistake("OSError", r"fairseq\.file_utils", r"file (.*) not found", r"\1: there is no such file"),
     Mistake(
@@ -206,16 +207,9 @@ MISTAKES = (
     Mistake(
         "AssertionError",
         r"fairseq\.trainer",
-        r"Optimizer does not match.*?(\w*FP16Optimizer|AMPOptimizer) vs",
-        r"the checkpoint is of a training in mixed precision (\1): give its --bf16, --fp16 or --amp too, or "
-        "--reset-optimizer",
-    ),
-    Mistake(
-        "AssertionError",
-        r"fairseq\.trainer",
-        r"Optimizer does not match.* vs (\w*FP16Optimizer|AMPOptimizer)",
-        "the checkpoint is of a training in float32: leave --bf16, --fp16 or --amp out, or give "
-        "--reset-optimizer",
+        r"Optimizer does not match.*? (\w*(?:FP16|AMP)Optimizer vs \w+|\w+ vs \w*(?:FP16|AMP)Optimizer)",
+        r"the checkpoint's training had another precision (\1): give the same of --bf16, --fp16, --amp, "
+        "--memory-efficient-bf16 and --memory-efficient-fp16, or --reset-optimizer",
     ),
     Mistake(
         "ValueError|AssertionError|NotImplementedError|ImportError",

@@ -99,11 +99,13 @@ def explain(parser: argparse.ArgumentParser, message: str) -> str:
     unknown = re.match(r"unrecognized arguments: (\S+)", message)
     if choice:
         option = choice[1].split("/")[0]
-        action = parser._option_string_actions.get(option)
+        positional = (action for action in parser._actions if option in (action.metavar, action.dest))
+        action = parser._option_string_actions.get(option) or next(positional, None)
         known = action.choices if action is not None and action.choices else ()
         message = f"{option} {choice[2]} is unknown, {nearest(choice[2], known) or 'see --help'}"
     elif unknown:
-        hint = nearest(unknown[1], parser._option_string_actions) if unknown[1].startswith("-") else ""
+        option = unknown[1].partition("=")[0]
+        hint = nearest(option, parser._option_string_actions) if option.startswith("-") else ""
         message = f"{message}: no such option here{', ' + hint if hint else ''}"
     elif message == "the following arguments are required: data":
         message = "the data directory is missing: give one that rhhn prepare wrote, such as data-bin/ptb"

@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 from omegaconf import OmegaConf
 
-from rhhn_fairseq.adaptations import mentions, training_programs
+from rhhn_fairseq.adaptations import mentions, training_loops
 from rhhn_fairseq.adaptations.saving import staged_file
 from rhhn_fairseq.errors import UsageError
 
@@ -164,7 +164,7 @@ def continue_patience() -> bool:
 
 def _early_stop() -> Callable | None:
     """Returns the function of the running program that counts validations; None in other programs."""
-    return next((program.should_stop_early for program in training_programs()), None)
+    return next((names["should_stop_early"] for names in training_loops()), None)
 
 
 def end_where_complete() -> bool:
@@ -172,7 +172,8 @@ def end_where_complete() -> bool:
 
     In fairseq a new run that cannot make one update ends with status 0. A run that resumes where
     ``--max-update``, ``--stop-time-hours`` or ``--patience`` ended it trains on, for one update or up to the
-    next validation, and replaces the checkpoints.
+    next validation, and replaces the checkpoints. Here it makes up for the last validation, if that was
+    interrupted, and ends.
     """
     from fairseq import checkpoint_utils
 
@@ -186,10 +187,12 @@ def end_where_complete() -> bool:
             if trainer.get_num_updates() == 0:
                 raise UsageError(f"there is nothing to train: {reason}")
             logger.warning("training is complete at update %d: %s", trainer.get_num_updates(), reason)
+            if extra_state.get("val_loss") is None:
+                _validate_at_last(trainer, epochs)
             complete.add(trainer)
-        for program in training_programs():
-            if not hasattr(program.train, "ends"):
-                program.train = _ending(program.train, complete)
+        for names in training_loops():
+            if not hasattr(names["train"], "ends"):
+                names["train"] = _ending(names["train"], complete)
         return extra_state, epochs
 
     checkpoint_utils.load_checkpoint = load_checkpoint
@@ -210,8 +213,8 @@ def _ending(train, complete: WeakSet):
 def _why_complete(trainer, epochs) -> str | None:
     """Returns what leaves a training that starts or resumes no update to make; None if there is one."""
     limits, patience = trainer.cfg.optimization, trainer.cfg.checkpoint.patience
-    # A new run has spent time too, but is stopped only after its first update.
-    hours = trainer.cumulative_training_time() / 3600 if trainer.get_num_updates() else 0
+    # From the checkpoint, which all workers share; each has a clock of its own.
+    hours = trainer._previous_training_time / 3600
     reasons = {
         f"--max-epoch {limits.max_epoch}": 0 < limits.max_epoch < epochs.next_epoch_idx,
         f"--max-update {limits.max_update}": 0 < limits.max_update <= trainer.get_num_updates(),
@@ -223,6 +226,26 @@ def _why_complete(trainer, epochs) -> str | None:
         "no batches in the training data": len(epochs) == 0,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _validate_at_last(trainer, epochs) -> None:
+    """Validates a complete training whose last validation was interrupted, and saves it as fairseq does."""
+    from fairseq import checkpoint_utils
+
+    cfg = trainer.cfg
+    data, loop = cfg.dataset, next(training_loops(), None)
+    if loop is None or data.disable_validation or trainer.get_num_updates() < data.validate_after_updates:
+        return
+    last_epoch = cfg.optimization.max_epoch
+    if 0 < last_epoch < epochs.next_epoch_idx and last_epoch % data.validate_interval:
+        return
+    # A checkpoint says where training is; an iterator that has not begun its epoch does not know.
+    epochs.next_epoch_itr(
+        fix_batches_to_gpus=cfg.distributed_training.fix_batches_to_gpus,
+        shuffle=epochs.next_epoch_idx > data.curriculum,
+    )
+    losses = loop["validate"](cfg, trainer, trainer.task, epochs, data.valid_subset.split(","))
+    checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epochs, losses[0])
 
 
 def position_of_worker(seen: int, workers: int, frequency: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from rhhn_fairseq.adaptations import training_programs
+from rhhn_fairseq.adaptations import training_loops
 from rhhn_fairseq.adaptations.starting import decided_by_rank_0
 
 logger = logging.getLogger("rhhn_fairseq.compat")
@@ -41,9 +41,9 @@ def stop_with_a_checkpoint() -> bool:
     @functools.wraps(load)
     def load_checkpoint(cfg, trainer, **kwargs):
         request.listen(several=trainer.data_parallel_world_size > 1)
-        for program in training_programs():
-            if not hasattr(program.validate_and_save, "stops"):
-                program.validate_and_save = _stopping(program.validate_and_save, request)
+        for names in training_loops():
+            if not hasattr(names["validate_and_save"], "stops"):
+                names["validate_and_save"] = _stopping(names["validate_and_save"], request)
         return load(cfg, trainer, **kwargs)
 
     @functools.wraps(call_main)
@@ -124,13 +124,7 @@ class StopRequest:
 
         The first worker with a signal writes to the store that the next step is the last. No other worker has
         finished that step yet, because workers synchronise in each step, so all of them read it in time.
-
-        After the last update of ``--max-update`` the answer is no. The run then validates, saves and ends by
-        itself; a run that resumed from there would not validate.
         """
-        if 0 < trainer.cfg.optimization.max_update <= trainer.get_num_updates():
-            self.settled.set()
-            return False
         self._steps += 1
         if trainer.data_parallel_world_size == 1:
             return bool(self.signum)

@@ -25,9 +25,9 @@ def block_label(name: str) -> str:
 
     Below a handwriting model's window there is one layer, ``first``, and above it are the others, ``upper``.
     """
-    name = re.sub(r"^(?:stack\.)?first\.cell\.", "layer 1: ", name)
+    name = re.sub(r"(?:^|(?<=\.))(?:stack\.)?first\.cell\.", "layer 1: ", name)
     return re.sub(
-        r"^(?:stack\.)?(upper\.)?(backward_)?cells\.(\d+)\.",
+        r"(?:^|(?<=\.))(?:stack\.)?(upper\.)?(backward_)?cells\.(\d+)\.",
         lambda match: f"layer {int(match[3]) + (2 if match[1] else 1)}{', backward' if match[2] else ''}: ",
         name,
     )
@@ -61,8 +61,8 @@ def draw_norms(runs: Mapping[str, Sequence[Block]], title: str | None = None) ->
     right.set_xlabel("root mean square of its weights")
     for axes in (left, right):
         axes.set_xlim(left=0.0)
-    # The last label of the left panel would touch the first of the right one.
-    left.xaxis.set_major_locator(MaxNLocator(5, prune="upper"))
+        # With more labels, the last of the left panel would touch the first of the right one.
+        axes.xaxis.set_major_locator(MaxNLocator(5))
     right.tick_params(axis="y", length=0)
     figure.suptitle(title or "Norms of the weights", fontsize=12, fontweight="bold")
     add_legend(figure, left, columns=3)

@@ -99,7 +99,7 @@ def draw_ranks(ranks: Sequence[Rank], title: str | None = None) -> Figure:
         widths = sorted({rank.widths[kind] for rank in ranks if kind in rank.widths})
         axes.set_title(f"{KINDS[kind]} ({', '.join(map(str, widths))} elements)", fontsize=10.5)
         highest = max(rank.ranks[kind] for rank in ranks if kind in rank.ranks)
-        axes.set_ylim(0.0, 1.05 * highest)
+        axes.set_ylim(0.0, 1.05 * (highest or 1.0))
         axes.set_xlabel("updates")
         with_thousands(axes.xaxis)
     panels[0].set_ylabel("effective rank of what changes")

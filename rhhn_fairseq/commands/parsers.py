@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import sys
+from itertools import takewhile
 
 from rhhn_fairseq.adaptations.names import explain
 from rhhn_fairseq.errors import UsageError
@@ -19,16 +20,15 @@ class StrictParser(argparse.ArgumentParser):
     def error(self, message):
         if message.startswith("the following arguments are required"):
             # A misspelt option is why another one is missing; argparse does not get to name it.
-            unknown = next(filter(self._is_unknown, self._given), None)
+            words = takewhile(lambda word: word != "--", self._given)
+            unknown = next(filter(self._is_unknown, words), None)
             message = message if unknown is None else f"unrecognized arguments: {unknown}"
         raise UsageError(explain(self, message))
 
     def _is_unknown(self, word: str) -> bool:
         option = word.partition("=")[0]
         known = self._option_string_actions
-        return (
-            option.startswith("--") and option != "--" and not any(name.startswith(option) for name in known)
-        )
+        return option.startswith("--") and not any(name.startswith(option) for name in known)
 
 
 def make_parser(script: str, text: str, subcommand: str | None = None, **options) -> StrictParser:

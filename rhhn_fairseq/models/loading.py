@@ -90,7 +90,7 @@ def lines_of(task, split: str, lines: int, symbols: int) -> torch.Tensor:
     if len(stream) < lines * symbols:
         raise UsageError(
             f"the split {split} of {task.cfg.data} has {len(stream):,} symbols, too few for {lines} lines of "
-            f"{symbols}: give --lines, --steps or another --split"
+            f"{symbols}: give fewer --lines or --steps, or another --data"
         )
     starts = [number * (len(stream) // lines) for number in range(lines)]
     columns = [torch.tensor(stream[start : start + symbols].tolist()) for start in starts]

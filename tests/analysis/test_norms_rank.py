@@ -50,6 +50,7 @@ def test_blocks_are_matrices_with_their_norms():
         ("stack.backward_cells.0.weight_x", "layer 1, backward: weight_x"),
         ("stack.first.cell.weight_h", "layer 1: weight_h"),
         ("stack.upper.cells.0.weight_h", "layer 2: weight_h"),
+        ("encoder.stack.backward_cells.0.weight_x", "encoder.layer 1, backward: weight_x"),
         ("weight_out", "weight_out"),
     ],
 )

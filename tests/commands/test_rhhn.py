@@ -98,9 +98,10 @@ def test_prepares_handwriting_by_its_short_name(as_rhhn, tmp_path, capsys):
             "unrecognized arguments: --lenght 5: no such option here, did you",
         ),
         (
-            ["plot", "norms", "x.pt", "--ouput=x"],
-            "unrecognized arguments: --ouput=x: no such option here, did",
+            ["plot", "norms", "x.pt", "--ouput=runs/norms.png"],
+            "unrecognized arguments: --ouput=runs/norms.png: no such option here, did you mean --output?",
         ),
+        (["bench", "celss"], "COMMAND celss is unknown, did you mean cells?"),
         (["plot", "norms", "x.pt"], "the following arguments are required: --output"),
         (["convert", "x.pt", "--dtype", "int8"], "--dtype int8 is unknown, choose from bfloat16, "),
         (

@@ -197,14 +197,30 @@ def test_validation_is_interrupted_too(corpus, uninterrupted, tmp_path, monkeypa
     assert first.losses + train(*arguments).losses == uninterrupted[0].losses
 
 
-def test_a_signal_in_the_last_update_lets_the_training_end(corpus, tmp_path):
-    """The run validates and saves; one that resumed from there would make no update and not validate."""
+@pytest.mark.parametrize("limit", [["--max-update", 44], ["--max-epoch", 2], ["--max-update", 16]])
+@pytest.mark.parametrize("pattern", ["last update", "begin validation on"])
+def test_a_last_validation_is_made_up_for(corpus, tmp_path, monkeypatch, limit, pattern):
+    """end_where_complete: the next start makes no update, validates, and has the files of any other run."""
+    monkeypatch.setenv("LOGLEVEL", "DEBUG")
+    last = 44 if limit[0] == "--max-epoch" else limit[1]
     arguments = [
-        argument for argument in char_lm(corpus, tmp_path, *END) if argument != "--disable-validation"
+        argument for argument in char_lm(corpus, tmp_path, *limit) if argument != "--disable-validation"
     ]
-    with signal_at(signal.SIGTERM, '"num_updates": "16"'):
-        assert any("valid_loss" in message for message in train(*arguments).messages)
+    # The first epoch is validated too.
+    arguments += ["--validate-after-updates", last]
+    pattern = f'"num_updates": "{last}"' if pattern == "last update" else pattern
+    with pytest.raises(SystemExit), signal_at(signal.SIGTERM, pattern):
+        train(*arguments)
+    assert names(tmp_path) == ["checkpoint_last.pt"]
+    before = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    log = train(*arguments)
+    assert not log.updates and any("valid_loss" in message for message in log.messages)
     assert names(tmp_path) == ["checkpoint_best.pt", "checkpoint_last.pt"]
+    after = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    assert after["extra_state"]["train_iterator"] == before["extra_state"]["train_iterator"]
+    assert after["extra_state"]["val_loss"] is not None
+    # There is nothing left to make up for.
+    assert not any("valid_loss" in message for message in train(*arguments).messages)
 
 
 def test_what_was_not_saved_is_said(corpus, tmp_path):
@@ -268,8 +284,7 @@ def test_workers_agree_on_their_last_step(monkeypatch, signalled, late):
     """Each ends a step when both have begun it; the signals reach them before one of their steps ends."""
     store = Store()
     monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: store)
-    cfg = SimpleNamespace(optimization=SimpleNamespace(max_update=0))
-    trainer = SimpleNamespace(cfg=cfg, data_parallel_world_size=2, get_num_updates=lambda: 0)
+    trainer = SimpleNamespace(data_parallel_world_size=2)
     workers, last = [StopRequest(), StopRequest()], {}
     for step in range(1, 8):
         for rank in (late, 1 - late):

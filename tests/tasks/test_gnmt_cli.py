@@ -139,7 +139,11 @@ def _average(names, path):
     "program, options, line",
     [
         ("eval_lm", (), "the checkpoint holds no language model (its task is GNMTTranslationTask): "),
-        ("generate", ("--max-tokens", 2), "--max-tokens 2 is less than the longest sentence: "),
+        (
+            "generate",
+            ("--max-tokens", 2),
+            "--max-tokens or --max-tokens-valid 2 is less than the longest sentence: ",
+        ),
         (
             "interactive",
             ("--bpe", "sentencepiece", "--sentencepiece-model", "no"),
