@@ -73,7 +73,7 @@ def check_names(option: str, names: tuple[str, ...], known) -> None:
     """Raises UsageError if there are no names, or one is unknown or given twice."""
     for name in names:
         if name not in known:
-            raise UsageError(f"--{option} {name} is unknown, choose from {', '.join(known)}")
+            raise UsageError(f"--{option} {name or repr(name)} is unknown, choose from {', '.join(known)}")
     if not names:
         raise UsageError(f"--{option} is empty, choose from {', '.join(known)}")
     if len(set(names)) < len(names):

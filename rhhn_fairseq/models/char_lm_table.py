@@ -67,6 +67,7 @@ def _minimal(cell: str) -> dict:
 
 HYPER_PTB = {"hyper_size": 128, "hyper_embed_size": 4}
 LARGE_PTB = {"hyper_size": 128, "hyper_embed_size": 16}
+MODERN_DROPOUT = {"output_dropout": 0.1, "recurrent_dropout": 0.1}
 HYPER_ENWIK8 = {"hyper_size": 256, "hyper_embed_size": 64}
 SUAREZ = {"embed_dim": 27, "output_init": "orthogonal"}
 
@@ -84,6 +85,7 @@ ROLLED_SUAREZ = "Suarez section 4, Penn Treebank"
 PTB_FENG = "Feng, Penn Treebank"
 # Sizes and recipe of docs/results/recipes_ptb_300k.md.
 PTB_MODERN = "docs/results/recipes_ptb_300k.md"
+PTB_MODERN_FULL = "docs/results/recipes_ptb_full_size.md"
 
 ARCHITECTURES = {
     "lstm_ptb": Row(_ha("lstm"), PTB, 50, 4_254_050, "4.25 M", 1.347, 1.312),
@@ -206,6 +208,20 @@ ARCHITECTURES = {
         291_410,
         measured="valid 1.636 and test 1.591 bits per character after one epoch, protocol carry",
     ),
+    "ln_hyperlstm_1000_modern": Row(
+        {"cell": "ln_hyperlstm", "hidden_size": 1000} | HYPER_PTB | MODERN_DROPOUT,
+        PTB_MODERN_FULL,
+        50,
+        4_923_154,
+        measured="valid 1.330 (carry:32) and test 1.294 bits per character after six epochs, protocol carry",
+    ),
+    "lstm_1080_modern": Row(
+        {"cell": "lstm", "hidden_size": 1080} | MODERN_DROPOUT,
+        PTB_MODERN_FULL,
+        50,
+        4_939_970,
+        measured="valid 1.330 (carry:32) and test 1.295 bits per character after six epochs, protocol carry",
+    ),
     "lstm_enwik8": Row(_enwik8("lstm", 1800, 0.0), ENWIK8, 205, 14_812_405, "14.81 M", test=1.470),
     "lstm_2000_enwik8": Row(_enwik8("lstm", 2000, 0.0), ENWIK8, 205, 18_058_205, "18.06 M", test=1.461),
     "ln_lstm_enwik8": Row(_enwik8("ln_lstm", 1800, 0.1), ENWIK8, 205, 14_830_405, "14.82 M", test=1.402),
@@ -286,6 +302,16 @@ RECIPES = {
         "total_num_update": 3189.0,
         "max_epoch": 1,
     },
+    # Six epochs of Penn Treebank.
+    PTB_MODERN_FULL: LANES
+    | {
+        "lr": [4e-3],
+        "batch_size": 32,
+        "lr_scheduler": "polynomial_decay",
+        "total_num_update": 9570.0,
+        "warmup_updates": 100,
+        "max_epoch": 6,
+    },
 }
 OWN_RECIPES = {
     "ln_hyperlstm_2048_enwik8": {"tokens_per_sample": 300},
@@ -295,6 +321,7 @@ OWN_RECIPES = {
     "hyperrhn_ptb": {"max_epoch": 660},
     # At 0.012 without warm-up, one of three seeds diverged.
     "hyperrhn_modern": {"lr": [8e-3], "warmup_updates": 100},
+    "lstm_1080_modern": {"activation_reg": 1.0},
 }
 # ``--arch char_lm`` is in no table of a paper; it uses the recipe of Ha's models of Penn Treebank.
 BASE_RECIPE = RECIPES[PTB]

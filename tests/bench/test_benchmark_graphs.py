@@ -87,7 +87,7 @@ def test_they_are_wanted_for_their_contenders_alone(monkeypatch):
 def test_on_the_cpu_there_are_none():
     assert machine.in_graphs(("native", "aten", "reference"), "cpu") == ()
     assert machine.in_graphs(("aten", "triton", "reference"), "cuda") == ("aten+graphs", "triton+graphs")
-    with pytest.raises(UsageError, match=r"backends=aten\+graphs: ln_lstm in float32 runs on"):
+    with pytest.raises(UsageError, match=r"--backends aten\+graphs: ln_lstm in float32 runs on"):
         cells.run(smoke(cells, cells=("ln_lstm",), backends=("aten+graphs",)))
     with pytest.raises(UsageError, match=r"backends='aten\+graphs' does not run all"):
         gnmt_train.run(smoke(gnmt_train, backends=("aten+graphs",)))
@@ -119,5 +119,5 @@ def test_memory_is_measured_without_them(recordings, monkeypatch):
     config = smoke(memory, repeats=1)
     monkeypatch.setattr(memory, "peak_of", lambda contender, config: 1e6)
     assert not any("graphs" in row["backend"] for row in memory.run(config)["rows"])
-    with pytest.raises(UsageError, match=r"backends=aten\+graphs: what a graph holds stays"):
+    with pytest.raises(UsageError, match=r"--backends aten\+graphs: what a graph holds stays"):
         smoke(memory, backends=("aten", "aten+graphs"))

@@ -111,10 +111,10 @@ def test_report_of_scaling():
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
-        (memory.Config, {"cells": ("lstmm",)}, "cells='lstmm' is unknown"),
+        (memory.Config, {"cells": ("lstmm",)}, "--cells lstmm is unknown"),
         (memory.Config, {"dtype": ()}, "dtype is empty, choose from float32, bfloat16"),
         (scaling.Config, {"doublings": 0}, "doublings=0 is too small"),
-        (scaling.Config, {"cells": ("rhn", "rhn")}, "cells=rhn,rhn names one twice"),
+        (scaling.Config, {"cells": ("rhn", "rhn")}, "--cells rhn,rhn names one twice"),
     ],
 )
 def test_what_cannot_work_is_refused(config, changes, message):

@@ -44,9 +44,9 @@ def test_primes(trained, tmp_path):
     for place, options, reason in (
         ("train:3", {"data": None}, "--prime train:3: name the data directory with --data"),
         ("train:99", {}, "--prime train:99: the train split of .* has lines 0 to 23"),
-        ("dev:0", {}, "the directory has no dev split"),
+        ("dev:0", {}, "the directory has these splits of handwriting: test, train, valid"),
         ("train:0", {"points": 999}, "--prime-points 999: the line has"),
-        ("nowhere.npy", {}, "nowhere.npy: cannot be read"),
+        ("nowhere.npy", {}, "--prime nowhere.npy: no such file; name a .npy file, or a line as SPLIT:NUMBER"),
     ):
         with pytest.raises(UsageError, match=reason):
             read_prime(place, **{"data": data} | options)
@@ -136,7 +136,7 @@ def test_prepared_lines_are_drawn_in_a_grid(trained, tmp_path, capsys):
     for change, reason in (
         (["--lines", "0"], "--lines 0: choose from 1 to 200"),
         (["--seed", "-1"], "--seed -1 is too small, the smallest is 0"),
-        (["--split", "dev"], "the directory has no dev split"),
+        (["--split", "dev"], "the directory has these splits of handwriting: test, train, valid"),
     ):
         with pytest.raises(UsageError, match=reason):
             plot.main(["strokes", str(trained / "data"), *options, *change])

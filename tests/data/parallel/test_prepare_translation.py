@@ -241,7 +241,7 @@ def test_help_tells_the_defaults_of_each_corpus(capsys):
     ("arguments", "message"),
     [
         ([], "CORPUS"),
-        (["iwslt"], "invalid choice: 'iwslt' .*multi30k"),
+        (["iwslt"], "CORPUS iwslt is unknown, choose from .*multi30k"),
         (["multi30k"], "--from-dir"),
         (["multi30k", "--from-dir", "/nowhere"], "/nowhere: no such directory"),
         (["multi30k", "--from-dir", "."], "has no train.en"),
@@ -250,7 +250,7 @@ def test_help_tells_the_defaults_of_each_corpus(capsys):
         (["synthetic", "--pairs", "many"], "invalid int value: 'many'"),
         (["synthetic", "--pairs", "0"], "--pairs 0: expected a number from 1 to"),
         (["synthetic", "--vocab-size", "3"], "--vocab-size 3: must be 5 or more"),
-        (["synthetic", "--model-type", "word"], "invalid choice: 'word'"),
+        (["synthetic", "--model-type", "word"], "--model-type word is unknown, choose from bpe, unigram"),
         (["synthetic", "--max-ratio", "0.5"], "--max-ratio 0.5: must be 1 or more"),
         (["synthetic", "--workers", "0"], "--workers 0: must be 1 or more"),
         (["synthetic", "--source-lang", "de"], "unrecognized arguments"),

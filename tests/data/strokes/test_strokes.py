@@ -249,7 +249,10 @@ def test_a_split_comes_back_from_disk(tmp_path):
 def test_damaged_splits(tmp_path):
     lines = [Line("a", from_offsets(random_rows(4), "a"))] * 2
     write_split(tmp_path, "train", lines)
-    with pytest.raises(UsageError, match=r"valid.points.npy: is missing; the directory has no valid split"):
+    with pytest.raises(
+        UsageError,
+        match=r"valid.points.npy: is missing; the directory has these splits of handwriting: train",
+    ):
         StrokeSplit(tmp_path, "valid")
     for name in ("train.jsonl", "train.starts.npy", "train.points.npy"):
         content = (tmp_path / name).read_bytes()

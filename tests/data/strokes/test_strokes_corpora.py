@@ -393,7 +393,9 @@ def test_refused_stroke3(tmp_path, capsys):
     huge = object_array([np.array([[0, 0, 0], [1e39, 3, 1], [0, 0, 1]])])
     assert "too large to be stored" in refused({"train": huge, "valid": huge})
     assert "--split '50/50'" in refused({"train": good, "valid": good}, "--split", "50/50")
-    assert "invalid choice: 'up'" in refused({"train": good, "valid": good}, "--first-row", "up")
+    assert "--first-row up is unknown, choose from drawn, moved" in refused(
+        {"train": good, "valid": good}, "--first-row", "up"
+    )
     assert "--min-points 0 is too small" in refused({"train": good, "valid": good}, "--min-points", 0)
     assert "has no .npy files" in error_of(
         capsys, "stroke3", "--input", tmp_path, "--dest", tmp_path / "data"
