@@ -140,7 +140,7 @@ def backends_of(model: nn.Module, config: TranslationConfig) -> list[str]:
     for name in config.backends:
         if name not in (PREFERRED, *common, *recorded):
             backends = ", ".join((PREFERRED, *common, *recorded))
-            raise UsageError(f"backends={name!r} does not run all cells of a model, choose from {backends}")
+            raise UsageError(f"--backends {name} does not run all cells of a model, choose from {backends}")
     if config.backends:
         return list(config.backends)
     differs = any(len(names) > 1 for names in of_cells)

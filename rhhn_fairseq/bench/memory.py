@@ -59,7 +59,7 @@ class Config(SizesConfig):
         for name in self.backends:
             if first_calls(name) > 1:
                 raise UsageError(
-                    f"backends={name}: what a graph holds stays between passes, name the backend alone"
+                    f"--backends {name}: what a graph holds stays between passes, name the backend alone"
                 )
 
 

@@ -89,7 +89,7 @@ def test_on_the_cpu_there_are_none():
     assert machine.in_graphs(("aten", "triton", "reference"), "cuda") == ("aten+graphs", "triton+graphs")
     with pytest.raises(UsageError, match=r"--backends aten\+graphs: ln_lstm in float32 runs on"):
         cells.run(smoke(cells, cells=("ln_lstm",), backends=("aten+graphs",)))
-    with pytest.raises(UsageError, match=r"backends='aten\+graphs' does not run all"):
+    with pytest.raises(UsageError, match=r"--backends aten\+graphs does not run all"):
         gnmt_train.run(smoke(gnmt_train, backends=("aten+graphs",)))
 
 
