@@ -172,8 +172,8 @@ def end_where_complete() -> bool:
 
     In fairseq a new run that cannot make one update ends with status 0. A run that resumes where
     ``--max-update``, ``--stop-time-hours`` or ``--patience`` ended it trains on, for one update or up to the
-    next validation, and replaces the checkpoints. Here it makes up for the last validation, if that was
-    interrupted, and ends.
+    next validation, and replaces the checkpoints. Here it ends, after the last validation if that was
+    interrupted.
     """
     from fairseq import checkpoint_utils
 
