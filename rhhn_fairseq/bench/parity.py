@@ -100,7 +100,9 @@ def check_models(
 ) -> dict[str, float]:
     """Returns the errors of whole models, each against its own float64 run on the reference backend.
 
-    Models that are timed in another type are checked in float32 as well, which is the stricter check.
+    Models that are timed in another type are checked in float32 as well, which is the stricter check. In a
+    narrow type a deep model may exceed the tolerance, if it errs no more than the loop over steps does in
+    that type.
 
     Models are in evaluation mode, because dropout draws other masks in other types, and run without cuDNN,
     which has no backward pass in evaluation mode.
@@ -125,5 +127,16 @@ def check_models(
                     rounded = model if kind == "float32" else copy.deepcopy(model).to(DTYPES[kind])
                     for _ in range(first_calls(backend)):
                         results = collect(rounded)
-                    errors[name] = checked(name, results, exact[1], kind)
+                    error, _ = largest_error(results, exact[1])
+                    if kind == "float32" or not _errs_like_the_loop(error, rounded, collect, exact[1]):
+                        error = checked(name, results, exact[1], kind)
+                    errors[name] = error
     return errors
+
+
+def _errs_like_the_loop(error: float, model: nn.Module, collect: Callable, exact: dict[str, Tensor]) -> bool:
+    """Whether an error beyond a narrow type's tolerance is no larger than that of the reference backend."""
+    if error <= TOLERANCES["bfloat16"]:
+        return False
+    with forced("reference"):
+        return error <= largest_error(collect(model), exact)[0]

@@ -4,7 +4,7 @@ A graph has fixed shapes. Sentences are padded to a power of two and source posi
 ``POSITIONS``. So the batches of a corpus share a few graphs, and a batch in which sentences end one by one
 changes its graph only a few times. The step includes beam search's reordering of the state.
 
-Off unless ``RHHN_CUDA_GRAPHS=1``; see ``ops/graphs.py``.
+``RHHN_CUDA_GRAPHS=0`` turns it off; see ``ops/graphs.py``.
 
 Shapes: B rows, N sentences, S source positions, M memory, V dictionary.
 """
@@ -83,14 +83,13 @@ def decoding_step(
 
 
 def _as_graph(module: nn.Module, tensors: list[Tensor]) -> bool:
-    """Whether a step runs as a graph; if graphs are requested, the answer is logged once."""
-    if not policy.current().graphs or module.training or torch.is_grad_enabled():
+    """Whether a step runs as a graph; on a GPU, the answer is logged once."""
+    device = tensors[0].device
+    if module.training or torch.is_grad_enabled() or not graphs.possible(device):
         return False
-    if torch.is_autocast_enabled(tensors[0].device.type):
+    if torch.is_autocast_enabled(device.type):
         # The graph would read autocast's copies of the weights.
         return _tell("without CUDA graphs, which autocast does not support", False)
-    if not graphs.possible(tensors[0].device):
-        return _tell("without CUDA graphs, which need a GPU", False)
     return _tell("as CUDA graphs", True)
 
 

@@ -44,6 +44,9 @@ L3_ROWS = 4
 SEQUENCE_STEPS = 4
 """Steps from which packing the matrices for one call pays off."""
 
+MEASURED_ON_GPU = (torch.float32, torch.bfloat16)
+"""Types of operands in which the Triton kernels were faster than ``aten`` (docs/results/speed_gpu.md)."""
+
 
 class Request(NamedTuple):
     """A pass of a cell: everything that the choice depends on.
@@ -202,6 +205,16 @@ def _torch_nn_drawback(request: Request) -> str | None:
     return f"slower than this package beyond {NARROW} units" if request.hidden_size > NARROW else None
 
 
+def _triton_drawback(request: Request) -> str | None:
+    if request.device.type != "cuda":
+        return "an interpreter runs it here; RHHN_KERNEL=triton asks for it"
+    if torch.version.hip is not None:
+        return "measured on NVIDIA's GPUs only; RHHN_KERNEL=triton asks for it"
+    if request.dtype not in MEASURED_ON_GPU:
+        return "measured in float32 and bfloat16 only; RHHN_KERNEL=triton asks for it"
+    return None
+
+
 def _aten_drawback(request: Request) -> str | None:
     return "the loop is faster for a single step of few rows" if request.is_small else None
 
@@ -232,7 +245,7 @@ BACKENDS = (
         FUSED,
         HALF,
         lambda request: triton.obstacle(request.device),
-        lambda request: "no GPU has run it yet; RHHN_KERNEL=triton asks for it",
+        _triton_drawback,
     ),
     Backend(
         "aten",
@@ -295,10 +308,9 @@ def select(request: Request) -> Plan:
     """
     name, single = _select(request)
     note = ", for single steps of few rows" if single else ""
-    records = False
-    if policy.current().graphs:
-        records = name in FUSED_BACKENDS and graphs.possible(request.device)
-        note += _graph_note(name, request.device)
+    records = name in FUSED_BACKENDS and graphs.possible(request.device)
+    if records:
+        note += ", as CUDA graphs"
     _log_once(request.cell, request.device.type, request.dtype, name, note)
     # ``request.rounds`` covers the other conditions of ``gemm.select_gemm``. "high" rounds nothing on a CPU.
     plain = name == "native" and request.dtype == torch.float32 and request.rounds in (None, "high")
@@ -350,15 +362,6 @@ def explain(request: Request) -> list[tuple[str, bool, str]]:
         selected = backend.name if runs else selected
         rows.append((backend.name, runs, reason))
     return rows
-
-
-def _graph_note(name: str, device: torch.device) -> str:
-    """Returns what the log says about CUDA graphs that were asked for; nothing within a graph."""
-    if name in ("reference", "torch_nn"):
-        return f"; CUDA graphs unsupported by {name}"
-    if graphs.possible(device):
-        return ", as CUDA graphs"
-    return "" if device.type == "cuda" else "; CUDA graphs need a GPU"
 
 
 RUNNING: dict[str, str] = {}

@@ -40,7 +40,6 @@ class Gated:
             reads it.
         z: the embeddings [T, B, 12 Z] of the scaling vectors d_h, d_x and b, each for i, f, g, o. weight_d:
             maps z to these, [12, Z, H]; bias: added to b, [4, H]; state type. Only with a hypernetwork.
-        z_now: [12, B, Z], state type: z of the step by kind, if what computes z writes it here too.
         gate_gain, gate_shift: [4 H]; c_gain, c_shift: [H], state type; None without normalisation.
         mask: [T, B], true at real positions. keep: [T or 1, B, H], kept units of the update.
         zone_h, zone_c: [T, B, H], units that keep their value; without them ``zone_h_rate`` and
@@ -65,7 +64,6 @@ class Gated:
     epsilon: float
     gx: Tensor = UNSET
     z: Tensor = UNSET
-    z_now: Tensor | None = None
     weight_d: Tensor = UNSET
     bias: Tensor = UNSET
     gate_gain: Tensor = UNSET

@@ -1,6 +1,6 @@
 """Fused operations as CUDA graphs: the thousands of small launches of a loop become one.
 
-Off unless RHHN_CUDA_GRAPHS=1. An operation's body is recorded the second time it is called with the same
+RHHN_CUDA_GRAPHS=0 turns them off. An operation's body is recorded the second time it is called with the same
 shapes, types and numbers on the same stream, and replayed from then on. Where lengths vary, ``lengths`` maps
 many of them to one. A recording owns its inputs and outputs: arguments are copied in and results copied out,
 so calls between a forward and its backward never overwrite what autograd saves or accumulates. Layers of the
@@ -287,10 +287,10 @@ def captured(body: Callable) -> Callable:
     @functools.wraps(body)
     def run(*args):
         rounds = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        if not rounds and not policy.current().graphs:
-            return body(*args)
         tensors = tensors_of(args)
         device = tensors[0].device
+        if not rounds and not possible(device):
+            return body(*args)
         with torch.autocast(device.type, enabled=False):
             if not possible(device):
                 return body(*args)

@@ -121,12 +121,6 @@ class Forward:
 
     def _hypernetwork(self, main: Gated, hyper: Gated, g_hyper: Tensor):
         """Returns a function that computes z of a step from the hypernetwork's product of h."""
-        if self.plan.backend == "triton" and self.gates is None:
-            inner = pointwise.triton.hypernetwork_forward(
-                hyper, main, self.weights[2:5], (g_hyper, self.sides[1]), self.previous
-            )
-            if inner is not None:
-                return inner
         step = pointwise.gated(self.plan, hyper, "forward")
         rows = zip(
             g_hyper.unbind(0),
@@ -303,10 +297,6 @@ class Backward:
     def _hypernetwork(self, main: Gated, hyper: Gated, dz_TBZ: Tensor):
         """Returns a function that turns a step's gradient of z into those of the hypernetwork's sums and
         state."""
-        if self.plan.backend == "triton" and self.gates is None:
-            inner = pointwise.triton.hypernetwork_backward(hyper, main, self.matrices[1:], self.previous)
-            if inner is not None:
-                return inner
         step = pointwise.gated(self.plan, hyper, "backward")
         _, to_e, from_z = self.packed
         du, dz = hyper.du.unbind(0), dz_TBZ.unbind(0)

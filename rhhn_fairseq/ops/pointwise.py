@@ -26,8 +26,6 @@ def lstm_sequence(
     plan: Plan, buffers: Gated, direction: str, weight: Tensor, gal: Tensor | None, share: Tensor | None
 ) -> bool:
     """Runs all steps of an LSTM in one call; False if that is not possible. See ``native.lstm_sequence``."""
-    if plan.backend == "triton":
-        return triton.run_lstm(buffers, direction, weight, gal, share)
     T, B, _ = buffers.c.shape
     if not plan.fits_one_call(T, B, weight.numel(), buffers.u.dtype):
         return False
@@ -45,8 +43,6 @@ def highway_steps(
 ) -> Callable[[int, int], None] | None:
     """Returns a function that runs some time steps of a highway in one call, or None if there is none; see
     ``native.highway_steps``."""
-    if plan.backend == "triton":
-        return triton.highway_steps(buffers, direction, weights, gal, share)
     _, T, B, _ = buffers.s.shape
     if not plan.fits_one_call(T, B, sum(weight.numel() for weight in weights), buffers.u.dtype):
         return None

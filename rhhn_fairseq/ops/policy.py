@@ -20,12 +20,12 @@ class Policy:
         kernel: name of the backend that every cell has to use (``RHHN_KERNEL``); None for the best one.
         matmul: implementation of float32 products on the CPU (``RHHN_MATMUL``), one of ``GEMMS``; None for
             the faster one.
-        graphs: whether loops run as CUDA graphs (``RHHN_CUDA_GRAPHS=1``).
+        graphs: whether loops on a GPU run as CUDA graphs (unless ``RHHN_CUDA_GRAPHS=0``).
     """
 
     kernel: str | None = None
     matmul: str | None = None
-    graphs: bool = False
+    graphs: bool = True
 
     @staticmethod
     def from_environment() -> "Policy":
@@ -40,7 +40,7 @@ class Policy:
             raise UsageError(f"{MATMUL}={matmul} is unknown, choose from {', '.join(GEMMS)}")
         if graphs not in (None, "0", "1"):
             raise UsageError(f"{CUDA_GRAPHS}={graphs} is unknown, choose from 0, 1")
-        return Policy(kernel, matmul, graphs == "1")
+        return Policy(kernel, matmul, graphs != "0")
 
 
 @functools.cache

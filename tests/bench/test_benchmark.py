@@ -27,6 +27,7 @@ from rhhn_fairseq.bench.timing import interleave
 from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.cells.lstm import LSTM
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops import policy
 
 SCRIPT = script_cli.SCRIPTS / "bench.py"
 bench = script_cli.load("bench")
@@ -482,3 +483,19 @@ def test_nothing_is_left_changed(monkeypatch):
     monkeypatch.delenv("RHHN_KERNEL")
     cells.run(smoke(cells=("elman",)))
     assert "RHHN_KERNEL" not in os.environ
+
+
+def test_in_a_narrow_type_a_model_may_err_as_much_as_the_loop(monkeypatch):
+    monkeypatch.setitem(parity.TOLERANCES, "bfloat16", 0.1)
+    errors = {"aten": 0.2}
+
+    def collect(model):
+        off = errors[policy.current().kernel] if model.weight.dtype == torch.bfloat16 else 0.0
+        return {"output": model.weight.detach() * (1 + off)}
+
+    models = {"deep": (torch.nn.Linear(8, 8), "aten")}
+    errors["reference"] = 0.3
+    assert parity.check_models(models, collect, "bfloat16")["deep"] == pytest.approx(0.2, abs=0.02)
+    errors["reference"] = 0.15
+    with pytest.raises(UsageError, match="^deep is wrong and will not be timed: in bfloat16 the output"):
+        parity.check_models(models, collect, "bfloat16")

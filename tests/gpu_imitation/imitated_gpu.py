@@ -194,7 +194,9 @@ class Device:
         pass
 
 
-PROPERTIES = SimpleNamespace(name="imitated GPU", major=9, minor=0, total_memory=80 << 30)
+# Triton cannot compile for it, but its interpreter can run here.
+MAJOR = 9 if os.environ.get("TRITON_INTERPRET") == "1" else 7
+PROPERTIES = SimpleNamespace(name="imitated GPU", major=MAJOR, minor=0, total_memory=80 << 30)
 
 NODE = 10 << 10
 """Bytes that a call of a graph takes beside the tensors."""

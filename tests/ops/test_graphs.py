@@ -308,13 +308,14 @@ def test_arguments_fall_into_values_and_key():
         assert graphs.key_of(args) != graphs.key_of(other)
 
 
-def test_off_unless_asked_for(monkeypatch):
-    monkeypatch.delenv(policy.CUDA_GRAPHS, raising=False)
-    assert not policy.current().graphs
-    monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
-    assert policy.current().graphs
-    # On the CPU the request changes nothing.
-    assert not graphs.possible(torch.device("cpu"))
+def test_on_unless_turned_off(monkeypatch):
+    for value, expected in ((None, True), ("1", True), ("0", False)):
+        monkeypatch.delenv(policy.CUDA_GRAPHS, raising=False)
+        if value is not None:
+            monkeypatch.setenv(policy.CUDA_GRAPHS, value)
+        assert policy.current().graphs == expected
+        # The CPU has none.
+        assert not graphs.possible(torch.device("cpu"))
     monkeypatch.setenv(policy.CUDA_GRAPHS, "yes")
     with pytest.raises(UsageError, match="RHHN_CUDA_GRAPHS=yes is unknown, choose from 0, 1"):
         policy.current()

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -70,16 +69,10 @@ class Recorder:
 
 def _launches(name, dtype, monkeypatch, T=2):
     """What a cell's passes over T steps, plain, and noisy and padded, would launch."""
-    from rhhn_fairseq.ops.triton import (
-        gated_step,
-        highway_sequence,
-        highway_step,
-        hyper_step,
-        lstm_sequence,
-    )
+    from rhhn_fairseq.ops.triton import gated_step, highway_step
 
     calls = []
-    for module in (gated_step, highway_sequence, highway_step, hyper_step, lstm_sequence):
+    for module in (gated_step, highway_step):
         for direction in ("forward", "backward"):
             monkeypatch.setattr(module, direction, Recorder(getattr(module, direction), calls))
     monkeypatch.setattr(implementation, "obstacle", lambda device: None)
@@ -88,7 +81,6 @@ def _launches(name, dtype, monkeypatch, T=2):
     noise = dict(recurrent_dropout=0.3, zoneout=0.1)
     sizes = dict(rhn_depth=2) if "rhn" in name else dict(zoneout_c=0.2, c_detach=0.5)
     for options in ({}, noise | sizes):
-        # So many embeddings that they are made in parts.
         hyper = dict(hyper_size=3) if "hyper" in name else {}
         hyper |= dict(hyper_embed_size=16) if "hyperlstm" in name else {}
         cell = build_cell(name, 4, 17, **hyper, **options).to(dtype)
@@ -177,12 +169,31 @@ def test_on_the_cpu_it_is_offered_to_the_interpreter_only(monkeypatch):
 
 
 @installed
-def test_on_a_gpu_it_runs_where_it_is_asked_for():
+@pytest.mark.parametrize(
+    "dtype, preferred",
+    [
+        (torch.float32, "triton"),
+        (torch.bfloat16, "triton"),
+        (torch.float16, "aten"),
+        (torch.float64, "aten"),
+    ],
+)
+def test_on_a_gpu_it_is_preferred_in_the_types_that_were_measured(dtype, preferred):
     cell = build_cell("lstm", 4, 5)
-    request = cell.request(torch.ones(2, 1, 4))._replace(device=torch.device("cuda"), extras=("gal",))
-    assert table._select(request)[0] == "aten"
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        assert backends(cell, "cuda", dtype) == ("triton", "aten", "reference")
+    request = cell.request(torch.ones(2, 1, 4))
+    request = request._replace(device=torch.device("cuda"), dtype=dtype, extras=("gal",))
+    assert table._select(request)[0] == preferred
+    assert backends(cell, "cuda", dtype) == ("triton", "aten", "reference")
+
+
+@installed
+def test_old_gpus_have_no_triton(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    reason = implementation.obstacle(torch.device("cuda"))
+    assert reason == "triton needs a GPU of compute capability 8.0 or newer, found 7.5"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert implementation.obstacle(torch.device("cuda")) is None
 
 
 def test_without_the_package_that_is_said(monkeypatch):
@@ -228,28 +239,3 @@ def test_buffers_that_are_not_rows_are_refused():
     buffers = make_buffers((u, h, c), (h[0], c[0]), [], Masks(), Numbers(1.0))
     with pytest.raises(ValueError, match="c of strides"):
         implementation.gated(buffers, "forward")
-
-
-@pytest.mark.parametrize(
-    "units, matrices, dtype, shared, stages",
-    [
-        (128, 2, torch.bfloat16, None, 2),
-        (128, 2, torch.float32, None, 1),
-        (64, 2, torch.float32, None, 2),
-        (128, 2, torch.bfloat16, 99 << 10, 1),
-        (3, 2, torch.float32, 48 << 10, 2),
-        (128, 4, torch.bfloat16, None, 1),
-        (64, 4, torch.bfloat16, None, 2),
-    ],
-)
-def test_reads_ahead_where_there_is_room(units, matrices, dtype, shared, stages, monkeypatch):
-    from rhhn_fairseq.ops.triton import products
-
-    device = torch.device("cpu")
-    if shared is not None:
-        device = torch.device("cuda")
-        gpu = types.SimpleNamespace(shared_memory_per_block_optin=shared)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    found = products.arguments(units, matrices, dtype, device)
-    assert (found["num_stages"], found["COLS"]) == (stages, max(16, units))
-    assert found["PRECISION"] == ("ieee" if dtype == torch.bfloat16 else "tf32x3")

@@ -11,8 +11,8 @@ import torch
 from helpers.fused_cells import assert_equal, backends, doubled, run_pass
 
 from rhhn_fairseq.cells import build_cell
-from rhhn_fairseq.ops import sequence, triton
-from rhhn_fairseq.ops.triton import sequences, slots
+from rhhn_fairseq.ops import sequence
+from rhhn_fairseq.ops.triton import slots, steps
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
@@ -114,65 +114,6 @@ def test_odd_shapes_in_float32(name, T, B, H, monkeypatch):
         assert error <= 4 * own + 1e-6 * (1 + truth.norm())
 
 
-@pytest.fixture
-def multiplied(monkeypatch):
-    """Calls of kernels that multiply by themselves, by direction, and whether there was such a kernel."""
-    calls = []
-
-    def count(function):
-        def counted(p, *arguments):
-            named = [part for part in arguments if isinstance(part, str)]
-            found = function(p, *arguments)
-            direction = named[0] if named else function.__name__.removeprefix("hypernetwork_")
-            calls.append((direction, bool(found)))
-            return found
-
-        return counted
-
-    for name in ("highway", "lstm"):
-        monkeypatch.setattr(sequences, name, count(getattr(sequences, name)))
-    for name in ("hypernetwork_forward", "hypernetwork_backward"):
-        monkeypatch.setattr(triton, name, count(getattr(triton, name)))
-    return calls
-
-
-SMALL = {
-    "lstm": {},
-    "ln_lstm": dict(recurrent_mask="sequence"),
-    "hyperlstm": dict(hyper_state="previous"),
-    "ln_hyperlstm": dict(hyper_embed_size=3),
-    "rhn": {},
-    "hyperrhn": {},
-}
-"""Cells with a network that is small enough for such kernels: hypernetworks, and cells without one."""
-
-
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("T, B, H", [(1, 1, 1), (3, 17, 16), (2, 33, 40), (1, 3, 128)])
-@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noisy"])
-def test_small_networks_multiply_by_themselves(name, T, B, H, padded, noisy, multiplied, monkeypatch):
-    options = SMALL[name] | (dict(hyper_size=H) if "hyper" in name else {})
-    options |= FAMILIES[name][1] if noisy else {}
-    oracle, single = make(name, H=H, **options), make(name, H=H, **options).float()
-    state = tuple(torch.randn(B, size, device=DEVICE) for size in single.state_sizes)
-    x, mask = torch.randn(T, B, 4, device=DEVICE), None
-    if padded:
-        mask = torch.rand(T, B, device=DEVICE) > 0.3
-        x[~mask] = float("nan")
-    noise = single.sample_noise(T, B, DEVICE) if noisy else None
-    exact = results(oracle, x.double(), "reference", monkeypatch, doubled(state), mask, doubled(noise))
-    plain = results(single, x, "reference", monkeypatch, state, mask, noise)
-    found = results(single, x, "triton", monkeypatch, state, mask, noise)
-    assert {("forward", True), ("backward", True)} <= set(multiplied)
-    for one, other, truth in zip(found, plain, exact, strict=True):
-        torch.testing.assert_close(one.isnan(), truth.isnan())
-        one, other, truth = one.nan_to_num(), other.nan_to_num(), truth.nan_to_num()
-        own, error = (other - truth).norm(), (one - truth).norm()
-        # As for odd shapes.
-        assert error <= 4 * own + 1e-6 * (1 + truth.norm())
-
-
 @pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm", "rhn", "hyperrhn"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_backward_in_parts(name, dtype, monkeypatch):
@@ -187,19 +128,13 @@ def test_backward_in_parts(name, dtype, monkeypatch):
     assert_equal(found, exact, 1e-13 if dtype == torch.float64 else 1e-5)
 
 
-def test_which_networks_do_not(multiplied, monkeypatch):
-    """Those too wide for it, and float64, for whose products matrix units are not made."""
-    monkeypatch.setenv("RHHN_KERNEL", "triton")
-    x = torch.randn(2, 2, 4, device=DEVICE)
-    for H, dtype, there in (
-        (128, torch.float32, True),
-        (129, torch.float32, False),
-        (5, torch.float64, False),
-    ):
-        for name in ("lstm", "rhn", "ln_hyperlstm"):
-            multiplied.clear()
-            make(name, H=H, dtype=dtype, **({"hyper_size": H} if "hyper" in name else {}))(x.to(dtype))
-            assert set(multiplied) == {("forward", there)}
+@pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm"])
+def test_scaling_gradients_in_groups_of_steps(name, monkeypatch):
+    monkeypatch.setattr(steps, "KEPT_STEPS", 2)
+    cell = make(name)
+    x = torch.randn(5, 3, 4, dtype=torch.float64, device=DEVICE)
+    exact = results(cell, x, "reference", monkeypatch)
+    assert_equal(results(cell, x, "triton", monkeypatch), exact, 1e-13)
 
 
 @families

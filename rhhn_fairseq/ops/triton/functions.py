@@ -66,16 +66,6 @@ def tanh(x):
 
 
 @triton.jit
-def dropped(x, gal, own, inside, TYPE: tl.constexpr):
-    """The state, or its gradient, as an operand after Gal dropout."""
-    S: tl.constexpr = x.dtype
-    x = x.to(TYPE)
-    if gal is not None:
-        x = (x.to(S) * get(gal, own, inside, S)).to(TYPE)
-    return x
-
-
-@triton.jit
 def kept(x, keep, place, live, SCALE: tl.constexpr):
     """Dropout by a mask; returns x if there is no mask."""
     if keep is not None:
@@ -107,17 +97,18 @@ def staying(zone, place, live, RATE: tl.constexpr, S: tl.constexpr):
 @triton.jit
 def normalise(x, inside, H: tl.constexpr, EPSILON: tl.constexpr):
     """Normalises each row to mean zero and variance one; also returns 1 / deviation [ROWS, 1]."""
-    mean = tl.sum(tl.where(inside, x, 0.0), axis=1)[:, None] / H
+    # A GPU's division is not exact even by one, so the mean of a single unit would differ from the unit.
+    mean = tl.sum(tl.where(inside, x, 0.0), axis=1)[:, None] * (1.0 / H)
     centred = tl.where(inside, x - mean, 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1)[:, None] / H + EPSILON)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1)[:, None] * (1.0 / H) + EPSILON)
     return centred * rstd, rstd
 
 
 @triton.jit
 def normalise_backward(grad, normal, rstd, inside, H: tl.constexpr):
     """The gradient of x from that of ``normalise(x)``, which must be zero outside of the row."""
-    mean = tl.sum(grad, axis=1)[:, None] / H
-    product = tl.sum(grad * normal, axis=1)[:, None] / H
+    mean = tl.sum(grad, axis=1)[:, None] * (1.0 / H)
+    product = tl.sum(grad * normal, axis=1)[:, None] * (1.0 / H)
     return tl.where(inside, rstd * (grad - mean - normal * product), 0.0)
 
 

@@ -2,7 +2,8 @@
 
 Arguments have the names and shapes of ``buffers.Gated``; a missing tensor is None. Further arguments:
 
-    d, dd               scaling vectors of the step [12, B, H] in the state type, and their gradients
+    d, dd               scaling vectors of the step [12, B, H], and their gradients [12, DD_STEPS, B, H]
+    t_dd                step at which ``dd`` is written
     h_before, c_before  h0 and c0 at the first step, h and c later, read at step t_before
     t_keep              step at which ``keep`` is read
     LD_U, LD_DU         elements between rows of u and of du
@@ -28,7 +29,7 @@ from rhhn_fairseq.ops.triton.functions import (
     zoned,
 )
 
-STEPS = ["t", "t_before", "t_keep", "B"]
+STEPS = ["t", "t_before", "t_keep", "t_dd", "B"]
 """Arguments that Triton must not specialise on: it would recompile for 1 and for multiples of 16."""
 
 
@@ -177,12 +178,12 @@ def into_gates(
 @triton.jit
 def spread_gate(
     k: tl.constexpr, da, gain, norm, summands, gradients, slot, at, where, B, H: tl.constexpr,
-    LD_U: tl.constexpr, LD_DU: tl.constexpr, COLS: tl.constexpr,
+    LD_U: tl.constexpr, LD_DU: tl.constexpr, DD_STEPS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """``spread`` for gate k."""
     S: tl.constexpr = slot.dtype.element_ty
     u, gx, d = summands
-    du, dgx, dd = gradients
+    du, dgx, dd, dd_at = gradients
     normal, rstd = norm
     row, column, inside, live = where
     if gain is not None:
@@ -195,12 +196,12 @@ def spread_gate(
     else:
         x_place = at * 4 * H + k * H + column
         of_h = (k * B + row) * H + column
-        of_x, of_b = of_h + 4 * B * H, of_h + 8 * B * H
         tl.store(du + du_place, da * get(d, of_h, live, S), mask=inside)
-        tl.store(dgx + x_place, da * get(d, of_x, live, S), mask=inside)
-        tl.store(dd + of_h, da * get(u, u_place, live, S), mask=inside)
-        tl.store(dd + of_x, da * get(gx, x_place, live, S), mask=inside)
-        tl.store(dd + of_b, da, mask=inside)
+        tl.store(dgx + x_place, da * get(d, of_h + 4 * B * H, live, S), mask=inside)
+        dd_h, of_kinds = dd + (k * DD_STEPS * B + dd_at) * H + column, 4 * DD_STEPS * B * H
+        tl.store(dd_h, da * get(u, u_place, live, S), mask=inside)
+        tl.store(dd_h + of_kinds, da * get(gx, x_place, live, S), mask=inside)
+        tl.store(dd_h + 2 * of_kinds, da, mask=inside)
         add_up(slot + (8 + k) * H, da, H, COLS)
     return da
 
@@ -208,25 +209,29 @@ def spread_gate(
 @triton.jit
 def spread(
     d_gates, gain, normals, summands, gradients, slot, at, where, B,
-    H: tl.constexpr, LD_U: tl.constexpr, LD_DU: tl.constexpr, COLS: tl.constexpr,
+    H: tl.constexpr, LD_U: tl.constexpr, LD_DU: tl.constexpr, DD_STEPS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Stores the gradients of the summands of all gates; returns those of the sums before normalisation."""
+    """Stores the gradients of the summands of all gates; returns those of the sums before normalisation.
+
+    ``gradients`` are du, dgx, dd and the row of dd without its kind; the last three are None without d.
+    """
     d_i, d_f, d_g, d_o = d_gates
     of_i, of_f, of_g, of_o = normals
-    d_i = spread_gate(0, d_i, gain, of_i, summands, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
-    d_f = spread_gate(1, d_f, gain, of_f, summands, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
-    d_g = spread_gate(2, d_g, gain, of_g, summands, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
-    d_o = spread_gate(3, d_o, gain, of_o, summands, gradients, slot, at, where, B, H, LD_U, LD_DU, COLS)
+    reads, writes = summands, gradients
+    d_i = spread_gate(0, d_i, gain, of_i, reads, writes, slot, at, where, B, H, LD_U, LD_DU, DD_STEPS, COLS)
+    d_f = spread_gate(1, d_f, gain, of_f, reads, writes, slot, at, where, B, H, LD_U, LD_DU, DD_STEPS, COLS)
+    d_g = spread_gate(2, d_g, gain, of_g, reads, writes, slot, at, where, B, H, LD_U, LD_DU, DD_STEPS, COLS)
+    d_o = spread_gate(3, d_o, gain, of_o, reads, writes, slot, at, where, B, H, LD_U, LD_DU, DD_STEPS, COLS)
     return d_i, d_f, d_g, d_o
 
 
 @triton.jit(do_not_specialize=STEPS)
 def backward(
     u, gx, d, bias, gate_gain, gate_shift, c_gain, c_shift, mask, keep, zone_h, zone_c, c_scale, c_before, dy,
-    dh, dh_direct, dc, du, dgx, dd, sums, t, t_before, t_keep, B,
-    H: tl.constexpr, LD_U: tl.constexpr, LD_DU: tl.constexpr, FORGET_BIAS: tl.constexpr,
-    EPSILON: tl.constexpr, KEEP_SCALE: tl.constexpr, ZONE_H_RATE: tl.constexpr, ZONE_C_RATE: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    dh, dh_direct, dc, du, dgx, dd, sums, t, t_before, t_keep, t_dd, B,
+    H: tl.constexpr, LD_U: tl.constexpr, LD_DU: tl.constexpr, DD_STEPS: tl.constexpr,
+    FORGET_BIAS: tl.constexpr, EPSILON: tl.constexpr, KEEP_SCALE: tl.constexpr, ZONE_H_RATE: tl.constexpr,
+    ZONE_C_RATE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Writes du, dgx and dd of step t, updates dh_direct and dc for step t - 1, adds to sums."""
     S: tl.constexpr = dc.dtype.element_ty
@@ -256,5 +261,5 @@ def backward(
         slot, where, H, FORGET_BIAS, EPSILON, KEEP_SCALE, ZONE_C_RATE, COLS,
     )  # fmt: skip
     tl.store(dc + own, dc_old, mask=inside)
-    read, write = (u, gx, d), (du, dgx, dd)
-    spread(d_gates, gate_gain, normals, read, write, slot, at, where, B, H, LD_U, LD_DU, COLS)
+    read, write = (u, gx, d), (du, dgx, dd, t_dd * B + row)
+    spread(d_gates, gate_gain, normals, read, write, slot, at, where, B, H, LD_U, LD_DU, DD_STEPS, COLS)

@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from rhhn_fairseq.ops.buffers import UNSET, Gated, Highway
-from rhhn_fairseq.ops.triton import gated_step, highway_step, hyper_step
-from rhhn_fairseq.ops.triton.products import ROWS, arguments
+from rhhn_fairseq.ops.triton import gated_step, highway_step
 from rhhn_fairseq.ops.triton.tiles import Tile
+
+KEPT_STEPS = 16
+"""Steps whose gradients of d are kept, for one product that adds them to the gradient of weight_d."""
 
 
 class GatedStep:
     """One step of ``buffers.Gated``; see there for the names.
 
-    torch.bmm computes the scaling vectors d and their gradients, one step at a time.
+    torch.bmm computes the scaling vectors d and their gradients, in the type of the operands.
     """
 
     def __init__(self, p: Gated, direction: str):
@@ -30,13 +32,11 @@ class GatedStep:
         self.dd: Tensor = UNSET
         # The embeddings by kind, [T, 12, B, Z].
         self.z = None if p.z is None else p.z.unflatten(-1, (12, -1)).transpose(1, 2)
-        if p.z is not None and direction == "backward":
-            # One call converts all of them to the state type.
-            self.z = self.z.to(p.c0.dtype)
-        if p.weight_d is not None:
-            self.d = p.c0.new_empty(12, B, H)
+        if self.z is not None:
+            self.weight_d = p.weight_d.to(p.u.dtype)
+            self.d = p.u.new_empty(12, B, H)
             if direction == "backward":
-                self.dd = torch.empty_like(self.d)
+                self.dd = p.u.new_empty(12, KEPT_STEPS, B, H)
         self.guard = on_device(p.u.device)
         self.tensors = buffers_of(p, "u gx bias gate_gain gate_shift c_gain c_shift mask keep zone_h zone_c")
         self.numbers = dict(
@@ -56,6 +56,7 @@ class GatedStep:
         else:
             self.numbers["LD_DU"] = _row_stride("du", p.du)
             self.kernel = gated_step.backward[(tile.blocks,)]
+            self.numbers["DD_STEPS"] = KEPT_STEPS
             self.tensors |= buffers_of(p, "c_scale dy dh dh_direct dc du dgx sums") | {"dd": self.dd}
 
     def forward(self, t: int) -> None:
@@ -65,28 +66,31 @@ class GatedStep:
             self._launch(t, h_before=p.h if t else p.h0)
 
     def backward(self, t: int) -> None:
-        p = self.p
         with self.guard:
-            z = self._scale(t)
-            self._launch(t)
-            if z is not None:
-                p.dweight_d[0].baddbmm_(z.transpose(1, 2), self.dd)
-                dz = p.dz[t].unflatten(-1, (12, -1)).transpose(0, 1)
-                dz.copy_(torch.bmm(self.dd, p.weight_d.transpose(1, 2)))
+            self._scale(t)
+            self._launch(t, t_dd=t % KEPT_STEPS)
+            if self.z is not None:
+                dz = self.p.dz[t].unflatten(-1, (12, -1)).transpose(0, 1)
+                torch.bmm(self.dd[:, t % KEPT_STEPS], self.weight_d.transpose(1, 2), out=dz)
+                if t % KEPT_STEPS == 0:
+                    self._add_to_weight(t)
 
-    def _scale(self, t: int) -> Tensor | None:
-        """Computes the scaling vectors of a step; returns its embeddings by kind, [12, B, Z], state type."""
-        if self.z is None:
-            return None
-        z = self.z[t].to(self.d.dtype) if self.p.z_now is None else self.p.z_now
-        torch.bmm(z, self.p.weight_d, out=self.d)
-        return z
+    def _scale(self, t: int) -> None:
+        """Computes the scaling vectors of a step."""
+        if self.z is not None:
+            torch.bmm(self.z[t], self.weight_d, out=self.d)
 
-    def _launch(self, t: int, **before: Tensor) -> None:
+    def _add_to_weight(self, t: int) -> None:
+        """Adds the gradients of d that are kept, of the steps from t on, to the gradient of weight_d."""
+        steps = min(KEPT_STEPS, len(self.p.z) - t)
+        z = self.p.z[t : t + steps].flatten(0, 1).unflatten(-1, (12, -1)).permute(1, 2, 0)
+        self.p.dweight_d[0] += torch.bmm(z, self.dd[:, :steps].flatten(1, 2))
+
+    def _launch(self, t: int, **others: Tensor | int) -> None:
         p = self.p
         self.kernel(
             **self.tensors,
-            **before,
+            **others,
             **self.numbers,
             d=self.d,
             c_before=p.c if t else p.c0,
@@ -94,71 +98,6 @@ class GatedStep:
             t_before=max(t - 1, 0),
             t_keep=t if p.keep is not None and len(p.keep) > 1 else 0,
         )
-
-
-class HyperStep:
-    """One step of a HyperLSTM's hypernetwork with its products; see ``triton.hypernetwork_forward``.
-
-    Args:
-        p: the hypernetwork's buffers. main: the main network's, for z.
-        weights: weight_e and weight_z.
-    """
-
-    def __init__(self, p: Gated, main: Gated, direction: str, weights: tuple[Tensor, Tensor], previous: bool):
-        self.p, self.main = p, main
-        B, N = p.c0.shape
-        weight_e, weight_z = (weight.contiguous() for weight in weights)
-        self.grid = (-(-B // ROWS),)
-        self.guard = on_device(p.u.device)
-        self.tensors = buffers_of(p, "gate_gain gate_shift c_gain c_shift mask") | {"a": p.u}
-        self.tensors |= dict(weight_e=weight_e, weight_z=weight_z)
-        self.numbers = dict(
-            B=B,
-            N=N,
-            WIDTH=weight_z.shape[1],
-            PREVIOUS=previous,
-            FORGET_BIAS=p.forget_bias,
-            EPSILON=p.epsilon,
-            **arguments(N, 4, p.u.dtype, p.u.device),
-            BLOCK=hyper_step.BLOCK,
-        )
-        self.kernel = getattr(hyper_step, direction)[self.grid]
-
-    def prepare_forward(self, bias_z: Tensor, g_hyper: Tensor, side: Tensor) -> None:
-        """Adds the arguments that only the forward kernel has."""
-        p, main = self.p, self.main
-        self.tensors |= buffers_of(p, "h c") | buffers_of(main, "z")
-        if p.u.dtype != p.c0.dtype:
-            # The main network multiplies the embeddings by kind, in the state type.
-            main.z_now = p.c0.new_empty(12, len(p.c0), self.numbers["WIDTH"] // 12)
-        self.tensors |= dict(side=side, g_hyper=g_hyper, bias_z=bias_z, z_now=main.z_now)
-        self.numbers["LD_SIDE"] = _row_stride("the products of h", side)
-
-    def prepare_backward(self) -> None:
-        """Adds the arguments that only the backward kernel has."""
-        p = self.p
-        if len(p.sums) != self.grid[0]:
-            # One slot for each of these programs.
-            p.sums = p.sums.new_zeros(*self.grid, p.sums.shape[1])
-        self.tensors |= buffers_of(p, "dh dh_direct dc du sums") | buffers_of(self.main, "dz")
-        self.numbers["LD_DU"] = _row_stride("du", p.du)
-
-    def forward(self, t: int) -> None:
-        self._launch(t, h_before=self.p.h if t else self.p.h0)
-
-    def backward(self, t: int) -> None:
-        self._launch(t)
-
-    def _launch(self, t: int, **before: Tensor) -> None:
-        with self.guard:
-            self.kernel(
-                **self.tensors,
-                **before,
-                **self.numbers,
-                c_before=self.p.c if t else self.p.c0,
-                t=t,
-                t_before=max(t - 1, 0),
-            )
 
 
 class HighwayStep:
