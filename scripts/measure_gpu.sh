@@ -52,11 +52,14 @@ run_step() {
     local both=(--dtype bfloat16,float32) big=(--hidden 1000 --input 1000 --batch 128)
     local archs=(--archs lstm_gnmt,hyperlstm_gnmt --attention v2 --dtype bfloat16)
     [ "${SMOKE:-0}" = 1 ] && archs=(--archs hyperlstm_gnmt_small --attention v2 --dtype bfloat16)
+    local several=()
+    "$PYTHON" -c 'import xdist' 2> /dev/null && several=(-n 8)
     case $1 in
         # By name: other files of tests need packages that these do not.
         tests) "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "torch finds no GPU")' &&
-            "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider \
-            tests/ops/test_{triton,graphs,decoding_graph,backends}.py ;;
+            "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider tests/ops/test_{graphs,decoding_graph,backends}.py &&
+            # Nearly each of them compiles kernels of its own. Names are printed as they go, in case time ends.
+            "$PYTHON" -m pytest -v "${several[@]}" -p no:cacheprovider tests/ops/triton_cases.py ;;
         gated) bench cells --cells lstm,ln_lstm,hyperlstm,ln_hyperlstm "${both[@]}" -- "${big[@]}" --length 100 ;;
         highway) bench cells --cells rhn,hyperrhn "${both[@]}" -- "${big[@]}" --length 20 ;;
         lm) bench lm --archs lstm_ptb,ln_hyperlstm_ptb --dtype bfloat16 ;;

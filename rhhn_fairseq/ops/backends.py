@@ -308,7 +308,7 @@ def select(request: Request) -> Plan:
     """
     name, single = _select(request)
     note = ", for single steps of few rows" if single else ""
-    records = name in FUSED_BACKENDS and graphs.possible(request.device)
+    records = policy.current().graphs and name in FUSED_BACKENDS and graphs.possible(request.device)
     if records:
         note += ", as CUDA graphs"
     _log_once(request.cell, request.device.type, request.dtype, name, note)

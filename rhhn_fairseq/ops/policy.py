@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import torch
+
 from rhhn_fairseq.errors import UsageError
 
 KERNEL, MATMUL, CUDA_GRAPHS = "RHHN_KERNEL", "RHHN_MATMUL", "RHHN_CUDA_GRAPHS"
@@ -20,12 +22,12 @@ class Policy:
         kernel: name of the backend that every cell has to use (``RHHN_KERNEL``); None for the best one.
         matmul: implementation of float32 products on the CPU (``RHHN_MATMUL``), one of ``GEMMS``; None for
             the faster one.
-        graphs: whether loops on a GPU run as CUDA graphs (unless ``RHHN_CUDA_GRAPHS=0``).
+        graphs: whether loops run as CUDA graphs (``RHHN_CUDA_GRAPHS``); by default wherever there is a GPU.
     """
 
     kernel: str | None = None
     matmul: str | None = None
-    graphs: bool = True
+    graphs: bool = False
 
     @staticmethod
     def from_environment() -> "Policy":
@@ -40,7 +42,7 @@ class Policy:
             raise UsageError(f"{MATMUL}={matmul} is unknown, choose from {', '.join(GEMMS)}")
         if graphs not in (None, "0", "1"):
             raise UsageError(f"{CUDA_GRAPHS}={graphs} is unknown, choose from 0, 1")
-        return Policy(kernel, matmul, graphs != "0")
+        return Policy(kernel, matmul, torch.cuda.is_available() if graphs is None else graphs == "1")
 
 
 @functools.cache

@@ -109,7 +109,7 @@ def test_the_preferred_backend_is_the_compiled_one_and_is_named_once(monkeypatch
 
 @pytest.mark.parametrize("imitated", [False, True])
 def test_the_log_says_what_runs_as_graphs(imitated, monkeypatch, caplog):
-    monkeypatch.delenv(policy.CUDA_GRAPHS, raising=False)
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
     if imitated:
         imitated_graphs(monkeypatch)
     cell = make_cell("rhn", (), dtype=torch.float32)

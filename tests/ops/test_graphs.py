@@ -309,11 +309,13 @@ def test_arguments_fall_into_values_and_key():
 
 
 def test_on_unless_turned_off(monkeypatch):
-    for value, expected in ((None, True), ("1", True), ("0", False)):
-        monkeypatch.delenv(policy.CUDA_GRAPHS, raising=False)
-        if value is not None:
-            monkeypatch.setenv(policy.CUDA_GRAPHS, value)
-        assert policy.current().graphs == expected
+    for gpu in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        for value, expected in ((None, gpu), ("1", True), ("0", False)):
+            monkeypatch.delenv(policy.CUDA_GRAPHS, raising=False)
+            if value is not None:
+                monkeypatch.setenv(policy.CUDA_GRAPHS, value)
+            assert policy.current().graphs == expected
         # The CPU has none.
         assert not graphs.possible(torch.device("cpu"))
     monkeypatch.setenv(policy.CUDA_GRAPHS, "yes")
