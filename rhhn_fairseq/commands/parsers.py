@@ -15,7 +15,11 @@ class StrictParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         self._given = sys.argv[1:] if args is None else list(args)
-        return super().parse_known_args(args, namespace)
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            # A subcommand's parser would leave this to the command's, which does not know its options.
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
 
     def error(self, message):
         if message.startswith("the following arguments are required"):

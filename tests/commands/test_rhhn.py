@@ -108,7 +108,10 @@ def test_prepares_handwriting_by_its_short_name(as_rhhn, tmp_path, capsys):
             ["reproduce", "copying", "--eopchs", "3"],
             "unrecognized arguments: --eopchs 3: no such option here, did",
         ),
-        (["prepare", "text", "--inptu", "a"], "unrecognized arguments: --inptu"),
+        (
+            ["prepare", "text", "--inptu", "a"],
+            "unrecognized arguments: --inptu a: no such option here, did you mean --input",
+        ),
     ],
 )
 def test_mistakes_end_in_one_line(as_rhhn, capsys, arguments, line):
