@@ -1,14 +1,24 @@
 """Draws the attention of a translation as a heat map."""
 
 from rhhn_fairseq.analysis.attention import Attention, word_attention
-from rhhn_fairseq.analysis.plotting import COLOUR_MAP, Figure, add_colour_bar, new_figure, styled
+from rhhn_fairseq.analysis.plotting import COLOUR_MAP, WIDTH, Figure, add_colour_bar, new_figure, styled
+
+LONGEST = 20
+"""Characters of a word that are shown."""
+
+NARROWEST = 3.9
+"""Inches of the heat map that its title takes."""
 
 
 @styled()
 def draw_attention(attention: Attention, title: str | None = None) -> Figure:
     """Draws the weights as a heat map: a column per source word, a row per word of the translation."""
     source, target, weights = word_attention(attention)
-    figure = new_figure(1.9 + 0.27 * len(target), min(8.0, 2.2 + 0.45 * len(source)))
+    source, target = ([_shortened(word) for word in words] for words in (source, target))
+    # Words stand at an angle below, and to the left.
+    below, left = (0.085 * max(map(len, words)) for words in (source, target))
+    width = max(left + NARROWEST, min(WIDTH, 1.4 + left + 0.45 * len(source)))
+    figure = new_figure(1.5 + 0.7 * below + 0.27 * len(target), width)
     axes = figure.add_subplot()
     axes.grid(False)
     image = axes.imshow(weights.T, aspect="auto", cmap=COLOUR_MAP, vmin=0.0, vmax=1.0)
@@ -20,3 +30,7 @@ def draw_attention(attention: Attention, title: str | None = None) -> Figure:
     axes.set_title(title or "Attention of each word of the translation", loc="left", fontsize=11)
     add_colour_bar(figure, axes, image, "share of the attention", extend="neither")
     return figure
+
+
+def _shortened(word: str) -> str:
+    return word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…"

@@ -82,7 +82,13 @@ def add_colour_bar(figure: Figure, axes: Axes, image, label: str, extend: str = 
     """
     inches = 0.13
     bar = figure.colorbar(
-        image, ax=axes, location="bottom", extend=extend, shrink=0.6, aspect=0.6 * WIDTH / inches, pad=0.01
+        image,
+        ax=axes,
+        location="bottom",
+        extend=extend,
+        shrink=0.6,
+        aspect=0.6 * figure.get_figwidth() / inches,
+        pad=0.01,
     )
     bar.set_label(label, fontsize=9)
     bar.ax.tick_params(labelsize=8)

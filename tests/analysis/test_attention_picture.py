@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from helpers import script_cli, tiny_translation
 from helpers.script_cli import error_of
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from rhhn_fairseq import cli
 from rhhn_fairseq.analysis.attention import Attention, join_words, word_attention
+from rhhn_fairseq.analysis.attention_picture import draw_attention
 
 plot_attention = script_cli.load("plot_attention")
 
@@ -23,6 +25,23 @@ def test_weights_of_source_pieces_are_added_and_of_target_pieces_averaged():
     source, target, joined = word_attention(Attention(("▁ca", "t", "</s>"), ("▁chat", "te", "</s>"), weights))
     assert (source, target) == (["cat", "</s>"], ["chatte", "</s>"])
     np.testing.assert_allclose(joined, [[(0.3 + 0.8) / 2, 0.5], [(0.7 + 0.2) / 2, 0.5]])
+
+
+@pytest.mark.parametrize("words, rows", [(("3.5", "kg"), 12), (tuple("abcdefghijklmnop"), 2)])
+def test_words_and_title_lie_inside_of_the_picture(words, rows):
+    source = tuple(f"▁{word}" for word in words)
+    target = tuple(f"▁{'long' * 12}{n}" for n in range(rows))
+    figure = draw_attention(Attention(source, target, np.full((len(source), rows), 1 / len(source))))
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    axes, bar = figure.axes
+    labels = [*axes.get_xticklabels(), *axes.get_yticklabels()]
+    for text in (axes.title, *labels):
+        box = text.get_window_extent()
+        assert 0 <= box.x0 and box.x1 <= figure.bbox.x1 and 0 <= box.y0 and box.y1 <= figure.bbox.y1
+    # The colour bar is below the words.
+    assert bar.get_window_extent().y1 < min(label.get_window_extent().y0 for label in labels)
+    assert max(len(label.get_text()) for label in labels) == 20
 
 
 @pytest.mark.slow
