@@ -47,9 +47,13 @@ def train_alone() -> bool:
             for left in directory.glob("checkpoint*.pt.tmp"):
                 left.unlink(missing_ok=True)
 
+    def begin(cfg, trainer):
+        make_event_directory(trainer.cfg.common.tensorboard_logdir)
+        take(cfg)
+
     @functools.wraps(load)
     def load_checkpoint(cfg, trainer, **kwargs):
-        decided_by_rank_0(trainer, lambda: take(cfg))
+        decided_by_rank_0(trainer, lambda: begin(cfg, trainer))
         return load(cfg, trainer, **kwargs)
 
     @functools.wraps(call_main)
@@ -64,6 +68,22 @@ def train_alone() -> bool:
     # Under Hydra `call_main` is already running when it is replaced.
     atexit.register(release_all)
     return True
+
+
+def make_event_directory(path: str | None) -> None:
+    """Makes the directory of TensorBoard's files, which fairseq would only need at the first validation.
+
+    Raises:
+        UsageError: it cannot be made or written to.
+    """
+    if path is None:
+        return
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--tensorboard-logdir {path}: cannot be made ({error.strerror})") from error
+    if not os.access(path, os.W_OK):
+        raise UsageError(f"--tensorboard-logdir {path}: cannot be written to")
 
 
 def start_from_a_good_checkpoint() -> bool:

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from rhhn_fairseq import build_cell
-from rhhn_fairseq.adaptations import divergence, mistakes, names, ranges
+from rhhn_fairseq.adaptations import divergence, mistakes, names, ranges, starting
 from rhhn_fairseq.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -111,6 +111,17 @@ def test_directory_that_cannot_be_written(tmp_path):
         with pytest.raises(UsageError, match=rf"^--save-dir .*{name}: no checkpoint can be saved .*{reason}"):
             checkpoint_utils.verify_checkpoint_directory(str(tmp_path / name))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]
+
+
+def test_events_that_cannot_be_written(tmp_path):
+    """TensorBoard's directory is refused before the first update, not at the first validation."""
+    (tmp_path / "file").touch()
+    for name, reason in (("file", "File exists"), ("file/in", "Not a directory")):
+        with pytest.raises(UsageError, match=rf"^--tensorboard-logdir .*{name}: cannot be made .*{reason}"):
+            starting.make_event_directory(str(tmp_path / name))
+    starting.make_event_directory(str(tmp_path / "new" / "events"))
+    starting.make_event_directory(None)
+    assert (tmp_path / "new" / "events").is_dir()
 
 
 def test_mistyped_name_of_a_recipe(tmp_path, monkeypatch):
