@@ -203,7 +203,6 @@ def spread_gate(
         tl.store(dd_h + of_kinds, da * get(gx, x_place, live, S), mask=inside)
         tl.store(dd_h + 2 * of_kinds, da, mask=inside)
         add_up(slot + (8 + k) * H, da, H, COLS)
-    return da
 
 
 @triton.jit
@@ -211,18 +210,17 @@ def spread(
     d_gates, gain, normals, summands, gradients, slot, at, where, B,
     H: tl.constexpr, LD_U: tl.constexpr, LD_DU: tl.constexpr, DD_STEPS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Stores the gradients of the summands of all gates; returns those of the sums before normalisation.
+    """Stores the gradients of the summands of all gates.
 
-    ``gradients`` are du, dgx, dd and the row of dd without its kind; the last three are None without d.
+    ``gradients`` are du, dgx, dd and the row of dd without its kind; dgx and dd are None without d.
     """
     d_i, d_f, d_g, d_o = d_gates
     of_i, of_f, of_g, of_o = normals
     reads, writes = summands, gradients
-    d_i = spread_gate(0, d_i, gain, of_i, reads, writes, slot, at, where, B, H, LD_U, LD_DU, DD_STEPS, COLS)
-    d_f = spread_gate(1, d_f, gain, of_f, reads, writes, slot, at, where, B, H, LD_U, LD_DU, DD_STEPS, COLS)
-    d_g = spread_gate(2, d_g, gain, of_g, reads, writes, slot, at, where, B, H, LD_U, LD_DU, DD_STEPS, COLS)
-    d_o = spread_gate(3, d_o, gain, of_o, reads, writes, slot, at, where, B, H, LD_U, LD_DU, DD_STEPS, COLS)
-    return d_i, d_f, d_g, d_o
+    spread_gate(0, d_i, gain, of_i, reads, writes, slot, at, where, B, H, LD_U, LD_DU, DD_STEPS, COLS)
+    spread_gate(1, d_f, gain, of_f, reads, writes, slot, at, where, B, H, LD_U, LD_DU, DD_STEPS, COLS)
+    spread_gate(2, d_g, gain, of_g, reads, writes, slot, at, where, B, H, LD_U, LD_DU, DD_STEPS, COLS)
+    spread_gate(3, d_o, gain, of_o, reads, writes, slot, at, where, B, H, LD_U, LD_DU, DD_STEPS, COLS)
 
 
 @triton.jit(do_not_specialize=STEPS)

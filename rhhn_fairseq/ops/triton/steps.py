@@ -54,9 +54,8 @@ class GatedStep:
             self.kernel = gated_step.forward[(tile.blocks,)]
             self.tensors |= buffers_of(p, "h c y")
         else:
-            self.numbers["LD_DU"] = _row_stride("du", p.du)
+            self.numbers |= dict(LD_DU=_row_stride("du", p.du), DD_STEPS=KEPT_STEPS)
             self.kernel = gated_step.backward[(tile.blocks,)]
-            self.numbers["DD_STEPS"] = KEPT_STEPS
             self.tensors |= buffers_of(p, "c_scale dy dh dh_direct dc du dgx sums") | {"dd": self.dd}
 
     def forward(self, t: int) -> None:
