@@ -19,8 +19,7 @@ def look_in_the_package() -> bool:
 
     class Configs(SearchPathPlugin):
         def manipulate_search_path(self, search_path) -> None:
-            # fairseq's other programs take defaults from Hydra, but have command lines of their own.
-            if "hydra" not in os.path.basename(sys.argv[0]) or not reads_fairseqs_own(search_path):
+            if not is_hydras_program() or not reads_fairseqs_own(search_path):
                 return
             folder = folder_of_arguments()
             if folder is not None:
@@ -28,6 +27,11 @@ def look_in_the_package() -> bool:
 
     Plugins.instance().register(Configs)
     return True
+
+
+def is_hydras_program() -> bool:
+    """Whether Hydra reads the command line. fairseq's other programs only take defaults from it."""
+    return "hydra" in os.path.basename(sys.argv[0])
 
 
 def reads_fairseqs_own(search_path) -> bool:

@@ -16,6 +16,11 @@ from rhhn_fairseq.errors import UsageError
 # Sections in which fairseq keeps the options that belong to no component.
 SECTIONS = ("dataset", "optimization", "checkpoint")
 
+NO_MODEL = (
+    "no model is configured: choose a file by --config-name, or an architecture by model=NAME, "
+    f"{recipes.ARCHITECTURES}"
+)
+
 # fairseq copies these values by interpolation, which may already be resolved.
 COPIES = {
     "optimization.lr": ("optimizer.lr", "lr_scheduler.lr"),
@@ -55,10 +60,7 @@ def _filling(inner):
 def _require_model(cfg: DictConfig) -> None:
     """Raises UsageError if no model is configured. fairseq itself asks for a batch size."""
     if cfg.get("model") is None and OmegaConf.select(cfg, "common_eval.path") is None:
-        raise UsageError(
-            "no model is configured: choose a file by --config-name, or an architecture by model=NAME, "
-            f"{recipes.ARCHITECTURES}"
-        )
+        raise UsageError(NO_MODEL)
 
 
 def keys_of_the_user() -> set[str] | None:
@@ -164,6 +166,8 @@ def _set(cfg: DictConfig, key: str, value, keys: set[str]) -> None:
 def require_named_recipe() -> bool:
     """fairseq falls back to its default configuration for an unknown --config-name, even a mistyped one.
 
+    A command line without any configuration is refused before Hydra runs.
+
     No effect if this package is loaded only through --user-dir, because Hydra is already running then.
     """
     import fairseq
@@ -175,6 +179,10 @@ def require_named_recipe() -> bool:
     @functools.wraps(inner)
     def hydra_init(cfg_name="config"):
         args, _ = get_args_parser().parse_known_args()
+        given = args.config_name or args.overrides or args.help or args.hydra_help or args.cfg or args.info
+        if hydra_configs.is_hydras_program() and not given:
+            # Hydra would leave its files in the working directory first.
+            raise UsageError(NO_MODEL)
         # Hydra resolves a relative --config-path from the program's own folder.
         own = Path(fairseq.__file__).parents[1] / "fairseq_cli" / (args.config_path or "../fairseq/config")
         places = [own] if args.config_dir is None else [Path(args.config_dir), own]

@@ -41,6 +41,8 @@ def test_hydra_names_a_missing_model(tmp_path):
     assert last.startswith(
         "error: no model is configured: choose a file by --config-name, or an architecture "
     )
+    # Neither Hydra's files nor its warnings.
+    assert result.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("system", ["gnmt/lstm_gnmt_small", "char_lm/lstm_ptb"])
