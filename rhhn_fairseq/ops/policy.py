@@ -42,7 +42,9 @@ class Policy:
             raise UsageError(f"{MATMUL}={matmul} is unknown, choose from {', '.join(GEMMS)}")
         if graphs not in (None, "0", "1"):
             raise UsageError(f"{CUDA_GRAPHS}={graphs} is unknown, choose from 0, 1")
-        return Policy(kernel, matmul, torch.cuda.is_available() if graphs is None else graphs == "1")
+        # A traced pass does not read it, and torch cannot trace the question.
+        by_default = not torch.compiler.is_compiling() and torch.cuda.is_available()
+        return Policy(kernel, matmul, by_default if graphs is None else graphs == "1")
 
 
 @functools.cache

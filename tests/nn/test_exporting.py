@@ -9,7 +9,7 @@ from torch.export import Dim, export
 from rhhn_fairseq.cells import CELLS, build_cell, cell_options, set_backend
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.nn import LSTM, export_onnx, layer_of, quantize_dynamic
-from rhhn_fairseq.ops import native
+from rhhn_fairseq.ops import native, policy
 
 C, H, T, B = 4, 6, 5, 3
 FUSED = [name for name, entry in CELLS.items() if getattr(entry.cell, "operation", None) not in (None, "gru")]
@@ -45,6 +45,23 @@ def test_compiles_as_one_graph(cell):
         gradients, torch.autograd.grad(expected.square().sum(), list(rnn.parameters())), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_traced_pass_does_not_ask_for_a_gpu(monkeypatch):
+    """Whether torch can trace the question depends on what ran before."""
+
+    def is_available():
+        torch._dynamo.graph_break()
+        return False
+
+    # torch now knows which functions it calls instead of tracing them; this one is not among them.
+    torch.compile(lambda x: x + torch.cuda.is_available(), backend="eager")(torch.zeros(1))
+    monkeypatch.delenv(policy.CUDA_GRAPHS, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    rnn, x = _build("ln_hyperlstm"), torch.randn(T, B, C)
+    torch._dynamo.reset()
+    y, _ = torch.compile(rnn, fullgraph=True, backend="eager")(x)
+    torch.testing.assert_close(y, rnn(x)[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
