@@ -308,7 +308,8 @@ def select(request: Request) -> Plan:
     """
     name, single = _select(request)
     note = ", for single steps of few rows" if single else ""
-    records = policy.current().graphs and name in FUSED_BACKENDS and graphs.possible(request.device)
+    recorded = name in FUSED_BACKENDS and request.operation in FUSED
+    records = recorded and policy.current().graphs and graphs.possible(request.device)
     if records:
         note += ", as CUDA graphs"
     _log_once(request.cell, request.device.type, request.dtype, name, note)

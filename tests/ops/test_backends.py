@@ -123,6 +123,15 @@ def test_the_log_says_what_runs_as_graphs(imitated, monkeypatch, caplog):
     ]
 
 
+@pytest.mark.parametrize("cell, records", [("rhn", True), ("mingru", False), ("elman", False)])
+def test_only_loops_of_operations_are_recorded(cell, records, monkeypatch):
+    """A scan has no loop, so sequences must not be padded to the lengths of graphs."""
+    monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
+    imitated_graphs(monkeypatch)
+    request = build_cell(cell, 4, 5).request(torch.ones(3, 2, 4))
+    assert table.select(request).records == records
+
+
 @pytest.mark.parametrize(
     "T, B, graph, forced, loop",
     [
