@@ -9,6 +9,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
+from rhhn_fairseq.adaptations.forms import NotACheckpoint
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.handwriting_loading import load_handwriting
 from rhhn_fairseq.models.loading import load_char_lm, load_weights
@@ -33,7 +34,10 @@ def to_directory(
     Raises:
         UsageError: the checkpoint holds another kind of model, or a model of words.
     """
-    names = load_weights(str(checkpoint)).keys()
+    try:
+        names = load_weights(str(checkpoint)).keys()
+    except NotACheckpoint as error:
+        raise UsageError(f"{error}; --vocabulary converts the weights of Suarez 2017") from error
     if "symbol_codes" not in names:
         raise UsageError(f"{checkpoint} holds no character or handwriting model: no symbol_codes in it")
     if "statistics" in names:

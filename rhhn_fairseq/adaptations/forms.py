@@ -63,6 +63,10 @@ def check_file(name: str, file) -> None:
         )
 
 
+class NotACheckpoint(UsageError):
+    """A file that torch can load, and that no training of fairseq wrote."""
+
+
 def check_state(name: str, state) -> None:
     """Checks everything that was loaded from a checkpoint.
 
@@ -75,7 +79,7 @@ def check_state(name: str, state) -> None:
     from fairseq import models
 
     if not (isinstance(state, dict) and "model" in state):
-        raise UsageError(f"{name} is not a fairseq checkpoint: it holds no 'model'")
+        raise NotACheckpoint(f"{name} is not a fairseq checkpoint: it holds no 'model'")
     _check_depth(name, state)
     for key, kinds in FORM.items():
         for value in _values(state, key.split(".")):

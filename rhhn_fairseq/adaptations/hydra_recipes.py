@@ -166,7 +166,7 @@ def _set(cfg: DictConfig, key: str, value, keys: set[str]) -> None:
 def require_named_recipe() -> bool:
     """fairseq falls back to its default configuration for an unknown --config-name, even a mistyped one.
 
-    A command line without any configuration is refused before Hydra runs.
+    A command line that configures no model is refused before Hydra runs.
 
     No effect if this package is loaded only through --user-dir, because Hydra is already running then.
     """
@@ -179,7 +179,9 @@ def require_named_recipe() -> bool:
     @functools.wraps(inner)
     def hydra_init(cfg_name="config"):
         args, _ = get_args_parser().parse_known_args()
-        given = args.config_name or args.overrides or args.help or args.hydra_help or args.cfg or args.info
+        shows = args.help or args.hydra_help or args.cfg or args.info
+        names_file = args.config_name or args.config_dir or args.config_path
+        given = shows or names_file or any(map(_selects_a_model, args.overrides))
         if hydra_configs.is_hydras_program() and not given:
             # Hydra would leave its files in the working directory first.
             raise UsageError(NO_MODEL)
@@ -203,6 +205,10 @@ def require_named_recipe() -> bool:
         if module is not None:
             module.hydra_init = hydra_init
     return True
+
+
+def _selects_a_model(override: str) -> bool:
+    return override.lstrip("+").startswith(("model", "common_eval.path"))
 
 
 def refuse_repeated_values() -> None:

@@ -4,6 +4,7 @@ A row of MISTAKES gives the exception's type, the module that raises it, a patte
 line to print. Exceptions without a row keep their traceback, because they are defects, not mistakes.
 """
 
+import difflib
 import errno
 import os
 import re
@@ -103,8 +104,10 @@ def _composition(error, match) -> str:
     if cause is None or getattr(cause, "parent_node", None) is None:
         return f"the configuration cannot be used: {str(error).split('See https:')[0]}"
     key = str(cause.full_key)
-    hint = nearest(key.split(".")[-1], cause.parent_node)
-    return f"the configuration has no {key}: {hint} (+{key}=... adds it)"
+    # Options of this package's tasks and models are missing until they are added, and have similar names.
+    close = difflib.get_close_matches(key.split(".")[-1], map(str, cause.parent_node), n=1, cutoff=0.75)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"the configuration has no {key}: {hint}+{key}=... adds it"
 
 
 DICTIONARY = "a dictionary such as \"{'dropout': 0.1}\""

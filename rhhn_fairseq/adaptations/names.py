@@ -22,6 +22,16 @@ PARTNERS = {
 }
 TRANSLATION = "GNMT"
 
+# What a validation logs, by criterion. fairseq asks for the best checkpoint's figure only after an epoch.
+TRANSLATION_FIGURES = ("loss", "nll_loss", "ppl", "accuracy", "bleu")
+FIGURES = {
+    "char_cross_entropy": ("loss", "bpc", "ppl", "accuracy"),
+    "chunked_cross_entropy": TRANSLATION_FIGURES,
+    "label_smoothed_cross_entropy": TRANSLATION_FIGURES,
+    "mixture_density": ("loss", "nats_seq", "nats_point", "pen_nats", "pen_errors"),
+    "problem_loss": ("loss", "accuracy", "mse"),
+}
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns a hint: the valid names most similar to `name`, else all if they are few, else nothing."""
@@ -66,6 +76,23 @@ def check_combination(task: str | None, arch: str | None = None, criterion: str 
             raise UsageError(f"--arch {arch} needs --task {home}, not {task}")
     if TRANSLATION in kinds and not issubclass(TASK_REGISTRY[task], TranslationTask):
         raise UsageError(f"--arch {arch} needs --task gnmt_translation or translation, not {task}")
+
+
+def check_best_metric(metric: str | None, criterion: str | None, logs_bleu: bool) -> None:
+    """Raises UsageError for a --best-checkpoint-metric that no validation with a criterion logs.
+
+    Args:
+        criterion: its name; those that are not in FIGURES are not checked. logs_bleu: --eval-bleu.
+    """
+    known = FIGURES.get(criterion, ())
+    if metric and known and metric not in known:
+        figures = known if logs_bleu else [figure for figure in known if figure != "bleu"]
+        raise UsageError(
+            f"--best-checkpoint-metric {metric}: --criterion {criterion} logs no such figure, choose from "
+            f"{', '.join(figures)}"
+        )
+    if metric == "bleu" and known and not logs_bleu:
+        raise UsageError("--best-checkpoint-metric bleu needs --eval-bleu")
 
 
 def name_the_nearest() -> bool:

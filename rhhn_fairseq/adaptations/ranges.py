@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf
 
-from rhhn_fairseq.adaptations.names import check_combination, require_known
+from rhhn_fairseq.adaptations.names import check_best_metric, check_combination, require_known
 from rhhn_fairseq.errors import UsageError
 
 
@@ -205,6 +205,9 @@ def check_options() -> bool:
         # Evaluation programs have an architecture and a criterion too, but do not use them.
         names = ("task", "arch", "criterion") if "max_update" in given else ("task",)
         check_combination(*(given.get(name) for name in names))
+        if "max_update" in given:
+            metric, bleu = given.get("best_checkpoint_metric"), given.get("eval_bleu", False)
+            check_best_metric(metric, given.get("criterion"), bleu)
         return parsed
 
     @functools.wraps(setup)
@@ -221,6 +224,10 @@ def check_options() -> bool:
                 training = root.common_eval.path is None
                 sections = ("task", "model", "criterion") if training else ("task", "model")
                 check_combination(*(getattr(root.get(section), "_name", None) for section in sections))
+                if training:
+                    metric, criterion = root.checkpoint.best_checkpoint_metric, root.get("criterion")
+                    bleu = getattr(root.task, "eval_bleu", False)
+                    check_best_metric(metric, getattr(criterion, "_name", None), bleu)
         return setup(cfg, **kwargs)
 
     options.parse_args_and_arch, tasks.setup_task = parse_args_and_arch, setup_task

@@ -59,6 +59,7 @@ class _Stored:
                 raise UsageError(
                     "--path is missing: name a checkpoint, such as checkpoints/checkpoint_best.pt"
                 )
+            check_ensemble(given)
             self.defaults = {} if "task" in given else stored_defaults(given)
             # Programs with a search, and fairseq-eval-lm, have their own batch sizes.
             own = any(action.dest in ("beam", "output_word_probs") for action in parser._actions)
@@ -86,9 +87,7 @@ def stored_defaults(given: dict) -> dict[str, object]:
         given.get("checkpoint_shard_count", 1),
     )
     cfg = _configuration(path)
-    task = cfg.get("task") or {}
-    # fairseq's older tasks have a namespace here.
-    task = vars(task) if isinstance(task, argparse.Namespace) else task
+    task = _task(cfg)
     name = task.get("_name") or task.get("task")
     if not name:
         return {}
@@ -109,6 +108,39 @@ def stored_defaults(given: dict) -> dict[str, object]:
     return stored
 
 
+def check_ensemble(given: dict) -> None:
+    """Raises UsageError unless all checkpoints of ``--path`` do the same.
+
+    fairseq takes the task and the languages from the first. It would average translations into different
+    languages.
+    """
+    from fairseq.utils import split_paths
+
+    first, *others = split_paths(given.get("path") or "")
+    # A checkpoint in shards has one configuration in each of its files.
+    if not others or given.get("checkpoint_shard_count", 1) > 1 or given.get("checkpoint_suffix"):
+        return
+    what = _purpose(first)
+    for path in others:
+        if _purpose(path) != what:
+            raise UsageError(f"--path: {first} is for {what}, {path} for {_purpose(path)}; all must agree")
+
+
+def _purpose(path: str) -> str:
+    """Returns what a checkpoint is for: a translation from one language to another, or its task."""
+    task = _task(_configuration(path))
+    source, target = task.get("source_lang"), task.get("target_lang")
+    if source and target:
+        return f"translation from {source} to {target}"
+    return str(task.get("_name") or task.get("task"))
+
+
+def _task(cfg: dict) -> dict:
+    """Returns the task's options; fairseq's older tasks have a namespace for them."""
+    task = cfg.get("task") or {}
+    return vars(task) if isinstance(task, argparse.Namespace) else task
+
+
 def _configuration(path: str) -> dict:
     """Returns a checkpoint's configuration as a dictionary; for an old one, all its options as the task's."""
     refuse_endless(path)
@@ -120,7 +152,7 @@ def _configuration(path: str) -> dict:
     return cfg or {"task": vars(args) if args else {}}
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=8)
 def _read(path: str, modified: int, size: int) -> tuple:
     """Returns a checkpoint's ``cfg`` and ``args``; tensors stay on disk. fairseq-validate asks repeatedly."""
     with open(path, "rb") as file:

@@ -60,3 +60,34 @@ def test_an_unknown_name_ends_in_one_line():
     assert outcome.kind == "refused"
     said = "--config-name ln_hyperlstm_ptbx is unknown without a --config-dir, did you mean ln_hyperlstm_ptb "
     assert outcome.text.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "override, line",
+    [
+        (
+            "task.subword_sampling=0.2",
+            "the configuration has no task.subword_sampling: +task.subword_sampling=",
+        ),
+        (
+            "optimization.max_updat=3",
+            "the configuration has no optimization.max_updat: did you mean max_update?",
+        ),
+    ],
+)
+def test_an_option_that_the_file_lacks(override, line):
+    outcome = run("hydra_train", ["--config-name", "hyperlstm_gnmt_small", override])
+    assert outcome.kind == "refused" and line in outcome.text
+
+
+@pytest.mark.parametrize(
+    "name, metric, line",
+    [
+        ("lstm_ptb", "bpd", "char_cross_entropy logs no such figure, choose from loss, bpc, ppl, accuracy"),
+        ("lstm_gnmt_small", "bleu", "--best-checkpoint-metric bleu needs --eval-bleu"),
+    ],
+)
+def test_the_figure_of_the_best_checkpoint_is_checked_at_the_start(tmp_path, name, metric, line):
+    arguments = ["--config-name", name, f"task.data={tmp_path}", "common.cpu=true"]
+    outcome = run("hydra_train", [*arguments, f"checkpoint.best_checkpoint_metric={metric}"])
+    assert outcome.kind == "refused" and line in outcome.text

@@ -34,8 +34,9 @@ def test_what_is_missing_is_named(program, arguments, line):
     assert outcome.text.removeprefix("error: ").startswith(line)
 
 
-def test_hydra_names_a_missing_model(tmp_path):
-    result = run_module("fairseq_cli.hydra_train", [], check=False, cwd=tmp_path)
+@pytest.mark.parametrize("arguments", [[], ["common.seed=2"]])
+def test_hydra_names_a_missing_model(tmp_path, arguments):
+    result = run_module("fairseq_cli.hydra_train", arguments, check=False, cwd=tmp_path)
     assert result.returncode == 1
     last = result.stderr.splitlines()[-1]
     assert last.startswith(

@@ -46,8 +46,11 @@ def run(program: str, arguments, stdin: str = "") -> Outcome:
         ):
             module.cli_main()
     except SystemExit as end:
-        lines = errors.getvalue().strip().splitlines() or [""]
-        return Outcome("refused" if end.code else "works", lines[-1] if end.code else output.getvalue())
+        if not end.code:
+            return Outcome("works", output.getvalue())
+        # The interpreter prints a message that is given in place of a status.
+        printed = end.code if isinstance(end.code, str) else errors.getvalue()
+        return Outcome("refused", (printed.strip().splitlines() or [""])[-1])
     except Exception as error:
         message = usage_message(error)
         if message is None:

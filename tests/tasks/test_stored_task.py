@@ -12,7 +12,7 @@ from helpers.option_walk import Workplace, training
 from helpers.programs import run
 
 from rhhn_fairseq.adaptations.saving import plain
-from rhhn_fairseq.adaptations.stored_task import stored_defaults
+from rhhn_fairseq.adaptations.stored_task import check_ensemble, stored_defaults
 from rhhn_fairseq.errors import UsageError
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.
@@ -64,7 +64,29 @@ def test_options_are_the_checkpoints_and_given_ones_take_precedence(place):
     # With --task, fairseq's own defaults stand.
     assert parse(*line, "--task", "char_lm").protocol == "carry"
     # Of an ensemble, the first.
-    assert parse(options.get_eval_lm_parser, "data", "--path", f"{path}:nowhere.pt").protocol == "carry:4"
+    ensemble = f"{path}:{place.checkpoint_of('char_lm')}"
+    assert parse(options.get_eval_lm_parser, "data", "--path", ensemble).protocol == "carry:4"
+
+
+def test_an_ensemble_does_one_thing(place, tmp_path):
+    state = torch.load(place.checkpoint_of("gnmt_translation"), weights_only=True)
+    task = state["cfg"]["task"]
+
+    def save(name, **changes):
+        torch.save(state | {"cfg": state["cfg"] | {"task": task | changes}}, tmp_path / name)
+        return tmp_path / name
+
+    there = save("there.pt", source_lang="en", target_lang="fr")
+    back = save("back.pt", source_lang="fr", target_lang="en")
+    said = f"{there} is for translation from en to fr, {back} for translation from fr to en; all must agree"
+    for named in ([], ["--task", "translation"]):
+        with pytest.raises(UsageError, match=said):
+            parse(options.get_generation_parser, "data", "--path", f"{there}:{back}", *named)
+    with pytest.raises(UsageError, match="for char_lm"):
+        check_ensemble({"path": f"{there}:{place.checkpoint_of('char_lm')}"})
+    # fairseq's own task of the same languages may take part.
+    other = save("other.pt", source_lang="en", target_lang="fr", _name="translation")
+    check_ensemble({"path": f"{there}:{other}"})
 
 
 def test_validation_has_the_batch_size_of_the_training(place):
