@@ -83,11 +83,14 @@ def describe(arch: str, vocab_size: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def describe_backends(arch: str, vocab_size: int | None = None, device: str = "cpu") -> str:
+def describe_backends(
+    arch: str, vocab_size: int | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> str:
     """Returns which backend runs an architecture's cells in training and decoding, and why not the others.
 
     Args:
-        arch, vocab_size: see ``build_empty``, also for errors. device: the model's device.
+        arch, vocab_size: see ``build_empty``, also for errors.
+        device, dtype: of the model. The device need not be there.
     """
     cells = {}
     for module in build_empty(arch, vocab_size).modules():
@@ -98,7 +101,8 @@ def describe_backends(arch: str, vocab_size: int | None = None, device: str = "c
         for mode, T, B in (("training", 100, 128), ("decoding", 1, 5)):
             cell.train(mode == "training")
             with torch.set_grad_enabled(mode == "training"):
-                rows = explain(cell, T, B, device)
-            lines.append(f"{name} of {units} units, {mode} with T={T}, B={B} on {device}:")
+                rows = explain(cell, T, B, device, dtype)
+            of = f"{name} of {units} units, {mode} with T={T}, B={B}"
+            lines.append(f"{of} on {device} in {str(dtype).removeprefix('torch.')}:")
             lines.append(format_rows(rows))
     return "\n".join(lines)

@@ -26,6 +26,16 @@ from rhhn_fairseq.saving import Pretrained
 InputMap = tuple[Tensor, Tensor | None]
 
 
+NOISE_WORDS = {
+    "c_detach": "c-detach",
+    "gal": "Gal dropout",
+    "h_detach": "h-detach",
+    "update": "recurrent dropout",
+    "zoneout_c": "zoneout",
+}
+"""What the names of a pass's noise mean, where the two differ."""
+
+
 class Cell(Pretrained, nn.Module):
     """A recurrent cell; see the module's docstring. Subclasses set ``state_sizes`` and ``step``.
 
@@ -270,8 +280,8 @@ class Cell(Pretrained, nn.Module):
 
     def extras(self, mask_TB: Tensor | None, noise: Noise | None) -> tuple[str, ...]:
         """Returns what a pass needs beyond the plain equations of the LSTM or GRU, in words."""
-        names = sorted(noise) if noise else []
-        if self.config.zoneout:
+        names = [NOISE_WORDS.get(name, name) for name in sorted(noise)] if noise else []
+        if self.config.zoneout and "zoneout" not in names:
             names.append("zoneout")
         if mask_TB is not None:
             names.append("padding masks")

@@ -1,6 +1,7 @@
 """Prints the layers, shapes and parameter count of an architecture, beside the paper's count.
 
-Usage: %(prog)s --arch ln_hyperlstm_ptb [--vocab-size 50] [--backends]
+Usage: %(prog)s --arch ln_hyperlstm_ptb
+       %(prog)s --arch ln_hyperlstm_ptb --backends --device cuda --dtype bfloat16
 """
 
 from rhhn_fairseq.commands.parsers import make_parser
@@ -13,11 +14,16 @@ def main(argv=None) -> None:
     parser.add_argument(
         "--backends", action="store_true", help="print which backend runs the cells, and why not the others"
     )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of --backends")
+    dtypes = ("float32", "float64", "bfloat16", "float16")
+    parser.add_argument("--dtype", default="float32", choices=dtypes, help="of --backends")
     args = parser.parse_args(argv)
+
+    import torch
 
     import rhhn_fairseq.plugin  # noqa: F401  (registers the architectures)
     from rhhn_fairseq.describe import describe, describe_backends
 
     print(describe(args.arch, args.vocab_size))
     if args.backends:
-        print(describe_backends(args.arch, args.vocab_size))
+        print(describe_backends(args.arch, args.vocab_size, args.device, getattr(torch, args.dtype)))

@@ -61,6 +61,7 @@ TAKEN_BY = {
 }
 # Taken, and without an effect on any of these models.
 NO_MEANING = {
+    "--amp": GPU,
     "--amp-batch-retries": GPU,
     "--amp-init-scale": GPU,
     "--amp-scale-window": GPU,

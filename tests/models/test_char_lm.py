@@ -15,7 +15,7 @@ import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
-from rhhn_fairseq.describe import build_empty, count_parameters, describe
+from rhhn_fairseq.describe import build_empty, count_parameters, describe, describe_backends
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
 from rhhn_fairseq.tasks.carry import Carry
@@ -49,6 +49,14 @@ def test_describe_other_vocabularies_and_unknown_names():
         describe("char_lm")
     with pytest.raises(UsageError, match="--vocab-size 0"):
         describe("lstm_ptb", 0)
+
+
+def test_backends_of_a_gpu_are_described_without_one():
+    text = describe_backends("lstm_ptb", device="cuda", dtype=torch.bfloat16)
+    training, decoding = text.split("LSTM of 1000 units, ")[1:]
+    assert training.startswith("training with T=100, B=128 on cuda in bfloat16:\n")
+    assert "torch_nn   torch.nn has no recurrent dropout" in training
+    assert "* torch_nn" in decoding and "native     native runs on the CPU only" in decoding
 
 
 def test_architectures_are_models_of_their_own():

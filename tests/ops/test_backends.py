@@ -39,7 +39,7 @@ def test_torch_nn_equals_the_loop(name, forget_bias, monkeypatch):
     [
         ("ln_lstm", {}, False, "no layer normalisation"),
         ("rhn", {}, False, "has LSTM and GRU only"),
-        ("lstm", {"recurrent_dropout": 0.1}, False, "no update"),
+        ("lstm", {"recurrent_dropout": 0.1}, False, "no recurrent dropout"),
         ("lstm", {"zoneout": 0.1}, False, "no zoneout"),
         ("gru", {}, True, "no padding masks"),
     ],
