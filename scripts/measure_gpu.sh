@@ -32,7 +32,7 @@ usage() {
 # The backends that leave something out: less_of STEP no-triton|plain
 less_of() {
     local kinds=(torch_nn,aten reference) graphs=
-    [[ $1 == train || $1 == decode ]] && kinds=(preferred reference)
+    [[ $1 == train || $1 == decode ]] && kinds=(aten reference)
     # What a graph holds is no peak, so that memory is measured without them.
     [ "$2" = no-triton ] && [ "$1" != memory ] && graphs=aten+graphs,
     echo "${kinds[0]},$graphs${kinds[1]}"

@@ -98,6 +98,8 @@ class Recordings:
         self.met: OrderedDict[Hashable, None] = OrderedDict()
         self.too_large: set[tuple[Hashable, Hashable]] = set()
         self.patience, self.replays, self.refused = PATIENCE, 0, 0
+        self.size = 0
+        """Bytes that the recordings do not share."""
         # Backward passes run in autograd's threads, one for each device.
         self.lock = threading.Lock()
 
@@ -125,7 +127,7 @@ class Recordings:
         """Changes the limits; drops all recordings if they exceed the new ones."""
         with self.lock:
             self.limit, self.share = limit, share
-            if len(self.kept) > limit or self._size() > share * self.memory():
+            if len(self.kept) > limit or self.size > share * self.memory():
                 self._let_go()
 
     def _met(self, key: Hashable) -> bool:
@@ -137,18 +139,15 @@ class Recordings:
             self.met.popitem(last=False)
         return known
 
-    def _size(self) -> int:
-        return sum(recording.size for recording in self.kept.values())
-
     def _room(self) -> bool:
         """Whether one more recording may be made. After many refusals, all others are dropped for it."""
-        if len(self.kept) < self.limit and self._size() < self.share * self.memory():
+        if len(self.kept) < self.limit and self.size < self.share * self.memory():
             return True
         if self.refused == 0 and self.patience == PATIENCE:
             logger.info(
                 "the limit of CUDA graphs is reached (%d graphs, %.1f GB); other calls run without graphs",
                 len(self.kept),
-                self._size() / 1e9,
+                self.size / 1e9,
             )
         self.refused += 1
         if self.refused < self.patience:
@@ -166,10 +165,11 @@ class Recordings:
         beside = next((recording for (where, _), recording in self.kept.items() if where == key[0]), None)
         try:
             self.kept[key] = self.record(call, values, beside)
+            self.size += self.kept[key].size
         except BaseException as error:
             # A failed capture leaves the memory they share in an unknown state.
             self._let_go()
-            if not isinstance(error, torch.OutOfMemoryError):
+            if not is_out_of_memory(error):
                 raise
             logger.info("out of memory while recording a CUDA graph; calls of this shape run without graphs")
             self.too_large.add(key)
@@ -178,9 +178,18 @@ class Recordings:
         for recording in self.kept.values():
             recording.settle()
         self.kept.clear()
+        self.size = 0
         if torch.cuda.is_available():
             # Nothing holds the memory that they shared any longer.
             torch.cuda.empty_cache()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out. torch's allocator, CUDA making a graph, and cuBLAS have different messages."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "ALLOC_FAILED" in text)
 
 
 def record(call: Callable, values: Sequence[Tensor], beside: Recording | None = None) -> Recording:

@@ -43,7 +43,7 @@ class Policy:
         if graphs not in (None, "0", "1"):
             raise UsageError(f"{CUDA_GRAPHS}={graphs} is unknown, choose from 0, 1")
         # A traced pass does not read it, and torch cannot trace the question.
-        by_default = not torch.compiler.is_compiling() and torch.cuda.is_available()
+        by_default = not torch.compiler.is_dynamo_compiling() and torch.cuda.is_available()
         return Policy(kernel, matmul, by_default if graphs is None else graphs == "1")
 
 

@@ -124,8 +124,9 @@ def zeros(path):
 @pytest.fixture
 def stopped(uninterrupted, tmp_path):
     """A directory with checkpoints after 13, 26 and 30 updates."""
-    for path in uninterrupted[1].iterdir():
-        shutil.copy(path, tmp_path)
+    for number, path in enumerate(sorted(uninterrupted[1].iterdir())):
+        copied = shutil.copy(path, tmp_path)
+        os.utime(copied, (number, number))
     assert {"checkpoint_1_13.pt", "checkpoint_last.pt"} < {path.name for path in tmp_path.iterdir()}
     return tmp_path
 

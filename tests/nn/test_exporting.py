@@ -269,7 +269,8 @@ def test_quantised_weights_stay_near(cell):
 def test_cells_whose_hypernetwork_reads_no_state_are_quantised():
     rnn = layer_of("hyper")(8, 8, main_cell="gru", hyper_cell="rhn", hyper_size=4, hyper_input="x")
     x = torch.randn(5, 2, 8)
-    torch.testing.assert_close(quantize_dynamic(rnn, smallest=1)(x)[0], rnn(x)[0], rtol=0, atol=0.05)
+    error = (quantize_dynamic(rnn, smallest=1)(x)[0] - rnn(x)[0]).abs().max()
+    assert 0 < error < 0.05
 
 
 def test_what_cannot_be_quantised_is_refused():

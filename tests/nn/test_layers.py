@@ -223,6 +223,9 @@ def test_device_dtype_copies_and_state_dict():
     torch.save(rnn.state_dict(), file)
     file.seek(0)
     loaded = _build("ln_hyperlstm", 2)
+    with torch.no_grad():
+        for parameter in loaded.parameters():
+            parameter.zero_()
     loaded.load_state_dict(torch.load(file))
     _equal(loaded(_x())[0], rnn(_x())[0])
 

@@ -132,7 +132,7 @@ def test_recordings_take_a_share_of_the_memory():
     run, settled, recordings = _numbers_recorded(size=100, share=0.5, memory=lambda: 8000, kernels=400)
     for n in (1, 1, 2, 2, 3, 3):
         run(n)
-    assert settled == [] and recordings._size() == 12 * 400
+    assert settled == [] and recordings.size == 12 * 400
     for n in (4, 4):
         run(n)
     # With less than 4000 bytes it would have been made.
@@ -172,23 +172,32 @@ def test_a_recording_that_fails_leaves_none(recordings):
     """What a capture has left in the memory that they share is unknown."""
 
     def fails(tensors):
-        raise RuntimeError("out of memory")
+        raise RuntimeError("illegal access")
 
     for what in (1, 1):
         recordings.run("here", what, lambda tensors: tensors, [torch.ones(1)])
     assert count(recordings) == 1
     recordings.met["here", 2] = None
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(RuntimeError, match="illegal access"):
         recordings.run("here", 2, fails, [torch.ones(1)])
     assert count(recordings) == 0
 
 
-def test_without_memory_for_a_recording_the_call_runs(recordings):
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=["allocator", "driver", "cublas"],
+)
+def test_without_memory_for_a_recording_the_call_runs(recordings, error):
     tried = []
 
     def record(call, values, beside):
         tried.append(len(values))
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     recordings.record = record
     for _ in range(4):

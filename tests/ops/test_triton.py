@@ -196,6 +196,20 @@ def test_old_gpus_have_no_triton(monkeypatch):
     assert implementation.obstacle(torch.device("cuda")) is None
 
 
+@installed
+def test_without_a_compiler_there_is_no_triton(monkeypatch):
+    """Triton compiles what starts a kernel on the machine that runs it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(implementation.shutil, "which", lambda name: None)
+    for variable, starts in (("", False), ("/opt/cc", True)):
+        implementation._has_compiler.cache_clear()
+        monkeypatch.setenv("CC", variable)
+        reason = implementation.obstacle(torch.device("cuda"))
+        assert reason is None if starts else reason.startswith("triton needs a C compiler")
+    implementation._has_compiler.cache_clear()
+
+
 def test_without_the_package_that_is_said(monkeypatch):
     monkeypatch.setattr(implementation.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -74,16 +74,14 @@ def test_nothing_else_imports_it(installed, tmp_path):
     assert start(installed, ["/bin/fairseq-train"], tmp_path, RHHN_AUTOLOAD="0") == "False"
 
 
-def test_start_of_python_costs_next_to_nothing(installed):
-    """Importing the module takes less than 5 ms; the import time is measured by Python itself."""
-    best = 5000
-    for _ in range(3):
-        code = f"import site; site.addsitedir({str(installed)!r})"
-        command = [sys.executable, "-I", "-S", "-X", "importtime", "-c", code]
-        lines = subprocess.run(command, capture_output=True, text=True, timeout=60).stderr.splitlines()
-        (line,) = [line for line in lines if line.endswith("rhhn_fairseq_autoload")]
-        best = min(best, int(line.split("|")[1]))
-    assert best < 5000
+def test_the_start_of_python_imports_neither_torch_nor_fairseq(installed):
+    code = f"import site; site.addsitedir({str(installed)!r})"
+    command = [sys.executable, "-I", "-S", "-X", "importtime", "-c", code]
+    listed = subprocess.run(command, capture_output=True, text=True).stderr
+    modules = [line.split("|")[2].strip() for line in listed.splitlines() if line.count("|") == 2]
+    assert "rhhn_fairseq_autoload" in modules
+    heavy = ("torch", "fairseq", "numpy", "hydra", "rhhn_fairseq")
+    assert not [name for name in modules if name.split(".")[0] in heavy]
 
 
 def test_command_lines():

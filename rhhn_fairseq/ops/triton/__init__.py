@@ -14,6 +14,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable, Sequence
 
 import torch
@@ -37,6 +38,8 @@ def obstacle(device: torch.device) -> str | None:
         major, minor = torch.cuda.get_device_capability(device)
         if (major, minor) < OLDEST_GPU:
             return f"triton needs a GPU of compute capability 8.0 or newer, found {major}.{minor}"
+        if not _has_compiler():
+            return "triton needs a C compiler, which starts its kernels: gcc, clang, or one that CC names"
     return missing()
 
 
@@ -48,6 +51,11 @@ def missing() -> str | None:
     if tuple(int(number) for number in version.split(".")[:2]) < OLDEST:
         return f"triton must be {'.'.join(map(str, OLDEST))} or newer, found {version}"
     return None
+
+
+@functools.cache
+def _has_compiler() -> bool:
+    return bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
 
 
 @functools.cache

@@ -195,13 +195,16 @@ def spread_gate(
         tl.store(du + du_place, da, mask=inside)
     else:
         x_place = at * 4 * H + k * H + column
-        of_h = (k * B + row) * H + column
-        tl.store(du + du_place, da * get(d, of_h, live, S), mask=inside)
-        tl.store(dgx + x_place, da * get(d, of_h + 4 * B * H, live, S), mask=inside)
-        dd_h, of_kinds = dd + (k * DD_STEPS * B + dd_at) * H + column, 4 * DD_STEPS * B * H
-        tl.store(dd_h, da * get(u, u_place, live, S), mask=inside)
-        tl.store(dd_h + of_kinds, da * get(gx, x_place, live, S), mask=inside)
-        tl.store(dd_h + 2 * of_kinds, da, mask=inside)
+        d_h, d_x = (k * B + row) * H + column, ((4 + k) * B + row) * H + column
+        tl.store(du + du_place, da * get(d, d_h, live, S), mask=inside)
+        tl.store(dgx + x_place, da * get(d, d_x, live, S), mask=inside)
+        # ``dd_at`` has 64 bits, and so have offsets that include it.
+        dd_h = (k * DD_STEPS * B + dd_at) * H + column
+        dd_x = ((4 + k) * DD_STEPS * B + dd_at) * H + column
+        db = ((8 + k) * DD_STEPS * B + dd_at) * H + column
+        tl.store(dd + dd_h, da * get(u, u_place, live, S), mask=inside)
+        tl.store(dd + dd_x, da * get(gx, x_place, live, S), mask=inside)
+        tl.store(dd + db, da, mask=inside)
         add_up(slot + (8 + k) * H, da, H, COLS)
 
 
