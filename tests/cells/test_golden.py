@@ -1,5 +1,7 @@
 """Checkpoints written before cells and kernels were rebuilt load, and give the logits they gave then."""
 
+import collections
+
 import pytest
 import torch
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu, load_model_ensemble_and_task
@@ -23,8 +25,8 @@ def data_directories(tmp_path_factory):
 
 
 def test_every_model_has_files():
-    kinds = {golden_models.kind_of(name) for name in golden_models.NAMES}
-    assert kinds == {"char_lm", "gnmt", "handwriting", "classifier"}
+    kinds = collections.Counter(golden_models.kind_of(name) for name in golden_models.NAMES)
+    assert kinds == {"char_lm": 16, "gnmt": 6, "handwriting": 4, "classifier": 3}
 
 
 @pytest.mark.parametrize("name", golden_models.NAMES)

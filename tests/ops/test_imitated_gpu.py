@@ -4,6 +4,7 @@ In processes of their own, since torch has to find it when it starts. Where torc
 marked gpu are for that.
 """
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -39,9 +40,11 @@ def run(*arguments, **variables):
     return done.stdout, done.stderr
 
 
-def run_tests(*arguments) -> int:
+def run_tests(*arguments, **variables) -> int:
     """Runs tests; how many passed. None may be skipped."""
-    said, _ = run("-m", "pytest", "-q", "-p", "imitated_gpu", "-p", "no:cacheprovider", *arguments)
+    said, _ = run(
+        "-m", "pytest", "-q", "-p", "imitated_gpu", "-p", "no:cacheprovider", *arguments, **variables
+    )
     assert "skipped" not in said, said
     return int(re.search(r"(\d+) passed", said).group(1))
 
@@ -53,6 +56,15 @@ def test_the_imitation_and_models_on_it():
 def test_what_is_marked_gpu():
     names = ("graphs", "decoding_graph", "backends")
     assert run_tests("-m", "gpu", *(TESTS / "ops" / f"test_{name}.py" for name in names)) > 30
+
+
+@pytest.mark.slow
+def test_triton_kernels_in_graphs():
+    """By Triton's interpreter: what a real GPU runs by default."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("the package triton is not installed")
+    cases = [TESTS / "ops" / "test_graphs.py", "-k", "graphs_on_a_gpu_equal_the_loop and ln_lstm"]
+    assert run_tests("-m", "gpu", *cases, TRITON_INTERPRET="1", RHHN_KERNEL="triton") == 1
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ Every operation that hands a value or a data-dependent shape to Python is notice
 is seen on the CPU, with tensors that say of themselves that they are on a GPU.
 """
 
+import contextlib
 import traceback
 from unittest import mock
 
@@ -23,7 +24,14 @@ WAITS = {
     aten.equal,
     aten.is_nonzero,
     aten._unique2,
+    aten.unique_consecutive,
+    aten.unique_dim,
+    aten.bincount,
+    aten.repeat_interleave,
 }
+
+# These read memory without an operation.
+READS = ("tolist", "numpy", "cpu")
 
 
 class Waits(TorchDispatchMode):
@@ -38,24 +46,61 @@ class Waits(TorchDispatchMode):
         if function.overloadpacket in (aten.index, aten.index_put, aten.index_put_):
             asks = any(part is not None and part.dtype in (torch.bool, torch.uint8) for part in args[1])
         if asks:
-            frames = [f for f in traceback.extract_stack() if "rhhn_fairseq/" in f.filename]
-            self.lines += [f"{f.filename}:{f.lineno} {f.line}" for f in frames[-1:]] or ["elsewhere"]
+            self.note()
         return function(*args, **kwargs or {})
+
+    def note(self):
+        frames = [f for f in traceback.extract_stack() if "rhhn_fairseq/" in f.filename]
+        self.lines += [f"{f.filename}:{f.lineno} {f.line}" for f in frames[-1:]] or ["elsewhere"]
+
+    def noting(self, name):
+        """The method of a tensor, which reads its values."""
+        method = getattr(torch.Tensor, name)
+
+        def read(tensor, *args, **kwargs):
+            self.note()
+            return method(tensor, *args, **kwargs)
+
+        return read
+
+
+@contextlib.contextmanager
+def waiting():
+    with contextlib.ExitStack() as patches:
+        waits = patches.enter_context(Waits())
+        for name in READS:
+            patches.enter_context(mock.patch.object(torch.Tensor, name, waits.noting(name)))
+        yield waits
 
 
 def lines_that_wait(model, criterion, sample) -> list[str]:
     """Of a forward and a backward pass in training."""
     model.train()
-    with mock.patch.object(torch.Tensor, "is_cuda", True, create=True), Waits() as waits:
+    with mock.patch.object(torch.Tensor, "is_cuda", True, create=True), waiting() as waits:
         loss = criterion(model, sample)[0]
         loss.backward()
     return waits.lines
 
 
-@pytest.mark.parametrize("ask", [lambda x: x.sum().item(), lambda x: x[x > 0], lambda x: bool((x > 0).all())])
-def test_a_look_at_a_value_is_noticed(ask):
-    with Waits() as waits:
-        ask(torch.ones(3))
+LOOKS = {
+    "item": lambda x: x.sum().item(),
+    "mask": lambda x: x[x > 0],
+    "bool": lambda x: bool((x > 0).all()),
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy(),
+    "cpu": lambda x: x.cpu(),
+    "nonzero": lambda x: x.nonzero(),
+    "unique": lambda x: x.unique(),
+    "unique_consecutive": lambda x: x.unique_consecutive(),
+    "bincount": lambda x: x.long().bincount(),
+    "repeat_interleave": lambda x: x.repeat_interleave(x.long()),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_look_at_a_value_is_noticed(look):
+    with waiting() as waits:
+        LOOKS[look](torch.ones(3))
     assert waits.lines == ["elsewhere"]
 
 

@@ -6,6 +6,7 @@ counts only if it is set before anything imports triton, and would then hold for
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -145,18 +146,34 @@ def test_kernels_compile_to_machine_code(name, dtype, capability, tmp_path, monk
             options = {name: arguments[name] for name in ("num_warps", "num_stages") if name in arguments}
             compiled[key] = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
             if dtype == torch.float64:
-                _assert_exact(constants, compiled[key].asm["ttir"])
+                _assert_exact(values, constants, compiled[key].asm["ttir"])
     # Plain and noisy, forward and backward, at least.
     assert len(compiled) >= 4
     assert all(code.asm["cubin"] for code in compiled.values())
 
 
-def _assert_exact(constants, code):
+def _assert_exact(values, constants, code):
     """That no number of a pass has been rounded to float32 on its way into the code."""
-    for value in constants.values():
+    written = re.findall(r"arith\.constant (?:dense<)?(-?\d+\.\d+(?:[eE][-+]?\d+)?)", code)
+    for name, value in values.items():
         if isinstance(value, float):
-            rounded = torch.tensor(value, dtype=torch.float32).item()
-            assert rounded == value or repr(rounded) not in code
+            # Triton takes every number that is not a constant as float32.
+            assert name in constants, name
+            close = {number for number in map(float, written) if _float32(number) == _float32(value)}
+            assert close <= {value}, name
+
+
+def _float32(number: float) -> float:
+    return torch.tensor(number, dtype=torch.float32).item()
+
+
+def test_a_rounded_number_is_noticed():
+    exact = "arith.constant dense<1.000000e-05> : tensor<4xf64>"
+    rounded = "arith.constant 9.9999997473787516E-6 : f64"
+    _assert_exact({"EPSILON": 1e-5}, {"EPSILON": 1e-5}, exact)
+    for constants, code in (({"EPSILON": 1e-5}, rounded), ({}, exact)):
+        with pytest.raises(AssertionError, match="EPSILON"):
+            _assert_exact({"EPSILON": 1e-5}, constants, code)
 
 
 def test_on_the_cpu_it_is_offered_to_the_interpreter_only(monkeypatch):

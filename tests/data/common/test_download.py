@@ -15,6 +15,7 @@ from helpers.chars_cli import (
     read_back,
     run,
 )
+from helpers.cli import HANGS
 
 from rhhn_fairseq.data.common.download import download
 from rhhn_fairseq.data.text import corpora
@@ -113,17 +114,21 @@ def test_two_downloads_of_one_file(tmp_path, server, caplog):
 
     def waits(self):
         entered.set()
-        assert leave.wait(60)
+        assert leave.wait(HANGS)
         do_get(self)
 
     handler.do_GET = waits
     with ThreadPoolExecutor(2) as workers:
         first = workers.submit(download, f"{address}/file", tmp_path)
-        assert entered.wait(60)
+        assert entered.wait(HANGS)
         second = workers.submit(download, f"{address}/file", tmp_path)
-        while "another process is downloading" not in caplog.text and not second.done():
-            time.sleep(0.01)
-        leave.set()
+        try:
+            deadline = time.monotonic() + HANGS
+            while "another process is downloading" not in caplog.text and not second.done():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            leave.set()
         assert first.result() == second.result()
     assert first.result().read_bytes() == handler.data and handler.ranges == [None]
 
