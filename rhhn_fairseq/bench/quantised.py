@@ -58,8 +58,17 @@ def microseconds(model: CharacterNetwork, rows: int) -> float:
 
 
 def lanes(model: CharacterNetwork, path: str, count: int, symbols: int) -> Tensor:
-    """Returns the beginning of a text as dictionary indices [B, T]; UsageError names unknown symbols."""
-    text = Path(path).read_text(encoding="utf-8")[:symbols]
+    """Returns the beginning of a text as dictionary indices [B, T].
+
+    Raises:
+        UsageError: the text has symbols that the model does not know, or is too short for the lanes.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")[:symbols]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read as UTF-8 ({error})") from error
+    if not 1 <= count <= len(text) // 2:
+        raise UsageError(f"--lanes {count}: choose from 1 to {len(text) // 2}, half of the symbols read")
     symbols_of = zip(model.symbol_codes.tolist(), model.indices.tolist(), strict=True)
     numbers = {chr(code): index for code, index in symbols_of}
     unknown = sorted(set(text) - numbers.keys())

@@ -159,7 +159,9 @@ def draw_points(
         UsageError: as ``write``.
     """
     model.eval()
-    hand = Hand(model, _indices(model.symbols, _before(prime) + text) if text is not None else None)
+    hand = Hand(
+        model, _indices(model.symbols, _before(prime, model.symbols) + text) if text is not None else None
+    )
     # Without a primed line, the model still reads the point where the pen first touches.
     read = np.zeros((1, 3)) if prime is None else model.normalisation.apply(prime.points)
     point, *others = torch.from_numpy(read)
@@ -204,7 +206,7 @@ def _check_texts(texts: Sequence[str]) -> None:
         raise UsageError("--text is empty")
 
 
-def _before(prime: Line | None) -> str:
+def _before(prime: Line | None, symbols: str) -> str:
     """Returns the text that a window reads before the text to write."""
     if prime is None:
         return ""
@@ -212,18 +214,23 @@ def _before(prime: Line | None) -> str:
         raise UsageError(
             f"{prime.name}: has no text, but a model with a window reads the text of a primed line"
         )
+    _check(prime.name, prime.text, symbols)
     return prime.text + " "
 
 
 def _indices(symbols: str, text: str) -> Tensor:
     """Returns the indices [1, U] of a text in the model's symbols; UsageError names unknown symbols."""
+    _check("--text", text, symbols)
+    return torch.tensor([[symbols.index(symbol) for symbol in text]])
+
+
+def _check(name: str, text: str, symbols: str) -> None:
     unknown = sorted(set(text) - set(symbols))
     if unknown:
         raise UsageError(
-            f"--text: contains {''.join(unknown)!r}, which did not occur in training; the characters are "
+            f"{name}: contains {''.join(unknown)!r}, which did not occur in training; the characters are "
             f"{symbols!r}"
         )
-    return torch.tensor([[symbols.index(symbol) for symbol in text]])
 
 
 def _noise(seed: int, line: int, steps: int) -> np.ndarray:

@@ -8,6 +8,7 @@ from helpers.script_cli import error_of
 from helpers.tiny_reader import build
 
 from rhhn_fairseq import cli
+from rhhn_fairseq.analysis import gradients
 from rhhn_fairseq.analysis.gradient_picture import draw_gradients
 from rhhn_fairseq.analysis.gradients import Flow, gradient_flow, recorded_layers
 from rhhn_fairseq.cells.rhn import naive_highway, naive_rhn
@@ -179,6 +180,19 @@ def test_h_detach_leaves_the_path_through_c_alone():
     assert np.array_equal(half[0], gradient_flow(network, tokens, h_detach=0.5, draws=4)[0])
     full = gradient_flow(network, tokens)
     assert np.nanmean(half[2]) < np.nanmean(full[2])
+
+
+def test_draws_of_coins_are_averaged():
+    network, vocabulary = build("hyperlstm", size=4, hyper_size=3, hyper_embed_size=2)
+    tokens = tokens_of(vocabulary)
+    coins = torch.Generator().manual_seed(5)
+    each = []
+    for _ in range(2):
+        drawn = torch.rand(len(tokens) - 1, generator=coins) < 0.5
+        each.append(gradients._one_pass(network.double().eval(), tokens, drawn)[0])
+    assert not np.array_equal(*each)
+    norms, _, _ = gradient_flow(network, tokens, h_detach=0.5, draws=2, seed=5)
+    np.testing.assert_allclose(norms, (each[0] + each[1]) / 2, rtol=1e-12)
 
 
 def test_the_picture_leaves_zeros_out_and_dashes_the_start():

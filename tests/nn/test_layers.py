@@ -206,6 +206,36 @@ def test_repr_help_and_signature_name_sizes_and_options(cell):
     assert "[B, T, C]" in page and "None starts from" in page
 
 
+STATES = {
+    "rhn": "s",
+    "grid_rhn": "s layers",
+    "gru": "h",
+    "irnn": "h",
+    "elman": "h",
+    "jordan": "y",
+    "hyperrnn": "h e",
+    "ln_lstm": "h c",
+    "lstm": "h c",
+    "hyper": "h c hyper_h hyper_c",
+    "ln_hyperlstm": "h c e k",
+    "hyperlstm": "h c e k",
+    "hyperrhn": "s e",
+    "mingru": "h",
+    "minlstm": "h",
+    "mlstm": "h c",
+    "mi_lstm": "h c",
+    "rolled_hyperrhn": "s e",
+}
+
+
+def test_layers_have_names_and_so_have_their_states():
+    assert {cell: " ".join(_build(cell).state_names) for cell in CELLS} == STATES
+    named = [getattr(layers, name) for name in layers.__all__]
+    cells = [kind.cell for kind in named if inspect.isclass(kind) and hasattr(kind, "cell")]
+    assert sorted(cells) == sorted(CELLS)
+    assert all(layers.layer_of(cell) in named for cell in cells)
+
+
 def test_cells_show_their_sizes():
     text = repr(_build("ln_hyperlstm").stack.cells[0])
     assert "4, 6, hyper_size=3, hyper_embed_size=4, layer_norm=True" in text

@@ -247,6 +247,9 @@ def test_a_dry_run_prints_the_commands(capsys, tmp_path):
     )
     assert "--max-epoch 2" in train and train.endswith("--lr 1e-4")
     assert len(evaluations) == 6 and all("--protocol" in line for line in evaluations)
+    assert "--bf16" not in train
+    reproduce.main(["su-ptb", "rhn_ptb", "--dry-run", "--precision", "bfloat16", "--data", str(tmp_path)])
+    assert " --bf16" in capsys.readouterr().out.splitlines()[0]
 
 
 @pytest.fixture(scope="module")

@@ -312,6 +312,7 @@ def test_a_gnmt_model_and_its_search(translate, data, tmp_path):
     assert plain["text"] == "un deux trois"
     # Three pieces and the end of the sentence.
     assert plain["score"] == pytest.approx(total["score"] / 4, rel=1e-3)
+    assert best_translation("--lenpen", 0.5)["score"] == pytest.approx(total["score"] / 2, rel=1e-3)
     gnmt = best_translation("--length-penalty", "gnmt:0.5")
     assert gnmt["score"] == pytest.approx(total["score"] / (9 / 6) ** 0.5, rel=1e-3)
     assert best_translation("--coverage-penalty", 0.5)["score"] < plain["score"]

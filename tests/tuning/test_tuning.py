@@ -165,6 +165,11 @@ def test_trials_are_kept_and_the_best_is_repeated(corpus, tmp_path):
     # The same command does nothing again; a second trial is added to the first.
     assert _tune(corpus, tmp_path) == first
     more = _tune(corpus, tmp_path, "--trials", "2", "--best", "0")
+    page = tmp_path / "mine.md"
+    _tune(corpus, tmp_path, "--trials", "2", "--best", "0", "--page", str(page))
+    assert page.read_text() == (tmp_path / "comparison.md").read_text().replace(
+        "--best 0", f"--best 0 --page {page}"
+    )
     assert [entry["trials"][0] for entry in more] == [trial, failed]
     assert more[0]["trials"][1]["options"]["lr"] != trial["options"]["lr"]
     with pytest.raises(UsageError, match="its trials have seconds 0.1; give the same or another --directory"):

@@ -81,11 +81,15 @@ def test_the_program_writes(trained, tmp_path, capsys):
 def test_the_program_writes_a_text_after_a_line(trained, tmp_path, capsys):
     texts = StrokeSplit(trained / "data", "train").texts
     known = next(number for number, text in enumerate(texts) if set(text) <= set(SYMBOLS))
+    known_name = StrokeSplit(trained / "data", "train").names[known]
     options = ["--text", "abe", "--text", "bead", "--lines", 1, "--points", 12, "--prime", f"train:{known}"]
     output = tmp_path / "w.svg"
     assert _program(trained / "window.pt", *options, "--output", output) == 0
     assert "#d55e00" in svg_lines(output)
     assert "not finished within --points: 'abe'" in capsys.readouterr().err
+    assert _program(trained / "window.pt", *options, "--prime-text", "a\u2603", "--output", output) == 1
+    refused = capsys.readouterr().err
+    assert refused.startswith(f"error: {known_name}: contains '\u2603', which did not occur in training")
 
 
 def test_the_program_refuses_in_one_line(trained, tmp_path, capsys):
