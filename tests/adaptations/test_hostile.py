@@ -16,6 +16,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from helpers.cli import HANGS
 from helpers.hostile import World, generation, training
 from helpers.hostile_cases import CASES, QUICK
 from omegaconf import OmegaConf
@@ -95,7 +96,7 @@ def test_program_whose_output_is_full(world, program):
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=120,
+            timeout=HANGS,
             env={**os.environ, "LOGLEVEL": "INFO"},
         )
     assert ended.returncode == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.cli import fairseq_train, json_log, model_of
+from helpers.cli import HANGS, fairseq_train, json_log, model_of
 from helpers.in_process import LOG, char_lm
 from helpers.torchrun_script import SCRIPT, environment
 
@@ -115,7 +115,7 @@ def machines():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(HANGS)
 def test_two_machines_train_what_one_process_trains(machines, tmp_path):
     end = ["--max-update", 8, *LOG]
     one = fairseq_train(char_lm(tmp_path, tmp_path / "one", *end))
@@ -133,7 +133,7 @@ def test_two_machines_train_what_one_process_trains(machines, tmp_path):
         for name in NAMES
     ]
     try:
-        logs = [agent.communicate(timeout=240)[0] for agent in agents]
+        logs = [agent.communicate(timeout=HANGS)[0] for agent in agents]
     finally:
         for agent in agents:
             if agent.poll() is None:

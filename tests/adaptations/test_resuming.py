@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.cli import fairseq_train, json_log, lstm, model_of
+from helpers.cli import HANGS, fairseq_train, json_log, lstm, model_of
 from helpers.in_process import LOG, char_lm, train
 from helpers.lock_holder import holder
 
@@ -83,7 +83,7 @@ def test_batches_grouped_by_the_number_of_workers_are_refused(corpus, uninterrup
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(HANGS)
 @pytest.mark.parametrize("task", ["char_lm", "language_modeling"])
 @pytest.mark.parametrize("before, after", [(2, 1), (1, 2)])
 def test_resuming_with_other_workers(corpus, tiny_corpus, tmp_path, task, before, after):

@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from helpers.cli import run_script, tiny_lstm
+from helpers.cli import lstm, run_script
 
 from rhhn_fairseq.bench import train_profile
 from rhhn_fairseq.bench.train_profile import OTHER, Clock, Config
@@ -30,7 +30,7 @@ def test_an_error_closes_its_part():
 
 def test_parts_of_a_training_step(tiny_corpus, tmp_path):
     figures = tmp_path / "figures.json"
-    training = tiny_lstm(tiny_corpus, tmp_path / "checkpoints", "fused_adam")
+    training = lstm(tiny_corpus, tmp_path / "checkpoints", "--optimizer", "fused_adam")
     result = run_script(
         "profile_train.py", "--updates", 3, "--warm-up", 1, "--json", figures, "--", *training, "--lr", 0.01
     )
@@ -49,7 +49,7 @@ def test_parts_of_a_training_step(tiny_corpus, tmp_path):
 
 
 def test_too_short_a_training_is_reported(tiny_corpus, tmp_path):
-    training = tiny_lstm(tiny_corpus, tmp_path / "checkpoints", "adam")
+    training = lstm(tiny_corpus, tmp_path / "checkpoints", "--optimizer", "adam")
     limits = ["--updates", 3, "--warm-up", 1]
     more = ["--lr", 0.01, "--max-update", 2]
     result = run_script("profile_train.py", *limits, "--", *training, *more, check=False)

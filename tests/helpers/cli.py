@@ -182,11 +182,3 @@ def hydra_arguments(corpus, save_dir, *overrides):
     rest += [f"checkpoint.save_dir={save_dir}", "common.log_format=json", "common.log_interval=1"]
     hydra = ["hydra.run.dir=.", "hydra.job.chdir=false", "hydra.output_subdir=null"]
     return [*model, *task, *rest, *hydra, *overrides]
-
-
-def tiny_lstm(corpus, save_dir, optimizer: str) -> list:
-    """Arguments of fairseq-train for a language model that trains within seconds, logged every update."""
-    sizes = ["--decoder-embed-dim", 8, "--decoder-hidden-size", 8, "--decoder-out-embed-dim", 8]
-    data = [corpus, "--task", "language_modeling", "--tokens-per-sample", 12, "--max-tokens", 48]
-    logs = ["--log-format", "json", "--log-interval", 1, "--save-dir", save_dir]
-    return [*data, "--arch", "lstm_lm", "--decoder-layers", 1, *sizes, "--optimizer", optimizer, *logs]

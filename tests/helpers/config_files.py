@@ -86,7 +86,6 @@ def recipe_values(path: Path) -> dict:
             given = {key: value for key, value in given.items() if value != usual[key]}
         if given != usual and given != {}:
             sections[section] = given
-    # A file may say it or not: only one value is possible.
     return sections
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import sentencepiece
 
 from helpers import tiny_handwriting
+from helpers.cli import HANGS
 from helpers.forks import ROOT, Outcome, Programs
 from rhhn_fairseq.models.handwriting import HandwritingConfig
 
@@ -58,7 +59,7 @@ class Case:
     arguments: Callable[[Scene], list]
     harmless: bool = False
     slow: bool = False
-    timeout: float = 30.0
+    timeout: float = HANGS
     stdin: str = ""
 
 
@@ -175,7 +176,7 @@ class World:
         self.checkpoints.mkdir()
         for name, model in (("gnmt", GNMT), ("char_lm", CHAR_LM), ("copying", COPYING)):
             scene = self.scene(name)
-            outcome = self.programs.run("train", training(scene, model=model), scene.here, timeout=120)
+            outcome = self.programs.run("train", training(scene, model=model), scene.here, timeout=HANGS)
             if outcome.status:
                 raise RuntimeError(outcome.stdout + outcome.stderr)
             (scene.here / "saved/checkpoint_last.pt").rename(self.checkpoints / f"{name}.pt")

@@ -28,7 +28,7 @@ def draw_matrix(rows, columns, transposed, skipped, draw):
 
 
 def assert_product(x, w, add, results):
-    """That ``found`` is ``x @ w + add`` as far as float32 can be."""
+    """That ``results`` is ``x @ w + add`` as far as float32 can be."""
     added = torch.zeros(1) if add is None else add
     exact = x.double() @ w.double() + added.double()
     # Every sum of K products errs by less than K units in the last place of the sum of their sizes.

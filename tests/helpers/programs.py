@@ -14,9 +14,10 @@ from fairseq.logging import metrics
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
+from helpers.cli import HANGS
 from rhhn_fairseq.adaptations.one_line import usage_message
 
-SECONDS = 60
+SECONDS = HANGS
 
 
 @dataclass(frozen=True)

@@ -324,7 +324,7 @@ def test_autocast_keeps_to_the_type_of_the_projection(name, dtype, options, monk
     torch.testing.assert_close(y.float(), exact, rtol=0, atol=0.05)
 
 
-def _samples(name, monkeypatch, needs_gradient=True):
+def _samples(name, monkeypatch):
     """The arguments with which a cell's pass calls its operations, by operation."""
     calls = {}
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from helpers.fused_cells import backends
+from helpers.fused_cells import RHN_NOISE, backends
 from torch.autograd.graph import saved_tensors_hooks
 
 from rhhn_fairseq.cells.registry import CELLS, build_cell, cell_options
@@ -12,14 +12,13 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import recompute
 
 C, H, T, B = 4, 6, 7, 3
-NOISE = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
 SMALL = dict(hyper_size=3, hyper_embed_size=2, rhn_depth=2)
 CASES = [(name, "full") for name in CELLS] + [("rhn", "skip"), ("hyperrhn", "skip")]
 
 
 def _cell(name, noise=True, **options):
     torch.manual_seed(0)
-    wanted = SMALL | (NOISE if noise else {}) | options
+    wanted = SMALL | (RHN_NOISE if noise else {}) | options
     known = cell_options(name)
     cell = build_cell(name, C, H, **{key: value for key, value in wanted.items() if key in known}).double()
     with torch.no_grad():

@@ -4,16 +4,12 @@ import itertools
 
 import pytest
 import torch
-from helpers.fused_cells import doubled
+from helpers.fused_cells import GATED_NOISE, RHN_NOISE, doubled
 from helpers.products import forced_products
 
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.ops import backends, highway, native, sequence
 
-GATED_NOISE = dict(
-    recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2, h_detach=0.5, c_detach=0.5
-)
-RHN_NOISE = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
 CELLS = {
     "lstm": ({}, GATED_NOISE),
     "ln_lstm": ({}, GATED_NOISE),

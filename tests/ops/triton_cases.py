@@ -8,7 +8,7 @@ import os
 
 import pytest
 import torch
-from helpers.fused_cells import assert_equal, backends, doubled, run_pass
+from helpers.fused_cells import GATED_NOISE, RHN_NOISE, assert_equal, backends, doubled, run_pass
 
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.ops import sequence
@@ -16,16 +16,14 @@ from rhhn_fairseq.ops.triton import slots, steps
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
-GATED = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2, h_detach=0.5, c_detach=0.5)
-HIGHWAY = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
 HYPER = dict(hyper_size=3, hyper_embed_size=2)
 FAMILIES = {
-    "lstm": ({}, GATED),
-    "ln_lstm": ({}, GATED),
-    "hyperlstm": (HYPER, GATED),
-    "ln_hyperlstm": (HYPER, GATED),
-    "rhn": (dict(rhn_depth=3), HIGHWAY),
-    "hyperrhn": (dict(hyper_size=3, rhn_depth=3), HIGHWAY),
+    "lstm": ({}, GATED_NOISE),
+    "ln_lstm": ({}, GATED_NOISE),
+    "hyperlstm": (HYPER, GATED_NOISE),
+    "ln_hyperlstm": (HYPER, GATED_NOISE),
+    "rhn": (dict(rhn_depth=3), RHN_NOISE),
+    "hyperrhn": (dict(hyper_size=3, rhn_depth=3), RHN_NOISE),
 }
 """By cell: its sizes, and the options that switch on every regulariser."""
 

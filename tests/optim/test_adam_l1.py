@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq import optim
-from helpers.cli import fairseq_train, json_log, tiny_lstm
+from helpers.cli import fairseq_train, json_log, lstm
 from omegaconf import OmegaConf
 
 import rhhn_fairseq.plugin  # noqa: F401
@@ -154,7 +154,7 @@ def test_memory_efficient_wrapper_is_refused():
 def test_command_line(tiny_corpus, tmp_path):
     """--optimizer adam_l1 trains with --bf16 as well; gnorm is the L1 norm, several times the L2 norm."""
     options = ["--lr", 0.01, "--clip-norm", 0.1, "--adam-betas", "(0.8, 0.99)", "--max-update", 3]
-    result = fairseq_train([*tiny_lstm(tiny_corpus, tmp_path, "adam_l1"), *options, "--bf16"])
+    result = fairseq_train([*lstm(tiny_corpus, tmp_path, "--optimizer", "adam_l1"), *options, "--bf16"])
     steps = [record for record in json_log(result.stdout) if record["tag"] == "train_inner"]
     assert [step["num_updates"] for step in steps] == [1, 2, 3]
     assert all(step["gnorm"] > 0.5 and step["clip"] == 100 for step in steps)
@@ -164,6 +164,6 @@ def test_command_line(tiny_corpus, tmp_path):
 
 
 def test_command_line_refuses_in_one_line(tiny_corpus, tmp_path):
-    result = fairseq_train([*tiny_lstm(tiny_corpus, tmp_path, "adam_l1"), "--lr", -1], check=False)
+    result = fairseq_train([*lstm(tiny_corpus, tmp_path, "--optimizer", "adam_l1"), "--lr", -1], check=False)
     assert result.returncode == 1
     assert result.stderr == "error: --lr -1.0 is not possible: more than 0\n"

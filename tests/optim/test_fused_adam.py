@@ -3,7 +3,7 @@
 import pytest
 import torch
 from fairseq import optim
-from helpers.cli import fairseq_train, json_log, tiny_lstm
+from helpers.cli import fairseq_train, json_log, lstm
 from omegaconf import OmegaConf
 
 import rhhn_fairseq.plugin  # noqa: F401
@@ -88,7 +88,7 @@ def test_command_line(tiny_corpus, tmp_path):
     losses = {}
     for name, more in (("adam", []), ("fused_adam", []), ("fused_adam", ["--bf16"])):
         folder = tmp_path / "-".join([name, *more])
-        arguments = [*tiny_lstm(tiny_corpus, folder, name), *options, *more]
+        arguments = [*lstm(tiny_corpus, folder, "--optimizer", name), *options, *more]
         first = fairseq_train([*arguments, "--max-update", 3])
         second = fairseq_train([*arguments, "--max-update", 5])
         steps = [r for run in (first, second) for r in json_log(run.stdout) if r["tag"] == "train_inner"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from helpers.chars_cli import names, write_splits
 from helpers.chars_cli import run as prepare_chars
-from helpers.cli import USER_DIR, fairseq_train, json_log, model_of
+from helpers.cli import HANGS, USER_DIR, fairseq_train, json_log, model_of
 from helpers.in_process import LOG, Log, char_lm, train
 from helpers.parallel_cli import error_of, script, sentences, write_files
 
@@ -93,7 +93,7 @@ def wait_for(condition, seconds=60):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(HANGS)
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="looks for processes in /proc")
 @pytest.mark.parametrize("stage", ["pieces", "encoded", "binary"])
 def test_a_translation_corpus_is_interrupted_in_every_stage(tmp_path, stage):
@@ -296,7 +296,7 @@ def test_workers_agree_on_their_last_step(monkeypatch, signalled, late):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(HANGS)
 def test_torchrun_workers_save_together(corpus, tmp_path):
     """A signal for torchrun reaches all workers; each leaves when the checkpoint is written."""
     arguments = [*char_lm(corpus, tmp_path / "cut", "--max-update", 100_000), *LOG, "--user-dir", USER_DIR]

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from helpers.cli import HANGS
 
 from rhhn_fairseq import cli
 
@@ -321,8 +322,8 @@ def test_one_line_and_nothing_written(command, places, tmp_path, capsys):
     script, *words = command.split()
     module = load(script)
     before = listing(tmp_path)
-    signal.signal(signal.SIGALRM, too_slow)
-    signal.alarm(60)
+    before_alarm = signal.signal(signal.SIGALRM, too_slow)
+    signal.alarm(HANGS)
     try:
         words = [expand(word, places) for word in words]
         status = cli.run(lambda: _checked(module.main(words)))
@@ -330,6 +331,7 @@ def test_one_line_and_nothing_written(command, places, tmp_path, capsys):
         status = ended.code
     finally:
         signal.alarm(0)
+        signal.signal(signal.SIGALRM, before_alarm)
     # argparse ends with 2, after a line that shows what is possible.
     assert status in (1, 2)
     said = capsys.readouterr().err.strip().splitlines()
