@@ -320,8 +320,9 @@ def test_autocast_keeps_to_the_type_of_the_projection(name, dtype, options, monk
     assert y.dtype == dtype
     y.float().sum().backward()
     assert all(parameter.grad.dtype == torch.float32 for parameter in cell.parameters())
-    # Eight bits of mantissa.
-    torch.testing.assert_close(y.float(), exact, rtol=0, atol=0.05)
+    # Measured: up to 0.0098 and 0.0010.
+    tolerance = {torch.bfloat16: 0.02, torch.float16: 0.0025}[dtype]
+    torch.testing.assert_close(y.float(), exact, rtol=0, atol=tolerance)
 
 
 def _samples(name, monkeypatch):

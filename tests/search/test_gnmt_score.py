@@ -210,7 +210,8 @@ def test_beam_search_finds_and_scores_what_the_slow_search_does(beam, alpha, bet
         expected = slow_beam(model, source, beam, 5, alpha, beta, threshold)
         assert [tuple(h["tokens"].tolist()) for h in hypotheses] == [words for _, words in expected]
         for hypothesis, (score, _) in zip(hypotheses, expected, strict=True):
-            assert hypothesis["score"].item() == pytest.approx(score, rel=1e-4, abs=1e-4)
+            # Measured: 1.2e-6, of float32 sums.
+            assert hypothesis["score"].item() == pytest.approx(score, abs=1e-5)
 
 
 def test_pruning_keeps_the_best_and_drops_what_is_behind():
@@ -238,7 +239,7 @@ def test_coverage_goes_with_fairseqs_length_penalty(tmp_path):
         by_beta.append(generator.generate([model], sample))
     for ours, theirs in zip(*by_beta, strict=True):
         found = [
-            [(h["tokens"].tolist(), pytest.approx(h["score"].item(), abs=1e-4)) for h in hs]
+            [(h["tokens"].tolist(), pytest.approx(h["score"].item(), abs=1e-5)) for h in hs]
             for hs in (ours, theirs)
         ]
         assert found[0] == found[1]
