@@ -327,7 +327,7 @@ def test_commands_are_listed(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--hidden", "0"], "hidden=0 is too small, the smallest is 1"),
+        (["--hidden", "0"], "error: hidden=0 is too small, the smallest is 1"),
         (["--repeats", "0"], "repeats=0 is too small, the smallest is 1"),
         (["--threads", "-1"], "threads=-1 is too small, the smallest is 0"),
         (["--hyper-size", "9"], "hyper_size=9 is larger than hidden_size=8"),
@@ -344,7 +344,6 @@ def test_commands_are_listed(capsys):
             ["--external-path", "/dev"],
             "--external-path /dev: holds none of flashrnn, haste_pytorch, labml_nn",
         ),
-        (["--hidden", "0"], "error: hidden=0 is too small, the smallest is 1"),
         (["--device", "tpu"], "device='tpu' is unknown, choose from cpu, cuda"),
         (["--device", "meta"], "device='meta' is unknown, choose from cpu, cuda"),
         (["--device", "cuda:99"], "device='cuda:99', but torch finds"),

@@ -246,7 +246,6 @@ sample PIPE
 convert_checkpoint PIPE --output NOWHERE
 convert_checkpoint LOOP --output NOWHERE
 convert_checkpoint EMPTY --output NOWHERE
-sample FOLDER
 sample --pretrained --data FOLDER
 sample --pretrained --prompt é
 convert_checkpoint

@@ -74,13 +74,15 @@ def test_the_order_of_a_kind_is_a_permutation(name, seed):
     assert sorted(map(order, range(kind.size))) == list(range(kind.size))
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_slots_cover_every_combination(name):
+def test_slots_cover_every_combination():
     kind = Kind(lambda *values: values, (3, 4, 5))
     assert {kind.sentences(number) for number in range(60)} == {
         (a, b, c) for a in range(3) for b in range(4) for c in range(5)
     }
-    # The last sentence uses the last value of every slot.
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_the_last_sentence_takes_the_last_value_of_every_slot(name):
     english, french = BY_NAME[name].sentences(BY_NAME[name].size - 1)
     assert english.endswith(".") and french.endswith(".")
 
