@@ -109,11 +109,24 @@ class Recordings:
         """Runs ``call(values)``, by a recording from the second time on.
 
         Once is not enough: the batches of an epoch may all differ in length, and recording costs many calls.
+        If memory runs out, all recordings are dropped for the call.
 
         Args:
             where: see ``place``. what: everything else that ``call`` depends on besides the values.
         """
-        key = where, what
+        try:
+            return self._run((where, what), call, values)
+        except torch.OutOfMemoryError:
+            with self.lock:
+                if not self.kept:
+                    raise
+                logger.info("out of memory: all %d CUDA graphs are dropped", len(self.kept))
+                self._let_go()
+        return call(values)
+
+    def _run(
+        self, key: tuple[Hashable, Hashable], call: Callable, values: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
         with self.lock:
             if key not in self.kept and key not in self.too_large and self._met(key) and self._room():
                 self._keep(key, call, values)

@@ -206,6 +206,28 @@ def test_without_memory_for_a_recording_the_call_runs(recordings, error):
     assert tried == [1] and count(recordings) == 0
 
 
+def test_recordings_make_room_for_a_call(recordings):
+    """A call that finds no memory runs again without them; a second failure is the caller's."""
+    tries = []
+
+    def hungry(tensors):
+        tries.append(count(recordings))
+        if count(recordings):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return tensors
+
+    for _ in range(2):
+        recordings.run("here", 1, lambda tensors: tensors, [torch.ones(1)])
+    (y,) = recordings.run("here", 2, hungry, [torch.ones(1)])
+    assert y.item() == 1 and tries == [1, 0] and recordings.size == 0
+
+    def starving(tensors):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        recordings.run("here", 3, starving, [torch.ones(1)])
+
+
 def test_recordings_of_a_place_share_memory():
     seen = []
 
