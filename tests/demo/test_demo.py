@@ -334,6 +334,8 @@ def test_the_page_in_a_browser(address, width, tmp_path):
         page.fill("#line [name=text]", "hellö")
         page.click("#line button.first")
         page.locator("#line .error", has_text="the model cannot write 'ö'").wait_for()
+        # A long error wraps.
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.is_disabled("#line [name=pause]")
         page.fill("#line [name=text]", "a")
         page.click("#line button.first")
