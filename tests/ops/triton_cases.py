@@ -108,8 +108,9 @@ def test_odd_shapes_in_float32(name, T, B, H, monkeypatch):
     found = results(single, x, "triton", monkeypatch)
     for one, other, truth in zip(found, plain, exact, strict=True):
         own, error = (other - truth).norm(), (one - truth).norm()
-        # The order of summation differs, so the errors do, but not their magnitude.
-        assert error <= 4 * own + 1e-6 * (1 + truth.norm())
+        # The order of summation differs, so the errors do, but not their magnitude. The gradient of one
+        # normalised unit is zero; an H200 fuses a product with the difference and leaves 1.1e-6 of it.
+        assert error <= 4 * own + (1e-5 if H == 1 else 1e-6) * (1 + truth.norm())
 
 
 @pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm", "rhn", "hyperrhn"])
