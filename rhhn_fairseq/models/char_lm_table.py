@@ -67,7 +67,7 @@ def _minimal(cell: str) -> dict:
 
 HYPER_PTB = {"hyper_size": 128, "hyper_embed_size": 4}
 LARGE_PTB = {"hyper_size": 128, "hyper_embed_size": 16}
-MODERN_DROPOUT = {"output_dropout": 0.1, "recurrent_dropout": 0.1}
+MODERN_DROPOUT = {"output_dropout": 0.25, "recurrent_dropout": 0.25}
 HYPER_ENWIK8 = {"hyper_size": 256, "hyper_embed_size": 64}
 SUAREZ = {"embed_dim": 27, "output_init": "orthogonal"}
 
@@ -213,14 +213,14 @@ ARCHITECTURES = {
         PTB_MODERN_FULL,
         50,
         4_923_154,
-        measured="valid 1.330 and test 1.294 bits per character after six epochs, protocol carry",
+        measured="valid 1.290 and test 1.256 bits per character after forty epochs, protocol carry",
     ),
     "lstm_1080_modern": Row(
         {"cell": "lstm", "hidden_size": 1080} | MODERN_DROPOUT,
         PTB_MODERN_FULL,
         50,
         4_939_970,
-        measured="valid 1.330 and test 1.295 bits per character after six epochs, protocol carry",
+        measured="valid 1.280 and test 1.249 bits per character after forty epochs, protocol carry",
     ),
     "lstm_enwik8": Row(_enwik8("lstm", 1800, 0.0), ENWIK8, 205, 14_812_405, "14.81 M", test=1.470),
     "lstm_2000_enwik8": Row(_enwik8("lstm", 2000, 0.0), ENWIK8, 205, 18_058_205, "18.06 M", test=1.461),
@@ -302,15 +302,14 @@ RECIPES = {
         "total_num_update": 3189.0,
         "max_epoch": 1,
     },
-    # Six epochs of Penn Treebank.
+    # Forty epochs of Penn Treebank.
     PTB_MODERN_FULL: LANES
     | {
         "lr": [4e-3],
-        "batch_size": 32,
         "lr_scheduler": "polynomial_decay",
-        "total_num_update": 9570.0,
+        "total_num_update": 15960.0,
         "warmup_updates": 100,
-        "max_epoch": 6,
+        "max_epoch": 40,
     },
 }
 OWN_RECIPES = {

@@ -4,6 +4,7 @@ import argparse
 import math
 import shlex
 from collections import defaultdict
+from collections.abc import Set
 from pathlib import Path
 
 from rhhn_fairseq.analysis import plotting
@@ -19,7 +20,7 @@ COMMAND_HEADING = "## How it was made"
 
 
 def render(table: Table, results: Path, command: str | None = None) -> Path:
-    """Writes RESULTS/TABLE.md and RESULTS/TABLE.png from the records below RESULTS/runs; returns the page.
+    """Writes RESULTS/TABLE.md and its pictures from the records below RESULTS/runs; returns the page.
 
     Args:
         command: the command that made the records, for the page; None for the one that the page shows.
@@ -31,14 +32,19 @@ def render(table: Table, results: Path, command: str | None = None) -> Path:
     page = results / f"{table.name}.md"
     command = command or _shown_command(page) or f"rhhn reproduce {table.name}"
     curves = _curves(table, records)
-    if curves:
-        figure = draw_curves(curves, table.scoring.metric, f"{table.title}, validation during training")
-        with replacing(results / f"{table.name}.png") as file:
-            file.write(plotting.encode(figure, "png"))
+    for scale, lines in curves.items():
+        scaled = "" if scale == 1 else f" scaled by {scale:g}"
+        title = f"{table.title}{scaled}, validation during training"
+        with replacing(results / _picture(table, scale)) as file:
+            file.write(plotting.encode(draw_curves(lines, table.scoring.metric, title), "png"))
     with replacing(page) as file:
         costs = read_costs(table, results)
-        file.write(text(table, records, costs, bool(curves), command).encode("utf-8"))
+        file.write(text(table, records, costs, set(curves), command).encode("utf-8"))
     return page
+
+
+def _picture(table: Table, scale: float) -> str:
+    return f"{table.name}.png" if scale == 1 else f"{table.name}-x{scale:g}.png"
 
 
 def _shown_command(page: Path) -> str | None:
@@ -64,8 +70,12 @@ def read_costs(table: Table, results: Path) -> list[Cost]:
     return [Cost.load(path) for path in sorted((results / "runs" / table.name / "costs").glob("*.json"))]
 
 
-def text(table: Table, records: list[Record], costs: list[Cost], pictured: bool, command: str) -> str:
-    """Returns the page as Markdown."""
+def text(table: Table, records: list[Record], costs: list[Cost], pictured: Set[float], command: str) -> str:
+    """Returns the page as Markdown.
+
+    Args:
+        pictured: the scales that have a picture.
+    """
     lines = [f"# {table.title}", ""]
     if table.notes:
         lines += [table.notes, ""]
@@ -80,16 +90,16 @@ def text(table: Table, records: list[Record], costs: list[Cost], pictured: bool,
         groups[record.row, record.scale, record.precision, record.updates].append(record)
     full = {key: group for key, group in groups.items() if key[1] == 1}
     lines += _table(table, full, table.rows) + [""]
+    pictures = {scale: [f"![validation during training]({_picture(table, scale)})", ""] for scale in pictured}
+    lines += pictures.get(1, [])
     scales = sorted({key[1] for key in groups if key[1] < 1}, reverse=True)
     for scale in scales:
         members = {key: group for key, group in groups.items() if key[1] == scale}
         lines += [f"## Scaled by {scale:g}", "", f"A check of the ordering; the rule: {SCALING_RULE}.", ""]
         rows = tuple(row for row in table.rows if any(key[0] == row.name for key in members))
-        lines += _table(table, members, rows) + [""]
-    if pictured:
-        lines += [f"![validation during training]({table.name}.png)", ""]
+        lines += _table(table, members, rows) + ["", *pictures.get(scale, [])]
     for record in records:
-        # Curves of smaller trainings are in their records and in the picture.
+        # Curves of smaller trainings are in their records and in their picture.
         if record.curve and record.scale == 1:
             lines += _per_epoch(table, record)
     lines += _costs(table, records, costs)
@@ -168,7 +178,8 @@ def _per_epoch(table: Table, record: Record) -> list[str]:
     names = [metric] + [
         name for name in ("ppl", "accuracy") if name != metric and name in record.curve[-1]["train"]
     ]
-    shown = record.curve if len(record.curve) <= 30 else record.curve[:: math.ceil(len(record.curve) / 30)]
+    validated = [entry for entry in record.curve if entry["valid"]] or record.curve
+    shown = validated if len(validated) <= 30 else validated[:: math.ceil(len(validated) / 30)]
     lines = [f"## {record.row}, seed {record.seed}, by epoch", ""]
     heads = [f"{split} {name}" for name in names for split in ("train", "valid")]
     lines += ["| epoch | updates | hours | " + " | ".join(heads) + " |", "|---" * (3 + len(heads)) + "|"]
@@ -256,8 +267,9 @@ def _how(record: Record, with_versions: bool) -> str:
     return "; ".join(words)
 
 
-def _curves(table: Table, records: list[Record]) -> list[Curve]:
-    curves = []
+def _curves(table: Table, records: list[Record]) -> dict[float, list[Curve]]:
+    """Returns the curves of the runs by their scale; no scale at which none has two points."""
+    curves: dict[float, list[Curve]] = defaultdict(list)
     for record in records:
         points = [
             (entry["updates"], entry["valid"][table.scoring.metric])
@@ -267,7 +279,6 @@ def _curves(table: Table, records: list[Record]) -> list[Curve]:
         if points:
             size = "" if record.scale == 1 else f" x{record.scale:g}"
             name = f"{record.row}{size}-s{record.seed}"
-            curves.append(
-                Curve(name, "valid", [update for update, _ in points], [value for _, value in points])
-            )
-    return curves
+            updates, values = [update for update, _ in points], [value for _, value in points]
+            curves[record.scale].append(Curve(name, "valid", updates, values))
+    return {scale: lines for scale, lines in curves.items() if any(len(line.updates) > 1 for line in lines)}

@@ -118,10 +118,10 @@ def test_recipes_of_the_papers():
         if "Suarez" in row.source:
             assert recipe == ("adam_l1", 10.0, 256, "windows")
         elif "full_size" in row.source:
-            # Six epochs of Penn Treebank: 5,101,618 symbols in 32 lanes of 100.
-            assert recipe == ("adam", 1.0, 32, "lanes")
-            assert cfg.optimization.lr == [4e-3] and cfg.optimization.max_epoch == 6
-            assert (cfg.lr_scheduler.warmup_updates, cfg.lr_scheduler.total_num_update) == (100, 9570)
+            # Forty epochs of Penn Treebank: 5,101,618 symbols in 128 lanes of 100.
+            assert recipe == ("adam", 1.0, 128, "lanes")
+            assert cfg.optimization.lr == [4e-3] and cfg.optimization.max_epoch == 40
+            assert (cfg.lr_scheduler.warmup_updates, cfg.lr_scheduler.total_num_update) == (100, 15960)
             assert cfg.criterion.activation_reg == (1.0 if name == "lstm_1080_modern" else 0.0)
             continue
         elif row.measured:

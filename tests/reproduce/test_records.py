@@ -89,7 +89,30 @@ def test_the_page_shows_paper_ours_difference_and_cost(tmp_path, record):
     assert "| ln_hyperlstm_ptb | 4,923,154 | 1.281 |  |  | 1.25 |  |  | not run |" in text
     assert "    the command" in text
     assert "    the command" in report.render(HA, tmp_path).read_text()
-    assert (tmp_path / "ha-ptb.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_each_scale_has_a_picture_if_it_has_a_curve(tmp_path, record):
+    record.save(tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s1.json")
+    assert "![" not in report.render(HA, tmp_path).read_text() and not list(tmp_path.glob("*.png"))
+    record.curve = [dict(record.curve[0], epoch=n, updates=10 * n) for n in (1, 2)]
+    for scale in (1.0, 0.1):
+        record.scale = scale
+        record.save(tmp_path / "runs" / "ha-ptb" / f"lstm_ptb-x{scale:g}-s1.json")
+    text = report.render(HA, tmp_path).read_text()
+    for name in ("ha-ptb.png", "ha-ptb-x0.1.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    full, scaled = text.split("## Scaled by 0.1")
+    assert "(ha-ptb.png)" in full and "(ha-ptb-x0.1.png)" in scaled
+
+
+def test_epochs_without_validation_are_left_out_beside_others(tmp_path, record):
+    record.curve = [
+        {"epoch": n, "updates": 10 * n, "seconds": 1.0, "train": {"bpc": 2.0}, "valid": valid}
+        for n, valid in ((1, {}), (2, {"bpc": 1.9}))
+    ]
+    record.save(tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s1.json")
+    text = report.render(HA, tmp_path).read_text()
+    assert "| 2 | 20 | 0.00 | 2 | 1.9 |" in text and "| 1 | 10 |" not in text
 
 
 def test_seeds_of_other_budgets_stand_in_rows_of_their_own(tmp_path, record):
