@@ -118,11 +118,15 @@ def test_recipes_of_the_papers():
         if "Suarez" in row.source:
             assert recipe == ("adam_l1", 10.0, 256, "windows")
         elif "full_size" in row.source:
-            # Forty epochs of Penn Treebank: 5,101,618 symbols in 128 lanes of 100.
-            assert recipe == ("adam", 1.0, 128, "lanes")
-            assert cfg.optimization.lr == [4e-3] and cfg.optimization.max_epoch == 40
-            assert (cfg.lr_scheduler.warmup_updates, cfg.lr_scheduler.total_num_update) == (100, 15960)
-            assert cfg.criterion.activation_reg == (1.0 if name == "lstm_1080_modern" else 0.0)
+            # Penn Treebank, 5,101,618 symbols, has 399 updates of 128 lanes of 100, and 798 of 64 lanes.
+            lanes, rate, epochs, warm_up = (
+                (64, 2e-3, 2, 200) if name == "hyperrhn_1000_modern" else (128, 4e-3, 40, 100)
+            )
+            assert recipe == ("adam", 1.0, lanes, "lanes")
+            assert cfg.optimization.lr == [rate] and cfg.optimization.max_epoch == epochs
+            assert cfg.lr_scheduler.warmup_updates == warm_up
+            assert cfg.lr_scheduler.total_num_update == epochs * 399 * 128 // lanes
+            assert cfg.criterion.activation_reg == (0.0 if name == "ln_hyperlstm_1000_modern" else 1.0)
             continue
         elif row.measured:
             # One epoch of Penn Treebank: 5,101,618 symbols in 16 lanes of 100.
