@@ -68,8 +68,6 @@ def _minimal(cell: str) -> dict:
 HYPER_PTB = {"hyper_size": 128, "hyper_embed_size": 4}
 LARGE_PTB = {"hyper_size": 128, "hyper_embed_size": 16}
 MODERN_DROPOUT = {"output_dropout": 0.25, "recurrent_dropout": 0.25}
-# Hypervectors near one and transform gates nearly closed: the state passes through seven layers.
-OPEN_HYPERRHN = {"transform_bias": -2.0, "hyper_bias": 1.0}
 HYPER_ENWIK8 = {"hyper_size": 256, "hyper_embed_size": 64}
 SUAREZ = {"embed_dim": 27, "output_init": "orthogonal"}
 
@@ -218,7 +216,15 @@ ARCHITECTURES = {
         measured="valid 1.290 and test 1.256 bits per character after forty epochs, protocol carry",
     ),
     "hyperrhn_1000_modern": Row(
-        {"cell": "hyperrhn", "hidden_size": 1000, "rhn_depth": 7, "hyper_size": 128} | OPEN_HYPERRHN,
+        {
+            "cell": "hyperrhn",
+            "hidden_size": 1000,
+            "rhn_depth": 7,
+            "hyper_size": 128,
+            # At first, hypervectors near one and transform gates nearly closed.
+            "hyper_bias": 1.0,
+            "transform_bias": -2.0,
+        },
         PTB_MODERN_FULL,
         50,
         15_313_274,

@@ -109,8 +109,9 @@ def test_odd_shapes_in_float32(name, T, B, H, monkeypatch):
     for one, other, truth in zip(found, plain, exact, strict=True):
         own, error = (other - truth).norm(), (one - truth).norm()
         # The order of summation differs, so the errors do, but not their magnitude. The gradient of one
-        # normalised unit is zero; an H200 fuses a product with the difference and leaves 1.1e-6 of it.
-        assert error <= 4 * own + (1e-5 if H == 1 else 1e-6) * (1 + truth.norm())
+        # normalised unit is zero, for which an H200 computed 1.1e-6.
+        floor = 4e-6 if H == 1 and name.startswith("ln_") else 1e-6
+        assert error <= 4 * own + floor * (1 + truth.norm())
 
 
 @pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm", "rhn", "hyperrhn"])
