@@ -31,7 +31,7 @@ class Cost:
 
     Attributes:
         seconds_per_update: a median, or the mean of a short run. updates_per_epoch: None if it is not known.
-        remark: what a reader needs to know about it.
+        threads: of torch on a CPU; 0 on a GPU. remark: what a reader needs to know about it.
     """
 
     row: str
@@ -72,7 +72,7 @@ class Record:
         parameters: the trained ones. updates, epochs: done; an epoch that was cut counts by its updates.
         updates_per_epoch: None if the log does not say. seconds: of the updates, without validation.
         curve: one entry per epoch with ``epoch``, ``updates``, ``seconds``, ``train`` and ``valid``.
-        figures: by the names of ``Scoring.figures``.
+        figures: by the names of ``Scoring.figures``. threads: of torch on a CPU; 0 on a GPU.
         remark: what a reader needs to know about this run.
         adopted: the log of the training, started by hand, that was taken over, else "".
     """

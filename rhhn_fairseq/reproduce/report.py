@@ -22,6 +22,8 @@ COMMAND_HEADING = "## How it was made"
 def render(table: Table, results: Path, command: str | None = None) -> Path:
     """Writes RESULTS/TABLE.md and its pictures from the records below RESULTS/runs; returns the page.
 
+    A picture of a scale that has no curve any more is deleted.
+
     Args:
         command: the command that made the records, for the page; None for the one that the page shows.
 
@@ -37,6 +39,10 @@ def render(table: Table, results: Path, command: str | None = None) -> Path:
         title = f"{table.title}{scaled}, validation during training"
         with replacing(results / _picture(table, scale)) as file:
             file.write(plotting.encode(draw_curves(lines, table.scoring.metric, title), "png"))
+    current = {_picture(table, scale) for scale in curves}
+    for picture in (results / _picture(table, 1), *results.glob(f"{table.name}-x*.png")):
+        if picture.name not in current:
+            picture.unlink(missing_ok=True)
     with replacing(page) as file:
         costs = read_costs(table, results)
         file.write(text(table, records, costs, set(curves), command).encode("utf-8"))
@@ -211,7 +217,7 @@ def _costs(table: Table, records: list[Record], measured: list[Cost]) -> list[st
                 total = row.updates / _share_of_batch(row, done[row.name])
         rest = "unknown" if total is None else f"{max(0, total - trained) * seconds / 3600:,.0f} hours"
         hours = "" if epoch is None else f"{epoch * seconds / 3600:.2f}"
-        where = f"{cost.precision}, {cost.device}, {_threads(cost.threads)}"
+        where = f"{cost.precision}, {_machine(cost)}"
         where += f"; {cost.remark}" if cost.remark else ""
         cells = [row.name, where, f"{seconds:.3g}", "" if epoch is None else f"{epoch:,}", hours, rest]
         lines.append("| " + " | ".join(cells) + " |")
@@ -222,8 +228,9 @@ def _costs(table: Table, records: list[Record], measured: list[Cost]) -> list[st
     return ["## Cost", "", source, "", *lines, ""]
 
 
-def _threads(number: int) -> str:
-    return "1 thread" if number == 1 else f"{number} threads"
+def _machine(run: Cost | Record) -> str:
+    threads = {0: "", 1: ", 1 thread"}.get(run.threads, f", {run.threads} threads")
+    return run.device + threads
 
 
 def _provenance(table: Table, records: list[Record]) -> list[str]:
@@ -251,7 +258,7 @@ def _versions(record: Record) -> str:
 def _how(record: Record, with_versions: bool) -> str:
     """Returns what the runs of one entry have in common, with SEED for the number."""
     words = [] if record.scale == 1 else [f"scale {record.scale:g}"]
-    words.append(f"{record.device}, {_threads(record.threads)}, {record.precision}")
+    words.append(f"{_machine(record)}, {record.precision}")
     words += [_versions(record)] if with_versions else []
     words.append(record.state + (f" ({record.problem})" if record.problem else ""))
     if record.stopped_by:

@@ -188,7 +188,7 @@ def measure_cost(run: Run, places: Places, threads: int, device: str, remark: st
         seconds_per_update=statistics.median(seconds),
         updates_per_epoch=records.updates_per_epoch("".join(lines)),
         device=records.describe_machine(device),
-        threads=threads,
+        threads=threads if device == "cpu" else 0,
         remark=remark,
     )
     cost.save(places.results / "runs" / run.table.name / "costs" / f"{run.row.name}.json")
@@ -244,7 +244,7 @@ def _new_record(run: Run, threads: int, device: str) -> Record:
         commit=records.commit(),
         versions=records.versions(),
         device=records.describe_machine(device),
-        threads=threads,
+        threads=threads if device == "cpu" else 0,
     )
 
 

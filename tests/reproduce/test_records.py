@@ -105,6 +105,25 @@ def test_each_scale_has_a_picture_if_it_has_a_curve(tmp_path, record):
     assert "(ha-ptb.png)" in full and "(ha-ptb-x0.1.png)" in scaled
 
 
+def test_a_picture_without_curves_is_deleted(tmp_path, record):
+    for name in ("ha-ptb.png", "ha-ptb-x0.1.png", "ha-ptb_notes.png", "su-ptb.png"):
+        (tmp_path / name).write_bytes(b"old")
+    record.curve = [dict(record.curve[0], epoch=n, updates=10 * n) for n in (1, 2)]
+    record.save(tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s1.json")
+    report.render(HA, tmp_path)
+    assert {path.name for path in tmp_path.glob("*.png")} == {"ha-ptb.png", "ha-ptb_notes.png", "su-ptb.png"}
+    (tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s1.json").unlink()
+    report.render(HA, tmp_path)
+    assert not (tmp_path / "ha-ptb.png").exists()
+
+
+def test_a_training_on_a_gpu_names_no_threads(tmp_path, record):
+    record.device, record.threads = "NVIDIA H200", 0
+    record.save(tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s1.json")
+    text = report.render(HA, tmp_path).read_text()
+    assert "NVIDIA H200, float32" in text and "thread" not in text
+
+
 def test_epochs_without_validation_are_left_out_beside_others(tmp_path, record):
     record.curve = [
         {"epoch": n, "updates": 10 * n, "seconds": 1.0, "train": {"bpc": 2.0}, "valid": valid}
