@@ -184,9 +184,14 @@ def _files(directory: str | Path) -> list[Path]:
 
 
 def _weights(state: dict, path, ema: bool) -> dict[str, torch.Tensor]:
-    weights = (state.get("extra_state") or {}).get("ema") if ema else state["model"]
+    extra = state.get("extra_state") or {}
+    weights = extra.get("ema") if ema else state["model"]
     if weights is None:
         raise UsageError(f"--ema: {path} holds no such weights; train with --store-ema")
+    if ema and isinstance(weights, dict):
+        # Those of a model in 16 bits, before they were rounded.
+        exact = extra.get("ema_fp32_params") or {}
+        weights = {name: exact.get(name, weight) for name, weight in weights.items()}
     if not isinstance(weights, dict) or not all(isinstance(one, torch.Tensor) for one in weights.values()):
         raise UsageError(f"checkpoint {path}: its model is not a table of tensors")
     return weights

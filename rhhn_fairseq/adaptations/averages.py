@@ -12,7 +12,8 @@ def average_floating_point_only() -> bool:
     """fairseq averages integer buffers too, which fails with "Float can't be cast to Long".
 
     The symbols of a character model and the fingerprint of a translation model's pieces are such buffers.
-    Here they are copied instead; fairseq has a set of names for that.
+    Here they are copied instead; fairseq has a set of names for that. Weights in 16 bits are averaged in
+    float32, as with ``--ema-fp32``; otherwise the average would hardly move.
     """
     from fairseq.models.ema.ema import EMA
 
@@ -23,6 +24,8 @@ def average_floating_point_only() -> bool:
     @functools.wraps(init)
     def init_without_integers(self, model, config, device=None, skip_keys=None):
         integers = {key for key, value in model.state_dict().items() if not value.is_floating_point()}
+        # In 16 bits, a step towards the weights is smaller than half a digit of the average.
+        config.ema_fp32 |= any(parameter.element_size() < 4 for parameter in model.parameters())
         init(self, model, config, device, integers | set(skip_keys or ()))
 
     EMA.__init__ = init_without_integers

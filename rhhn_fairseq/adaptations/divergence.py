@@ -5,12 +5,16 @@ import logging
 import math
 import os
 import re
+import time
 
 import torch
 
 from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger("rhhn_fairseq.compat")
+
+STARTED = time.time()
+"""When this process began, within seconds."""
 
 # No model that learns has a loss of this many times that of the uniform distribution over the vocabulary.
 # A cross-entropy of x nats means that logits differ by x. Before the first update, weights with a standard
@@ -94,7 +98,9 @@ def _diverged(trainer, update: int, what: str, parameter: str) -> UsageError:
     """Returns the error for training that has diverged; it names the dump that fairseq leaves."""
     clip = trainer.cfg.optimization.clip_norm
     dump = os.path.join(trainer.cfg.checkpoint.save_dir, "crash.pt")
-    left = f"; fairseq left the weights before it in {dump}" if os.path.exists(dump) else ""
+    # An older one is another run's.
+    is_new = os.path.exists(dump) and os.path.getmtime(dump) >= STARTED
+    left = f"; fairseq left the weights before it in {dump}" if is_new else ""
     hint = f"try a lower --lr (now {trainer.get_lr():g}) or a stronger --clip-norm"
     return UsageError(
         f"training diverged in update {update}: {what} (in {parameter}); {hint} "

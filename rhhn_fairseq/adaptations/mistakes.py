@@ -158,6 +158,13 @@ MISTAKES = (
     ),
     Mistake("OSError", r"fairseq\.file_utils", r"file (.*) not found", r"\1: there is no such file"),
     Mistake(
+        "RuntimeError",
+        r"fairseq\.data\.iterators",
+        "Cannot resume training due to dataloader mismatch",
+        "the checkpoint was saved in mid-epoch, after more batches than an epoch of this run has: resume "
+        "with the same batch size, or give --reset-dataloader to begin again at epoch 1",
+    ),
+    Mistake(
         "Exception",
         r"fairseq\.data\.iterators",
         "The dataset is empty",

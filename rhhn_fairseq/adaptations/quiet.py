@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import os
 import re
 import sys
@@ -10,6 +11,9 @@ import time
 from rhhn_fairseq.ops import backends
 
 logger = logging.getLogger("rhhn_fairseq.training")
+
+SCHEDULE_TOLERANCE = 0.02
+"""Share of the updates by which a schedule may end too early or too late without a warning."""
 
 # By logger, patterns for the beginnings of messages that are details; None for all messages. Objects that
 # are logged directly, the configuration and the model, are details too.
@@ -88,10 +92,40 @@ def sum_up_the_start() -> bool:
         if not getattr(self, "is_summed_up", False):
             self.is_summed_up = True
             logger.info("%s", summary(self, output, time.perf_counter() - start))
+            warning = describe_schedule(self)
+            if warning is not None:
+                logger.warning("%s", warning)
         return output
 
     Trainer.get_train_iterator, Trainer.train_step = get_train_iterator, first_step
     return True
+
+
+def describe_schedule(trainer) -> str | None:
+    """Returns a line about a learning rate that reaches its end before or after the training does, or None.
+
+    The number of updates in an architecture's recipe is that of one corpus, batch size and number of workers.
+    """
+    limits, schedule = trainer.cfg.optimization, trainer.cfg.lr_scheduler
+    end = getattr(schedule, "total_num_update", None)
+    if getattr(schedule, "_name", None) != "polynomial_decay" or not end:
+        return None
+    last = math.inf if limits.max_update <= 0 else limits.max_update
+    if limits.max_epoch > 0:
+        last = min(last, limits.max_epoch * updates_of_an_epoch(trainer))
+    if math.isinf(last) or abs(end - last) <= SCHEDULE_TOLERANCE * last:
+        return None
+    rate = schedule.end_learning_rate
+    if last < end:
+        what = f"training ends after {last:,} updates, before the learning rate has fallen to {rate:g}"
+    else:
+        what = f"the learning rate is {rate:g} from update {end:,.0f} on, and training ends after {last:,}"
+    return f"{what}: give --total-num-update {last}"
+
+
+def updates_of_an_epoch(trainer) -> int:
+    """Returns the number of updates in an epoch, by the first entry of ``--update-freq``."""
+    return -(-trainer.batches_of_an_epoch // trainer.cfg.optimization.update_freq[0])
 
 
 def summary(trainer, figures: dict | None, seconds: float) -> str:
@@ -104,14 +138,13 @@ def summary(trainer, figures: dict | None, seconds: float) -> str:
     name = getattr(trainer.cfg.model, "_name", None) or getattr(trainer.cfg.model, "arch", None)
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
     dtype = str(weights[0].dtype).removeprefix("torch.")
-    batches = -(-trainer.batches_of_an_epoch // trainer.cfg.optimization.update_freq[0])
     modules = {type(module).__name__ for module in model.modules()}
     running = [f"{cell} on {backend}" for cell, backend in backends.RUNNING.items() if cell in modules]
     facts = [
         f"{name or type(model).__name__}: {sum(weight.numel() for weight in weights):,} parameters",
         f"{trainer.device.type}, {dtype}",
         *running,
-        f"{batches:,} updates an epoch, the first in {seconds:.1f} s",
+        f"{updates_of_an_epoch(trainer):,} updates an epoch, the first in {seconds:.1f} s",
     ]
     if figures is not None:
         facts.append(f"loss {figures['loss']:g}")

@@ -60,7 +60,7 @@ TABLE = {
     Range(0): """
         max_epoch max_update curriculum validate_after_updates save_interval_updates validate_interval_updates
         empty_cache_freq shard_id data_buffer_size num_batch_buckets buffer_size warmup_updates lr_patience
-        min_len prefix_size no_repeat_ngram_size context_window iter_decode_max_iter
+        min_len prefix_size no_repeat_ngram_size context_window iter_decode_max_iter log_dynamics
     """,
     Range(1): """
         log_interval save_interval validate_interval max_valid_steps max_tokens batch_size max_tokens_valid

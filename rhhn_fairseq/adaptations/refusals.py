@@ -5,6 +5,7 @@ Otherwise they end in an AssertionError, an ImportError or a KeyError from deep 
 
 import functools
 import importlib.util
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -61,7 +62,18 @@ def _reads_input(args: Namespace) -> bool:
     return hasattr(args, "buffer_size")
 
 
+def _under_torchrun(args: Namespace) -> bool:
+    """Returns whether torchrun started more than one worker."""
+    return "LOCAL_RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
+
+
 REFUSALS = (
+    Refusal(
+        "fairseq-generate",
+        lambda args: _searches_data(args) and _under_torchrun(args),
+        "runs without torchrun, where every worker would translate all sentences; divide them by "
+        "--num-shards and --shard-id",
+    ),
     Refusal(
         "--tpu",
         lambda args: args.tpu and not args.bf16 and _missing("torch_xla"),
@@ -175,6 +187,9 @@ def refuse_what_cannot_work() -> bool:
         parsed = inner(parser, *args, suppress_defaults=suppress_defaults, **kwargs)
         if isinstance(parsed, Namespace) and not suppress_defaults:
             check(parsed)
+            if _searches_data(parsed) and parsed.num_shards > 1:
+                # fairseq-generate reads its share from these.
+                parsed.distributed_world_size, parsed.distributed_rank = parsed.num_shards, parsed.shard_id
         return parsed
 
     options.parse_args_and_arch = parse_args_and_arch

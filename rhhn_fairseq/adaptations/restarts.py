@@ -90,6 +90,9 @@ def count_batches_of_all_workers() -> bool:
     @functools.wraps(load)
     def load_checkpoint(self, filename, *args, **kwargs):
         extra_state = load(self, filename, *args, **kwargs)
+        if extra_state is not None and hasattr(self.task, "check_direction"):
+            # fairseq gives the task its state only where it does not begin a new epoch.
+            self.task.check_direction(extra_state.get(type(self.task).__name__) or {})
         position = (extra_state or {}).get("train_iterator", {})
         before, now = position.get("workers"), self.data_parallel_world_size
         if before is None or not position.get("iterations_in_epoch"):
@@ -98,7 +101,7 @@ def count_batches_of_all_workers() -> bool:
             raise UsageError(
                 f"checkpoint {filename} was saved in mid-epoch by {before} worker(s), this run has {now}: "
                 "--grouped-shuffling orders batches by the number of workers; resume with as many, or give "
-                "--reset-dataloader to start the epoch again"
+                "--reset-dataloader to begin again at epoch 1"
             )
         frequencies = self.cfg.optimization.update_freq
         frequency = frequencies[min(position["epoch"], len(frequencies)) - 1]

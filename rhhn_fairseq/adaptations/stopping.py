@@ -184,4 +184,10 @@ def _how_to_go_on(cfg, saved: str | None) -> str:
         return f"nothing was saved ({'--no-save' if cfg.no_save else '--no-last-checkpoints'})"
     if cfg.no_last_checkpoints:
         return f"--restore-file {saved} goes on from there"
-    return f"the same command goes on from {Path(saved).with_name('checkpoint_last.pt')}"
+    given = ["--restore-file"] if cfg.restore_file != "checkpoint_last.pt" else []
+    for name in ("optimizer", "lr_scheduler", "meters", "dataloader"):
+        if cfg[f"reset_{name}"]:
+            given.append(f"--reset-{name.replace('_', '-')}")
+    # With these, it would begin there again.
+    without = f", without {' and '.join(given)}," if given else ""
+    return f"the same command{without} goes on from {Path(saved).with_name('checkpoint_last.pt')}"

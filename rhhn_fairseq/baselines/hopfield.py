@@ -34,8 +34,10 @@ class Hopfield:
             raise UsageError(f"patterns have shape {patterns.shape}, expected [P, N]")
         if not (np.abs(patterns) == 1).all():
             raise UsageError("patterns have other values than +1 and -1")
-        self.weight = patterns.T @ patterns / patterns.shape[1]
-        np.fill_diagonal(self.weight, 0.0)
+        # N W is in whole numbers, in which an input of zero is exact.
+        self._scaled_weight = patterns.T @ patterns
+        np.fill_diagonal(self._scaled_weight, 0.0)
+        self.weight = self._scaled_weight / patterns.shape[1]
 
     def energy(self, state: np.ndarray) -> float:
         """Returns the energy -1/2 s^T W s of a state [N]."""
@@ -52,13 +54,13 @@ class Hopfield:
             +1 and -1, [N]. A unit whose input is zero keeps its value.
         """
         state = np.array(state, dtype=np.float64)
-        field = self.weight @ state
+        field = self._scaled_weight @ state
         for _ in range(sweeps):
             changed = False
             for unit in generator.permutation(len(state)):
                 if field[unit] * state[unit] < 0:
                     state[unit] = -state[unit]
-                    field += 2 * state[unit] * self.weight[:, unit]
+                    field += 2 * state[unit] * self._scaled_weight[:, unit]
                     changed = True
             if not changed:
                 break

@@ -211,7 +211,10 @@ class Cell(Pretrained, nn.Module):
             forced = self.backend or policy.current().kernel
             if self.hooked() is not None:
                 forced = "reference"
-            plan = backends.select_traced(self.operation, x_TBC.device, x_TBC.dtype, forced)
+            device, dtype = x_TBC.device, x_TBC.dtype
+            if torch.is_autocast_enabled(device.type) and dtype != torch.float64:
+                dtype = torch.get_autocast_dtype(device.type)
+            plan = backends.select_traced(self.operation, device, dtype, forced)
         else:
             plan = backends.select(self.request(x_TBC, state, mask_TB, noise))
         if not self.recomputes(T):
@@ -268,6 +271,8 @@ class Cell(Pretrained, nn.Module):
         """Returns what in this pass only the loop over ``step`` supports, in words; None if nothing does."""
         if gemm.transformation() is not None:
             return "torch.func"
+        if torch.jit.is_tracing():
+            return "torch.jit.trace"
         name = self.hooked()
         return None if name is None else f"a hook on {name!r}"
 
@@ -430,7 +435,8 @@ def with_hooks(cell: Cell, method: Callable, *arguments):
     torch would call them, is never called.
 
     Raises:
-        UsageError: the cell has a backward hook; torch finds no tensors for it, because they are in tuples.
+        UsageError: the cell has a backward hook, for which torch finds no tensors in the tuples, or a forward
+            pre-hook, as pruning registers, which would run after its input weights were read.
     """
     if not is_hooked(cell):
         return method(*arguments)
@@ -438,6 +444,11 @@ def with_hooks(cell: Cell, method: Callable, *arguments):
         raise UsageError(
             f"a backward hook on an inner {type(cell).__name__} would see no gradient; with "
             'backend="reference", give it a forward hook that calls register_hook of what it gives'
+        )
+    if cell._forward_pre_hooks:
+        raise UsageError(
+            f"a forward pre-hook on an inner {type(cell).__name__}, as torch.nn.utils.prune registers, would "
+            "run after its input weights were read; register it on the outer cell"
         )
     if torch.compiler.is_compiling():
         # The compiler then runs the pass uncompiled.
@@ -470,7 +481,9 @@ def apply_maps(x: Tensor, maps: tuple[InputMap, ...], gemm: str | None = None) -
 def orthogonal_(weight: Tensor, gates: int = 1) -> None:
     """Fills each of ``gates`` equal column blocks of ``weight`` [C, G] with an orthogonal matrix."""
     for block in weight.data.chunk(gates, dim=1):
-        nn.init.orthogonal_(block)
+        # No float type smaller than float32 has the decomposition that this needs.
+        wide = torch.empty_like(block, dtype=torch.promote_types(block.dtype, torch.float32))
+        block.copy_(nn.init.orthogonal_(wide))
 
 
 def glorot_(weight: Tensor, gates: int = 1) -> None:

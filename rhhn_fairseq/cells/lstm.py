@@ -198,7 +198,8 @@ class LSTM(GatedCell):
             return super().run(x_TBC, state, first_TB1, mask_TB, noise, plan)
         weights = self.weight_x, self.weight_h, self.bias
         h, c = op.lstm_step(x_TBC[0], state, weights, self.config.forget_bias)
-        return h.unsqueeze(0), (h, c)
+        # The output is a copy, because it may be changed in place.
+        return h.unsqueeze(0).clone(), (h, c)
 
     def extras(self, mask_TB, noise):
         names = super().extras(mask_TB, noise)

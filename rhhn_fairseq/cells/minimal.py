@@ -109,7 +109,8 @@ class MinimalCell(Cell):
             a, b = a.masked_fill(padding, 1.0), b.masked_fill(padding, 0.0)
         states = linear_scan(a, b, h.to(wide))
         y = states if mask_TB is None else states.masked_fill(padding, 0.0)
-        return y.to(g[0].dtype), (states[-1].to(h.dtype),)
+        # A copy, because the output may be changed in place.
+        return y.to(g[0].dtype), (states[-1].to(h.dtype, copy=True),)
 
 
 def positive(v: Tensor) -> Tensor:

@@ -119,9 +119,9 @@ class MILSTM(GatedCell):
         C, H = config.input_size, config.hidden_size
         self.weight_x = nn.Parameter(torch.empty(C, 4 * H))
         self.weight_h = nn.Parameter(torch.empty(H, 4 * H))
-        self.alpha = nn.Parameter(torch.full((4 * H,), config.alpha_init))
-        self.beta_1 = nn.Parameter(torch.full((4 * H,), config.beta_init))
-        self.beta_2 = nn.Parameter(torch.full((4 * H,), config.beta_init))
+        self.alpha = nn.Parameter(torch.full((4 * H,), float(config.alpha_init)))
+        self.beta_1 = nn.Parameter(torch.full((4 * H,), float(config.beta_init)))
+        self.beta_2 = nn.Parameter(torch.full((4 * H,), float(config.beta_init)))
         self.bias = nn.Parameter(torch.zeros(4 * H))
         glorot_(self.weight_x, gates=4)
         orthogonal_(self.weight_h, gates=4)

@@ -81,7 +81,7 @@ def _describe(cell: Cell) -> dict:
     for name, entry in CELLS.items():
         if (
             entry.config is type(cell.config)
-            and (not isinstance(entry.cell, type) or isinstance(cell, entry.cell))
+            and (not isinstance(entry.cell, type) or type(cell) is entry.cell)
             and all(getattr(cell.config, key) == value for key, value in entry.defaults.items())
         ):
             return {"cell": name} | asdict(cell.config)

@@ -23,7 +23,10 @@ def main(argv=None) -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the choice of lines (default: %(default)s)")
     parser.add_argument("--output", required=True, metavar="FILE", help="picture, PNG or SVG")
     args = parser.parse_args(argv)
-    for option, high in (("lines", MOST_LINES), ("columns", 20)):
+
+    from rhhn_fairseq.writing.picture import MOST_COLUMNS
+
+    for option, high in (("lines", MOST_LINES), ("columns", MOST_COLUMNS)):
         if not 1 <= getattr(args, option) <= high:
             raise UsageError(f"--{option} {getattr(args, option)}: choose from 1 to {high}")
     if args.seed < 0:

@@ -21,13 +21,13 @@ def main(argv=None) -> None:
         raise UsageError("give either a checkpoint or --pretrained")
 
     from rhhn_fairseq.writing.changes import stroke_changes
-    from rhhn_fairseq.writing.picture import draw, output_paths
+    from rhhn_fairseq.writing.picture import MOST_COLUMNS, draw, output_paths
     from rhhn_fairseq.writing.prime import read_prime
     from rhhn_fairseq.writing.sampling import WritingConfig, write
 
     config = WritingConfig(args.lines, args.points, args.bias, args.temperature, args.seed)
-    if args.columns < 1:
-        raise UsageError(f"--columns {args.columns} is too small, the smallest is 1")
+    if not 1 <= args.columns <= MOST_COLUMNS:
+        raise UsageError(f"--columns {args.columns}: choose from 1 to {MOST_COLUMNS}")
     paths = output_paths(args.output)
     model, data = load(args.checkpoint)
     prime = None

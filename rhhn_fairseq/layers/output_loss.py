@@ -10,6 +10,7 @@ Shapes: P positions, H width, V symbols.
 import torch
 from torch import Tensor
 
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops.gemm import mm, select_gemm
 
 FLOAT16_SCALE = 8.0
@@ -22,9 +23,10 @@ a chunk must not overflow either.
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, dtype):
+    def forward(ctx, y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, dtype, grad_enabled):
         ctx.types = [tensor.dtype for tensor in (y_PH, weight_VH, bias_V)]
-        learns = any(ctx.needs_input_grad[:3])
+        # ``needs_input_grad`` does not know of ``torch.no_grad``, and in here gradients are always off.
+        learns = grad_enabled and any(ctx.needs_input_grad[:3])
         y_PH, weight_VH, bias_V = (operand.to(dtype) for operand in (y_PH, weight_VH, bias_V))
         # The operands already have the type that autocast would choose.
         with torch.autocast(y_PH.device.type, enabled=False):
@@ -35,9 +37,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, factor, _):
+        if torch.is_grad_enabled():
+            raise UsageError(
+                "the gradients of linear_cross_entropy cannot be differentiated; with create_graph=True, "
+                "compute the logits and torch.nn.functional.cross_entropy"
+            )
         # Multiplied first: a loss scaler's factor may lift what the cast would lose.
         pieces = zip(ctx.saved_tensors, ctx.types, strict=True)
-        return *((tensor * factor).to(dtype) for tensor, dtype in pieces), *(None,) * 5
+        return *((tensor * factor).to(dtype) for tensor, dtype in pieces), *(None,) * 6
 
 
 def _chunks(y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, learns):
@@ -101,10 +108,14 @@ def linear_cross_entropy(
 
     Returns:
         the smoothed loss, which has gradients; the plain loss; how many targets have the highest probability.
+
+    Raises:
+        UsageError: by the backward pass, with ``create_graph=True``.
     """
     device, dtype = y_PH.device.type, y_PH.dtype
     if torch.is_autocast_enabled(device) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
     real = real_P.to(torch.promote_types(dtype, torch.float32))
-    loss, sums = _LinearCrossEntropy.apply(y_PH, weight_VH, bias_V, target_P, real, smoothing, chunk, dtype)
+    options = (smoothing, chunk, dtype, torch.is_grad_enabled())
+    loss, sums = _LinearCrossEntropy.apply(y_PH, weight_VH, bias_V, target_P, real, *options)
     return loss, sums[1], sums[2]

@@ -13,7 +13,7 @@ from rhhn_fairseq.cells.base import Cell, Noise, State
 from rhhn_fairseq.cells.config import check_fields, option
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.weight_drop import call_with_dropped_weights
+from rhhn_fairseq.layers.weight_drop import call_with_dropped_weights, recurrent_weights
 from rhhn_fairseq.ops.regularise import sequence_dropout
 
 
@@ -105,6 +105,10 @@ class Stack(nn.Module):
             for cells in (self.cells, self.backward_cells)[: config.directions(layer)]:
                 reads = width + config.context_size
                 cells.append(build_cell(config.cell, reads, config.hidden_size, **config.cell_options))
+        if config.weight_drop and not recurrent_weights(self.cells[0]):
+            raise UsageError(
+                f"Stack: weight_drop={config.weight_drop}, but the cell {config.cell} has no recurrent matrix"
+            )
         self.output_size = output
         self.state_sizes = tuple(size for cell in self.cells for size in cell.state_sizes)
 

@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from rhhn_fairseq.cells.registry import CELLS
-from rhhn_fairseq.data.text.vocabulary import CharVocabulary, escape
+from rhhn_fairseq.data.text.lanes import PAD
+from rhhn_fairseq.data.text.vocabulary import UNK, CharVocabulary, escape
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES, BASE_RECIPE, recipe_of
@@ -129,6 +130,11 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
             carry.write(after)
         dropped = self.stack.drop_output(y)
         return self.output(dropped).transpose(0, 1), {"outputs": y, "dropped_outputs": dropped}
+
+    def get_targets(self, sample, net_output):
+        """Returns the targets [B, T]; unknown symbols are padding, which fairseq's criterions skip."""
+        target = sample["target"]
+        return target.masked_fill(target == UNK, PAD)
 
     def get_normalized_probs(self, net_output, log_probs, sample=None):
         """Returns probabilities or log-probabilities [B, T, D]; a sample's tally, if any, counts them."""

@@ -62,7 +62,7 @@ class CharacterNetwork(Pretrained, nn.Module):
         self.embedding = None
         if embed_dim:
             self.embedding = nn.Parameter(torch.empty(V, embed_dim))
-            nn.init.orthogonal_(self.embedding) if orthogonal else glorot_(self.embedding)
+            orthogonal_(self.embedding) if orthogonal else glorot_(self.embedding)
         self.stack = Stack(stack)
         self.weight_out = nn.Parameter(torch.empty(self.stack.output_size, V))
         self.bias_out = nn.Parameter(torch.zeros(V))

@@ -106,8 +106,9 @@ class Hyper(RecurrentLayer):
         super().__init__(*arguments, **options)
         config = self.stack.cells[0].config
         assert isinstance(config, HyperConfig)
-        inner = (f"hyper_{name}" for name in layer_of(config.hyper_cell).state_names)
-        self.state_names = (*layer_of(config.main_cell).state_names, *inner)
+        main, inner = (layer_of(name).state_names for name in (config.main_cell, config.hyper_cell))
+        # The states of a cell of another package have no names.
+        self.state_names = (*main, *(f"hyper_{name}" for name in inner)) if main and inner else ()
 
 
 class RHN(RecurrentLayer):

@@ -40,9 +40,9 @@ def quantize_dynamic(module: nn.Module, smallest: int = SMALLEST) -> nn.Module:
     for cell in cells:
         for name in cell.affine_weights:
             weight = getattr(cell, name)
-            weights = list(weight) if isinstance(weight, nn.ParameterList) else [weight]
+            weights = list(weight) if isinstance(weight, nn.ParameterList | nn.ModuleList) else [weight]
             # The list is empty where a hypernetwork does not read the state.
-            if not weights or weights[0].numel() < smallest:
+            if not weights or isinstance(weights[0], QuantisedWeight) or weights[0].numel() < smallest:
                 continue
             packed = [_packed(each) for each in weights]
             delattr(cell, name)

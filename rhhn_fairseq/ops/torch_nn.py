@@ -61,4 +61,6 @@ def step(kind: str, x_1BC: Tensor, state: State, weights: Weights) -> tuple[Tens
         after: State = torch.lstm_cell(x_1BC[0], before, *flat)
     else:
         after = (torch.gru_cell(x_1BC[0], *before, *flat),)
-    return after[0].unsqueeze(0), tuple(new.to(old.dtype) for new, old in zip(after, state, strict=True))
+    # The output is a copy, because it may be changed in place.
+    y_1BH = after[0].unsqueeze(0).clone()
+    return y_1BH, tuple(new.to(old.dtype) for new, old in zip(after, state, strict=True))

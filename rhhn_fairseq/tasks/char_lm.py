@@ -222,7 +222,9 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(self, sample, model, criterion):
-        sample = _with_carry(sample, self.valid_carry.open(sample["chunk"]))
+        if sample:
+            # Workers without a batch of their own get an empty one.
+            sample = _with_carry(sample, self.valid_carry.open(sample["chunk"]))
         return super().valid_step(sample, model, criterion)
 
     def eval_lm_dataloader(self, dataset, batch_size=None, num_shards=1, num_workers=0, **unused):
@@ -288,12 +290,13 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
         Raises:
             UsageError: the checkpoint reads in the other direction.
         """
-        self._check_direction(state_dict)
+        self.check_direction(state_dict)
         corpus = state_dict.get("corpus")
         if corpus is not None and corpus not in self.trained_on:
             self.trained_on.append(corpus)
 
-    def _check_direction(self, state: dict) -> None:
+    def check_direction(self, state: dict) -> None:
+        """Raises UsageError if a checkpoint with this state of the task reads in the other direction."""
         # Checkpoints that do not say are older than the option.
         reverse = state.get("reverse", False)
         if reverse != self.cfg.reverse:
@@ -310,7 +313,7 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
             self._saved_states = gather_states(self.carries, self.workers)
 
     def get_checkpoint_dict(self):
-        state = {"reverse": self.cfg.reverse}
+        state = {"reverse": self.cfg.reverse, "batching": self.cfg.batching}
         if self._saved_states is not None:
             state |= {"layout": self.layout, "chunk": self.carries[0].chunk, "states": self._saved_states}
         return {type(self).__name__: state}
@@ -322,17 +325,25 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
             UsageError: the checkpoint reads in the other direction, or its lanes differ from this run's, so
                 that its states belong to other text.
         """
-        self._check_direction(state)
+        self.check_direction(state)
+        # Checkpoints that do not say are older than this entry.
+        batching = state.get("batching", self.cfg.batching)
+        if batching != self.cfg.batching:
+            raise UsageError(
+                f"the checkpoint was trained with --batching {batching}, this run has {self.cfg.batching}: "
+                "give the same, or --reset-dataloader to begin again at epoch 1"
+            )
         if "states" not in state:
             return
-        different = [key for key in self.layout if state["layout"][key] != self.layout[key]]
+        layout = self.layout or {}
+        different = [key for key in layout if state["layout"][key] != layout[key]]
         if different:
             was = ", ".join(f"{key} {state['layout'][key]}" for key in different)
-            now = ", ".join(f"{key} {self.layout[key]}" for key in different)
+            now = ", ".join(f"{key} {layout[key]}" for key in different)
             raise UsageError(
                 f"the checkpoint was saved in mid-epoch with {was}, this run has {now}: its states belong to "
                 "other places of the text; resume with the same --batch-size, --tokens-per-sample and "
-                "workers x --update-freq, or give --reset-dataloader to start the epoch again"
+                "workers x --update-freq, or give --reset-dataloader to begin again at epoch 1"
             )
         mine = state["states"][self.rank :: self.workers]
         self.carries = [Carry(state["chunk"], tuple(after)) for after in mine]

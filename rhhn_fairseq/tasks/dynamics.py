@@ -29,7 +29,6 @@ from rhhn_fairseq.analysis.effective_rank import hyper_vectors, variation_rank
 from rhhn_fairseq.analysis.tracing import CellTrace
 from rhhn_fairseq.analysis.weights import matrix_changes
 from rhhn_fairseq.cells.base import Cell
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
 
 STEPS = 50
@@ -59,8 +58,6 @@ class LogsDynamics:
     def _logs(self, update_num: int) -> bool:
         """Whether the update after ``update_num`` is logged."""
         interval = self.cfg.log_dynamics
-        if interval < 0:
-            raise UsageError(f"--log-dynamics {interval} is too small, the smallest is 0 (never)")
         return interval > 0 and (update_num + 1) % interval == 0
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):

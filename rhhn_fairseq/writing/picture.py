@@ -35,6 +35,9 @@ COLUMNS = 600
 PEN, COLOURED_PEN = 1.3, 1.8
 
 # Endings that ask for a picture that is not drawn; any other dot belongs to the name.
+MOST_COLUMNS = 20
+"""Lines side by side; more leave no room on the page."""
+
 OTHER_PICTURES = (".bmp", ".eps", ".gif", ".jpeg", ".jpg", ".pdf", ".ps", ".tif", ".tiff", ".webp")
 
 INK, PRIMED = "black", COLOURS[1]
@@ -130,7 +133,7 @@ def draw_lines(
             image = _draw_strips(figure.add_axes(strips), line.names, column_changes(line), limit)
         if captions:
             middle = (top - 0.5 * CAPTION) / total
-            figure.text(left / WIDTH, middle, captions[number], fontsize=8, va="center")
+            figure.text(left / WIDTH, middle, captions[number], fontsize=8, va="center", parse_math=False)
     if changes:
         primed = any(line.primed for line in lines)
         _draw_bar(figure, image, total, "; the line that was read first is orange" if primed else "")

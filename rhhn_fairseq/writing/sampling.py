@@ -215,7 +215,7 @@ def _before(prime: Line | None, symbols: str) -> str:
             f"{prime.name}: has no text, but a model with a window reads the text of a primed line"
         )
     _check(prime.name, prime.text, symbols)
-    return prime.text + " "
+    return prime.text + (" " if " " in symbols else "")
 
 
 def _indices(symbols: str, text: str) -> Tensor:

@@ -93,3 +93,21 @@ def test_the_command_is_as_quiet_as_the_program(tmp_path):
         # Without times and figures.
         screens.append(re.findall(r"INFO \| ([\w.]+) \| ", result.stdout + result.stderr))
     assert screens[0] == screens[1] and "rhhn_fairseq.training" in screens[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--max-epoch", 1, "--total-num-update", 50], "training ends after 22 updates, before the learning"),
+        (
+            ["--max-update", 9, "--total-num-update", 4],
+            "the learning rate is 0 from update 4 on, and training",
+        ),
+        (["--max-epoch", 1, "--total-num-update", 22], None),
+    ],
+)
+def test_a_schedule_of_another_length_is_told(tmp_path, options, line):
+    schedule = ["--lr-scheduler", "polynomial_decay", *options]
+    messages = train(*char_lm(tmp_path, tmp_path / "run", *schedule)).messages
+    lines = [message for message in messages if "give --total-num-update" in message]
+    assert len(lines) == (line is not None) and all(one.startswith(line) for one in lines)

@@ -1,5 +1,6 @@
 """Going on with a training: with other workers, and from the checkpoint that is right."""
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +11,11 @@ from helpers.cli import HANGS, fairseq_train, json_log, lstm, model_of
 from helpers.in_process import LOG, char_lm, train
 from helpers.lock_holder import holder
 
+from rhhn_fairseq.adaptations.mistakes import describe
 from rhhn_fairseq.adaptations.restarts import position_of_worker
+from rhhn_fairseq.averaging import average
+from rhhn_fairseq.data.text.corpora import text_files
+from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.errors import UsageError
 
 
@@ -249,3 +254,42 @@ def test_an_average_begins_with_a_checkpoint_that_has_none(corpus, tmp_path, sou
     expected = model_of(tmp_path / "plain")
     assert all(torch.equal(value, expected[key]) for key, value in last["extra_state"]["ema"].items())
     assert not all(torch.equal(value, expected[key]) for key, value in last["model"].items())
+
+
+def test_more_batches_than_an_epoch_has_are_one_line(corpus, uninterrupted, tmp_path):
+    saved = uninterrupted[1] / "checkpoint_1_13.pt"
+    options = ["--max-update", 30, "--restore-file", saved, "--tokens-per-sample", 140]
+    with pytest.raises(RuntimeError) as error:
+        train(*char_lm(corpus, tmp_path, *options))
+    assert "saved in mid-epoch, after more batches than an epoch of this run has" in describe(error.value)
+
+
+@pytest.mark.parametrize("before, after", [("lanes", "windows"), ("windows", "lanes")])
+def test_another_batching_in_mid_epoch_is_refused(corpus, tmp_path, before, after):
+    train(*char_lm(corpus, tmp_path, "--max-update", 5, "--batching", before))
+    with pytest.raises(UsageError, match=f"trained with --batching {before}, this run has {after}"):
+        train(*char_lm(corpus, tmp_path, "--max-update", 9, "--batching", after))
+
+
+def test_an_average_of_weights_in_16_bits_is_in_float32(corpus, tmp_path):
+    options = ["--bf16", "--store-ema", "--ema-decay", 0.998, "--max-update", 20]
+    train(*char_lm(corpus, tmp_path, *options))
+    extra = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["extra_state"]
+    exact = {name: each for name, each in extra["ema_fp32_params"].items() if each.is_floating_point()}
+    assert exact and all(tensor.dtype == torch.float32 for tensor in exact.values())
+    averaged = average([tmp_path / "checkpoint_last.pt"], ema=True)["model"]
+    assert all(torch.equal(averaged[name], tensor) for name, tensor in exact.items())
+
+
+def test_fairseq_s_criterion_skips_unknown_symbols(corpus, tmp_path):
+    files = {}
+    for split, text in (("train", "abc " * 400), ("valid", "abc ? abc " * 20), ("test", "abc " * 20)):
+        files[split] = [tmp_path / f"{split}.txt"]
+        files[split][0].write_text(text)
+    prepare(text_files(files, as_bytes=False), tmp_path / "data")
+    arguments = char_lm(tmp_path, tmp_path / "run", "--max-update", 3)
+    arguments.remove("--disable-validation")
+    arguments[arguments.index("char_cross_entropy")] = "cross_entropy"
+    log = train(*arguments)
+    assert all(math.isfinite(float(loss)) for loss in log.losses)
+    assert (tmp_path / "run" / "checkpoint_last.pt").exists()

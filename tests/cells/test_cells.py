@@ -325,6 +325,26 @@ def test_h_detach_of_one_state_cells_keeps_the_carry():
     torch.testing.assert_close(gradient, 1 - t, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("gradient", [True, False])
+@pytest.mark.parametrize("name", CELLS)
+def test_output_and_state_share_no_memory(name, gradient, length, dtype):
+    cell = build(name, {"hyper_size": 3} if "hyper_size" in cell_options(name) else {}).to(dtype).eval()
+    with torch.set_grad_enabled(gradient):
+        y, state = cell(torch.randn(length, 2, C, dtype=dtype))
+    before = [tensor.clone() for tensor in state]
+    y.detach().zero_()
+    assert all(map(torch.equal, before, state))
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_whole_numbers_are_values_of_float_options(name):
+    options = {"hyper_size": 3} if "hyper_size" in cell_options(name) else {}
+    options |= {key: 0 for key, value in cell_options(name).items() if isinstance(value, float)}
+    build_cell(name, C, H, **options)
+
+
 @pytest.mark.parametrize("name", CELLS)
 def test_draws_noise_itself_in_training_only(name):
     cell = build(name, {"zoneout": 0.5} | ({"hyper_size": 3} if "hyper_size" in cell_options(name) else {}))

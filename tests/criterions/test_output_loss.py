@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from rhhn_fairseq.criterions.chunked_cross_entropy import ChunkedCrossEntropy
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers import output_loss
 from rhhn_fairseq.layers.output_loss import linear_cross_entropy
 from rhhn_fairseq.models.gnmt import GNMT, GNMTConfig, OutputLayer
 
@@ -150,3 +151,27 @@ def test_output_layer_is_its_parts():
     y = torch.randn(2, 3, H)
     features, weight, bias = layer.factors(y)
     torch.testing.assert_close(layer(y), features @ weight.t() + bias)
+
+
+def test_without_a_gradient_none_is_computed(monkeypatch):
+    y, weight, bias, target = _factors()
+    expected = linear_cross_entropy(y, weight, bias, target, target != PAD)[0]
+    chunks, computed = output_loss._chunks, []
+
+    def watched(*arguments):
+        sums, gradients = chunks(*arguments)
+        computed.append(len(gradients))
+        return sums, gradients
+
+    monkeypatch.setattr(output_loss, "_chunks", watched)
+    with torch.no_grad():
+        loss = linear_cross_entropy(y, weight, bias, target, target != PAD)[0]
+    linear_cross_entropy(y, weight, bias, target, target != PAD)
+    assert torch.equal(loss, expected) and computed == [0, 3]
+
+
+def test_second_derivatives_are_refused():
+    y, weight, bias, target = _factors()
+    loss = linear_cross_entropy(y, weight, bias, target, target != PAD)[0]
+    with pytest.raises(UsageError, match="the gradients of linear_cross_entropy cannot be differentiated"):
+        torch.autograd.grad(loss, y, create_graph=True)

@@ -93,3 +93,8 @@ def test_stacks_that_feed_back_refuse_it():
         WindowConfig(**sizes, symbols=3)
     with pytest.raises(UsageError, match="Decoder: weight_drop=0.1 is not supported"):
         DecoderConfig(**sizes, context_size=3, attention_size=4)
+
+
+def test_cells_without_recurrent_matrices_refuse_it():
+    with pytest.raises(UsageError, match="weight_drop=0.5, but the cell mingru has no recurrent matrix"):
+        Stack(StackConfig(cell="mingru", input_size=3, hidden_size=4, weight_drop=0.5))

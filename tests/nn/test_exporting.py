@@ -274,6 +274,14 @@ def test_cells_whose_hypernetwork_reads_no_state_are_quantised():
     assert 0 < error < 0.05
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("cell", ["lstm", "rhn"])
+def test_quantising_again_changes_nothing(cell):
+    once = quantize_dynamic(layer_of(cell)(C, H), smallest=1)
+    x = torch.randn(T, B, C)
+    torch.testing.assert_close(quantize_dynamic(once, smallest=1)(x), once(x), rtol=0, atol=0)
+
+
 def test_what_cannot_be_quantised_is_refused():
     with pytest.raises(UsageError, match="Linear has no cell of this package"):
         quantize_dynamic(torch.nn.Linear(2, 2))
@@ -281,3 +289,14 @@ def test_what_cannot_be_quantised_is_refused():
         quantize_dynamic(LSTM(C, H, dtype=torch.float64), smallest=1)
     with pytest.raises(UsageError, match="a quantised weight has no gradient"):
         quantize_dynamic(LSTM(C, H), smallest=1)(torch.randn(T, B, C, requires_grad=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_compiled_pass_under_autocast(dtype):
+    rnn, x = _build("ln_lstm"), torch.randn(T, B, C)
+    torch._dynamo.reset()
+    with torch.autocast("cpu", dtype):
+        y, expected = torch.compile(rnn, backend="eager", fullgraph=True)(x)[0], rnn(x)[0]
+    assert y.dtype == expected.dtype
+    # Two digits of the type: aten and native round at other places.
+    torch.testing.assert_close(y, expected, rtol=0, atol=4 * torch.finfo(dtype).eps)

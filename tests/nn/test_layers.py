@@ -269,6 +269,19 @@ def test_layers_of_other_cells_can_be_pickled(monkeypatch):
     _equal(again(_x())[0], rnn(_x())[0])
     assert repr(rnn) == "mine(4, 6, state=(6))"
     assert "State: a tuple of tensors [D L, B, ·], the cell's entries; one tensor" in type(rnn).__doc__
+    assert "main_cell='mine'" in repr(layers.Hyper(C, H, main_cell="mine", hyper_size=3))
+
+
+def test_layers_in_bfloat16_from_the_default_type():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        weight = layers.LSTM(C, H).stack.cells[0].weight_h
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert weight.dtype == torch.bfloat16
+    block = weight.detach().float()[:, :H]
+    # Eight bits of mantissa.
+    torch.testing.assert_close(block @ block.t(), torch.eye(H), rtol=0, atol=2**-6)
 
 
 def test_dropout_acts_between_layers_in_training_only():

@@ -130,6 +130,12 @@ def test_what_cannot_be_saved_is_refused(tmp_path):
         save_pretrained(torch.nn.Linear(2, 2), tmp_path)
     with pytest.raises(UsageError, match="the LSTM is quantised; save it before that"):
         save_pretrained(quantize_dynamic(LSTM(C, H), smallest=1), tmp_path)
+
+    class Coupled(type(build_cell("lstm", C, H))):
+        """A cell of somebody's own, with the options of its parent."""
+
+    with pytest.raises(UsageError, match="the cell Coupled is not in the registry"):
+        save_pretrained(Coupled(build_cell("lstm", C, H).config), tmp_path)
     mixed = LSTM(C, H, 2)
     mixed.stack.cells[0].double()
     with pytest.raises(UsageError, match="the weights are float32, float64, expected one of"):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.func import functional_call, grad, vmap
+from torch.nn.utils import prune
 
 from rhhn_fairseq.cells import CELLS, build_cell, cell_options
 from rhhn_fairseq.errors import UsageError
@@ -87,6 +88,30 @@ def test_backward_hooks_that_would_never_run_are_refused():
     rnn.stack.cells[0].hyper.register_full_backward_hook(print)
     with pytest.raises(UsageError, match='inner LSTM would see no gradient; with backend="reference"'):
         rnn(_x(T, B, C))
+
+
+def test_pruning_an_inner_cell_is_refused():
+    rnn = _build("hyperlstm")
+    prune.random_unstructured(rnn.stack.cells[0].hyper, "weight_x", 0.5)
+    with pytest.raises(UsageError, match="a forward pre-hook on an inner LSTM, as torch.nn.utils.prune"):
+        rnn(_x(T, B, C))
+
+
+def test_a_pruned_cell_follows_its_weights():
+    cell = _build("hyperlstm").stack.cells[0]
+    prune.random_unstructured(cell, "weight_x", 0.5)
+    before = cell(_x(T, B, C))[0]
+    with torch.no_grad():
+        cell.weight_x_orig.mul_(2)
+    assert (cell(_x(T, B, C))[0] - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_jit_trace(cell):
+    rnn = _build(cell).eval()
+    traced = torch.jit.trace(rnn, (_x(T, B, C),))
+    x = torch.randn(T, B, C, dtype=torch.float64)
+    torch.testing.assert_close(traced(x), rnn(x), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("cell", ["hyperrhn", "hyperrnn"])

@@ -358,3 +358,16 @@ def test_operations_keep_torchs_rules(name, monkeypatch):
     for operation, args in calls.items():
         rules = ("test_schema", "test_faketensor", "test_autograd_registration")
         torch.library.opcheck(operation, args, test_utils=rules)
+
+
+@pytest.mark.skipif(not native.multiplies(), reason="needs the compiled kernels and AVX2")
+def test_a_single_row_may_have_any_stride():
+    H, plans = 8, [backends.make_plan(name) for name in ("aten", "native")]
+    g = torch.randn(1, 3, 4 * H, dtype=torch.float64).transpose(0, 1)
+    assert g.is_contiguous() and g.stride(1) != 4 * H
+    state = (torch.zeros(1, H, dtype=torch.float64),) * 2
+    weight = torch.randn(H, 4 * H, dtype=torch.float64)
+    expected, found = (
+        lstm.lstm(g, state, weight, [], lstm.Masks(), lstm.Numbers(1.0), plan)[0] for plan in plans
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)

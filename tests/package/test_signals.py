@@ -163,6 +163,18 @@ def uninterrupted(corpus, tmp_path_factory):
     return train(*char_lm(corpus, save_dir, *END)), save_dir
 
 
+def test_options_that_begin_again_are_named(corpus, uninterrupted, tmp_path):
+    start = uninterrupted[1] / "checkpoint_last.pt"
+    options = ["--restore-file", start, "--reset-optimizer", "--reset-dataloader", *END]
+    log = Log()
+    with pytest.raises(SystemExit), signal_at(signal.SIGTERM, '"num_updates": "2'):
+        train(*char_lm(corpus, tmp_path, *options), log=log)
+    expected = (
+        "the same command, without --restore-file and --reset-optimizer and --reset-dataloader, goes on"
+    )
+    assert expected in stopped(log)
+
+
 @pytest.mark.parametrize("signum", SIGNALS)
 def test_a_training_saves_when_it_is_interrupted(corpus, uninterrupted, tmp_path, signum):
     """stop_with_a_checkpoint: the run that goes on has the losses of one that was not interrupted."""

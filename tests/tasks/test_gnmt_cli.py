@@ -238,3 +238,22 @@ def test_two_workers_train_what_update_freq_two_trains(corpus, tmp_path):
     first, second = model_of(tmp_path / "one"), model_of(tmp_path / "two")
     for key, part in first.items():
         torch.testing.assert_close(second[key], part, rtol=0, atol=1e-5)
+
+
+def test_generation_without_targets_and_in_shards(corpus, trained, tmp_path, monkeypatch):
+    path = trained / "checkpoint_best.pt"
+    expected = _lines(_generate(corpus, path=path).stdout, "H")
+    sources = tmp_path / "sources"
+    shutil.copytree(corpus, sources)
+    for end in ("bin", "idx"):
+        (sources / f"test.en-fr.fr.{end}").unlink()
+    assert _lines(_generate(sources, path=path).stdout, "H") == expected
+    shards = [
+        _lines(_generate(corpus, "--num-shards", 2, "--shard-id", shard, path=path).stdout, "H")
+        for shard in (0, 1)
+    ]
+    assert sorted(shards[0] + shards[1]) == sorted(expected) and all(shards)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    refused = _generate(corpus, path=path, check=False)
+    assert refused.returncode == 1 and "error: fairseq-generate runs without torchrun" in refused.stderr

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.sequence_scorer import SequenceScorer
+from helpers.in_process import char_lm, train
 from helpers.programs import run
 from helpers.tiny_char_lm import TEST, TRAIN, build_model, build_task, iterator, save, write_corpus
 
@@ -147,3 +148,11 @@ def test_trainings_go_on_in_their_direction_only(corpus):
         build_task(corpus, reverse=reverse).set_checkpoint_dict(state)
         with pytest.raises(UsageError, match=advice):
             build_task(corpus, reverse=not reverse).set_checkpoint_dict(state)
+
+
+def test_fine_tuning_in_the_other_direction_is_refused(tmp_path):
+    train(*char_lm(tmp_path, tmp_path / "a", "--reverse", "--max-update", 2))
+    options = ["--finetune-from-model", tmp_path / "a" / "checkpoint_last.pt", "--max-update", 2]
+    with pytest.raises(UsageError, match="reads texts from right to left: give --reverse"):
+        train(*char_lm(tmp_path, tmp_path / "b", *options))
+    train(*char_lm(tmp_path, tmp_path / "b", *options, "--reverse"))

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from helpers import tiny_handwriting
 from helpers.strokes_cli import random_rows
 from helpers.tiny_handwriting import NORMALISATION, build, disturb
 from helpers.written_pictures import svg_lines
@@ -18,7 +19,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.mixture import Mixture
 from rhhn_fairseq.models.handwriting_loading import load_handwriting
 from rhhn_fairseq.writing.changes import stroke_changes
-from rhhn_fairseq.writing.picture import column_changes, draw, output_paths
+from rhhn_fairseq.writing.picture import column_changes, draw, draw_lines, output_paths
 from rhhn_fairseq.writing.sampling import Hand, WritingConfig, Written, write
 from rhhn_fairseq.writing.smoothing import smoothed, stub
 
@@ -106,6 +107,14 @@ def test_writing_ends_when_the_window_has_passed_the_text():
     (line,) = write(_speedy(model, 0.5), WritingConfig(lines=1), ["abc"], prime)
     # "ab abc" has six characters, and reading six points moved the window already.
     assert line.finished and len(line.points) == 1 + 14 and line.primed == 6
+
+
+def test_a_model_without_spaces_reads_a_primed_line(monkeypatch):
+    monkeypatch.setattr(tiny_handwriting, "SYMBOLS", "_abcdeh")
+    model = build(window=2)
+    prime = Line("p", from_offsets(random_rows(5), "p"), "ab")
+    (line,) = write(model, WritingConfig(lines=1, points=3), ["ab"], prime)
+    assert line.primed == 6 and line.text == "ab"
 
 
 def test_refused_writing():
@@ -265,6 +274,13 @@ def test_lines_stand_in_columns(tmp_path):
     # All at one scale.
     widths = [stroke[1, 0] - stroke[0, 0] for stroke in (first, second, third)]
     np.testing.assert_allclose(np.array(widths) / widths[0], [1, 2, 0.5], rtol=1e-4)
+
+
+def test_captions_are_no_formulas():
+    figure = draw_lines([_written([[0, 10]])] * 2, changes=False, captions=["x$_$y", "price $$"])
+    figure.canvas.draw()
+    assert [text.get_text() for text in figure.texts] == ["x$_$y", "price $$"]
+    assert not any(text.get_parse_math() for text in figure.texts)
 
 
 def test_primed_points_have_a_colour_of_their_own(tmp_path):

@@ -27,7 +27,7 @@ def check_replaceable(dest: Path, force: bool, is_own: Callable[[str], bool]) ->
     """Raises UsageError if ``dest`` exists and preparing a corpus must not replace it.
 
     A directory is replaced only if it holds nothing but the files of a prepared corpus, and without a
-    manifest that says what it is, only with ``force``.
+    manifest that says what it is, only with ``force``. The current directory is not replaced.
 
     is_own: whether a path relative to ``dest`` belongs to a prepared corpus; a folder's path ends
         with a slash, and its contents are checked as well.
@@ -38,6 +38,11 @@ def check_replaceable(dest: Path, force: bool, is_own: Callable[[str], bool]) ->
         return
     if not os.path.isdir(dest):
         raise UsageError(f"{dest}: is a file; choose another --dest")
+    with suppress(OSError):
+        if Path.cwd().is_relative_to(dest):
+            raise UsageError(
+                f"{dest}: is the current directory or holds it, so it cannot be replaced; run this elsewhere"
+            )
     try:
         present = list(_contents(dest, is_own))
     except OSError as error:

@@ -16,6 +16,9 @@ RATIO_MARGIN = 10
 # U+009F, which in running text are the remains of one-byte encodings.
 _DAMAGE = re.compile("[\\x00-\\x08\\x0e-\\x1f\\x7f-\\x9f\\ufffd]")
 
+# A space, and what sentencepiece's normalisation turns into one.
+_BLANK = " \u200b\u200e\u200f\u2581\ufeff"
+
 
 @dataclass(frozen=True)
 class CleaningConfig:
@@ -49,9 +52,9 @@ def clean(pair: RawPair, config: CleaningConfig) -> tuple[str, str] | str:
     if any(_DAMAGE.search(text) for text in texts):
         return "encoding"
     words = [text.split() for text in texts]
-    if not all(words):
-        return "empty"
     source, target = (" ".join(side) for side in words)
+    if not source.strip(_BLANK) or not target.strip(_BLANK):
+        return "empty"
     lengths = sorted((len(source), len(target)))
     if lengths[1] > config.max_chars or max(map(len, words)) > config.max_words:
         return "length"

@@ -137,7 +137,9 @@ def _text(file: Path | None) -> str | None:
     if file is None:
         return None
     if file.suffix == ".txt":
-        return _decoded(read_regular(file, LARGEST), file).strip()
+        # Editors on Windows write a mark before the text, and two symbols for the end of a line.
+        text = _decoded(read_regular(file, LARGEST), file)
+        return text.removeprefix("\ufeff").replace("\r\n", "\n").strip()
     loaded = read_arrays(file).get("")
     if loaded is None or loaded.ndim or loaded.dtype.kind not in "SU":
         raise UsageError(f"{file}: expected one text, as numpy.save stores it")

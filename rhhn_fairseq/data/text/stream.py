@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rhhn_fairseq.data.text.vocabulary import EOS, SPECIAL_SYMBOLS
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import refuse_endless
 from rhhn_fairseq.programs import command
@@ -137,6 +138,13 @@ def _check_indices(path: Path, dtype: np.dtype, vocab_size: int) -> None:
                     f"{path}: symbol {position + int(outside[0]):,} is "
                     f"{int(indices[outside[0]])}, outside of the dictionary of {vocab_size} "
                     "symbols; dict.txt and the .bin file do not belong together"
+                )
+            reserved = np.flatnonzero(indices < EOS)
+            if reserved.size:
+                raise UsageError(
+                    f"{path}: symbol {position + int(reserved[0]):,} is "
+                    f"{SPECIAL_SYMBOLS[int(indices[reserved[0]])]}, which fairseq reserves; rename it in the "
+                    "text and binarise the text again"
                 )
             position += indices.size
 

@@ -28,6 +28,8 @@ LIMITS = CleaningConfig(max_words=5, max_chars=40, max_ratio=2.0)
         (" a \t b\xa0\u2028c ", "d\x0ce\r", ("a b c", "d e")),
         ("", "a", "empty"),
         ("a", " \u3000\t", "empty"),
+        ("\u200b \ufeff", "a", "empty"),
+        ("\u200ba", "a", ("\u200ba", "a")),
         (b"caf\xe9", "a", "encoding"),
         ("a", b"\xff\xfea\x00", "encoding"),
         ("a\0b", "a", "encoding"),

@@ -23,7 +23,7 @@ from helpers.strokes_cli import (
     write_iam,
 )
 
-from rhhn_fairseq.data.strokes import iam
+from rhhn_fairseq.data.strokes import iam, stroke3
 from rhhn_fairseq.data.strokes.manifest import StrokeManifest
 from rhhn_fairseq.data.strokes.points import to_strokes
 from rhhn_fairseq.data.strokes.store import StrokeSplit
@@ -476,3 +476,8 @@ def test_real_lines_of_iam(data_dir, tmp_path):
     mean = manifest["statistics"]["mean"]
     assert mean[0] > 0.2 and abs(mean[1]) < 0.1
     assert 20 < manifest["points_per_symbol"] < 40
+
+
+def test_texts_that_windows_wrote(tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufeffhello\r\nworld\r\n".encode())
+    assert stroke3._text(tmp_path / "a.txt") == "hello\nworld"

@@ -407,3 +407,14 @@ def test_preparing_needs_no_fairseq(tmp_path):
         text=True,
     )
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_the_current_directory_is_not_replaced(tmp_path, monkeypatch, capsys):
+    (tmp_path / "text").write_text("some text " * 50)
+    (tmp_path / "data" / "inner").mkdir(parents=True)
+    for place, dest in (("data", "."), ("data/inner", "..")):
+        monkeypatch.chdir(tmp_path / place)
+        options = ["--input", tmp_path / "text", "--split", "80/10/10"]
+        message = error_of(capsys, "text", *options, "--dest", dest)
+        assert f"{tmp_path / 'data'}: is the current directory or holds it" in message
+        assert (tmp_path / "data" / "inner").is_dir()

@@ -97,3 +97,9 @@ def test_damaged_dictionaries_are_one_line(tmp_path, line, message):
         load_vocabulary(tmp_path)
     with pytest.raises(UsageError, match="occurs twice"):
         WordVocabulary(["a", "a"])
+
+
+def test_reserved_words_in_the_text_are_named(tmp_path):
+    data = binarise(tmp_path, ["<s> the cat </s>", "a dog"])
+    with pytest.raises(UsageError, match=r"train.bin: symbol 0 is <s>, which fairseq reserves; rename it"):
+        open_stream(data / "train", len(load_vocabulary(data)))
