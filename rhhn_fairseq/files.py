@@ -140,3 +140,11 @@ def tar_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     yield from (entry for entry in archive if entry.isfile())
     if archive.fileobj.tell() < archive.offset + tarfile.BLOCKSIZE:
         raise EOFError("it ends without its end mark")
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory and those above it. Raises UsageError if the file system refuses."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be made ({error.strerror or error})") from error

@@ -33,4 +33,6 @@ def draw_attention(attention: Attention, title: str | None = None) -> Figure:
 
 
 def _shortened(word: str) -> str:
-    return word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…"
+    word = word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…"
+    # Between two dollar signs, matplotlib would read a formula.
+    return word.replace("$", r"\$")

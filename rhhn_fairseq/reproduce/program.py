@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -32,9 +33,8 @@ def run(words: list[str], parser: argparse.ArgumentParser) -> None:
     if args.list:
         _list([table_of(args.table)] if args.table else list(TABLES.values()))
     elif args.queue:
-        if args.table:
-            raise UsageError("--queue takes its tables and rows from the file; name none besides")
-        _work_off(args.queue, parser)
+        _refuse_options_beside_a_queue(args, parser)
+        _work_off(args.queue, parser, args.dry_run)
     elif args.table is None:
         raise UsageError(f"no table is named, choose from {', '.join(TABLES)}, or give --list")
     else:
@@ -107,20 +107,38 @@ def _parse(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.
     return args, tuple(extra)
 
 
-def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str]) -> None:
+def _refuse_options_beside_a_queue(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Raises UsageError for a table or an option, other than --dry-run, that the lines of the queue give."""
+    if args.table:
+        raise UsageError("--queue takes its tables and rows from the file; name none besides")
+    options = [action for action in parser._actions if action.option_strings]
+    for action in options:
+        given = action.dest != "help" and getattr(args, action.dest) != action.default
+        if given and action.dest not in ("queue", "dry_run"):
+            raise UsageError(f"{action.option_strings[0]}: --queue takes its options from the file")
+
+
+def _runs(args: argparse.Namespace, extra: tuple[str, ...]) -> list[Run]:
+    """Returns the runs that a command line names; UsageError for unknown tables, rows and protocols."""
     table = table_of(args.table)
     rows = [table.row(name) for name in args.rows] or list(table.rows)
     budget = Budget(args.epochs, args.updates, args.hours, args.patience)
     protocols = tuple(args.protocols)
-    runs = [
+    return [
         Run(table, row, seed, args.scale, args.precision, budget, extra, protocols)
         for seed in args.seeds
         for row in rows
     ]
+
+
+def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str]) -> None:
+    table, runs = table_of(args.table), _runs(args, extra)
     places = Places(args.runs, args.data, args.results, args.from_dir)
     device = args.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available() and not args.dry_run:
+        raise UsageError("--device cuda: torch finds no GPU here; choose from auto, cpu")
     if args.dry_run:
         for run in runs:
             for command in running.commands(run, places, device):
@@ -160,19 +178,24 @@ def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str
         raise UsageError(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}")
 
 
-def _work_off(queue: Path, parser: argparse.ArgumentParser) -> None:
+def _work_off(queue: Path, parser: argparse.ArgumentParser, dry_run: bool) -> None:
     """Executes every line of a queue in turn; a line that fails does not stop the next from running."""
     problems = []
-    lines = [line.strip() for line in read_lines(queue)]
-    lines = [line for line in lines if line and not line.startswith("#")]
+    numbered = [(number, line.strip()) for number, line in enumerate(read_lines(queue), 1)]
+    numbered = [(number, line) for number, line in numbered if line and not line.startswith("#")]
+    lines = [line for _, line in numbered]
     # A mistake in the last line is reported before hours of work on the first.
-    parsed = [_parse_line(queue, number, line, parser) for number, line in enumerate(lines, 1)]
-    os.nice(LOWEST_PRIORITY)
+    parsed = [_parse_line(queue, number, line, parser) for number, line in numbered]
+    if not dry_run:
+        os.nice(LOWEST_PRIORITY)
     for number, (line, (args, extra, words)) in enumerate(zip(lines, parsed, strict=True), 1):
         print(f"[{number}/{len(lines)}] {line}", flush=True)
+        args.dry_run |= dry_run
         try:
             _reproduce(args, extra, words)
-        except UsageError as error:
+        except Exception as error:
+            if not isinstance(error, UsageError):
+                traceback.print_exc()
             problems.append(f"{line}: {error}")
             print(f"failed: {error}", file=sys.stderr, flush=True)
     if problems:
@@ -184,10 +207,13 @@ def _parse_line(queue: Path, number: int, line: str, parser: argparse.ArgumentPa
     try:
         words = shlex.split(line)
         args, extra = _parse(parser, words)
+        if args.queue or args.list or args.table is None:
+            raise UsageError("names no table")
+        _runs(args, extra)
     except (ValueError, UsageError) as error:
         raise UsageError(f"{queue}: line {number}: {error}: {line}") from error
-    if args.queue or args.list or args.table is None:
-        raise UsageError(f"{queue}: line {number} names no table: {line}")
+    except SystemExit as error:
+        raise UsageError(f"{queue}: line {number} asks for help: {line}") from error
     return args, extra, words
 
 

@@ -16,7 +16,7 @@ import torch
 
 from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, read_log
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import read_json
+from rhhn_fairseq.files import make_directory, read_json
 from rhhn_fairseq.lines import replacing
 
 PACKAGES = ("torch", "fairseq-fixed", "numpy", "sentencepiece", "sacrebleu")
@@ -142,7 +142,10 @@ class Record:
         last_of = {record.epoch or -record.update: record for record in records if record.subset == TRAIN}
         ends = {record.update: record for record in last_of.values()}
         inner = {record.update: record for record in records if record.subset == TRAIN_INNER}
-        valid = {record.update: record for record in records if record.subset not in (TRAIN, TRAIN_INNER)}
+        validations = [record for record in records if record.subset not in (TRAIN, TRAIN_INNER)]
+        # Of several subsets, the one that fairseq validates first.
+        first = validations[0].subset if validations else None
+        valid = {record.update: record for record in validations if record.subset == first}
         self.curve, seconds = [], 0.0
         for update in sorted(ends):
             seconds += ends[update].figures.get("train_wall", 0.0)
@@ -209,7 +212,7 @@ def commit() -> str:
 
 
 def write_json(path: Path, values: dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     with replacing(path) as file:
         file.write(json.dumps(values, indent=1).encode("utf-8") + b"\n")
 

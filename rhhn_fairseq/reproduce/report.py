@@ -1,6 +1,6 @@
 """The page of a table: the paper's figures, ours, what they cost, and the curves."""
 
-import argparse
+import itertools
 import math
 import shlex
 from collections import defaultdict
@@ -11,10 +11,14 @@ from rhhn_fairseq.analysis import plotting
 from rhhn_fairseq.analysis.curve_picture import draw_curves
 from rhhn_fairseq.analysis.curves import Curve
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import make_directory
 from rhhn_fairseq.lines import replacing
 from rhhn_fairseq.reproduce.plan import SCALING_RULE, recipe_of
 from rhhn_fairseq.reproduce.records import Cost, Record
 from rhhn_fairseq.reproduce.tables import Row, Table
+
+Group = tuple[str, float, str, int, tuple[str, ...]]
+"""Row, scale, type, updates, and options of fairseq-train beyond the row's."""
 
 COMMAND_HEADING = "## How it was made"
 
@@ -30,6 +34,7 @@ def render(table: Table, results: Path, command: str | None = None) -> Path:
     Raises:
         UsageError: a record cannot be read, or a file cannot be written.
     """
+    make_directory(results)
     records = read_records(table, results)
     page = results / f"{table.name}.md"
     command = command or _shown_command(page) or f"rhhn reproduce {table.name}"
@@ -90,10 +95,11 @@ def text(table: Table, records: list[Record], costs: list[Cost], pictured: Set[f
         "reads 100 %. Ours is the mean over seeds, with the spread where there are several.",
         "",
     ]
-    # Seeds that were trained for different budgets stand in rows of their own.
-    groups: dict[tuple[str, float, str, int], list[Record]] = defaultdict(list)
+    # Seeds that were trained with other options or for other budgets stand in rows of their own.
+    groups: dict[Group, list[Record]] = defaultdict(list)
     for record in records:
-        groups[record.row, record.scale, record.precision, record.updates].append(record)
+        options = tuple(record.options.get("extra", ()))
+        groups[record.row, record.scale, record.precision, record.updates, options].append(record)
     full = {key: group for key, group in groups.items() if key[1] == 1}
     lines += _table(table, full, table.rows) + [""]
     pictures = {scale: [f"![validation during training]({_picture(table, scale)})", ""] for scale in pictured}
@@ -114,9 +120,7 @@ def text(table: Table, records: list[Record], costs: list[Cost], pictured: Set[f
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table(
-    table: Table, groups: dict[tuple[str, float, str, int], list[Record]], rows: tuple[Row, ...]
-) -> list[str]:
+def _table(table: Table, groups: dict[Group, list[Record]], rows: tuple[Row, ...]) -> list[str]:
     known = {name for row in rows for name in row.reported}
     known |= {name for group in groups.values() for record in group for name in record.figures}
     figures = [name for name, _, _ in table.scoring.figures() if name in known]
@@ -173,10 +177,11 @@ def budget_share(row: Row, record: Record) -> float | None:
 
 def _share_of_batch(row: Row, record: Record) -> float:
     """Returns the batch size of a run over that of its row."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--batch-size", type=int)
-    given = parser.parse_known_args(record.options.get("extra", []))[0].batch_size
-    return 1.0 if given is None else given / recipe_of(row)["batch_size"]
+    extra = record.options.get("extra", [])
+    given = [after for before, after in itertools.pairwise(extra) if before == "--batch-size"]
+    given += [word.partition("=")[2] for word in extra if word.startswith("--batch-size=")]
+    # The training refused anything but a number.
+    return int(given[-1]) / recipe_of(row)["batch_size"] if given and given[-1].isdecimal() else 1.0
 
 
 def _per_epoch(table: Table, record: Record) -> list[str]:

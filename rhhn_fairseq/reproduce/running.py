@@ -8,6 +8,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, parse_line
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import make_directory
 from rhhn_fairseq.locks import locked
 from rhhn_fairseq.reproduce import corpora, plan, records
 from rhhn_fairseq.reproduce.plan import Run
@@ -77,7 +79,7 @@ def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> 
         UsageError: the corpus is missing, or another process works on the run.
     """
     directory, path = places.run(run), places.record(run)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     refusal = f"{directory}: another process works on this run; wait for it, or take another --seed"
     with locked(directory / ".lock", refusal):
         record = _open_record(run, path, threads, device)
@@ -116,7 +118,7 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
     if not (checkpoints / "checkpoint_best.pt").is_file():
         raise UsageError(f"{checkpoints}: has no checkpoint_best.pt")
     directory, path = places.run(run), places.record(run)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     place = directory / "checkpoints"
     if place.exists() and not place.is_symlink():
         raise UsageError(f"{place}: exists, this run has been trained here; take another --seed or --runs")
@@ -158,30 +160,34 @@ def measure_cost(run: Run, places: Places, threads: int, device: str, remark: st
     updates = run.budget.updates or MEASURED_UPDATES
     if updates <= UNTIMED_UPDATES:
         raise UsageError(f"--cost --updates {updates} is too small, the smallest is {UNTIMED_UPDATES + 1}")
-    directory = places.run(run)
-    directory.mkdir(parents=True, exist_ok=True)
     place = corpora.prepare(run.table.corpus, places.data, places.from_dir)
     task = corpora.task_options(run.table.corpus, place)
-    command = plan.train_command(run, place, directory, task, device)
-    command += [
-        "--max-update",
-        str(updates),
-        "--log-interval",
-        "1",
-        "--no-save",
-        "--disable-validation",
-    ]
-    lines, ends = [], []
-    with Program(command, threads) as program:
-        for line in program:
-            lines.append(line)
-            record = parse_line(line)
-            if record is not None and record.subset == TRAIN_INNER:
-                ends.append(time.monotonic())
+    # In the run's own directory, the training would resume from a checkpoint.
+    with tempfile.TemporaryDirectory() as directory:
+        command = plan.train_command(run, place, Path(directory), task, device)
+        command += [
+            "--max-update",
+            str(updates),
+            "--log-interval",
+            "1",
+            "--no-save",
+            "--disable-validation",
+        ]
+        lines, ends = [], []
+        with Program(command, threads) as program:
+            for line in program:
+                lines.append(line)
+                record = parse_line(line)
+                if record is not None and record.subset == TRAIN_INNER:
+                    ends.append(time.monotonic())
     if program.status:
         raise UsageError(f"{run.table.name} {run.name}: {''.join(lines).strip().splitlines()[-1]}")
     # fairseq's own times are in whole seconds.
     seconds = [after - before for before, after in pairwise(ends[UNTIMED_UPDATES - 1 :])]
+    if not seconds:
+        raise UsageError(
+            f"{run.table.name} {run.name}: the training ended after {len(ends)} updates, too few"
+        )
     cost = Cost(
         row=run.row.name,
         precision=run.precision,

@@ -12,6 +12,7 @@ from tqdm import tqdm
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from rhhn_fairseq.data.text.words import load_vocabulary
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import make_directory
 from rhhn_fairseq.lines import replacing
 from rhhn_fairseq.locks import locked
 from rhhn_fairseq.reproduce import records
@@ -83,6 +84,10 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
     for name, smallest in (("best", 0), ("repeats", 0), ("threads", 1), ("seed", 0)):
         if getattr(args, name) < smallest:
             raise UsageError(f"--{name} {getattr(args, name)} is too small, the smallest is {smallest}")
+    if args.page is not None and args.page.suffix != ".md":
+        raise UsageError(
+            f"--page {args.page}: a page ends in .md; its figures are written beside it as .json"
+        )
     budget = Budget(args.parameters, args.seconds, args.trials, args.length, args.symbols)
     systems = [System.parse(text) for text in args.systems]
     names = [system.name for system in systems]
@@ -90,7 +95,7 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
         raise UsageError(f"{again[0]} is named twice")
     vocabulary = load_vocabulary(args.data)
     torch.set_num_threads(args.threads)
-    args.directory.mkdir(parents=True, exist_ok=True)
+    make_directory(args.directory)
     with locked(args.directory / ".lock", f"{args.directory}: another process works here; wait for it"):
         tunings = [
             Tuning(system, budget, args.data, args.directory, args.seed, args.threads) for system in systems

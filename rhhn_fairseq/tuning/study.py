@@ -6,6 +6,7 @@ symbols, every trial reads the same text, which compares recipes of one cell.
 """
 
 import importlib
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from rhhn_fairseq.data.text.words import load_vocabulary
 from rhhn_fairseq.describe import count_parameters
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
-from rhhn_fairseq.files import read_json
+from rhhn_fairseq.files import make_directory, read_json
 from rhhn_fairseq.reproduce.plan import USER_DIR, flags
 from rhhn_fairseq.reproduce.records import write_json
 from rhhn_fairseq.reproduce.running import Program
@@ -56,8 +57,8 @@ class Budget:
             value = getattr(self, name)
             if value is not None and value < smallest:
                 raise UsageError(f"--{name} {value} is too small, the smallest is {smallest}")
-        if not self.seconds > 0:
-            raise UsageError(f"--seconds {self.seconds:g} is not more than 0")
+        if not 0 < self.seconds < math.inf:
+            raise UsageError(f"--seconds {self.seconds:g} is not a number above 0")
 
     def updates(self, seconds_per_update: float, batch_size: int) -> int:
         """Returns the number of updates of a trial."""
@@ -109,7 +110,7 @@ class Tuning:
         self.seed, self.threads = seed, threads
         self.vocab_size = len(load_vocabulary(data).model_indices())
         self.directory = directory / re.sub(r"[^A-Za-z0-9_.=-]+", "_", system.name)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self.directory)
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         storage = self._optuna.storages.JournalStorage(
             journal.JournalFileBackend(str(self.directory / "trials.log"))

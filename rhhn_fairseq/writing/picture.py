@@ -50,11 +50,13 @@ def output_paths(output: str | Path) -> list[Path]:
         UsageError: the folder does not exist, or the ending is that of another kind of picture.
     """
     output = Path(output)
+    if not output.name:
+        raise UsageError(f"--output {str(output)!r} names no file")
     if output.suffix.lower() in OTHER_PICTURES:
         raise UsageError(f"--output {output}: a picture is written as {' or '.join(FORMATS)}")
     if not output.parent.is_dir():
         raise UsageError(f"--output {output}: there is no folder {output.parent}")
-    if output.suffix[1:] in FORMATS:
+    if output.suffix[1:].lower() in FORMATS:
         return [output]
     return [output.with_name(f"{output.name}.{kind}") for kind in FORMATS]
 
@@ -91,7 +93,7 @@ def draw(lines: Sequence[Written], paths: Sequence[Path], changes: bool = True, 
     figure = draw_lines(lines, changes, columns)
     for path in paths:
         with replacing(path) as file:
-            file.write(encode(figure, path.suffix[1:]))
+            file.write(encode(figure, path.suffix[1:].lower()))
 
 
 @styled()

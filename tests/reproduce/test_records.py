@@ -42,6 +42,14 @@ def test_parameters_are_read_from_the_line_that_sums_the_training_up():
     assert running._parameters("nothing") is None
 
 
+def test_of_several_validation_sets_the_first_is_the_curve(tmp_path, record):
+    test = '{"epoch": 1, "test_loss": "9", "test_bpc": "9.9", "test_num_updates": "10"}\n'
+    lines = LOG.splitlines(keepends=True)
+    (tmp_path / "train.log").write_text("".join([*lines[:4], test, *lines[4:]]))
+    record.read_curve(tmp_path / "train.log")
+    assert [entry["valid"]["bpc"] for entry in record.curve] == [3.25]
+
+
 def test_lines_that_a_restart_repeats_count_once(tmp_path, record):
     lines = LOG.splitlines(keepends=True)
     (tmp_path / "train.log").write_text("".join([*lines, lines[-1]]))
@@ -122,6 +130,15 @@ def test_a_training_on_a_gpu_names_no_threads(tmp_path, record):
     record.save(tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s1.json")
     text = report.render(HA, tmp_path).read_text()
     assert "NVIDIA H200, float32" in text and "thread" not in text
+
+
+def test_seeds_with_other_options_stand_in_rows_of_their_own(tmp_path, record):
+    for seed, extra in ((1, []), (2, ["--lr", "0.1"]), (3, ["--batch-size", "1e2"])):
+        record.seed, record.options, record.figures = seed, {"extra": extra}, {"test bpc carry": 1.0 + seed}
+        record.save(tmp_path / "runs" / "ha-ptb" / f"lstm_ptb-s{seed}.json")
+    text = report.render(HA, tmp_path).read_text()
+    assert "seeds)" not in text
+    assert len([line for line in text.splitlines() if line.startswith("| lstm_ptb | 4,254,050 ")]) == 3
 
 
 def test_epochs_without_validation_are_left_out_beside_others(tmp_path, record):

@@ -17,7 +17,7 @@ from rhhn_fairseq import cli
 from rhhn_fairseq.commands import reproduce
 from rhhn_fairseq.describe import build_empty, count_parameters
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.reproduce import plan, program, running
+from rhhn_fairseq.reproduce import plan, program, report, running
 from rhhn_fairseq.reproduce.plan import Budget, Run
 from rhhn_fairseq.reproduce.progress import Progress
 from rhhn_fairseq.reproduce.records import Cost, Record
@@ -172,6 +172,49 @@ def test_a_queue_is_read_before_its_first_line_runs(tmp_path, monkeypatch, line,
     monkeypatch.setattr(program, "_reproduce", None)
     with pytest.raises(UsageError, match=f"queue: line 2: {message}"):
         reproduce.main(["--queue", str(tmp_path / "queue")])
+
+
+def test_a_dry_run_of_a_queue_runs_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(running, "execute", None)
+    monkeypatch.setattr(program.os, "nice", None)
+    (tmp_path / "queue").write_text("# tonight\nha-ptb lstm_ptb\nmnist --render\n")
+    reproduce.main(["--queue", str(tmp_path / "queue"), "--dry-run"])
+    assert "--arch lstm_ptb" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="--threads: --queue takes its options from the file"):
+        reproduce.main(["--queue", str(tmp_path / "queue"), "--threads", "2"])
+
+
+def test_a_queue_goes_on_after_a_defect(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(program.os, "nice", lambda _: None)
+    (tmp_path / "queue").write_text(
+        f"mnist --render --results {tmp_path}/a\nmnist --render --results {tmp_path}\n"
+    )
+    render = report.render
+
+    def fail_once(table, results, command=None):
+        if results.name == "a":
+            raise ZeroDivisionError
+        return render(table, results, command)
+
+    monkeypatch.setattr(report, "render", fail_once)
+    with pytest.raises(UsageError, match="1 of 2 lines failed"):
+        reproduce.main(["--queue", str(tmp_path / "queue")])
+    assert (tmp_path / "mnist.md").exists() and "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_paths_that_cannot_be_used_are_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file/x: cannot be made"):
+        reproduce.main(["ha-ptb", "--render", "--results", str(tmp_path / "file" / "x")])
+
+
+@pytest.mark.slow
+def test_a_cost_is_measured_beside_a_checkpoint(corpus, tmp_path):
+    checkpoints = tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s1" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "checkpoint_last.pt").write_text("not read")
+    reproduce.main(arguments(corpus, tmp_path, "--cost", "--updates", 4))
+    assert (tmp_path / "results" / "runs" / "ha-ptb" / "costs" / "lstm_ptb.json").exists()
 
 
 def test_a_run_that_cannot_be_evaluated_does_not_end_the_others(tmp_path, monkeypatch, capsys):

@@ -84,7 +84,7 @@ def test_other_tasks_log_them(tmp_path):
 
 
 def test_a_negative_interval_is_refused(corpus, tmp_path):
-    with pytest.raises(UsageError, match="--log-dynamics -1 is too small, the smallest is 0"):
+    with pytest.raises(UsageError, match="--log-dynamics -1 is not possible: at least 0"):
         _char_lm(corpus, tmp_path, "--log-dynamics", -1)
 
 
