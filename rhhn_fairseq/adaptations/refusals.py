@@ -62,18 +62,7 @@ def _reads_input(args: Namespace) -> bool:
     return hasattr(args, "buffer_size")
 
 
-def _under_torchrun(args: Namespace) -> bool:
-    """Returns whether torchrun started more than one worker."""
-    return "LOCAL_RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
-
-
 REFUSALS = (
-    Refusal(
-        "fairseq-generate",
-        lambda args: _searches_data(args) and _under_torchrun(args),
-        "runs without torchrun, where every worker would translate all sentences; divide them by "
-        "--num-shards and --shard-id",
-    ),
     Refusal(
         "--tpu",
         lambda args: args.tpu and not args.bf16 and _missing("torch_xla"),
@@ -187,9 +176,8 @@ def refuse_what_cannot_work() -> bool:
         parsed = inner(parser, *args, suppress_defaults=suppress_defaults, **kwargs)
         if isinstance(parsed, Namespace) and not suppress_defaults:
             check(parsed)
-            if _searches_data(parsed) and parsed.num_shards > 1:
-                # fairseq-generate reads its share from these.
-                parsed.distributed_world_size, parsed.distributed_rank = parsed.num_shards, parsed.shard_id
+            if _searches_data(parsed):
+                _divide_sentences(parsed)
         return parsed
 
     options.parse_args_and_arch = parse_args_and_arch
@@ -201,6 +189,21 @@ def check(args: Namespace) -> None:
     for refusal in REFUSALS:
         if refusal.applies(args):
             raise UsageError(f"{refusal.option} {refusal.reason}")
+
+
+def _divide_sentences(args: Namespace) -> None:
+    """Lets fairseq-generate honour ``--num-shards``; it reads its share from the options of trainings.
+
+    Raises:
+        UsageError: torchrun started several workers, each of which would translate all sentences.
+    """
+    if "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UsageError(
+            "fairseq-generate runs without torchrun, where every worker would translate all sentences; "
+            "divide them by --num-shards and --shard-id"
+        )
+    if args.num_shards > 1:
+        args.distributed_world_size, args.distributed_rank = args.num_shards, args.shard_id
 
 
 def name_components_without_options() -> bool:

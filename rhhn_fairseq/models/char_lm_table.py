@@ -228,7 +228,7 @@ ARCHITECTURES = {
         PTB_MODERN_FULL,
         50,
         15_313_274,
-        measured="valid 1.387 and test 1.350 bits per character after two epochs, protocol carry:32",
+        measured="valid 1.314 and test 1.281 bits per character after four epochs, protocol carry:32",
     ),
     "lstm_1080_modern": Row(
         {"cell": "lstm", "hidden_size": 1080} | MODERN_DROPOUT,
@@ -336,14 +336,14 @@ OWN_RECIPES = {
     # At 0.012 without warm-up, one of three seeds diverged.
     "hyperrhn_modern": {"lr": [8e-3], "warmup_updates": 100},
     "lstm_1080_modern": {"activation_reg": 1.0},
-    # Two epochs, one seed; other rates were not tried.
+    # Four epochs, one seed; other rates were not tried.
     "hyperrhn_1000_modern": {
         "lr": [2e-3],
         "activation_reg": 1.0,
         "batch_size": 64,
-        "total_num_update": 1596.0,
+        "total_num_update": 3192.0,
         "warmup_updates": 200,
-        "max_epoch": 2,
+        "max_epoch": 4,
     },
 }
 # ``--arch char_lm`` is in no table of a paper; it uses the recipe of Ha's models of Penn Treebank.

@@ -358,9 +358,9 @@ def test_checkpoints_hold_the_lanes_in_mid_epoch_only(corpus):
     for one, other in zip(resumed.carries[0].open(4).read(), state["states"][0], strict=True):
         assert torch.equal(one, other)
     assert _trained(build_task(corpus, tokens_per_sample=20), steps=count)[0] == {
-        "CharLMTask": {"reverse": False}
+        "CharLMTask": {"reverse": False, "batching": "lanes"}
     }
-    assert build_task(corpus).get_checkpoint_dict() == {"CharLMTask": {"reverse": False}}
+    assert build_task(corpus).get_checkpoint_dict() == {"CharLMTask": {"reverse": False, "batching": "lanes"}}
 
 
 def test_resuming_with_other_lanes_is_refused_with_the_reason(corpus):

@@ -152,18 +152,13 @@ def _gated_sizes(buffers: Gated) -> dict[str, int]:
         B=B,
         H=H,
         Z=0 if buffers.weight_d is None else buffers.weight_d.shape[1],
-        ld_u=_row_stride(buffers.u),
-        ld_du=0 if buffers.du is None else _row_stride(buffers.du),
+        # Of a single row, the other stride may be any number.
+        ld_u=buffers.u.stride(1 if B > 1 else 0),
+        ld_du=0 if buffers.du is None else buffers.du.stride(1 if B > 1 else 0),
         keep_t=0 if keep is None or keep.shape[0] == 1 else keep.stride(0),
         keep_b=0 if keep is None or keep.shape[1] == 1 else keep.stride(1),
         threads=torch.get_num_threads() if buffers.sums is None else len(buffers.sums),
     )
-
-
-def _row_stride(tensor: Tensor) -> int:
-    """Returns the number of elements between the rows of u or du [T, B, G], which are evenly spaced."""
-    # A dimension of size one may have any stride.
-    return tensor.stride(1 if tensor.shape[1] > 1 else 0)
 
 
 def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
@@ -314,7 +309,8 @@ def _address(name: str, tensor: Tensor) -> int:
         ValueError: the tensor has other strides, or is not in host memory.
     """
     if name in ("u", "du") and tensor.dim() == 3:
-        T, B, ld = tensor.shape[0], tensor.shape[1], _row_stride(tensor)
+        T, B = tensor.shape[:2]
+        ld = tensor.stride(1 if B > 1 else 0)
         regular = tensor.stride(2) == 1 and (T == 1 or tensor.stride(0) == B * ld)
     else:
         regular = tensor.is_contiguous()
