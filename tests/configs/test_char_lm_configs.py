@@ -120,7 +120,7 @@ def test_recipes_of_the_papers():
         elif "full_size" in row.source:
             # Penn Treebank, 5,101,618 symbols, has 399 updates of 128 lanes of 100, and 798 of 64 lanes.
             lanes, rate, epochs, warm_up = (
-                (64, 2e-3, 2, 200) if name == "hyperrhn_1000_modern" else (128, 4e-3, 40, 100)
+                (64, 2e-3, 4, 200) if name == "hyperrhn_1000_modern" else (128, 4e-3, 40, 100)
             )
             assert recipe == ("adam", 1.0, lanes, "lanes")
             assert cfg.optimization.lr == [rate] and cfg.optimization.max_epoch == epochs
