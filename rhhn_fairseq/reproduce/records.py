@@ -74,6 +74,7 @@ class Record:
         curve: one entry per epoch with ``epoch``, ``updates``, ``seconds``, ``train`` and ``valid``.
         figures: by the names of ``Scoring.figures``. threads: of torch on a CPU; 0 on a GPU.
         remark: what a reader needs to know about this run.
+        corpus: what the data directory says that it holds; "" if it does not.
         adopted: the log of the training, started by hand, that was taken over, else "".
     """
 
@@ -102,6 +103,7 @@ class Record:
     threads: int = 1
     adopted: str = ""
     remark: str = ""
+    corpus: str = ""
 
     def save(self, path: Path) -> None:
         """Writes the record to a file beside ``path`` that is then renamed."""

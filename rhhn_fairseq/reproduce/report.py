@@ -264,6 +264,7 @@ def _how(record: Record, with_versions: bool) -> str:
     """Returns what the runs of one entry have in common, with SEED for the number."""
     words = [] if record.scale == 1 else [f"scale {record.scale:g}"]
     words.append(f"{_machine(record)}, {record.precision}")
+    words += [record.corpus] if record.corpus else []
     words += [_versions(record)] if with_versions else []
     words.append(record.state + (f" ({record.problem})" if record.problem else ""))
     if record.stopped_by:

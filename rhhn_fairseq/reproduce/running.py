@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, parse_line
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import make_directory
 from rhhn_fairseq.locks import locked
@@ -88,8 +89,10 @@ def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> 
             return record
         place = corpora.prepare(run.table.corpus, places.data, places.from_dir)
         task = corpora.task_options(run.table.corpus, place)
-        if run.scale < 1 and run.table.scoring.program == "eval_lm":
-            place = corpora.prepare_share(place, run.scale)
+        if run.table.scoring.program == "eval_lm":
+            record.corpus = CharVocabulary.load(place).corpus or ""
+            if run.scale < 1:
+                place = corpora.prepare_share(place, run.scale)
         if record.state in ("training", "failed"):
             record.state, record.problem = "training", ""
             command = plan.train_command(run, place, directory, task, device)
