@@ -67,6 +67,7 @@ ADAPTATIONS = (
     saving.leave_no_cut_checkpoint,
     restarts.copy_completely,
     restarts.batch_alike_in_every_start,
+    restarts.check_direction_of_every_checkpoint,
     restarts.count_batches_of_all_workers,
     restarts.continue_patience,
     configuration_is_data,

@@ -24,7 +24,7 @@ def average_floating_point_only() -> bool:
     @functools.wraps(init)
     def init_without_integers(self, model, config, device=None, skip_keys=None):
         integers = {key for key, value in model.state_dict().items() if not value.is_floating_point()}
-        # In 16 bits, a step towards the weights is smaller than half a digit of the average.
+        # In 16 bits, a step of the average is too small to change its last digit.
         config.ema_fp32 |= any(parameter.element_size() < 4 for parameter in model.parameters())
         init(self, model, config, device, integers | set(skip_keys or ()))
 

@@ -166,7 +166,10 @@ REFUSALS = (
 
 
 def refuse_what_cannot_work() -> bool:
-    """Makes fairseq raise UsageError for the options in REFUSALS after it has parsed a command line."""
+    """Makes fairseq raise UsageError for the options in REFUSALS after it has parsed a command line.
+
+    fairseq-generate ignores ``--num-shards``; here it translates the share that the option names.
+    """
     from fairseq import options
 
     inner = options.parse_args_and_arch
@@ -192,7 +195,7 @@ def check(args: Namespace) -> None:
 
 
 def _divide_sentences(args: Namespace) -> None:
-    """Lets fairseq-generate honour ``--num-shards``; it reads its share from the options of trainings.
+    """Copies ``--num-shards`` and ``--shard-id`` to the options of trainings, which fairseq-generate reads.
 
     Raises:
         UsageError: torchrun started several workers, each of which would translate all sentences.

@@ -64,6 +64,27 @@ def batch_alike_in_every_start() -> bool:
     return True
 
 
+def check_direction_of_every_checkpoint() -> bool:
+    """A character model is fine-tuned in its reading direction only.
+
+    fairseq shows a task its state in a checkpoint only where the epoch goes on, not with
+    ``--finetune-from-model`` or ``--reset-dataloader``. Here the task checks the direction of each.
+    """
+    from fairseq.trainer import Trainer
+
+    load = Trainer.load_checkpoint
+
+    @functools.wraps(load)
+    def load_checkpoint(self, filename, *args, **kwargs):
+        extra_state = load(self, filename, *args, **kwargs)
+        if extra_state is not None and hasattr(self.task, "check_direction"):
+            self.task.check_direction(extra_state.get(type(self.task).__name__) or {})
+        return extra_state
+
+    Trainer.load_checkpoint = load_checkpoint
+    return True
+
+
 def count_batches_of_all_workers() -> bool:
     """A run that resumes in mid-epoch with another number of workers must resume at the same batch.
 
@@ -90,9 +111,6 @@ def count_batches_of_all_workers() -> bool:
     @functools.wraps(load)
     def load_checkpoint(self, filename, *args, **kwargs):
         extra_state = load(self, filename, *args, **kwargs)
-        if extra_state is not None and hasattr(self.task, "check_direction"):
-            # fairseq gives the task its state only where it does not begin a new epoch.
-            self.task.check_direction(extra_state.get(type(self.task).__name__) or {})
         position = (extra_state or {}).get("train_iterator", {})
         before, now = position.get("workers"), self.data_parallel_world_size
         if before is None or not position.get("iterations_in_epoch"):

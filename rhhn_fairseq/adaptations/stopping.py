@@ -188,6 +188,6 @@ def _how_to_go_on(cfg, saved: str | None) -> str:
     for name in ("optimizer", "lr_scheduler", "meters", "dataloader"):
         if cfg[f"reset_{name}"]:
             given.append(f"--reset-{name.replace('_', '-')}")
-    # With these, it would begin there again.
-    without = f", without {' and '.join(given)}," if given else ""
-    return f"the same command{without} goes on from {Path(saved).with_name('checkpoint_last.pt')}"
+    # With these options, it would start over.
+    without = f"without {', '.join(given)}, " if given else ""
+    return f"{without}the same command goes on from {Path(saved).with_name('checkpoint_last.pt')}"

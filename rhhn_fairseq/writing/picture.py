@@ -34,10 +34,10 @@ COLUMNS = 600
 # In points; colours need a wider pen.
 PEN, COLOURED_PEN = 1.3, 1.8
 
-# Endings that ask for a picture that is not drawn; any other dot belongs to the name.
 MOST_COLUMNS = 20
 """Lines side by side; more leave no room on the page."""
 
+# Endings that ask for a picture that is not drawn; any other dot belongs to the name.
 OTHER_PICTURES = (".bmp", ".eps", ".gif", ".jpeg", ".jpg", ".pdf", ".ps", ".tif", ".tiff", ".webp")
 
 INK, PRIMED = "black", COLOURS[1]

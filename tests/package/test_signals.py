@@ -169,9 +169,7 @@ def test_options_that_begin_again_are_named(corpus, uninterrupted, tmp_path):
     log = Log()
     with pytest.raises(SystemExit), signal_at(signal.SIGTERM, '"num_updates": "2'):
         train(*char_lm(corpus, tmp_path, *options), log=log)
-    expected = (
-        "the same command, without --restore-file and --reset-optimizer and --reset-dataloader, goes on"
-    )
+    expected = "without --restore-file, --reset-optimizer, --reset-dataloader, the same command goes on from"
     assert expected in stopped(log)
 
 
