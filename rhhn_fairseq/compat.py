@@ -70,6 +70,7 @@ ADAPTATIONS = (
     restarts.check_direction_of_every_checkpoint,
     restarts.count_batches_of_all_workers,
     restarts.continue_patience,
+    restarts.continue_clock,
     configuration_is_data,
     torchrun.honour_environment,
     torchrun.keep_off_gpu,

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import time
 from collections.abc import Callable
 from weakref import WeakSet
 
@@ -186,6 +187,34 @@ def continue_patience() -> bool:
 def _early_stop() -> Callable | None:
     """Returns the function of the running program that counts validations; None in other programs."""
     return next((names["should_stop_early"] for names in training_loops()), None)
+
+
+def continue_clock() -> bool:
+    """The elapsed time of a training that is restarted goes on, in the log and for ``--stop-time-hours``.
+
+    fairseq logs ``wall`` as 0 after a restart, since the stopwatch that it loads does not run. With
+    ``--finetune-from-model`` it counts the hours of the other training for ``--stop-time-hours``. Here both
+    go on from the checkpoint's time, and begin at 0 where the meters do.
+    """
+    from fairseq.logging import metrics
+    from fairseq.logging.meters import StopwatchMeter
+    from fairseq.trainer import Trainer
+
+    load = Trainer.load_checkpoint
+
+    @functools.wraps(load)
+    def load_checkpoint(self, filename, *args, reset_meters=False, **kwargs):
+        extra_state = load(self, filename, *args, reset_meters=reset_meters, **kwargs)
+        if extra_state is None:
+            return None
+        if reset_meters:
+            self._previous_training_time = 0
+        elif isinstance(meter := metrics.get_meter("default", "wall"), StopwatchMeter):
+            meter.start_time = time.perf_counter() - self._previous_training_time
+        return extra_state
+
+    Trainer.load_checkpoint = load_checkpoint
+    return True
 
 
 def end_where_complete() -> bool:

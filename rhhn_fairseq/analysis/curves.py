@@ -76,7 +76,7 @@ def read_curves(paths: list[str], metric: str, subsets: list[str], axis: str = "
     Args:
         paths: log files. metric: such as ``accuracy``. subsets: such as ``valid`` and ``train_inner``.
         axis: one of AXES. Epochs and hours come from the training lines and are interpolated between them;
-            hours are wall-clock time.
+            hours are wall-clock time, without the updates that a restart repeated.
 
     Raises:
         UsageError: a file is no log, or has no such metric in one of the subsets (the message names those it
@@ -106,13 +106,14 @@ def _axis_of(records: Sequence[Record], axis: str, path: str) -> tuple[list[floa
             continue
         if axis == "epochs":
             place = record.epochs_done
+        elif (wall := record.figures.get("wall")) is None:
+            place = None
         else:
-            wall = record.figures.get("wall")
-            if wall is not None and wall < last:
-                # The run was restarted, and its clock with it.
-                before += last
-            last = last if wall is None else wall
-            place = None if wall is None else (before + wall) / 3600
+            if wall < last:
+                # The run was restarted. Its clock goes on from the checkpoint's time, or begins again.
+                reached = max((places[update] for update in places if update < record.update), default=0.0)
+                before = reached if before + wall / 3600 < reached else before
+            last, place = wall, before + wall / 3600
         if place is not None and math.isfinite(place):
             places[record.update] = place
     if len(places) < 2:

@@ -216,6 +216,20 @@ def test_a_second_training_has_a_best_score_of_its_own(corpus, tmp_path):
         assert (tmp_path / name / "checkpoint_best.pt").is_file()
 
 
+def test_the_clock_goes_on(corpus, tmp_path):
+    """continue_clock: from the checkpoint's time, but from 0 where another model is fine-tuned."""
+    train(*char_lm(corpus, tmp_path / "first", "--max-update", 5))
+    last = tmp_path / "first" / "checkpoint_last.pt"
+    state = torch.load(last)
+    state["extra_state"]["previous_training_time"] = 7200.0
+    torch.save(state, last)
+    for name, option, earlier in (("on", "--restore-file", 7200), ("fine", "--finetune-from-model", 0)):
+        limits = ["--max-update", 8, "--stop-time-hours", 3 if earlier else 1]
+        log = train(*char_lm(corpus, tmp_path / name, *limits, option, last))
+        assert log.updates
+        assert all(earlier <= float(update["wall"]) < earlier + 600 for update in log.updates)
+
+
 @pytest.mark.parametrize(
     "limit, reason",
     [

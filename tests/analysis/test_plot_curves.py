@@ -280,6 +280,15 @@ def test_epochs_and_hours_come_from_the_lines_of_training(tmp_path):
             read_curves(bare, "accuracy", ["valid"], axis)
 
 
+def test_hours_do_not_count_the_updates_that_a_restart_repeated(tmp_path):
+    line = '{{"epoch": 1, "bpc": "{}", "wall": "{}", "num_updates": "{}"}}\n'
+    entries = [(4, 1800, 100), (3, 3600, 200), (3, 3000, 150), (2, 3700, 200), (1, 5400, 300)]
+    (tmp_path / "a.log").write_text("".join(line.format(*entry) for entry in entries))
+    (curve,) = read_curves([str(tmp_path / "a.log")], "bpc", ["train_inner"], "hours")
+    assert curve.values == [4, 3, 2, 1]
+    assert curve.x == pytest.approx([0.5, 3000 / 3600, 3700 / 3600, 1.5])
+
+
 def test_the_metric_is_one_that_all_logs_have(tmp_path, capsys):
     logs = [_log(tmp_path / "a.log", [3, 2], metric="bpc"), _log(tmp_path / "b.log", [3, 2], metric="loss")]
     plot_curves.main(logs[:1])
