@@ -161,10 +161,21 @@ def one_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
-def check_output(option: str, path: str | Path | None, inputs: Iterable[str | Path | None]) -> None:
-    """Raises UsageError if a file to write is also one of the inputs, even through links."""
+def check_output(option: str, path: str | Path | None, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Checks the name of a file to write before anything is computed.
+
+    Raises:
+        UsageError: it is a directory or lies in none, or it is also one of the inputs, even through links.
+    """
+    if path is None:
+        return
+    folder = Path(os.path.realpath(path)).parent
+    if os.path.isdir(path):
+        raise UsageError(f"{option} {path} is a directory, name a file")
+    if not folder.is_dir():
+        raise UsageError(f"{option} {path}: there is no directory {folder}")
     # /dev/null and the like may be both read and written.
-    if path is None or (os.path.exists(path) and not os.path.isfile(path)):
+    if os.path.exists(path) and not os.path.isfile(path):
         return
     for given in filter(None, inputs):
         same = os.path.realpath(path) == os.path.realpath(given)

@@ -1,7 +1,15 @@
 """Draws the attention of a translation as a heat map."""
 
 from rhhn_fairseq.analysis.attention import Attention, word_attention
-from rhhn_fairseq.analysis.plotting import COLOUR_MAP, WIDTH, Figure, add_colour_bar, new_figure, styled
+from rhhn_fairseq.analysis.plotting import (
+    COLOUR_MAP,
+    WIDTH,
+    Figure,
+    add_colour_bar,
+    literal,
+    new_figure,
+    styled,
+)
 
 LONGEST = 20
 """Characters of a word that are shown."""
@@ -27,12 +35,11 @@ def draw_attention(attention: Attention, title: str | None = None) -> Figure:
     axes.tick_params(length=0)
     axes.set_xlabel("source")
     axes.set_ylabel("translation")
-    axes.set_title(title or "Attention of each word of the translation", loc="left", fontsize=11)
+    axes.set_title(literal(title or "Attention of each word of the translation"), loc="left", fontsize=11)
     add_colour_bar(figure, axes, image, "share of the attention", extend="neither")
     return figure
 
 
 def _shortened(word: str) -> str:
     word = word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…"
-    # Between two dollar signs, matplotlib would read a formula.
-    return word.replace("$", r"\$")
+    return literal(word)

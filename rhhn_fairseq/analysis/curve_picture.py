@@ -13,6 +13,7 @@ from rhhn_fairseq.analysis.plotting import (
     Figure,
     add_legend,
     colour_of,
+    literal,
     new_figure,
     styled,
     with_thousands,
@@ -102,7 +103,7 @@ def draw_curves(
         with_thousands(axes.xaxis)
     unit = UNITS.get(metric, metric)
     axes.set_ylabel(unit if len(subsets) > 1 else f"{unit}, {subsets[0]}")
-    axes.set_title(title or f"{metric} during training")
+    axes.set_title(literal(title or f"{metric} during training"))
     note = "lines: mean of the runs; bands: from the lowest to the highest" if banded else None
     add_legend(figure, axes, note=note)
     return figure
@@ -111,7 +112,7 @@ def draw_curves(
 def _line(axes, x, values, label: str, look: dict, marker: str = "o") -> None:
     """Draws a line, with a marker at each value if there are few."""
     shown = marker if len(x) <= FEW_POINTS else None
-    axes.plot(x, values, marker=shown, markersize=4, label=label, **look)
+    axes.plot(x, values, marker=shown, markersize=4, label=literal(label), **look)
 
 
 def curve_arrays(curves: Sequence[Curve], metric: str, axis: str) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ from rhhn_fairseq.analysis.plotting import (
     Figure,
     add_legend,
     colour_of,
+    literal,
     new_figure,
     styled,
 )
@@ -33,7 +34,7 @@ def draw_gradients(flows: Sequence[Flow], shares: bool = False, title: str | Non
         number = bases.index(flow.run.removesuffix(", initial"))
         look = {"color": colour_of(number), "linestyle": "--" if flow.initial else "-"}
         steps = np.arange(1, len(flow.norms) + 1)
-        panels["outside"].plot(steps, _positive(flow.outside), label=flow.run, **look)
+        panels["outside"].plot(steps, _positive(flow.outside), label=literal(flow.run), **look)
         if flow in with_memory:
             panels["share"].plot(steps[:-1], 100 * flow.share_of_h, **look)
         layers = np.arange(1, len(flow.within) + 1)
@@ -53,7 +54,7 @@ def draw_gradients(flows: Sequence[Flow], shares: bool = False, title: str | Non
         panels["share"].set_xlabel("step t")
         panels["share"].set_ylabel("percent")
         panels["share"].set_ylim(0, 100)
-    figure.suptitle(title or "Gradients of the last step's loss", fontsize=12, fontweight="bold")
+    figure.suptitle(literal(title or "Gradients of the last step's loss"), fontsize=12, fontweight="bold")
     add_legend(figure, panels["outside"])
     return figure
 

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from rhhn_fairseq.analysis.blocks import Block
-from rhhn_fairseq.analysis.plotting import MARKERS, Figure, add_legend, colour_of, new_figure, styled
+from rhhn_fairseq.analysis.plotting import MARKERS, Figure, add_legend, colour_of, literal, new_figure, styled
 
 
 def norm_arrays(runs: Mapping[str, Sequence[Block]]) -> dict[str, np.ndarray]:
@@ -53,7 +53,7 @@ def draw_norms(runs: Mapping[str, Sequence[Block]], title: str | None = None) ->
             "fillstyle": "full" if number == 0 else "none",
             "clip_on": False,
         }
-        left.plot([block.norm for block in blocks], rows, label=run, **look)
+        left.plot([block.norm for block in blocks], rows, label=literal(run), **look)
         right.plot([block.root_mean_square for block in blocks], rows, **look)
     left.set_yticks(range(len(names)), [block_label(name) for name in names], family="monospace", fontsize=8)
     left.set_ylim(len(names) - 0.5, -0.5)
@@ -64,6 +64,6 @@ def draw_norms(runs: Mapping[str, Sequence[Block]], title: str | None = None) ->
         # With more labels, the last of the left panel would touch the first of the right one.
         axes.xaxis.set_major_locator(MaxNLocator(5))
     right.tick_params(axis="y", length=0)
-    figure.suptitle(title or "Norms of the weights", fontsize=12, fontweight="bold")
+    figure.suptitle(literal(title or "Norms of the weights"), fontsize=12, fontweight="bold")
     add_legend(figure, left, columns=3)
     return figure

@@ -55,6 +55,15 @@ def styled():
     return rc_context(STYLE)
 
 
+def literal(text: str) -> str:
+    """Returns a text that matplotlib shows as it is.
+
+    Between two dollar signs it would read a formula, and it leaves names that begin with "_" out of a legend.
+    """
+    text = text.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
 def new_figure(height: float, width: float = WIDTH) -> Figure:
     """Returns an empty figure, with sizes in inches. It has no window, and pyplot does not keep it."""
     return Figure(figsize=(width, height), layout="constrained")

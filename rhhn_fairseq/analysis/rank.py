@@ -14,6 +14,7 @@ from rhhn_fairseq.analysis.plotting import (
     Figure,
     add_legend,
     colour_of,
+    literal,
     new_figure,
     styled,
     with_thousands,
@@ -94,7 +95,7 @@ def draw_ranks(ranks: Sequence[Rank], title: str | None = None) -> Figure:
                 color=colour_of(number),
                 marker=MARKERS[number % len(MARKERS)],
                 markersize=4,
-                label=run,
+                label=literal(run),
             )
         widths = sorted({rank.widths[kind] for rank in ranks if kind in rank.widths})
         axes.set_title(f"{KINDS[kind]} ({', '.join(map(str, widths))} elements)", fontsize=10.5)
@@ -103,6 +104,8 @@ def draw_ranks(ranks: Sequence[Rank], title: str | None = None) -> Figure:
         axes.set_xlabel("updates")
         with_thousands(axes.xaxis)
     panels[0].set_ylabel("effective rank of what changes")
-    figure.suptitle(title or "Directions in which a hypernetwork moves", fontsize=12, fontweight="bold")
+    figure.suptitle(
+        literal(title or "Directions in which a hypernetwork moves"), fontsize=12, fontweight="bold"
+    )
     add_legend(figure, panels[0])
     return figure

@@ -7,6 +7,7 @@ from rhhn_fairseq.analysis.plotting import (
     COLOUR_MAP,
     Figure,
     add_colour_bar,
+    literal,
     new_figure,
     styled,
 )
@@ -75,6 +76,6 @@ def draw_weights(reading: Reading, title: str | None = None) -> Figure:
     axes.set_xticks([])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_title(title or "Change of the recurrent weights as each symbol is read")
+    axes.set_title(literal(title or "Change of the recurrent weights as each symbol is read"))
     add_colour_bar(figure, axes, image, "L2 norm of a matrix's change, from one symbol to the next")
     return figure

@@ -8,10 +8,8 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from rhhn_fairseq.bench.machine import BenchConfig, describe_machine
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.lines import replacing
 
@@ -69,27 +67,13 @@ def _listed(values: dict) -> str:
     return ", ".join(f"{key} {text}" for key, text in texts.items() if text != "")
 
 
-def check_path(option: str, path: str) -> Path:
-    """Returns the path of a file to write, checked before minutes are spent on its content.
-
-    Raises:
-        UsageError: the path is a directory, or its directory does not exist.
-    """
-    directory = Path(path)
-    if directory.is_dir():
-        raise UsageError(f"{option} {path} is a directory, name a file")
-    if not directory.absolute().parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no directory {directory.absolute().parent}")
-    return directory
-
-
-def write_json(report: dict, path: Path) -> None:
+def write_json(report: dict, path: str) -> None:
     """Writes a report as JSON, replacing ``path``. Raises UsageError if the file system refuses."""
     with replacing(path) as file:
         file.write((json.dumps(report, indent=2) + "\n").encode())
 
 
-def write_picture(figure, path: Path) -> None:
+def write_picture(figure, path: str) -> None:
     """Writes a matplotlib figure as PNG. Raises UsageError if the file system refuses."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)

@@ -33,8 +33,9 @@ def main(argv=None) -> None:
         raise UsageError(f"--max-order {args.max_order} is not from 1 to {HIGHEST_ORDER}")
 
     from rhhn_fairseq.baselines.scores import read_text, score
-    from rhhn_fairseq.lines import replacing
+    from rhhn_fairseq.lines import check_output, replacing
 
+    check_output("--json", args.json)
     started = time.perf_counter()
     corpus = read_text(args.data, args.splits)
     report = score(corpus, args.max_order)

@@ -13,6 +13,7 @@ import sys
 
 from rhhn_fairseq.commands.parsers import make_parser
 from rhhn_fairseq.extras import needed_for
+from rhhn_fairseq.lines import check_output
 
 
 def main(argv=None) -> None:
@@ -23,7 +24,8 @@ def main(argv=None) -> None:
     parser = make_parser("bench", __doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in bench.COMMANDS.items():
-        options = commands.add_parser(name, help=text, description=text)
+        # An abbreviated --smoke would be accepted, but not seen below.
+        options = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         # The modules of other commands are not loaded: some import fairseq.
         if name in argv[:1]:
             add_options(options, bench.command(name))
@@ -35,7 +37,8 @@ def main(argv=None) -> None:
     del args["smoke"]
 
     config = module.Config(**args)
-    paths = {name: path and reports.check_path(f"--{name}", path) for name, path in paths.items()}
+    for name, path in paths.items():
+        check_output(f"--{name}", path)
     if paths["png"] is not None:
         # Before minutes of measuring.
         with needed_for("--png needs"):

@@ -10,6 +10,7 @@ import dataclasses
 import sys
 
 from rhhn_fairseq.commands.parsers import make_parser
+from rhhn_fairseq.lines import check_output
 
 
 def main(argv=None) -> None:
@@ -29,7 +30,7 @@ def main(argv=None) -> None:
     parser.add_argument("arguments", nargs="+", help="what fairseq-train would get, after --")
     args = vars(parser.parse_args(argv))
     path, arguments = args.pop("json"), args.pop("arguments")
-    path = path and reports.check_path("--json", path)
+    check_output("--json", path)
     report = train_profile.run(train_profile.Config(**args), arguments)
     print(reports.render(report, train_profile.COLUMNS))
     if path is not None:

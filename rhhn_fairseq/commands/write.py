@@ -19,6 +19,8 @@ def main(argv=None) -> None:
     args = parse_arguments(argv)
     if args.pretrained == (args.checkpoint is not None):
         raise UsageError("give either a checkpoint or --pretrained")
+    if args.prime is None and (args.prime_text is not None or args.prime_points is not None):
+        raise UsageError("--prime-text and --prime-points need the line to read: give --prime")
 
     from rhhn_fairseq.writing.changes import stroke_changes
     from rhhn_fairseq.writing.picture import MOST_COLUMNS, draw, output_paths

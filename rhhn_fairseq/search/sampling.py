@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from rhhn_fairseq.errors import UsageError
 
 PROMPT_CHUNK = 512
+LARGEST_SEED = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class SamplingConfig:
             raise UsageError(f"--temperature {self.temperature} is not a number of 0 or more")
         if self.top_k < 0:
             raise UsageError(f"--top-k {self.top_k} is too small, the smallest is 0 (all symbols)")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise UsageError(f"--seed {self.seed} is not a number from 0 to {LARGEST_SEED}")
 
 
 def draw(logits_BD: Tensor, config: SamplingConfig, generator: torch.Generator) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from tqdm import tqdm
 
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
+from rhhn_fairseq.adaptations import ranges
 from rhhn_fairseq.data.text.words import load_vocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import make_directory
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
     for name, smallest in (("best", 0), ("repeats", 0), ("threads", 1), ("seed", 0)):
         if getattr(args, name) < smallest:
             raise UsageError(f"--{name} {getattr(args, name)} is too small, the smallest is {smallest}")
+    ranges.check({"--seed": args.seed + args.repeats})
     if args.page is not None and args.page.suffix != ".md":
         raise UsageError(
             f"--page {args.page}: a page ends in .md; its figures are written beside it as .json"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
+from rhhn_fairseq.adaptations import ranges
 from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.describe import count_parameters
 from rhhn_fairseq.errors import UsageError
@@ -142,9 +143,11 @@ def _read_option(cell: str, word: str) -> tuple[str, object]:
     # The fields of cells are Optional, so NoneType is left out.
     kinds = [kind for kind in typing.get_args(fields[name]) or (fields[name],) if kind is not type(None)]
     try:
-        return name, kinds[0](value)
+        option = kinds[0](value)
     except ValueError as error:
         raise UsageError(f"{cell}:{word}: {value!r} is not of type {kinds[0].__name__}") from error
+    ranges.check({name: option})
+    return name, option
 
 
 def model_options(options: dict) -> dict:

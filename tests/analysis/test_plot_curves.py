@@ -289,6 +289,19 @@ def test_hours_do_not_count_the_updates_that_a_restart_repeated(tmp_path):
     assert curve.x == pytest.approx([0.5, 3000 / 3600, 3700 / 3600, 1.5])
 
 
+def test_names_are_shown_as_they_are(tmp_path):
+    """Not as formulas, and those that matplotlib would leave out of a legend, too."""
+    logs = [_log(tmp_path / f"{name}.log", [3, 2]) for name in ("_a", "$b$")]
+    figure = draw_curves(read_curves(logs, "accuracy", ["valid"]), "accuracy", title="from $1 to $2")
+    (axes,), (legend,) = figure.axes, figure.legends
+    labels = legend.get_texts()
+    assert [text._preprocess_math(text.get_text()) for text in (axes.title, *labels)] == [
+        ("from $1 to $2", False),
+        (" _a", False),
+        ("$b$", False),
+    ]
+
+
 def test_the_metric_is_one_that_all_logs_have(tmp_path, capsys):
     logs = [_log(tmp_path / "a.log", [3, 2], metric="bpc"), _log(tmp_path / "b.log", [3, 2], metric="loss")]
     plot_curves.main(logs[:1])
@@ -310,7 +323,7 @@ def test_the_metric_is_one_that_all_logs_have(tmp_path, capsys):
             ["{good}", "--output", "{folder}/curves.gif"],
             "curves.gif: the name of a picture ends in .png or .svg",
         ),
-        (["{good}", "--output", "{folder}/no/curves.png"], "no/curves.png: cannot be written"),
+        (["{good}", "--output", "{folder}/no/curves.png"], "no/curves.png: there is no directory"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, arguments, reason):

@@ -142,7 +142,9 @@ def test_command_scores_every_symbol(prepared, tmp_path, capsys):
     assert f"{bpc[-1]:.4f}" in printed and "(100.00 %)" in printed
 
 
-@pytest.mark.parametrize("arguments", [["--max-order", "0"], ["--max-order", "99"], ["--splits", "dev"]])
+@pytest.mark.parametrize(
+    "arguments", [["--max-order", "0"], ["--max-order", "99"], ["--splits", "dev"], ["--json", "no/x.json"]]
+)
 def test_wrong_options_end_in_one_line(prepared, arguments):
     with pytest.raises(UsageError) as raised:
         script_cli.load("baseline_ngram").main([str(prepared), *arguments])

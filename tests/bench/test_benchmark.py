@@ -349,6 +349,7 @@ def test_commands_are_listed(capsys):
         (["--device", "cuda:99"], "device='cuda:99', but torch finds"),
         (["--json", "/nowhere/report.json"], "--json /nowhere/report.json: there is no directory /nowhere"),
         (["--png", "/"], "--png / is a directory"),
+        (["--smok"], "unrecognized arguments: --smok: no such option here, did you mean --smoke"),
     ],
 )
 def test_what_cannot_work_is_one_line(arguments, message, capsys):

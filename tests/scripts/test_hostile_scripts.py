@@ -196,6 +196,7 @@ sample NOWHERE --temperature nan
 sample NOWHERE --temperature -1
 sample NOWHERE --top-k -1
 sample NOWHERE --seed x
+sample NOWHERE --seed 18446744073709551616
 write
 write NOWHERE
 write FOLDER
@@ -208,6 +209,7 @@ write NOWHERE --points -1
 write NOWHERE --bias nan
 write NOWHERE --temperature 0
 write NOWHERE --columns 0
+write NOWHERE --prime-text a
 translate
 translate --checkpoint NOWHERE
 translate --checkpoint FOLDER

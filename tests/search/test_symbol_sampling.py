@@ -47,7 +47,9 @@ def test_temperature_zero_takes_the_likeliest_and_a_small_one_does_not_overflow(
     assert (drawn(temperature=0.0) == 3).all() and (drawn(temperature=1e-30) == 3).all()
 
 
-@pytest.mark.parametrize("options", [{"temperature": -1.0}, {"temperature": float("inf")}, {"top_k": -1}])
+@pytest.mark.parametrize(
+    "options", [{"temperature": -1.0}, {"temperature": float("inf")}, {"top_k": -1}, {"seed": 2**64}]
+)
 def test_what_cannot_be_drawn_is_refused(options):
     with pytest.raises(UsageError, match=next(iter(options)).replace("_", "-")):
         SamplingConfig(**options)

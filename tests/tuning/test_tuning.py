@@ -67,6 +67,7 @@ def test_the_range_is_what_the_cell_allows():
         ("lstm:layers", "expected OPTION=VALUE"),
         ("lstm:hidden-size=8", "expected OPTION=VALUE"),
         ("lstm:layers=two", "'two' is not of type int"),
+        ("lstm:batch-size=-1", "batch_size -1 is not possible: at least 1"),
     ],
 )
 def test_bad_systems_end_in_one_line(text, message):
