@@ -65,6 +65,7 @@ ADAPTATIONS = (
     checkpoints.gather_before_saving,
     checkpoints.leave_no_empty_directory,
     saving.leave_no_cut_checkpoint,
+    saving.leave_no_dump_of_a_mistake,
     restarts.copy_completely,
     restarts.batch_alike_in_every_start,
     restarts.check_direction_of_every_checkpoint,

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -37,6 +38,25 @@ def leave_no_cut_checkpoint() -> bool:
             torch.save(obj, file)
 
     checkpoint_utils.torch_persistent_save = torch_persistent_save
+    return True
+
+
+def leave_no_dump_of_a_mistake() -> bool:
+    """A setting that only the first batch shows to be wrong leaves no ``crash.pt``.
+
+    fairseq saves the weights there on any error within an update. Nothing has been trained by then, and the
+    message already says what to change.
+    """
+    from fairseq.trainer import Trainer
+
+    save = Trainer.save_checkpoint
+
+    @functools.wraps(save)
+    def save_checkpoint(self, filename, extra_state):
+        if not isinstance(sys.exc_info()[1], UsageError) or os.path.basename(filename) != "crash.pt":
+            save(self, filename, extra_state)
+
+    Trainer.save_checkpoint = save_checkpoint
     return True
 
 

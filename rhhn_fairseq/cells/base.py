@@ -211,10 +211,8 @@ class Cell(Pretrained, nn.Module):
             forced = self.backend or policy.current().kernel
             if self.hooked() is not None:
                 forced = "reference"
-            device, dtype = x_TBC.device, x_TBC.dtype
-            if torch.is_autocast_enabled(device.type) and dtype != torch.float64:
-                dtype = torch.get_autocast_dtype(device.type)
-            plan = backends.select_traced(self.operation, device, dtype, forced)
+            dtype = backends.computed_dtype(x_TBC.device, x_TBC.dtype)
+            plan = backends.select_traced(self.operation, x_TBC.device, dtype, forced)
         else:
             plan = backends.select(self.request(x_TBC, state, mask_TB, noise))
         if not self.recomputes(T):
@@ -248,8 +246,6 @@ class Cell(Pretrained, nn.Module):
         forced = self.backend or policy.current().kernel
         for tensor in state or ():
             wide = wide or tensor.dtype != dtype
-        if rounds is not None and rounds.startswith("autocast") and dtype != torch.float64:
-            dtype = torch.get_autocast_dtype(device.type)
         return Request(
             type(self).__name__,
             self.operation,
@@ -257,7 +253,7 @@ class Cell(Pretrained, nn.Module):
             B,
             self.config.hidden_size,
             device,
-            dtype,
+            backends.computed_dtype(device, dtype),
             torch.is_grad_enabled(),
             self.extras(mask_TB, noise),
             rounds,

@@ -384,6 +384,13 @@ def rounding(device: torch.device) -> str | None:
     return None if precision == "highest" else precision
 
 
+def computed_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Returns the type in which operands of a type are multiplied; autocast leaves float64 as it is."""
+    if dtype == torch.float64 or not torch.is_autocast_enabled(device.type):
+        return dtype
+    return torch.get_autocast_dtype(device.type)
+
+
 def format_rows(rows: Sequence[tuple[str, bool, str]]) -> str:
     """Formats the rows of ``explain`` as lines, with the one that runs marked."""
     width = max(len(name) for name, _, _ in rows)

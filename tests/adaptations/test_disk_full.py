@@ -10,6 +10,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
+from helpers import tiny_translation
 from helpers.cli import fairseq_train
 from helpers.in_process import char_lm, train
 
@@ -126,3 +127,14 @@ def test_training_on_a_full_disk(tmp_path, small_disk):
     end = updates[-1]["num_updates"] + 2
     log = train(*char_lm(tmp_path / "corpus", small_disk, "--max-update", end))
     assert [record["num_updates"] for record in log.updates] == [str(end - 1), str(end)]
+
+
+def test_a_wrong_setting_leaves_no_dump_of_the_weights(tmp_path):
+    """leave_no_dump_of_a_mistake: fairseq's criteria are called for the first time within an update."""
+    (tmp_path / "data").mkdir()
+    data = tiny_translation.prepare(tmp_path / "data")
+    line = [data, "--task", "gnmt_translation", "--criterion", "chunked_cross_entropy", "--arch", "lstm"]
+    line += ["--max-tokens", 100, "--optimizer", "adam", "--save-dir", tmp_path / "checkpoints"]
+    with pytest.raises(UsageError, match="LSTMModel has no output layer that it can use"):
+        train(*line)
+    assert not (tmp_path / "checkpoints" / "crash.pt").exists()
