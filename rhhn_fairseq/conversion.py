@@ -10,6 +10,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
 from rhhn_fairseq.adaptations.forms import NotACheckpoint
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.handwriting_loading import load_handwriting
 from rhhn_fairseq.models.loading import load_char_lm, load_weights
@@ -58,14 +59,21 @@ def to_checkpoint(directory: str | Path, data: str) -> dict:
         directory: what ``save_pretrained`` wrote. data: the data directory to name in it.
 
     Raises:
-        UsageError: the directory holds no such network.
+        UsageError: the directory holds no such network, or the data have other symbols.
     """
     network = from_pretrained(directory)
     if network.kind not in MODELS:
         raise UsageError(
-            f"{directory} holds a {type(network).__name__}; checkpoints are of characters or handwriting"
+            f"{directory} holds {type(network).__name__}; checkpoints are of characters or handwriting"
         )
     name = MODELS[network.kind]
+    if name == "char_lm" and (Path(data) / "dict.txt").is_file():
+        symbols = CharVocabulary.load(data).symbols
+        if symbols != network.vocabulary.symbols:
+            raise UsageError(
+                f"--data {data}: has other symbols ({len(symbols)}) than {directory} "
+                f"({len(network.vocabulary.symbols)})"
+            )
     values = dataclasses.asdict(network.stack.config)
     if name == "char_lm":
         embed_dim = 0 if network.embedding is None else network.embedding.shape[1]

@@ -39,4 +39,4 @@ def needed_for(purpose: str) -> Iterator[None]:
         if name not in PACKAGES:
             raise
         package, extra = PACKAGES[name]
-        raise UsageError(f"{purpose} {package}: pip install {package}, or 'rhhn-fairseq[{extra}]'") from error
+        raise UsageError(f"{purpose} {package}: pip install {package}, or '.[{extra}]'") from error

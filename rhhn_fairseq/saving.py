@@ -80,7 +80,7 @@ class Pretrained:
         """
         module = from_pretrained(source, **options)
         if not isinstance(module, cls):
-            raise UsageError(f"{source} holds a {type(module).__name__}, not a {cls.__name__}")
+            raise UsageError(f"{source} holds {type(module).__name__}, not {cls.__name__}")
         return module
 
 
@@ -269,6 +269,8 @@ def _folder(source: str | Path, revision: str | None) -> Path:
     """Returns the directory of a module, which is downloaded if ``source`` is a name on the hub."""
     if Path(source).is_dir():
         return Path(source)
+    if Path(source).exists():
+        raise UsageError(f"{source} is a file, name the directory that it is in")
     words = str(source).split("/")
     if isinstance(source, Path) or len(words) != 2 or not all(words) or words[0] in (".", "..", "~"):
         raise UsageError(f"{source}: no such directory")

@@ -236,6 +236,26 @@ def leave_no_empty_directory() -> bool:
     return True
 
 
+def keep_the_best_of_negative_figures() -> bool:
+    """``--keep-best-checkpoints`` keeps as many as it says where the figure is negative, too.
+
+    fairseq looks for their files by a pattern without a minus sign. The loss of handwriting is negative.
+    """
+    from fairseq import checkpoint_utils
+
+    inner = checkpoint_utils.checkpoint_paths
+    unsigned = r"(\d+\.?\d*)"
+
+    @functools.wraps(inner)
+    def checkpoint_paths(path, pattern=r"checkpoint(\d+)\.pt", keep_match=False):
+        if pattern.startswith(r"checkpoint\.best_"):
+            pattern = pattern.replace(unsigned, unsigned.replace("(", "(-?"))
+        return inner(path, pattern, keep_match)
+
+    checkpoint_utils.checkpoint_paths = checkpoint_paths
+    return True
+
+
 def _upwards(path: str):
     """Yields the path and all its parent directories except the root."""
     path = os.path.abspath(path)

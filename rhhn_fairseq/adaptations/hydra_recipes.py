@@ -1,6 +1,7 @@
 """Applies the recipes of ``adaptations/recipes.py`` under Hydra, where a configuration is a tree."""
 
 import functools
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rhhn_fairseq.adaptations import hydra_configs, recipes
 from rhhn_fairseq.adaptations.names import nearest
 from rhhn_fairseq.errors import UsageError
+
+logger = logging.getLogger("rhhn_fairseq.compat")
 
 # Sections in which fairseq keeps the options that belong to no component.
 SECTIONS = ("dataset", "optimization", "checkpoint")
@@ -52,6 +55,7 @@ def _filling(inner):
             refuse_repeated_values()
             _require_model(cfg)
             fill_tree(cfg, keys)
+            separate_jobs(cfg)
         inner(cfg)
 
     return add_defaults
@@ -115,6 +119,25 @@ def fill_tree(cfg: DictConfig, keys: set[str]) -> None:
                 _set(cfg, f"{_section(cfg, name)}.{name}", value, keys)
     if OmegaConf.to_container(cfg, resolve=False) != before:
         recipes.announce(arch, filled)
+
+
+def separate_jobs(cfg: DictConfig) -> None:
+    """Gives every job of a ``--multirun`` the relative paths of its output in Hydra's directory of the job.
+
+    A second job would otherwise resume from the checkpoints of the first and train nothing.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra = HydraConfig.get()
+    if hydra.mode != RunMode.MULTIRUN:
+        return
+    for key in ("checkpoint.save_dir", "common.tensorboard_logdir", "common.log_file"):
+        path = OmegaConf.select(cfg, key)
+        if path:
+            # An absolute path stays as it is.
+            OmegaConf.update(cfg, key, os.path.join(hydra.runtime.output_dir, path))
+    logger.info("job %s of the sweep: checkpoints in %s", hydra.job.num, cfg.checkpoint.save_dir)
 
 
 def _name(component) -> str | None:

@@ -250,7 +250,7 @@ MISTAKES = (
         "KeyError",
         r"fairseq_cli\.train",
         r"'(\S+)'$",
-        r"--best-checkpoint-metric \1: the validation has no such figure, it logs what it has",
+        r"--best-checkpoint-metric \1: the validation logs no such figure, see the log's valid lines",
     ),
     Mistake(
         "NotImplementedError",
@@ -269,12 +269,29 @@ MISTAKES = (
         "ValueError|SyntaxError",
         r"ast|fairseq_cli\..*|fairseq\.checkpoint_utils|<unknown>",
         r"(malformed node|.*invalid syntax|unexpected EOF|.*was never closed|.*leading zeros|.*unterminated)",
-        "--model-overrides and --optimizer-overrides take " + DICTIONARY,
+        "--model-overrides, --optimizer-overrides and --update2lr take " + DICTIONARY,
     ),  # fmt: skip
     Mistake(
         "ValueError", r"json\.decoder", r"(Expecting .*)", r"an option takes JSON such as '{\"beam\": 4}': \1"
     ),
-    Mistake("SyntaxError", "ast", "", "--model-overrides and --optimizer-overrides take " + DICTIONARY),
+    Mistake(
+        "ValueError",
+        r"fairseq\.optim(\..*)?",
+        r"Unsupported optimizer: (\S+)",
+        r"--memory-efficient-bf16 and --memory-efficient-fp16 do not support the optimizer \1; take adam",
+    ),
+    Mistake(
+        "AssertionError",
+        r"fairseq\.optim\.lr_scheduler\..*",
+        r"Pass-through schedule can only be used",
+        "--lr-scheduler pass_through needs --optimizer composite, whose parts have schedules of their own",
+    ),
+    Mistake(
+        "SyntaxError",
+        "ast",
+        "",
+        "--model-overrides, --optimizer-overrides and --update2lr take " + DICTIONARY,
+    ),
     Mistake(
         "NameError",
         r"fairseq_cli\.eval_lm",

@@ -26,6 +26,7 @@ TRANSLATION = "GNMT"
 TRANSLATION_FIGURES = ("loss", "nll_loss", "ppl", "accuracy", "bleu")
 FIGURES = {
     "char_cross_entropy": ("loss", "bpc", "ppl", "accuracy"),
+    "cross_entropy": ("loss", "nll_loss", "ppl", "bleu"),
     "chunked_cross_entropy": TRANSLATION_FIGURES,
     "label_smoothed_cross_entropy": TRANSLATION_FIGURES,
     "mixture_density": ("loss", "nats_seq", "nats_point", "pen_nats", "pen_errors"),
@@ -78,21 +79,30 @@ def check_combination(task: str | None, arch: str | None = None, criterion: str 
         raise UsageError(f"--arch {arch} needs --task gnmt_translation or translation, not {task}")
 
 
-def check_best_metric(metric: str | None, criterion: str | None, logs_bleu: bool) -> None:
+# Figures of translation that an option adds.
+OPTIONAL_FIGURES = {"bleu": "--eval-bleu", "accuracy": "--report-accuracy"}
+
+
+def check_best_metric(metric: str | None, criterion: str | None, optional: Collection[str]) -> None:
     """Raises UsageError for a --best-checkpoint-metric that no validation with a criterion logs.
 
     Args:
-        criterion: its name; those that are not in FIGURES are not checked. logs_bleu: --eval-bleu.
+        criterion: its name; those that are not in FIGURES are not checked.
+        optional: those of OPTIONAL_FIGURES whose option is given.
     """
     known = FIGURES.get(criterion, ())
-    if metric and known and metric not in known:
-        figures = known if logs_bleu else [figure for figure in known if figure != "bleu"]
+    if not metric or not known:
+        return
+    translates = known is TRANSLATION_FIGURES or criterion == "cross_entropy"
+    missing = [figure for figure in OPTIONAL_FIGURES if translates and figure not in optional]
+    if metric in missing and metric in known:
+        raise UsageError(f"--best-checkpoint-metric {metric} needs {OPTIONAL_FIGURES[metric]}")
+    if metric not in known:
+        figures = ", ".join(figure for figure in known if figure not in missing)
         raise UsageError(
             f"--best-checkpoint-metric {metric}: --criterion {criterion} logs no such figure, choose from "
-            f"{', '.join(figures)}"
+            f"{figures}"
         )
-    if metric == "bleu" and known and not logs_bleu:
-        raise UsageError("--best-checkpoint-metric bleu needs --eval-bleu")
 
 
 def name_the_nearest() -> bool:
@@ -108,6 +118,8 @@ def name_the_nearest() -> bool:
     def parse_args_and_arch(parser, *args, **kwargs):
         # The parser was created before the plugin was loaded, so this one instance is patched.
         parser.error = functools.partial(end_in_one_line, parser)
+        # argparse takes -1e-4 for an option.
+        parser._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
         return parse(parser, *args, **kwargs)
 
     options.parse_args_and_arch = parse_args_and_arch

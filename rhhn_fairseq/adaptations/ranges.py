@@ -16,7 +16,12 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf
 
-from rhhn_fairseq.adaptations.names import check_best_metric, check_combination, require_known
+from rhhn_fairseq.adaptations.names import (
+    OPTIONAL_FIGURES,
+    check_best_metric,
+    check_combination,
+    require_known,
+)
 from rhhn_fairseq.errors import UsageError
 
 
@@ -86,7 +91,8 @@ TABLE = {
     Range(0, 1, below=True): "adam_betas momentum label_smoothing",
     Range(0, 1, above=True): "lr_shrink",
     Range(0, 1, above=True, also=-1): "sampling_topp",
-    WIDTH: "hidden_size embed_dim hyper_size hyper_embed_size attention_size",
+    Range(1, WIDTH.high): "hidden_size",
+    WIDTH: "embed_dim hyper_size hyper_embed_size attention_size",
     DEPTH: "layers encoder_layers decoder_layers rhn_depth",
     FINITE: "lenpen unkpen lm_weight diverse_beam_strength",
 }
@@ -206,8 +212,8 @@ def check_options() -> bool:
         names = ("task", "arch", "criterion") if "max_update" in given else ("task",)
         check_combination(*(given.get(name) for name in names))
         if "max_update" in given:
-            metric, bleu = given.get("best_checkpoint_metric"), given.get("eval_bleu", False)
-            check_best_metric(metric, given.get("criterion"), bleu)
+            optional = [name for name, option in OPTIONAL_FIGURES.items() if given.get(_plain(option))]
+            check_best_metric(given.get("best_checkpoint_metric"), given.get("criterion"), optional)
         return parsed
 
     @functools.wraps(setup)
@@ -226,8 +232,13 @@ def check_options() -> bool:
                 check_combination(*(getattr(root.get(section), "_name", None) for section in sections))
                 if training:
                     metric, criterion = root.checkpoint.best_checkpoint_metric, root.get("criterion")
-                    bleu = getattr(root.task, "eval_bleu", False)
-                    check_best_metric(metric, getattr(criterion, "_name", None), bleu)
+                    sections = (root.task, criterion or {})
+                    optional = [
+                        figure
+                        for figure, option in OPTIONAL_FIGURES.items()
+                        if any(section.get(_plain(option)) for section in sections)
+                    ]
+                    check_best_metric(metric, getattr(criterion, "_name", None), optional)
         return setup(cfg, **kwargs)
 
     options.parse_args_and_arch, tasks.setup_task = parse_args_and_arch, setup_task

@@ -97,6 +97,11 @@ REFUSALS = (
         "quantises linear layers and embeddings of fairseq's transformer, which no model here has",
     ),
     Refusal(
+        "--write-checkpoints-asynchronously",
+        lambda args: getattr(args, "write_checkpoints_asynchronously", False) and _missing("iopath"),
+        "needs the package iopath, which is not installed",
+    ),
+    Refusal(
         "--fp16-adam-stats",
         lambda args: getattr(args, "fp16_adam_stats", False) and _missing("apex"),
         "needs Adam of the package apex, which is not installed",

@@ -14,6 +14,9 @@ from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger("rhhn_fairseq.compat")
 
+# What torch's ReduceLROnPlateau counts.
+PLATEAU_COUNTS = ("num_bad_epochs", "cooldown_counter")
+
 
 def copy_completely() -> bool:
     """A worker that is killed while it saves must not leave a damaged checkpoint_last.pt.
@@ -210,7 +213,75 @@ def continue_clock() -> bool:
         if reset_meters:
             self._previous_training_time = 0
         elif isinstance(meter := metrics.get_meter("default", "wall"), StopwatchMeter):
-            meter.start_time = time.perf_counter() - self._previous_training_time
+            # Of several workers, the time is a tensor.
+            meter.start_time = time.perf_counter() - float(self._previous_training_time)
+        return extra_state
+
+    Trainer.load_checkpoint = load_checkpoint
+    return True
+
+
+def continue_plateaus() -> bool:
+    """``reduce_lr_on_plateau`` must lower the rate of a training that is restarted when it would any other's.
+
+    fairseq saves the best figure in its checkpoints, but not how many validations have not reached it. It
+    saves the checkpoint of an epoch before the schedule sees the epoch's figure, which is then lost.
+    """
+    from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule as Schedule
+    from fairseq.trainer import Trainer
+
+    state_dict, load_state_dict = Schedule.state_dict, Schedule.load_state_dict
+    load = Trainer.load_checkpoint
+
+    @functools.wraps(state_dict)
+    def save_counts(self):
+        return state_dict(self) | {name: getattr(self.lr_scheduler, name) for name in PLATEAU_COUNTS}
+
+    @functools.wraps(load_state_dict)
+    def load_counts(self, state):
+        if "best" not in state:
+            raise UsageError(
+                "--lr-scheduler reduce_lr_on_plateau: the checkpoint is of another schedule; "
+                "give --reset-lr-scheduler to begin this one"
+            )
+        load_state_dict(self, state)
+        for name in PLATEAU_COUNTS:
+            setattr(self.lr_scheduler, name, state.get(name, 0))
+
+    @functools.wraps(load)
+    def load_checkpoint(self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, **kwargs):
+        extra_state = load(self, filename, reset_optimizer, reset_lr_scheduler, *args, **kwargs)
+        if isinstance(self.lr_scheduler, Schedule) and extra_state and not reset_lr_scheduler:
+            position, loss = extra_state["train_iterator"], extra_state.get("val_loss")
+            if loss is not None and not position.get("iterations_in_epoch"):
+                self.lr_scheduler.step(position["epoch"] - 1, loss)
+        return extra_state
+
+    Schedule.state_dict, Schedule.load_state_dict = save_counts, load_counts
+    Trainer.load_checkpoint = load_checkpoint
+    return True
+
+
+def continue_without_optimizer() -> bool:
+    """A checkpoint without the optimizer's state must not set the number of updates to 0.
+
+    ``--no-save-optimizer-state`` leaves that state out. From such a checkpoint fairseq counts updates from 0,
+    so a training that is restarted often never ends. Here the number and the schedule go on, and a warning
+    says that the optimizer begins anew.
+    """
+    from fairseq.trainer import Trainer
+
+    load = Trainer.load_checkpoint
+
+    @functools.wraps(load)
+    def load_checkpoint(self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, **kwargs):
+        extra_state = load(self, filename, reset_optimizer, reset_lr_scheduler, *args, **kwargs)
+        last = self._optim_history[-1] if extra_state is not None and self._optim_history else {}
+        if not reset_optimizer and self.get_num_updates() == 0 < last.get("num_updates", 0):
+            if not reset_lr_scheduler:
+                self.lr_scheduler.load_state_dict(last["lr_scheduler_state"])
+            self.set_num_updates(last["num_updates"])
+            logger.warning("%s has no state of the optimizer, which begins anew", filename)
         return extra_state
 
     Trainer.load_checkpoint = load_checkpoint

@@ -53,8 +53,9 @@ def leave_no_dump_of_a_mistake() -> bool:
 
     @functools.wraps(save)
     def save_checkpoint(self, filename, extra_state):
-        if not isinstance(sys.exc_info()[1], UsageError) or os.path.basename(filename) != "crash.pt":
-            save(self, filename, extra_state)
+        if isinstance(sys.exc_info()[1], UsageError) and os.path.basename(filename) == "crash.pt":
+            return None
+        return save(self, filename, extra_state)
 
     Trainer.save_checkpoint = save_checkpoint
     return True

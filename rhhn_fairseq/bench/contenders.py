@@ -15,6 +15,7 @@ from rhhn_fairseq.bench.external import EXTERNALS
 from rhhn_fairseq.bench.machine import (
     DTYPES,
     BenchConfig,
+    check_distinct,
     cudnn_for,
     first_calls,
     forced,
@@ -38,6 +39,9 @@ COMPILE = ("none", "step", "sequence")
 
 RECOMPILATIONS = 256
 
+MOST = 10**6
+"""Largest size of anything: of these, a layer alone would fill terabytes."""
+
 OF_CELLS = ("hyper_size", "hyper_embed_size", "hyper_rank", "rhn_depth", "h_detach")
 """Fields of ``SizesConfig`` that are passed to the cells with options of these names."""
 
@@ -46,14 +50,16 @@ OF_CELLS = ("hyper_size", "hyper_embed_size", "hyper_rank", "rhn_depth", "h_deta
 class SizesConfig(BenchConfig):
     """Sizes of single layers, and the backends and types they run on."""
 
-    hidden: int = option(1000, help="width of the cells", low=1)
-    input: int = option(50, help="width of the input", low=1)
-    batch: int = option(128, help="sequences in a batch", low=1)
-    length: int = option(50, help="steps of a sequence", low=1)
-    hyper_size: int = option(128, help="width of the hypernetworks", low=1)
-    hyper_embed_size: int = option(16, help="width of the embeddings z", low=1)
-    hyper_rank: int = option(1, help="outer products that scale a matrix of HyperRHN, HyperLSTM", low=1)
-    rhn_depth: int = option(7, help="layers in one step of the highway networks", low=1)
+    hidden: int = option(1000, help="width of the cells", low=1, high=MOST)
+    input: int = option(50, help="width of the input", low=1, high=MOST)
+    batch: int = option(128, help="sequences in a batch", low=1, high=MOST)
+    length: int = option(50, help="steps of a sequence", low=1, high=MOST)
+    hyper_size: int = option(128, help="width of the hypernetworks", low=1, high=MOST)
+    hyper_embed_size: int = option(16, help="width of the embeddings z", low=1, high=MOST)
+    hyper_rank: int = option(
+        1, help="outer products that scale a matrix of HyperRHN, HyperLSTM", low=1, high=MOST
+    )
+    rhn_depth: int = option(7, help="layers in one step of the highway networks", low=1, high=1000)
     h_detach: float = option(0.0, help="the cells' probability of h-detach", low=0, high=1)
     dtype: tuple = option(("float32",), help="dtypes of weights and input, separated by commas")
     backends: tuple = option((), help="names of backends, separated by commas (default: all available)")
@@ -67,6 +73,7 @@ class SizesConfig(BenchConfig):
     def __post_init__(self):
         super().__post_init__()
         check_names("dtype", self.dtype, DTYPES)
+        check_distinct("backends", self.backends)
 
 
 def check_names(option: str, names: tuple[str, ...], known) -> None:
@@ -76,8 +83,7 @@ def check_names(option: str, names: tuple[str, ...], known) -> None:
             raise UsageError(f"--{option} {name or repr(name)} is unknown, choose from {', '.join(known)}")
     if not names:
         raise UsageError(f"--{option} is empty, choose from {', '.join(known)}")
-    if len(set(names)) < len(names):
-        raise UsageError(f"--{option} {','.join(names)} names one twice")
+    check_distinct(option, names)
 
 
 @dataclass(frozen=True)

@@ -35,15 +35,24 @@ def matrix_flop(module: nn.Module, T: int, B: int) -> int:
     torch.nn name their matrices; those with more than two dimensions are stacks of matrices. Point-wise
     operations and normalisation are not counted, nor are products of activations with each other. The zeros
     around the blocks of a rolled hypernetwork's matrices are not parameters, but they are counted, because
-    its ``step`` multiplies by them; its fused operation does not.
+    its ``step`` multiplies by them; its fused operation does not. A matrix that d outer products scale is
+    multiplied d times.
     """
     matrices = (
         parameter
         for name, parameter in module.named_parameters()
         if any(word.startswith("weight") for word in name.split("."))
     )
-    zeros = sum(cell.count_zeros() for cell in module.modules() if isinstance(cell, RolledHyperRHN))
-    return 6 * T * B * (sum(matrix.numel() for matrix in matrices) + zeros)
+    cells = [cell for cell in module.modules() if isinstance(cell, Cell)]
+    zeros = sum(cell.count_zeros() for cell in cells if isinstance(cell, RolledHyperRHN))
+    again = sum(_count_repeated(cell) for cell in cells)
+    return 6 * T * B * (sum(matrix.numel() for matrix in matrices) + zeros + again)
+
+
+def _count_repeated(cell: Cell) -> int:
+    """Returns how many numbers of matrices a step multiplies again, once per further outer product."""
+    ranked = (p for name, p in cell.named_parameters() if name.split(".")[0] in ("weight_h", "weight_s"))
+    return (getattr(cell.config, "hyper_rank", 1) - 1) * sum(matrix.numel() for matrix in ranked)
 
 
 @dataclass(frozen=True)

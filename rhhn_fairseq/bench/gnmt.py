@@ -14,7 +14,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, lstm
 from torch import Tensor, nn
 
 import rhhn_fairseq.plugin  # noqa: F401
-from rhhn_fairseq.bench.machine import DTYPES, BenchConfig, cudnn_for, forced, in_graphs
+from rhhn_fairseq.bench.machine import DTYPES, BenchConfig, check_distinct, cudnn_for, forced, in_graphs
 from rhhn_fairseq.bench.parity import check_models, with_gradients
 from rhhn_fairseq.bench.report import Column
 from rhhn_fairseq.bench.timing import interleave, ratio
@@ -37,8 +37,8 @@ class TranslationConfig(BenchConfig):
     archs: tuple = option(
         ("lstm_gnmt_small", "hyperlstm_gnmt_small"), help="architectures of this project, separated by commas"
     )
-    vocab_size: int = option(8000, help="entries of the dictionary", low=10)
-    length: int = option(16, help="length of every sentence, source and target", low=1)
+    vocab_size: int = option(8000, help="entries of the dictionary", low=10, high=10**6)
+    length: int = option(16, help="length of every sentence, source and target", low=1, high=10**6)
     attention: str = option(
         "own", help="attention form; with v2 every layer runs whole sequences", choices=("own", "paper", "v2")
     )
@@ -48,10 +48,12 @@ class TranslationConfig(BenchConfig):
         help="preferred, or names of backends, separated by commas (default: preferred and reference, "
         "on a GPU also those that run as CUDA graphs)",
     )
-    seed: int = option(1, help="seed of weights and sentences")
+    seed: int = option(1, help="seed of weights and sentences", low=0, high=2**63 - 1)
 
     def __post_init__(self):
         super().__post_init__()
+        check_distinct("archs", self.archs)
+        check_distinct("backends", self.backends)
         known = known_architectures()
         for arch in self.archs:
             if arch not in known or "gnmt" not in arch:

@@ -15,8 +15,17 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from torch import Tensor, nn
 
 import rhhn_fairseq.plugin  # noqa: F401
-from rhhn_fairseq.bench.contenders import BASELINE, select_backends
-from rhhn_fairseq.bench.machine import DTYPES, BenchConfig, cudnn_for, forced, lstm_algorithm, measuring, now
+from rhhn_fairseq.bench.contenders import BASELINE, MOST, select_backends
+from rhhn_fairseq.bench.machine import (
+    DTYPES,
+    BenchConfig,
+    check_distinct,
+    cudnn_for,
+    forced,
+    lstm_algorithm,
+    measuring,
+    now,
+)
 from rhhn_fairseq.bench.parity import ORACLE_ROWS, check_models, with_gradients
 from rhhn_fairseq.bench.report import Column, draw_bars, make_report
 from rhhn_fairseq.bench.timing import interleave, ratio
@@ -37,16 +46,18 @@ class Config(BenchConfig):
     """What is timed; ``UsageError`` names a value that cannot work."""
 
     archs: tuple = option(("lstm_ptb", "ln_hyperlstm_ptb"), help="architectures, separated by commas")
-    vocab_size: int = option(50, help="symbols in the vocabulary", low=2)
-    hidden: int = option(0, help="width of the layers, 0 for the architecture's own", low=0)
-    hyper_size: int = option(0, help="width of hypernetworks, 0 for the architecture's own", low=0)
-    batch: int = option(128, help="lanes that the text is read in", low=1)
-    length: int = option(100, help="symbols that each lane reads in an update", low=1)
+    vocab_size: int = option(50, help="symbols in the vocabulary", low=2, high=MOST)
+    hidden: int = option(0, help="width of the layers, 0 for the architecture's own", low=0, high=MOST)
+    hyper_size: int = option(0, help="width of hypernetworks, 0 for the architecture's own", low=0, high=MOST)
+    batch: int = option(128, help="lanes that the text is read in", low=1, high=MOST)
+    length: int = option(100, help="symbols that each lane reads in an update", low=1, high=MOST)
     dtype: str = option("float32", help="type of weights and activations", choices=tuple(DTYPES))
     backends: tuple = option((), help="names of backends, separated by commas (default: all available)")
 
     def __post_init__(self):
         super().__post_init__()
+        check_distinct("archs", self.archs)
+        check_distinct("backends", self.backends)
         known = [name for name in known_architectures() if issubclass(MODEL_REGISTRY[name], CharLM)]
         for arch in self.archs:
             if arch not in known:

@@ -33,13 +33,19 @@ RECORDINGS = 1000
 class BenchConfig:
     """The options of every benchmark; ``UsageError`` names a value that cannot work."""
 
-    repeats: int = option(7, help="timed rounds, after one warm-up round", low=1)
-    threads: int = option(0, help="CPU threads; 0: torch's default", low=0)
+    repeats: int = option(7, help="timed rounds, after one warm-up round", low=1, high=10**6)
+    threads: int = option(0, help="CPU threads; 0: torch's default", low=0, high=4096)
     device: str = option("cpu", help="cpu or cuda")
 
     def __post_init__(self):
         check_fields(self)
         check_device(self.device)
+
+
+def check_distinct(option: str, names: Sequence[str]) -> None:
+    """Raises UsageError if a name is given twice."""
+    if len(set(names)) < len(names):
+        raise UsageError(f"--{option} {','.join(names)} names one twice")
 
 
 def check_device(text: str) -> None:
@@ -115,8 +121,10 @@ def measuring(config: BenchConfig) -> Iterator[None]:
     Afterwards all settings are as before, except the precision if RHHN_MATMUL_PRECISION sets one.
 
     Raises:
-        UsageError: RHHN_MATMUL_PRECISION or RHHN_MATMUL holds an unknown word.
+        UsageError: RHHN_MATMUL_PRECISION or RHHN_MATMUL holds an unknown word, or RHHN_KERNEL is set.
     """
+    if (kernel := policy.current().kernel) is not None:
+        raise UsageError(f"{policy.KERNEL}={kernel}: benchmarks force backends themselves; unset it")
     set_matmul_precision()
     gemm.check_policy()
     threads, cudnn = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
@@ -137,8 +145,8 @@ def _enough_memory() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # On a GPU the error has its own class, on the CPU it is a RuntimeError with one of two messages.
-        signs = ("can't allocate memory", "not enough memory")
+        # On a GPU the error has its own class, on the CPU it is a RuntimeError with one of three messages.
+        signs = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
         if not isinstance(error, torch.OutOfMemoryError) and not any(sign in str(error) for sign in signs):
             raise
         raise UsageError(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.bench.machine import BenchConfig, measuring, now
+from rhhn_fairseq.bench.machine import BenchConfig, check_distinct, measuring, now
 from rhhn_fairseq.bench.parity import checked
 from rhhn_fairseq.bench.report import Column, draw_bars, make_report
 from rhhn_fairseq.bench.timing import interleave, ratio
@@ -46,8 +46,7 @@ class Config(BenchConfig):
         for shape in self.shapes:
             if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", shape):
                 raise UsageError(f"Bench: shapes={shape!r} is not a shape; write 128x1000x4000 for example")
-        if len(set(self.shapes)) < len(self.shapes):
-            raise UsageError(f"Bench: shapes={','.join(self.shapes)} names one twice")
+        check_distinct("shapes", self.shapes)
 
 
 SMOKE = dict(shapes=("8x16x48", "3x5x7"), repeats=1)

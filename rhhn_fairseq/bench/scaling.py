@@ -100,8 +100,9 @@ def run(config: Config) -> dict:
                 layers = contenders_of(name, sizes)
                 checked = check_contenders(layers, sizes)
                 for contender in layers:
-                    # By backend and not by key: what torch's LSTM runs on may change with its size.
-                    which = (name, contender.forces, contender.dtype)
+                    # What torch's LSTM runs on may change with its size.
+                    backend = "" if name == BASELINE else contender.backend
+                    which = (name, backend, contender.dtype)
                     contenders[which, point] = contender
                     errors[which, point] = checked[contender.key][contender.dtype]
             batches[point] = {dtype: batch_for(sizes, dtype) for dtype in config.dtype}

@@ -18,6 +18,7 @@ from rhhn_fairseq.cells.config import CellConfig, StateConfig, describe_config
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends, gemm, lengths, policy, recompute, torch_nn
 from rhhn_fairseq.ops.backends import Plan, Request
+from rhhn_fairseq.ops.buffers import computed_dtype
 from rhhn_fairseq.ops.gemm import Matrix, ScaledWeight, affine
 from rhhn_fairseq.ops.loop import Noise, State, noise_at, scan
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout
@@ -211,27 +212,30 @@ class Cell(Pretrained, nn.Module):
             forced = self.backend or policy.current().kernel
             if self.hooked() is not None:
                 forced = "reference"
-            dtype = backends.computed_dtype(x_TBC.device, x_TBC.dtype)
+            dtype = computed_dtype(x_TBC.device, x_TBC.dtype)
             plan = backends.select_traced(self.operation, x_TBC.device, dtype, forced)
         else:
             plan = backends.select(self.request(x_TBC, state, mask_TB, noise))
-        if not self.recomputes(T):
-            return self.run(x_TBC, state, first, mask_TB, noise, plan)
+        in_segments = 0 < self.config.recompute_steps < T and torch.is_grad_enabled()
+        if in_segments and (torch.compiler.is_compiling() or gemm.transformation() is None):
+            return self._run_in_segments(x_TBC, state, first, mask_TB, noise, plan)
+        return self.run(x_TBC, state, first, mask_TB, noise, plan)
+
+    def _run_in_segments(
+        self, x_TBC: Tensor, state: State, first: Tensor | None, mask_TB: Tensor | None, noise, plan: Plan
+    ) -> tuple[Tensor, State]:
+        """Like ``run``, but each segment is recomputed in the backward pass."""
         # ``functional_call`` may have replaced the parameters for this pass only, as weight drop does.
         runner = _Runner(self, plan)
-        weights: dict[str, Tensor] = dict(runner.named_parameters())
+        weights: dict[str, Tensor] = {name: p for name, p in runner.named_parameters() if p.requires_grad}
+        if not torch.compiler.is_compiling():
+            weights |= _computed_weights(runner)
 
-        def run(*arguments) -> tuple[Tensor, State]:
-            return torch.func.functional_call(runner, weights, arguments)
+        def run(values, *arguments) -> tuple[Tensor, State]:
+            return torch.func.functional_call(runner, dict(zip(weights, values, strict=True)), arguments)
 
         full_pass = recompute.Pass(run, list(weights.values()), first, mask_TB, noise)
         return recompute.run_in_segments(full_pass, self.config.recompute_steps, x_TBC, state)
-
-    def recomputes(self, T: int) -> bool:
-        """Whether a pass of T steps runs in segments; without a gradient, or in ``torch.func``, none does."""
-        if not 0 < self.config.recompute_steps < T or not torch.is_grad_enabled():
-            return False
-        return torch.compiler.is_compiling() or gemm.transformation() is None
 
     def request(
         self,
@@ -253,7 +257,7 @@ class Cell(Pretrained, nn.Module):
             B,
             self.config.hidden_size,
             device,
-            backends.computed_dtype(device, dtype),
+            dtype if rounds is None else computed_dtype(device, dtype),
             torch.is_grad_enabled(),
             self.extras(mask_TB, noise),
             rounds,
@@ -265,8 +269,8 @@ class Cell(Pretrained, nn.Module):
 
     def needs_steps(self) -> str | None:
         """Returns what in this pass only the loop over ``step`` supports, in words; None if nothing does."""
-        if gemm.transformation() is not None:
-            return "torch.func"
+        if (transformation := gemm.transformation()) is not None:
+            return transformation
         if torch.jit.is_tracing():
             return "torch.jit.trace"
         name = self.hooked()
@@ -412,6 +416,16 @@ class _Runner(nn.Module):
 
     def forward(self, x_TBC: Tensor, state: State, first_TB1, mask_TB, noise) -> tuple[Tensor, State]:
         return self.cell.run(x_TBC, state, first_TB1, mask_TB, noise, self.plan)
+
+
+def _computed_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the weights that pruning and the like compute before a pass, by their names."""
+    return {
+        f"{prefix}.{name}": value
+        for prefix, inner in module.named_modules()
+        for name, value in vars(inner).items()
+        if isinstance(value, Tensor) and value.requires_grad
+    }
 
 
 def is_hooked(module: nn.Module) -> bool:

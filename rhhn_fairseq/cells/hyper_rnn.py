@@ -57,7 +57,7 @@ class ScalingVectors(nn.Module):
         start: the value at which every d starts.
         init: "paper" fills every map from z to d with the same constant, as the reference implementation
             does. Then all Z dimensions stay equal under gradient descent and each map keeps rank 1.
-            "broken_symmetry" adds normal noise, so that each d starts within about 10 % of ``start``.
+            "broken_symmetry" adds normal noise, so that each d deviates from ``start`` by about 10 %.
     """
 
     def __init__(self, hyper_size, hyper_embed_size, hidden_size, gates, start, init):

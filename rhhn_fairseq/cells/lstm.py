@@ -147,7 +147,8 @@ class LSTM(GatedCell):
     """LSTM, optionally with layer normalisation; see the module's docstring.
 
     State: (h [B, H], c [B, H]). Initialisation: orthogonal recurrent matrix for every gate, Glorot
-    uniform input matrix for every gate, zero bias (Ha et al. 2016, section 4.1, and supercell).
+    uniform input matrix for every gate, zero bias, as the HyperLSTM of Ha et al. 2016 (supercell). Their
+    baseline LSTMs have orthogonal input matrices too (section 4.1).
     """
 
     config: LSTMConfig

@@ -11,10 +11,11 @@ and for both::
 The minLSTM's k makes sigmoid(k) = i / (i + f), so that its gates add up to one. The recurrence is linear
 in h, so ``ops.linear_scan`` computes all steps at once.
 
-Departures from the paper: the state starts at zero, not at g(0). The scan multiplies factors below one
-instead of summing logarithms: in float32 with 64 steps of random gates, the gradient of a scan in log space
-was off by 1.1e-4 of its largest entry, that of the loop by 1.1e-7. h enters no matrix, so these cells
-have no options for recurrent dropout and h-detach.
+This is the cell alone; the paper's language models put it into blocks with a convolution, an MLP and
+normalisation. Departures from the paper: the state starts at zero, not at g(0). The scan multiplies factors
+below one instead of summing logarithms: in float32 with 64 steps of random gates, the gradient of a scan in
+log space was off by 1.1e-4 of its largest entry, that of the loop by 1.1e-7. h enters no matrix, so these
+cells have no options for recurrent dropout and h-detach.
 """
 
 import numpy as np

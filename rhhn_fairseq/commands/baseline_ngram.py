@@ -50,7 +50,7 @@ def main(argv=None) -> None:
 def print_report(report: dict) -> None:
     """Prints the figures as a table, and the data they refer to."""
     splits = report["splits"]
-    print(f"{report['corpus']}, {report['symbols']} symbols, {report['train']:,} of them to train on")
+    print(f"{report['corpus']}; {report['train']:,} symbols to train on, {report['symbols']} different ones")
     print("order      n-grams" + "".join(f"{name + ' bpc':>13}" for name in splits))
     for row in report["orders"]:
         bits = "".join(f"{row['bpc'][name]:13.4f}" for name in splits)

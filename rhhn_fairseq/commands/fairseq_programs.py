@@ -3,6 +3,8 @@
 import importlib
 import sys
 
+from rhhn_fairseq.signals import exit_status
+
 
 def main(name: str, argv: list[str]) -> int:
     """Runs ``fairseq-NAME``.
@@ -10,6 +12,13 @@ def main(name: str, argv: list[str]) -> int:
     Args:
         name: of a program, such as train or eval-lm. argv: its arguments.
     """
+    try:
+        return _run(name, argv)
+    except KeyboardInterrupt as interrupt:
+        return exit_status(interrupt)
+
+
+def _run(name: str, argv: list[str]) -> int:
     # fairseq, Hydra and the workers that they start read the command line from here.
     sys.argv = [f"fairseq-{name}", *argv]
     # The program is imported first: it sets up the log, which the plugin then shortens.

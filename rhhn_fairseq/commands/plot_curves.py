@@ -7,6 +7,9 @@ Each file is the output of one fairseq-train in any --log-format, and its name i
 differ only in a seed at the end (_s1, -seed2) are one line in a band, with a common line in the table.
 """
 
+import os
+import sys
+
 from rhhn_fairseq.commands.parsers import make_parser
 from rhhn_fairseq.errors import UsageError
 
@@ -46,3 +49,5 @@ def main(argv=None) -> None:
         with replacing(args.table) as file:
             file.write(table.encode("utf-8"))
     print(table, end="")
+    if args.output is not None:
+        print(f"written: {args.output} and {os.path.splitext(args.output)[0]}.npz", file=sys.stderr)

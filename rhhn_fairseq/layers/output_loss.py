@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops import backends
+from rhhn_fairseq.ops.buffers import computed_dtype
 from rhhn_fairseq.ops.gemm import mm, select_gemm
 
 FLOAT16_SCALE = 8.0
@@ -113,7 +113,7 @@ def linear_cross_entropy(
     Raises:
         UsageError: by the backward pass, with ``create_graph=True``.
     """
-    dtype = backends.computed_dtype(y_PH.device, y_PH.dtype)
+    dtype = computed_dtype(y_PH.device, y_PH.dtype)
     real = real_P.to(torch.promote_types(dtype, torch.float32))
     options = (smoothing, chunk, dtype, torch.is_grad_enabled())
     loss, sums = _LinearCrossEntropy.apply(y_PH, weight_VH, bias_V, target_P, real, *options)

@@ -127,7 +127,10 @@ class GNMTBaseConfig(FairseqDataclass):
     )
     init_cells: str = field(
         default="uniform",
-        metadata={"help": "initialisation of the cells: 'uniform' within --init-range, or each cell's 'own'"},
+        metadata={
+            "help": "initialisation of the cells: 'uniform' within --init-range, unless they have gains or "
+            "scaling vectors, or each cell's 'own'"
+        },
     )
     init_attention: float = field(
         default=0.0,
@@ -458,11 +461,13 @@ def _embedding(entries: int, width: int, padding_idx: int) -> nn.Embedding:
 
 
 def _init_uniform(model: nn.Module, bound: float, cells: bool) -> None:
-    """Draws all weights uniformly within the bound (Wu et al. 2016, section 8.3), those of cells if asked."""
-    kept = set()
-    if not cells:
-        inner = (module for module in model.modules() if isinstance(module, Cell))
-        kept = {id(p) for cell in inner for p in cell.parameters()}
+    """Draws all weights uniformly within the bound (Wu et al. 2016, section 8.3), those of cells if asked.
+
+    Cells with gains or with weights that scale others keep their own initial values: near zero, these would
+    multiply signals and gradients down to nothing.
+    """
+    inner = (module for module in model.modules() if isinstance(module, Cell))
+    kept = {id(p) for cell in inner if not (cells and _is_plain(cell)) for p in cell.parameters()}
     for name, parameter in model.named_parameters():
         # The normalised attention's g has its own initial value.
         if id(parameter) not in kept and not name.endswith("attention.g"):
@@ -471,6 +476,15 @@ def _init_uniform(model: nn.Module, bound: float, cells: bool) -> None:
         if isinstance(module, nn.Embedding):
             with torch.no_grad():
                 module.weight[module.padding_idx].zero_()
+
+
+def _is_plain(cell: Cell) -> bool:
+    """Whether a cell has matrices and biases only, none of which scale others."""
+    for name, _ in cell.named_parameters():
+        words = name.split(".")
+        if "scaling" in words or not any(word.startswith(("weight", "bias")) for word in words):
+            return False
+    return True
 
 
 for _name, _row in ARCHITECTURES.items():

@@ -14,6 +14,7 @@ import torch
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import gemm, graphs, native, policy, triton
+from rhhn_fairseq.ops.buffers import AUTOCASTING
 
 logger = logging.getLogger(__name__)
 
@@ -190,6 +191,8 @@ def _native_drawback(request: Request) -> str | None:
 def _torch_nn_obstacle(request: Request) -> str | None:
     if request.operation not in ("lstm", "gru"):
         return "torch.nn has LSTM and GRU only"
+    if request.dtype == torch.float16 and request.device.type == "cpu" and request.rounds == "autocast":
+        return "torch.nn has no float16 under autocast on a CPU"
     return f"torch.nn has no {request.extras[0]}" if request.extras else None
 
 
@@ -330,18 +333,29 @@ def select_traced(
     Args:
         operation: the fused operation that the cell has, or None. forced: the backend that must be used.
     """
+    if forced is not None:
+        _check_traced(operation, device, dtype, forced)
     if forced in ("reference", "torch_nn"):
         return Plan(forced, text=f"{forced}/torch")
-    if torch.onnx.is_in_onnx_export():
-        return Plan("reference", text="reference/torch")
-    if operation not in (*FUSED, "linear_scan"):
-        if forced is not None:
-            raise UsageError(f"backend {forced} has no operation for this cell; it compiles with reference")
+    if torch.onnx.is_in_onnx_export() or operation not in (*FUSED, "linear_scan"):
         return Plan("reference", text="reference/torch")
     if forced is None and operation in FUSED and device.type == "cpu" and dtype in native.DTYPES:
         return TRACED
     name = forced or "aten"
     return Plan(name, is_fused=True, text=f"{name}/torch")
+
+
+def _check_traced(operation: str | None, device: torch.device, dtype: torch.dtype, forced: str) -> None:
+    """Raises UsageError if a forced backend cannot run a compiled pass."""
+    if forced not in NAMES:
+        raise UsageError(f"backend {forced} is unknown, choose from {', '.join(NAMES)}")
+    backend = BACKENDS[NAMES.index(forced)]
+    if backend.operations and operation not in backend.operations:
+        raise UsageError(f"backend {forced} has no operation for this cell; it compiles with reference")
+    if backend.dtypes and dtype not in backend.dtypes:
+        raise UsageError(f"backend {forced} has no kernels for {str(dtype).removeprefix('torch.')}")
+    if device.type != {"native": "cpu", "triton": "cuda"}.get(forced, device.type):
+        raise UsageError(f"backend {forced} does not compile for {device.type}")
 
 
 def explain(request: Request) -> list[tuple[str, bool, str]]:
@@ -377,18 +391,11 @@ def _log_once(cell: str, device: str, dtype: torch.dtype, name: str, note: str) 
 
 def rounding(device: torch.device) -> str | None:
     """Returns what rounds float32 operands: autocast, torch's precision ("high", "medium") or None."""
-    if device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type):
+    if device.type in AUTOCASTING and torch.is_autocast_enabled(device.type):
         bfloat16 = torch.get_autocast_dtype(device.type) == torch.bfloat16
         return "autocast to bfloat16" if bfloat16 and device.type == "cuda" else "autocast"
     precision = gemm.matmul_precision(device.type)
     return None if precision == "highest" else precision
-
-
-def computed_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """Returns the type in which operands of a type are multiplied; autocast leaves float64 as it is."""
-    if dtype == torch.float64 or not torch.is_autocast_enabled(device.type):
-        return dtype
-    return torch.get_autocast_dtype(device.type)
 
 
 def format_rows(rows: Sequence[tuple[str, bool, str]]) -> str:

@@ -29,6 +29,17 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+AUTOCASTING = ("cpu", "cuda")
+"""Types of devices on which autocast changes what these operations compute."""
+
+
+def computed_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Returns the type in which operands of a type are multiplied; autocast leaves float64 as it is."""
+    if dtype == torch.float64 or device.type not in AUTOCASTING or not torch.is_autocast_enabled(device.type):
+        return dtype
+    return torch.get_autocast_dtype(device.type)
+
+
 @dataclass(kw_only=True)
 class Gated:
     """A sequence of an LSTM, plain or with layer normalisation, alone or scaled by a hypernetwork.

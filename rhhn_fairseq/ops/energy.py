@@ -10,7 +10,7 @@ Shapes: N sentences, R queries of each, S source positions, A width of the hidde
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops import native
+from rhhn_fairseq.ops import gemm, native, policy
 from rhhn_fairseq.ops.buffers import Energy, state_dtype
 from rhhn_fairseq.ops.library import operation, refuse_gradients
 
@@ -22,12 +22,19 @@ def energies(q_NRA: Tensor, k_NSA: Tensor, v_A: Tensor, mask_NS: Tensor) -> Tens
     over a long source needs it.
     """
     wide = state_dtype(q_NRA.dtype)
-    on_cpu = q_NRA.device.type == "cpu" and q_NRA.dtype in native.DTYPES
-    if on_cpu and q_NRA.dtype == k_NSA.dtype and native.library() is not None:
+    if _is_compiled(q_NRA) and q_NRA.dtype == k_NSA.dtype:
         operands = (operand.contiguous() for operand in (q_NRA, k_NSA, v_A.to(wide), mask_NS))
         return energy(*operands)
     hidden_NRSA = (q_NRA.unsqueeze(2) + k_NSA.unsqueeze(1)).tanh_()
     return (hidden_NRSA @ v_A).to(wide).masked_fill(~mask_NS.unsqueeze(1), float("-inf"))
+
+
+def _is_compiled(q_NRA: Tensor) -> bool:
+    """Whether the compiled code runs; like a cell's, it has gradients, but no further derivatives."""
+    if q_NRA.device.type != "cpu" or q_NRA.dtype not in native.DTYPES or native.library() is None:
+        return False
+    plain = torch.compiler.is_compiling() or gemm.transformation() is None
+    return plain and policy.current().kernel != "reference"
 
 
 @operation("rhhn::energy")

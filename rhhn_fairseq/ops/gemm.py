@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import native, policy
@@ -61,8 +62,12 @@ class ScaledWeight(NamedTuple):
     scale_MN: Tensor
 
 
-transformation = torch._C._functorch.peek_interpreter_stack
-"""Returns the ``torch.func`` transformation that is active; None without one."""
+def transformation() -> str | None:
+    """Returns in words what transforms operations beyond a backward pass; None if nothing does."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func"
+    return "forward-mode differentiation" if forward_ad._current_level >= 0 else None
+
 
 STEPS = 4
 """Steps from which copying a transpose for torch's products pays off."""

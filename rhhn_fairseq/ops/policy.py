@@ -58,7 +58,10 @@ def current() -> Policy:
 
 @contextlib.contextmanager
 def using(**changes) -> Iterator[Policy]:
-    """Changes settings inside a ``with`` block, for example ``using(kernel="reference")``."""
+    """Changes settings inside a ``with`` block, for example ``using(kernel="reference")``.
+
+    They are those of the process: blocks in different threads must not overlap.
+    """
     global current
     before, changed = current, replace(current(), **changes)
     current = functools.cache(lambda: changed)

@@ -12,6 +12,8 @@ Shapes: B batch, N width of what the vectors are computed from, H input, G outpu
 import torch
 from torch import Tensor
 
+from rhhn_fairseq.ops.buffers import AUTOCASTING, computed_dtype
+
 
 class _RankScaled(torch.autograd.Function):
     """See ``rank_scaled``."""
@@ -74,8 +76,8 @@ def rank_scaled(
         the sums [B, G].
     """
     operands = [s_BH, weight_HG, first_BK, hyper_BN, weight_z, bias_z]
-    if torch.is_autocast_enabled(s_BH.device.type):
-        dtype = torch.get_autocast_dtype(s_BH.device.type)
+    if s_BH.device.type in AUTOCASTING and torch.is_autocast_enabled(s_BH.device.type):
+        dtype = computed_dtype(s_BH.device, s_BH.dtype)
         operands = [tensor.to(dtype) for tensor in operands]
         # On a GPU, autocast would make sums float32, and so the gradients that the backward multiplies.
         with torch.autocast(s_BH.device.type, enabled=False):

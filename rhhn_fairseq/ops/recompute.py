@@ -19,14 +19,14 @@ from rhhn_fairseq.ops.buffers import state_dtype
 from rhhn_fairseq.ops.loop import Noise, State
 
 Run = Callable[..., tuple[Tensor, State]]
-"""Maps input [T, B, C], state, first_TB1, mask_TB and noise to outputs [T, B, H] and the last state."""
+"""Maps parameters, input [T, B, C], state, first_TB1, mask_TB, noise to outputs [T, B, H] and last state."""
 
 
 class Pass(NamedTuple):
     """A pass over a sequence, without its input and state.
 
     Attributes:
-        run: runs the pass over any segment. parameters: the tensors it reads that need gradients.
+        run: runs the pass over any segment. parameters: the tensors that need gradients, in its order.
         first_TB1: where sequences without a state begin; None if that makes no difference.
         mask_TB: true at real positions; None where all are. noise: drawn for the whole pass, so that
             it is the same each time.
@@ -42,7 +42,7 @@ class Pass(NamedTuple):
 def run_in_segments(full_pass: Pass, steps: int, x_TBC: Tensor, state: State) -> tuple[Tensor, State]:
     """Runs a pass in segments of ``steps`` steps; the result cannot be differentiated twice."""
     segments = _Segments(full_pass, steps, len(x_TBC), x_TBC.device.type)
-    y, *after = _InSegments.apply(segments, len(state), x_TBC, *state, *segments.parameters)
+    y, *after = _InSegments.apply(segments, len(state), x_TBC, *state, *full_pass.parameters)
     return y, tuple(after)
 
 
@@ -51,7 +51,6 @@ class _Segments:
 
     def __init__(self, full_pass: Pass, steps: int, T: int, device: str):
         self.full_pass, self.T = full_pass, T
-        self.parameters = [parameter for parameter in full_pass.parameters if parameter.requires_grad]
         self.slices = [slice(start, start + steps) for start in range(0, T, steps)]
         self.autocast: dict[str, Any] = {
             "device_type": device,
@@ -61,7 +60,9 @@ class _Segments:
             "cache_enabled": False,
         }
 
-    def __call__(self, steps: slice, x_TBC: Tensor, state: State) -> list[Tensor]:
+    def __call__(
+        self, parameters: Sequence[Tensor], steps: slice, x_TBC: Tensor, state: State
+    ) -> list[Tensor]:
         """Returns the outputs of a segment and the state after it."""
         run, _, first, mask, noise = self.full_pass
         first, mask = (None if tensor is None else tensor[steps] for tensor in (first, mask))
@@ -69,7 +70,7 @@ class _Segments:
             # A leading 1 means one mask for the whole sequence.
             noise = {name: draw if len(draw) < self.T else draw[steps] for name, draw in noise.items()}
         with torch.autocast(**self.autocast):
-            y, after = run(x_TBC, state, first, mask, noise)
+            y, after = run(parameters, x_TBC, state, first, mask, noise)
         return [y, *after]
 
 
@@ -77,6 +78,7 @@ class _InSegments(torch.autograd.Function):
     @staticmethod
     def forward(ctx, segments: _Segments, count: int, x_TBC, *state_and_parameters):
         state: Sequence[Tensor] = state_and_parameters[:count]
+        parameters = state_and_parameters[count:]
         ctx.types = [start.dtype for start in state]
         # As within a whole sequence, states of a narrow type stay wide from segment to segment.
         state = [start.to(state_dtype(start.dtype)) for start in state]
@@ -86,13 +88,13 @@ class _InSegments(torch.autograd.Function):
         for number, steps in enumerate(segments.slices):
             for kept, start in zip(states, state, strict=True):
                 kept[number] = start
-            y, *state = segments(steps, x_TBC[steps], tuple(kept[number] for kept in states))
+            y, *state = segments(parameters, steps, x_TBC[steps], tuple(kept[number] for kept in states))
             if number == 0:
                 outputs = y.new_empty(len(x_TBC), *y.shape[1:])
             outputs[steps] = y
         ctx.set_materialize_grads(False)
         # Saves the parameters, so that changing them before the backward pass is an error, as elsewhere.
-        ctx.save_for_backward(x_TBC, *states, *segments.parameters)
+        ctx.save_for_backward(x_TBC, *states, *parameters)
         ctx.segments = segments
         return outputs, *(last.to(dtype) for last, dtype in zip(state, ctx.types, strict=True))
 
@@ -101,18 +103,20 @@ class _InSegments(torch.autograd.Function):
     def backward(ctx, dy, *dstate):
         segments, (x_TBC, *kept) = ctx.segments, ctx.saved_tensors
         states = kept[: len(dstate)]
+        # A weight may itself be computed from others, to which each segment would lead back.
+        parameters = [parameter.detach().requires_grad_() for parameter in kept[len(dstate) :]]
         dlast = [None if d is None else d.to(states[0].dtype) for d in dstate]
         needs_x = ctx.needs_input_grad[2]
         dx = torch.zeros_like(x_TBC) if needs_x else None
         # Sums over many segments have the state type, for the same reason.
-        total = [torch.zeros_like(p, dtype=state_dtype(p.dtype)) for p in segments.parameters]
+        total = [torch.zeros_like(p, dtype=state_dtype(p.dtype)) for p in parameters]
         for number, steps in reversed(list(enumerate(segments.slices))):
             x = x_TBC[steps].detach().requires_grad_(needs_x)
             state = [starts[number].detach().requires_grad_() for starts in states]
             with torch.enable_grad():
-                outputs = segments(steps, x, tuple(state))
+                outputs = segments(parameters, steps, x, tuple(state))
             dx_segment, dlast, computed = _gradients(
-                outputs, [None if dy is None else dy[steps], *dlast], x, state, segments.parameters
+                outputs, [None if dy is None else dy[steps], *dlast], x, state, parameters
             )
             del outputs
             if dx is not None and dx_segment is not None:
@@ -127,7 +131,7 @@ class _InSegments(torch.autograd.Function):
             None,
             dx,
             *dfirst,
-            *(sum_.to(p.dtype) for sum_, p in zip(total, segments.parameters, strict=True)),
+            *(sum_.to(p.dtype) for sum_, p in zip(total, parameters, strict=True)),
         )
 
 

@@ -29,16 +29,19 @@ class Corpus:
     Attributes:
         prepared: its name for ``rhhn prepare``; None if nothing is prepared.
         local: whether the user must say where the corpus's files are.
+        options: of ``rhhn prepare``.
     """
 
     prepared: str | None = None
     local: bool = False
+    options: tuple[str, ...] = ()
 
 
 CORPORA = {
     "ptb": Corpus("ptb"),
     "enwik8": Corpus("enwik8"),
-    "iam": Corpus("iam", local=True),
+    # Ha et al. use the split of Graves 2013, which has no test set.
+    "iam-graves": Corpus("iam", local=True, options=("--protocol", "graves")),
     "wmt14": Corpus("wmt14-en-fr"),
     "mnist": Corpus(local=True),
     "none": Corpus(),
@@ -68,7 +71,7 @@ def prepare(name: str, data: Path, from_dir: Path | None) -> Path | None:
             f"--from-dir is not given: {name} cannot be downloaded, name the directory with its files"
         )
     source = [] if from_dir is None else ["--from-dir", str(from_dir)]
-    _prepare(corpus.prepared, [*source, "--dest", str(place)])
+    _prepare(corpus.prepared, [*source, *corpus.options, "--dest", str(place)])
     return place
 
 

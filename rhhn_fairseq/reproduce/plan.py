@@ -13,6 +13,7 @@ PRECISIONS = ("float32", "bfloat16")
 # The package itself.
 USER_DIR = str(Path(__file__).resolve().parents[1])
 WIDTHS = ("hidden_size", "hyper_size")
+SIZES = (*WIDTHS, "layers", "rhn_depth", "hyper_embed_size", "encoder_layers", "decoder_layers")
 # A scaled run keeps at least this width, batch and number of epochs.
 SMALLEST_WIDTH = 8
 SMALLEST_BATCH = 4
@@ -21,8 +22,8 @@ FEWEST_EPOCHS = 4
 ASSUMED_EPOCHS = 100
 
 SCALING_RULE = (
-    "hidden and hypernetwork widths, batch size, and the length of a text of characters or of a problem "
-    f"times S; epochs times S squared, at least {FEWEST_EPOCHS}"
+    "hidden and hypernetwork widths (rounded down to multiples of 4), batch size, and the length of a text "
+    f"of characters or of a problem times S; epochs times S squared, at least {FEWEST_EPOCHS}"
 )
 
 
@@ -140,6 +141,7 @@ def evaluation_commands(run: Run, place: Path | None, directory: Path, device: s
             options |= {"valid_subset": subset, "log_format": "json"}
         else:
             options |= {"gen_subset": subset, "remove_bpe": "sentencepiece", "scoring": "sacrebleu"}
+        options |= scoring.options
         commands[figure] = [*_program(scoring.program), *where, *flags(options)]
     return commands
 
@@ -172,6 +174,12 @@ def _scaled(row: Row, scale: float) -> dict[str, object]:
     if "length" in row.options:
         options["length"] = max(1, round(row.options["length"] * scale))
     return options
+
+
+def sizes_of(run: Run) -> dict[str, object]:
+    """Returns the cell of a run's model and the sizes that its architecture states."""
+    options = _sizes_and_recipe(run.row)[0] | run.options()
+    return {name: options[name] for name in ("cell", *SIZES) if options.get(name) is not None}
 
 
 def _width(value: float) -> int:

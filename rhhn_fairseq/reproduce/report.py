@@ -159,10 +159,15 @@ def _cells(table: Table, row: Row, group: list[Record], figures: list[str]) -> l
         *cells,
         f"{last.epochs:g}",
         f"{last.updates:,}",
-        f"{last.seconds / 3600:.2f}",
-        "" if last.scale < 1 else "unknown" if share is None else f"{100 * share:.2g} %",
+        f"{sum(record.seconds for record in group) / len(group) / 3600:.2f}",
+        "" if last.scale < 1 else "unknown" if share is None else _percent(share),
         last.precision,
     ]
+
+
+def _percent(share: float) -> str:
+    """Returns a share in percent, with two digits below ten percent."""
+    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.2g} %"
 
 
 def budget_share(row: Row, record: Record) -> float | None:
@@ -274,7 +279,8 @@ def _how(record: Record, with_versions: bool) -> str:
         seed = f"--seed {record.seed} "
         words.append(f"`{command.replace(seed, '--seed SEED ').replace(f'-s{record.seed}/', '-sSEED/')}`")
     elif record.adopted:
-        words.append(f"trained by hand with `{' '.join(record.options.get('extra', []))}`")
+        extra = " ".join(record.options.get("extra", []))
+        words.append("trained by hand" + (f" with `{extra}`" if extra else ""))
     if record.remark:
         words.append(record.remark)
     return "; ".join(words)

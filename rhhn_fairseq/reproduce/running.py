@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from rhhn_fairseq.adaptations.checkpoints import WeightsOnlyTorch
 from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, parse_line
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
@@ -116,9 +117,11 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
     """Takes over the log and the checkpoints of a training that was started by hand, and evaluates it.
 
     Raises:
-        UsageError: the file is not a log, or there is no checkpoint_best.pt.
+        UsageError: the file is not a log with the table's figure, there is no checkpoint_best.pt, or it has
+            other sizes than the row; or its evaluation fails. No record is left then.
     """
-    if not (checkpoints / "checkpoint_best.pt").is_file():
+    best = checkpoints / "checkpoint_best.pt"
+    if not best.is_file():
         raise UsageError(f"{checkpoints}: has no checkpoint_best.pt")
     directory, path = places.run(run), places.record(run)
     make_directory(directory)
@@ -127,6 +130,11 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
         raise UsageError(f"{place}: exists, this run has been trained here; take another --seed or --runs")
     record = _new_record(run, threads, device)
     record.read_curve(log)
+    _check_sizes(run, best)
+    metric = run.table.scoring.metric
+    logged = run.table.scoring.program != "generate"
+    if logged and not any(metric in epoch["train"] for epoch in record.curve):
+        raise UsageError(f"{log}: has no epoch with the figure {metric}, which {run.table.name} reports")
     text = log.read_text(errors="replace")
     record.parameters, record.stopped_by = _parameters(text), _stop(text)
     record.adopted, record.state, record.commit = str(log), "evaluating", ""
@@ -134,7 +142,23 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
     place.unlink(missing_ok=True)
     place.symlink_to(checkpoints.resolve())
     record.save(path)
-    return execute(run, places, threads, device)
+    try:
+        return execute(run, places, threads, device)
+    except UsageError:
+        path.unlink(missing_ok=True)
+        place.unlink(missing_ok=True)
+        raise
+
+
+def _check_sizes(run: Run, checkpoint: Path) -> None:
+    """Raises UsageError if a checkpoint's model has other sizes than the run's."""
+    state = WeightsOnlyTorch.load(str(checkpoint), map_location="cpu")
+    model = (state.get("cfg") or {}).get("model") or {}
+    for name, size in plan.sizes_of(run).items():
+        if model.get(name) != size:
+            raise UsageError(
+                f"{checkpoint}: its model has {name} {model.get(name)}, but {run.row.name} has {size}"
+            )
 
 
 def commands(run: Run, places: Places, device: str) -> list[list[str]]:

@@ -98,6 +98,10 @@ class CharLMTaskConfig(DynamicsTaskConfig):
         Protocol.parse(self.valid_protocol, "--valid-protocol")
         if self.dynamic_eval:
             self._check_dynamic_eval()
+            return
+        for name in ("dynamic_eval_lr", "dynamic_eval_decay", "dynamic_eval_batches"):
+            if getattr(self, name) != self.__dataclass_fields__[name].default:
+                raise UsageError(f"--{name.replace('_', '-')} goes with --dynamic-eval")
 
     def _check_dynamic_eval(self):
         if self.protocol != "carry":

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 
 import torch
 from fairseq import utils
+from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import II
+from sacrebleu.metrics import BLEU
 
 from rhhn_fairseq.data.parallel.fingerprint import pieces_sha256
 from rhhn_fairseq.data.parallel.sampling import MOST_SEGMENTATIONS, SegmentationSampler
@@ -20,7 +22,7 @@ from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
 from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
 from rhhn_fairseq.tasks.gnmt_search import GNMTGenerator
-from rhhn_fairseq.tasks.sampled_pairs import SampledPairs
+from rhhn_fairseq.tasks.training_pairs import KeyedPairs, SampledPairs
 
 # Searches other than the plain beam, to which pruning does not apply.
 OTHER_SEARCHES = ("sampling", "match_source_len", "constraints", "prefix_allowed_tokens_fn")
@@ -99,6 +101,8 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
             raise UsageError(
                 f"--subword-nbest {cfg.subword_nbest}: must be between 2 and {MOST_SEGMENTATIONS}"
             )
+        # fairseq's default of -1 is no number of copies; it reads it where there are train1 or valid1.
+        cfg.upsample_primary = max(cfg.upsample_primary, 1)
         return super().setup_task(cfg, **kwargs)
 
     def load_dataset(self, split, epoch=None, combine=False, **kwargs):
@@ -106,7 +110,9 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
         super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
         cfg = self.cfg
         # Programs that evaluate a checkpoint pass its task as ``task_cfg``.
-        if cfg.subword_sampling and split == cfg.train_subset and "task_cfg" not in kwargs:
+        if split != cfg.train_subset or "task_cfg" in kwargs:
+            return
+        if cfg.subword_sampling:
             source, target = (
                 SegmentationSampler(
                     utils.split_paths(cfg.data)[0], dictionary, cfg.subword_sampling, cfg.subword_nbest
@@ -114,6 +120,7 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
                 for dictionary in (self.src_dict, self.tgt_dict)
             )
             self.datasets[split] = SampledPairs(self.datasets[split], source, target, cfg.seed)
+        self.datasets[split] = KeyedPairs(self.datasets[split])
 
     def build_generator(self, models, args, seq_gen_cls=None, extra_gen_cls_kwargs=None, **kwargs):
         """Returns a generator that scores as configured; raises UsageError for invalid values."""
@@ -142,9 +149,28 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
             )
         return Pruning(self.cfg.beam_size_threshold, score)
 
+    def reduce_metrics(self, logging_outputs, criterion):
+        """As in fairseq, but translations that are all empty have a BLEU of 0, where fairseq logs none."""
+        # The first function that is logged under a name counts.
+        if self.cfg.eval_bleu and any("_bleu_sys_len" in log for log in logging_outputs):
+            metrics.log_derived("bleu", _bleu)
+        super().reduce_metrics(logging_outputs, criterion)
+
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         # Dropout depends on the batch, not on the worker that has it, so that W workers train what one
-        # worker does with --update-freq W. These numbers are on the host; the sentences' ids may not be.
-        key = (sample["ntokens"] << 16) + sample["nsentences"] if sample else 0
-        torch.manual_seed(pass_seed(self.cfg.seed, update_num, key))
+        # worker does with --update-freq W.
+        torch.manual_seed(pass_seed(self.cfg.seed, update_num, sample.get("key", 0) if sample else 0))
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+
+def _bleu(meters) -> float:
+    """Returns BLEU from the sums that fairseq logs."""
+    if "_bleu_totals" not in meters:
+        return 0.0
+    counts, totals, sys_len, ref_len = (
+        meters[f"_bleu_{name}"].sum for name in ("counts", "totals", "sys_len", "ref_len")
+    )
+    score = BLEU.compute_bleu(
+        counts.tolist(), totals.tolist(), int(sys_len), int(ref_len), smooth_method="exp"
+    )
+    return round(score.score, 2)

@@ -109,8 +109,7 @@ class HandwritingTask(LogsDiagnostics, LogsDynamics, FairseqTask):
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         # Scaling and dropout depend on the batch, not on the worker that has it, so that W workers train what
         # one worker does with --update-freq W.
-        key = (sample["ntokens"] << 16) + sample["nsentences"] if sample else 0
-        torch.manual_seed(pass_seed(self.cfg.seed, update_num, key))
+        torch.manual_seed(pass_seed(self.cfg.seed, update_num, sample.get("key", 0) if sample else 0))
         if sample and self.cfg.scale_augment:
             sample = self.rescaled(sample)
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)

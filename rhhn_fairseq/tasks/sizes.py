@@ -6,7 +6,7 @@ from rhhn_fairseq.errors import UsageError
 
 
 def rows_of(max_sentences: int | None, max_tokens: int | None, steps: int) -> int:
-    """Returns the rows of a batch, each of ``steps`` steps: --batch-size, or what --max-tokens allows.
+    """Returns the rows of a batch, each of ``steps`` steps: what --batch-size and --max-tokens allow.
 
     Raises:
         UsageError: --batch-size is below 1.
@@ -15,7 +15,7 @@ def rows_of(max_sentences: int | None, max_tokens: int | None, steps: int) -> in
         return max(1, (max_tokens or 0) // steps)
     if max_sentences < 1:
         raise UsageError(f"--batch-size {max_sentences} is too small, the smallest is 1")
-    return max_sentences
+    return max_sentences if max_tokens is None else max(1, min(max_sentences, max_tokens // steps))
 
 
 def frequency_of(update_freq: Sequence[int], why: str) -> int:

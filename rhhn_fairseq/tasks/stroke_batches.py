@@ -77,6 +77,7 @@ class StrokeDataset(FairseqDataset):
             )
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
+            "key": min(sample["id"] for sample in samples),
             "nsentences": len(samples),
             "ntokens": int(lengths.sum()),
             "net_input": net_input,

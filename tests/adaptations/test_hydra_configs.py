@@ -1,8 +1,11 @@
 """--config-name without --config-dir: the package's own configurations, in any directory."""
 
 import pytest
+import torch
+from helpers.cli import USER_DIR, run_module
 from helpers.config_files import RECIPES
 from helpers.programs import run
+from helpers.tiny_char_lm import write_corpus
 
 from rhhn_fairseq.adaptations import hydra_configs
 
@@ -91,3 +94,18 @@ def test_the_figure_of_the_best_checkpoint_is_checked_at_the_start(tmp_path, nam
     arguments = ["--config-name", name, f"task.data={tmp_path}", "common.cpu=true"]
     outcome = run("hydra_train", [*arguments, f"checkpoint.best_checkpoint_metric={metric}"])
     assert outcome.kind == "refused" and line in outcome.text
+
+
+def test_every_job_of_a_sweep_trains(tmp_path):
+    """separate_jobs: the second would resume from the checkpoints of the first, and train nothing."""
+    write_corpus(tmp_path)
+    model = ["model.hidden_size=8,12", "dataset.batch_size=2", "task.tokens_per_sample=7"]
+    limits = ["optimization.max_update=3", "optimization.max_epoch=0", "lr_scheduler.total_num_update=3"]
+    more = [f"task.data={tmp_path / 'data'}", f"common.user_dir={USER_DIR}", "common.cpu=true"]
+    name = ["--config-name", "lstm_modern", "--multirun", "hydra.sweep.dir=sweep"]
+    run_module("fairseq_cli.hydra_train", [*name, *model, *limits, *more], cwd=tmp_path)
+    for job, width in enumerate((8, 12)):
+        path = tmp_path / "sweep" / str(job) / "checkpoints" / "lstm_modern" / "checkpoint_last.pt"
+        state = torch.load(path, weights_only=True)
+        assert state["cfg"]["model"]["hidden_size"] == width
+        assert state["optimizer_history"][-1]["num_updates"] == 3

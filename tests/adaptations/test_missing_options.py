@@ -5,6 +5,7 @@ from fairseq import options
 from helpers.cli import USER_DIR, run_module
 from helpers.config_files import ROOT
 from helpers.programs import run
+from helpers.tiny_char_lm import write_corpus
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -32,6 +33,32 @@ def test_what_is_missing_is_named(program, arguments, line):
     outcome = run(program, arguments)
     assert outcome.kind == "refused", outcome.text
     assert outcome.text.removeprefix("error: ").startswith(line)
+
+
+@pytest.mark.parametrize(
+    "options, line",
+    [
+        ("--criterion cross_entropy --best-checkpoint-metric bpc", "choose from loss, nll_loss, ppl"),
+        ("--max-update 1 --dynamic-eval-lr 1e-3", "--dynamic-eval-lr goes with --dynamic-eval"),
+        ("--dynamic-eval --dynamic-eval-lr -1e-4", "--dynamic-eval-lr -0.0001 --dynamic-eval-decay"),
+        ("--hidden-size 0", "--hidden-size 0 is not possible: at least 1 and at most 1e+06"),
+        ("--lr-scheduler pass_through", "--lr-scheduler pass_through needs --optimizer composite"),
+    ],
+)
+def test_what_does_not_go_together_is_named(tmp_path, options, line):
+    write_corpus(tmp_path)
+    model = ["--arch", "char_lm", "--cell", "lstm", "--hidden-size", 8, "--batch-size", 2, "--lr", 0.01]
+    given = [tmp_path / "data", *model, "--cpu", "--save-dir", tmp_path / "checkpoints", *options.split()]
+    outcome = run("train", given)
+    assert outcome.kind == "refused", outcome.text
+    assert line in outcome.text
+
+
+def test_a_text_is_no_data_directory(tmp_path):
+    (tmp_path / "novel.txt").write_text("once\n")
+    outcome = run("train", [tmp_path / "novel.txt", "--arch", "char_lm", "--cell", "lstm"])
+    assert outcome.kind == "refused"
+    assert "novel.txt is a file: prepare its text with rhhn prepare text --input" in outcome.text
 
 
 @pytest.mark.parametrize("arguments", [[], ["common.seed=2"]])

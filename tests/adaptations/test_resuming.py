@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from helpers.cli import HANGS, fairseq_train, json_log, lstm, model_of
 from helpers.in_process import LOG, char_lm, train
 from helpers.lock_holder import holder
@@ -214,6 +215,46 @@ def test_a_second_training_has_a_best_score_of_its_own(corpus, tmp_path):
         line = char_lm(corpus, tmp_path / name, "--lr", rate, "--max-epoch", 1)
         train(*[option for option in line if option != "--disable-validation"])
         assert (tmp_path / name / "checkpoint_best.pt").is_file()
+
+
+def test_a_plateau_is_counted_across_restarts(corpus, tmp_path):
+    """continue_plateaus: nothing improves enough, so the rate falls after every third validation."""
+    options = ["--lr-scheduler", "reduce_lr_on_plateau", "--lr-patience", 1, "--lr-threshold", 10]
+    options += ["--lr-shrink", 0.5, "--max-epoch", 6]
+    line = [
+        option for option in char_lm(corpus, tmp_path / "one", *options) if option != "--disable-validation"
+    ]
+    rates = {float(update["epoch"]): update["lr"] for update in train(*line).updates}
+    line = [str(tmp_path / "many") if option == tmp_path / "one" else option for option in line]
+    again = {}
+    for epochs in range(1, 7):
+        log = train(*line, "--max-epoch", epochs)
+        again |= {float(update["epoch"]): update["lr"] for update in log.updates}
+    assert again == rates and len(set(rates.values())) > 1
+    other = char_lm(corpus, tmp_path / "other", "--max-update", 3)
+    train(*other)
+    with pytest.raises(UsageError, match="the checkpoint is of another schedule; give --reset-lr-scheduler"):
+        train(*other, *options)
+
+
+def test_updates_are_counted_without_the_optimizer_s_state(corpus, tmp_path):
+    """continue_without_optimizer"""
+    line = char_lm(corpus, tmp_path, "--no-save-optimizer-state")
+    train(*line, "--max-update", 4)
+    log = train(*line, "--max-update", 6)
+    assert [update["num_updates"] for update in log.updates] == ["5", "6"]
+    assert any("has no state of the optimizer, which begins anew" in message for message in log.messages)
+    assert not train(*line, "--max-update", 6).updates
+
+
+def test_the_best_checkpoints_of_a_negative_figure(tmp_path):
+    """keep_the_best_of_negative_figures"""
+    names = [f"checkpoint.best_loss_{value}.pt" for value in ("3.1000", "-2.5810", "-12.9280")]
+    for name in names:
+        (tmp_path / name).touch()
+    pattern = r"checkpoint\.best_{}_(\d+\.?\d*){}\.pt".format("loss", "")
+    paths = checkpoint_utils.checkpoint_paths(str(tmp_path), pattern=pattern)
+    assert [Path(path).name for path in paths] == names
 
 
 def test_the_clock_goes_on(corpus, tmp_path):

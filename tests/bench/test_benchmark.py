@@ -27,6 +27,7 @@ from rhhn_fairseq.bench.timing import interleave
 from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.cells.lstm import LSTM
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops import policy
 
 SCRIPT = script_cli.SCRIPTS / "bench.py"
 bench = script_cli.load("bench")
@@ -97,10 +98,10 @@ def test_products_of_an_lstm_by_hand():
     ]
 
 
-@pytest.mark.parametrize("name", CELLS)
-def test_the_products_that_are_timed_are_those_that_are_counted(name):
+@pytest.mark.parametrize("name, rank", [*((name, 1) for name in CELLS), ("hyperrhn", 3), ("ln_hyperlstm", 2)])
+def test_the_products_that_are_timed_are_those_that_are_counted(name, rank):
     """The sequential floor's products have the operations of the formula, and torch counts as many in it."""
-    config = smoke()
+    config = smoke(hyper_rank=rank)
     with torch.device("meta"):
         cell = build_layer(name, config)
     products = products_of(cell, config.batch)
@@ -331,7 +332,8 @@ def test_commands_are_listed(capsys):
         (["--repeats", "0"], "repeats=0 is too small, the smallest is 1"),
         (["--threads", "-1"], "threads=-1 is too small, the smallest is 0"),
         (["--hyper-size", "9"], "hyper_size=9 is larger than hidden_size=8"),
-        (["--length", "1000000000000"], "not enough memory"),
+        (["--length", "1000000", "--batch", "1000000"], "not enough memory"),
+        (["--length", "1000000000000"], "length=1000000000000 is too large, the largest is 1000000"),
         (["--cells", "lstm,lstmm"], "--cells lstmm is unknown, choose from elman, grid_rhn, gru, "),
         (["--cells", ""], "--cells '' is unknown"),
         (["--cells", "gru,gru"], "--cells gru,gru names one twice"),
@@ -349,6 +351,9 @@ def test_commands_are_listed(capsys):
         (["--device", "cuda:99"], "device='cuda:99', but torch finds"),
         (["--json", "/nowhere/report.json"], "--json /nowhere/report.json: there is no directory /nowhere"),
         (["--png", "/"], "--png / is a directory"),
+        (["--threads", "99999999999"], "threads=99999999999 is too large, the largest is 4096"),
+        (["--hidden", "99999999999999999999"], "hidden=99999999999999999999 is too large"),
+        (["--backends", "aten,aten"], "--backends aten,aten names one twice"),
         (["--smok"], "unrecognized arguments: --smok: no such option here, did you mean --smoke"),
     ],
 )
@@ -358,6 +363,11 @@ def test_what_cannot_work_is_one_line(arguments, message, capsys):
     assert captured.out == ""
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
     assert message in captured.err
+
+
+def test_a_backend_from_the_environment_is_refused():
+    with policy.using(kernel="aten"), pytest.raises(UsageError, match="RHHN_KERNEL=aten: benchmarks force"):
+        bench.main(["cells", "--smoke"])
 
 
 @pytest.mark.parametrize("variable", ["RHHN_MATMUL", "RHHN_MATMUL_PRECISION"])
@@ -463,13 +473,13 @@ def test_cudnn_multiplies_narrow_types_by_matrix_units(monkeypatch):
 
 
 def test_nothing_is_left_changed(monkeypatch):
-    monkeypatch.setenv("RHHN_KERNEL", "reference")
+    monkeypatch.setenv("RHHN_MATMUL", "torch")
     before = torch.get_num_threads(), torch.get_rng_state(), torch.backends.cudnn.allow_tf32
     cells.run(smoke(cells=("elman",)))
     assert torch.get_num_threads() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
     assert torch.backends.cudnn.allow_tf32 == before[2]
-    assert os.environ["RHHN_KERNEL"] == "reference"
-    monkeypatch.delenv("RHHN_KERNEL")
+    assert os.environ["RHHN_MATMUL"] == "torch"
+    monkeypatch.delenv("RHHN_MATMUL")
     cells.run(smoke(cells=("elman",)))
     assert "RHHN_KERNEL" not in os.environ

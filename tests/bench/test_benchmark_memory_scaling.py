@@ -108,6 +108,12 @@ def test_report_of_scaling():
     assert len(scaling.draw(report).axes) == 3
 
 
+def test_a_cell_scales_with_and_without_segments():
+    sizes = scaling.SMOKE | {"cells": ("lstm",), "backends": ("aten",), "recompute_steps": 2, "doublings": 1}
+    report = scaling.run(scaling.Config(**sizes))
+    assert list(dict.fromkeys(row["backend"] for row in report["rows"]))[1:] == ["aten", "aten, parts of 2"]
+
+
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [

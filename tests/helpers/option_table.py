@@ -25,6 +25,7 @@ REFUSALS = {
     "--zero-sharding": "needs fairscale",
     "--cpu-offload": "goes with --ddp-backend fully_sharded",
     "--fp16-adam-stats": "needs apex",
+    "--write-checkpoints-asynchronously": "needs iopath",
 }
 # Refused by some programs.
 REFUSED_BY = {
@@ -138,7 +139,7 @@ NOTES |= {
     "--memory-efficient-bf16": "with --optimizer adam; adam_l1 and fused_adam refuse it",
     "--sentence-avg": "in translation; the losses of the other tasks ignore it",
     "--diverse-beam-groups": "--beam must be a multiple",
-    "--store-ema": "`save_ema_as_checkpoint` of fairseq.checkpoint_utils makes a checkpoint of the averages",
+    "--store-ema": "`rhhn average --ema` writes the averages as a checkpoint",
     "--bpe": "sentencepiece; those that fairseq cannot configure are refused",
     "--task": "without it, evaluation takes the checkpoint's",
 }
@@ -169,9 +170,9 @@ HEAD = """# fairseq's options
 
 Every option in `--help` of fairseq's programs (with `--arch` or `--task`), with a tiny model of every task
 the program is for, on a CPU.
-"works": the program takes the option and ends well. "refused": it ends in one line that says why.
-"no meaning": it is accepted, but has no effect. Options of a scheduler, optimizer or criterion that has to be
-selected first are not listed. `pytest --slow tests/tasks/test_options.py` tries them all.
+"works": the program accepts the option and finishes without an error. "refused": it ends in one line that
+says why. "no meaning": it is accepted, but has no effect. Options of a scheduler, optimizer or criterion that
+has to be selected first are not listed. `pytest --slow tests/tasks/test_options.py` tries them all.
 
 | option | outcome | |
 |---|---|---|

@@ -378,6 +378,9 @@ WITH = {
     "--beta-init": ["--cell", "mi_lstm"],
     "--attention-size": ["--attention-score", "additive"],
     "--attention-normalised": ["--attention-score", "additive"],
+    **dict.fromkeys(
+        ("--dynamic-eval-lr", "--dynamic-eval-decay", "--dynamic-eval-batches"), ["--dynamic-eval"]
+    ),
     "--h-detach-final": ["--h-detach", "0.3", "--detach-anneal-updates", "2"],
     "--c-detach-final": ["--c-detach", "0.3", "--detach-anneal-updates", "2"],
     "--detach-anneal-updates": ["--h-detach", "0.3", "--h-detach-final", "0.1"],

@@ -11,6 +11,8 @@ from helpers.cli import USER_DIR, run_module
 from rhhn_fairseq import averaging, cli
 from rhhn_fairseq.commands import convert_checkpoint
 from rhhn_fairseq.conversion import to_checkpoint, to_directory
+from rhhn_fairseq.data.text.corpora import text_files
+from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.loading import load_char_lm
 from rhhn_fairseq.nn import LSTM, CharacterNetwork, from_pretrained
@@ -73,7 +75,7 @@ def test_models_of_fairseq_save_themselves(data_directories, tmp_path):
     "arguments, message",
     [
         (["EMPTY", "--data", "x"], "config.json: no such file; save_pretrained writes it"),
-        (["LAYER", "--data", "x"], "holds a LSTM; checkpoints are of characters or handwriting"),
+        (["LAYER", "--data", "x"], "holds LSTM; checkpoints are of characters or handwriting"),
         (["LAYER"], "--data is missing: the data directory that OUTPUT is for"),
         (["LAYER", "--data", "x", "--dtype", "float16"], "--dtype float16 is for a directory"),
         (["LAYER", "--vocabulary", "x"], "--vocabulary goes with the author's weights, and LAYER is a dir"),
@@ -107,6 +109,17 @@ def test_what_cannot_be_converted_is_refused_in_one_line(arguments, message, tmp
 def test_a_directory_that_cannot_be_converted_raises(tmp_path):
     with pytest.raises(UsageError, match="no such directory"):
         to_checkpoint(tmp_path / "nowhere", "data")
+
+
+def test_data_with_other_symbols_are_refused(data_directories, tmp_path):
+    name = next(name for name in NAMES if golden_models.kind_of(name) == "char_lm")
+    to_directory(golden_models.checkpoint(name), tmp_path / "saved", data_directories["char_lm"])
+    (tmp_path / "text").write_text("xyz\n" * 9)
+    files = {split: [tmp_path / "text"] for split in ("train", "valid", "test")}
+    other = tmp_path / "other"
+    prepare(text_files(files, as_bytes=False), other)
+    with pytest.raises(UsageError, match=f"--data {other}: has other symbols"):
+        to_checkpoint(tmp_path / "saved", str(other))
 
 
 @pytest.mark.slow

@@ -219,6 +219,16 @@ def test_own_start_of_the_cells_beside_a_uniform_rest():
     assert model.decoder.output.weight.abs().max() <= 0.01
 
 
+@pytest.mark.parametrize("cell", ["ln_lstm", "hyperlstm", "ln_hyperlstm", "mi_lstm"])
+def test_cells_with_gains_or_scaling_vectors_keep_their_own_start(cell):
+    """Near zero, these would multiply every signal and every gradient down to nothing."""
+    model = GNMT.build_model(GNMTConfig(cell=cell, hidden_size=32, embed_dim=32, init_range=0.04), _Task())
+    assert model.decoder.output.weight.abs().max() <= 0.04
+    names = dict(model.encoder.stack.cells[0].named_parameters())
+    kept = [name for name in names if "gain" in name or "scaling.bias_z" in name or name == "alpha"]
+    assert kept and all((names[name] == 1).all() for name in kept)
+
+
 def test_architectures_have_their_own_sizes():
     small = MODEL_DATACLASS_REGISTRY["hyperlstm_gnmt_small"]()
     assert (small.cell, small.hidden_size, small.embed_dim) == ("ln_hyperlstm", 512, 256)

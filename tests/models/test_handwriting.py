@@ -327,6 +327,29 @@ def test_scale_augmentation_scales_what_was_written(words, axes):
     torch.testing.assert_close(task.rescaled(sample)["target"], found["target"])
 
 
+def test_batches_of_equal_size_get_different_random_numbers(words, monkeypatch):
+    task = _task(words, scale_augment=0.3, max_points=8)
+    task.load_dataset("train")
+    dataset, draws = task.datasets["train"], []
+
+    def rescaled(sample):
+        draws.append(torch.rand(1).item())
+        return sample
+
+    monkeypatch.setattr(task, "rescaled", rescaled)
+    model, criterion = build().double(), MixtureDensity(None, "point")
+    for first in (0, 2):
+        sample = dataset.collater([dataset[first], dataset[first + 1]])
+        assert sample["ntokens"] == 14
+        task.train_step(sample, model, criterion, Optimizer(), 1)
+    assert draws[0] != draws[1]
+
+
+class Optimizer:
+    def backward(self, loss):
+        loss.backward()
+
+
 def test_training_scales_and_validation_does_not(words):
     task = _task(words, scale_augment=0.3)
     task.load_dataset("train")
@@ -334,11 +357,6 @@ def test_training_scales_and_validation_does_not(words):
     dataset = task.datasets["train"]
     sample = dataset.collater([dataset[index] for index in range(4)])
     plain = criterion(model, sample)[0].item()
-
-    class Optimizer:
-        def backward(self, loss):
-            loss.backward()
-
     losses = [
         task.train_step(sample, model, criterion, Optimizer(), update)[0].item() for update in (1, 1, 2)
     ]

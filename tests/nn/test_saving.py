@@ -119,9 +119,9 @@ def test_narrow_files_give_the_type_of_the_module(tmp_path):
 
 def test_another_class_is_refused(tmp_path):
     LSTM(C, H).save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="holds a LSTM, not a LNHyperLSTM"):
+    with pytest.raises(UsageError, match="holds LSTM, not LNHyperLSTM"):
         LNHyperLSTM.from_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="holds a LSTM, not a CharacterNetwork"):
+    with pytest.raises(UsageError, match="holds LSTM, not CharacterNetwork"):
         CharacterNetwork.from_pretrained(tmp_path)
 
 
@@ -215,6 +215,8 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path):
         LSTM(C, H).save_pretrained(tmp_path)
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UsageError, match="test_saving.py is a file, name the directory that it is in"):
+        from_pretrained(__file__)
     with pytest.raises(UsageError, match="someone/model: no such directory; names on .*hub need"):
         from_pretrained("someone/model")
 

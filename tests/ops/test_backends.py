@@ -172,6 +172,22 @@ def test_cells_without_a_fused_operation_say_what_they_run_on(monkeypatch):
         cell(torch.randn(2, 2, 4))
 
 
+@pytest.mark.parametrize(
+    ("operation", "device", "dtype", "forced", "reason"),
+    [
+        ("lstm", "cpu", torch.float32, "nativ", "backend nativ is unknown, choose from native, torch_nn"),
+        ("linear_scan", "cpu", torch.float32, "native", "backend native has no operation for this cell"),
+        (None, "cpu", torch.float32, "aten", "backend aten has no operation for this cell"),
+        ("lstm", "cpu", torch.float16, "native", "backend native has no kernels for float16"),
+        ("lstm", "cpu", torch.float32, "triton", "backend triton does not compile for cpu"),
+        ("lstm", "cuda", torch.float32, "native", "backend native does not compile for cuda"),
+    ],
+)
+def test_compiled_passes_refuse_a_backend_that_cannot_run_them(operation, device, dtype, forced, reason):
+    with pytest.raises(UsageError, match=reason):
+        table.select_traced(operation, torch.device(device), dtype, forced)
+
+
 def test_a_derived_cell_keeps_its_own_step(monkeypatch):
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.fused_cells import assert_equal
 
-from rhhn_fairseq.ops import energy, native
+from rhhn_fairseq.ops import energy, native, policy
 
 
 def _energies(q, k, v, mask):
@@ -40,6 +40,27 @@ def test_energies_equal_torchs_operations(N, R, S, A, dtype, monkeypatch):
     monkeypatch.setattr(native, "library", lambda: None)
     if dtype != torch.bfloat16:
         assert_equal([part.double() for part in run(energy.energies, *parts)], exact, tolerance)
+
+
+def test_energies_have_every_derivative_without_the_compiled_code():
+    torch.manual_seed(0)
+    shapes = ((2, 3, 5), (2, 4, 5), (5,))
+    operands = tuple(torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    tangents = tuple(torch.randn_like(operand) for operand in operands)
+    mask = torch.ones(2, 4, dtype=torch.bool)
+
+    def own(q, k, v):
+        return energy.energies(q, k, v, mask)
+
+    def plain(q, k, v):
+        return _energies(q, k, v, mask)
+
+    values = tuple(operand.detach() for operand in operands)
+    torch.testing.assert_close(torch.func.jvp(own, values, tangents), torch.func.jvp(plain, values, tangents))
+    expected = torch.func.grad(lambda *tensors: plain(*tensors).sum())(*values)
+    torch.testing.assert_close(torch.func.grad(lambda *tensors: own(*tensors).sum())(*values), expected)
+    with policy.using(kernel="reference"):
+        assert torch.autograd.gradgradcheck(own, operands)
 
 
 def test_energy_operations_keep_torchs_rules():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.fused_cells import RHN_NOISE, backends
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.utils import prune
 
 from rhhn_fairseq.cells.registry import CELLS, build_cell, cell_options
 from rhhn_fairseq.errors import UsageError
@@ -162,3 +163,16 @@ def test_the_state_between_parts_is_wide(steps):
         assert c.dtype == dtype
         last.append(c[0, 0].item())
     assert last[0] == pytest.approx(last[1], rel=2**-8)
+
+
+@pytest.mark.parametrize("name", ["ln_lstm", "hyperrhn"])
+def test_weights_that_are_computed_before_a_pass(name):
+    """Pruning, for example, sets them as plain attributes that are no parameters."""
+    cell = _cell(name, noise=False)
+    matrix = "weight_h" if name == "ln_lstm" else "weight_x"
+    prune.l1_unstructured(cell, matrix, amount=0.3)
+    x = torch.randn(T, B, C, dtype=torch.float64, requires_grad=True)
+    whole = _pass(cell, x, None, None, None)
+    _set(cell, 3)
+    for one, other in zip(_pass(cell, x, None, None, None), whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -37,19 +37,19 @@ def plain(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        ("plot curves run.log", "pictures need matplotlib: pip install matplotlib, or 'rhhn-fairseq[plots]'"),
+        ("plot curves run.log", "pictures need matplotlib: pip install matplotlib, or '.[plots]'"),
         (
             "write a.pt",
-            "pictures need matplotlib: pip install matplotlib, or 'rhhn-fairseq[plots]'",
+            "pictures need matplotlib: pip install matplotlib, or '.[plots]'",
         ),
-        ("demo", "the page needs uvicorn: pip install uvicorn, or 'rhhn-fairseq[demo]'"),
+        ("demo", "the page needs uvicorn: pip install uvicorn, or '.[demo]'"),
         (
             "prepare synthetic",
-            "the corpus synthetic needs Babel: pip install Babel, or 'rhhn-fairseq[synthetic]'",
+            "the corpus synthetic needs Babel: pip install Babel, or '.[synthetic]'",
         ),
         (
             "prepare hershey",
-            "the Hershey fonts need Hershey-Fonts: pip install Hershey-Fonts, or 'rhhn-fairseq[handwriting]'",
+            "the Hershey fonts need Hershey-Fonts: pip install Hershey-Fonts, or '.[handwriting]'",
         ),
     ],
 )

@@ -175,6 +175,13 @@ def test_the_share_of_the_paper_s_budget_counts_updates_where_they_are_known(rec
     assert report.budget_share(SU.row("hyperrhn_ptb"), record) == 30 / 660
 
 
+@pytest.mark.parametrize(
+    ("share", "text"), [(1.0, "100 %"), (0.995, "100 %"), (0.12, "12 %"), (0.0061, "0.61 %")]
+)
+def test_shares_of_the_budget(share, text):
+    assert report._percent(share) == text
+
+
 def test_the_page_names_runs_that_differ_in_their_seed_once(tmp_path, record):
     for seed in (1, 2):
         record.seed, record.commit = seed, f"commit{seed}"

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from fairseq.models import MODEL_REGISTRY
 from helpers.cli import HANGS
 from helpers.script_cli import SCRIPTS, error_of
@@ -17,11 +18,11 @@ from rhhn_fairseq import cli
 from rhhn_fairseq.commands import reproduce
 from rhhn_fairseq.describe import build_empty, count_parameters
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.reproduce import plan, program, report, running
+from rhhn_fairseq.reproduce import corpora, plan, program, report, running
 from rhhn_fairseq.reproduce.plan import Budget, Run
 from rhhn_fairseq.reproduce.progress import Progress
 from rhhn_fairseq.reproduce.records import Cost, Record
-from rhhn_fairseq.reproduce.tables import TABLES
+from rhhn_fairseq.reproduce.tables import TABLES, table_of
 
 ROWS = [(table, row) for table in TABLES.values() for row in table.rows]
 HA, SU = TABLES["ha-ptb"], TABLES["su-ptb"]
@@ -73,6 +74,19 @@ def test_rows_of_the_report_on_h_detach_and_of_handwriting_without_dropout():
     assert mnist.row("mnist_lstm_cdetach").options["c_detach"] == 0.25
     plain = iam.row("lstm_3x400_iam_plain")
     assert plain.reported == {"valid nats_seq": -1039.0} and set(plain.options.values()) == {0.0}
+
+
+def test_rows_are_trained_and_scored_as_their_papers_do(tmp_path):
+    """Ha's handwriting on Graves's split, which has no test set; Didolkar's 200 epochs; GNMT's search."""
+    iam = table_of("ha-iam")
+    assert corpora.CORPORA[iam.corpus].options == ("--protocol", "graves") and iam.scoring.subsets == (
+        "valid",
+    )
+    assert table_of("copying").row("lstm_T100_hdetach_0.1").options["max_epoch"] == 200
+    wmt = table_of("ha-wmt")
+    run = Run(wmt, wmt.row("lstm_gnmt"))
+    (command,) = plan.evaluation_commands(run, tmp_path, tmp_path, "cpu").values()
+    assert "--beam 8 --length-penalty gnmt:0.2 --coverage-penalty 0.2" in " ".join(command)
 
 
 def test_a_scaled_run_follows_the_rule():
@@ -157,6 +171,27 @@ def test_a_log_that_cannot_be_adopted_leaves_no_link(corpus, tmp_path):
     with pytest.raises(UsageError, match=r"typo\.log"):
         reproduce.main(arguments(corpus, tmp_path, "--adopt", tmp_path / "typo.log", tmp_path / "mine"))
     assert not list((tmp_path / "runs").rglob("checkpoints"))
+
+
+def test_a_checkpoint_of_other_sizes_is_not_adopted(corpus, tmp_path):
+    """Nor is a log without the table's figure."""
+    (tmp_path / "mine").mkdir()
+    model = {"_name": "char_lm", "cell": "lstm", "hidden_size": 16, "layers": 1}
+
+    def saved(model):
+        return {"model": {}, "cfg": {"model": model, "task": {"_name": "char_lm"}}}
+
+    torch.save(saved(model), tmp_path / "mine" / "checkpoint_best.pt")
+    log = tmp_path / "run.log"
+    log.write_text('{"epoch": 1, "train_loss": "2", "train_num_updates": "3"}\n')
+    words = arguments(corpus, tmp_path, "--adopt", log, tmp_path / "mine")
+    message = "checkpoint_best.pt: its model has hidden_size 16, but lstm_ptb has 1000"
+    with pytest.raises(UsageError, match=message):
+        reproduce.main(words)
+    torch.save(saved(model | {"hidden_size": 1000}), tmp_path / "mine" / "checkpoint_best.pt")
+    with pytest.raises(UsageError, match="run.log: has no epoch with the figure bpc, which ha-ptb reports"):
+        reproduce.main(words)
+    assert not list((tmp_path / "runs").rglob("checkpoints")) and not list(tmp_path.rglob("*.json"))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +291,7 @@ def test_progress_counts_the_nearest_limit():
         (["ha-ptb", "--epochs", "0"], "--epochs 0 is too small"),
         (["ha-ptb", "--hours", "nan"], "--hours nan is not more than 0"),
         (["ha-ptb", "--adopt", "a", "b"], "--adopt takes over one run, 8 are named"),
-        (["ha-iam", "lstm_900_iam"], "--from-dir is not given: iam cannot be downloaded"),
+        (["ha-iam", "lstm_900_iam"], "--from-dir is not given: iam-graves cannot be downloaded"),
         (
             ["su-ptb", "--protocols", "carry:2"],
             "--protocols carry:2: su-ptb has window:100/95, window:100/50",

@@ -186,8 +186,8 @@ def test_what_cannot_be_averaged(trained, tmp_path, capsys):
     assert "--last 0 is too small" in run(capsys, trained, "--last", 0, "--output", output, status=1)
     assert "cannot be read" in run(capsys, good, "--best", 1, "--output", output, status=1)
     unwritable = tmp_path / "no" / "such" / "folder.pt"
-    assert "cannot be written" in run(capsys, good, "--output", unwritable, status=1)
-    assert "cannot be written" in run(capsys, good, "--output", tmp_path, status=1)
+    assert "there is no directory" in run(capsys, good, "--output", unwritable, status=1)
+    assert "is a directory, name a file" in run(capsys, good, "--output", tmp_path, status=1)
     assert "cannot be written" in run(capsys, good, "--output", "/dev/full", status=1)
     (tmp_path / "itself").symlink_to("itself")
     assert "cannot be written" in run(capsys, good, "--output", tmp_path / "itself", status=1)

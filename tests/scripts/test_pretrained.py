@@ -39,7 +39,7 @@ MISTAKES = {
     "no stack": (lambda d: change(d, stack=None), "config.json: does not describe a module"),
     "unknown option": (lambda d: change(d, stack={"cell": "lstm", "x": 1}), "does not describe a module"),
     "another size": (lambda d: change(d, embed_dim=3), "config.json"),
-    "a layer": (lambda d: LSTM(3, 4).save_pretrained(d), "holds a LSTM, not a CharacterNetwork"),
+    "a layer": (lambda d: LSTM(3, 4).save_pretrained(d), "holds LSTM, not CharacterNetwork"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "model.safetensors"),
     "damaged": (lambda d: (d / "model.safetensors").write_bytes(b"x" * 99), "model.safetensors: is damaged"),
 }

@@ -192,7 +192,13 @@ REFUSED = {
     "seed": (HYPOTHESES, REFERENCES, "--seed 0 is too small", "--seed", "0"),
     "language": (HYPOTHESES, REFERENCES, "no rules to tokenise language 'xx'", "--language", "xx"),
     "baseline": (HYPOTHESES, REFERENCES, "no such file", "--baseline", "/nowhere/base.fr"),
-    "json": (HYPOTHESES, REFERENCES, "/nowhere/a.json: cannot be written", "--json", "/nowhere/a.json"),
+    "json": (
+        HYPOTHESES,
+        REFERENCES,
+        "/nowhere/a.json: there is no directory /nowhere",
+        "--json",
+        "/nowhere/a.json",
+    ),
 }
 
 

@@ -353,7 +353,7 @@ REFUSED = {
     "search": (["--length-penalty", "gnmt:0.2"], "--length-penalty gnmt:0.2: the task of"),
     "coverage": (["--coverage-penalty", 0.2], "--coverage-penalty 0.2: the task of"),
     "input": (["--input", "/nowhere/a.en"], "/nowhere/a.en: cannot be read"),
-    "output": (["--output", "/nowhere/a.fr"], "/nowhere/a.fr: cannot be written"),
+    "output": (["--output", "/nowhere/a.fr"], "/nowhere/a.fr: there is no directory /nowhere"),
 }
 
 

@@ -16,6 +16,7 @@ from helpers.tiny_char_lm import (
     write_corpus,
 )
 
+from rhhn_fairseq import compat
 from rhhn_fairseq.data.text.corpora import ptb
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.data.text.stream import open_stream
@@ -65,6 +66,20 @@ def test_carry_scores_the_same_in_any_chunks(corpus):
     direct = direct_bpc(task, build_model(task), TEST)
     # Each of the scores has float32's rounding, 1e-7 of a few bits; chunks differ in their GEMMs.
     assert max(abs(bpc - direct) for bpc in found) < 1e-6
+
+
+def test_symbols_and_scores_of_the_scorer_belong_together(corpus):
+    """leave_out_symbols_without_a_score: the unknown symbols of the validation split have none."""
+    compat.apply()
+    task = build_task(corpus, protocol="carry", tokens_per_sample=16)
+    task.load_dataset("valid")
+    scorer, symbols = SequenceScorer(task.target_dictionary), []
+    for sample in task.eval_lm_dataloader(task.dataset("valid")):
+        for (hypothesis,) in scorer.generate([build_model(task)], sample):
+            assert len(hypothesis["tokens"]) == len(hypothesis["positional_scores"])
+            assert hypothesis["positional_scores"].isfinite().all()
+            symbols += hypothesis["tokens"].tolist()
+    assert len(symbols) == sum(symbol in TRAIN for symbol in VALID) < len(VALID)
 
 
 @pytest.mark.parametrize("protocol", ["carry:3", "window:20/15", "window:50/0"])

@@ -1,7 +1,10 @@
 """--subword-sampling of the task ``gnmt_translation``."""
 
+import shutil
+
 import pytest
 import torch
+from fairseq.logging import metrics
 from helpers import tiny_translation
 from helpers.cli import fairseq_train, model_of, run_module
 
@@ -99,3 +102,41 @@ def test_a_value_that_means_nothing_is_refused(corpus, tmp_path, value):
 def test_a_number_of_segmentations_that_cannot_be_is_refused(corpus, tmp_path, count):
     with pytest.raises(UsageError, match=f"--subword-nbest {count}: must be between 2 and 512"):
         _trained_task(corpus, tmp_path, "--subword-nbest", count)
+
+
+def test_batches_have_a_key_of_their_own(corpus, tmp_path):
+    """By which the random numbers of dropout differ between batches of equal size."""
+    dataset = _trained_task(corpus, tmp_path).dataset("train")
+    keys = [dataset.collater([dataset[i] for i in rows])["key"] for rows in ((3, 1), (4, 2))]
+    assert keys == [1, 2]
+    assert not dataset.collater([])
+
+
+def test_empty_translations_have_a_bleu_of_zero(corpus, tmp_path):
+    """Alone and before others; fairseq logs none, and --best-checkpoint-metric bleu needs one."""
+    task = _trained_task(corpus, tmp_path, "--eval-bleu", "--eval-bleu-args", "{}")
+    criterion = type("criterion", (), {"reduce_metrics": staticmethod(lambda logging_outputs: None)})()
+
+    def log(count):
+        sums = {f"_bleu_{name}_{i}": count for name in ("counts", "totals") for i in range(4)}
+        return sums | {"_bleu_sys_len": count, "_bleu_ref_len": 4, "ntokens": 4, "nsentences": 1}
+
+    with metrics.aggregate(new_root=True) as values:
+        task.reduce_metrics([log(0)], criterion)
+        assert values["bleu"].fn(values) == 0
+        task.reduce_metrics([log(4)], criterion)
+        # The length of 4 is that of the reference of this batch, which alone has counts.
+        assert values["bleu"].fn(values) == 100
+    with metrics.aggregate(new_root=True) as values:
+        task.reduce_metrics([{"ntokens": 4, "nsentences": 1}], criterion)
+        assert "bleu" not in values
+
+
+def test_a_second_training_split_is_read(corpus, tmp_path):
+    """fairseq's default of --upsample-primary is no number of copies."""
+    data = shutil.copytree(corpus, tmp_path / "data")
+    for path in list(data.glob("valid.*")):
+        shutil.copy(path, data / path.name.replace("valid", "train1"))
+    task = _trained_task(data, tmp_path)
+    task.load_dataset("train", combine=True)
+    assert len(task.dataset("train")) == tiny_translation.SPLITS["train"] + tiny_translation.SPLITS["valid"]

@@ -130,6 +130,8 @@ def load_vocabulary(data_dir: str | Path) -> CharVocabulary | WordVocabulary:
         UsageError: see the ``load`` of the two.
     """
     data_dir = Path(data_dir)
+    if os.path.isfile(data_dir):
+        raise UsageError(f"{data_dir} is a file: prepare its text with rhhn prepare text --input {data_dir}")
     # For a path without access rights os.path returns False, where Path raises; reading it then says why.
     if not os.path.exists(data_dir / MANIFEST_NAME) and os.path.exists(data_dir / LOG_NAME):
         return WordVocabulary.load(data_dir)

@@ -1,4 +1,4 @@
-"""Training pairs that are segmented into pieces anew in every epoch."""
+"""Training pairs: segmented into pieces anew in every epoch, and batches with a number of their own."""
 
 import numpy as np
 import torch
@@ -31,3 +31,14 @@ class SampledPairs(BaseWrapperDataset):
         rng = np.random.default_rng([self.seed, int(self.epoch), int(index)])
         pair = self.dataset[index]
         return pair | {side: sampler.draw(pair[side], rng) for side, sampler in self.samplers.items()}
+
+
+class KeyedPairs(BaseWrapperDataset):
+    """Pairs whose batches have a ``key``, the smallest number of their pairs.
+
+    No other batch of the epoch has it, and unlike the tensor ``id`` it stays on the host.
+    """
+
+    def collater(self, samples: list[dict]) -> dict:
+        batch = self.dataset.collater(samples)
+        return batch and batch | {"key": min(sample["id"] for sample in samples)}
