@@ -177,9 +177,11 @@ def _scaled(row: Row, scale: float) -> dict[str, object]:
 
 
 def sizes_of(run: Run) -> dict[str, object]:
-    """Returns the cell of a run's model and the sizes that its architecture states."""
+    """Returns the cell and the sizes of a run's architecture, without those that ``extra`` changes."""
     options = _sizes_and_recipe(run.row)[0] | run.options()
-    return {name: options[name] for name in ("cell", *SIZES) if options.get(name) is not None}
+    typed = {word.partition("=")[0] for word in run.extra}
+    names = [name for name in ("cell", *SIZES) if f"--{name.replace('_', '-')}" not in typed]
+    return {name: options[name] for name in names if options.get(name) is not None}
 
 
 def _width(value: float) -> int:

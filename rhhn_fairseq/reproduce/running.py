@@ -130,11 +130,11 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
         raise UsageError(f"{place}: exists, this run has been trained here; take another --seed or --runs")
     record = _new_record(run, threads, device)
     record.read_curve(log)
-    _check_sizes(run, best)
     metric = run.table.scoring.metric
     logged = run.table.scoring.program != "generate"
     if logged and not any(metric in epoch["train"] for epoch in record.curve):
         raise UsageError(f"{log}: has no epoch with the figure {metric}, which {run.table.name} reports")
+    _check_sizes(run, best)
     text = log.read_text(errors="replace")
     record.parameters, record.stopped_by = _parameters(text), _stop(text)
     record.adopted, record.state, record.commit = str(log), "evaluating", ""

@@ -175,22 +175,19 @@ def test_a_log_that_cannot_be_adopted_leaves_no_link(corpus, tmp_path):
 
 def test_a_checkpoint_of_other_sizes_is_not_adopted(corpus, tmp_path):
     """Nor is a log without the table's figure."""
-    (tmp_path / "mine").mkdir()
     model = {"_name": "char_lm", "cell": "lstm", "hidden_size": 16, "layers": 1}
-
-    def saved(model):
-        return {"model": {}, "cfg": {"model": model, "task": {"_name": "char_lm"}}}
-
-    torch.save(saved(model), tmp_path / "mine" / "checkpoint_best.pt")
+    saved = {"model": {}, "cfg": {"model": model, "task": {"_name": "char_lm"}}}
+    (tmp_path / "mine").mkdir()
+    torch.save(saved, tmp_path / "mine" / "checkpoint_best.pt")
     log = tmp_path / "run.log"
-    log.write_text('{"epoch": 1, "train_loss": "2", "train_num_updates": "3"}\n')
     words = arguments(corpus, tmp_path, "--adopt", log, tmp_path / "mine")
-    message = "checkpoint_best.pt: its model has hidden_size 16, but lstm_ptb has 1000"
-    with pytest.raises(UsageError, match=message):
-        reproduce.main(words)
-    torch.save(saved(model | {"hidden_size": 1000}), tmp_path / "mine" / "checkpoint_best.pt")
-    with pytest.raises(UsageError, match="run.log: has no epoch with the figure bpc, which ha-ptb reports"):
-        reproduce.main(words)
+    for figure, reason in (
+        ("loss", "run.log: has no epoch with the figure bpc, which ha-ptb reports"),
+        ("bpc", "checkpoint_best.pt: its model has hidden_size 16, but lstm_ptb has 1000"),
+    ):
+        log.write_text(f'{{"epoch": 1, "train_{figure}": "2", "train_num_updates": "3"}}\n')
+        with pytest.raises(UsageError, match=reason):
+            reproduce.main(words[: words.index("--")])
     assert not list((tmp_path / "runs").rglob("checkpoints")) and not list(tmp_path.rglob("*.json"))
 
 
