@@ -9,7 +9,7 @@ import pytest
 from helpers.script_cli import SCRIPTS, error_of
 
 from rhhn_fairseq import cli, programs
-from rhhn_fairseq.commands import prepare, table
+from rhhn_fairseq.commands import fairseq_programs, prepare, table
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 
@@ -134,3 +134,12 @@ def test_messages_name_a_command_that_is_there(monkeypatch, tmp_path, program, f
     monkeypatch.setattr(sys, "argv", [program])
     with pytest.raises(UsageError, match=f"dict.txt: no such file; make it with {named}$"):
         CharVocabulary.load(tmp_path)
+
+
+def test_ctrl_c_while_a_program_starts(monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fairseq_programs.importlib, "import_module", interrupted)
+    monkeypatch.setattr(fairseq_programs.sys, "argv", ["rhhn"])
+    assert fairseq_programs.main("train", []) == 130
