@@ -111,6 +111,7 @@ def _composition(error, match) -> str:
 
 
 DICTIONARY = "a dictionary such as \"{'dropout': 0.1}\""
+OVERRIDES = f"--model-overrides, --optimizer-overrides and --update2lr take {DICTIONARY}"
 
 MISTAKES = (
     # Data directories.
@@ -269,7 +270,7 @@ MISTAKES = (
         "ValueError|SyntaxError",
         r"ast|fairseq_cli\..*|fairseq\.checkpoint_utils|<unknown>",
         r"(malformed node|.*invalid syntax|unexpected EOF|.*was never closed|.*leading zeros|.*unterminated)",
-        "--model-overrides, --optimizer-overrides and --update2lr take " + DICTIONARY,
+        OVERRIDES,
     ),  # fmt: skip
     Mistake(
         "ValueError", r"json\.decoder", r"(Expecting .*)", r"an option takes JSON such as '{\"beam\": 4}': \1"
@@ -286,12 +287,7 @@ MISTAKES = (
         r"Pass-through schedule can only be used",
         "--lr-scheduler pass_through needs --optimizer composite, whose parts have schedules of their own",
     ),
-    Mistake(
-        "SyntaxError",
-        "ast",
-        "",
-        "--model-overrides, --optimizer-overrides and --update2lr take " + DICTIONARY,
-    ),
+    Mistake("SyntaxError", "ast", "", OVERRIDES),
     Mistake(
         "NameError",
         r"fairseq_cli\.eval_lm",

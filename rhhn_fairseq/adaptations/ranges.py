@@ -232,11 +232,10 @@ def check_options() -> bool:
                 check_combination(*(getattr(root.get(section), "_name", None) for section in sections))
                 if training:
                     metric, criterion = root.checkpoint.best_checkpoint_metric, root.get("criterion")
-                    sections = (root.task, criterion or {})
                     optional = [
                         figure
                         for figure, option in OPTIONAL_FIGURES.items()
-                        if any(section.get(_plain(option)) for section in sections)
+                        if any(component.get(_plain(option)) for component in (root.task, criterion or {}))
                     ]
                     check_best_metric(metric, getattr(criterion, "_name", None), optional)
         return setup(cfg, **kwargs)

@@ -229,7 +229,7 @@ class Cell(Pretrained, nn.Module):
         runner = _Runner(self, plan)
         weights: dict[str, Tensor] = {name: p for name, p in runner.named_parameters() if p.requires_grad}
         if not torch.compiler.is_compiling():
-            weights |= _computed_weights(runner)
+            weights |= recompute.computed_weights(runner)
 
         def run(values, *arguments) -> tuple[Tensor, State]:
             return torch.func.functional_call(runner, dict(zip(weights, values, strict=True)), arguments)
@@ -416,16 +416,6 @@ class _Runner(nn.Module):
 
     def forward(self, x_TBC: Tensor, state: State, first_TB1, mask_TB, noise) -> tuple[Tensor, State]:
         return self.cell.run(x_TBC, state, first_TB1, mask_TB, noise, self.plan)
-
-
-def _computed_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the weights that pruning and the like compute before a pass, by their names."""
-    return {
-        f"{prefix}.{name}": value
-        for prefix, inner in module.named_modules()
-        for name, value in vars(inner).items()
-        if isinstance(value, Tensor) and value.requires_grad
-    }
 
 
 def is_hooked(module: nn.Module) -> bool:

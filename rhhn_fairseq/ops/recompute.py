@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rhhn_fairseq.ops.buffers import state_dtype
@@ -37,6 +37,16 @@ class Pass(NamedTuple):
     first_TB1: Tensor | None
     mask_TB: Tensor | None
     noise: Noise | None
+
+
+def computed_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the weights that pruning and the like compute before a pass, by their names."""
+    return {
+        f"{prefix}.{name}": value
+        for prefix, inner in module.named_modules()
+        for name, value in vars(inner).items()
+        if isinstance(value, Tensor) and value.requires_grad
+    }
 
 
 def run_in_segments(full_pass: Pass, steps: int, x_TBC: Tensor, state: State) -> tuple[Tensor, State]:
