@@ -210,7 +210,7 @@ class Cell(Pretrained, nn.Module):
             first = self.first_positions(T, B, mask_TB, x_TBC.device) if self.begins else None
         if torch.compiler.is_compiling():
             forced = self.backend or policy.current().kernel
-            if self.hooked() is not None:
+            if any(is_hooked(module) for module in self.children()):
                 forced = "reference"
             dtype = computed_dtype(x_TBC.device, x_TBC.dtype)
             plan = backends.select_traced(self.operation, x_TBC.device, dtype, forced)
@@ -273,14 +273,9 @@ class Cell(Pretrained, nn.Module):
             return transformation
         if torch.jit.is_tracing():
             return "torch.jit.trace"
-        name = self.hooked()
-        return None if name is None else f"a hook on {name!r}"
-
-    def hooked(self) -> str | None:
-        """Returns the name of a module in the cell with a hook, which only the loop calls; else None."""
-        for name, module in self._modules.items():
-            if module is not None and is_hooked(module):
-                return name
+        for name, module in self.named_children():
+            if is_hooked(module):
+                return f"a hook on {name!r}"
         return None
 
     def extras(self, mask_TB: Tensor | None, noise: Noise | None) -> tuple[str, ...]:

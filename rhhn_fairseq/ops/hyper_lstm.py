@@ -48,7 +48,9 @@ def hyper_lstm(
     """
     (gx, g_hyper), (h0, c0, e0, k0) = g, state
     dtype, wide = gx.dtype, state_dtype(gx.dtype)
-    given = [weight for weight in weights if weight is not None]
+    given = list(weights[:-1])
+    if weights.weight_r is not None:
+        given.append(weights.weight_r)
     y, h, c, e, k, *_ = hyper_lstm_op(
         [gx.contiguous(), g_hyper.contiguous()],
         cast((h0, c0, e0, k0), (dtype, wide, dtype, wide)),
