@@ -49,6 +49,12 @@ def _searches_data(args: Namespace) -> bool:
     return hasattr(args, "beam") and not hasattr(args, "buffer_size")
 
 
+def _compares_validations(args: Namespace) -> bool:
+    """Returns whether validation figures decide when to stop, what to keep or how fast to learn."""
+    plateaus = args.lr_scheduler == "reduce_lr_on_plateau"
+    return args.patience > 0 or args.keep_best_checkpoints > 0 or plateaus
+
+
 def _on_cpu(args: Namespace) -> bool:
     return args.cpu or not torch.cuda.is_available()
 
@@ -95,6 +101,11 @@ REFUSALS = (
         "--quantization-config-path",
         lambda args: getattr(args, "quantization_config_path", None) and _trains_ours(args),
         "quantises linear layers and embeddings of fairseq's transformer, which no model here has",
+    ),
+    Refusal(
+        "--disable-validation",
+        lambda args: getattr(args, "disable_validation", False) and _compares_validations(args),
+        "gives no figures, which --patience, --keep-best-checkpoints and reduce_lr_on_plateau compare",
     ),
     Refusal(
         "--write-checkpoints-asynchronously",

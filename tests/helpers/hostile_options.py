@@ -17,6 +17,8 @@ ON_TRAINING = """
 --save-interval-updates -1 | --validate-interval 0 | --validate-interval -1 | --validate-interval-updates -1
 --validate-after-updates -1 | --keep-interval-updates -2 | --keep-last-epochs -2
 --keep-best-checkpoints -2
+--disable-validation --patience 3 | --disable-validation --keep-best-checkpoints 1
+--disable-validation --lr-scheduler reduce_lr_on_plateau
 --patience 0 | --patience -2 | --curriculum -1 | --max-valid-steps 0 | --max-valid-steps -1
 --adam-betas (0.9,2) | --adam-betas (0.9) | --adam-betas text | --adam-betas (nan,0.9) | --adam-eps -1
 --adam-eps nan | --weight-decay nan | --weight-decay -1 | --adam-betas __import__('os').mkdir('executed')

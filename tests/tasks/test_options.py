@@ -29,7 +29,14 @@ def test_the_table_has_every_option_and_no_other():
 
 
 # Refused with some values of other options only.
-DEPENDS_ON_OTHERS = {"--ddp-backend", "--sampling", "--num-batch-buckets", "--batch-size", "--post-process"}
+DEPENDS_ON_OTHERS = {
+    "--batch-size",
+    "--ddp-backend",
+    "--disable-validation",
+    "--num-batch-buckets",
+    "--post-process",
+    "--sampling",
+}
 
 ONE_OF_EACH = [
     ("train", "synthetic", "--clip-norm", WORKS),
