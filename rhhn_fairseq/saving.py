@@ -66,8 +66,8 @@ class Pretrained:
                 values are rounded if this one is narrower.
 
         Raises:
-            UsageError: the module is quantised or has weights of several types, ``dtype`` cannot hold a
-                weight, or the files cannot be written.
+            UsageError: the module is quantised or changed, its weights have several types, ``dtype`` cannot
+                hold one of them, or the files cannot be written.
         """
         save_pretrained(self, directory, dtype)  # type: ignore[arg-type]
 
@@ -106,8 +106,12 @@ def save_pretrained(module: nn.Module, directory: str | Path, dtype: torch.dtype
         )
     state = module.state_dict()
     config = {"format": FORMAT, "kind": module.kind} | KINDS[module.kind].describe(module)
-    if not _build(config, state, "meta").state_dict().keys() <= state.keys():
-        raise UsageError(f"save_pretrained: the {type(module).__name__} is quantised; save it before that")
+    different = _shapes(_build(config, state, "meta").state_dict()).items() ^ _shapes(state).items()
+    if different:
+        raise UsageError(
+            f"save_pretrained: the {type(module).__name__} has other weights than its options describe "
+            f"({min(name for name, _ in different)}); save it before it is quantised, pruned or extended"
+        )
     config["dtype"] = _dtype_of(module)
     tensors = {name: _stored(name, tensor, dtype) for name, tensor in state.items()}
     folder = Path(directory)
@@ -119,6 +123,11 @@ def save_pretrained(module: nn.Module, directory: str | Path, dtype: torch.dtype
         file.write(safetensors.save(tensors, metadata={"format": "pt"}))
     with replacing(folder / CONFIG) as file:
         file.write(f"{json.dumps(config, indent=2)}\n".encode())
+
+
+def _shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    # What a quantised weight keeps besides tensors has no shape.
+    return {name: tuple(getattr(tensor, "shape", ())) for name, tensor in tensors.items()}
 
 
 def _dtype_of(module: nn.Module) -> str:

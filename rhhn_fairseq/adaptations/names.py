@@ -21,6 +21,7 @@ PARTNERS = {
     "handwriting": ("Handwriting", ("mixture_density",)),
 }
 TRANSLATION = "GNMT"
+PACKAGE = __name__.partition(".")[0]
 
 # What a validation logs, by criterion. fairseq asks for the best checkpoint's figure only after an epoch.
 TRANSLATION_FIGURES = ("loss", "nll_loss", "ppl", "accuracy", "bleu")
@@ -54,29 +55,42 @@ def require_known(kind: str, name: object, known: Collection[str]) -> None:
 def check_combination(task: str | None, arch: str | None = None, criterion: str | None = None) -> None:
     """Raises UsageError for existing names that do not go together; None is not checked.
 
-    Names registered by other packages may be combined freely with the tasks of those packages.
+    A subclass goes with what its base class goes with. Other classes of other packages are checked only where
+    their task, architecture or criterion is one of these.
     """
+    from fairseq.criterions import CRITERION_REGISTRY
     from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
     from fairseq.tasks import TASK_REGISTRY
     from fairseq.tasks.translation import TranslationTask
 
-    own, losses = PARTNERS.get(task, (None, None))
-    if losses and criterion and criterion not in losses:
+    task_class, loss = TASK_REGISTRY.get(task), CRITERION_REGISTRY.get(criterion)
+    home = next((name for name in PARTNERS if _is_a(task_class, TASK_REGISTRY[name])), None)
+    own, losses = PARTNERS.get(home, (None, ()))
+    fits = any(_is_a(loss, CRITERION_REGISTRY[name]) for name in losses)
+    if losses and loss is not None and not fits and _package(loss) in ("fairseq", PACKAGE):
         raise UsageError(f"--task {task} needs --criterion {losses[0]}, not {criterion}")
-    for home, (_, fitting) in PARTNERS.items():
-        if task and criterion == fitting[0] and task != home:
-            raise UsageError(f"--criterion {criterion} needs --task {home}, not {task}")
+    for other, (_, fitting) in PARTNERS.items():
+        if task and home != other and _is_a(loss, CRITERION_REGISTRY[fitting[0]]):
+            raise UsageError(f"--criterion {criterion} needs --task {other}, not {task}")
     model = ARCH_MODEL_REGISTRY.get(arch) or MODEL_REGISTRY.get(arch)
     if task is None or model is None:
         return
-    kinds = {kind.__name__ for kind in model.__mro__ if kind.__module__.startswith("rhhn_fairseq.")}
+    kinds = {kind.__name__ for kind in model.__mro__ if _package(kind) == PACKAGE}
     if own and own not in kinds:
         raise UsageError(f"--task {task} needs a {own} architecture, and {arch} is none")
-    for home, (kind, _) in PARTNERS.items():
-        if kind in kinds and task != home:
-            raise UsageError(f"--arch {arch} needs --task {home}, not {task}")
-    if TRANSLATION in kinds and not issubclass(TASK_REGISTRY[task], TranslationTask):
+    for other, (kind, _) in PARTNERS.items():
+        if kind in kinds and home != other:
+            raise UsageError(f"--arch {arch} needs --task {other}, not {task}")
+    if TRANSLATION in kinds and not _is_a(task_class, TranslationTask):
         raise UsageError(f"--arch {arch} needs --task gnmt_translation or translation, not {task}")
+
+
+def _is_a(kind: type | None, base: type) -> bool:
+    return kind is not None and issubclass(kind, base)
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 # Figures of translation that an option adds.

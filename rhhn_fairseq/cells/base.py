@@ -10,6 +10,7 @@ operation passes its parameters to it in ``run_operation``.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ class Cell(Pretrained, nn.Module):
         affine_weights: names of the weights that only ``ops.gemm.affine`` reads, so that they may be
             quantised.
         recurrent_weights: names of the weights that multiply a state, which ``layers.weight_drop`` drops;
-            inner cells name their own.
+            inner cells name their own. A cell whose matrices have other names sets both attributes.
         backend: name of the backend that this cell must use; None leaves the choice to the environment or
             ``backends``.
     """
@@ -169,6 +170,25 @@ class Cell(Pretrained, nn.Module):
             matrices: as many as ``state_matrices`` has, in its order.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step")
+
+    def weights_named(self, attribute: str) -> dict[str, Any]:
+        """Returns the weights, or lists of weights, whose names an attribute of the cell holds.
+
+        Args:
+            attribute: ``affine_weights`` or ``recurrent_weights``.
+
+        Raises:
+            UsageError: the cell has no weight of such a name.
+        """
+        weights = {}
+        for name in getattr(self, attribute):
+            if not hasattr(self, name):
+                kind = type(self).__name__
+                raise UsageError(
+                    f"{kind}.{attribute} names {name!r}, which {kind} lacks; name its own weights"
+                )
+            weights[name] = getattr(self, name)
+        return weights
 
     def make_step(self) -> Callable[..., tuple[Tensor, State]]:
         """Returns ``step`` for one pass. A cell may override it to compute once what all steps share."""
@@ -421,38 +441,6 @@ def is_hooked(module: nn.Module) -> bool:
         or module._backward_hooks
         or module._backward_pre_hooks
     )
-
-
-def with_hooks(cell: Cell, method: Callable, *arguments):
-    """Calls ``method(*arguments)`` of an inner cell, with the hooks that are registered on that cell.
-
-    Hooks see the method's arguments and result. An inner cell runs step by step, so ``forward``, around which
-    torch would call them, is never called.
-
-    Raises:
-        UsageError: the cell has a backward hook, for which torch finds no tensors in the tuples, or a forward
-            pre-hook, as pruning registers, which would run after its input weights were read.
-    """
-    if not is_hooked(cell):
-        return method(*arguments)
-    if cell._backward_hooks or cell._backward_pre_hooks:
-        raise UsageError(
-            f"a backward hook on an inner {type(cell).__name__} would see no gradient; with "
-            'backend="reference", give it a forward hook that calls register_hook of what it gives'
-        )
-    if cell._forward_pre_hooks:
-        raise UsageError(
-            f"a forward pre-hook on an inner {type(cell).__name__}, as torch.nn.utils.prune registers, would "
-            "run after its input weights were read; register it on the outer cell"
-        )
-    if torch.compiler.is_compiling():
-        # The compiler then runs the pass uncompiled.
-        raise UsageError(f"torch.compile does not trace a hook on an inner {type(cell).__name__}")
-    cell.forward = method  # type: ignore[method-assign]
-    try:
-        return cell(*arguments)
-    finally:
-        del cell.forward
 
 
 def detach_state(state: State) -> State:

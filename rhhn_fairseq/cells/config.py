@@ -1,6 +1,8 @@
 """The configuration of a cell: fields that carry a help string and limits, checked when it is built."""
 
+import math
 from dataclasses import MISSING, dataclass, field, fields
+from typing import get_type_hints
 
 from rhhn_fairseq.errors import UsageError
 
@@ -50,6 +52,19 @@ class CellConfig(StateConfig):
     )
 
 
+def resolve_fields(config: type) -> None:
+    """Gives every field of a configuration its type in place of an annotation in quotes.
+
+    Raises:
+        TypeError: a field was not made by ``option``.
+    """
+    hints = get_type_hints(config)
+    for spec in fields(config):
+        if "help" not in spec.metadata:
+            raise TypeError(f"{config.__name__}.{spec.name}: use option(default, help=...) for every field")
+        spec.type = hints[spec.name]
+
+
 def check_fields(config) -> None:
     """Raises UsageError for the first field made by ``option`` whose value it does not allow."""
     for spec in fields(config):
@@ -65,15 +80,16 @@ def _check_field(owner: str, spec, value) -> None:
         raise UsageError(f"{where} is not a whole number")
     if spec.type is float and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise UsageError(f"{where} is not a number")
+    if spec.type is float and not math.isfinite(value):
+        raise UsageError(f"{where} is not a finite number")
     limits = spec.metadata
     if limits["choices"] is not None and value not in limits["choices"]:
         raise UsageError(f"{where} is unknown, choose from {', '.join(limits['choices'])}")
-    # Written as "not (a <= b)" so that NaN is refused as well.
-    if limits["low"] is not None and not value >= limits["low"]:
+    if limits["low"] is not None and value < limits["low"]:
         raise UsageError(f"{where} is too small, the smallest is {limits['low']}")
-    if limits["high"] is not None and not value <= limits["high"]:
+    if limits["high"] is not None and value > limits["high"]:
         raise UsageError(f"{where} is too large, the largest is {limits['high']}")
-    if limits["below"] is not None and not value < limits["below"]:
+    if limits["below"] is not None and value >= limits["below"]:
         raise UsageError(f"{where} is too large, it must be below {limits['below']}")
 
 

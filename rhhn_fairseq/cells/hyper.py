@@ -33,8 +33,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, apply_maps, with_hooks
+from rhhn_fairseq.cells.base import Cell, apply_maps
 from rhhn_fairseq.cells.config import CellConfig, StateConfig, option
+from rhhn_fairseq.cells.hooks import with_hooks
 from rhhn_fairseq.cells.hyper_rnn import scaling_rank
 from rhhn_fairseq.cells.lstm import NOISY, GatedConfig
 from rhhn_fairseq.cells.numpy_math import at, drop
@@ -116,11 +117,12 @@ class HyperConfig(RHNConfig, GatedConfig):
             )
 
     def main(self) -> CellConfig:
-        """Returns the configuration of the main network."""
-        entry, given = CELLS[self.main_cell], {}
+        """Returns the configuration of the main network, with its own defaults for what is default here."""
+        entry, defaults, given = CELLS[self.main_cell], _defaults(type(self)), {}
         for spec in fields(entry.config):
-            if hasattr(self, spec.name) and spec.name != "recompute_steps":
-                given[spec.name] = getattr(self, spec.name)
+            value = getattr(self, spec.name, None)
+            if spec.name in defaults and value != defaults[spec.name] and spec.name != "recompute_steps":
+                given[spec.name] = value
         config = entry.config(**given | entry.defaults)
         assert isinstance(config, CellConfig)
         return config
@@ -131,10 +133,18 @@ class HyperConfig(RHNConfig, GatedConfig):
         If the hypernetwork has a hypernetwork itself, both have the same width.
         """
         entry, known = CELLS[self.hyper_cell], cell_options(self.hyper_cell)
-        given = {name: getattr(self, name) for name in (*COMMON, "hyper_size") if name in known}
+        names, defaults = [name for name in COMMON if name in known], _defaults(type(self))
+        given = {name: getattr(self, name) for name in names if getattr(self, name) != defaults[name]}
+        if "hyper_size" in known:
+            given["hyper_size"] = self.hyper_size
         if self.hyper_dropout:
             given["recurrent_dropout"] = self.hyper_dropout
         return entry.config(input_size=self.input_size, hidden_size=self.hyper_size, **given | entry.defaults)
+
+
+def _defaults(config: type[HyperConfig]) -> dict[str, object]:
+    """Returns the defaults of a configuration; those of required fields equal no value."""
+    return {spec.name: spec.default for spec in fields(config)}
 
 
 class EmbeddedScaling(nn.Module):

@@ -35,8 +35,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import glorot_, orthogonal_, with_hooks
+from rhhn_fairseq.cells.base import glorot_, orthogonal_
 from rhhn_fairseq.cells.config import option
+from rhhn_fairseq.cells.hooks import with_hooks
 from rhhn_fairseq.cells.hyper_rnn import (
     HYPER_INITS,
     HYPER_STATES,

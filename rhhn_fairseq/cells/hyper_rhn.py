@@ -31,8 +31,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, noise_at, orthogonal_, with_hooks
+from rhhn_fairseq.cells.base import Cell, noise_at, orthogonal_
 from rhhn_fairseq.cells.config import option
+from rhhn_fairseq.cells.hooks import with_hooks
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.rhn import (

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields
 
 from rhhn_fairseq.cells.base import Cell
-from rhhn_fairseq.cells.config import StateConfig
+from rhhn_fairseq.cells.config import StateConfig, resolve_fields
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.saving import KINDS, Kind, Tensors
 
@@ -32,15 +32,27 @@ CELLS: dict[str, CellEntry] = {}
 
 
 def register_cell(name: str, config: type[StateConfig], naive: Callable, tests=(), **defaults):
-    """Class decorator that enters a cell into ``CELLS`` under ``name``; see ``CellEntry``."""
+    """Class decorator that enters a cell into ``CELLS`` under ``name``; see ``CellEntry``.
+
+    Running its definition again, as in a notebook, replaces the cell.
+
+    Raises:
+        ValueError: another cell has this name.
+        TypeError: a field of ``config`` was not made by ``option``.
+    """
+    resolve_fields(config)
 
     def enter(cell: type[Cell]) -> type[Cell]:
-        if name in CELLS:
+        if name in CELLS and _place(CELLS[name].cell) != _place(cell):
             raise ValueError(f"a cell named {name!r} is registered already: {CELLS[name].cell}")
         CELLS[name] = CellEntry(cell, config, naive, tuple(tests), defaults)
         return cell
 
     return enter
+
+
+def _place(cell: type) -> tuple[str, str]:
+    return cell.__module__, cell.__qualname__
 
 
 def cell_options(name: str) -> dict[str, object]:

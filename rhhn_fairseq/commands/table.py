@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from rhhn_fairseq.adaptations.names import nearest
 from rhhn_fairseq.cli import run
@@ -49,19 +50,27 @@ COMMANDS = {
 
 def main() -> int:
     """Runs the program and returns its exit status."""
-    arguments = sys.argv[1:]
+    arguments, directory = sys.argv[1:], None
+    if arguments[:1] == ["--user-dir"] and len(arguments) > 1:
+        directory, arguments = arguments[1], arguments[2:]
     if arguments and arguments[0] in COMMANDS and COMMANDS[arguments[0]].module == "fairseq_programs":
         # These control their own output and end as fairseq's programs do.
-        return load(arguments[0]).main(arguments[0], arguments[1:])
-    return run(lambda: dispatch(arguments))
+        own = [] if directory is None else ["--user-dir", directory]
+        return load(arguments[0]).main(arguments[0], [*arguments[1:], *own])
+    return run(lambda: dispatch(arguments, directory))
 
 
-def dispatch(arguments: list[str]) -> None:
+def dispatch(arguments: list[str], user_dir: str | None = None) -> None:
     """Calls the command that is named first, or prints an overview.
 
+    Args:
+        user_dir: a directory whose cells, models and tasks the command knows, as fairseq's ``--user-dir``.
+
     Raises:
-        UsageError: no such command.
+        UsageError: no such command, or no such directory.
     """
+    if user_dir is not None:
+        import_user_dir(user_dir)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
     elif arguments[0] == "--version":
@@ -71,6 +80,13 @@ def dispatch(arguments: list[str]) -> None:
     else:
         hint = nearest(arguments[0], COMMANDS)
         raise UsageError(f"rhhn {arguments[0]}: no such command, {hint or 'see rhhn --help'}")
+
+
+def import_user_dir(path: str) -> None:
+    """Imports the package at ``path`` as fairseq's programs do; UsageError if it does not exist."""
+    importlib.import_module("rhhn_fairseq.plugin")
+    utils = importlib.import_module("fairseq.utils")
+    utils.import_user_module(SimpleNamespace(user_dir=path))
 
 
 def load(name: str):
@@ -87,6 +103,7 @@ def overview() -> str:
             "Recurrent networks whose weights change as they read.",
             "",
             "usage: rhhn COMMAND ...    (rhhn COMMAND --help: its options)",
+            "       rhhn --user-dir DIR COMMAND ...    (with cells, models and tasks of your own)",
             "",
             *rows,
         ]

@@ -22,8 +22,8 @@ def recurrent_weights(cell: Cell) -> dict[str, Tensor]:
     """Returns by name the matrices that multiply a state of the cell, or of a cell inside it."""
     weights: dict[str, Tensor] = {}
     for prefix, module in cell.named_modules():
-        for name in module.recurrent_weights if isinstance(module, Cell) else ():
-            weight = getattr(module, name)
+        named = module.weights_named("recurrent_weights") if isinstance(module, Cell) else {}
+        for name, weight in named.items():
             path = f"{prefix}.{name}" if prefix else name
             if isinstance(weight, nn.ParameterList):
                 weights |= {f"{path}.{i}": matrix for i, matrix in enumerate(weight)}

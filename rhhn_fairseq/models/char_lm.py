@@ -9,10 +9,10 @@ from typing import Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from rhhn_fairseq.cells.registry import CELLS
+from rhhn_fairseq.configuration import typed_config
 from rhhn_fairseq.data.text.lanes import PAD
 from rhhn_fairseq.data.text.vocabulary import UNK, CharVocabulary, escape
 from rhhn_fairseq.errors import UsageError
@@ -101,7 +101,7 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
     @classmethod
     def build_model(cls, cfg, task):
         """Builds the model for the task's vocabulary; UsageError names an invalid option."""
-        config = OmegaConf.to_object(cfg) if OmegaConf.is_config(cfg) else cfg
+        config = typed_config(cfg, cls)
         return cls(config, task.vocabulary)
 
     @classmethod

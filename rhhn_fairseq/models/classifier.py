@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from rhhn_fairseq.cells.base import glorot_
 from rhhn_fairseq.cells.registry import CELLS
+from rhhn_fairseq.configuration import typed_config
 from rhhn_fairseq.data.problems.base import Problem
 from rhhn_fairseq.data.problems.registry import blank_problem
 from rhhn_fairseq.errors import UsageError
@@ -86,7 +86,7 @@ class Classifier(HasRecipe, BaseFairseqModel):
             raise UsageError(
                 f"--arch {cfg._name} answers the problems of --task synthetic, not of other tasks"
             )
-        config = OmegaConf.to_object(cfg) if OmegaConf.is_config(cfg) else cfg
+        config = typed_config(cfg, cls)
         return cls(config, task.problem)
 
     @classmethod

@@ -19,11 +19,11 @@ from fairseq.models import (
     FairseqIncrementalDecoder,
     register_model,
 )
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from rhhn_fairseq.cells.base import Cell, State
 from rhhn_fairseq.cells.registry import CELLS
+from rhhn_fairseq.configuration import typed_config
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.attention import Memory
 from rhhn_fairseq.layers.decoder import (
@@ -294,7 +294,7 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
     @classmethod
     def build_model(cls, cfg, task):
         """Builds the model for the task's dictionaries; UsageError names an invalid option."""
-        config = OmegaConf.to_object(cfg) if OmegaConf.is_config(cfg) else cfg
+        config = typed_config(cfg, cls)
         masked = bool(getattr(task.cfg, "left_pad_target", False))
         model = cls._assemble(config, task.source_dictionary, task.target_dictionary, masked)
         fingerprint = getattr(task, "pieces_sha256", None)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
-from omegaconf import OmegaConf
 
 from rhhn_fairseq.cells.registry import CELLS
+from rhhn_fairseq.configuration import typed_config
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import StackConfig
@@ -88,7 +88,7 @@ class Handwriting(HasRecipe, StrokeNetwork, BaseFairseqModel):
     @classmethod
     def build_model(cls, cfg, task):
         """Builds the model for the task's data; UsageError names an invalid option."""
-        config = OmegaConf.to_object(cfg) if OmegaConf.is_config(cfg) else cfg
+        config = typed_config(cfg, cls)
         manifest = task.manifest
         return cls(config, manifest.normalisation, manifest.symbols, manifest.points_per_symbol)
 

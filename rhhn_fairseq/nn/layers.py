@@ -26,7 +26,7 @@ class LSTM(RecurrentLayer):
     def from_torch(cls, module: nn.LSTM, **options) -> Self:
         """Returns a layer that computes what a torch.nn.LSTM does, to rounding, with copies of its weights.
 
-        The two biases are summed into one. The constant forget bias is 0.
+        Frozen weights stay frozen. The two biases are summed into one. The constant forget bias is 0.
 
         Args:
             options: options of the cell, ``backend`` and ``lstm_state``.
@@ -55,6 +55,8 @@ class GRU(RecurrentLayer):
     @classmethod
     def from_torch(cls, module: nn.GRU, **options) -> Self:
         """Returns a layer that computes what a torch.nn.GRU does, to rounding, with copies of its weights.
+
+        Frozen weights stay frozen.
 
         Args:
             options: options of the cell, ``backend`` and ``lstm_state``.
@@ -221,6 +223,11 @@ def __getattr__(name: str) -> type[RecurrentLayer]:
 
 
 def _describe(layer: RecurrentLayer) -> dict:
+    own = layer_of(layer.cell)
+    if type(layer) is not own:
+        raise UsageError(
+            f"save_pretrained: a {type(layer).__name__} would be loaded as {own.__name__}: save its state"
+        )
     names = "input_size hidden_size num_layers batch_first dropout bidirectional lstm_state".split()
     return {"cell": layer.cell} | {name: getattr(layer, name) for name in names} | {"options": layer.options}
 
@@ -255,8 +262,8 @@ def _copied(layer: type[RecurrentLayer], module: nn.RNNBase, **options):
         for number, cell in enumerate(cells):
             place = f"l{number}{suffix}"
             own = dict(cell.named_parameters())
-            own["weight_x"].copy_(theirs[f"weight_ih_{place}"].T)
-            own["weight_h"].copy_(theirs[f"weight_hh_{place}"].T)
+            for name, source in (("weight_x", f"weight_ih_{place}"), ("weight_h", f"weight_hh_{place}")):
+                own[name].copy_(theirs[source].T).requires_grad_(theirs[source].requires_grad)
             if not module.bias:
                 continue
             from_x, from_h = theirs[f"bias_ih_{place}"], theirs[f"bias_hh_{place}"]
@@ -265,5 +272,6 @@ def _copied(layer: type[RecurrentLayer], module: nn.RNNBase, **options):
             own["bias"].copy_(from_x)
             own["bias"][:summed] += from_h[:summed]
             if "bias_n" in own:
-                own["bias_n"].copy_(from_h[summed:])
+                own["bias_n"].copy_(from_h[summed:]).requires_grad_(from_h.requires_grad)
+            own["bias"].requires_grad_(from_x.requires_grad or from_h.requires_grad)
     return copy.train(module.training)

@@ -31,15 +31,14 @@ def quantize_dynamic(module: nn.Module, smallest: int = SMALLEST) -> nn.Module:
         smallest: weights with fewer elements stay as they are.
 
     Raises:
-        UsageError: the module has no cells, or their weights are not float32 on the CPU.
+        UsageError: the module has no cells, or their weights are not float32 on the CPU, or are not named.
     """
     quantised = copy.deepcopy(module).eval().requires_grad_(False)
     cells = [cell for cell in quantised.modules() if isinstance(cell, Cell)]
     if not cells:
         raise UsageError(f"quantize_dynamic: {type(module).__name__} has no cell of this package in it")
     for cell in cells:
-        for name in cell.affine_weights:
-            weight = getattr(cell, name)
+        for name, weight in cell.weights_named("affine_weights").items():
             weights = list(weight) if isinstance(weight, nn.ParameterList | nn.ModuleList) else [weight]
             # The list is empty where a hypernetwork does not read the state.
             if not weights or isinstance(weights[0], QuantisedWeight) or weights[0].numel() < smallest:

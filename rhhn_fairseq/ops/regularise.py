@@ -10,6 +10,9 @@ from torch import Tensor
 
 def draw_mask(shape, probability: float, device, generator=None) -> Tensor:
     """Draws a bool tensor of ``shape`` that is true with ``probability``."""
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        # ``vmap`` cannot fill a tensor that all samples share with different numbers.
+        return torch.rand(shape, device=device, generator=generator) < probability
     mask = torch.empty(shape, dtype=torch.bool, device=device)
     return mask.bernoulli_(probability, generator=generator)
 

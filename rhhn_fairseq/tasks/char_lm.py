@@ -3,7 +3,6 @@
 The symbols are characters or bytes, or the words of a directory that fairseq-preprocess made.
 """
 
-import dataclasses
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +12,9 @@ import numpy as np
 import torch
 from fairseq.data import Dictionary
 from fairseq.tasks import FairseqTask, register_task
-from omegaconf import II, MISSING, OmegaConf
+from omegaconf import II, MISSING
 
+from rhhn_fairseq.configuration import typed_config
 from rhhn_fairseq.data.text.lanes import Lanes, RandomWindows
 from rhhn_fairseq.data.text.manifest import CHARACTERS
 from rhhn_fairseq.data.text.prompt import first_input, prompt_indices
@@ -144,8 +144,7 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
 
     @classmethod
     def setup_task(cls, cfg, **kwargs):
-        if OmegaConf.is_config(cfg):
-            cfg = _as_dataclass(cfg)
+        cfg = typed_config(cfg, cls)
         cfg.check()
         vocabulary = load_vocabulary(cfg.data)
         vocabulary.reverse = cfg.reverse
@@ -356,12 +355,6 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
 def _direction(reverse: bool) -> str:
     """Returns the words for the direction in a title; none for left to right."""
     return f", read {_DIRECTIONS[True]}" if reverse else ""
-
-
-def _as_dataclass(cfg) -> CharLMTaskConfig:
-    values = OmegaConf.to_container(cfg, resolve=True)
-    known = {spec.name for spec in dataclasses.fields(CharLMTaskConfig)}
-    return CharLMTaskConfig(**{key: value for key, value in values.items() if key in known})
 
 
 def _with_carry(sample, carry):

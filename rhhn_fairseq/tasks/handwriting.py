@@ -1,14 +1,14 @@
 """Task ``handwriting``: predicting the next point of a pen, with a text to write or without."""
 
-import dataclasses
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from fairseq.tasks import FairseqTask, register_task
-from omegaconf import II, MISSING, OmegaConf
+from omegaconf import II, MISSING
 
+from rhhn_fairseq.configuration import typed_config
 from rhhn_fairseq.data.strokes.manifest import StrokeManifest
 from rhhn_fairseq.data.strokes.store import StrokeSplit
 from rhhn_fairseq.errors import UsageError
@@ -71,8 +71,7 @@ class HandwritingTask(LogsDiagnostics, LogsDynamics, FairseqTask):
 
     @classmethod
     def setup_task(cls, cfg, **kwargs):
-        if OmegaConf.is_config(cfg):
-            cfg = _as_dataclass(cfg)
+        cfg = typed_config(cfg, cls)
         cfg.check()
         manifest = StrokeManifest.load(cfg.data)
         logger.info("%s: %s, %d characters", cfg.data, manifest.variant, len(manifest.symbols))
@@ -140,9 +139,3 @@ class HandwritingTask(LogsDiagnostics, LogsDynamics, FairseqTask):
     def target_dictionary(self):
         """None: a pen has no dictionary."""
         return None
-
-
-def _as_dataclass(cfg) -> HandwritingTaskConfig:
-    values = OmegaConf.to_container(cfg, resolve=True)
-    known = {spec.name for spec in dataclasses.fields(HandwritingTaskConfig)}
-    return HandwritingTaskConfig(**{key: value for key, value in values.items() if key in known})

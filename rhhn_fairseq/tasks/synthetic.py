@@ -1,14 +1,14 @@
 """Task ``synthetic``: problems that need a long memory (copying, adding, images read pixel by pixel)."""
 
-import dataclasses
 import logging
 from dataclasses import dataclass, field
 from typing import List, Optional
 
 import torch
 from fairseq.tasks import FairseqTask, register_task
-from omegaconf import II, OmegaConf
+from omegaconf import II
 
+from rhhn_fairseq.configuration import typed_config
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.problems.base import GeneratedProblem, Problem
 from rhhn_fairseq.data.problems.batches import FreshBatches, StoredBatches, evaluation_set, training_set
@@ -113,8 +113,7 @@ class SyntheticTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, DetachingTask
 
     @classmethod
     def setup_task(cls, cfg, **kwargs):
-        if OmegaConf.is_config(cfg):
-            cfg = _as_dataclass(cfg)
+        cfg = typed_config(cfg, cls)
         cfg.check()
         problem = build_problem(cfg.problem, {option: getattr(cfg, option) for option in OPTIONS})
         logger.info("%s: %d steps of %d numbers", cfg.problem, problem.steps, problem.input_size)
@@ -162,9 +161,3 @@ class SyntheticTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, DetachingTask
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         torch.manual_seed(pass_seed(self.cfg.seed, update_num, sample["number"]))
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
-
-
-def _as_dataclass(cfg) -> SyntheticTaskConfig:
-    values = OmegaConf.to_container(cfg, resolve=True)
-    known = {spec.name for spec in dataclasses.fields(SyntheticTaskConfig)}
-    return SyntheticTaskConfig(**{key: value for key, value in values.items() if key in known})

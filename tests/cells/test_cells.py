@@ -390,7 +390,11 @@ def test_unknown_options_and_impossible_sizes_raise(name):
             build_cell(name, *sizes)
     with pytest.raises(UsageError, match="hidden_size=2.5 is not a whole number"):
         build_cell(name, C, 2.5)
-    for value, reason in ((1.0, "must be below 1"), (-0.1, "the smallest is 0"), (float("nan"), "too small")):
+    for value, reason in (
+        (1.0, "must be below 1"),
+        (-0.1, "the smallest is 0"),
+        (float("nan"), "not a finite number"),
+    ):
         with pytest.raises(UsageError, match=reason):
             build_cell(name, C, H, zoneout=value)
     for spec in dataclasses.fields(CELLS[name].config):

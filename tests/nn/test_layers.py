@@ -141,6 +141,25 @@ def test_from_torch_takes_modules_without_biases(module):
     _equal(ours(_x())[0], module(_x())[0])
 
 
+@pytest.mark.parametrize("frozen", ["weight_ih_l0", "weight_hh_l0_reverse", "bias_ih_l0", "bias_hh_l0"])
+def test_from_torch_leaves_frozen_weights_frozen(frozen):
+    for kind, joined in ((nn.LSTM, ("bias",)), (nn.GRU, ("bias", "bias_n"))):
+        theirs = kind(C, H, bidirectional=True)
+        theirs.get_parameter(frozen).requires_grad_(False)
+        if frozen == "bias_ih_l0":
+            theirs.bias_hh_l0.requires_grad_(False)
+        ours = getattr(layers, kind.__name__).from_torch(theirs)
+        own = [name for name, parameter in ours.named_parameters() if not parameter.requires_grad]
+        expected = {
+            "weight_ih_l0": ["cells.0.weight_x"],
+            "weight_hh_l0_reverse": ["backward_cells.0.weight_h"],
+            "bias_ih_l0": [f"cells.0.{name}" for name in joined],
+            # The other half of the summed bias is trained.
+            "bias_hh_l0": [f"cells.0.{name}" for name in joined[1:]],
+        }
+        assert own == [f"stack.{name}" for name in expected[frozen]]
+
+
 def test_from_torch_refuses_what_it_cannot_copy():
     with pytest.raises(UsageError, match="without proj_size"):
         layers.LSTM.from_torch(nn.LSTM(C, H, proj_size=2))

@@ -128,8 +128,20 @@ def test_another_class_is_refused(tmp_path):
 def test_what_cannot_be_saved_is_refused(tmp_path):
     with pytest.raises(UsageError, match="Linear is none of rhhn_fairseq's cells, layers and networks"):
         save_pretrained(torch.nn.Linear(2, 2), tmp_path)
-    with pytest.raises(UsageError, match="the LSTM is quantised; save it before that"):
+    with pytest.raises(
+        UsageError, match=r"the LSTM has other weights than .* \(.*weight_h.*\); save it before"
+    ):
         save_pretrained(quantize_dynamic(LSTM(C, H), smallest=1), tmp_path)
+
+    class Doubled(LSTM):
+        """A layer of somebody's own."""
+
+    with pytest.raises(UsageError, match="a Doubled would be loaded as LSTM"):
+        Doubled(C, H).save_pretrained(tmp_path)
+    pruned = LSTM(C, H)
+    pruned.stack.cells[0].extra = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(UsageError, match=r"other weights than its options describe \(stack.cells.0.extra\)"):
+        pruned.save_pretrained(tmp_path)
 
     class Coupled(type(build_cell("lstm", C, H))):
         """A cell of somebody's own, with the options of its parent."""

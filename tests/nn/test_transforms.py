@@ -65,6 +65,18 @@ def test_per_sample_gradients_of_torch_func(cell, options):
             torch.testing.assert_close(each[name][b], parameter.grad, rtol=0, atol=1e-12)
 
 
+def test_vmap_draws_noise_for_each_sample():
+    rnn, x_TC = _build("lstm", zoneout=0.5, gal_dropout=0.5, recurrent_dropout=0.5), _x(T, C)
+    x_BTC = torch.stack([x_TC, x_TC])
+
+    def outputs(randomness):
+        torch.manual_seed(0)
+        return vmap(grad(lambda x: rnn(x)[0].sum()), randomness=randomness)(x_BTC)
+
+    assert torch.equal(*outputs("same"))
+    assert not torch.equal(*outputs("different"))
+
+
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("cell", CELLS)
 def test_forward_mode_derivatives(cell, trained):

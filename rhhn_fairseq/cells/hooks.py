@@ -1,0 +1,41 @@
+"""Hooks of a cell's inner modules, which torch would call around ``forward``."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from rhhn_fairseq.cells.base import is_hooked
+from rhhn_fairseq.errors import UsageError
+
+
+def with_hooks(cell: nn.Module, method: Callable, *arguments):
+    """Calls ``method(*arguments)`` of an inner cell, with the hooks that are registered on that cell.
+
+    Hooks see the method's arguments and result. An inner cell runs step by step, so ``forward``, around which
+    torch would call them, is never called.
+
+    Raises:
+        UsageError: the cell has a backward hook, for which torch finds no tensors in the tuples, or a forward
+            pre-hook, as pruning registers, which would run after its input weights were read.
+    """
+    if not is_hooked(cell):
+        return method(*arguments)
+    if cell._backward_hooks or cell._backward_pre_hooks:
+        raise UsageError(
+            f"a backward hook on an inner {type(cell).__name__} would see no gradient; with "
+            'backend="reference", give it a forward hook that calls register_hook of what it gives'
+        )
+    if cell._forward_pre_hooks:
+        raise UsageError(
+            f"a forward pre-hook on an inner {type(cell).__name__}, as torch.nn.utils.prune registers, would "
+            "run after its input weights were read; register it on the outer cell"
+        )
+    if torch.compiler.is_compiling():
+        # The compiler then runs the pass uncompiled.
+        raise UsageError(f"torch.compile does not trace a hook on an inner {type(cell).__name__}")
+    cell.forward = method
+    try:
+        return cell(*arguments)
+    finally:
+        del cell.forward
