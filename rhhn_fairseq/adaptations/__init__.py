@@ -1,9 +1,26 @@
 """The adaptations of fairseq that `rhhn_fairseq.compat` applies, one subject per file."""
 
+import functools
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
+
+
+def in_place_of(owner, name: str) -> Callable:
+    """Puts the decorated function in place of ``owner.name``, which becomes its first argument."""
+
+    def replace(function: Callable) -> Callable:
+        inner = getattr(owner, name)
+
+        @functools.wraps(inner)
+        def replaced(*args, **kwargs):
+            return function(inner, *args, **kwargs)
+
+        setattr(owner, name, replaced)
+        return replaced
+
+    return replace
 
 
 def mentions(function: FunctionType, word: str) -> bool:

@@ -1,7 +1,6 @@
 """--replace-unk: replaces unknown words of a translation with the source words they are aligned with."""
 
-import functools
-
+from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.errors import UsageError
 
 # The value that fairseq's parser gives --replace-unk without a file.
@@ -18,15 +17,13 @@ def replace_unknown_by_alignment() -> bool:
     """
     from fairseq import utils
 
-    process_prediction, load = utils.post_process_prediction, utils.load_align_dict
-
-    @functools.wraps(load)
-    def load_align_dict(replace_unk):
+    @in_place_of(utils, "load_align_dict")
+    def load_align_dict(load, replace_unk):
         return {} if replace_unk == NO_FILE else load(replace_unk)
 
-    @functools.wraps(process_prediction)
+    @in_place_of(utils, "post_process_prediction")
     def post_process_prediction(
-        hypo_tokens, src_str, alignment, align_dict, tgt_dict, remove_bpe=None, **rest
+        process_prediction, hypo_tokens, src_str, alignment, align_dict, tgt_dict, remove_bpe=None, **rest
     ):
         if align_dict is not None and remove_bpe is not None:
             raise UsageError(
@@ -37,8 +34,6 @@ def replace_unknown_by_alignment() -> bool:
             hypo_tokens, src_str, alignment, align_dict, tgt_dict, remove_bpe=remove_bpe, **rest
         )
 
-    utils.load_align_dict = load_align_dict
-    utils.post_process_prediction = post_process_prediction
     utils.replace_unk = replace_unk
     return True
 

@@ -1,9 +1,8 @@
 """Fixes for fairseq's ``--store-ema``."""
 
-import functools
 import logging
 
-from rhhn_fairseq.adaptations import mentions
+from rhhn_fairseq.adaptations import in_place_of, mentions
 
 logger = logging.getLogger("rhhn_fairseq.compat")
 
@@ -17,18 +16,16 @@ def average_floating_point_only() -> bool:
     """
     from fairseq.models.ema.ema import EMA
 
-    init = EMA.__init__
     if mentions(EMA._step_internal, "is_floating_point"):
         return False
 
-    @functools.wraps(init)
-    def init_without_integers(self, model, config, device=None, skip_keys=None):
+    @in_place_of(EMA, "__init__")
+    def init_without_integers(init, self, model, config, device=None, skip_keys=None):
         integers = {key for key, value in model.state_dict().items() if not value.is_floating_point()}
         # In 16 bits, a step of the average is too small to change its last digit.
         config.ema_fp32 |= any(parameter.element_size() < 4 for parameter in model.parameters())
         init(self, model, config, device, integers | set(skip_keys or ()))
 
-    EMA.__init__ = init_without_integers
     return True
 
 
@@ -42,19 +39,18 @@ def begin_with_the_checkpoint() -> bool:
     from fairseq import checkpoint_utils
     from fairseq.trainer import Trainer
 
-    load_to_cpu, load = checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint
     averaging = []
 
-    @functools.wraps(load_to_cpu)
-    def load_checkpoint_to_cpu(path, *args, **kwargs):
+    @in_place_of(checkpoint_utils, "load_checkpoint_to_cpu")
+    def load_checkpoint_to_cpu(load_to_cpu, path, *args, **kwargs):
         state = load_to_cpu(path, *args, **kwargs)
         if averaging and "model" in state and "ema" not in state.setdefault("extra_state", {}):
             logger.warning("%s holds no average of the weights; the average begins with its weights", path)
             state["extra_state"]["ema"] = state["model"]
         return state
 
-    @functools.wraps(load)
-    def load_checkpoint(self, *args, **kwargs):
+    @in_place_of(Trainer, "load_checkpoint")
+    def load_checkpoint(load, self, *args, **kwargs):
         if self.cfg.ema.store_ema:
             averaging.append(self)
         try:
@@ -62,6 +58,4 @@ def begin_with_the_checkpoint() -> bool:
         finally:
             averaging.clear()
 
-    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
-    Trainer.load_checkpoint = load_checkpoint
     return True

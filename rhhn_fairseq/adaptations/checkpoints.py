@@ -2,7 +2,6 @@
 
 import argparse
 import atexit
-import functools
 import os
 import re
 import types
@@ -10,7 +9,7 @@ import types
 import torch
 from omegaconf import OmegaConf
 
-from rhhn_fairseq.adaptations import mentions
+from rhhn_fairseq.adaptations import in_place_of, mentions
 from rhhn_fairseq.adaptations.forms import allowance, check_file, check_state
 from rhhn_fairseq.adaptations.names import check_combination, require_known
 from rhhn_fairseq.adaptations.ranges import check
@@ -96,11 +95,8 @@ def name_missing_file() -> bool:
     """
     from fairseq import checkpoint_utils
 
-    load_to_cpu = checkpoint_utils.load_checkpoint_to_cpu
-    load_ensemble = checkpoint_utils.load_model_ensemble_and_task
-
-    @functools.wraps(load_to_cpu)
-    def load_checkpoint_to_cpu(path, *args, **kwargs):
+    @in_place_of(checkpoint_utils, "load_checkpoint_to_cpu")
+    def load_checkpoint_to_cpu(load_to_cpu, path, *args, **kwargs):
         refuse_endless(path)
         try:
             return load_to_cpu(path, *args, **kwargs)
@@ -108,8 +104,8 @@ def name_missing_file() -> bool:
             reason = error.strerror or str(error)
             raise UsageError(f"checkpoint {path} cannot be read: {reason}") from error
 
-    @functools.wraps(load_ensemble)
-    def load_model_ensemble_and_task(*args, **kwargs):
+    @in_place_of(checkpoint_utils, "load_model_ensemble_and_task")
+    def load_model_ensemble_and_task(load_ensemble, *args, **kwargs):
         try:
             return load_ensemble(*args, **kwargs)
         except OSError as error:
@@ -118,8 +114,6 @@ def name_missing_file() -> bool:
                 raise UsageError(_missing_models(str(error))) from error
             raise
 
-    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
-    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
     return True
 
 
@@ -139,10 +133,8 @@ def require_named_checkpoint() -> bool:
     """
     from fairseq import checkpoint_utils
 
-    load = checkpoint_utils.load_checkpoint
-
-    @functools.wraps(load)
-    def load_checkpoint(cfg, trainer, **kwargs):
+    @in_place_of(checkpoint_utils, "load_checkpoint")
+    def load_checkpoint(load, cfg, trainer, **kwargs):
         suffix = f"{trainer.checkpoint_suffix}.pt"
         named = {}
         if cfg.restore_file != LATEST:
@@ -158,7 +150,6 @@ def require_named_checkpoint() -> bool:
                 raise UsageError(f"{option} {path}: there is no such checkpoint file")
         return load(cfg, trainer, **kwargs)
 
-    checkpoint_utils.load_checkpoint = load_checkpoint
     return True
 
 
@@ -169,10 +160,8 @@ def name_mismatch() -> bool:
     """
     from fairseq.trainer import Trainer
 
-    load = Trainer.load_checkpoint
-
-    @functools.wraps(load)
-    def load_checkpoint(self, filename, *args, **kwargs):
+    @in_place_of(Trainer, "load_checkpoint")
+    def load_checkpoint(load, self, filename, *args, **kwargs):
         try:
             return load(self, filename, *args, **kwargs)
         except Exception as error:
@@ -182,7 +171,6 @@ def name_mismatch() -> bool:
             detail = details[min(1, len(details) - 1)].strip() if details else "no details"
             raise UsageError(f"checkpoint {filename} does not fit the model: {detail}") from error
 
-    Trainer.load_checkpoint = load_checkpoint
     return True
 
 
@@ -196,16 +184,14 @@ def gather_before_saving() -> bool:
 
     if mentions(checkpoint_utils.save_checkpoint, "gather_checkpoint_state"):
         return False
-    save = checkpoint_utils.save_checkpoint
 
-    @functools.wraps(save)
-    def save_checkpoint(cfg, trainer, *args, **kwargs):
+    @in_place_of(checkpoint_utils, "save_checkpoint")
+    def save_checkpoint(save, cfg, trainer, *args, **kwargs):
         gather = getattr(trainer.task, "gather_checkpoint_state", None)
         if gather is not None and not cfg.no_save:
             gather()
         return save(cfg, trainer, *args, **kwargs)
 
-    checkpoint_utils.save_checkpoint = save_checkpoint
     return True
 
 
@@ -218,10 +204,8 @@ def leave_no_empty_directory() -> bool:
     """
     from fairseq import checkpoint_utils
 
-    verify = checkpoint_utils.verify_checkpoint_directory
-
-    @functools.wraps(verify)
-    def verify_checkpoint_directory(save_dir):
+    @in_place_of(checkpoint_utils, "verify_checkpoint_directory")
+    def verify_checkpoint_directory(verify, save_dir):
         made = [path for path in _upwards(save_dir) if not os.path.exists(path)]
         try:
             verify(save_dir)
@@ -232,7 +216,6 @@ def leave_no_empty_directory() -> bool:
         if made:
             atexit.register(_remove_empty, made)
 
-    checkpoint_utils.verify_checkpoint_directory = verify_checkpoint_directory
     return True
 
 
@@ -243,16 +226,14 @@ def keep_the_best_of_negative_figures() -> bool:
     """
     from fairseq import checkpoint_utils
 
-    inner = checkpoint_utils.checkpoint_paths
     unsigned = r"(\d+\.?\d*)"
 
-    @functools.wraps(inner)
-    def checkpoint_paths(path, pattern=r"checkpoint(\d+)\.pt", keep_match=False):
+    @in_place_of(checkpoint_utils, "checkpoint_paths")
+    def checkpoint_paths(inner, path, pattern=r"checkpoint(\d+)\.pt", keep_match=False):
         if pattern.startswith(r"checkpoint\.best_"):
             pattern = pattern.replace(unsigned, unsigned.replace("(", "(-?"))
         return inner(path, pattern, keep_match)
 
-    checkpoint_utils.checkpoint_paths = checkpoint_paths
     return True
 
 
@@ -282,11 +263,8 @@ def bound_the_model() -> bool:
     """
     from fairseq import checkpoint_utils, models, tasks
 
-    load, build = checkpoint_utils.load_model_ensemble_and_task, models.build_model
-    fill = models.BaseFairseqModel.load_state_dict
-
-    @functools.wraps(load)
-    def load_model_ensemble_and_task(filenames, arg_overrides=None, *args, **kwargs):
+    @in_place_of(checkpoint_utils, "load_model_ensemble_and_task")
+    def load_model_ensemble_and_task(load, filenames, arg_overrides=None, *args, **kwargs):
         if not isinstance(arg_overrides or {}, dict) or not all(
             isinstance(key, str) for key in arg_overrides or ()
         ):
@@ -308,8 +286,8 @@ def bound_the_model() -> bool:
                     raise UsageError(f"checkpoint {names} holds no configuration of its model") from error
                 raise
 
-    @functools.wraps(build)
-    def build_model(cfg, task, from_checkpoint=False):
+    @in_place_of(models, "build_model")
+    def build_model(build, cfg, task, from_checkpoint=False):
         names = [name for name, kind in tasks.TASK_REGISTRY.items() if kind is type(task)]
         name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
         require_known("model", name, {*models.MODEL_REGISTRY, *models.ARCH_MODEL_REGISTRY})
@@ -322,8 +300,8 @@ def bound_the_model() -> bool:
         with allowance(memory // 4, refusal):
             return build(cfg, task, from_checkpoint)
 
-    @functools.wraps(fill)
-    def load_state_dict(self, state_dict, *args, **kwargs):
+    @in_place_of(models.BaseFairseqModel, "load_state_dict")
+    def load_state_dict(fill, self, state_dict, *args, **kwargs):
         for name, weight in self.state_dict().items():
             given = state_dict.get(name, weight)
             # PyTorch would convert them silently.
@@ -333,9 +311,6 @@ def bound_the_model() -> bool:
                 )
         return fill(self, state_dict, *args, **kwargs)
 
-    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
-    models.build_model = build_model
-    models.BaseFairseqModel.load_state_dict = load_state_dict
     return True
 
 

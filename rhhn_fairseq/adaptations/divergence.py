@@ -1,6 +1,5 @@
 """Training that diverges ends in a one-line error, whether its losses are infinite or only absurd."""
 
-import functools
 import logging
 import math
 import os
@@ -9,6 +8,7 @@ import time
 
 import torch
 
+from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger("rhhn_fairseq.compat")
@@ -50,10 +50,8 @@ def end_divergence_in_one_line() -> bool:
                 logger.warning("NaN or infinite gradients: %s%s", ", ".join(bad[:3]), more)
             self.close()
 
-    train_step, reduce = trainer.Trainer.train_step, trainer.Trainer._reduce_and_log_stats
-
-    @functools.wraps(train_step)
-    def train_step_or_one_line(self, *args, **kwargs):
+    @in_place_of(trainer.Trainer, "train_step")
+    def train_step_or_one_line(train_step, self, *args, **kwargs):
         try:
             return train_step(self, *args, **kwargs)
         except FloatingPointError as error:
@@ -62,8 +60,8 @@ def end_divergence_in_one_line() -> bool:
             what = "the loss or a gradient became NaN or infinite"
             raise _diverged(self, self.get_num_updates() + 1, what, _largest(self.model)) from error
 
-    @functools.wraps(reduce)
-    def reduce_and_log_stats(self, logging_outputs, sample_size, grad_norm=None):
+    @in_place_of(trainer.Trainer, "_reduce_and_log_stats")
+    def reduce_and_log_stats(reduce, self, logging_outputs, sample_size, grad_norm=None):
         figures = reduce(self, logging_outputs, sample_size, grad_norm)
         # Reading a number from a GPU synchronises, so it is done only when fairseq itself shows it.
         shown = self.get_num_updates() % self.cfg.common.log_interval == 0
@@ -77,8 +75,6 @@ def end_divergence_in_one_line() -> bool:
         return figures
 
     trainer.NanDetector = BriefNanDetector
-    trainer.Trainer.train_step = train_step_or_one_line
-    trainer.Trainer._reduce_and_log_stats = reduce_and_log_stats
     return True
 
 

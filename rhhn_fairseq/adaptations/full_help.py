@@ -1,8 +1,9 @@
 """``--help`` lists the options of the architecture, task, criterion, optimizer and scheduler, too."""
 
 import argparse
-import functools
 import sys
+
+from rhhn_fairseq.adaptations import in_place_of
 
 HELP = {"-h", "--help"}
 
@@ -17,16 +18,13 @@ def list_all_options() -> bool:
     """
     from fairseq import options
 
-    inner = options.parse_args_and_arch
-
-    @functools.wraps(inner)
-    def parse_args_and_arch(parser, input_args=None, *args, modify_parser=None, **kwargs):
+    @in_place_of(options, "parse_args_and_arch")
+    def parse_args_and_arch(inner, parser, input_args=None, *args, modify_parser=None, **kwargs):
         words = set(sys.argv[1:] if input_args is None else map(str, input_args))
         if HELP & words and _names_components(parser, words):
             modify_parser = _Postponed(modify_parser)
         return inner(parser, input_args, *args, modify_parser=modify_parser, **kwargs)
 
-    options.parse_args_and_arch = parse_args_and_arch
     return True
 
 

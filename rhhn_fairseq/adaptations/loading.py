@@ -1,13 +1,14 @@
 """Fixes for reading data: NumPy's removed names, a lost batch, threads that outlive the program."""
 
 import atexit
-import functools
 import importlib
 import queue
 import types
 import weakref
 
 import numpy as np
+
+from rhhn_fairseq.adaptations import in_place_of
 
 # fairseq modules for reading text that use a name which NumPy 1.24 or 2.0 removed.
 USE_OLD_NUMPY = (
@@ -55,10 +56,8 @@ def keep_the_last_batch() -> bool:
     """
     from fairseq.data import data_utils
 
-    batch_by_size = data_utils.batch_by_size
-
-    @functools.wraps(batch_by_size)
-    def batch_all_by_size(indices, *args, **kwargs):
+    @in_place_of(data_utils, "batch_by_size")
+    def batch_all_by_size(batch_by_size, indices, *args, **kwargs):
         if not isinstance(indices, np.ndarray):
             indices = np.fromiter(indices, dtype=np.int64, count=-1)
         if len(indices) == 0:
@@ -67,7 +66,6 @@ def keep_the_last_batch() -> bool:
         left = indices[sum(map(len, batches)) :]
         return [*batches, left] if len(left) else batches
 
-    data_utils.batch_by_size = batch_all_by_size
     return True
 
 
@@ -93,17 +91,14 @@ def stop_reading_at_the_end() -> bool:
         for consumer in list(running):
             stop(consumer)
 
-    call_main = utils.call_main
-
-    @functools.wraps(call_main)
-    def call_main_and_stop(cfg, main, **kwargs):
+    @in_place_of(utils, "call_main")
+    def call_main_and_stop(call_main, cfg, main, **kwargs):
         try:
             call_main(cfg, main, **kwargs)
         finally:
             stop_all()
 
     iterators.BackgroundConsumer = StoppableConsumer
-    utils.call_main = call_main_and_stop
     atexit.register(stop_all)
     return True
 

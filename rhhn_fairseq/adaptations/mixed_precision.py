@@ -1,11 +1,10 @@
 """Fixes for fairseq's ``--amp``, ``--bf16`` and ``--fp16``."""
 
-import functools
 import logging
 
 import torch
 
-from rhhn_fairseq.adaptations import mentions
+from rhhn_fairseq.adaptations import in_place_of, mentions
 
 logger = logging.getLogger("rhhn_fairseq.compat")
 
@@ -23,15 +22,13 @@ def unscale_once() -> bool:
 
     if not mentions(AMPOptimizer.step, "fp32_optimizer"):
         return False
-    init = AMPOptimizer.__init__
 
-    @functools.wraps(init)
-    def init_with_one_object(self, *args, **kwargs):
+    @in_place_of(AMPOptimizer, "__init__")
+    def init_with_one_object(init, self, *args, **kwargs):
         init(self, *args, **kwargs)
         unscale = self.scaler.unscale_
         self.scaler.unscale_ = lambda optimizer: unscale(self.fp32_optimizer)
 
-    AMPOptimizer.__init__ = init_with_one_object
     return True
 
 
@@ -43,14 +40,12 @@ def keep_master_weights() -> bool:
     """
     from fairseq.optim.fp16_optimizer import FP16Optimizer
 
-    save, load = FP16Optimizer.state_dict, FP16Optimizer.load_state_dict
-
-    @functools.wraps(save)
-    def state_dict(self):
+    @in_place_of(FP16Optimizer, "state_dict")
+    def state_dict(save, self):
         return save(self) | {MASTER: [weights.data for weights in _flat_or_not(self.fp32_params)]}
 
-    @functools.wraps(load)
-    def load_state_dict(self, state_dict, optimizer_overrides=None):
+    @in_place_of(FP16Optimizer, "load_state_dict")
+    def load_state_dict(load, self, state_dict, optimizer_overrides=None):
         saved = state_dict.get(MASTER)
         rest = {key: value for key, value in state_dict.items() if key != MASTER}
         load(self, rest, optimizer_overrides)
@@ -69,7 +64,6 @@ def keep_master_weights() -> bool:
             same = exact.to(self.fp16_params[0].dtype).float() == weights.data
             weights.data.copy_(torch.where(same, exact, weights.data))
 
-    FP16Optimizer.state_dict, FP16Optimizer.load_state_dict = state_dict, load_state_dict
     return True
 
 

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable
 
+from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.errors import UsageError
 
 # Tasks whose batches only their own models can read, with the base class of these and the valid losses.
@@ -126,17 +127,14 @@ def name_the_nearest() -> bool:
     """
     from fairseq import options
 
-    parse = options.parse_args_and_arch
-
-    @functools.wraps(parse)
-    def parse_args_and_arch(parser, *args, **kwargs):
+    @in_place_of(options, "parse_args_and_arch")
+    def parse_args_and_arch(parse, parser, *args, **kwargs):
         # The parser was created before the plugin was loaded, so this one instance is patched.
         parser.error = functools.partial(end_in_one_line, parser)
         # argparse takes -1e-4 for an option.
         parser._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
         return parse(parser, *args, **kwargs)
 
-    options.parse_args_and_arch = parse_args_and_arch
     return True
 
 

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 
+from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.ops import backends
 
 logger = logging.getLogger("rhhn_fairseq.training")
@@ -77,16 +78,14 @@ def sum_up_the_start() -> bool:
     """
     from fairseq.trainer import Trainer
 
-    get_iterator, train_step = Trainer.get_train_iterator, Trainer.train_step
-
-    @functools.wraps(get_iterator)
-    def get_train_iterator(self, *args, **kwargs):
+    @in_place_of(Trainer, "get_train_iterator")
+    def get_train_iterator(get_iterator, self, *args, **kwargs):
         batches = get_iterator(self, *args, **kwargs)
         self.batches_of_an_epoch = len(batches)
         return batches
 
-    @functools.wraps(train_step)
-    def first_step(self, *args, **kwargs):
+    @in_place_of(Trainer, "train_step")
+    def first_step(train_step, self, *args, **kwargs):
         start = time.perf_counter()
         output = train_step(self, *args, **kwargs)
         if not getattr(self, "is_summed_up", False):
@@ -97,7 +96,6 @@ def sum_up_the_start() -> bool:
                 logger.warning("%s", warning)
         return output
 
-    Trainer.get_train_iterator, Trainer.train_step = get_train_iterator, first_step
     return True
 
 

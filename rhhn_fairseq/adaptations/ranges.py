@@ -6,7 +6,6 @@ before the first update. The project's cells, models and tasks check their own o
 only the whole program knows, such as a bound against sizes for which no machine has the memory.
 """
 
-import functools
 import json
 import math
 import os
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf
 
+from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.adaptations.names import (
     OPTIONAL_FIGURES,
     check_best_metric,
@@ -200,10 +200,8 @@ def check_options() -> bool:
     """
     from fairseq import options, tasks
 
-    parse, setup = options.parse_args_and_arch, tasks.setup_task
-
-    @functools.wraps(parse)
-    def parse_args_and_arch(parser, *args, **kwargs):
+    @in_place_of(options, "parse_args_and_arch")
+    def parse_args_and_arch(parse, parser, *args, **kwargs):
         parsed = parse(parser, *args, **kwargs)
         namespace = parsed[0] if isinstance(parsed, tuple) else parsed
         given = vars(namespace)
@@ -216,8 +214,8 @@ def check_options() -> bool:
             check_best_metric(given.get("best_checkpoint_metric"), given.get("criterion"), optional)
         return parsed
 
-    @functools.wraps(setup)
-    def setup_task(cfg, **kwargs):
+    @in_place_of(tasks, "setup_task")
+    def setup_task(setup, cfg, **kwargs):
         name = getattr(cfg, "task", None)
         require_known(
             "task", name if isinstance(name, str) else getattr(cfg, "_name", None), tasks.TASK_REGISTRY
@@ -240,5 +238,4 @@ def check_options() -> bool:
                     check_best_metric(metric, getattr(criterion, "_name", None), optional)
         return setup(cfg, **kwargs)
 
-    options.parse_args_and_arch, tasks.setup_task = parse_args_and_arch, setup_task
     return True

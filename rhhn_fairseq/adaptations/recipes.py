@@ -6,12 +6,12 @@ an architecture, training failed with "Must specify batch size", or ran at a lea
 
 import argparse
 import dataclasses
-import functools
 import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping
 
+from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger("rhhn_fairseq.recipes")
@@ -151,11 +151,9 @@ def fill_in_command_line() -> bool:
     """
     from fairseq import options
 
-    inner = options.parse_args_and_arch
-
-    @functools.wraps(inner)
+    @in_place_of(options, "parse_args_and_arch")
     def parse_args_and_arch(
-        parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
+        inner, parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
     ):
         # fairseq-generate has an --arch as well, but does not use it.
         trains = any(action.dest == "max_update" for action in parser._actions)
@@ -166,7 +164,6 @@ def fill_in_command_line() -> bool:
         announce(filler.arch, filler.filled)
         return parsed
 
-    options.parse_args_and_arch = parse_args_and_arch
     return True
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.programs import command
 
@@ -188,10 +189,8 @@ def refuse_what_cannot_work() -> bool:
     """
     from fairseq import options
 
-    inner = options.parse_args_and_arch
-
-    @functools.wraps(inner)
-    def parse_args_and_arch(parser, *args, suppress_defaults=False, **kwargs):
+    @in_place_of(options, "parse_args_and_arch")
+    def parse_args_and_arch(inner, parser, *args, suppress_defaults=False, **kwargs):
         parsed = inner(parser, *args, suppress_defaults=suppress_defaults, **kwargs)
         if isinstance(parsed, Namespace) and not suppress_defaults:
             check(parsed)
@@ -199,7 +198,6 @@ def refuse_what_cannot_work() -> bool:
                 _divide_sentences(parsed)
         return parsed
 
-    options.parse_args_and_arch = parse_args_and_arch
     return True
 
 
@@ -264,10 +262,8 @@ def name_checkpoint_without_averages() -> bool:
     """--ema-seed-model with a checkpoint that was trained without --store-ema ends in a KeyError."""
     from fairseq import checkpoint_utils
 
-    inner = checkpoint_utils.load_ema_from_checkpoint
-
-    @functools.wraps(inner)
-    def load_ema_from_checkpoint(fpath):
+    @in_place_of(checkpoint_utils, "load_ema_from_checkpoint")
+    def load_ema_from_checkpoint(inner, fpath):
         try:
             return inner(fpath)
         except KeyError as error:
@@ -277,5 +273,4 @@ def name_checkpoint_without_averages() -> bool:
                 f"checkpoint {fpath} has no averages: it was trained without --store-ema"
             ) from error
 
-    checkpoint_utils.load_ema_from_checkpoint = load_ema_from_checkpoint
     return True

@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from omegaconf import OmegaConf
 
-from rhhn_fairseq.adaptations import mentions, training_loops
+from rhhn_fairseq.adaptations import in_place_of, mentions, training_loops
 from rhhn_fairseq.adaptations.saving import staged_file
 from rhhn_fairseq.errors import UsageError
 
@@ -52,10 +52,8 @@ def batch_alike_in_every_start() -> bool:
     """
     from fairseq.tasks import FairseqTask
 
-    inner = FairseqTask.get_batch_iterator
-
-    @functools.wraps(inner)
-    def get_batch_iterator(self, dataset, *args, epoch=1, **options):
+    @in_place_of(FairseqTask, "get_batch_iterator")
+    def get_batch_iterator(inner, self, dataset, *args, epoch=1, **options):
         kept = not (options.get("disable_iterator_cache") or options.get("update_epoch_batch_itr"))
         if not kept or not self.can_reuse_epoch_itr(dataset) or dataset in self.dataset_to_epoch_iter:
             return inner(self, dataset, *args, epoch=epoch, **options)
@@ -64,7 +62,6 @@ def batch_alike_in_every_start() -> bool:
         dataset.set_epoch(epoch)
         return iterator
 
-    FairseqTask.get_batch_iterator = get_batch_iterator
     return True
 
 
@@ -76,16 +73,13 @@ def check_direction_of_every_checkpoint() -> bool:
     """
     from fairseq.trainer import Trainer
 
-    load = Trainer.load_checkpoint
-
-    @functools.wraps(load)
-    def load_checkpoint(self, filename, *args, **kwargs):
+    @in_place_of(Trainer, "load_checkpoint")
+    def load_checkpoint(load, self, filename, *args, **kwargs):
         extra_state = load(self, filename, *args, **kwargs)
         if extra_state is not None and hasattr(self.task, "check_direction"):
             self.task.check_direction(extra_state.get(type(self.task).__name__) or {})
         return extra_state
 
-    Trainer.load_checkpoint = load_checkpoint
     return True
 
 
@@ -100,10 +94,8 @@ def count_batches_of_all_workers() -> bool:
     from fairseq import checkpoint_utils
     from fairseq.trainer import Trainer
 
-    load_to_cpu, load = checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint
-
-    @functools.wraps(load_to_cpu)
-    def load_checkpoint_to_cpu(path, *args, **kwargs):
+    @in_place_of(checkpoint_utils, "load_checkpoint_to_cpu")
+    def load_checkpoint_to_cpu(load_to_cpu, path, *args, **kwargs):
         state = load_to_cpu(path, *args, **kwargs)
         cfg = state.get("cfg")
         if OmegaConf.is_config(cfg) and "train_iterator" in state.get("extra_state", {}):
@@ -112,8 +104,8 @@ def count_batches_of_all_workers() -> bool:
             state["extra_state"]["train_iterator"]["workers"] = workers
         return state
 
-    @functools.wraps(load)
-    def load_checkpoint(self, filename, *args, **kwargs):
+    @in_place_of(Trainer, "load_checkpoint")
+    def load_checkpoint(load, self, filename, *args, **kwargs):
         extra_state = load(self, filename, *args, **kwargs)
         position = (extra_state or {}).get("train_iterator", {})
         before, now = position.get("workers"), self.data_parallel_world_size
@@ -141,8 +133,6 @@ def count_batches_of_all_workers() -> bool:
             )
         return extra_state
 
-    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
-    Trainer.load_checkpoint = load_checkpoint
     return True
 
 
@@ -157,19 +147,24 @@ def continue_patience() -> bool:
     from fairseq import checkpoint_utils
     from fairseq.trainer import Trainer
 
-    load, save = Trainer.load_checkpoint, Trainer.save_checkpoint
-
-    @functools.wraps(save)
-    def save_checkpoint(self, filename, extra_state):
+    @in_place_of(Trainer, "save_checkpoint")
+    def save_checkpoint(save, self, filename, extra_state):
         counts = vars(early_stop) if (early_stop := _early_stop()) else {}
         if {"best", "num_runs"} <= counts.keys():
             count = {"best": float(counts["best"]), "num_runs": counts["num_runs"]}
             extra_state = extra_state | {"early_stop": count}
         return save(self, filename, extra_state)
 
-    @functools.wraps(load)
+    @in_place_of(Trainer, "load_checkpoint")
     def load_checkpoint(
-        self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, reset_meters=False, **kwargs
+        load,
+        self,
+        filename,
+        reset_optimizer=False,
+        reset_lr_scheduler=False,
+        *args,
+        reset_meters=False,
+        **kwargs,
     ):
         extra_state = load(
             self, filename, reset_optimizer, reset_lr_scheduler, *args, reset_meters=reset_meters, **kwargs
@@ -183,7 +178,6 @@ def continue_patience() -> bool:
                 vars(early_stop).update(extra_state.get("early_stop", {}))
         return extra_state
 
-    Trainer.save_checkpoint, Trainer.load_checkpoint = save_checkpoint, load_checkpoint
     return True
 
 
@@ -203,10 +197,8 @@ def continue_clock() -> bool:
     from fairseq.logging.meters import StopwatchMeter
     from fairseq.trainer import Trainer
 
-    load = Trainer.load_checkpoint
-
-    @functools.wraps(load)
-    def load_checkpoint(self, filename, *args, reset_meters=False, **kwargs):
+    @in_place_of(Trainer, "load_checkpoint")
+    def load_checkpoint(load, self, filename, *args, reset_meters=False, **kwargs):
         extra_state = load(self, filename, *args, reset_meters=reset_meters, **kwargs)
         if extra_state is None:
             return None
@@ -217,7 +209,6 @@ def continue_clock() -> bool:
             meter.start_time = time.perf_counter() - float(self._previous_training_time)
         return extra_state
 
-    Trainer.load_checkpoint = load_checkpoint
     return True
 
 
@@ -230,15 +221,12 @@ def continue_plateaus() -> bool:
     from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule as Schedule
     from fairseq.trainer import Trainer
 
-    state_dict, load_state_dict = Schedule.state_dict, Schedule.load_state_dict
-    load = Trainer.load_checkpoint
-
-    @functools.wraps(state_dict)
-    def save_counts(self):
+    @in_place_of(Schedule, "state_dict")
+    def save_counts(state_dict, self):
         return state_dict(self) | {name: getattr(self.lr_scheduler, name) for name in PLATEAU_COUNTS}
 
-    @functools.wraps(load_state_dict)
-    def load_counts(self, state):
+    @in_place_of(Schedule, "load_state_dict")
+    def load_counts(load_state_dict, self, state):
         if "best" not in state:
             raise UsageError(
                 "--lr-scheduler reduce_lr_on_plateau: the checkpoint is of another schedule; "
@@ -248,8 +236,10 @@ def continue_plateaus() -> bool:
         for name in PLATEAU_COUNTS:
             setattr(self.lr_scheduler, name, state.get(name, 0))
 
-    @functools.wraps(load)
-    def load_checkpoint(self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, **kwargs):
+    @in_place_of(Trainer, "load_checkpoint")
+    def load_checkpoint(
+        load, self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, **kwargs
+    ):
         extra_state = load(self, filename, reset_optimizer, reset_lr_scheduler, *args, **kwargs)
         if isinstance(self.lr_scheduler, Schedule) and extra_state and not reset_lr_scheduler:
             position, loss = extra_state["train_iterator"], extra_state.get("val_loss")
@@ -257,8 +247,6 @@ def continue_plateaus() -> bool:
                 self.lr_scheduler.step(position["epoch"] - 1, loss)
         return extra_state
 
-    Schedule.state_dict, Schedule.load_state_dict = save_counts, load_counts
-    Trainer.load_checkpoint = load_checkpoint
     return True
 
 
@@ -271,10 +259,10 @@ def continue_without_optimizer() -> bool:
     """
     from fairseq.trainer import Trainer
 
-    load = Trainer.load_checkpoint
-
-    @functools.wraps(load)
-    def load_checkpoint(self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, **kwargs):
+    @in_place_of(Trainer, "load_checkpoint")
+    def load_checkpoint(
+        load, self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, **kwargs
+    ):
         extra_state = load(self, filename, reset_optimizer, reset_lr_scheduler, *args, **kwargs)
         last = self._optim_history[-1] if extra_state is not None and self._optim_history else {}
         if not reset_optimizer and self.get_num_updates() == 0 < last.get("num_updates", 0):
@@ -284,7 +272,6 @@ def continue_without_optimizer() -> bool:
             logger.warning("%s has no state of the optimizer, which begins anew", filename)
         return extra_state
 
-    Trainer.load_checkpoint = load_checkpoint
     return True
 
 
@@ -298,11 +285,10 @@ def end_where_complete() -> bool:
     """
     from fairseq import checkpoint_utils
 
-    load = checkpoint_utils.load_checkpoint
     complete = WeakSet()
 
-    @functools.wraps(load)
-    def load_checkpoint(cfg, trainer, **kwargs):
+    @in_place_of(checkpoint_utils, "load_checkpoint")
+    def load_checkpoint(load, cfg, trainer, **kwargs):
         extra_state, epochs = load(cfg, trainer, **kwargs)
         if (reason := _why_complete(trainer, epochs)) is not None:
             if trainer.get_num_updates() == 0:
@@ -316,7 +302,6 @@ def end_where_complete() -> bool:
                 names["train"] = _ending(names["train"], complete)
         return extra_state, epochs
 
-    checkpoint_utils.load_checkpoint = load_checkpoint
     return True
 
 

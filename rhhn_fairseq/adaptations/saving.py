@@ -1,6 +1,5 @@
 """Saves a checkpoint completely or not at all, and with plain data only."""
 
-import functools
 import os
 import sys
 from contextlib import contextmanager, suppress
@@ -8,7 +7,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import torch
 
-from rhhn_fairseq.adaptations import mentions
+from rhhn_fairseq.adaptations import in_place_of, mentions
 from rhhn_fairseq.errors import UsageError
 
 # Parts of torch.save's messages for a file that cannot be written, if it does not raise the OSError itself.
@@ -25,19 +24,17 @@ def leave_no_cut_checkpoint() -> bool:
     from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager
 
-    inner = checkpoint_utils.torch_persistent_save
-    if mentions(inner, "unlink"):
+    if mentions(checkpoint_utils.torch_persistent_save, "unlink"):
         return False
 
-    @functools.wraps(inner)
-    def torch_persistent_save(obj, filename, async_write=False):
+    @in_place_of(checkpoint_utils, "torch_persistent_save")
+    def torch_persistent_save(inner, obj, filename, async_write=False):
         if async_write or not PathManager.supports_rename(filename):
             inner(obj, filename, async_write=async_write)
             return
         with staged_file(filename) as stage, PathManager.open(stage, "wb") as file:
             torch.save(obj, file)
 
-    checkpoint_utils.torch_persistent_save = torch_persistent_save
     return True
 
 
@@ -49,15 +46,12 @@ def leave_no_dump_of_a_mistake() -> bool:
     """
     from fairseq.trainer import Trainer
 
-    save = Trainer.save_checkpoint
-
-    @functools.wraps(save)
-    def save_checkpoint(self, filename, extra_state):
+    @in_place_of(Trainer, "save_checkpoint")
+    def save_checkpoint(save, self, filename, extra_state):
         if isinstance(sys.exc_info()[1], UsageError) and os.path.basename(filename) == "crash.pt":
             return None
         return save(self, filename, extra_state)
 
-    Trainer.save_checkpoint = save_checkpoint
     return True
 
 
@@ -100,15 +94,13 @@ def save_python_numbers() -> bool:
     """
     from fairseq import checkpoint_utils
 
-    inner = checkpoint_utils.torch_persistent_save
-    if mentions(inner, "plain"):
+    if mentions(checkpoint_utils.torch_persistent_save, "plain"):
         return False
 
-    @functools.wraps(inner)
-    def torch_persistent_save(obj, filename, *args, **kwargs):
+    @in_place_of(checkpoint_utils, "torch_persistent_save")
+    def torch_persistent_save(inner, obj, filename, *args, **kwargs):
         return inner(plain(obj), filename, *args, **kwargs)
 
-    checkpoint_utils.torch_persistent_save = torch_persistent_save
     return True
 
 

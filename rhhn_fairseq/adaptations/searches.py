@@ -1,10 +1,8 @@
 """Fixes for fairseq's search algorithms."""
 
-import functools
-
 import torch
 
-from rhhn_fairseq.adaptations import mentions
+from rhhn_fairseq.adaptations import in_place_of, mentions
 
 
 def number_diverse_groups_by_batch() -> bool:
@@ -15,12 +13,11 @@ def number_diverse_groups_by_batch() -> bool:
     """
     from fairseq.search import DiverseBeamSearch
 
-    inner = DiverseBeamSearch.step
-    if mentions(inner, "argmax"):
+    if mentions(DiverseBeamSearch.step, "argmax"):
         return False
 
-    @functools.wraps(inner)
-    def step(self, step, lprobs, scores, prev_output_tokens=None, original_batch_idxs=None):
+    @in_place_of(DiverseBeamSearch, "step")
+    def step(inner, self, step, lprobs, scores, prev_output_tokens=None, original_batch_idxs=None):
         if original_batch_idxs is not None:
             if step == 0:
                 self.sentences = original_batch_idxs
@@ -28,7 +25,6 @@ def number_diverse_groups_by_batch() -> bool:
             original_batch_idxs = same.to(torch.uint8).argmax(dim=1)
         return inner(self, step, lprobs, scores, prev_output_tokens, original_batch_idxs)
 
-    DiverseBeamSearch.step = step
     return True
 
 
@@ -40,10 +36,8 @@ def leave_out_symbols_without_a_score() -> bool:
     """
     from fairseq.sequence_scorer import SequenceScorer
 
-    inner = SequenceScorer.generate
-
-    @functools.wraps(inner)
-    def generate(self, models, sample, **kwargs):
+    @in_place_of(SequenceScorer, "generate")
+    def generate(inner, self, models, sample, **kwargs):
         results = inner(self, models, sample, **kwargs)
         if "tally" in sample:
             for hypothesis in (hypothesis for hypotheses in results for hypothesis in hypotheses):
@@ -52,5 +46,4 @@ def leave_out_symbols_without_a_score() -> bool:
                     hypothesis[name] = hypothesis[name][scored]
         return results
 
-    SequenceScorer.generate = generate
     return True

@@ -2,7 +2,6 @@
 
 import atexit
 import copy
-import functools
 import logging
 import os
 import pickle
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.adaptations.checkpoints import LATEST
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.locks import acquire, release
@@ -31,7 +31,6 @@ def train_alone() -> bool:
     from fairseq import checkpoint_utils
     from fairseq.distributed import utils
 
-    load, call_main = checkpoint_utils.load_checkpoint, utils.call_main
     held: list[Path] = []
 
     def release_all():
@@ -51,20 +50,18 @@ def train_alone() -> bool:
         make_event_directory(trainer.cfg.common.tensorboard_logdir)
         take(cfg)
 
-    @functools.wraps(load)
-    def load_checkpoint(cfg, trainer, **kwargs):
+    @in_place_of(checkpoint_utils, "load_checkpoint")
+    def load_checkpoint(load, cfg, trainer, **kwargs):
         decided_by_rank_0(trainer, lambda: begin(cfg, trainer))
         return load(cfg, trainer, **kwargs)
 
-    @functools.wraps(call_main)
-    def call_main_and_release(*args, **kwargs):
+    @in_place_of(utils, "call_main")
+    def call_main_and_release(call_main, *args, **kwargs):
         try:
             return call_main(*args, **kwargs)
         finally:
             release_all()
 
-    checkpoint_utils.load_checkpoint = load_checkpoint
-    utils.call_main = call_main_and_release
     # Under Hydra `call_main` is already running when it is replaced.
     atexit.register(release_all)
     return True
@@ -95,10 +92,8 @@ def start_from_a_good_checkpoint() -> bool:
     """
     from fairseq import checkpoint_utils
 
-    load = checkpoint_utils.load_checkpoint
-
-    @functools.wraps(load)
-    def load_checkpoint(cfg, trainer, **kwargs):
+    @in_place_of(checkpoint_utils, "load_checkpoint")
+    def load_checkpoint(load, cfg, trainer, **kwargs):
         suffix = trainer.checkpoint_suffix
         sharded = suffix != (trainer.cfg.checkpoint.checkpoint_suffix or "")
         if cfg.restore_file == LATEST and not sharded:
@@ -108,7 +103,6 @@ def start_from_a_good_checkpoint() -> bool:
                 cfg.restore_file, cfg.finetune_from_model = decision, None
         return load(cfg, trainer, **kwargs)
 
-    checkpoint_utils.load_checkpoint = load_checkpoint
     return True
 
 

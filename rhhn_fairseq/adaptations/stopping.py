@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from rhhn_fairseq.adaptations import training_loops
+from rhhn_fairseq.adaptations import in_place_of, training_loops
 from rhhn_fairseq.adaptations.starting import decided_by_rank_0
 
 logger = logging.getLogger("rhhn_fairseq.compat")
@@ -35,34 +35,30 @@ def stop_with_a_checkpoint() -> bool:
     from fairseq.distributed import utils
     from fairseq.trainer import Trainer
 
-    load, call_main, valid_step = checkpoint_utils.load_checkpoint, utils.call_main, Trainer.valid_step
     request = StopRequest()
 
-    @functools.wraps(load)
-    def load_checkpoint(cfg, trainer, **kwargs):
+    @in_place_of(checkpoint_utils, "load_checkpoint")
+    def load_checkpoint(load, cfg, trainer, **kwargs):
         request.listen(several=trainer.data_parallel_world_size > 1)
         for names in training_loops():
             if not hasattr(names["validate_and_save"], "stops"):
                 names["validate_and_save"] = _stopping(names["validate_and_save"], request)
         return load(cfg, trainer, **kwargs)
 
-    @functools.wraps(call_main)
-    def call_main_and_listen(*args, **kwargs):
+    @in_place_of(utils, "call_main")
+    def call_main_and_listen(call_main, *args, **kwargs):
         try:
             return call_main(*args, **kwargs)
         finally:
             request.listen_no_more()
 
-    @functools.wraps(valid_step)
-    def validate_and_stop(self, *args, **kwargs):
+    @in_place_of(Trainer, "valid_step")
+    def validate_and_stop(valid_step, self, *args, **kwargs):
         result = valid_step(self, *args, **kwargs)
         if request.epoch_itr is not None and request.agreed(self):
             save_and_end(self, request)
         return result
 
-    checkpoint_utils.load_checkpoint = load_checkpoint
-    utils.call_main = call_main_and_listen
-    Trainer.valid_step = validate_and_stop
     return True
 
 

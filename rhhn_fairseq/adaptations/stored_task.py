@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 
+from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.adaptations.checkpoints import WeightsOnlyTorch
 from rhhn_fairseq.adaptations.recipes import given_options, is_command_line
 from rhhn_fairseq.errors import UsageError
@@ -29,18 +30,15 @@ def take_task_from_checkpoint() -> bool:
     """
     from fairseq import options
 
-    inner = options.parse_args_and_arch
-
-    @functools.wraps(inner)
+    @in_place_of(options, "parse_args_and_arch")
     def parse_args_and_arch(
-        parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
+        inner, parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
     ):
         names = {action.dest for action in parser._actions}
         if not suppress_defaults and {"path", "task"} <= names:
             modify_parser = _Stored(input_args, modify_parser)
         return inner(parser, input_args, parse_known, suppress_defaults, modify_parser)
 
-    options.parse_args_and_arch = parse_args_and_arch
     return True
 
 

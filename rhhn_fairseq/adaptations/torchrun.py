@@ -1,13 +1,12 @@
 """Several workers under torchrun, on GPUs and on the CPU."""
 
-import functools
 import os
 import sys
 
 import torch
 import torch.distributed as dist
 
-from rhhn_fairseq.adaptations import mentions
+from rhhn_fairseq.adaptations import in_place_of, mentions
 from rhhn_fairseq.errors import UsageError
 
 # torchrun sets all of these for each worker; cluster scripts that set some of them for other
@@ -80,10 +79,9 @@ def honour_environment() -> bool:
 
     if mentions(utils._infer_torch_distributed_launch_init, "LOCAL_RANK"):
         return False
-    inner = utils.call_main
 
-    @functools.wraps(inner)
-    def call_main(cfg, main, **kwargs):
+    @in_place_of(utils, "call_main")
+    def call_main(inner, cfg, main, **kwargs):
         joined = launched_by_torchrun(cfg.distributed_training)
         if joined:
             join(cfg)
@@ -92,7 +90,6 @@ def honour_environment() -> bool:
         if joined:
             leave(utils)
 
-    utils.call_main = call_main
     return True
 
 
@@ -105,10 +102,8 @@ def keep_off_gpu() -> bool:
     """
     from fairseq.distributed import utils
 
-    inner = utils.call_main
-
-    @functools.wraps(inner)
-    def call_main(cfg, main, **kwargs):
+    @in_place_of(utils, "call_main")
+    def call_main(inner, cfg, main, **kwargs):
         is_available = torch.cuda.is_available
         if cfg.common.cpu:
             torch.cuda.is_available = no_gpu
@@ -117,7 +112,6 @@ def keep_off_gpu() -> bool:
         finally:
             torch.cuda.is_available = is_available
 
-    utils.call_main = call_main
     return True
 
 
@@ -130,16 +124,14 @@ def train_bf16_without_tpu() -> bool:
 
     if utils.xm is not None:
         return False
-    inner = utils.call_main
 
-    @functools.wraps(inner)
-    def call_main(cfg, main, **kwargs):
+    @in_place_of(utils, "call_main")
+    def call_main(inner, cfg, main, **kwargs):
         if cfg.common.bf16 and cfg.common.tpu:
             # The second, a copy, decides whether there are other workers.
             cfg.common.tpu = cfg.distributed_training.tpu = False
         inner(cfg, main, **kwargs)
 
-    utils.call_main = call_main
     return True
 
 
@@ -168,10 +160,9 @@ def join_late_under_hydra() -> bool:
     # If the plugin is loaded with fairseq, that module is still empty, and `call_main` is early enough.
     if not hasattr(train, "add_defaults"):
         return False
-    inner = train.add_defaults
 
-    @functools.wraps(inner)
-    def add_defaults(cfg):
+    @in_place_of(train, "add_defaults")
+    def add_defaults(inner, cfg):
         inner(cfg)
         if dist.is_initialized() or not launched_by_torchrun(cfg.distributed_training):
             return
@@ -185,7 +176,6 @@ def join_late_under_hydra() -> bool:
                 torch.cuda.set_device(training.device_id)
             utils.distributed_init(cfg)
 
-    train.add_defaults = add_defaults
     return True
 
 
@@ -238,10 +228,9 @@ def gather_objects_on_cpu() -> bool:
 
     if not mentions(utils.all_gather_list, "cuda"):
         return False
-    inner = utils.all_gather_list
 
-    @functools.wraps(inner)
-    def all_gather_list(data, group=None, max_size=16384):
+    @in_place_of(utils, "all_gather_list")
+    def all_gather_list(inner, data, group=None, max_size=16384):
         if utils.use_xla():
             return inner(data, group=group, max_size=max_size)
         group = utils.get_global_group() if group is None else group
@@ -249,7 +238,6 @@ def gather_objects_on_cpu() -> bool:
         dist.all_gather_object(gathered, move_to_cpu(data), group=group)
         return gathered
 
-    utils.all_gather_list = all_gather_list
     return True
 
 
@@ -260,15 +248,13 @@ def validate_on_uneven_shares() -> bool:
     """
     from fairseq.tasks import FairseqTask
 
-    inner = FairseqTask.valid_step
-    if mentions(inner, "len"):
+    if mentions(FairseqTask.valid_step, "len"):
         return False
 
-    @functools.wraps(inner)
-    def valid_step(self, sample, model, criterion):
+    @in_place_of(FairseqTask, "valid_step")
+    def valid_step(inner, self, sample, model, criterion):
         if len(sample) == 0:
             return 0.0, 0, {}
         return inner(self, sample, model, criterion)
 
-    FairseqTask.valid_step = valid_step
     return True

@@ -1,11 +1,10 @@
 """Handles `--user-dir` if the package has already been imported."""
 
-import functools
 import logging
 import os
 import sys
 
-from rhhn_fairseq.adaptations import mentions
+from rhhn_fairseq.adaptations import in_place_of, mentions
 from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger("rhhn_fairseq.compat")
@@ -25,10 +24,9 @@ def accept_same_directory() -> bool:
 
     if mentions(utils.import_user_module, "realpath"):
         return False
-    inner = utils.import_user_module
 
-    @functools.wraps(inner)
-    def import_user_module(args):
+    @in_place_of(utils, "import_user_module")
+    def import_user_module(inner, args):
         user_dir = getattr(args, "user_dir", None)
         if user_dir is None:
             return
@@ -45,7 +43,6 @@ def accept_same_directory() -> bool:
             )
         logger.debug("--user-dir %s is already imported", path)
 
-    utils.import_user_module = import_user_module
     return True
 
 

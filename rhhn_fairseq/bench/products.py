@@ -6,6 +6,7 @@ matrix as it is, as for a whole sequence at once, and packed beforehand, as for 
 Shapes: M rows, K inner width, N columns.
 """
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -132,16 +133,16 @@ def _once(by: str, left: Tensor, right: Tensor) -> Callable[[], Tensor]:
 
 def _packed(by: str, left: Tensor, right: Tensor) -> Callable[[], Tensor]:
     out = left.new_empty(len(left), right.shape[1])
-    transpose = right.stride(1) != 1
-    weight = right.t() if transpose else right
-    packed = (
-        native.PackedPanels(right)
-        if by == "native"
-        else gemm.PackedWeight(weight, STEPS, len(left), by, transpose)
-    )
+    if by == "native":
+        panels = native.pack_if_faster(right)
+        multiply = functools.partial(native.matmul, left, right, out, panels=panels)
+    else:
+        transpose = right.stride(1) != 1
+        weight = gemm.PackedWeight(right.t() if transpose else right, STEPS, len(left), by, transpose)
+        multiply = functools.partial(weight.product, left, out)
 
     def call() -> Tensor:
-        packed.product(left, out)
+        multiply()
         return out
 
     return call

@@ -6,10 +6,9 @@ ARGUMENTS are those of fairseq-train. Trains with them for that many updates in 
 or validated.
 """
 
-import dataclasses
 import sys
 
-from rhhn_fairseq.commands.parsers import make_parser
+from rhhn_fairseq.commands.parsers import add_fields, make_parser, read_fields
 from rhhn_fairseq.lines import check_output
 
 
@@ -19,19 +18,12 @@ def main(argv=None) -> None:
 
     argv = sys.argv[1:] if argv is None else argv
     parser = make_parser("profile_train", __doc__, usage="%(prog)s [options] -- ARGUMENTS OF fairseq-train")
-    for spec in dataclasses.fields(train_profile.Config):
-        parser.add_argument(
-            f"--{spec.name.replace('_', '-')}",
-            type=spec.type,
-            default=spec.default,
-            help=f"{spec.metadata['help']} (default: {spec.default})",
-        )
+    add_fields(parser, train_profile.Config())
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     parser.add_argument("arguments", nargs="+", help="what fairseq-train would get, after --")
-    args = vars(parser.parse_args(argv))
-    path, arguments = args.pop("json"), args.pop("arguments")
-    check_output("--json", path)
-    report = train_profile.run(train_profile.Config(**args), arguments)
+    args = parser.parse_args(argv)
+    check_output("--json", args.json)
+    report = train_profile.run(read_fields(train_profile.Config, args), args.arguments)
     print(reports.render(report, train_profile.COLUMNS))
-    if path is not None:
-        reports.write_json(report, path)
+    if args.json is not None:
+        reports.write_json(report, args.json)

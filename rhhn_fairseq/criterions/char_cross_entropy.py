@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
-import torch
 import torch.nn.functional as F
+from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
@@ -83,9 +83,7 @@ class CharCrossEntropy(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs):
         def total(key):
-            # With several workers every sum comes back as a tensor.
-            number = sum(log.get(key, 0) for log in logging_outputs)
-            return number.item() if torch.is_tensor(number) else number
+            return utils.item(sum(log.get(key, 0) for log in logging_outputs))
 
         scored = total("sample_size")
         if scored:

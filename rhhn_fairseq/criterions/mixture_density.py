@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
+from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
@@ -72,9 +73,7 @@ class MixtureDensity(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs):
         def total(key):
-            # With several workers every sum comes back as a tensor.
-            number = sum(log.get(key, 0) for log in logging_outputs)
-            return number.item() if torch.is_tensor(number) else number
+            return utils.item(sum(log.get(key, 0) for log in logging_outputs))
 
         points, sequences, weight = total("ntokens"), total("nsentences"), total("sample_size")
         if not points:

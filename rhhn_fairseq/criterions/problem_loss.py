@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
@@ -52,9 +53,7 @@ class ProblemLoss(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs):
         def total(key):
-            # With several workers every sum comes back as a tensor.
-            number = sum(log.get(key, 0) for log in logging_outputs)
-            return number.item() if torch.is_tensor(number) else number
+            return utils.item(sum(log.get(key, 0) for log in logging_outputs))
 
         size, counted = total("sample_size"), total("counted")
         if not size:

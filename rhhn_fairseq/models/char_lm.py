@@ -7,7 +7,6 @@ import sys
 from dataclasses import dataclass, field
 from typing import Optional
 
-from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES, BASE_RECIPE, recipe_of
 from rhhn_fairseq.models.options import (
+    StackOptions,
     check_probability,
     check_shapes,
     register_architecture,
@@ -32,15 +32,11 @@ OUTPUT_INITS = ("glorot", "orthogonal")
 
 
 @dataclass
-class CharLMBaseConfig(FairseqDataclass):
+class CharLMBaseConfig(StackOptions):
     cell: str = field(
         default="ln_hyperlstm", metadata={"help": f"recurrent cell: {', '.join(sorted(CELLS))}"}
     )
     hidden_size: int = field(default=1000, metadata={"help": "width of a recurrent layer"})
-    layers: int = field(default=1, metadata={"help": "recurrent layers"})
-    residual_from: int = field(
-        default=0, metadata={"help": "first layer with a residual connection; 0: none"}
-    )
     embed_dim: int = field(default=0, metadata={"help": "width of the symbol embeddings; 0: one-hot input"})
     embedding_dropout: float = field(
         default=0.0,
@@ -48,16 +44,9 @@ class CharLMBaseConfig(FairseqDataclass):
             "help": "probability of dropping a symbol's embedding, the same symbols in the whole batch"
         },
     )
-    input_dropout: float = field(default=0.0, metadata={"help": "dropout on the first layer's input"})
-    layer_dropout: float = field(default=0.0, metadata={"help": "dropout between layers"})
-    output_dropout: float = field(default=0.0, metadata={"help": "dropout on the last layer's output"})
     weight_drop: float = field(
         default=0.0,
         metadata={"help": "drop connections of the recurrent matrices, others in every batch (Merity 2018)"},
-    )
-    dropout_mask: str = field(
-        default="step",
-        metadata={"help": "these dropouts draw a mask for every 'step' or every 'sequence'"},
     )
     output_init: str = field(
         default="glorot",
@@ -143,10 +132,6 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
         if sample is not None and "tally" in sample:
             sample["tally"].see(id(self), scores, sample["target"], log_probs)
         return scores
-
-    def max_positions(self):
-        """Returns None: a text may have any length."""
-        return None
 
     def diagnostics(self) -> dict[str, float]:
         """Returns figures about the weights for the log."""

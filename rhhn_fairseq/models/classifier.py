@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
@@ -24,6 +23,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.classifier_table import ARCHITECTURES, BASE_PROBLEM, recipe_of
 from rhhn_fairseq.models.options import (
+    StackOptions,
     check_shapes,
     register_architecture,
     stack_options,
@@ -33,22 +33,11 @@ from rhhn_fairseq.models.recipes import HasRecipe
 
 
 @dataclass
-class ClassifierBaseConfig(FairseqDataclass):
+class ClassifierBaseConfig(StackOptions):
     cell: str = field(default="lstm", metadata={"help": f"recurrent cell: {', '.join(sorted(CELLS))}"})
     hidden_size: int = field(default=128, metadata={"help": "width of a recurrent layer in one direction"})
-    layers: int = field(default=1, metadata={"help": "recurrent layers"})
     bidirectional_layers: int = field(
         default=0, metadata={"help": "how many of the first layers read in both directions"}
-    )
-    residual_from: int = field(
-        default=0, metadata={"help": "first layer with a residual connection; 0: none"}
-    )
-    input_dropout: float = field(default=0.0, metadata={"help": "dropout on the first layer's input"})
-    layer_dropout: float = field(default=0.0, metadata={"help": "dropout between layers"})
-    output_dropout: float = field(default=0.0, metadata={"help": "dropout on the last layer's output"})
-    dropout_mask: str = field(
-        default="step",
-        metadata={"help": "these dropouts draw a mask for every 'step' or every 'sequence'"},
     )
 
 
@@ -112,10 +101,6 @@ class Classifier(HasRecipe, BaseFairseqModel):
             return y_TBH[-1]
         forwards, backwards = y_TBH.chunk(2, dim=-1)
         return torch.cat([forwards[-1], backwards[0]], dim=-1)
-
-    def max_positions(self):
-        """Returns None: a sequence may have any length."""
-        return None
 
     def diagnostics(self) -> dict[str, float]:
         """Returns figures about the weights for the log."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 import torch
+from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import (
     FairseqEncoder,
@@ -305,7 +306,8 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
     @classmethod
     def for_vocabulary(cls, config, vocab_size: int):
         """Returns a model without data, for counting its parameters."""
-        entries = _Entries(vocab_size)
+        entries = Dictionary()
+        entries.symbols = range(vocab_size)
         return cls._assemble(config, entries, entries, False)
 
     @classmethod
@@ -386,19 +388,6 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
                 f"{names[0]}... there, {names[1]}... in the data directory); use the data directory it was "
                 "trained with"
             )
-
-
-class _Entries:
-    """A stand-in for a dictionary of which only the size matters."""
-
-    def __init__(self, size: int):
-        self.size = size
-
-    def __len__(self):
-        return self.size
-
-    def pad(self):
-        return 1
 
 
 def _check(config, source, target) -> None:

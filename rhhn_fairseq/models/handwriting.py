@@ -7,7 +7,6 @@ Graves 2013 (arXiv 1308.0850), sections 4 and 5, and Ha, Dai, Le 2016 (arXiv 160
 from dataclasses import dataclass, field
 
 import torch
-from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 
 from rhhn_fairseq.cells.registry import CELLS
@@ -18,6 +17,7 @@ from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.layers.window import WindowConfig
 from rhhn_fairseq.models.handwriting_table import ARCHITECTURES, BASE_RECIPE
 from rhhn_fairseq.models.options import (
+    StackOptions,
     check_shapes,
     register_architecture,
     stack_options,
@@ -31,23 +31,12 @@ POINTS_PER_SYMBOL = 25.0
 
 
 @dataclass
-class HandwritingBaseConfig(FairseqDataclass):
+class HandwritingBaseConfig(StackOptions):
     cell: str = field(default="lstm", metadata={"help": f"recurrent cell: {', '.join(sorted(CELLS))}"})
     hidden_size: int = field(default=900, metadata={"help": "width of a recurrent layer"})
-    layers: int = field(default=1, metadata={"help": "recurrent layers"})
-    residual_from: int = field(
-        default=0, metadata={"help": "first layer with a residual connection; 0: none"}
-    )
     mixtures: int = field(default=20, metadata={"help": "Gaussians in the mixture"})
     window: int = field(
         default=0, metadata={"help": "Gaussians of the window over the text; 0: the model reads no text"}
-    )
-    input_dropout: float = field(default=0.0, metadata={"help": "dropout on the first layer's input"})
-    layer_dropout: float = field(default=0.0, metadata={"help": "dropout between layers"})
-    output_dropout: float = field(default=0.0, metadata={"help": "dropout on the last layer's output"})
-    dropout_mask: str = field(
-        default="step",
-        metadata={"help": "these dropouts draw a mask for every 'step' or every 'sequence'"},
     )
 
 
@@ -97,10 +86,6 @@ class Handwriting(HasRecipe, StrokeNetwork, BaseFairseqModel):
         """Returns a model without data, to count its parameters; its window has ``vocab_size`` symbols."""
         symbols = "".join(map(chr, range(32, 32 + vocab_size)))
         return cls(config, Normalisation((0.0, 0.0), (1.0, 1.0)), symbols, POINTS_PER_SYMBOL)
-
-    def max_positions(self):
-        """Returns None: a line may have any length."""
-        return None
 
     def diagnostics(self) -> dict[str, float]:
         """Returns figures about the weights for the log."""

@@ -1,14 +1,32 @@
 """What the models share: the cells' options as fields of a configuration, and their registration."""
 
 import dataclasses
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Optional
 
+from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model
 
 from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.recipes import Recipe
+
+
+@dataclass
+class StackOptions(FairseqDataclass):
+    """Options of a stack of layers, besides those of its cell."""
+
+    layers: int = field(default=1, metadata={"help": "recurrent layers"})
+    residual_from: int = field(
+        default=0, metadata={"help": "first layer with a residual connection; 0: none"}
+    )
+    input_dropout: float = field(default=0.0, metadata={"help": "dropout on the first layer's input"})
+    layer_dropout: float = field(default=0.0, metadata={"help": "dropout between layers"})
+    output_dropout: float = field(default=0.0, metadata={"help": "dropout on the last layer's output"})
+    dropout_mask: str = field(
+        default="step",
+        metadata={"help": "these dropouts draw a mask for every 'step' or every 'sequence'"},
+    )
 
 
 def _cell_fields():

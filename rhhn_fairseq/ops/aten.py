@@ -13,8 +13,7 @@ from rhhn_fairseq.ops.buffers import Gated, Highway
 
 def gated(p: Gated, direction: str) -> Callable[[int], None]:
     """Returns a function that runs one step of a sequence, forward or backward."""
-    step = _GatedStep(p)
-    return step.forward if direction == "forward" else step.backward
+    return getattr(_GatedStep(p), direction)
 
 
 class _GatedStep:
@@ -59,14 +58,14 @@ class _GatedStep:
             inner, _ = _normalise(c, p.c_gain, p.c_shift, p.epsilon)
         inner = torch.tanh(inner, out=self.inner)
         h = torch.mul(o, inner, out=p.h[t] if h_ends else o)
+        h = zone(h_old, h, p.zone_h, t, p.zone_h_rate)
+        c = zone(c_old, c, p.zone_c, t, p.zone_c_rate)
         if p.mask is None:
             if not h_ends:
-                p.h[t].copy_(zone(h_old.to(self.dtype), h, p.zone_h, t, p.zone_h_rate))
+                p.h[t].copy_(h)
             if not c_ends:
-                p.c[t].copy_(zone(c_old, c, p.zone_c, t, p.zone_c_rate))
+                p.c[t].copy_(c)
             return
-        h = zone(h_old.to(self.dtype), h, p.zone_h, t, p.zone_h_rate)
-        c = zone(c_old, c, p.zone_c, t, p.zone_c_rate)
         here = p.mask[t].bool().unsqueeze(-1)
         torch.where(here, h.to(h_old.dtype), h_old, out=p.h[t])
         torch.where(here, c, c_old, out=p.c[t])
@@ -210,8 +209,7 @@ class _GatedStep:
 
 def highway(p: Highway, direction: str) -> Callable[[int], None]:
     """Returns a function that runs one layer of a time step, number ``t L + l``, forward or backward."""
-    step = _HighwayStep(p)
-    return step.forward if direction == "forward" else step.backward
+    return getattr(_HighwayStep(p), direction)
 
 
 class _HighwayStep:
@@ -365,5 +363,5 @@ def share(mask: Tensor | None, t: int, rate: float, dtype) -> Tensor | float:
 def zone(old: Tensor, new: Tensor, mask: Tensor | None, t: int, rate: float) -> Tensor:
     """Applies zoneout with the mask of a step, or in expectation."""
     if mask is not None:
-        return torch.where(mask[t].bool(), old, new)
-    return new if rate == 0.0 else torch.lerp(new, old, rate)
+        return torch.where(mask[t].bool(), old.to(new.dtype), new)
+    return new if rate == 0.0 else torch.lerp(new, old.to(new.dtype), rate)

@@ -192,20 +192,20 @@ class PackedWeight:
     """
 
     def __init__(self, weight: Tensor, T: int, B: int, gemm: str, transpose: bool = False):
-        self.panels = None
         self.weight = weight.transpose(-1, -2) if transpose else weight
         rows = ROWS if self.weight.stride(-1) == 1 else ROWS_BY_COLUMNS
-        size = weight.shape[-2] * weight.shape[-1]
-        if gemm == "native" and weight.dtype == torch.float32 and B * size >= SMALLEST and T * B >= rows:
-            self.panels = native.PackedPanels(self.weight)
+        large = B * weight.shape[-2] * weight.shape[-1] >= SMALLEST and T * B >= rows
+        self.is_native = gemm == "native" and weight.dtype == torch.float32 and large
+        if self.is_native:
+            self.panels = native.pack_if_faster(self.weight)
         elif transpose and T >= STEPS:
             # Products read a matrix faster by rows.
             self.weight = self.weight.contiguous()
 
     def product(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
         """Writes ``add + x @ weight`` to ``out``; add may be ``out``."""
-        if self.panels is not None:
-            self.panels.product(x, out, add)
+        if self.is_native:
+            native.matmul(x, self.weight, out, add, self.panels)
         else:
             mm(x, self.weight, out, add)
 

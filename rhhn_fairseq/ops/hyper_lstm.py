@@ -16,10 +16,10 @@ from torch import Tensor
 
 from rhhn_fairseq.ops import graphs, native
 from rhhn_fairseq.ops.backends import Plan, read_plan
-from rhhn_fairseq.ops.buffers import Gated, state_dtype
-from rhhn_fairseq.ops.hyper_lstm_passes import Backward, Forward, Kept, Weights
+from rhhn_fairseq.ops.buffers import state_dtype
+from rhhn_fairseq.ops.hyper_lstm_passes import Backward, Forward, Kept, Weights, make_both_buffers
 from rhhn_fairseq.ops.library import operation, refuse_gradients
-from rhhn_fairseq.ops.lstm import SUMS, Masks, Numbers, cast, make_buffers, split_sums
+from rhhn_fairseq.ops.lstm import SUMS, Masks, Numbers, cast, split_sums
 from rhhn_fairseq.ops.rank_scaled_gates import RankScaledGates
 from rhhn_fairseq.ops.sequence import no_gradients
 
@@ -88,7 +88,7 @@ def hyper_lstm_op(
     h = y if masks.real is None else torch.empty_like(y)
     c, k = c0.new_empty(T, B, H), k0.new_empty(T, B, N)
     kept = Kept(rows(T, B, 4 * (H + N)), h, c, rows(T, B, 4 * N), rows(T, B, N), k, rows(T, B, len(w.bias_z)))
-    main, hyper = _make_buffers(kept, state, norms, masks, Numbers(*numbers))
+    main, hyper = make_both_buffers(kept, state, norms, masks, Numbers(*numbers))
     gates = _make_gates(w, gx, how)
     if gates is None:
         main.gx, main.z, main.weight_d, main.bias = gx, kept.z, w.weight_d, w.bias
@@ -108,17 +108,6 @@ def hyper_lstm_op(
         Forward(kept, w, merged, previous, how, gates).run(main, hyper, g_hyper, masks.gal)
     kept = kept if masks.real is not None else kept._replace(h=rows(0))
     return y, h[-1].clone(), c[-1].clone(), kept.e[-1].clone(), k[-1].clone(), *kept
-
-
-def _make_buffers(
-    kept: Kept, state: Sequence[Tensor], norms: Sequence[Tensor], masks: Masks, numbers: Numbers
-) -> tuple[Gated, Gated]:
-    """Returns the buffers of both networks; the hypernetwork has no noise of its own."""
-    u, h, c, a, e, k, z = kept
-    half = len(norms) // 2
-    main = make_buffers((u[:, :, : 4 * h.shape[-1]], h, c), state[:2], norms[:half], masks, numbers)
-    plain = Numbers(numbers.forget_bias)
-    return main, make_buffers((a, e, k), state[2:], norms[half:], Masks(masks.real), plain)
 
 
 def _make_gates(weights: Weights, gx: Tensor, plan: Plan) -> RankScaledGates | None:
@@ -165,7 +154,7 @@ def hyper_lstm_backward(
     """
     w, how = Weights(*weights), read_plan(plan)
     gates = _make_gates(w, gx, how)
-    backward = Backward(Kept(*kept), gx, state, w, previous, how, gates, _make_buffers)
+    backward = Backward(Kept(*kept), gx, state, w, previous, how, gates)
     return backward.run(gradients, norms, Masks(*masks), Numbers(*numbers))
 
 

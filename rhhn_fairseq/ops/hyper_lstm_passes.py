@@ -4,7 +4,7 @@ Shapes: T time, B batch, H hidden, N hyper, Z embedding; gates i, f, g, o in eve
 """
 
 import functools
-from typing import Callable, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from rhhn_fairseq.ops.lstm import (
     Masks,
     Numbers,
     add_gradients,
+    make_buffers,
     split_sums,
     state_gradient,
 )
@@ -68,6 +69,17 @@ class Kept(NamedTuple):
     e: Tensor
     k: Tensor
     z: Tensor
+
+
+def make_both_buffers(
+    kept: Kept, state: Sequence[Tensor], norms: Sequence[Tensor], masks: Masks, numbers: Numbers
+) -> tuple[Gated, Gated]:
+    """Returns the buffers of both networks; the hypernetwork has no noise of its own."""
+    u, h, c, a, e, k, z = kept
+    half = len(norms) // 2
+    main = make_buffers((u[:, :, : 4 * h.shape[-1]], h, c), state[:2], norms[:half], masks, numbers)
+    plain = Numbers(numbers.forget_bias)
+    return main, make_buffers((a, e, k), state[2:], norms[half:], Masks(masks.real), plain)
 
 
 class Forward:
@@ -147,8 +159,6 @@ class Backward:
 
     Args:
         gates: as for ``Forward``.
-        make_buffers: returns the buffers of both networks, given what was kept, the state before, the
-            normalisations, the masks and the numbers.
     """
 
     def __init__(
@@ -160,14 +170,12 @@ class Backward:
         previous: bool,
         plan: Plan,
         gates: RankScaledGates | None,
-        make_buffers: Callable[..., tuple[Gated, Gated]],
     ):
         self.kept, self.gx, self.state, self.weights = kept, gx, state, weights
-        self.previous, self.plan = previous, plan
+        self.previous, self.plan, self.gates = previous, plan, gates
         self.T, self.B, self.H = kept.c.shape
         self.N = kept.e.shape[-1]
         self.steps = block_steps(self.T, self.B, kept.u.dtype, kept.c.dtype)
-        self.gates, self.make_buffers = gates, make_buffers
         if self.gates is not None:
             self.gates.start_backward()
         from_h = weights.weight_hyper if self.gates else torch.cat(weights[:2], dim=1)
@@ -207,12 +215,9 @@ class Backward:
             main.dy = None if dy is None else dy[block].contiguous()
             du = du_block[: len(main.h)]
             main.du, hyper.du = du.split((4 * self.H, 4 * self.N), dim=-1)
-            if self.gates is None:
-                main.dgx, main.dz = self.dgx[block], self.dz[block]
-                self._run_block(main, hyper, du, masks.of_steps(block))
-            else:
-                self._run_rank_scaled(self.gates, main, hyper, start, masks.of_steps(block))
-                du = hyper.du
+            main.dgx, main.dz = self.dgx[block], self.dz[block]
+            du = du if self.gates is None else hyper.du
+            self._run_block(main, hyper, du, start, masks.of_steps(block))
             self.dg_hyper[block] = hyper.du
             add = after is not None
             weight_gradient(operand_blocks(self.state[0], kept.h, masks.gal, block), du, gemm, dmerged, add)
@@ -253,46 +258,39 @@ class Backward:
         pairs = zip(self.state, (kept.h, kept.c, kept.e, kept.k), strict=True)
         state = [states[before] if block.start else first for first, states in pairs]
         of_block = Kept(*(tensor[block] for tensor in kept))
-        main, hyper = self.make_buffers(of_block, state, norms, masks.of_steps(block), numbers)
+        main, hyper = make_both_buffers(of_block, state, norms, masks.of_steps(block), numbers)
         if self.gates is None:
             main.gx, main.z = self.gx[block], of_block.z
             main.weight_d, main.bias = self.weights.weight_d, self.weights.bias
         return main, hyper
 
-    def _run_block(self, main: Gated, hyper: Gated, du_TBU: Tensor, masks: Masks) -> None:
+    def _run_block(self, main: Gated, hyper: Gated, du_TBU: Tensor, start: int, masks: Masks) -> None:
         """Runs all steps of some buffers backward, in one call or step by step, with the products and a call
-        for each network."""
+        for each network.
+
+        Args:
+            du_TBU: gradients of the products of h with ``matrices[0]``. start: the first step.
+        """
         numbers = sum(matrix.numel() for matrix in self.matrices)
-        if self.plan.fits_one_call(len(main.h), self.B, numbers, main.u.dtype):
+        if self.gates is None and self.plan.fits_one_call(len(main.h), self.B, numbers, main.u.dtype):
             vectors = (None, None, masks.gal, masks.h_share)
             native.hyper_lstm_sequence(main, hyper, "backward", self.panels, vectors, self.previous)
             return
         main_step = pointwise.gated(self.plan, main, "backward")
         run_hyper = self._hypernetwork(main, hyper, main.dz)
-        to_h, du = self.packed[0], du_TBU.unbind(0)
+        to_h, du, before = self.packed[0], du_TBU.unbind(0), previous_states(main.h0, main.h)
         for t in reversed(range(len(du))):
             main_step(t)
+            through_gates = None
+            if self.gates is not None:
+                h = before[t] if masks.gal is None else before[t] * masks.gal
+                z = self.kept.z[start + t]
+                through_gates = self.gates.backward(start + t, h, z, main.du[t], main.dz[t], main.dgx[t])
             run_hyper(t)
             to_h.product(du[t], main.dh)
+            if through_gates is not None:
+                main.dh += through_gates
             through_recurrence(main.dh, masks.gal, masks.h_share, t)
-
-    def _run_rank_scaled(
-        self, gates: RankScaledGates, main: Gated, hyper: Gated, start: int, masks: Masks
-    ) -> None:
-        """Runs all steps of some buffers backward if ``gates`` makes the sums; ``start`` is the first."""
-        block = slice(start, start + len(main.h))
-        main_step = pointwise.gated(self.plan, main, "backward")
-        run_hyper = self._hypernetwork(main, hyper, self.dz[block])
-        before = previous_states(main.h0, main.h)
-        for step in reversed(range(len(main.h))):
-            t = start + step
-            main_step(step)
-            h = before[step] if masks.gal is None else before[step] * masks.gal
-            dh = gates.backward(t, h, self.kept.z[t], main.du[step], self.dz[t], self.dgx[t])
-            run_hyper(step)
-            self.packed[0].product(hyper.du[step].contiguous(), main.dh)
-            main.dh += dh
-            through_recurrence(main.dh, masks.gal, masks.h_share, step)
 
     def _hypernetwork(self, main: Gated, hyper: Gated, dz_TBZ: Tensor):
         """Returns a function that turns a step's gradient of z into those of the hypernetwork's sums and

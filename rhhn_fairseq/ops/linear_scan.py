@@ -9,25 +9,21 @@ from torch import Tensor
 from rhhn_fairseq.ops.library import operation
 
 
-def linear_scan(a_TBH: Tensor, b_TBH: Tensor, h_BH: Tensor) -> Tensor:
+@operation("rhhn::linear_scan")
+def linear_scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
     """Computes ``h_t = a_t h_{t-1} + b_t``: step by step on a CPU, in log2(T) rounds elsewhere.
 
     Args:
-        a_TBH: factors, at most 1 in magnitude. b_TBH: terms. h_BH: the state before the first step.
+        a: factors [T, B, H], at most 1 in magnitude. b: terms [T, B, H]. h: the state before the first step,
+            [B, H].
 
     Returns:
         all states [T, B, H].
     """
-    return linear_scan_op(a_TBH, b_TBH, h_BH)
-
-
-@operation("rhhn::linear_scan")
-def linear_scan_op(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-    """See ``linear_scan``."""
     return scan_in_order(a, b, h) if a.device.type == "cpu" else scan_by_doubling(a, b, h)
 
 
-@torch.library.register_fake(linear_scan_op)
+@torch.library.register_fake(linear_scan)
 def _(a, b, h):
     return torch.empty_like(b)
 
@@ -68,4 +64,4 @@ def _gradients(ctx, gradient):
     return db * before, db, db[0] * a[0]
 
 
-torch.library.register_autograd(linear_scan_op, _gradients, setup_context=_context)
+torch.library.register_autograd(linear_scan, _gradients, setup_context=_context)

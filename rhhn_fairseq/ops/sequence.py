@@ -98,11 +98,11 @@ def through_recurrence(dh: Tensor, gal_BH: Tensor | None, share_T: Tensor | None
         dh.mul_(share_T[t])
 
 
-def or_zeros(gradient: Tensor | None, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
     """Returns a copy of a gradient, or zeros if it is None."""
     if gradient is None:
-        return torch.zeros_like(like, dtype=dtype)
-    return gradient.to(dtype or gradient.dtype, copy=True, memory_format=torch.contiguous_format)
+        return torch.zeros_like(like)
+    return gradient.clone(memory_format=torch.contiguous_format)
 
 
 def no_gradients(tensors: Sequence[Tensor | None]) -> list[None] | None:

@@ -129,13 +129,3 @@ class HandwritingTask(LogsDiagnostics, LogsDynamics, FairseqTask):
         # The first input is where the pen touches, before any offset.
         points = torch.cat([points[:, :1], target[:, :-1]], dim=1)
         return sample | {"net_input": sample["net_input"] | {"points": points}, "target": target}
-
-    @property
-    def source_dictionary(self):
-        """None: a pen has no dictionary."""
-        return None
-
-    @property
-    def target_dictionary(self):
-        """None: a pen has no dictionary."""
-        return None

@@ -31,10 +31,7 @@ def _product(x, w, add, packed, skipped=0):
     """By ``native``, into rows that lie apart, of which nothing else may be written."""
     whole = torch.full((x.shape[0], w.shape[1] + 2 * skipped), float("nan"))
     out = whole[:, skipped : skipped + w.shape[1]]
-    if packed:
-        native.PackedPanels(w).product(x, out, add)
-    else:
-        native.matmul(x, w, out, add)
+    native.matmul(x, w, out, add, native.pack_if_faster(w) if packed else None)
     assert whole.isnan().sum() == 2 * skipped * len(x)
     return out
 
@@ -117,10 +114,7 @@ def test_every_build_multiplies_stacks(L, M, K, N, transposed, packed, added, se
     for _ in with_every_build():
         out = stack.clone()
         add = {"nothing": None, "row": row, "stack": stack, "out": out}[added]
-        if packed:
-            native.PackedPanels(w).product(x, out, add)
-        else:
-            native.matmul(x, w, out, add)
+        native.matmul(x, w, out, add, native.pack_if_faster(w) if packed else None)
         for i in range(L):
             of_one = {"nothing": None, "row": row}.get(added, stack[i])
             assert_product(x[i], w[i], of_one, out[i])
@@ -142,10 +136,7 @@ def test_what_is_added_may_be_the_result_and_nan_stays_in_its_row(packed):
     x, w, out = torch.randn(10, 20), torch.randn(20, 50), torch.randn(10, 50)
     x[1, 4], w[7, 9] = float("nan"), float("inf")
     exact = out + x @ w
-    if packed:
-        native.PackedPanels(w).product(x, out, out)
-    else:
-        native.matmul(x, w, out, out)
+    native.matmul(x, w, out, out, native.pack_if_faster(w) if packed else None)
     torch.testing.assert_close(out, exact, equal_nan=True)
     assert out[1].isnan().all() and out[:, 9].isinf().sum() == 9
 

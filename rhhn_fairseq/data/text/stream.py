@@ -21,7 +21,8 @@ from rhhn_fairseq.programs import command
 LONGEST_ITEM = 65_536
 
 _MAGIC = b"MMIDIDX\x00\x00"
-_OTHER_IMPLEMENTATIONS = {b"TNTIDX": "cached or lazy", b"HUFFIDX": "huffman"}
+# Formats of fairseq that are not read here, by the first bytes of their index.
+OTHER_FORMATS = {b"TNTIDX": "cached or lazy", b"HUFFIDX": "huffman"}
 _HEADER = struct.Struct("<9sQBQ")
 _COUNT_OFFSET = _HEADER.size - 8
 _VERSION = 1
@@ -79,13 +80,17 @@ def open_stream(prefix: str | Path, vocab_size: int) -> np.memmap:
     return np.memmap(path, dtype=index.dtype, mode="r")
 
 
-def read_index(prefix: str | Path) -> StreamIndex:
-    """Reads and checks PREFIX.idx, in bounded memory. Raises UsageError as ``open_stream`` does."""
+def read_index(prefix: str | Path, shortest: int = 0) -> StreamIndex:
+    """Reads and checks PREFIX.idx, in bounded memory. Raises UsageError as ``open_stream`` does.
+
+    Args:
+        shortest: the smallest size that an item may have.
+    """
     path = _with_suffix(Path(prefix), ".idx")
     size = _size(path)
     with _open(path) as file:
         header = file.read(_HEADER.size)
-        for magic, name in _OTHER_IMPLEMENTATIONS.items():
+        for magic, name in OTHER_FORMATS.items():
             if header.startswith(magic):
                 raise UsageError(
                     f"{path}: has fairseq's dataset implementation '{name}', not 'mmap'; make it "
@@ -107,10 +112,10 @@ def read_index(prefix: str | Path) -> StreamIndex:
                 "prepare the corpus again with --force"
             )
         dtype = np.dtype(_INTEGER_TYPES[code])
-        return StreamIndex(dtype, items, _check_items(file, path, items, dtype.itemsize))
+        return StreamIndex(dtype, items, _check_items(file, path, items, dtype.itemsize, shortest))
 
 
-def _check_items(file, path: Path, items: int, itemsize: int) -> int:
+def _check_items(file, path: Path, items: int, itemsize: int, shortest: int) -> int:
     """Checks that the items follow one another; returns the number of symbols in all of them."""
     symbols = 0
     for first in range(0, items, _BLOCK):
@@ -120,7 +125,7 @@ def _check_items(file, path: Path, items: int, itemsize: int) -> int:
         file.seek(_HEADER.size + 4 * items + 8 * first)
         offsets = np.frombuffer(file.read(8 * count), dtype=np.int64)
         ends = symbols + np.cumsum(sizes)
-        if (sizes < 0).any() or (offsets != (ends - sizes) * itemsize).any():
+        if (sizes < shortest).any() or (offsets != (ends - sizes) * itemsize).any():
             raise UsageError(f"{path}: its items do not follow one another")
         symbols = int(ends[-1])
     return symbols

@@ -134,6 +134,13 @@ def pack(weights: Sequence[Tensor], direction: str) -> Tensor:
     return panels
 
 
+def pack_if_faster(w: Tensor) -> Tensor | None:
+    """Packs a float32 matrix [K, N], or a stack [L, K, N], for many products; None if that does not help."""
+    if compiled().stays(*w.stride()[-2:]):
+        return None
+    return pack([w] if w.dim() == 2 else w.unbind(0), "forward")
+
+
 def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
     """Returns a function that runs one step of ``buffers``.
 
@@ -156,7 +163,6 @@ def _gated_sizes(buffers: Gated) -> dict[str, int]:
         ld_u=buffers.u.stride(1 if B > 1 else 0),
         ld_du=0 if buffers.du is None else buffers.du.stride(1 if B > 1 else 0),
         keep_t=0 if keep is None or keep.shape[0] == 1 else keep.stride(0),
-        keep_b=0 if keep is None or keep.shape[1] == 1 else keep.stride(1),
         threads=torch.get_num_threads() if buffers.sums is None else len(buffers.sums),
     )
 
@@ -188,23 +194,6 @@ def energy(buffers: Energy, direction: str) -> Callable[[int], None]:
     threads = torch.get_num_threads() if buffers.dv is None else len(buffers.dv)
     sizes = dict(B=N, R=R, S=S, A=A, H=R * S * A, threads=threads)
     return _bind(f"energy_{direction}_{DTYPES[buffers.q.dtype]}", EnergyStruct, buffers, sizes)
-
-
-class PackedPanels:
-    """A float32 matrix [K, N], or a stack [L, K, N], for many products; it may be a transpose.
-
-    It is packed into panels if that helps, and must not change.
-    """
-
-    def __init__(self, w: Tensor):
-        self.w = w
-        self.panels = None
-        if not compiled().stays(*w.stride()[-2:]):
-            self.panels = pack([w] if w.dim() == 2 else w.unbind(0), "forward")
-
-    def product(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
-        """Writes ``add + x @ w`` to ``out``; see ``matmul``."""
-        matmul(x, self.w, out, add, self.panels)
 
 
 def matmul(

@@ -22,7 +22,7 @@ class GatedStruct(ctypes.Structure):
     """``struct Gated`` of gated.h."""
 
     _fields_ = [
-        *_fields("T B H Z ld_u ld_du keep_t keep_b", ctypes.c_int64),
+        *_fields("T B H Z ld_u ld_du keep_t", ctypes.c_int64),
         *_fields("forget_bias epsilon keep_scale zone_h_rate zone_c_rate", ctypes.c_double),
         *_fields("threads", ctypes.c_int64),
         *_fields("u gx z weight_d bias gate_gain gate_shift c_gain c_shift", ctypes.c_void_p),

@@ -32,7 +32,7 @@ class EnergyStep {
    public:
     using State = S;
 
-    explicit EnergyStep(const Energy& p) : p(p) {}
+    EnergyStep(const Energy& p, int64_t) : p(p) {}
 
     void forward(int64_t first, int64_t last, S* scratch) const {
         const int64_t A = p.A;
@@ -108,15 +108,5 @@ class EnergyStep {
 
 }  // namespace rhhn
 
-#define RHHN_EXPORT(NAME, TYPE)                                                                        \
-    extern "C" void energy_forward_##NAME(const rhhn::Energy* p, int64_t) {                            \
-        rhhn::over_rows<rhhn::EnergyStep<TYPE>, false>(rhhn::EnergyStep<TYPE>(*p), *p);                \
-    }                                                                                                  \
-    extern "C" void energy_backward_##NAME(const rhhn::Energy* p, int64_t) {                           \
-        rhhn::over_rows<rhhn::EnergyStep<TYPE>, true>(rhhn::EnergyStep<TYPE>(*p), *p);                 \
-    }
-
-RHHN_EXPORT(float32, float)
-RHHN_EXPORT(float64, double)
-RHHN_EXPORT(bfloat16, rhhn::bfloat16)
+RHHN_EXPORT_STEP(energy, EnergyStep, Energy)
 extern "C" int64_t size_of_energy() { return sizeof(rhhn::Energy); }

@@ -20,7 +20,7 @@ namespace rhhn {
 struct Gated {
     int64_t T, B, H, Z;      // Z is zero without a hypernetwork
     int64_t ld_u, ld_du;     // elements between rows of u and of du
-    int64_t keep_t, keep_b;  // elements between steps and rows of keep; 0 if all share one
+    int64_t keep_t;          // elements between steps of keep; 0 if all share one
     double forget_bias, epsilon;
     double keep_scale;              // factor of a kept unit of the update
     double zone_h_rate, zone_c_rate;  // the share that zoneout keeps without a mask
@@ -179,14 +179,11 @@ class GatedStep {
     // The new c before zoneout from the sums of the gates.
     template <typename X>
     void new_c(const X* a, const S* c_old, const S* keep, S* to) const {
-        if (!p.gate_gain) {
-            keep ? new_c<false, true>(a, {}, {}, {}, c_old, keep, to)
-                 : new_c<false, false>(a, {}, {}, {}, c_old, keep, to);
-            return;
-        }
-        const Normal i = normal_of(a, 0), f = normal_of(a + H, 1), g = normal_of(a + 2 * H, 2);
-        keep ? new_c<true, true>(a, i, f, g, c_old, keep, to)
-             : new_c<true, false>(a, i, f, g, c_old, keep, to);
+        Normal i{}, f{}, g{};
+        if (p.gate_gain) i = normal_of(a, 0), f = normal_of(a + H, 1), g = normal_of(a + 2 * H, 2);
+        specialised(p.gate_gain != nullptr, keep != nullptr, [&](auto normed, auto drops) {
+            new_c<decltype(normed)::value, decltype(drops)::value>(a, i, f, g, c_old, keep, to);
+        });
     }
     template <bool NORM, bool DROPS, typename X>
     void new_c(const X* __restrict a, Normal i, Normal f, Normal g, const S* __restrict c_old,
@@ -299,9 +296,7 @@ class GatedStep {
         S *normal = scratch + 11 * H, *c_normal = scratch + 15 * H;
         S rstd[4];
         for (int64_t k = 0; k < 4; ++k) rstd[k] = activate(a + k * H, k, normal + k * H);
-        specialised(keep != nullptr, stays != nullptr, [&](auto drops, auto) {
-            new_c_of_gates<decltype(drops)::value>(a, c_old, keep, inner);
-        });
+        keep ? new_c_of_gates<true>(a, c_old, keep, inner) : new_c_of_gates<false>(a, c_old, keep, inner);
         const Moments<S> m = moments<S>(inner, H, S(p.epsilon));
         through_output(a + 3 * H, inner, m, dh, c_normal, dc_new, da + 3 * H);
         normalise_backward(c_normal, dc_new, at<S>(p.c_gain), total + 12 * H, total + 13 * H, m.rstd, H);
@@ -389,7 +384,7 @@ class GatedStep {
     // Factors of the update, [H]; null if all are one.
     const S* keep_of(int64_t b, S* to) const {
         if (!p.keep) return nullptr;
-        factors(p.keep + t * p.keep_t + b * p.keep_b, S(p.keep_scale), S(1), to, H);
+        factors(p.keep + t * p.keep_t + b * H, S(p.keep_scale), S(1), to, H);
         return to;
     }
 

@@ -69,7 +69,10 @@ class HighwayStep {
     static int64_t sums_of(const Highway& p) { return 2 * p.H; }
     int64_t time() const { return t; }
     int64_t layer() const { return l; }
-    const T* read(int64_t b) const { return before(b); }
+    // The state that this layer reads.
+    const S* read(int64_t b) const {
+        return l ? static_cast<const S*>(p.s) + at_row(l - 1, b) * H : at_start(b);
+    }
     Rows<const T> start(int64_t) const { return {nullptr, 0}; }
     Rows<T> sums_at(int64_t b) const { return {static_cast<T*>(p.u) + at_row(l, b) * 2 * H, 2 * H}; }
     Rows<const T> gradient(int64_t b) const {
@@ -151,7 +154,7 @@ class HighwayStep {
     template <typename X>
     void advance(const X* u, int64_t b, const S* bias, const S* keep, S* to) const {
         specialised(p.z != nullptr, keep != nullptr, [&](auto scaled, auto drops) {
-            advance<decltype(scaled)::value, decltype(drops)::value>(u, scaling(b), bias, keep, before(b), to);
+            advance<decltype(scaled)::value, decltype(drops)::value>(u, scaling(b), bias, keep, read(b), to);
         });
     }
     template <bool SCALED, bool DROPS, typename X>
@@ -175,7 +178,7 @@ class HighwayStep {
         T* dz = scaling_gradient(b);
         S* dbias_z = total + (2 * p.L + 2 + l) * H;
         specialised(p.z != nullptr, keep != nullptr, [&](auto scaled, auto drops) {
-            retreat<decltype(scaled)::value, decltype(drops)::value>(u, scaling(b), bias, keep, before(b), ds,
+            retreat<decltype(scaled)::value, decltype(drops)::value>(u, scaling(b), bias, keep, read(b), ds,
                                                                      direct, du, dz, dbias, dbias_z);
         });
     }
@@ -215,10 +218,6 @@ class HighwayStep {
     const S* at_start(int64_t b) const {
         if (t == 0) return static_cast<const S*>(p.s0) + b * H;
         return static_cast<const S*>(p.s) + (at_row(p.L - 1, b) - p.B) * H;
-    }
-    // The state that this layer reads.
-    const S* before(int64_t b) const {
-        return l ? static_cast<const S*>(p.s) + at_row(l - 1, b) * H : at_start(b);
     }
     // A layer's output; null if only the last layer has one and this is another.
     T* output(int64_t b) const {
@@ -300,17 +299,7 @@ class HighwayStep {
 
 }  // namespace rhhn
 
-#define RHHN_EXPORT(NAME, TYPE)                                                                            \
-    extern "C" void highway_forward_##NAME(const rhhn::Highway* p, int64_t n) {                            \
-        rhhn::over_rows<rhhn::HighwayStep<TYPE>, false>(rhhn::HighwayStep<TYPE>(*p, n), *p);               \
-    }                                                                                                      \
-    extern "C" void highway_backward_##NAME(const rhhn::Highway* p, int64_t n) {                           \
-        rhhn::over_rows<rhhn::HighwayStep<TYPE>, true>(rhhn::HighwayStep<TYPE>(*p, n), *p);                \
-    }
-
-RHHN_EXPORT(float32, float)
-RHHN_EXPORT(float64, double)
-RHHN_EXPORT(bfloat16, rhhn::bfloat16)
+RHHN_EXPORT_STEP(highway, HighwayStep, Highway)
 
 // Only for float32, where operands and states have one type.
 extern "C" void highway_sequence_forward(const rhhn::Highway* p, const rhhn::Recurrence* r) {

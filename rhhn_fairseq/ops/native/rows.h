@@ -35,11 +35,12 @@ void share_rows(int64_t rows, int64_t threads, Work work) {
     });
 }
 
-// Runs a step for all rows of the batch. Every thread has its own scratch and, in the backward pass, its own
-// slots for sums of gradients.
+// Runs step number n for all rows of the batch. Every thread has its own scratch and, in the backward pass, its
+// own slots for sums of gradients.
 template <typename Step, bool BACKWARD, typename Sequence>
-void over_rows(const Step& step, const Sequence& p) {
+void over_rows(const Sequence& p, int64_t n) {
     using S = typename Step::State;
+    const Step step(p, n);
     const int64_t size = Step::scratch_size(p);
     // Below this amount of work, waking threads costs more than they save.
     const bool shared = p.B * p.H >= 8192;
@@ -52,5 +53,18 @@ void over_rows(const Step& step, const Sequence& p) {
             step.forward(first, last, scratch.data());
     });
 }
+
+// Exports the functions that run a step forward and backward, for every type of operands.
+#define RHHN_EXPORT_STEP_FOR(NAME, STEP, SEQUENCE, SUFFIX, TYPE)                        \
+    extern "C" void NAME##_forward_##SUFFIX(const rhhn::SEQUENCE* p, int64_t n) {       \
+        rhhn::over_rows<rhhn::STEP<TYPE>, false>(*p, n);                                \
+    }                                                                                   \
+    extern "C" void NAME##_backward_##SUFFIX(const rhhn::SEQUENCE* p, int64_t n) {      \
+        rhhn::over_rows<rhhn::STEP<TYPE>, true>(*p, n);                                 \
+    }
+#define RHHN_EXPORT_STEP(NAME, STEP, SEQUENCE)                      \
+    RHHN_EXPORT_STEP_FOR(NAME, STEP, SEQUENCE, float32, float)      \
+    RHHN_EXPORT_STEP_FOR(NAME, STEP, SEQUENCE, float64, double)     \
+    RHHN_EXPORT_STEP_FOR(NAME, STEP, SEQUENCE, bfloat16, rhhn::bfloat16)
 
 }  // namespace rhhn
