@@ -17,10 +17,11 @@ def typed_config(cfg, component: type):
     """
     if not OmegaConf.is_config(cfg):
         return cfg
-    values = OmegaConf.to_object(cfg)
-    if not isinstance(values, dict):
-        return values
-    registered = (vars(base).get("__dataclass") for base in component.__mro__)
-    kind = next(own for own in registered if own is not None)
+    kind = OmegaConf.get_type(cfg)
+    if not dataclasses.is_dataclass(kind):
+        registered = (vars(base).get("__dataclass") for base in component.__mro__)
+        kind = next(own for own in registered if own is not None)
+    # Missing values stay, and are named where they are needed.
+    values = OmegaConf.to_container(cfg, resolve=True)
     known = {spec.name for spec in dataclasses.fields(kind)}
     return kind(**{key: value for key, value in values.items() if key in known})

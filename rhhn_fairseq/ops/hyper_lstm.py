@@ -17,9 +17,9 @@ from torch import Tensor
 from rhhn_fairseq.ops import graphs, native
 from rhhn_fairseq.ops.backends import Plan, read_plan
 from rhhn_fairseq.ops.buffers import state_dtype
-from rhhn_fairseq.ops.hyper_lstm_passes import Backward, Forward, Kept, Weights, make_both_buffers
+from rhhn_fairseq.ops.hyper_lstm_passes import Backward, Forward, Kept, Weights
 from rhhn_fairseq.ops.library import operation, refuse_gradients
-from rhhn_fairseq.ops.lstm import SUMS, Masks, Numbers, cast, split_sums
+from rhhn_fairseq.ops.lstm import SUMS, Masks, Numbers, cast, make_both_buffers, split_sums
 from rhhn_fairseq.ops.rank_scaled_gates import RankScaledGates
 from rhhn_fairseq.ops.sequence import no_gradients
 

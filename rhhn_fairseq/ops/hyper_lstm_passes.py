@@ -17,7 +17,7 @@ from rhhn_fairseq.ops.lstm import (
     Masks,
     Numbers,
     add_gradients,
-    make_buffers,
+    make_both_buffers,
     split_sums,
     state_gradient,
 )
@@ -69,17 +69,6 @@ class Kept(NamedTuple):
     e: Tensor
     k: Tensor
     z: Tensor
-
-
-def make_both_buffers(
-    kept: Kept, state: Sequence[Tensor], norms: Sequence[Tensor], masks: Masks, numbers: Numbers
-) -> tuple[Gated, Gated]:
-    """Returns the buffers of both networks; the hypernetwork has no noise of its own."""
-    u, h, c, a, e, k, z = kept
-    half = len(norms) // 2
-    main = make_buffers((u[:, :, : 4 * h.shape[-1]], h, c), state[:2], norms[:half], masks, numbers)
-    plain = Numbers(numbers.forget_bias)
-    return main, make_buffers((a, e, k), state[2:], norms[half:], Masks(masks.real), plain)
 
 
 class Forward:

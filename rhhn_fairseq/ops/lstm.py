@@ -219,6 +219,25 @@ def make_buffers(
     return buffers
 
 
+def make_both_buffers(
+    sequence: Sequence[Tensor],
+    state: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    masks: Masks,
+    numbers: Numbers,
+) -> tuple[Gated, Gated]:
+    """Returns the buffers of a HyperLSTM's main network and hypernetwork; the latter has no noise of its own.
+
+    Args:
+        sequence: the fields of ``hyper_lstm_passes.Kept``.
+    """
+    u, h, c, a, e, k, _ = sequence
+    half = len(norms) // 2
+    main = make_buffers((u[:, :, : 4 * h.shape[-1]], h, c), state[:2], norms[:half], masks, numbers)
+    plain = Numbers(numbers.forget_bias)
+    return main, make_buffers((a, e, k), state[2:], norms[half:], Masks(masks.real), plain)
+
+
 @torch.library.register_fake(lstm_op)
 def _(g, state, weight, norm, masks, numbers, plan):
     (h0, c0), (T, B, _) = state, g.shape

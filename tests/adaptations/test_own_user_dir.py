@@ -1,7 +1,10 @@
 """A researcher's own package: subclasses of the tasks, criterions, models and cells, named by --user-dir."""
 
+import subprocess
+import sys
+
 import pytest
-from helpers.cli import fairseq_train, json_log, run_module, run_script
+from helpers.cli import HANGS, fairseq_train, json_log, run_module
 
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
@@ -123,8 +126,8 @@ def test_a_preset_is_trained_evaluated_and_sampled(places, tmp_path):
         "fairseq_cli.eval_lm", [places / "data", "--user-dir", own, "--path", best, "--cpu"]
     )
     assert "bits per character" in evaluated.stdout + evaluated.stderr
-    arguments = ["sample", best, "--data", places / "data", "--length", 5]
-    sampled = run_script("rhhn", "--user-dir", own, *arguments)
-    assert sampled.stdout
-    failed = run_script("rhhn", "--user-dir", places / "nowhere", *arguments, check=False)
-    assert failed.returncode == 1 and "there is no directory" in failed.stderr
+    for folder, status in ((own, 0), (places / "nowhere", 1)):
+        command = [sys.executable, "-m", "rhhn_fairseq", "--user-dir", folder, "sample", best]
+        sampled = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
+        assert sampled.returncode == status, sampled.stderr
+    assert "there is no directory" in sampled.stderr

@@ -86,6 +86,7 @@ def test_batches_grouped_by_the_number_of_workers_are_refused(corpus, uninterrup
     options = ["--max-epoch", 2, "--restore-file", saved, "--grouped-shuffling"]
     with pytest.raises(UsageError, match="by 2 worker.s., this run has 1: --grouped-shuffling"):
         train(*char_lm(corpus, tmp_path / "rest", *options))
+    assert train(*char_lm(corpus, tmp_path / "rest", *options, "--reset-dataloader")).updates
 
 
 @pytest.mark.slow
@@ -199,7 +200,10 @@ def test_two_trainings_in_one_directory(corpus, tmp_path):
 STUCK = ["--optimizer", "sgd", "--lr", 1e-30, "--patience", 3, "--max-epoch", 9]
 
 
-@pytest.mark.parametrize("epochs, reset, last", [(2, (), 4), (3, (), 4), (2, ("--reset-meters",), 6)])
+@pytest.mark.parametrize(
+    "epochs, reset, last",
+    [(2, (), 4), (3, (), 4), (2, ("--reset-meters",), 6), (2, ("--reset-optimizer",), 6)],
+)
 def test_patience_goes_on_counting(corpus, tmp_path, epochs, reset, last):
     """continue_patience: the count of another training of this process is not taken over either."""
     line = [option for option in char_lm(corpus, tmp_path, *STUCK) if option != "--disable-validation"]
@@ -233,6 +237,7 @@ def test_a_plateau_is_counted_across_restarts(corpus, tmp_path):
     assert again == rates and len(set(rates.values())) > 1
     other = char_lm(corpus, tmp_path / "other", "--max-update", 3)
     train(*other)
+    other.remove("--disable-validation")
     with pytest.raises(UsageError, match="the checkpoint is of another schedule; give --reset-lr-scheduler"):
         train(*other, *options)
 
@@ -245,6 +250,8 @@ def test_updates_are_counted_without_the_optimizer_s_state(corpus, tmp_path):
     assert [update["num_updates"] for update in log.updates] == ["5", "6"]
     assert any("has no state of the optimizer, which begins anew" in message for message in log.messages)
     assert not train(*line, "--max-update", 6).updates
+    log = train(*line, "--max-update", 2, "--reset-optimizer")
+    assert [update["num_updates"] for update in log.updates] == ["1", "2"]
 
 
 def test_the_best_checkpoints_of_a_negative_figure(tmp_path):

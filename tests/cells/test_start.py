@@ -69,3 +69,25 @@ def test_transform_gates_start_shut(name):
         y, _ = cell(torch.zeros(1, 4, C), state)
         kept[bias] = float((y[0] * state[0]).sum() / state[0].square().sum())
     assert kept[0.0] < 0.6 and kept[-4.0] > 0.9
+
+
+@pytest.mark.parametrize("name, gates", [("lstm", 4), ("gru", 3)])
+def test_input_matrices_are_glorot_uniform_by_gate(name, gates):
+    weight, bound = build_cell(name, 32, 32).weight_x.detach(), (6 / 64) ** 0.5
+    for block in weight.chunk(gates, dim=1):
+        assert 0.98 * bound < block.abs().max() <= bound
+
+
+@pytest.mark.parametrize("name, options", [("rhn", {}), ("hyperrhn", {"hyper_size": 64})])
+def test_biases_of_highway_networks_are_uniform(name, options):
+    cell = build_cell(name, 64, 64, rhn_depth=2, **options)
+    for bias in (cell.bias_x, *cell.bias_s):
+        assert 0.9 / 8 < bias.abs().max() <= 1 / 8
+
+
+def test_scaling_vectors_start_near_their_start():
+    torch.manual_seed(0)
+    cell = build_cell("hyper", 3, 64, hyper_size=8, hyper_embed_size=4, hyper_start=0.1)
+    e, zeros = torch.randn(16, 8), torch.zeros(16, 64)
+    d = cell.scaling_vectors((zeros, zeros, e, e))
+    assert abs(d.mean().item() - 0.1) < 0.002 and 0.005 < d.std().item() < 0.015

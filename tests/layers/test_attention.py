@@ -6,6 +6,7 @@ Arithmetic is float64.
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import dropout
 
 from rhhn_fairseq.cells import CELLS, build_cell, cell_options, reorder_state
 from rhhn_fairseq.errors import UsageError
@@ -239,6 +240,40 @@ def test_source_padding_reaches_no_gradient(form):
 
 
 @both_forms
+def test_each_dropout_acts_at_its_place(form):
+    """Against the layers called by hand, which draw the masks in the same order."""
+    rates = {"input_dropout": 0.1, "layer_dropout": 0.2, "context_dropout": 0.3, "output_dropout": 0.4}
+    decoder, source = _decoder("lstm", form, layers=2, residual_from=0, context_to_output=True, **rates)
+    memory, x = source(*_source()), _random(T, B, C)
+    decoder.train()
+    torch.manual_seed(0)
+    y = decoder(x, memory)[0]
+    torch.manual_seed(0)
+    low, context, _, _ = decoder.bottom(dropout(x, 0.1), memory)
+    context = dropout(context, 0.3)
+    high = decoder.upper.cells[0](torch.cat([dropout(low, 0.2), context], dim=-1))[0]
+    both = torch.cat([dropout(high, 0.2), context], dim=-1)
+    expected = dropout(torch.tanh(both @ decoder.weight_o), 0.4)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+
+
+@both_forms
+def test_one_mask_may_serve_a_sequence(form):
+    once = {"output_dropout": 0.5, "dropout_mask": "sequence"}
+    decoder, source = _decoder("lstm", form, layers=2, residual_from=0, **once)
+    dropped = decoder.train()(_random(T, B, C), source(*_source()))[0] == 0
+    assert dropped.any() and torch.equal(dropped, dropped[:1].expand_as(dropped))
+
+
+def test_a_decoder_draws_no_noise_in_evaluation():
+    noisy = {"recurrent_dropout": 0.5, "gal_dropout": 0.5}
+    decoder, source = _decoder("lstm", "paper", cell_options=noisy)
+    plain, _ = _decoder("lstm", "paper")
+    memory, x = source(*_source()), _random(T, B, C)
+    torch.testing.assert_close(decoder(x, memory)[0], plain(x, memory)[0], rtol=0, atol=0)
+
+
+@both_forms
 def test_every_regulariser_works_in_training(form):
     noisy = {"h_detach": 0.5, "zoneout": 0.2, "gal_dropout": 0.2, "recurrent_dropout": 0.2, "rhn_depth": 2}
     decoder, source = _decoder(
@@ -338,3 +373,12 @@ def test_an_input_of_another_width_is_refused():
     cell = FeedbackCell(build_cell("lstm", C + M, H).double(), attention)
     with pytest.raises(UsageError, match="input of width 4 and context of width 5, the cell reads 8"):
         cell(_random(T, B, C + 1), source(*_source()))
+
+
+def test_every_beam_starts_as_its_sentence():
+    values, mask = _source()
+    memory = SourceMemory(5, 7).double()(values, mask, start=(_random(B, H),))
+    beams = memory.reorder(torch.tensor([0, 0, 1, 1, 2, 2]))
+    assert torch.equal(beams.start_rows()[0], memory.start[0][[0, 0, 1, 1, 2, 2]])
+    left = beams.reorder(torch.tensor([1, 1, 5, 4]))
+    assert torch.equal(left.start_rows()[0], memory.start[0][[0, 0, 2, 2]])

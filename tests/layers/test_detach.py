@@ -177,3 +177,21 @@ def test_a_translation_task_anneals_in_training(tmp_path):
     assert model.encoder.stack.cells[0].config.h_detach == 0.4
     with pytest.raises(UsageError, match="--h-detach-final 0.0 needs --h-detach P"):
         _gnmt(_gnmt_task(tmp_path, h_detach_final=0.0, detach_anneal_updates=4), "lstm", "v2")
+
+
+def test_seed_update_and_batch_decide_the_dropout_of_translations(tmp_path):
+    words = torch.randint(4, 13, (3, 6), generator=torch.Generator().manual_seed(0))
+    net_input = {"src_tokens": words, "src_lengths": torch.full((3,), 6), "prev_output_tokens": words}
+    sample = {"ntokens": 18, "nsentences": 3, "net_input": net_input}
+
+    def criterion(model, sample):
+        return model(**sample["net_input"])[0].square().sum(), 18, {}
+
+    def loss(seed, update=1, key=0):
+        task = _gnmt_task(tmp_path)
+        task.cfg.seed = seed
+        model = _gnmt(task, "lstm", "v2", dropout=0.5)
+        return task.train_step(sample | {"key": key}, model, criterion, _Optimizer(), update)[0].item()
+
+    assert loss(1) == loss(1)
+    assert len({loss(1), loss(2), loss(1, update=2), loss(1, key=5)}) == 4

@@ -292,3 +292,12 @@ def test_gradients_reach_every_parameter(form):
     logits.logsumexp(-1).sum().backward()
     missing = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     assert missing == []
+
+
+def test_rates_reach_the_encoder_and_the_decoder():
+    rates = dict(dropout=0.1, output_dropout=0.0, context_dropout=0.3, dropout_mask="sequence")
+    model = _model(attention="paper", decoder_layers=3, residual_from=0, **rates)
+    encoder, decoder = model.encoder.stack.config, model.decoder.decoder.config
+    for config in (encoder, decoder):
+        assert (config.input_dropout, config.layer_dropout, config.dropout_mask) == (0.1, 0.1, "sequence")
+    assert (decoder.output_dropout, decoder.context_dropout) == (0.0, 0.3)

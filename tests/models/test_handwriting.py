@@ -1,6 +1,7 @@
 """The handwriting model, its window, data sets and task, and their training through fairseq's programs."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -174,6 +175,12 @@ def test_the_window_starts_at_the_speed_of_the_data():
     _, state, _ = stack(torch.randn(250, 1, C), text)
     # Ten characters in 250 points; h moves the speed by a few percent.
     assert (state[-1] - 10).abs().max() < 2
+
+
+def test_the_speed_of_the_data_reaches_the_window():
+    bias = build(window=2).stack.first.window.bias.detach()
+    # The tiny data have six points a symbol.
+    torch.testing.assert_close(bias, torch.tensor([0.0] * 4 + [-math.log(6.0)] * 2))
 
 
 def test_the_window_keeps_its_place_in_half_precision():

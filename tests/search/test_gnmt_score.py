@@ -281,3 +281,11 @@ def test_alignments_are_counted_from_the_first_real_word(tmp_path, kind, thresho
             # Neither the source's end nor the target's is a word.
             expected = attention[:-1, :-1].argmax(1).tolist()
             assert hypothesis["alignment"] == [(i, t) for t, i in enumerate(expected)]
+
+
+def test_unnormalised_scores(tmp_path):
+    model, dictionary = _toy()
+    task = _task(dictionary, tmp_path, coverage_penalty=0.2)
+    for unnormalised, score in ((True, -6.0), (False, -6.0 / 9**0.6)):
+        args = Namespace(beam=2, max_len_b=5, lenpen=0.6, unnormalized=unnormalised)
+        assert task.build_generator([model], args).gnmt_score.normalise(-6.0, 9) == pytest.approx(score)

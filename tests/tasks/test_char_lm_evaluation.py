@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from fairseq.sequence_scorer import SequenceScorer
@@ -21,7 +22,7 @@ from rhhn_fairseq.data.text.corpora import ptb
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.tasks.evaluation import Protocol
+from rhhn_fairseq.tasks.evaluation import OtherText, Protocol, ScoredBatches
 
 
 @pytest.fixture(scope="module")
@@ -193,3 +194,26 @@ def test_training_names_the_corpus_and_the_protocol(penn_treebanks, caplog):
     iterator(task, "valid")
     expected = "valid split of PTB char, word-level Mikolov files without the outer spaces of lines"
     assert caplog.messages[-1].startswith(expected) and caplog.messages[-1].endswith("protocol carry:32")
+
+
+@pytest.mark.parametrize("groups, lanes", [(1, 2), (3, 3)])
+def test_short_texts_get_fewer_lanes(groups, lanes):
+    cutter = Protocol.parse("carry:8").cut(np.full(50, 4), 2, 20, 4, groups)
+    assert len(cutter.scored_from) == lanes
+
+
+def test_no_bound_is_given_where_symbols_are_unknown(caplog):
+    batches = ScoredBatches([], 3, "here", OtherText("there", 2))
+    batches.tally.scored, batches.tally.unknown = 2, 1
+    with caplog.at_level("INFO"):
+        list(batches)
+    (line,) = caplog.messages
+    assert "at most" not in line
+
+
+def test_a_training_split_may_be_validated_as_well(corpus):
+    task = build_task(corpus, valid_protocol="carry", tokens_per_sample=5)
+    task.load_dataset("train")
+    trained = task.get_batch_iterator(task.dataset("train"), max_sentences=3, grouped_shuffling=False)
+    validated = task.get_batch_iterator(task.dataset("train"), max_sentences=3)
+    assert [len(next(iter(each.next_epoch_itr()))["target"]) for each in (trained, validated)] == [3, 1]

@@ -6,9 +6,14 @@ import math
 import pytest
 import torch
 from fairseq.sequence_scorer import SequenceScorer
-from helpers.tiny_char_lm import TEST, TRAIN, build_model, build_task, write_corpus
+from helpers.tiny_char_lm import TEST, TRAIN, build_model, build_task, iterator, write_corpus
+from helpers.tiny_handwriting import disturb
 
+from rhhn_fairseq.data.text.lanes import PAD
+from rhhn_fairseq.data.text.vocabulary import UNK
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.tasks.carry import Carry
+from rhhn_fairseq.tasks.dynamic_evaluation import DynamicEvaluation, Rates
 
 T, LANES = 16, 4
 
@@ -147,3 +152,19 @@ def test_ensembles_and_half_precision_are_refused(corpus):
     task.models = [model.half()]
     with pytest.raises(UsageError, match="the model is in float16"):
         _bpc(task, [model])
+
+
+def test_unknown_symbols_teach_nothing(corpus):
+    """A step on a chunk is the same whether its unknown targets are marked or left out."""
+    task = build_task(corpus, valid_protocol="carry", tokens_per_sample=T)
+    sample = next(iter(iterator(task, "valid").next_epoch_itr()))
+    model = disturb(build_model(task).eval(), 0.1)
+    target, moved = sample["target"], []
+    assert (target == UNK).any()
+    for each in (target, target.masked_fill(target == UNK, PAD)):
+        # Both have the root mean squares of the same sample.
+        learner = DynamicEvaluation(copy.deepcopy(model), Rates(1e-2, 0.0), [sample])
+        carried = sample["net_input"] | {"carry": Carry().open(0)}
+        learner.learn(sample | {"target": each, "net_input": carried})
+        moved.append(torch.cat([parameter.detach().flatten() for parameter in learner.parameters]))
+    torch.testing.assert_close(*moved, rtol=0, atol=0)

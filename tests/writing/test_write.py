@@ -58,6 +58,19 @@ def test_lines_follow_from_seed_and_number():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+def test_a_model_in_training_mode_writes_as_in_evaluation():
+    model = build(output_dropout=0.5, recurrent_dropout=0.5)
+    first, again = (
+        write(each, WritingConfig(lines=1, points=5))[0] for each in (model.eval(), model.train())
+    )
+    np.testing.assert_array_equal(first.points, again.points)
+
+
+def test_the_most_points_of_a_line():
+    assert WritingConfig().most_points(None) == 400 and WritingConfig().most_points("abc") == 240
+    assert WritingConfig(points=7).most_points("abc") == 7
+
+
 def test_a_bias_makes_writing_tidier():
     model = build()
     spread = [

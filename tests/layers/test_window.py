@@ -1,0 +1,40 @@
+"""Stacks with a window over a text: where they drop units, and that evaluation draws nothing."""
+
+import pytest
+import torch
+from torch.nn.functional import dropout
+
+from rhhn_fairseq.layers.window import WindowConfig, WindowStack, one_hot
+
+SYMBOLS = 7
+
+
+def _stack(layers=1, **options):
+    torch.manual_seed(0)
+    sizes = {"input_size": 3, "hidden_size": 6, "layers": layers, "symbols": SYMBOLS, "window": 2}
+    return WindowStack(WindowConfig(cell="lstm", **sizes, **options)).double()
+
+
+def _inputs():
+    text = one_hot(torch.tensor([[0, 3], [2, 5]]), SYMBOLS, torch.float64)
+    return torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64), text
+
+
+def test_evaluation_draws_no_noise():
+    noisy = _stack(cell_options={"recurrent_dropout": 0.5}).eval()
+    assert torch.equal(noisy(*_inputs())[0], _stack().eval()(*_inputs())[0])
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_each_dropout_acts_at_its_place(layers):
+    """Against the layers called by hand, which draw the masks in the same order."""
+    stack = _stack(layers, input_dropout=0.2, layer_dropout=0.4, output_dropout=0.6).train()
+    x, text = _inputs()
+    torch.manual_seed(0)
+    y = stack(x, text)[0]
+    torch.manual_seed(0)
+    expected, trace, _ = stack.first(dropout(x, 0.2), text)
+    if layers == 2:
+        read = torch.cat([dropout(expected, 0.4), trace.window_TBV], dim=-1)
+        expected = stack.upper.cells[0](read)[0]
+    torch.testing.assert_close(y, dropout(expected, 0.6), rtol=0, atol=0)

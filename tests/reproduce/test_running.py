@@ -1,0 +1,60 @@
+"""Scaled rows, records that are opened again, and what a finished run still lacks."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.reproduce import report, running
+from rhhn_fairseq.reproduce.plan import Budget, Run
+from rhhn_fairseq.reproduce.records import Record
+from rhhn_fairseq.reproduce.tables import TABLES
+
+
+def _run(budget=None, **options) -> Run:
+    table = TABLES["ha-ptb"]
+    return Run(table, table.row("lstm_ptb"), budget=budget or Budget(), **options)
+
+
+def _finished(run, path) -> None:
+    record = running._new_record(run, 1, "cpu")
+    record.state, record.figures = "finished", {"valid bpc carry": 1.0}
+    record.save(path)
+
+
+def test_the_smallest_sizes_of_a_scaled_run():
+    copying = TABLES["copying"]
+    options = Run(copying, copying.row("lstm_T100"), scale=0.01).options()
+    assert (options["hidden_size"], options["batch_size"], options["length"]) == (8, 4, 1)
+    assert _run(scale=0.1).options()["max_epoch"] == 4
+
+
+def test_a_record_is_opened_for_another_budget_and_nothing_else(tmp_path):
+    path = tmp_path / "record.json"
+    _finished(_run(Budget(epochs=2)), path)
+    assert running._open_record(_run(Budget(epochs=2)), path, 1, "cpu").state == "finished"
+    longer = running._open_record(_run(Budget(epochs=3)), path, 1, "cpu")
+    assert (longer.state, longer.figures, longer.options["max_epoch"]) == ("training", {}, 3)
+    with pytest.raises(UsageError, match=r"started with other options \(bf16\)"):
+        running._open_record(_run(Budget(epochs=2), precision="bfloat16"), path, 1, "cpu")
+
+
+def test_a_finished_run_evaluates_the_figure_that_it_lacks(tmp_path, monkeypatch):
+    places, asked = running.Places(tmp_path / "runs", tmp_path, tmp_path / "results"), []
+    _finished(_run(), places.record(_run()))
+    monkeypatch.setattr(running.corpora, "prepare", lambda *_: tmp_path)
+    monkeypatch.setattr(running.corpora, "task_options", lambda *_: {})
+    monkeypatch.setattr(running.CharVocabulary, "load", lambda _: SimpleNamespace(corpus="a text"))
+    # Nothing may train again.
+    monkeypatch.setattr(running, "_train", None)
+    monkeypatch.setattr(running, "_evaluate", lambda run, figure, *_: asked.append(figure) or 2.0)
+    record = running.execute(_run(), places)
+    assert asked == ["test bpc carry"] and record.figures == {"valid bpc carry": 1.0, "test bpc carry": 2.0}
+
+
+def test_nothing_is_left_of_a_budget_that_is_used_up(tmp_path):
+    record = Record(
+        "mnist", "pmnist_lstm", "lstm_mnist", 1, 1.0, "float32", updates=200_000, seconds=40_000.0
+    )
+    record.save(tmp_path / "runs" / "mnist" / "pmnist_lstm-s1.json")
+    assert "| 0.2 |  |  | 0 hours |" in report.render(TABLES["mnist"], tmp_path).read_text()
