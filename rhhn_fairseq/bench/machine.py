@@ -157,7 +157,7 @@ def _enough_memory() -> Iterator[None]:
 def describe_machine(device: str) -> dict[str, str | int]:
     """Returns the properties of the machine and software that timings depend on."""
     description = {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "float32 products": matmul_precision(torch.device(device).type),
@@ -170,7 +170,8 @@ def describe_machine(device: str) -> dict[str, str | int]:
     return description
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Returns the processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

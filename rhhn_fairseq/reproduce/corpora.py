@@ -12,14 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.problems.mnist import T10K_SPLIT
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger(__name__)
-
-SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, read_log
+from rhhn_fairseq.bench.machine import cpu_model
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import make_directory, read_json
 from rhhn_fairseq.lines import replacing
@@ -181,14 +182,8 @@ def describe_machine(device: str) -> str:
     """Returns the name of the processor or GPU that trains."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    try:
-        with open("/proc/cpuinfo") as file:
-            models = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        models = []
     features = torch.cpu._is_amx_tile_supported() if hasattr(torch.cpu, "_is_amx_tile_supported") else False
-    name = models[0] if models else platform.processor() or platform.machine()
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}{', AMX' if features else ''}"
+    return f"{cpu_model()}, {torch.backends.cpu.get_cpu_capability()}{', AMX' if features else ''}"
 
 
 def versions() -> dict[str, str]:
