@@ -20,7 +20,8 @@ KNOWN_WARNINGS = (
     (
         UserWarning,
         r"\s*The version_base parameter is not specified",
-        r"(hydra\.experimental|fairseq_cli)\..*",
+        # ``python -m fairseq_cli.hydra_train`` warns as __main__.
+        r"(hydra\.experimental|fairseq_cli)\..*|__main__",
     ),
     (UserWarning, r"In 'config': Usage of deprecated keyword in package header", r"hydra\..*"),
     (UserWarning, r"\s*'[^']+' is validated against ConfigStore schema with the same name", ""),

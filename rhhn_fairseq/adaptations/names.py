@@ -56,7 +56,7 @@ def require_known(kind: str, name: object, known: Collection[str]) -> None:
 def check_combination(task: str | None, arch: str | None = None, criterion: str | None = None) -> None:
     """Raises UsageError for existing names that do not go together; None is not checked.
 
-    A subclass goes with what its base class goes with. Other classes of other packages are checked only where
+    A subclass fits wherever its base class does. Other classes of other packages are checked only where
     their task, architecture or criterion is one of these.
     """
     from fairseq.criterions import CRITERION_REGISTRY

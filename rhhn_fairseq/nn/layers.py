@@ -226,7 +226,8 @@ def _describe(layer: RecurrentLayer) -> dict:
     own = layer_of(layer.cell)
     if type(layer) is not own:
         raise UsageError(
-            f"save_pretrained: a {type(layer).__name__} would be loaded as {own.__name__}: save its state"
+            f"save_pretrained: a {type(layer).__name__} would be loaded as {own.__name__}; "
+            "save its state_dict instead"
         )
     names = "input_size hidden_size num_layers batch_first dropout bidirectional lstm_state".split()
     return {"cell": layer.cell} | {name: getattr(layer, name) for name in names} | {"options": layer.options}
