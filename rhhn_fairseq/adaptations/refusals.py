@@ -105,7 +105,7 @@ REFUSALS = (
     ),
     Refusal(
         "--disable-validation",
-        lambda args: getattr(args, "disable_validation", False) and _compares_validations(args),
+        lambda args: hasattr(args, "max_update") and args.disable_validation and _compares_validations(args),
         "gives no figures, which --patience, --keep-best-checkpoints and reduce_lr_on_plateau compare",
     ),
     Refusal(

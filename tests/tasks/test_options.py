@@ -46,6 +46,7 @@ ONE_OF_EACH = [
     ("train", "synthetic", "--pipeline-model-parallel", REFUSED),
     ("train", "synthetic", "--ema-seed-model", WORKS),
     ("validate", "synthetic", "--max-tokens", WORKS),
+    ("validate", "synthetic", "--disable-validation", WORKS),
     ("validate", "synthetic", "--bucket-cap-mb", MEANINGLESS),
 ]
 
