@@ -308,9 +308,6 @@ def captured(body: Callable) -> Callable:
 
     @functools.wraps(body)
     def run(*args):
-        rounds = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        if not rounds and not policy.current().graphs:
-            return body(*args)
         tensors = tensors_of(args)
         device = tensors[0].device
         with torch.autocast(device.type, enabled=False):

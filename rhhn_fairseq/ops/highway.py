@@ -148,8 +148,7 @@ def highway(
     return y, s.to(s0.dtype)
 
 
-@operation("rhhn::highway")
-@graphs.captured
+@operation("rhhn::highway", graphs.captured)
 def highway_op(
     gx: Tensor,
     s0: Tensor,
@@ -301,8 +300,7 @@ def _(gx, s0, weights, biases, hyper, masks, numbers, plan):
     return y, torch.empty_like(s0), gx.new_empty(L, T, B, width), s, o, z
 
 
-@operation("rhhn::highway_backward")
-@graphs.captured
+@operation("rhhn::highway_backward", graphs.captured)
 def highway_backward(
     gradients: Sequence[Optional[Tensor]],
     kept: Sequence[Tensor],

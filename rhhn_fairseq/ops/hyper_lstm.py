@@ -64,8 +64,7 @@ def hyper_lstm(
     return y, (h.to(h0.dtype), c.to(c0.dtype), e.to(e0.dtype), k.to(k0.dtype))
 
 
-@operation("rhhn::hyper_lstm")
-@graphs.captured
+@operation("rhhn::hyper_lstm", graphs.captured)
 def hyper_lstm_op(
     g: Sequence[Tensor],
     state: Sequence[Tensor],
@@ -129,8 +128,7 @@ def _(g, state, weights, norms, masks, *_):
     return y, *(torch.empty_like(tensor) for tensor in state), u, h, c, torch.empty_like(g_hyper), e, k, z
 
 
-@operation("rhhn::hyper_lstm_backward")
-@graphs.captured
+@operation("rhhn::hyper_lstm_backward", graphs.captured)
 def hyper_lstm_backward(
     gradients: Sequence[Optional[Tensor]],
     kept: Sequence[Tensor],

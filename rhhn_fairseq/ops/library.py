@@ -4,17 +4,21 @@
 which takes longer than importing torch. Here the compiler is not imported until it is needed.
 """
 
+import functools
 import sys
 from collections.abc import Callable
 
 import torch
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops import policy
 
 Overload = torch._ops.OpOverload
 
 
-def operation(name: str) -> Callable[[Callable], Overload]:
+def operation(
+    name: str, captured: Callable[[Callable], Callable] | None = None
+) -> Callable[[Callable], Overload]:
     """Returns a decorator that registers a function as ``rhhn::...`` and replaces it by the operation.
 
     The function returns new tensors, changes no argument, and has the annotations that
@@ -22,11 +26,21 @@ def operation(name: str) -> Callable[[Callable], Overload]:
 
     Args:
         name: including the namespace.
+        captured: makes the body that runs instead under autocast and where CUDA graphs are on, see
+            ``graphs.captured``; None if the function runs in either case.
     """
 
     def register(function: Callable) -> Overload:
         torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
-        torch.library.impl(name, "default", _untraced(function))
+        captured_body = captured(function) if captured else function
+
+        def call(*arguments):
+            plain = not policy.current().graphs and not torch.is_autocast_enabled("cpu")
+            body = function if plain and not torch.is_autocast_enabled("cuda") else captured_body
+            # The compiler, if it is loaded, must not trace into the body.
+            return (_untraced(body) if "torch._dynamo" in sys.modules else body)(*arguments)
+
+        torch.library.impl(name, "default", call)
         space, _, own = name.partition("::")
         return getattr(getattr(torch.ops, space), own).default
 
@@ -45,16 +59,6 @@ def refuse_gradients(operation: Overload) -> None:
     torch.library.register_autograd(operation, refuse)
 
 
-def _untraced(function: Callable) -> Callable:
-    """Wraps a function so that torch's compiler, if it is loaded, does not trace into it."""
-    disabled = None
-
-    def call(*arguments):
-        nonlocal disabled
-        if disabled is None:
-            if "torch._dynamo" not in sys.modules:
-                return function(*arguments)
-            disabled = torch.compiler.disable(function)
-        return disabled(*arguments)
-
-    return call
+@functools.cache
+def _untraced(body: Callable) -> Callable:
+    return torch.compiler.disable(body)

@@ -159,8 +159,7 @@ def lstm_step(
     return native.lstm_gates(affine(h, weight_h, affine(x_BC, weight_x, bias)), c, forget_bias)
 
 
-@operation("rhhn::lstm")
-@graphs.captured
+@operation("rhhn::lstm", graphs.captured)
 def lstm_op(
     g: Tensor,
     state: Sequence[Tensor],
@@ -246,8 +245,7 @@ def _(g, state, weight, norm, masks, numbers, plan):
     return y, torch.empty_like(h0), torch.empty_like(c0), torch.empty_like(g), c, h
 
 
-@operation("rhhn::lstm_backward")
-@graphs.captured
+@operation("rhhn::lstm_backward", graphs.captured)
 def lstm_backward(
     gradients: Sequence[Optional[Tensor]],
     sequence: Sequence[Tensor],

@@ -24,7 +24,13 @@ FORKED = ["train", "hydra_train", "generate", "eval_lm", "validate", "interactiv
 
 ENVIRONMENT = dict(os.environ)
 
-UNREAD = {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"}
+UNREAD = {
+    "PYTEST_CURRENT_TEST",
+    "KMP_INIT_AT_FORK",
+    "KMP_DUPLICATE_LIB_OK",
+    "PYTHONWARNINGS",  # by fairseq.data.iterators
+    "TORCHINDUCTOR_CACHE_DIR",
+}
 """Variables that pytest and libraries set in this process, and that change no command."""
 
 
