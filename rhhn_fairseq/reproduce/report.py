@@ -91,8 +91,8 @@ def text(table: Table, records: list[Record], costs: list[Cost], pictured: Set[f
     if table.notes:
         lines += [table.notes, ""]
     lines += [
-        "Read each row with its budget: a model has converged only where the column of the paper's budget "
-        "reads 100 %. Ours is the mean over seeds, with the spread where there are several.",
+        "Read each row with its share of the paper's budget: below 100 %, it was trained for less than the "
+        "paper's model. Ours is the mean over seeds, with the range where there are several.",
         "",
     ]
     # Seeds that were trained with other options or for other budgets stand in rows of their own.
@@ -107,7 +107,8 @@ def text(table: Table, records: list[Record], costs: list[Cost], pictured: Set[f
     scales = sorted({key[1] for key in groups if key[1] < 1}, reverse=True)
     for scale in scales:
         members = {key: group for key, group in groups.items() if key[1] == scale}
-        lines += [f"## Scaled by {scale:g}", "", f"A check of the ordering; the rule: {SCALING_RULE}.", ""]
+        rule = f"This checks the order of the systems, not the figures. The rule: {SCALING_RULE}."
+        lines += [f"## Scaled by {scale:g}", "", rule, ""]
         rows = tuple(row for row in table.rows if any(key[0] == row.name for key in members))
         lines += _table(table, members, rows) + ["", *pictures.get(scale, [])]
     for record in records:
@@ -125,7 +126,7 @@ def _table(table: Table, groups: dict[Group, list[Record]], rows: tuple[Row, ...
     known |= {name for group in groups.values() for record in group for name in record.figures}
     figures = [name for name, _, _ in table.scoring.figures() if name in known]
     head = ["system", "parameters", *(f"{name}: paper | ours | difference" for name in figures)]
-    head += ["epochs", "updates", "hours", "of the paper's budget", "type"]
+    head += ["epochs", "updates", "hours", "share of the paper's budget", "type"]
     columns = 2 + 3 * len(figures) + 5
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * columns]
     for row in rows:
@@ -212,8 +213,9 @@ def _costs(table: Table, records: list[Record], measured: list[Cost]) -> list[st
     done = {record.row: record for record in records if record.scale == 1}
     costs = {cost.row: cost for cost in measured}
     costs |= {name: cost for name, record in done.items() if (cost := record.cost()) is not None}
-    head = ["system", "type", "seconds an update", "updates an epoch", "hours an epoch"]
-    lines = ["| " + " | ".join([*head, "the rest of the paper's budget"]) + " |", "|---|---|---|---|---|---|"]
+    head = ["system", "type and machine", "seconds per update", "updates per epoch", "hours per epoch"]
+    head += ["time for the rest of the paper's budget"]
+    lines = ["| " + " | ".join(head) + " |", "|---|---|---|---|---|---|"]
     for row in table.rows:
         if row.name not in costs:
             continue
@@ -233,8 +235,8 @@ def _costs(table: Table, records: list[Record], measured: list[Cost]) -> list[st
         lines.append("| " + " | ".join(cells) + " |")
     if len(lines) == 2:
         return []
-    source = "Seconds are those of a run's median epoch (with fewer than three epochs the mean), or the "
-    source += f"median of a few updates by `rhhn reproduce {table.name} ROW --cost`."
+    source = "Seconds per update are from a run's median epoch (with fewer than three epochs, their mean), "
+    source += f"or the median of a few updates by `rhhn reproduce {table.name} ROW --cost`."
     return ["## Cost", "", source, "", *lines, ""]
 
 

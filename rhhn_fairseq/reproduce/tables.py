@@ -200,10 +200,10 @@ TABLES = {
             Scoring("eval_lm", "bpc", "bits per character", protocols=(SUAREZ, SUAREZ_TRAINING, CARRY)),
             _char_lm(char_lm_table.PTB_SUAREZ, SUAREZ),
             "The corpus is the word-level text read as raw characters (50 symbols). Every symbol is scored. "
-            "The author's final figures score 9.8 % of the test symbols. At a tenth of the size the "
+            "The author's final figures score only 9.8 % of the test symbols. At a tenth of the size the "
             "protocols agree: after so short a training, the RHN of seed 2 has the same figure with 10 "
-            "symbols of context (window:20/10) as with 95, and 0.001 more with 5. The rule gives the three "
-            "systems different numbers of updates there. After the same 784, LSTM and HyperRHN are level on "
+            "symbols of context (window:20/10) as with 95, and 0.001 more with 5. There, the three systems "
+            "have different numbers of updates. After the same 784 updates, LSTM and HyperRHN are level on "
             "the validation set (means of 2.867 and 2.872), and the RHN is behind (3.054).",
         ),
         Table(
@@ -213,8 +213,8 @@ TABLES = {
             Scoring("eval_lm", "bpc", "bits per character", protocols=(CARRY,)),
             _char_lm(char_lm_table.PTB, CARRY),
             "The corpus is the word-level text read as raw characters (50 symbols). The state is carried "
-            "through the whole split. The paper gives no number of epochs. Its learning rate is 0.001; where "
-            'another was taken, it is under "How it was made".',
+            "through the whole split. The paper gives no number of epochs. Its learning rate is 0.001; "
+            '"How it was made" names the runs that have another.',
         ),
         Table(
             "ha-enwik8",
@@ -230,8 +230,8 @@ TABLES = {
             "iam-graves",
             Scoring("validate", "nats_seq", "nats a sequence", ("valid",), decimals=0),
             _handwriting(),
-            "The split is that of Graves 2013, as in the paper, which reports the loss on its validation "
-            "set. It gives no number of epochs.",
+            "The split is Graves's (2013), as in the paper. The paper reports the loss on its validation "
+            "set, and gives no number of epochs.",
         ),
         Table(
             "ha-wmt",
@@ -249,9 +249,10 @@ TABLES = {
             "none",
             Scoring("validate", "accuracy", "% of recalled symbols", decimals=2),
             _copying(),
-            "The paper reports curves: at T = 300 no run without h-detach passes 80 %, with it they do. "
-            "Didolkar 2019 reports that with c-detach no run passes 40 % at T = 100, and no probability; "
-            "0.25 and 0.5 are those of its h-detach. Shorter trainings by hand are in long_dependency.md.",
+            "The paper reports curves: at T = 300 the runs with h-detach pass 80 %, those without do not. "
+            "Didolkar 2019 reports that no run with c-detach passes 40 % at T = 100, but not its "
+            "probability; 0.25 and 0.5 are those of its h-detach. [Long dependencies](long_dependency.md) "
+            "has shorter trainings by hand.",
         ),
         Table(
             "mnist",
@@ -259,10 +260,10 @@ TABLES = {
             "mnist",
             Scoring("validate", "accuracy", "% of images", decimals=2),
             _mnist(),
-            "The paper trains on 50,000 images. Where only the 10,000 test images are at hand, they are "
-            "split 8,000/1,000/1,000, which is a harder task. The rows of c-detach, of another learning rate "
-            "and without clipping are Didolkar's, who reports curves, and 89.65 as the best with c-detach. "
-            "Trainings by hand of sequential MNIST are in long_dependency.md.",
+            "The paper trains on 50,000 images. Where only the 10,000 test images are available, they "
+            "are split 8,000/1,000/1,000, which is a harder task. The rows of c-detach, of another learning "
+            "rate and without clipping are from Didolkar, who reports curves, and 89.65 as the best with "
+            "c-detach. [Long dependencies](long_dependency.md) has trainings of sequential MNIST by hand.",
         ),
     )
 }
