@@ -1,4 +1,4 @@
-"""Translates text, a line at a time: ``rhhn translate``."""
+"""Translates text, line by line: ``rhhn translate``."""
 
 import sys
 

@@ -1,9 +1,10 @@
-"""Any recurrent cell scaled by any other (Suarez 2017, section 3: the hypernetwork is "an arbitrary recurrent
+"""A recurrent cell scaled by another (Suarez 2017, section 3: the hypernetwork is "an arbitrary recurrent
 architecture" that augments another one).
 
-The hypernetwork is a cell with output e. It reads x, or [x; h] with the main network's output h of the
-previous step. It scales the products of every main-cell matrix that a state enters (``Cell.state_matrices``)
-and, with ``hyper_scales="all"``, of every map of the input::
+The main cell is one with ``state_matrices`` (``scalable_cells``): an LSTM, GRU, RHN, Elman's network or one
+of their variants. The hypernetwork is any cell but ``hyper`` itself; its output is e. It reads x, or [x; h]
+with the main network's output h of the previous step. It scales the products of every main-cell matrix that a
+state enters (``Cell.state_matrices``) and, with ``hyper_scales="all"``, of every map of the input::
 
     s W_j -> d_j * (s W_j),   x W_i -> d_i * (x W_i)
 

@@ -5,7 +5,7 @@ Usage: %(prog)s checkpoints/gnmt --last 5 --output checkpoints/gnmt/average.pt
        %(prog)s a.pt b.pt --output average.pt
 
 The result is a checkpoint for fairseq-generate, fairseq-eval-lm, fairseq-interactive and the scripts. Its
-configuration is that of the newest, and it has no state of the optimizer.
+configuration is that of the newest, and it has no optimizer state.
 """
 
 import os
@@ -56,10 +56,12 @@ def parse_arguments(argv):
     add = parser.add_argument
     add("inputs", nargs="+", metavar="CHECKPOINT", help="files, or with --last or --best their directory")
     number = parser.add_mutually_exclusive_group()
-    number.add_argument("--last", type=int, metavar="N", help="the last N of the directory")
-    number.add_argument("--best", type=int, metavar="N", help="the best N by the metric stored in them")
+    number.add_argument("--last", type=int, metavar="N", help="the last N checkpoints of the directory")
+    number.add_argument(
+        "--best", type=int, metavar="N", help="the best N checkpoints, by the metric stored in them"
+    )
     add("--by", choices=("epoch", "update"), help="what --last counts (default: epoch)")
     add("--metric", help="metric of --best, such as loss or bleu; needed if the checkpoints store several")
-    add("--ema", action="store_true", help="the weights that --store-ema keeps, in place of the trained ones")
+    add("--ema", action="store_true", help="average the weights that --store-ema keeps, not the trained ones")
     add("--output", required=True, metavar="FILE", help="the checkpoint to write")
     return parser.parse_args(argv)

@@ -25,7 +25,11 @@ def main(argv=None) -> None:
         "--max-order", type=int, default=12, metavar="N", help="score orders 1 to N (default: %(default)s)"
     )
     parser.add_argument(
-        "--splits", nargs="+", default=["valid", "test"], metavar="SPLIT", help="default: valid test"
+        "--splits",
+        nargs="+",
+        default=["valid", "test"],
+        metavar="SPLIT",
+        help="splits to score (default: valid test)",
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     args = parser.parse_args(argv)

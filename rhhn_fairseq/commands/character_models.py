@@ -11,9 +11,9 @@ def add_model(parser) -> None:
         "checkpoint", nargs="?", help="checkpoint of a language model, or a directory of `rhhn convert`"
     )
     parser.add_argument(
-        "--pretrained", action="store_true", help="the model of Python source code that the package has"
+        "--pretrained", action="store_true", help="use the packaged model of Python source code"
     )
-    parser.add_argument("--data", help="its data directory (default: where it was trained)")
+    parser.add_argument("--data", help="data directory of the model (default: that of its training)")
 
 
 def check_model(args) -> None:

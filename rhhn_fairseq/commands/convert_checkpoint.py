@@ -10,7 +10,7 @@ rhhn_fairseq.nn.from_pretrained read it, and need neither fairseq nor the data.
 A directory becomes a checkpoint, for fairseq-eval-lm and fairseq-train --finetune-from-model.
 
 With --vocabulary, WEIGHTS is a state dict of jsuarez5341/Recurrent-Highway-Hypernetworks-NIPS (Suarez 2017),
-FILE the dictionary from characters to indices that lies beside it. No code of either runs.
+FILE the dictionary from characters to indices beside it. No code in either is run.
 """
 
 import os
@@ -62,11 +62,11 @@ def parse_arguments(argv):
     add = parser.add_argument
     add("source", metavar="SOURCE", help="checkpoint, directory of safetensors, or the author's state dict")
     add("--output", required=True, metavar="PATH", help="the directory or checkpoint to write")
-    add("--data", metavar="DIR", help="data directory (of a checkpoint, default: where it was trained)")
+    add("--data", metavar="DIR", help="data directory (default for a checkpoint: that of its training)")
     add("--vocabulary", metavar="FILE", help="the author's dictionary of characters")
     add(
         "--dtype",
         choices=("float16", "bfloat16", "float32"),
-        help="of the weights in the directory (default: what they are)",
+        help="type of the weights in the directory (default: unchanged)",
     )
     return parser.parse_args(argv)

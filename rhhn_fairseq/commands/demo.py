@@ -1,10 +1,10 @@
-"""Serves a page to play with: a model's text and handwriting as they come, and the change of its weights.
+"""Serves a page that shows text and handwriting as a model generates them, and the change of its weights.
 
 Usage: %(prog)s
        %(prog)s --checkpoint checkpoints/ptb/checkpoint_best.pt --port 8080
 
-The page shows a character language model and a handwriting model. --checkpoint replaces one of the two that
-the package has; given twice, both. It can be reached from this machine only. Ctrl-C ends it.
+The page shows the packaged character language model and handwriting model. --checkpoint replaces the one of
+the same kind; give it twice to replace both. Only this machine can reach the page. Ctrl-C ends it.
 """
 
 import os
@@ -22,8 +22,8 @@ def main(argv=None) -> None:
     parser = make_parser("demo", __doc__)
     add = parser.add_argument
     add("--checkpoint", action="append", default=[], help="checkpoint, or directory of `rhhn convert`")
-    add("--data", help="data directory of the language model (default: where it was trained)")
-    add("--port", type=int, default=8000, help="0 takes one that is free (default: %(default)s)")
+    add("--data", help="data directory of the language model (default: that of its training)")
+    add("--port", type=int, default=8000, help="port of the page; 0: any free one (default: %(default)s)")
     args = parser.parse_args(argv)
 
     from rhhn_fairseq.demo.server import make_app, make_server

@@ -14,9 +14,13 @@ def main(argv=None) -> None:
     parser.add_argument(
         "--backends", action="store_true", help="print which backend runs the cells, and why not the others"
     )
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of --backends")
+    parser.add_argument(
+        "--device", default="cpu", choices=("cpu", "cuda"), help="device for --backends (default: cpu)"
+    )
     dtypes = ("float32", "float64", "bfloat16", "float16")
-    parser.add_argument("--dtype", default="float32", choices=dtypes, help="of --backends")
+    parser.add_argument(
+        "--dtype", default="float32", choices=dtypes, help="type for --backends (default: float32)"
+    )
     args = parser.parse_args(argv)
 
     import torch

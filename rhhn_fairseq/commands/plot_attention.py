@@ -1,4 +1,4 @@
-"""Draws which source words a translation model looks at for each word that it writes.
+"""Draws which source words a translation model attends to for each word of its translation.
 
 Usage: %(prog)s checkpoints/lstm_gnmt_small/checkpoint_best.pt \\
            --text "A man in an orange hat starring at something." --output attention.png
@@ -15,11 +15,15 @@ from rhhn_fairseq.errors import UsageError
 def main(argv=None) -> None:
     parser = make_parser("plot", __doc__, subcommand="attention")
     add = parser.add_argument
-    add("checkpoint", help="of a translation model")
+    add("checkpoint", help="checkpoint of a translation model")
     add("--text", required=True, help="the sentence to translate")
-    add("--data", metavar="DIR", help="directory of its dictionaries (default: where it was trained)")
-    add("--sentencepiece-model", metavar="FILE", help="default: pieces.model in the data directory")
-    add("--beam", type=int, default=5, help="hypotheses followed at a time (default: %(default)s)")
+    add("--data", metavar="DIR", help="directory of the dictionaries (default: that of the training)")
+    add(
+        "--sentencepiece-model",
+        metavar="FILE",
+        help="sentencepiece model (default: pieces.model in the data directory)",
+    )
+    add("--beam", type=int, default=5, help="width of the beam (default: %(default)s)")
     add("--title", help="title of the picture")
     add("--output", required=True, metavar="FILE", help="picture, PNG or SVG")
     args = parser.parse_args(argv)

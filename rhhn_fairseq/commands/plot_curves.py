@@ -22,10 +22,15 @@ def main(argv=None) -> None:
     parser = make_parser("plot", __doc__, subcommand="curves")
     add = parser.add_argument
     add("logs", nargs="+", metavar="LOG", help="output of fairseq-train")
-    add("--metric", help=f"name of the figure (default: the first of {', '.join(curves.PREFERRED)} there is)")
-    add("--subsets", default="valid", help="such as valid,train_inner (default: %(default)s)")
-    add("--x", choices=curves.AXES, default="updates", help="what to draw it over (default: %(default)s)")
-    add("--output", "--png", metavar="FILE", help="picture of the curves, PNG or SVG; arrays go beside it")
+    add("--metric", help=f"name of the figure (default: the first found of {', '.join(curves.PREFERRED)})")
+    add("--subsets", default="valid", help="subsets, such as valid,train_inner (default: %(default)s)")
+    add("--x", choices=curves.AXES, default="updates", help="the x axis (default: %(default)s)")
+    add(
+        "--output",
+        "--png",
+        metavar="FILE",
+        help="picture of the curves, PNG or SVG; the arrays are saved beside it",
+    )
     add("--table", metavar="FILE", help="write a table there, as Markdown")
     add("--better", choices=curves.BETTER, help="which value is the best (default: by the metric's name)")
     add("--threshold", type=float, metavar="VALUE", help="draw a line there, and say when it was reached")

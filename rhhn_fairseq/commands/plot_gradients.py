@@ -3,9 +3,10 @@
 Usage: %(prog)s lstm/checkpoint_last.pt rhn/checkpoint_last.pt --initial --output gradients.png
        %(prog)s lstm/checkpoint_last.pt --h-detach 0.5 --shares --output shares.png
 
-Over time it is the norm of dLoss / d state averaged over the layers, and within the cell that of each layer,
-or depth of a recurrent highway network, averaged over time (Suarez 2017, figures 4 to 6). --shares adds, for
-cells with a state (h, c), how much of the gradient of c_t comes through h_t and not through c_{t+1}.
+The left panel shows the norm of dLoss / d state over time, averaged over the layers. The right panel shows it
+for each layer, or depth of a recurrent highway network, averaged over time (Suarez 2017, figures 4 to 6).
+--shares adds, for cells with a state (h, c), how much of the gradient of c_t comes through h_t and not
+through c_{t+1}.
 """
 
 import os
@@ -17,15 +18,20 @@ from rhhn_fairseq.errors import UsageError
 def main(argv=None) -> None:
     parser = make_parser("plot", __doc__, subcommand="gradients")
     add = parser.add_argument
-    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="of character language models")
-    add("--data", help="their data directory (default: where they were trained)")
-    add("--initial", action="store_true", help="also the models as their training began")
-    add("--steps", type=int, default=100, help="T (default: %(default)s)")
+    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="checkpoints of character language models")
+    add("--data", help="data directory of the models (default: that of their training)")
+    add("--initial", action="store_true", help="also draw the models as they were before training")
+    add("--steps", type=int, default=100, help="steps T of the sequences (default: %(default)s)")
     add("--lines", type=int, default=32, help="lines of the validation text (default: %(default)s)")
     add("--h-detach", type=float, default=0.0, metavar="P", help="probability of h-detach (default: 0)")
-    add("--draws", type=int, default=8, help="of h-detach's coins, averaged (default: %(default)s)")
+    add(
+        "--draws",
+        type=int,
+        default=8,
+        help="draws of h-detach's coins to average over (default: %(default)s)",
+    )
     add("--shares", action="store_true", help="draw how much of the gradient comes through h")
-    add("--seed", type=int, default=1, help="of coins and initial models (default: %(default)s)")
+    add("--seed", type=int, default=1, help="seed of coins and initial models (default: %(default)s)")
     add("--title", help="title of the picture")
     add("--output", required=True, metavar="FILE", help="picture, PNG or SVG")
     args = parser.parse_args(argv)

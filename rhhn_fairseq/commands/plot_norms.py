@@ -18,8 +18,10 @@ def main(argv=None) -> None:
     from rhhn_fairseq.analysis.curves import run_names
 
     parser = make_parser("plot", __doc__, subcommand="norms")
-    parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="file, or exported directory")
-    parser.add_argument("--match", default="", metavar="TEXT", help="only blocks with this in their name")
+    parser.add_argument(
+        "checkpoints", nargs="+", metavar="CHECKPOINT", help="checkpoint, or a directory of `rhhn convert`"
+    )
+    parser.add_argument("--match", default="", metavar="TEXT", help="only blocks whose names contain this")
     parser.add_argument("--title", help="title of the picture")
     parser.add_argument("--output", required=True, metavar="FILE", help="picture, PNG or SVG")
     args = parser.parse_args(argv)

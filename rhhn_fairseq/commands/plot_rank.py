@@ -2,9 +2,9 @@
 
 Usage: %(prog)s runs/paper/checkpoint_*.pt runs/broken/checkpoint_*.pt --output rank.png
 
-The files of one directory are one line over their updates. Each model reads the same text, and the effective
-rank (Roy and Vetterli 2007) is that of the embeddings z, or the scaling vectors d, less their mean over the
-text. With --hyper-init paper all elements of an embedding stay equal, and the rank is 1.
+The files of one directory form one curve over their updates. Each model reads the same text. The figure is
+the effective rank (Roy and Vetterli 2007) of the embeddings z, or of the scaling vectors d, minus their mean
+over the text. With --hyper-init paper all elements of an embedding stay equal, and the rank is 1.
 """
 
 import os
@@ -17,10 +17,15 @@ from rhhn_fairseq.commands.parsers import make_parser
 def main(argv=None) -> None:
     parser = make_parser("plot", __doc__, subcommand="rank")
     add = parser.add_argument
-    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="of character language models")
-    add("--data", help="their data directory (default: where they were trained)")
+    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="checkpoints of character language models")
+    add("--data", help="data directory of the models (default: that of their training)")
     add_text(parser, required=False)
-    add("--symbols", type=int, default=500, help="without a text, so many of the validation's (default: 500)")
+    add(
+        "--symbols",
+        type=int,
+        default=500,
+        help="symbols of the validation text to read, without --text (default: 500)",
+    )
     add("--title", help="title of the picture")
     add("--output", required=True, metavar="FILE", help="picture, PNG or SVG")
     args = parser.parse_args(argv)

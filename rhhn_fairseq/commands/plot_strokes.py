@@ -1,9 +1,10 @@
-"""Draws lines of prepared handwriting with their texts, to look at before training on them.
+"""Draws lines of prepared handwriting with their texts, to inspect them before training.
 
 Usage: %(prog)s data-bin/hershey --output lines.png
        %(prog)s data-bin/kanji --split valid --lines 24 --columns 6 --seed 2 --output kanji.svg
 
-The lines are drawn by chance, at one scale. Their numbers are those of `rhhn write --prime SPLIT:NUMBER`.
+The lines are chosen at random, and drawn at one scale. Their numbers are those that
+`rhhn write --prime SPLIT:NUMBER` takes.
 """
 
 import os
@@ -17,10 +18,12 @@ MOST_LINES = 200
 def main(argv=None) -> None:
     parser = make_parser("plot", __doc__, subcommand="strokes")
     parser.add_argument("data", help="directory of prepared handwriting")
-    parser.add_argument("--split", default="train", help="which split (default: %(default)s)")
+    parser.add_argument("--split", default="train", help="split to draw from (default: %(default)s)")
     parser.add_argument("--lines", type=int, default=12, help="how many lines (default: %(default)s)")
     parser.add_argument("--columns", type=int, default=3, help="lines side by side (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the choice of lines (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the choice of lines (default: %(default)s)"
+    )
     parser.add_argument("--output", required=True, metavar="FILE", help="picture, PNG or SVG")
     args = parser.parse_args(argv)
 

@@ -5,8 +5,8 @@ Usage: %(prog)s checkpoints/checkpoint_best.pt --file page.txt --output weights.
 
 The measure is the L2 norm of the difference between a recurrent matrix, as the hypernetwork scales it, in
 this step and in the step before (Ha, Dai, Le 2016, figure 3). A page (.html) shows the numbers of each
-symbol, the probabilities of the next and what came. `rhhn sample --weights` draws it of a text that the model
-writes.
+symbol, the probabilities of the next symbol, and the one that followed. `rhhn sample --weights` draws this
+for a text that the model samples.
 """
 
 import os

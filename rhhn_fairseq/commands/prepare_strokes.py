@@ -30,7 +30,7 @@ def parse_arguments(argv):
         "--normalise",
         choices=KINDS,
         default="standard",
-        help="offsets by mean and deviation of dx and dy each, by one deviation for both, or not at all",
+        help="normalise dx and dy separately by mean and deviation, by one deviation for both, or not at all",
     )
     common.add_argument(
         "--statistics-of", type=Path, metavar="DIR", help="take the normalisation of this prepared directory"
@@ -57,7 +57,7 @@ def parse_arguments(argv):
         "--protocol",
         choices=PROTOCOLS,
         default="task1",
-        help="the benchmark's four sets, or Graves's: all but one validation set to train on",
+        help="the benchmark's four sets, or Graves's, who trains on all but one validation set",
     )
     # Ha et al. drop shorter lines; Graves removes steps that are recording errors.
     add_fields(recorded, CleaningConfig(min_points=300, outliers="drop"))
@@ -67,14 +67,17 @@ def parse_arguments(argv):
         "--input", type=Path, nargs="+", required=True, metavar="PATH", help=".npz, .npy, or a folder of .npy"
     )
     arrays.add_argument(
-        "--split", metavar="P/P/P", default="90/5/5", help="shares of an input without splits (%(default)s)"
+        "--split",
+        metavar="P/P/P",
+        default="90/5/5",
+        help="percentages for an input without splits (default: %(default)s)",
     )
     arrays.add_argument("--seed", type=int, default=1, help="seed of that split (default: %(default)s)")
     arrays.add_argument(
         "--first-row",
         choices=FIRST_ROWS,
         default="drawn",
-        help="what a first offset that is not zero does: draw from the origin, or move to the first point",
+        help="whether a first offset other than zero draws from the origin, or moves to the first point",
     )
     arrays.add_argument("--y-up", action="store_true", help="y grows upwards in the input")
     add_fields(arrays, CleaningConfig())

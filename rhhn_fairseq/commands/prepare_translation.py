@@ -48,7 +48,7 @@ def parse_arguments(argv):
         nargs="+",
         default=list(wmt14.TRAINING),
         metavar="PART",
-        help=f"what to train on, of {', '.join(wmt14.TRAINING)} (default: all)",
+        help=f"parts to train on, of {', '.join(wmt14.TRAINING)} (default: all)",
     )
     wmt.add_argument("--from-dir", type=Path, metavar="DIR", help="take the archives from here")
     wmt.add_argument(
@@ -72,8 +72,12 @@ def parse_arguments(argv):
             files.add_argument(
                 f"--{split}-{side}", type=Path, nargs="+", metavar="FILE", help="plain, .gz or .zip"
             )
-    files.add_argument("--source-lang", default="en", metavar="LANG", help="default: %(default)s")
-    files.add_argument("--target-lang", default="fr", metavar="LANG", help="default: %(default)s")
+    files.add_argument(
+        "--source-lang", default="en", metavar="LANG", help="source language (default: %(default)s)"
+    )
+    files.add_argument(
+        "--target-lang", default="fr", metavar="LANG", help="target language (default: %(default)s)"
+    )
     add_fields(files, CleaningConfig(), PiecesConfig())
     return parser.parse_args(argv)
 

@@ -2,8 +2,8 @@
 
 Usage: %(prog)s [--log FILE]
 
-The text is the source of Python's standard library. What was trained before is used again. The details are
-in the log file.
+The text is the source of Python's standard library. Models that an earlier run has trained are used again.
+The details are in the log file.
 """
 
 import os
@@ -36,7 +36,9 @@ LAST_LINES = 12
 
 def main(argv=None) -> None:
     parser = make_parser("quickstart", __doc__)
-    parser.add_argument("--log", type=Path, default=RUNS / "details.log", help="default: %(default)s")
+    parser.add_argument(
+        "--log", type=Path, default=RUNS / "details.log", help="file for the details (default: %(default)s)"
+    )
     log = parser.parse_args(argv).log
     try:
         log.parent.mkdir(parents=True, exist_ok=True)

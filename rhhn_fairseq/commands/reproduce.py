@@ -7,8 +7,8 @@ Examples:
   %(prog)s su-ptb hyperrhn_ptb --adopt train.log checkpoints/hyperrhn_ptb
   %(prog)s --queue tonight.txt
 
-A line of a queue is what would follow the command, as ``ha-ptb lstm_ptb --epochs 25``. The same
-command resumes a run that was stopped, from its last checkpoint. Options of fairseq-train may follow ``--``.
+A line of a queue is what would follow the command, such as ``ha-ptb lstm_ptb --epochs 25``. The same command
+resumes an interrupted run from its last checkpoint. Options of fairseq-train may follow ``--``.
 """
 
 import sys

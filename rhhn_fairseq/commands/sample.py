@@ -1,12 +1,12 @@
-"""Draws text from a character language model and prints it as it comes.
+"""Samples text from a character language model, and prints each symbol as it is drawn.
 
 Usage: %(prog)s checkpoints/checkpoint_best.pt --prompt "The " --length 300
        %(prog)s --pretrained --prompt "def "
 
-With --weights the text is read once more when it is complete, to see how much the model's weights changed at
-each character: a page that shows the numbers (.html), or a picture (.png, .svg).
+With --weights the complete text is read once more, to draw how much the model's weights change at each
+character, as a page that shows the numbers (.html) or as a picture (.png, .svg).
 
-A model that was trained with --reverse draws what comes before the prompt. Its text is printed when it is
+A model that was trained with --reverse samples what comes before the prompt. Its text is printed when it is
 complete.
 """
 
@@ -20,14 +20,19 @@ from rhhn_fairseq.errors import UsageError
 def main(argv=None) -> None:
     parser = make_parser("sample", __doc__)
     add_model(parser)
-    parser.add_argument("--prompt", default="", help="text the model reads first; it is printed too")
-    parser.add_argument("--length", type=int, default=300, help="characters to draw (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0 takes the likeliest (default: 1)")
-    parser.add_argument("--top-k", type=int, default=0, help="draw from the k likeliest only (default: all)")
+    parser.add_argument("--prompt", default="", help="text that the model reads first; it is printed too")
+    parser.add_argument("--length", type=int, default=300, help="characters to sample (default: %(default)s)")
     parser.add_argument(
-        "--weights", metavar="FILE", help="page or picture of how the weights change: .html, .png or .svg"
+        "--temperature",
+        type=float,
+        default=1.0,
+        help="divides the logits; 0: always take the likeliest (default: 1)",
     )
-    parser.add_argument("--seed", type=int, default=1, help="of the draws (default: %(default)s)")
+    parser.add_argument(
+        "--top-k", type=int, default=0, help="sample from the k likeliest only (default: all)"
+    )
+    parser.add_argument("--weights", metavar="FILE", help="draw how the weights change: .html, .png or .svg")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the samples (default: %(default)s)")
     args = parser.parse_args(argv)
     if args.length < 1:
         raise UsageError(f"--length {args.length} is too small, the smallest is 1")

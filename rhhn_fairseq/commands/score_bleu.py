@@ -2,9 +2,9 @@
 
 Usage: %(prog)s HYPOTHESES --reference data-bin/multi30k-en-fr/raw/test.fr
 
-HYPOTHESES is a text file, one sentence a line, or the output of fairseq-generate. Without --reference the
-references are fairseq-generate's own T- lines; those have been through the dictionary, so they may differ
-from the text, and figures that others are to compare with need the text.
+HYPOTHESES is a text file, one sentence per line, or the output of fairseq-generate. Without --reference the
+references are fairseq-generate's own T- lines. These have passed through the dictionary and may differ from
+the text, so give --reference for figures that are to be compared with others.
 """
 
 import json
@@ -18,8 +18,8 @@ MOST_SAMPLES = 1_000_000
 
 def main(argv=None) -> None:
     parser = make_parser("score_bleu", __doc__)
-    parser.add_argument("hypotheses", help="translations, one a line, or the output of fairseq-generate")
-    parser.add_argument("--reference", metavar="FILE", help="raw reference text, one sentence a line")
+    parser.add_argument("hypotheses", help="translations, one per line, or the output of fairseq-generate")
+    parser.add_argument("--reference", metavar="FILE", help="raw reference text, one sentence per line")
     parser.add_argument("--baseline", metavar="FILE", help="a second system, for a paired bootstrap test")
     parser.add_argument(
         "--samples", type=int, default=1000, help="resamplings of the test set (default: %(default)s)"

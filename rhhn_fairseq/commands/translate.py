@@ -1,9 +1,9 @@
-"""Translates raw text, a line at a time: as many lines come out as go in, in the same order.
+"""Translates raw text line by line: the output has as many lines as the input, in the same order.
 
 Usage: %(prog)s --checkpoint checkpoints/lstm_gnmt_small/checkpoint_best.pt < text.en
 
 Standard input is read in parts of --buffer-size lines, each of which is translated and written before the
-next is read, so the text may be of any length. Where lines come slowly, those that have come are a part.
+next is read, so the text may be of any length. Where lines arrive slowly, a part is what has arrived.
 Empty lines stay empty.
 """
 
@@ -66,38 +66,60 @@ def parse_arguments(argv):
         action="append",
         required=True,
         metavar="FILE",
-        help="trained model; several, repeated or as a.pt:b.pt, are an ensemble",
+        help="trained model; give it several times, or a.pt:b.pt, for an ensemble",
     )
-    add("--data", metavar="DIR", help="directory of its dictionaries (default: where it was trained)")
-    add("--sentencepiece-model", metavar="FILE", help="default: pieces.model in the data directory")
+    add("--data", metavar="DIR", help="directory of the dictionaries (default: that of the training)")
+    add(
+        "--sentencepiece-model",
+        metavar="FILE",
+        help="sentencepiece model (default: pieces.model in the data directory)",
+    )
     add("--source-lang", metavar="LANG", help="source language (default: from the checkpoint or the data)")
     add("--target-lang", metavar="LANG", help="target language (default: from the checkpoint or the data)")
     add("--input", metavar="FILE", help="text to translate (default: standard input)")
-    add("--output", metavar="FILE", help="written when all is translated (default: standard output)")
-    add("--json", action="store_true", help="JSON lines with scores instead of text")
-    add("--errors", choices=("strict", "replace"), default="strict", help="input that is not UTF-8")
-    add("--beam", type=int, default=5, help="hypotheses followed at a time (default: %(default)s)")
-    add("--nbest", type=int, default=1, help="translations a line, needs --json (default: %(default)s)")
-    add("--max-len-a", type=float, default=1.0, metavar="A", help="a translation has at most A times the")
-    add("--max-len-b", type=int, default=200, metavar="B", help="source's pieces plus B (default: 1, 200)")
-    add("--lenpen", type=float, default=1.0, help="exponent of the length in scores (default: %(default)s)")
-    add("--length-penalty", metavar="NAME:ALPHA", help="of --task gnmt_translation")
-    add("--coverage-penalty", type=float, metavar="BETA", help="of --task gnmt_translation")
-    add("--beam-size-threshold", type=float, metavar="T", help="of --task gnmt_translation")
+    add("--output", metavar="FILE", help="file, written when all is translated (default: standard output)")
+    add("--json", action="store_true", help="write JSON lines with scores, not text")
+    add(
+        "--errors",
+        choices=("strict", "replace"),
+        default="strict",
+        help="how to treat input that is not UTF-8",
+    )
+    add("--beam", type=int, default=5, help="width of the beam (default: %(default)s)")
+    add("--nbest", type=int, default=1, help="translations per line, needs --json (default: %(default)s)")
+    add("--max-len-a", type=float, default=1.0, metavar="A", help="a translation has at most A n + B pieces")
+    add(
+        "--max-len-b",
+        type=int,
+        default=200,
+        metavar="B",
+        help="for n source pieces (default: A = 1, B = 200)",
+    )
+    add(
+        "--lenpen", type=float, default=1.0, help="exponent of the length in the score (default: %(default)s)"
+    )
+    add("--length-penalty", metavar="NAME:ALPHA", help="fairseq, none or gnmt:ALPHA, as in gnmt_translation")
+    add(
+        "--coverage-penalty",
+        type=float,
+        metavar="BETA",
+        help="weight of the coverage penalty, as in gnmt_translation",
+    )
+    add("--beam-size-threshold", type=float, metavar="T", help="pruning of the beam, as in gnmt_translation")
     add("--max-tokens", type=int, default=4000, help="source pieces in a batch (default: %(default)s)")
     add(
         "--max-source-pieces",
         type=int,
         metavar="N",
-        help="longer lines are cut (default: what the model takes, at most 1024)",
+        help="cut longer lines (default: the model's limit, at most 1024)",
     )
     add(
         "--buffer-size",
         type=int,
         metavar="N",
-        help=f"most lines read before any is written (default: {BUFFER_SIZE}, at a terminal 1)",
+        help=f"lines to read before writing (default: at most {BUFFER_SIZE}; 1 at a terminal)",
     )
-    add("--cpu", action="store_true", help="run on the CPU where there is a GPU too")
+    add("--cpu", action="store_true", help="run on the CPU even if there is a GPU")
     return parser.parse_args(argv)
 
 

@@ -4,8 +4,8 @@ Examples:
   %(prog)s data-bin/ptb lstm ln_hyperlstm hyperrhn --seconds 120 --trials 8
   %(prog)s data-bin/ptb rhn:rhn-depth=5 lstm:layers=2 --parameters 300000
 
-Every trial is kept, failures included. The same command goes on where it was stopped; more systems or trials
-may be added to it.
+Every trial is kept, failures included. The same command continues where it was stopped; you may add
+systems and trials to it.
 """
 
 import sys

@@ -3,9 +3,9 @@
 Usage: %(prog)s checkpoints/handwriting/checkpoint_best.pt --lines 3 --output written
        %(prog)s --pretrained --text "hello world" --bias 1
 
-A model trained with --window writes --text "..."; --prime lets it read a line first and go on in its hand.
-The strokes have the colour of how much the weights of a hypernetwork's main network changed at each step; the
-strips under them show it matrix by matrix.
+A model trained with --window writes the text of --text. --prime lets a model read a line first and continue
+in its hand. The colour of the strokes shows how much the weights of a main network changed at each step; the
+strips under them show it for each matrix.
 """
 
 import os
@@ -65,19 +65,19 @@ def parse_arguments(argv):
     parser = make_parser("write", __doc__)
     add = parser.add_argument
     add("checkpoint", nargs="?", help="checkpoint of a handwriting model, or a directory of `rhhn convert`")
-    add("--pretrained", action="store_true", help="the model of Hershey fonts that the package has")
+    add("--pretrained", action="store_true", help="use the packaged model of Hershey fonts")
     add(
         "--output",
         default="written",
         metavar="NAME",
-        help="NAME.svg and NAME.png; or one file with that ending",
+        help="write NAME.svg and NAME.png, or one file if NAME ends in .svg or .png",
     )
-    add("--text", action="append", default=[], metavar="TEXT", help="what to write; several, repeated")
-    add("--lines", type=int, default=1, help="lines to write, of each text (default: %(default)s)")
+    add("--text", action="append", default=[], metavar="TEXT", help="text to write; may be repeated")
+    add("--lines", type=int, default=1, help="lines to write for each text (default: %(default)s)")
     add(
         "--points",
         type=int,
-        help="points of a line, with a text the most (default: 400; by the text's length)",
+        help="points per line; with a text the maximum (default: 400; by the text's length)",
     )
     add("--bias", type=float, default=0.0, help="0 is the model's own hand, larger is tidier (default: 0)")
     add("--temperature", type=float, default=1.0, help="below 1 is tidier (default: 1)")
@@ -86,7 +86,7 @@ def parse_arguments(argv):
     add("--prime-text", metavar="TEXT", help="text of the primed line (default: from the data)")
     add("--prime-points", type=int, metavar="N", help="read only the first N points of the primed line")
     add("--y-up", action="store_true", help="y grows upwards in the .npy file of --prime")
-    add("--data", metavar="DIR", help="data directory of --prime (default: where it was trained)")
+    add("--data", metavar="DIR", help="data directory of --prime (default: that of the training)")
     add("--columns", type=int, default=1, help="lines side by side in the picture (default: %(default)s)")
     add("--no-changes", action="store_true", help="do not draw how the weights change")
     return parser.parse_args(argv)

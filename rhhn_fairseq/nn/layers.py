@@ -97,7 +97,7 @@ class HyperRNN(RecurrentLayer):
 
 
 class Hyper(RecurrentLayer):
-    """Layers of any cell scaled by any other (Suarez 2017): ``main_cell`` by ``hyper_cell``.
+    """Layers of a cell scaled by another (Suarez 2017): ``main_cell`` by ``hyper_cell``.
 
     The state has the entries of the main cell's, then those of the hypernetwork's.
     """

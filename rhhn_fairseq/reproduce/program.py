@@ -47,46 +47,73 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("table", nargs="?", metavar="TABLE", help=f"one of {', '.join(TABLES)}")
     add("rows", nargs="*", metavar="ROW", help="rows of the table (default: all)")
     add("--list", action="store_true", help="print the tables, their rows and the papers' figures")
-    add("--queue", type=Path, metavar="FILE", help="work off the runs in a file, at low priority")
-    add("--render", action="store_true", help="write the page from the records that are there, run nothing")
+    add(
+        "--queue",
+        type=Path,
+        metavar="FILE",
+        help="run the lines of a file one after another, at low priority",
+    )
+    add("--render", action="store_true", help="write the page from the existing records, run nothing")
     add("--dry-run", action="store_true", help="print the commands, run nothing")
-    add("--adopt", nargs=2, type=Path, metavar=("LOG", "DIR"), help="take over a training done by hand")
+    add("--adopt", nargs=2, type=Path, metavar=("LOG", "DIR"), help="record a training that was run by hand")
     add(
         "--cost",
         action="store_true",
-        help="train a few updates of each row and record what they take (default: 8)",
+        help="train a few updates of each row and record their time (default: 8 updates)",
     )
     add(
         "--remark",
         default="",
         metavar="TEXT",
-        help="what a reader has to know of a run or a cost; kept with it",
+        help="a note for the reader, stored with the run or the cost",
     )
-    add("--seeds", nargs="+", type=int, default=[1], metavar="N", help="one run each (default: 1)")
+    add("--seeds", nargs="+", type=int, default=[1], metavar="N", help="seeds; one run for each (default: 1)")
     add("--epochs", type=int, metavar="N", help="stop after N epochs (default: the recipe's)")
     add("--updates", type=int, metavar="N", help="stop after N updates")
     add("--hours", type=float, metavar="H", help="stop after H hours of training")
     add("--patience", type=int, metavar="N", help="stop after N validations without a better figure")
-    add("--protocols", nargs="+", default=[], metavar="P", help="evaluate by these alone (default: all)")
+    add(
+        "--protocols",
+        nargs="+",
+        default=[],
+        metavar="P",
+        help="evaluate by these protocols only (default: all)",
+    )
     add("--scale", type=float, default=1.0, metavar="S", help="shrink width, data and budget, in (0, 1]")
-    add("--precision", choices=PRECISIONS, default="float32", help="(default: %(default)s)")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: %(default)s)")
-    add("--threads", type=int, default=1, metavar="N", help="of a training on the CPU (default: 1)")
-    add("--from-dir", type=Path, metavar="DIR", help="where the corpus's files are (default: download)")
-    add("--data", type=Path, default=Path("data-bin"), metavar="DIR", help="prepared corpora (%(default)s)")
+    add(
+        "--precision",
+        choices=PRECISIONS,
+        default="float32",
+        help="type of the training (default: %(default)s)",
+    )
+    add(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="device of the training (default: %(default)s)",
+    )
+    add("--threads", type=int, default=1, metavar="N", help="threads of a training on the CPU (default: 1)")
+    add("--from-dir", type=Path, metavar="DIR", help="directory of the corpus's files (default: download)")
+    add(
+        "--data",
+        type=Path,
+        default=Path("data-bin"),
+        metavar="DIR",
+        help="directory of prepared corpora (default: %(default)s)",
+    )
     add(
         "--runs",
         type=Path,
         default=Path("runs/reproduce"),
         metavar="DIR",
-        help="checkpoints and logs (%(default)s)",
+        help="directory of checkpoints and logs (default: %(default)s)",
     )
     add(
         "--results",
         type=Path,
         default=Path("docs/results"),
         metavar="DIR",
-        help="records and pages (%(default)s)",
+        help="directory of records and pages (default: %(default)s)",
     )
 
 

@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=DEFAULT.seconds,
         metavar="S",
-        help="processor time of a trial's updates (default: %(default)g)",
+        help="processor time of a trial's updates, in seconds (default: %(default)g)",
     )
     add("--symbols", type=int, metavar="N", help="symbols that a trial reads; replaces --seconds")
     add(
@@ -49,28 +49,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=DEFAULT.trials,
         metavar="N",
-        help="of every system (default: %(default)s)",
+        help="trials of every system (default: %(default)s)",
     )
     add(
         "--length",
         type=int,
         default=DEFAULT.length,
         metavar="T",
-        help="symbols a lane reads in an update (100)",
+        help="symbols that a lane reads in an update (default: 100)",
     )
     add(
         "--best", type=int, default=4, metavar="N", help="systems trained again with other seeds (default: 4)"
     )
     add("--repeats", type=int, default=3, metavar="N", help="other seeds for each of these (default: 3)")
-    add("--dynamic-eval", action="store_true", help="score these by dynamic evaluation too")
-    add("--seed", type=int, default=1, metavar="N", help="of the search (default: 1)")
-    add("--threads", type=int, default=1, metavar="N", help="of a training (default: 1)")
+    add("--dynamic-eval", action="store_true", help="also score the best by dynamic evaluation")
+    add("--seed", type=int, default=1, metavar="N", help="seed of the search (default: 1)")
+    add("--threads", type=int, default=1, metavar="N", help="threads of a training (default: 1)")
     add(
         "--directory",
         type=Path,
         default=Path("runs/tune"),
         metavar="DIR",
-        help="trials (default: %(default)s)",
+        help="directory of the trials (default: %(default)s)",
     )
     add("--page", type=Path, metavar="FILE.md", help="also write the page here, and its data beside it")
 
