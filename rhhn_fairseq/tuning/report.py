@@ -67,7 +67,7 @@ def _best(entry: dict) -> float:
 
 def _table(entries: list[dict], budget: Budget) -> list[str]:
     heads = (
-        "system | parameters | ms an update | symbols read | trials (failed) | valid, best | valid, median"
+        "system | parameters | ms per update | symbols read | trials (failed) | valid, best | valid, median"
     )
     heads += " | valid, other seeds | test | test, dynamic evaluation | options of the best"
     lines = [f"| {heads} |", "|---" * 11 + "|"]
