@@ -26,7 +26,7 @@ UNITS = {
     "gnorm": "norm of the gradient",
     "loss": "loss (in the unit of the log)",
     "mse": "mean squared error",
-    "nats_seq": "nats a sequence",
+    "nats_seq": "nats per sequence",
     "ppl": "perplexity",
 }
 

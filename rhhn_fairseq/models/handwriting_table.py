@@ -34,7 +34,7 @@ class Row:
 
     def reported(self) -> str:
         """Returns in one line what the paper reports for it."""
-        return f"{self.count}; loss {self.loss:,} nats a sequence ({SOURCE})"
+        return f"{self.count}; loss {self.loss:,} nats per sequence ({SOURCE})"
 
 
 def _ha(cell: str, hidden: int = 900, layers: int = 1, **hyper) -> dict:

@@ -228,7 +228,7 @@ TABLES = {
             "ha-iam",
             "Ha et al. 2016, section 4.3: handwriting, IAM-OnDB",
             "iam-graves",
-            Scoring("validate", "nats_seq", "nats a sequence", ("valid",), decimals=0),
+            Scoring("validate", "nats_seq", "nats per sequence", ("valid",), decimals=0),
             _handwriting(),
             "The split is Graves's (2013), as in the paper. The paper reports the loss on its validation "
             "set, and gives no number of epochs.",

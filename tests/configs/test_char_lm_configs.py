@@ -101,7 +101,7 @@ def test_comment_tells_the_row_of_the_table(name):
     digits = 2 if "Suarez" in row.source else 3
     scores = (("valid", row.valid), ("test", row.test))
     expected = " and ".join(f"{split} {bits:.{digits}f}" for split, bits in scores if bits)
-    expected = f"{expected} bits per character" if expected else "the paper has no figures of it"
+    expected = f"{expected} bits per character" if expected else "the paper has no figures for it"
     expected = row.measured or expected
     assert f"Expected: {expected}." in text
     assert f"{row.vocab_size} symbols." in text

@@ -52,7 +52,7 @@ def test_model_is_that_of_the_architecture(path):
 def test_comment_tells_the_row_of_the_table(path):
     row, text = ARCHITECTURES[path.stem], comment(path)
     assert f"Parameters: {row.parameters:,}; the paper prints {row.count}." in text
-    assert f"Expected: {row.loss:,} nats a sequence" in text
+    assert f"Expected: {row.loss:,} nats per sequence" in text
     assert f"checkpoints/{path.stem}/checkpoint_best.pt" in command(path, "fairseq-validate")
 
 
