@@ -45,10 +45,10 @@ class CellConfig(StateConfig):
     """``StateConfig`` with the regularisers of states that enter a matrix product."""
 
     gal_dropout: float = option(
-        0.0, help="drop recurrent inputs, one mask a sequence (Gal and Ghahramani)", low=0, below=1
+        0.0, help="drop recurrent inputs, one mask per sequence (Gal and Ghahramani)", low=0, below=1
     )
     h_detach: float = option(
-        0.0, help="probability a step that no gradient flows through the recurrent input", low=0, high=1
+        0.0, help="probability, per step, that no gradient flows through the recurrent input", low=0, high=1
     )
 
 

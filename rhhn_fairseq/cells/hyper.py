@@ -69,12 +69,12 @@ class HyperConfig(RHNConfig, GatedConfig):
     hyper_embed_size: int = option(4, help="width of the embeddings z", low=1)
     hyper_input: str = option(
         "xh",
-        help="what the hypernetwork reads: x, or x and the main network's output of the step before",
+        help="what the hypernetwork reads: x, or x and the main network's previous output",
         choices=("x", "xh"),
     )
     hyper_map: str = option(
         "embedding",
-        help="what makes scaling vectors of its output: embeddings of each gate, or one map a matrix",
+        help="how its output gives scaling vectors: embeddings of each gate, or one map per matrix",
         choices=("embedding", "direct"),
     )
     hyper_scales: str = option(
@@ -82,7 +82,7 @@ class HyperConfig(RHNConfig, GatedConfig):
     )
     hyper_output: str = option(
         "last",
-        help="what makes the scaling vectors: the hypernetwork's last layer, or for every layer its own",
+        help="states that give scaling vectors: the last layer's, or each layer's for the same layer",
         choices=("last", "layers"),
     )
     hyper_start: float = option(1.0, help="value near which the scaling vectors start")

@@ -71,8 +71,12 @@ class HyperLSTMConfig(GatedConfig):
     hyper_size: int = option(128, help="width of the hypernetwork", low=1)
     hyper_embed_size: int = option(4, help="width of the embeddings z", low=1)
     layer_norm: bool = option(False, help="normalise the gates and c, in both networks")
-    hyper_state: str = option("current", help="which state of the hypernetwork gives z", choices=HYPER_STATES)
-    hyper_init: str = option("broken_symmetry", help="start of the maps to d", choices=HYPER_INITS)
+    hyper_state: str = option(
+        "current", help="compute z from this state of the hypernetwork", choices=HYPER_STATES
+    )
+    hyper_init: str = option(
+        "broken_symmetry", help="initialisation of the maps from z to d", choices=HYPER_INITS
+    )
     hyper_rank: int = option(1, help="outer products that scale a recurrent matrix", low=1)
 
     def hyper(self) -> LSTMConfig:

@@ -1,6 +1,6 @@
 """HyperRNN (Ha, Dai, Le 2016, equations 2 to 5): a small RNN that generates the weights of a larger one.
 
-Practical form (equation 5), where vectors d scale the rows of fixed matrices::
+Practical form (equation 5), where vectors d scale the columns of fixed matrices (the paper's rows)::
 
     h' = phi(d_h * (h W_h) + d_x * (x W_x) + b(z_b)),   d_h = z_h W_hz,  d_x = z_x W_xz,  b = z_b W_bz + b_0
 
@@ -108,11 +108,15 @@ class HyperRNNConfig(CellConfig):
     hyper_embed_size: int = option(16, help="width of the embeddings z", low=1)
     hyper_form: str = option(
         "practical",
-        help="scale the rows of fixed matrices, or combine hyper_embed_size matrices",
+        help="scale the columns of fixed matrices, or combine hyper_embed_size matrices",
         choices=("practical", "full"),
     )
-    hyper_state: str = option("current", help="which state of the hypernetwork gives z", choices=HYPER_STATES)
-    hyper_init: str = option("broken_symmetry", help="start of the maps to d", choices=HYPER_INITS)
+    hyper_state: str = option(
+        "current", help="compute z from this state of the hypernetwork", choices=HYPER_STATES
+    )
+    hyper_init: str = option(
+        "broken_symmetry", help="initialisation of the maps from z to d", choices=HYPER_INITS
+    )
     activation: str = option("tanh", help="phi, the activation", choices=("tanh", "relu"))
 
 

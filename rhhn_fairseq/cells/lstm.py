@@ -47,10 +47,14 @@ class GatedConfig(CellConfig):
         0.0, help="drop units of the update tanh(g) (Semeniuta et al.)", low=0, below=1
     )
     recurrent_mask: str = option(
-        "step", help="recurrent dropout's mask is drawn for every ...", choices=("step", "sequence")
+        "step",
+        help="draw the recurrent dropout's mask for every step or once per sequence",
+        choices=("step", "sequence"),
     )
     zoneout_c: float = option(0.0, help="probability that a unit of c keeps its value", low=0, below=1)
-    c_detach: float = option(0.0, help="probability a step that no gradient flows through c", low=0, high=1)
+    c_detach: float = option(
+        0.0, help="probability, per step, that no gradient flows through c", low=0, high=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,8 +35,8 @@ class MLSTMConfig(GatedConfig):
 class MILSTMConfig(GatedConfig):
     """Options of the MI-LSTM."""
 
-    alpha_init: float = option(1.0, help="start of alpha, the weight of the product of both inputs")
-    beta_init: float = option(1.0, help="start of beta_1 and beta_2, the weights of each by itself")
+    alpha_init: float = option(1.0, help="initial value of alpha, the weight of the product of both inputs")
+    beta_init: float = option(1.0, help="initial value of beta_1 and beta_2, the weights of each input alone")
 
 
 def naive_mlstm(p, config, x_TC, state, noise):

@@ -73,7 +73,7 @@ class CharacterNetwork(Pretrained, nn.Module):
             glorot_(self.weight_out)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Returns the input vectors of dictionary indices, zeros for entries that are not symbols."""
+        """Returns the vectors [..., V or embed_dim] of indices [...]; zeros for entries without a symbol."""
         V = len(self.indices)
         if self.embedding is None:
             weight = self.weight_out.new_zeros(V + 1, V)

@@ -8,7 +8,7 @@ from helpers.option_values import VALUES
 
 WORKS, REFUSED, MEANINGLESS = "works", "refused", "no meaning"
 
-GPU = "for GPUs; without an effect on a CPU"
+GPU = "for GPUs; no effect on a CPU"
 FSDP = "for fairscale's sharding, which --ddp-backend fully_sharded asks for"
 STAGES = "for models cut into stages, which no model here can be"
 TRAINING = "goes with a training's --h-detach or --c-detach"
@@ -30,7 +30,7 @@ REFUSALS = {
 # Refused by some programs.
 REFUSED_BY = {
     ("generate", "--replace-unk"): "needs --dataset-impl raw; fairseq-interactive takes it",
-    ("generate", "--constraints"): "stand in the input of fairseq-interactive",
+    ("generate", "--constraints"): "are part of fairseq-interactive's input",
     ("interactive", "--score-reference"): "the input has no references",
     ("generate", "--lm-path"): "a character model knows no pieces; for fairseq's own language models",
     ("generate", "--print-step"): "for models that are not autoregressive",
@@ -45,7 +45,7 @@ REFUSED_BY |= {
 }
 REFUSED_BY |= {("validate", option): "the problem is the checkpoint's" for option in OF_A_PROBLEM}
 REFUSED_BY |= {
-    (program, option): "alone; give both languages or neither"
+    (program, option): "not alone: give both languages or neither"
     for program in ("train", "validate", "generate", "interactive")
     for option in ("--source-lang", "--target-lang")
 }
@@ -168,13 +168,17 @@ NAMES = {
 
 HEAD = """# fairseq's options
 
-Every option in `--help` of fairseq's programs (with `--arch` or `--task`), with a tiny model of every task
-the program is for, on a CPU.
-"works": the program accepts the option and finishes without an error. "refused": it ends in one line that
-says why. "no meaning": it is accepted, but has no effect. Options of a scheduler, optimizer or criterion that
-has to be selected first are not listed. `pytest --slow tests/tasks/test_options.py` tries them all.
+The table lists every option in `--help` of fairseq's programs (with `--arch` or `--task`). Each was tried on
+a CPU, with a tiny model of every task that the program is for.
 
-| option | outcome | |
+- "works": the program accepts the option and finishes without an error.
+- "refused": the program ends in one line that says why.
+- "no meaning": the program accepts the option, but it has no effect.
+
+Options of a scheduler, optimizer or criterion that has to be selected first are not listed.
+`pytest --slow tests/tasks/test_options.py` tries all options.
+
+| option | outcome | programs, and remarks |
 |---|---|---|
 """
 
