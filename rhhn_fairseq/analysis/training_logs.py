@@ -11,6 +11,7 @@ Training lines within an epoch belong to the subset ``train_inner``, those after
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,9 +28,11 @@ TRAIN, TRAIN_INNER = "train", "train_inner"
 
 _JSON = re.compile(r"(\{\".*\})\s*$")
 _AFTER_EPOCH = re.compile(
-    r"epoch (?P<epoch>\d+) \| (?:.* on '(?P<subset>[^']*)' subset \| )?(?P<figures>\S+ \S+ \| .*)$"
+    r"epoch (?P<epoch>\d{1,18}) \| (?:.* on '(?P<subset>[^']*)' subset \| )?(?P<figures>\S+ \S+ \| .*)$"
 )
-_WITHIN_EPOCH = re.compile(r"epoch (?P<epoch>\d+):\s+(?P<done>\d+) / (?P<all>\d+) (?P<figures>\S+=.*)$")
+_WITHIN_EPOCH = re.compile(
+    r"epoch (?P<epoch>\d{1,18}):\s+(?P<done>\d{1,18}) / (?P<all>\d{1,18}) (?P<figures>\S+=.*)$"
+)
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,8 @@ def parse_line(line: str) -> Record | None:
 def _from_json(text: str) -> Record | None:
     try:
         record = json.loads(text)
-    # A line that was cut off, or that only looks like JSON.
-    except ValueError:
+    # A line that was cut off, or that only looks like JSON; the parser recurses for each bracket.
+    except (ValueError, RecursionError):
         return None
     epoch = record.get("epoch")
     if UPDATES in record:
@@ -109,10 +112,10 @@ def _from_json(text: str) -> Record | None:
 
 
 def _number(value) -> float | None:
-    """Returns the value as a number; None if it is not one, such as null."""
+    """Returns the value as a number; None if it is not one, such as null, or beyond float64."""
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
@@ -127,7 +130,8 @@ def _record(subset: str, pairs, epoch, epochs_done: float | None) -> Record | No
         if name not in PLACES and number is not None:
             figures[name] = number
     update = figures.pop(UPDATES, None)
-    if update is None:
+    if update is None or not math.isfinite(update):
         return None
-    epoch = int(epoch) if str(epoch).isdecimal() else None
+    epoch = _number(epoch)
+    epoch = int(epoch) if epoch is not None and epoch.is_integer() else None
     return Record(subset, int(update), figures, epoch, epochs_done)

@@ -59,10 +59,23 @@ def test_every_form_of_a_line_is_read(before, tag, text, expected):
         TIME + "fairseq_cli.train | {'_name': None, 'common': {'seed': 1}}",
         TIME + 'valid | {"epoch": 2, "valid_loss": "0.4"}',
         TIME + "valid | valid on 'test' subset | loss 0.4 | accuracy 3",
+        JSON_INNER.replace("300", "nan"),
+        INNER.replace("num_updates=300", "num_updates=inf"),
+        INNER.replace("002", "2" * 5000),
+        TRAIN.replace("002", "2" * 5000),
+        '{"num_updates": ' + "[" * 100_000 + "]" * 100_000 + "}",
     ],
+    ids=range(12),
 )
 def test_other_lines_are_passed_over(line):
     assert parse_line(line) is None
+
+
+def test_numbers_beyond_float64_are_passed_over():
+    """An epoch, and a figure beside good ones."""
+    record = parse_line(JSON_INNER.replace('"epoch": 2', '"epoch": "' + "2" * 5000 + '"'))
+    assert (record.update, record.epoch) == (300, None)
+    assert parse_line('{"num_updates": 3, "loss": 1' + "0" * 400 + ', "bpc": 2}').figures == {"bpc": 2}
 
 
 def _log(path, values, subset="valid", metric="accuracy", step=100):
