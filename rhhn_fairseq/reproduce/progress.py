@@ -43,7 +43,9 @@ class Progress:
     def show(self, line: str, record: Record) -> None:
         """Updates the bar from one line of the log and the figures in it."""
         if record.subset == TRAIN_INNER:
-            share = self.share(_epoch(line), record.update, time.monotonic() - self._started)
+            # fairseq's clock, by which it stops, goes on after a restart.
+            seconds = record.figures.get("wall", time.monotonic() - self._started)
+            share = self.share(_epoch(line), record.update, seconds)
             if share is not None:
                 self._first = share if self._first is None else self._first
                 self._bar.n = min(1.0, share)

@@ -15,6 +15,7 @@ from helpers.script_cli import SCRIPTS, error_of
 from helpers.tiny_char_lm import write_corpus
 
 from rhhn_fairseq import cli
+from rhhn_fairseq.analysis.training_logs import parse_line
 from rhhn_fairseq.commands import reproduce
 from rhhn_fairseq.describe import build_empty, count_parameters
 from rhhn_fairseq.errors import UsageError
@@ -275,6 +276,13 @@ def test_progress_counts_the_nearest_limit():
     assert progress.share(1.0, 50, 36.0) == 0.1
     assert progress.share(1.0, 500, 36.0) == 0.5
     assert Progress("x", {}, quiet=True).share(1.0, 5, 1.0) is None
+
+
+def test_progress_counts_the_hours_before_a_restart():
+    progress = Progress("x", {"stop_time_hours": 10.0}, quiet=True)
+    line = '{"epoch": 3, "update": 2.5, "loss": "1", "wall": "32400", "num_updates": "70"}'
+    progress.show(line, parse_line(line))
+    assert progress._bar.n == 0.9
 
 
 @pytest.mark.parametrize(
