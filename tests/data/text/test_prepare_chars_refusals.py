@@ -59,7 +59,8 @@ def test_bad_input_files(tmp_path, capsys, split, name, make, message):
 
 
 @pytest.mark.parametrize(
-    "split", ["90/5", "90/5/5/0", "90/5/4", "100/0/0", "110/-5/-5", "a/b/c", "", "nan/5/5", "1/1/1"]
+    "split",
+    ["90/5", "90/5/5/0", "90/5/4", "100/0/0", "110/-5/-5", "a/b/c", "", "nan/5/5", "1/1/1", "9e1/5/5"],
 )
 def test_bad_splits(tmp_path, capsys, split):
     (tmp_path / "t.txt").write_text("text " * 100)
