@@ -17,7 +17,7 @@ from helpers.chars_cli import (
 )
 from helpers.cli import HANGS
 
-from rhhn_fairseq.data.common.download import download
+from rhhn_fairseq.data.common.download import default_download_dir, download
 from rhhn_fairseq.data.text import corpora
 from rhhn_fairseq.errors import UsageError
 
@@ -91,11 +91,30 @@ def test_download_continues_where_it_stopped(tmp_path, server, honour_range):
     assert names(tmp_path) == [".lock", "file"]
 
 
+@pytest.mark.parametrize("honour_range", [True, False])
 @pytest.mark.parametrize("extra", [0, 5])
-def test_a_whole_or_too_long_part_is_settled(tmp_path, server, extra):
+def test_a_whole_or_too_long_part_is_settled(tmp_path, server, extra, honour_range):
     handler, address = server
+    handler.honour_range = honour_range
     (tmp_path / "file.part").write_bytes(handler.data + bytes(extra))
     assert download(f"{address}/file", tmp_path).read_bytes() == handler.data
+
+
+def test_a_server_that_continues_elsewhere_is_refused(tmp_path, server):
+    handler, address = server
+    (tmp_path / "file.part").write_bytes(handler.data[:300])
+
+    def from_the_start(self):
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes 0-99/{len(self.data)}")
+        self.send_header("Content-Length", "100")
+        self.end_headers()
+        self.wfile.write(self.data[:100])
+
+    handler.do_GET = from_the_start
+    with pytest.raises(UsageError, match=r"asked for bytes from 300, got 'bytes 0-99/1024000'"):
+        download(f"{address}/file", tmp_path)
+    assert (tmp_path / "file.part").read_bytes() == handler.data[:300]
 
 
 def test_download_errors_name_the_way_out(tmp_path, server, capsys, monkeypatch):
@@ -149,6 +168,13 @@ def test_a_finished_download_needs_no_right_to_write(tmp_path, server, monkeypat
     (tmp_path / "file").write_bytes(b"here")
     monkeypatch.setattr(Path, "mkdir", None)
     assert download(f"{address}/file", tmp_path).read_bytes() == b"here"
+
+
+def test_downloads_are_kept_where_caches_are(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert default_download_dir() == Path("/caches/rhhn_fairseq")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert default_download_dir() == Path.home() / ".cache" / "rhhn_fairseq"
 
 
 def test_downloaded_ptb_is_prepared(tmp_path, server, monkeypatch):

@@ -101,9 +101,11 @@ def test_random_windows_differ_by_epoch_and_repeat_by_seed():
         return np.concatenate([windows.batch(e * len(windows) + b).targets for b in range(len(windows))])
 
     windows = RandomWindows(_stream(500), FIRST, length=10, B=4, groups=3, seed=1)
-    assert len(windows) % 3 == 0 and len(windows) * 4 * 10 <= 500
+    # Four updates of three batches of four windows are 480 symbols.
+    assert len(windows) == 12
     first = epoch(windows, 1)
     assert (np.diff(first, axis=1) == 1).all()
+    assert len({windows.batch(b).targets.tobytes() for b in range(24)}) == 24
     assert not (first == epoch(windows, 2)).all()
     assert (first == epoch(RandomWindows(_stream(500), FIRST, 10, 4, 3, seed=1), 1)).all()
     assert not (first == epoch(RandomWindows(_stream(500), FIRST, 10, 4, 3, seed=2), 1)).all()

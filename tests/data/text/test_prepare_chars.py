@@ -202,6 +202,8 @@ def test_a_change_that_keeps_the_size_is_found(tmp_path, capsys, caplog):
     (tmp_path / "dest" / "manifest.json").write_text(json.dumps(manifest))
     assert run(*options) == 0
     assert "has no SHA-256 of 7 files, so only sizes were compared; --force" in caplog.text
+    path.write_bytes(content + content[:2])
+    assert f"train.bin: has {len(content) + 2} bytes, expected {len(content)}" in error_of(capsys, *options)
     assert run(*options, "--force") == 0
     assert path.read_bytes() == content
     assert len(manifest_of(tmp_path / "dest")["sha256"]) == 7
@@ -227,6 +229,23 @@ def test_a_manifest_that_was_changed(tmp_path, capsys, change):
     path = tmp_path / "dest" / "manifest.json"
     path.write_text(json.dumps(manifest_of(tmp_path / "dest") | change))
     assert re.search("--force|prepare the corpus again", error_of(capsys, *options))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"format": 2}, "has format 2, this version reads format 1"),
+        ({"newline_occurs": "no"}, "newline_occurs is not true or false"),
+        ({"symbols": "4"}, "symbols is not a whole number"),
+    ],
+    ids=str,
+)
+def test_a_vocabulary_is_not_read_by_a_changed_manifest(tmp_path, change, message):
+    assert run("text", *write_splits(tmp_path), "--dest", tmp_path / "dest") == 0
+    path = tmp_path / "dest" / "manifest.json"
+    path.write_text(json.dumps(manifest_of(tmp_path / "dest") | change))
+    with pytest.raises(UsageError, match=f"manifest.json: {message}; prepare the corpus again"):
+        CharVocabulary.load(tmp_path / "dest")
 
 
 def test_a_manifest_nested_too_deeply(tmp_path, capsys):
