@@ -64,7 +64,9 @@ def normalisation_of(manifest: dict) -> Normalisation:
 def _problem(manifest: dict) -> str | None:
     try:
         normalisation_of(manifest)
-        float(manifest["points_per_symbol"])
+        points = manifest["points_per_symbol"]
+        if not 0 <= points < float("inf"):
+            return f"points_per_symbol is {points}, not a number of 0 or more"
     except (KeyError, TypeError, ValueError) as error:
         return f"its statistics cannot be read ({error})"
     return None

@@ -26,8 +26,13 @@ class Normalisation:
     std: tuple[float, float]
 
     def __post_init__(self):
-        if not np.isfinite([*self.mean, *self.std]).all() or min(self.std) <= 0:
-            raise UsageError(f"normalisation by mean {self.mean} and std {self.std}: std must be above 0")
+        problem = None
+        if (len(self.mean), len(self.std)) != (2, 2):
+            problem = "expected two numbers each"
+        elif not np.isfinite([*self.mean, *self.std]).all() or min(self.std) <= 0:
+            problem = "std must be above 0"
+        if problem:
+            raise UsageError(f"normalisation by mean {self.mean} and std {self.std}: {problem}")
 
     @classmethod
     def measure(cls, offsets: np.ndarray, kind: str) -> "Normalisation":

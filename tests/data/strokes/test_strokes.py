@@ -1,6 +1,7 @@
 """Lines of handwriting as arrays: their format, cleaning, normalisation, and files of arrays."""
 
 import io
+import json
 import pickle
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from rhhn_fairseq.data.strokes.arrays import read_arrays
 from rhhn_fairseq.data.strokes.cleaning import CleaningConfig, clean
+from rhhn_fairseq.data.strokes.manifest import StrokeManifest
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.data.strokes.points import Line, from_offsets, from_strokes, to_strokes
 from rhhn_fairseq.data.strokes.store import StrokeSplit, write_split
@@ -169,6 +171,31 @@ def test_refused_normalisation():
         Normalisation.measure(offsets, "best")
     with pytest.raises(UsageError, match="std must be above 0"):
         Normalisation((0.0, 0.0), (1.0, float("nan")))
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"statistics": {"mean": [0, 0, 0], "std": [1]}}, r"std \(1,\): expected two numbers each"),
+        ({"statistics": {"mean": [0, 0]}}, r"its statistics cannot be read \('std'\)"),
+        ({"points_per_symbol": float("nan")}, "points_per_symbol is nan, not a number of 0 or more"),
+        ({"points_per_symbol": -1.0}, "points_per_symbol is -1.0, not a number of 0 or more"),
+        ({"points_per_symbol": "5"}, "its statistics cannot be read"),
+        ({"symbols": None}, "symbols is not a string"),
+    ],
+    ids=str,
+)
+def test_manifests_of_no_use_to_a_model(tmp_path, change, reason):
+    manifest = {
+        **{"kind": "strokes", "format": 1, "variant": "lines", "request": {}, "files": {}, "splits": {}},
+        **{"symbols": "ab", "points_per_symbol": 5.0, "statistics": {"mean": [0, 1], "std": [1, 2]}},
+    }
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(manifest))
+    assert StrokeManifest.load(tmp_path).normalisation == Normalisation((0, 1), (1, 2))
+    path.write_text(json.dumps(manifest | change))
+    with pytest.raises(UsageError, match=reason):
+        StrokeManifest.load(tmp_path)
 
 
 def test_lists_of_arrays_are_read_as_numpy_reads_them(tmp_path):
