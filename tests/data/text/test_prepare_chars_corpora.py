@@ -113,10 +113,12 @@ def test_wrong_checksum_is_reported(tmp_path, capsys):
 def test_ptb_in_simple_examples_tgz(tmp_path, capsys):
     with tarfile.open(tmp_path / "simple-examples.tgz", "w:gz") as archive:
         for split in SPLITS:
-            for stem, text in (("ptb.", b" a b \n"), ("ptb.char.", b"a _ b\n")):
+            for stem, text in (("ptb.", b" a b \n"), ("ptb.char.", b"a _ b\n"), ("my.ptb.", b"no\n")):
                 entry = tarfile.TarInfo(f"./simple-examples/data/{stem}{split}.txt")
                 entry.size = len(text)
                 archive.addfile(entry, io.BytesIO(text))
+    # It may be an archive of something else.
+    (tmp_path / "damaged.zip").write_bytes(b"no archive")
     dest = tmp_path / "dest"
     arguments = ["ptb", "--from-dir", tmp_path, "--no-verify"]
     assert run(*arguments, "--dest", dest) == 0
