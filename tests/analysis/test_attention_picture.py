@@ -18,6 +18,8 @@ def test_pieces_are_joined_to_words():
     assert words == ["a", "cat", "</s>"] and numbers.tolist() == [0, 1, 1, 2]
     # Without a sign before the first piece, and with the sign by itself.
     assert join_words(["ca", "t", "▁", "dog"])[0] == ["cat", "dog"]
+    # Ends of sentences are words, wherever they stand.
+    assert join_words(["</s>", "ca", "t", "</s>"])[0] == ["</s>", "cat", "</s>"]
 
 
 def test_weights_of_source_pieces_are_added_and_of_target_pieces_averaged():
@@ -25,6 +27,14 @@ def test_weights_of_source_pieces_are_added_and_of_target_pieces_averaged():
     source, target, joined = word_attention(Attention(("▁ca", "t", "</s>"), ("▁chat", "te", "</s>"), weights))
     assert (source, target) == (["cat", "</s>"], ["chatte", "</s>"])
     np.testing.assert_allclose(joined, [[(0.3 + 0.8) / 2, 0.5], [(0.7 + 0.2) / 2, 0.5]])
+
+
+def test_the_picture_has_a_column_for_each_source_word():
+    weights = np.array([[0.9, 0.2], [0.1, 0.3], [0.0, 0.5]])
+    axes, _ = draw_attention(Attention(("▁a", "▁b", "</s>"), ("▁c", "</s>"), weights)).axes
+    np.testing.assert_array_equal(axes.images[0].get_array(), weights.T)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b", "</s>"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["c", "</s>"]
 
 
 @pytest.mark.parametrize("words, rows", [(("3.5", "kg"), 12), (tuple("abcdefghijklmnop"), 2)])

@@ -15,6 +15,7 @@ from rhhn_fairseq.analysis.effective_rank import effective_rank, hyper_vectors, 
 from rhhn_fairseq.analysis.norms import block_label
 from rhhn_fairseq.analysis.rank import Rank, rank_arrays, rank_of
 from rhhn_fairseq.analysis.tracing import trace
+from rhhn_fairseq.cells import hyper
 from rhhn_fairseq.cells.hyper_rnn import naive_scaling
 from rhhn_fairseq.cells.rhn import naive_rhn
 from rhhn_fairseq.data.text.prompt import prompt_indices
@@ -78,6 +79,9 @@ def test_what_does_not_change_has_rank_zero():
     vectors = torch.ones(5, 3) * torch.tensor([1.0, 2.0, 3.0])
     assert variation_rank(vectors) == 0.0
     assert variation_rank(vectors + torch.arange(5.0)[:, None]) == pytest.approx(1.0)
+    # Rounding is no direction.
+    rounded = vectors.double() * (1 + 1e-8 * torch.rand(5, 3, dtype=torch.float64))
+    assert variation_rank(rounded) == 0.0 and variation_rank(rounded, tolerance=0.0) > 1.1
 
 
 @pytest.mark.parametrize("state", ["current", "previous"])
@@ -110,6 +114,22 @@ def test_vectors_of_a_hyperrhn_are_those_of_its_equations():
         expected = states[:, 3 * layer : 3 * layer + 3] @ cell.weight_z[layer].detach().numpy()
         expected = expected + cell.bias_z[layer].detach().numpy() + 1.0
         np.testing.assert_allclose(z, expected, rtol=1e-12)
+
+
+def test_vectors_of_the_cell_hyper_are_those_of_its_equations():
+    network, vocabulary = build("hyper", hyper_size=3, hyper_embed_size=2, hyper_cell="gru")
+    entries = prompt_indices(vocabulary, TEXT)
+    (traced,), _ = trace(network, entries)
+    cell = traced.cell
+    p = {name: value.detach().numpy() for name, value in cell.scaling[0].named_parameters()}
+    scaled = cell.scaling[0].scaled
+    shifted = p["weight_z"].shape[1] // 2 - scaled
+    vectors = hyper_vectors(traced)["d"]
+    assert vectors.shape == (4, len(entries), 6)
+    for t, e in enumerate(traced.after[len(cell.main.state_sizes)].numpy()):
+        d, _ = hyper.naive_scaling(p, cell.config, e, scaled, shifted)
+        # Float64, sums of three terms.
+        np.testing.assert_allclose(vectors[:, t].flatten(), d[: 4 * 6], rtol=1e-12)
 
 
 def test_the_published_start_keeps_rank_one_under_training():

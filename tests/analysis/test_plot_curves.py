@@ -139,6 +139,7 @@ def test_best_last_and_first_update():
     assert curve.best("max") == (9.0, 3) and curve.best("min") == (5.0, 1)
     assert curve.reached(6, "max") == 3 and curve.reached(10, "max") is None and curve.reached(5, "min") == 1
     assert math.isnan(Curve("a", "valid", [1], [math.nan]).best("max")[0])
+    assert Curve("a", "valid", [1, 2], [math.nan, 3.0]).best("min") == (3.0, 2)
     better = dict.fromkeys(("accuracy", "best_accuracy", "bleu", "rank_z"), "max")
     better |= dict.fromkeys(("mse", "loss", "bpc"), "min")
     assert {name: default_better(name) for name in better} == better

@@ -13,15 +13,18 @@ from helpers.tiny_reader import build
 from matplotlib.image import imread
 
 from rhhn_fairseq.analysis import weights
+from rhhn_fairseq.analysis.colours import colour_limit
 from rhhn_fairseq.analysis.plotting import save
 from rhhn_fairseq.analysis.weight_page import weight_page
 from rhhn_fairseq.analysis.weight_picture import MOST_LINES, draw_weights, wrapped
 from rhhn_fairseq.analysis.weights import Reading, read_text
+from rhhn_fairseq.cells.hyper import below, naive_scaling
 from rhhn_fairseq.cells.rhn import naive_rhn
 from rhhn_fairseq.data.text.prompt import prompt_indices
 from rhhn_fairseq.errors import UsageError
 
 HYPER = dict(hyper_size=3, hyper_embed_size=2)
+HIGHWAYS = dict(hyper_size=3, rhn_depth=2, main_cell="rhn", hyper_cell="rhn", hyper_map="direct")
 CELLS = [
     ("hyperlstm", HYPER, ("i", "f", "g", "o")),
     ("ln_hyperlstm", HYPER | {"hyper_state": "previous"}, ("i", "f", "g", "o")),
@@ -31,6 +34,8 @@ CELLS = [
     ("hyperrhn", dict(hyper_size=3, rhn_depth=2, first_step="skip"), ("h1", "t1", "h2", "t2")),
     ("hyperlstm", HYPER | {"hyper_rank": 3}, ("i", "f", "g", "o")),
     ("hyperrhn", dict(hyper_size=3, rhn_depth=2, hyper_rank=2), ("h1", "t1", "h2", "t2")),
+    ("hyper", HYPER | {"hyper_cell": "gru"}, tuple(f"weight_h {gate}" for gate in range(1, 5))),
+    ("hyper", HIGHWAYS, tuple(f"weight_s.{depth} {gate}" for depth in range(2) for gate in (1, 2))),
 ]
 TEXT = "abba cd\nab < d"
 plot_weights, sample = script_cli.load("plot_weights"), script_cli.load("sample")
@@ -63,6 +68,9 @@ def matrices_of(network, entries):
         for row in x:
             before = state
             _, state = cell(torch.from_numpy(row)[None, None], state)
+            if kind == "Hyper":
+                matrices.append(matrices_of_hyper(cell, p, state[len(cell.main.state_sizes)][0].numpy()))
+                continue
             source = before if cell.config.hyper_state == "previous" else state
             e = (cell.zero_state(1, dtype=torch.float64) if source is None else source)[
                 2 if kind == "HyperLSTM" else 1
@@ -83,6 +91,18 @@ def matrices_of(network, entries):
             matrices.append(
                 [W * d_n for W, d_n in zip(np.split(p["weight_h"], gates, axis=1), d, strict=True)]
             )
+    return matrices
+
+
+def matrices_of_hyper(cell, p, e):
+    """The matrices of a step of the cell ``hyper``, whose hypernetwork's output is ``e``."""
+    matrices, config = [], cell.config
+    for number, name in enumerate(cell.main.state_matrices()):
+        own, W = below(p, f"scaling.{number}."), p[f"main.{name}"]
+        scaled = cell.scaling[number].scaled
+        shifted = 0 if "bias_d" in own else own["weight_z"].shape[1] // config.hyper_embed_size - scaled
+        d, _ = naive_scaling(own, config, e, scaled, shifted)
+        matrices += np.split(W * d[: W.shape[1]], W.shape[1] // config.hidden_size, axis=1)
     return matrices
 
 
@@ -166,6 +186,12 @@ def test_the_picture_has_the_colours_of_the_changes(tmp_path):
     # The strip's right half, and the tip of the colour bar in the middle.
     assert columns.max() > 0.9 * width and dark[:, : width // 3].sum() == 0
     assert np.load(tmp_path / "a.npz")["changes"].tolist() == changes.tolist()
+
+
+def test_the_strongest_colour_is_a_percentile_above_zero():
+    assert colour_limit(np.arange(101.0)) == 98.0
+    assert colour_limit(np.r_[np.zeros(1000), 5.0]) == 5.0
+    assert colour_limit(np.zeros(3)) == colour_limit(np.zeros((0, 2))) == 1.0
 
 
 def test_a_long_text_is_no_picture():
