@@ -169,6 +169,15 @@ def test_shares_of_an_lstm_are_those_of_its_equations():
     np.testing.assert_allclose(measured_shares, shares[:-1], rtol=1e-10)
 
 
+def test_shares_are_means_over_layers_and_lines():
+    network, vocabulary = build("lstm", layers=2, size=4)
+    tokens = tokens_of(vocabulary)
+    both = gradient_flow(network, tokens)[2]
+    lines = [gradient_flow(network, tokens[:, line : line + 1])[2] for line in range(2)]
+    np.testing.assert_allclose(both, np.mean(lines, axis=0), rtol=1e-10)
+    assert (both > 0).all() and (both < 1).all()
+
+
 def test_h_detach_leaves_the_path_through_c_alone():
     network, vocabulary = build("hyperlstm", size=4, hyper_size=3, hyper_embed_size=2)
     tokens = tokens_of(vocabulary)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from helpers import script_cli
 
-from rhhn_fairseq.analysis.curve_picture import band, draw_curves
+from rhhn_fairseq.analysis import training_logs
+from rhhn_fairseq.analysis.curve_picture import band, curve_arrays, draw_curves
 from rhhn_fairseq.analysis.curves import Curve, default_better, read_curves, run_names, table
 from rhhn_fairseq.analysis.training_logs import Record, parse_line, read_log
 from rhhn_fairseq.cli import run
@@ -69,6 +70,21 @@ def test_every_form_of_a_line_is_read(before, tag, text, expected):
 )
 def test_other_lines_are_passed_over(line):
     assert parse_line(line) is None
+
+
+def test_lines_of_training_say_how_many_epochs_are_done():
+    lines = (JSON_INNER, INNER, JSON_TRAIN, TRAIN, JSON_VALID, VALID)
+    assert [parse_line(line).epochs_done for line in lines] == [1.2, 1.2, 2.0, 2.0, None, None]
+    assert [parse_line(line).epoch for line in lines] == [2] * 6
+    # Of an epoch whose length is unknown, nothing counts.
+    assert parse_line(INNER.replace("50 / 250", "0 / 0")).epochs_done == 1.0
+
+
+def test_a_file_with_an_endless_line_is_no_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_logs, "LONGEST_LINE", 1000)
+    (tmp_path / "a.log").write_text(JSON_VALID + "\n" + "x" * 2000)
+    with pytest.raises(UsageError, match=r"a\.log: is no training log, it has a line of 1,000 bytes or more"):
+        read_log(tmp_path / "a.log")
 
 
 def test_numbers_beyond_float64_are_passed_over():
@@ -252,6 +268,15 @@ def test_a_band_holds_mean_lowest_and_highest_where_all_runs_are():
     assert x.tolist() == [100, 200, 250]
     assert (low.tolist(), high.tolist()) == ([1, 2, 2.5], [1, 3, 4])
     assert mean.tolist() == [1, 2.5, 3.25]
+
+
+def test_arrays_hold_updates_places_and_values():
+    arrays = curve_arrays([Curve("a", "valid", [1, 2], [3.0, 4.0], [0.5, 0.75])], "bpc", "hours")
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "a.valid.updates": [1, 2],
+        "a.valid.hours": [0.5, 0.75],
+        "a.valid.bpc": [3.0, 4.0],
+    }
 
 
 def test_seeds_that_share_no_place_have_lines_of_their_own():
