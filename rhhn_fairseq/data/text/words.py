@@ -60,7 +60,7 @@ class WordVocabulary:
     def load(cls, data_dir: str | Path) -> "WordVocabulary":
         """Loads the vocabulary of a directory that fairseq-preprocess made. Raises UsageError."""
         path = Path(data_dir) / DICTIONARY_NAME
-        words = []
+        words: dict[str, None] = {}
         content = read_regular(path, LARGEST_DICTIONARY).decode("utf-8", "replace")
         for number, line in enumerate(content.splitlines(), start=1):
             word, separator, count = line.rstrip().rpartition(" ")
@@ -68,7 +68,9 @@ class WordVocabulary:
                 raise UsageError(f"{path}: line {number} is {line!r}, not 'WORD COUNT'")
             if word in SPECIAL_SYMBOLS:
                 raise UsageError(f"{path}: line {number}: {word} is reserved by fairseq")
-            words.append(word)
+            if word in words:
+                raise UsageError(f"{path}: line {number}: {word} occurs twice")
+            words[word] = None
         vocabulary = cls(words)
         vocabulary.corpus = f"{Path(data_dir).name} as words, {len(vocabulary.model_indices()):,} symbols"
         return vocabulary
