@@ -92,6 +92,7 @@ def test_vectors_of_a_hyperlstm_are_those_of_its_equations(state):
     p = {name: value.detach().numpy() for name, value in traced.cell.named_parameters()}
     vectors = hyper_vectors(traced)
     assert vectors["z"].shape == (4, len(entries), 2) and vectors["d"].shape == (4, len(entries), 6)
+    assert rank_of("run", 1, [traced]).widths == {"z": 2, "d": 6}
     states = (traced.after if state == "current" else traced.before)[2]
     for t, e in enumerate(states.numpy()):
         for gate in range(4):

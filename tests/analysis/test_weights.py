@@ -1,5 +1,6 @@
 """How much weights change over a text: against matrices made in full, as a picture, and as a page."""
 
+import dataclasses
 import json
 import math
 import re
@@ -7,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers import script_cli
+from helpers import script_cli, tiny_reader
 from helpers.browser import opened_page
 from helpers.tiny_reader import build
 from matplotlib.image import imread
@@ -16,7 +17,7 @@ from rhhn_fairseq.analysis import weights
 from rhhn_fairseq.analysis.colours import colour_limit
 from rhhn_fairseq.analysis.plotting import save
 from rhhn_fairseq.analysis.weight_page import weight_page
-from rhhn_fairseq.analysis.weight_picture import MOST_LINES, draw_weights, wrapped
+from rhhn_fairseq.analysis.weight_picture import MOST_LINES, TEXT_ROWS, draw_weights, wrapped
 from rhhn_fairseq.analysis.weights import Reading, read_text
 from rhhn_fairseq.cells.hyper import below, naive_scaling
 from rhhn_fairseq.cells.rhn import naive_rhn
@@ -146,6 +147,15 @@ def test_probabilities_are_of_the_symbol_before_it_came():
     assert (np.diff(reading.expected) <= 0).all() and reading.expected.shape == (len(TEXT), 5)
 
 
+def test_no_more_candidates_than_the_model_has_symbols(monkeypatch):
+    """The dictionary's special symbols are none."""
+    monkeypatch.setattr(tiny_reader, "SYMBOLS", list("ab"))
+    network, vocabulary = build("hyperlstm", **HYPER)
+    reading = read_text(network, vocabulary, prompt_indices(vocabulary, "ab\na"))
+    assert [sorted(row) for row in reading.candidates] == [["\n", "a", "b"]] * 4
+    np.testing.assert_allclose(reading.expected.sum(axis=1), 1.0, rtol=1e-12)
+
+
 def test_refused_readings():
     network, vocabulary = build("lstm")
     with pytest.raises(UsageError, match="the weights of LSTM do not change: no hypernetwork"):
@@ -171,6 +181,14 @@ def test_lines_of_the_picture():
     assert wrapped(tuple("ab\n\ncd"), 10) == [(0, 4), (4, 6)]
     assert wrapped(tuple("abcdefg"), 3) == [(0, 3), (3, 6), (6, 7)]
     assert wrapped(tuple("abc\n"), 3) == [(0, 3), (3, 4)]
+
+
+def test_a_strip_is_under_the_line_of_its_symbols():
+    reading = dataclasses.replace(reading_of("ab\ncd", ("W",)), changes=np.arange(1.0, 6.0)[:, None])
+    table = np.asarray(draw_weights(reading).axes[0].images[0].get_array().filled(np.nan))
+    rows = np.flatnonzero(~np.isnan(table).all(axis=1))
+    assert [row[~np.isnan(row)].tolist() for row in table[rows]] == [[1, 2, 3], [4, 5]]
+    assert rows.tolist() == [TEXT_ROWS, 2 * TEXT_ROWS + 1]
 
 
 def test_the_picture_has_the_colours_of_the_changes(tmp_path):
@@ -211,6 +229,9 @@ def test_the_page_holds_its_numbers_and_loads_nothing():
     np.testing.assert_allclose(data["changes"], reading.changes, rtol=1e-4)
     assert data["limit"] == pytest.approx(np.percentile(reading.changes, 98))
     assert "<h1>&lt;title&gt; &amp; more</h1>" in page
+    # A word, unlike a character, could close the element.
+    words = dataclasses.replace(reading, symbols=("</script>",) * len(reading.symbols))
+    assert data_of(weight_page(words, "words"))["symbols"] == list(words.symbols)
     assert not re.search(r"(?:src|href)=|https?:|@import|url\(", page)
 
 
