@@ -154,14 +154,15 @@ def _cells(table: Table, row: Row, group: list[Record], figures: list[str]) -> l
     if not group:
         return [*cells, "not run", "", "", "", ""]
     last = group[0]
-    # The epochs of a smaller training say nothing about the paper's budget.
-    share = budget_share(row, last) if last.scale == 1 else None
+    share = budget_share(row, last)
+    budget = "unknown" if share is None else _percent(share)
     return [
         *cells,
         f"{last.epochs:g}",
         f"{last.updates:,}",
         f"{sum(record.seconds for record in group) / len(group) / 3600:.2f}",
-        "" if last.scale < 1 else "unknown" if share is None else _percent(share),
+        # The epochs of a smaller training say nothing about the paper's budget.
+        "" if last.scale < 1 else budget,
         last.precision,
     ]
 
@@ -196,7 +197,8 @@ def _per_epoch(table: Table, record: Record) -> list[str]:
         name for name in ("ppl", "accuracy") if name != metric and name in record.curve[-1]["train"]
     ]
     validated = [entry for entry in record.curve if entry["valid"]] or record.curve
-    shown = validated if len(validated) <= 30 else validated[:: math.ceil(len(validated) / 30)]
+    # At most 30 of them, and always the last.
+    shown = validated[:: -math.ceil(len(validated) / 30)][::-1]
     lines = [f"## {record.row}, seed {record.seed}, by epoch", ""]
     heads = [f"{split} {name}" for name in names for split in ("train", "valid")]
     lines += ["| epoch | updates | hours | " + " | ".join(heads) + " |", "|---" * (3 + len(heads)) + "|"]

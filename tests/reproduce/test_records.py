@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,8 @@ def test_an_epoch_that_was_cut_counts_by_its_updates(tmp_path, record):
     record.read_curve(tmp_path / "train.log")
     assert (record.updates, record.epochs, record.seconds) == (15, 1.5, 9.0)
     assert record.cost().updates_per_epoch == 10
+    # It was not validated.
+    assert record.curve[1]["train"] == {"bpc": 3.1} and record.curve[1]["valid"] == {}
     # fairseq restores the seconds of the epoch's beginning.
     rest = cut.replace('"15"', '"20"').replace('"3"', '"6"')
     (tmp_path / "train.log").write_text(known + cut + rest)
@@ -151,6 +154,29 @@ def test_epochs_without_validation_are_left_out_beside_others(tmp_path, record):
     assert "| 2 | 20 | 0.00 | 2 | 1.9 |" in text and "| 1 | 10 |" not in text
 
 
+@pytest.mark.parametrize("epochs, shown", [(30, range(1, 31)), (31, range(1, 32, 2)), (62, range(2, 63, 3))])
+def test_of_many_epochs_the_last_is_always_shown(tmp_path, record, epochs, shown):
+    record.curve = [dict(record.curve[0], epoch=n, updates=10 * n) for n in range(1, epochs + 1)]
+    record.save(tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s1.json")
+    text = report.render(HA, tmp_path).read_text()
+    assert [int(n) for n in re.findall(r"^\| (\d+) \| \d", text, re.MULTILINE)] == list(shown)
+
+
+def test_a_record_of_an_unknown_row_is_named(tmp_path, record):
+    record.row = "rnn_ptb"
+    record.save(tmp_path / "runs" / "ha-ptb" / "rnn_ptb-s1.json")
+    with pytest.raises(UsageError, match=r"rnn_ptb-s1\.json: ha-ptb has no row rnn_ptb"):
+        report.render(HA, tmp_path)
+
+
+def test_hours_are_means_over_seeds_which_are_in_order(tmp_path, record):
+    for seed, hours in ((10, 1), (2, 3)):
+        record.seed, record.seconds = seed, 3600.0 * hours
+        record.save(tmp_path / "runs" / "ha-ptb" / f"lstm_ptb-s{seed}.json")
+    text = report.render(HA, tmp_path).read_text()
+    assert "| 1 | 15 | 2.00 | unknown | float32 |" in text and "- lstm_ptb, seeds 2, 10; " in text
+
+
 def test_seeds_of_other_budgets_stand_in_rows_of_their_own(tmp_path, record):
     for seed, figures, updates in (
         (1, {}, 0),
@@ -195,8 +221,9 @@ def test_the_page_names_runs_that_differ_in_their_seed_once(tmp_path, record):
     assert "`train --seed SEED --save-dir runs/lstm_ptb-x0.1-sSEED/checkpoints`" in entry
     assert text.count("train --seed") == 1
     assert text.count("torch 2.13.0") == 1 and "All with torch 2.13.0." in text
-    # The curve of a smaller training is in its record.
-    assert "by epoch" not in text
+    # The curve of a smaller training is in its record, and its cost and budget are not those of the row.
+    assert "by epoch" not in text and "## Cost" not in text
+    assert "| 1 | 15 | 0.00 |  | float32 |" in text
 
 
 def test_the_rest_of_the_paper_s_budget(tmp_path):
@@ -228,6 +255,8 @@ def test_the_cost_of_an_update_is_that_of_the_median_epoch(record):
     assert record.cost().remark == "one epoch was slow"
     record.curve = record.curve[:1]
     assert record.cost().seconds_per_update == 121 / 40
+    record.seconds = 0.0
+    assert record.cost() is None
 
 
 def test_a_cost_without_a_remark_is_read(tmp_path):

@@ -27,6 +27,8 @@ def test_the_smallest_sizes_of_a_scaled_run():
     options = Run(copying, copying.row("lstm_T100"), scale=0.01).options()
     assert (options["hidden_size"], options["batch_size"], options["length"]) == (8, 4, 1)
     assert _run(scale=0.1).options()["max_epoch"] == 4
+    # 30 is rounded down.
+    assert _run(scale=0.03).options()["hidden_size"] == 28
 
 
 def test_a_record_is_opened_for_another_budget_and_nothing_else(tmp_path):
