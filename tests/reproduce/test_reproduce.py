@@ -116,6 +116,7 @@ def test_flags_are_typed_as_fairseq_reads_them():
         ("copying", 'valid | {"valid_loss": "1.8", "valid_accuracy": "7.43", "valid_bsz": "9"}', 7.43),
         ("ha-iam", 'valid | {"valid_loss": "-1.7", "valid_nats_seq": "-244.06"}', -244.06),
         ("ha-wmt", "Generate test with beam=5: BLEU = 38.95 66.1/44.0/32.0/24.0", 38.95),
+        ("ha-wmt", "BLEU = 1.5 9.9/3.0\nBLEU = 38.95 66.1/44.0", 38.95),
         ("mnist", "Traceback", None),
     ],
 )
@@ -145,6 +146,9 @@ def test_problems_are_evaluated(tmp_path):
 )
 def test_what_ended_a_training(line, stop):
     assert running._stop(f"first\n{line}\nlast\n") == stop
+    if stop != "epochs":
+        # The log of a training that was continued tells of both ends.
+        assert running._stop(f"Stopping training due to num_updates: 1 >= max_update: 1\n{line}\n") == stop
 
 
 def test_a_cost_of_too_few_updates_is_refused(corpus, tmp_path):
@@ -292,6 +296,7 @@ def test_progress_counts_the_hours_before_a_restart():
         (["ha-ptb", "lstm"], "ha-ptb has no row lstm, it has lstm_ptb"),
         ([], "no table is named"),
         (["ha-ptb", "--scale", "2"], "--scale 2 is not in (0, 1]"),
+        (["ha-ptb", "--scale", "0"], "--scale 0 is not in (0, 1]"),
         (["ha-wmt", "--scale", "0.5"], "ha-wmt has no smaller form"),
         (["ha-ptb", "--epochs", "0"], "--epochs 0 is too small"),
         (["ha-ptb", "--hours", "nan"], "--hours nan is not more than 0"),

@@ -6,7 +6,7 @@ import pytest
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.reproduce import report, running
-from rhhn_fairseq.reproduce.plan import Budget, Run
+from rhhn_fairseq.reproduce.plan import Budget, Run, sizes_of
 from rhhn_fairseq.reproduce.records import Record
 from rhhn_fairseq.reproduce.tables import TABLES
 
@@ -29,6 +29,13 @@ def test_the_smallest_sizes_of_a_scaled_run():
     assert _run(scale=0.1).options()["max_epoch"] == 4
     # 30 is rounded down.
     assert _run(scale=0.03).options()["hidden_size"] == 28
+
+
+def test_the_sizes_of_a_run_are_the_row_s_unless_they_are_typed():
+    assert sizes_of(_run()) == {"cell": "lstm", "hidden_size": 1000, "layers": 1}
+    assert sizes_of(_run(scale=0.1))["hidden_size"] == 100
+    for extra in (("--lr", "0.1", "--hidden-size", "16"), ("--hidden-size=16",)):
+        assert sizes_of(_run(extra=extra)) == {"cell": "lstm", "layers": 1}
 
 
 def test_a_record_is_opened_for_another_budget_and_nothing_else(tmp_path):
