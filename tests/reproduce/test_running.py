@@ -1,5 +1,6 @@
 """Scaled rows, records that are opened again, and what a finished run still lacks."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -67,3 +68,42 @@ def test_nothing_is_left_of_a_budget_that_is_used_up(tmp_path):
     )
     record.save(tmp_path / "runs" / "mnist" / "pmnist_lstm-s1.json")
     assert "| 0.2 |  |  | 0 hours |" in report.render(TABLES["mnist"], tmp_path).read_text()
+
+
+EPOCH = '{"epoch": 1, "train_bpc": "3", "train_num_updates": "10", "train_train_wall": "6"}'
+STOP = "Stopping training due to num_updates: 10 >= max_update: 10"
+
+
+def _printing(*lines, status=0) -> list[str]:
+    """A command that stands in for one of fairseq's."""
+    return [sys.executable, "-c", f"print(*{lines!r}, sep='\\n'); raise SystemExit({status})"]
+
+
+def _trained(tmp_path, *lines, status=0) -> Record:
+    record = running._new_record(_run(), 1, "cpu")
+    running._train(_run(), _printing(*lines, status=status), tmp_path, record, tmp_path / "record.json", 1)
+    return record
+
+
+def test_what_ended_the_last_training_is_recorded(tmp_path):
+    record = _trained(tmp_path, EPOCH, STOP)
+    assert (record.state, record.stopped_by, record.updates) == ("evaluating", "updates", 10)
+    # The log goes on. A training with nothing left to do leaves what was recorded.
+    assert _trained(tmp_path, "nothing is left").stopped_by == "updates"
+    record = _trained(tmp_path, EPOCH.replace("10", "20").replace("1,", "2,"))
+    assert (record.stopped_by, record.updates, record.epochs) == ("epochs", 20, 2)
+
+
+def test_a_failed_training_has_its_last_line_and_what_it_trained(tmp_path):
+    record = _trained(tmp_path, EPOCH, "ValueError: no", "", status=3)
+    assert (record.state, record.problem, record.updates) == ("failed", "ValueError: no", 10)
+    assert Record.load(tmp_path / "record.json").curve == record.curve
+    (tmp_path / "train.log").unlink()
+    assert _trained(tmp_path, "", status=3).problem == "fairseq-train ended with status 3"
+
+
+def test_the_figure_of_a_failed_evaluation_does_not_count(tmp_path):
+    line = "PTB, test, protocol carry: 1.250000 bits per character, perplexity 2.4"
+    assert running._evaluate(_run(), "test bpc carry", _printing(line), tmp_path, 1) == 1.25
+    with pytest.raises(UsageError, match="evaluation.log: no test bpc carry: PTB, test"):
+        running._evaluate(_run(), "test bpc carry", _printing(line, status=1), tmp_path, 1)
