@@ -258,12 +258,14 @@ def test_a_run_that_cannot_be_evaluated_does_not_end_the_others(tmp_path, monkey
     def execute(run, places, threads, device):
         if run.seed == 1:
             raise UsageError("no figure")
-        return Record("ha-ptb", "lstm_ptb", "lstm_ptb", run.seed, 1.0, "float32", state="finished")
+        state = "failed" if run.seed == 3 else "finished"
+        return Record("ha-ptb", "lstm_ptb", "lstm_ptb", run.seed, 1.0, "float32", state=state)
 
     monkeypatch.setattr(program.running, "execute", execute)
     words = ["ha-ptb", "lstm_ptb", "--results", str(tmp_path)]
-    with pytest.raises(UsageError, match="1 of 2 runs failed: lstm_ptb-s1"):
-        reproduce.main([*words, "--seeds", "1", "2"])
+    with pytest.raises(UsageError, match="2 of 3 runs failed: lstm_ptb-s1, lstm_ptb-s3"):
+        reproduce.main([*words, "--seeds", "1", "2", "3", "--remark", "a note"])
+    assert Record.load(tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s2.json").remark == "a note"
     assert "lstm_ptb-s2: finished" in capsys.readouterr().out and (tmp_path / "ha-ptb.md").exists()
 
 

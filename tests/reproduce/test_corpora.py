@@ -1,0 +1,38 @@
+"""The corpora of the tables: a share of a text, and options that follow from files."""
+
+import pytest
+
+from rhhn_fairseq.data.problems.mnist import T10K_SPLIT
+from rhhn_fairseq.data.text.corpora import text_files
+from rhhn_fairseq.data.text.prepare import prepare
+from rhhn_fairseq.data.text.stream import open_stream
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
+from rhhn_fairseq.reproduce import corpora
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_a_share_of_a_corpus_is_the_beginning_of_each_split(tmp_path, monkeypatch, as_bytes):
+    texts = {"train": "né\n" * 30, "valid": "én\n" * 10, "test": "nn\n" * 10}
+    files = {split: [tmp_path / f"{split}.txt"] for split in texts}
+    for split, text in texts.items():
+        files[split][0].write_text(text, encoding="utf-8")
+    prepare(text_files(files, as_bytes), tmp_path / "text")
+    place = corpora.prepare_share(tmp_path / "text", 0.25)
+    assert place == tmp_path / "text-x0.25"
+    vocabulary = CharVocabulary.load(place)
+    assert vocabulary.mode == ("bytes" if as_bytes else "text")
+    for split, text in texts.items():
+        whole = text.encode("utf-8") if as_bytes else text
+        found = vocabulary.decode(open_stream(place / split, len(vocabulary)))
+        assert found == whole[: int(0.25 * len(whole))]
+    # It is prepared once.
+    monkeypatch.setattr(corpora, "_prepare", None)
+    assert corpora.prepare_share(tmp_path / "text", 0.25) == place
+
+
+def test_the_split_of_mnist_follows_from_its_files(tmp_path):
+    (tmp_path / "t10k-images-idx3-ubyte.gz").touch()
+    assert corpora.task_options("mnist", tmp_path) == {"mnist_dir": str(tmp_path), "mnist_split": T10K_SPLIT}
+    (tmp_path / "train-images-idx3-ubyte.gz").touch()
+    assert corpora.task_options("mnist", tmp_path) == {"mnist_dir": str(tmp_path)}
+    assert corpora.task_options("mnist", None) == corpora.task_options("ptb", tmp_path) == {}
