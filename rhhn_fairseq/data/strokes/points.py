@@ -74,7 +74,7 @@ def from_offsets(rows: np.ndarray, name: str, first_row: str = "drawn", y_up: bo
         points[:, 1] *= -1
     if points[0, :2].any() and first_row == "drawn":
         points = np.concatenate([np.zeros((1, 3)), points])
-    elif not points[0, :2].any() and len(points) > 1:
+    elif not points[0, :2].any():
         # Some files have (0, 0, 1) there to say that nothing was drawn before.
         points[0, 2] = 0
     points[0, :2] = 0

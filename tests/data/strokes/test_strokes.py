@@ -16,6 +16,7 @@ from rhhn_fairseq.data.strokes.manifest import StrokeManifest
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.data.strokes.points import Line, from_offsets, from_strokes, to_strokes
 from rhhn_fairseq.data.strokes.store import StrokeSplit, write_split
+from rhhn_fairseq.data.strokes.stroke3 import stroke3
 from rhhn_fairseq.errors import UsageError
 
 places = st.tuples(st.integers(-1000, 1000), st.integers(-1000, 1000))
@@ -105,6 +106,9 @@ def test_outliers():
     points, count = clean(line, CleaningConfig())
     assert count == 0 and points is line.points
     assert clean(line, CleaningConfig(outliers="drop", max_step=600))[1] == 0
+    assert line.points[:, 0].tolist() == [0, 1, 1, 500, -500, 1, 1, 1] and line.points[:, 2].sum() == 2
+    # A step within a stroke leaves no end of a stroke behind.
+    assert clean(_line([0, 1, 500, 1, 1]), CleaningConfig(outliers="drop"))[0][:, 2].tolist() == [0, 0, 0, 1]
     # Where nothing moves, there is no median to measure by.
     assert clean(_line([0, 0, 0]), CleaningConfig(outliers="drop"))[1] == 0
 
@@ -116,13 +120,17 @@ def test_lengths_and_scale():
     assert clean(line, CleaningConfig(min_points=5, max_points=5))[0] is line.points
     points, _ = clean(line, CleaningConfig(scale="step"))
     assert points[:, 0].tolist() == [0, 1, 1, 1, 2] and points[-1, 2] == 1
+    # Where the pen rests, it makes no step.
+    assert clean(_line([0, 0, 0, 0, 2, 2]), CleaningConfig(scale="step"))[0][4:, 0].tolist() == [1, 1]
     assert clean(line, CleaningConfig(scale="height")) == ("flat", 0)
     tall = Line("line", np.stack([np.zeros(11), np.r_[0, np.ones(10)], np.zeros(11)], axis=1))
     points, _ = clean(tall, CleaningConfig(scale="height"))
     # From the 10th to the 90th percentile there are eight of the ten units.
     np.testing.assert_allclose(points[1:, 1], 1 / 8)
     # Points that outliers leave are counted after they are gone.
-    assert clean(_line([0, 1, 900, 1]), CleaningConfig(outliers="drop", min_points=4)) == ("short", 1)
+    outlier = _line([0, 1, 900, 1])
+    assert clean(outlier, CleaningConfig(outliers="drop", min_points=4)) == ("short", 1)
+    assert len(clean(outlier, CleaningConfig(outliers="drop", max_points=3))[0]) == 3
 
 
 @pytest.mark.parametrize(
@@ -164,6 +172,13 @@ def test_refused_normalisation():
     offsets = np.array([[1.0, 5.0], [2.0, 5.0]])
     with pytest.raises(UsageError, match="--normalise standard: dy is the same in every step"):
         Normalisation.measure(offsets, "standard")
+    with pytest.raises(UsageError, match="--normalise standard: dx is the same in every step"):
+        Normalisation.measure(offsets[:, ::-1], "standard")
+    # The deviation of equal numbers may be a little above zero.
+    equal = np.stack([np.arange(1000.0), np.full(1000, 0.1)], axis=1)
+    assert equal[:, 1].std() > 0
+    with pytest.raises(UsageError, match="--normalise standard: dy is the same in every step"):
+        Normalisation.measure(equal, "standard")
     assert Normalisation.measure(offsets, "isotropic").std[0] > 0
     with pytest.raises(UsageError, match="--normalise isotropic"):
         Normalisation.measure(np.zeros((3, 2)), "isotropic")
@@ -273,6 +288,23 @@ def test_a_split_comes_back_from_disk(tmp_path):
         np.testing.assert_array_equal(split.points(index), line.points)
 
 
+def test_options_hold_for_every_form_of_file(tmp_path):
+    rows = np.array([[3, 4, 0], [1, 2, 0], [1, -1, 1]], dtype=np.int16)
+    np.save(tmp_path / "one.npy", rows)
+    np.save(tmp_path / "list.npy", object_array([rows, rows[:2]]))
+    np.save(tmp_path / "block.npy", np.stack([rows] * 12))
+    np.savez(tmp_path / "lists.npz", train=object_array([rows]), valid=object_array([rows]))
+    for path in sorted(tmp_path.iterdir()):
+        splits = stroke3([path], first_row="moved", y_up=True, split="50/25/25").load().splits
+        assert splits
+        for lines in splits.values():
+            # Lines stay in their order within a split.
+            numbers = [int(line.name.partition("[")[2].strip("]") or 0) for line in lines]
+            assert numbers == sorted(numbers)
+            for line in lines:
+                assert line.points[:, :2].tolist() == [[0, 0], [1, -2], [1, 1]][: len(line.points)]
+
+
 def test_damaged_splits(tmp_path):
     lines = [Line("a", from_offsets(random_rows(4), "a"))] * 2
     write_split(tmp_path, "train", lines)
@@ -289,6 +321,9 @@ def test_damaged_splits(tmp_path):
         ):
             StrokeSplit(tmp_path, "train")
         (tmp_path / name).write_bytes(content)
-    np.save(tmp_path / "train.starts.npy", np.array([0, 9, 10]))
-    with pytest.raises(UsageError, match="do not fit together"):
-        StrokeSplit(tmp_path, "train")
+    for starts in ([0, 9, 10], [1, 5, 10], [0, 10], [0, 5, 9, 10], [0, 5, 11], [5, 10], []):
+        np.save(tmp_path / "train.starts.npy", np.array(starts, dtype=np.int64))
+        with pytest.raises(UsageError, match="do not fit together"):
+            StrokeSplit(tmp_path, "train")
+    np.save(tmp_path / "train.starts.npy", np.array([0, 5, 10]))
+    assert len(StrokeSplit(tmp_path, "train")) == 2
