@@ -124,7 +124,7 @@ class GatedStep {
 
    private:
     static constexpr int64_t BLOCK = Scaling<T>::BLOCK;
-    static int64_t row_scratch(int64_t H) { return 18 * H; }
+    static int64_t row_scratch(int64_t H) { return 22 * H; }
 
     // d: the scaling vectors of the row; kinds are BLOCK rows apart.
     void forward_row(int64_t b, S* scratch, const S* d) const {
@@ -144,23 +144,15 @@ class GatedStep {
         const bool zoned_c = p.zone_c || p.zone_c_rate != 0, zoned_h = p.zone_h || p.zone_h_rate != 0;
         S* inner = zoned_c ? scratch + 4 * H : c;
         const S* keep = keep_of(b, scratch + 5 * H);
-        if constexpr (HYPER) {
-            sums(b, scratch, d);
-            new_c(scratch, c_old, keep, inner);
-        } else {
-            new_c(products(b), c_old, keep, inner);
-        }
+        const S* a = sums(b, scratch, d);
+        new_c(a, c_old, keep, inner);
         if (zoned_c) zone(c, inner, c_old, p.zone_c ? p.zone_c + row : nullptr, S(p.zone_c_rate));
-        const auto new_h = [&](auto* to) {
-            if constexpr (HYPER) output(scratch, inner, to);
-            else output(products(b), inner, to);
-        };
         if (zoned_h) {
             S* fresh = scratch + 5 * H;
-            new_h(fresh);
+            output(a, inner, fresh);
             zone(h, fresh, h_old, p.zone_h ? p.zone_h + row : nullptr, S(p.zone_h_rate));
         } else {
-            new_h(h);
+            output(a, inner, h);
         }
         if (y) std::copy(h, h + H, y);
     }
@@ -170,30 +162,28 @@ class GatedStep {
         const S *gain, *shift;
         S mean, rstd;
     };
-    template <typename X>
-    Normal normal_of(const X* gate, int64_t k) const {
+    Normal normal_of(const S* gate, int64_t k) const {
         const Moments<S> m = moments<S>(gate, H, S(p.epsilon));
         return {at<S>(p.gate_gain) + k * H, at<S>(p.gate_shift) + k * H, m.mean, m.rstd};
     }
 
     // The new c before zoneout from the sums of the gates.
-    template <typename X>
-    void new_c(const X* a, const S* c_old, const S* keep, S* to) const {
+    void new_c(const S* a, const S* c_old, const S* keep, S* to) const {
         Normal i{}, f{}, g{};
         if (p.gate_gain) i = normal_of(a, 0), f = normal_of(a + H, 1), g = normal_of(a + 2 * H, 2);
         specialised(p.gate_gain != nullptr, keep != nullptr, [&](auto normed, auto drops) {
             new_c<decltype(normed)::value, decltype(drops)::value>(a, i, f, g, c_old, keep, to);
         });
     }
-    template <bool NORM, bool DROPS, typename X>
-    void new_c(const X* __restrict a, Normal i, Normal f, Normal g, const S* __restrict c_old,
+    template <bool NORM, bool DROPS>
+    void new_c(const S* __restrict a, Normal i, Normal f, Normal g, const S* __restrict c_old,
                const S* __restrict keep, S* __restrict to) const {
         const S forget_bias = S(p.forget_bias);
         const S *__restrict i_gain = i.gain, *__restrict f_gain = f.gain, *__restrict g_gain = g.gain;
         const S *__restrict i_shift = i.shift, *__restrict f_shift = f.shift, *__restrict g_shift = g.shift;
 #pragma omp simd
         for (int64_t j = 0; j < H; ++j) {
-            S a_i = load(a[j]), a_f = load(a[H + j]), a_g = load(a[2 * H + j]);
+            S a_i = a[j], a_f = a[H + j], a_g = a[2 * H + j];
             if (NORM) {
                 a_i = (a_i - i.mean) * i.rstd * i_gain[j] + i_shift[j];
                 a_f = (a_f - f.mean) * f.rstd * f_gain[j] + f_shift[j];
@@ -205,20 +195,20 @@ class GatedStep {
     }
 
     // The new h before zoneout from the sums of the gates and the new c.
-    template <typename X, typename Y>
-    void output(const X* a, const S* c, Y* to) const {
+    template <typename X>
+    void output(const S* a, const S* c, X* to) const {
         if (!p.gate_gain) return output<false>(a + 3 * H, {}, c, {}, to);
         const Moments<S> m = moments<S>(c, H, S(p.epsilon));
         const Normal inner{at<S>(p.c_gain), at<S>(p.c_shift), m.mean, m.rstd};
         output<true>(a + 3 * H, normal_of(a + 3 * H, 3), c, inner, to);
     }
-    template <bool NORM, typename X, typename Y>
-    void output(const X* __restrict o, Normal n, const S* __restrict c, Normal m, Y* __restrict to) const {
+    template <bool NORM, typename X>
+    void output(const S* __restrict o, Normal n, const S* __restrict c, Normal m, X* __restrict to) const {
         const S *__restrict gain = n.gain, *__restrict shift = n.shift;
         const S *__restrict c_gain = m.gain, *__restrict c_shift = m.shift;
 #pragma omp simd
         for (int64_t j = 0; j < H; ++j) {
-            S a = load(o[j]), inner = c[j];
+            S a = o[j], inner = c[j];
             if (NORM) {
                 a = (a - n.mean) * n.rstd * gain[j] + shift[j];
                 inner = (inner - m.mean) * m.rstd * c_gain[j] + c_shift[j];
@@ -239,7 +229,7 @@ class GatedStep {
             clear(b, d);
             return;
         }
-        S *a = scratch, *dh = scratch + 6 * H, *da = scratch + 7 * H;
+        S *dh = scratch + 6 * H, *da = scratch + 7 * H;
         const S* keep = keep_of(b, scratch + 16 * H);
         const S* stays = nullptr;
         if (p.zone_c || p.zone_c_rate != 0) {
@@ -248,84 +238,55 @@ class GatedStep {
             stays = shares;
         }
         arriving(row, dh_mm, dh_direct, dh);
-        if constexpr (HYPER) sums(b, a, d);
-        if (p.gate_gain) {
-            if constexpr (!HYPER) sums(b, a, d);
-            backward_normalised(a, c_old, keep, stays, dh, dc, da, scratch, total);
-            spread(b, da, total + 8 * H, d);
-        } else if constexpr (HYPER) {
-            backward_plain(a, c_old, keep, stays, dh, dc, da);
-            spread(b, da, total + 8 * H, d);
-        } else {
-            backward_plain(products(b), c_old, keep, stays, dh, dc, at<T>(p.du) + (t * p.B + b) * p.ld_du);
-        }
+        backward_gates(sums(b, scratch, d), c_old, keep, stays, dh, dc, da, scratch, total);
+        spread(b, da, total + 8 * H, d);
     }
 
     // Turns the gradients of the new h and c into those of the gates' sums and, in place, of the old c.
-    template <typename X, typename Y>
-    void backward_plain(const X* a, const S* c_old, const S* keep, const S* stays, const S* dh, S* dc,
-                        Y* da) const {
-        specialised(keep != nullptr, stays != nullptr, [&](auto drops, auto zoned) {
-            backward_plain<decltype(drops)::value, decltype(zoned)::value>(a, c_old, keep, stays, dh, dc, da);
-        });
-    }
-    template <bool DROPS, bool ZONED, typename X, typename Y>
-    void backward_plain(const X* __restrict a, const S* __restrict c_old, const S* __restrict keep,
-                        const S* __restrict stays, const S* __restrict dh, S* __restrict dc,
-                        Y* __restrict da) const {
-        const S forget_bias = S(p.forget_bias), through = share();
-#pragma omp simd
-        for (int64_t j = 0; j < H; ++j) {
-            const S i = sigmoid(load(a[j])), f = sigmoid(load(a[H + j]) + forget_bias);
-            const S g = hyperbolic_tangent(load(a[2 * H + j])), o = sigmoid(load(a[3 * H + j]));
-            const S kept = DROPS ? keep[j] : S(1), stay = ZONED ? stays[j] : S(0);
-            const S inner = hyperbolic_tangent(f * c_old[j] + i * (g * kept));
-            const S d = dh[j] * o * (S(1) - inner * inner) + dc[j] * (S(1) - stay);
-            dc[j] = dc[j] * stay + d * f * through;
-            store(da[j], d * (g * kept) * i * (S(1) - i));
-            store(da[H + j], d * c_old[j] * f * (S(1) - f));
-            store(da[2 * H + j], d * i * kept * (S(1) - g * g));
-            store(da[3 * H + j], dh[j] * inner * o * (S(1) - o));
-        }
-    }
-
-    // The same with layer normalisation; replaces the sums in a by the gates.
-    void backward_normalised(S* a, const S* c_old, const S* keep, const S* stays, const S* dh, S* dc, S* da,
-                             S* scratch, S* total) const {
+    void backward_gates(const S* sums, const S* c_old, const S* keep, const S* stays, const S* dh, S* dc, S* da,
+                        S* scratch, S* total) const {
         S *inner = scratch + 4 * H, *dc_new = scratch + 5 * H;
-        S *normal = scratch + 11 * H, *c_normal = scratch + 15 * H;
+        S *normal = scratch + 11 * H, *c_normal = scratch + 15 * H, *a = scratch + 18 * H;
         S rstd[4];
-        for (int64_t k = 0; k < 4; ++k) rstd[k] = activate(a + k * H, k, normal + k * H);
+        for (int64_t k = 0; k < 4; ++k) rstd[k] = activate(sums + k * H, k, a + k * H, normal + k * H);
         keep ? new_c_of_gates<true>(a, c_old, keep, inner) : new_c_of_gates<false>(a, c_old, keep, inner);
-        const Moments<S> m = moments<S>(inner, H, S(p.epsilon));
-        through_output(a + 3 * H, inner, m, dh, c_normal, dc_new, da + 3 * H);
-        normalise_backward(c_normal, dc_new, at<S>(p.c_gain), total + 12 * H, total + 13 * H, m.rstd, H);
+        if (p.gate_gain) {
+            const Moments<S> m = moments<S>(inner, H, S(p.epsilon));
+            through_output<true>(a + 3 * H, inner, m, dh, c_normal, dc_new, da + 3 * H);
+            normalise_backward(c_normal, dc_new, at<S>(p.c_gain), total + 12 * H, total + 13 * H, m.rstd, H);
+        } else {
+            through_output<false>(a + 3 * H, inner, {}, dh, c_normal, dc_new, da + 3 * H);
+        }
         specialised(keep != nullptr, stays != nullptr, [&](auto drops, auto zoned) {
             through_c<decltype(drops)::value, decltype(zoned)::value>(a, c_old, keep, stays, dc_new, dc, da);
         });
+        if (!p.gate_gain) return;
         for (int64_t k = 0; k < 4; ++k)
             normalise_backward(normal + k * H, da + k * H, at<S>(p.gate_gain) + k * H, total + k * H,
                                total + (4 + k) * H, rstd[k], H);
     }
-    // Turns a gate's sums into the gate, in place; returns 1 / standard deviation.
-    S activate(S* __restrict gate, int64_t k, S* __restrict normal) const {
-        const Normal n = normal_of(gate, k);
-        const S *__restrict gain = n.gain, *__restrict shift = n.shift;
-        if (k == 2) {
-#pragma omp simd
-            for (int64_t j = 0; j < H; ++j) {
-                normal[j] = (gate[j] - n.mean) * n.rstd;
-                gate[j] = hyperbolic_tangent(normal[j] * gain[j] + shift[j]);
-            }
-        } else {
-            const S more = k == 1 ? S(p.forget_bias) : S(0);
-#pragma omp simd
-            for (int64_t j = 0; j < H; ++j) {
-                normal[j] = (gate[j] - n.mean) * n.rstd;
-                gate[j] = sigmoid(normal[j] * gain[j] + shift[j] + more);
-            }
-        }
+    // Computes a gate from its sums, and their normalised values; returns 1 / standard deviation.
+    S activate(const S* sums, int64_t k, S* gate, S* normal) const {
+        Normal n{};
+        if (p.gate_gain) n = normal_of(sums, k);
+        specialised(k == 2, p.gate_gain != nullptr, [&](auto tangent, auto normed) {
+            activate<decltype(tangent)::value, decltype(normed)::value>(sums, n, k == 1 ? S(p.forget_bias) : S(0),
+                                                                        gate, normal);
+        });
         return n.rstd;
+    }
+    template <bool TANGENT, bool NORM>
+    void activate(const S* __restrict sums, Normal n, S more, S* __restrict gate, S* __restrict normal) const {
+        const S *__restrict gain = n.gain, *__restrict shift = n.shift;
+#pragma omp simd
+        for (int64_t j = 0; j < H; ++j) {
+            S a = sums[j];
+            if (NORM) {
+                normal[j] = (a - n.mean) * n.rstd;
+                a = normal[j] * gain[j] + shift[j];
+            }
+            gate[j] = TANGENT ? hyperbolic_tangent(a) : sigmoid(a + more);
+        }
     }
     template <bool DROPS>
     void new_c_of_gates(const S* __restrict a, const S* __restrict c_old, const S* __restrict keep,
@@ -334,14 +295,19 @@ class GatedStep {
         for (int64_t j = 0; j < H; ++j)
             to[j] = a[H + j] * c_old[j] + a[j] * (DROPS ? a[2 * H + j] * keep[j] : a[2 * H + j]);
     }
-    // The gradients of the sums of o and of the normalised c.
+    // The gradients of the sums of o and of the c that its tanh reads.
+    template <bool NORM>
     void through_output(const S* __restrict o, const S* __restrict c, Moments<S> m, const S* __restrict dh,
                         S* __restrict c_normal, S* __restrict dc_new, S* __restrict d_o) const {
         const S *__restrict gain = at<S>(p.c_gain), *__restrict shift = at<S>(p.c_shift);
 #pragma omp simd
         for (int64_t j = 0; j < H; ++j) {
-            c_normal[j] = (c[j] - m.mean) * m.rstd;
-            const S inner = hyperbolic_tangent(c_normal[j] * gain[j] + shift[j]);
+            S inner = c[j];
+            if (NORM) {
+                c_normal[j] = (inner - m.mean) * m.rstd;
+                inner = c_normal[j] * gain[j] + shift[j];
+            }
+            inner = hyperbolic_tangent(inner);
             d_o[j] = dh[j] * inner * o[j] * (S(1) - o[j]);
             dc_new[j] = dh[j] * o[j] * (S(1) - inner * inner);
         }
@@ -388,23 +354,26 @@ class GatedStep {
         return to;
     }
 
-    // The sums of the four gates of a row, before any normalisation.
-    void sums(int64_t b, S* __restrict a, const S* d) const {
+    // The sums of the four gates of a row, before any normalisation; in `to` unless u holds them.
+    const S* sums(int64_t b, S* __restrict to, const S* d) const {
         const T* __restrict u = products(b);
-        if constexpr (!HYPER) {
-#pragma omp simd
-            for (int64_t j = 0; j < 4 * H; ++j) a[j] = load(u[j]);
-        } else {
+        if constexpr (HYPER) {
             const T* __restrict gx = at<T>(p.gx) + (t * p.B + b) * 4 * H;
             for (int64_t k = 0; k < 4; ++k) {
                 const S *__restrict d_h = scaling.kind(d, k), *__restrict d_x = scaling.kind(d, 4 + k);
                 const S *__restrict shift = scaling.kind(d, 8 + k), *__restrict bias = at<S>(p.bias) + k * H;
 #pragma omp simd
                 for (int64_t j = 0; j < H; ++j)
-                    a[k * H + j] =
+                    to[k * H + j] =
                         d_h[j] * load(u[k * H + j]) + (d_x[j] * load(gx[k * H + j]) + (shift[j] + bias[j]));
             }
+        } else if constexpr (std::is_same_v<S, T>) {
+            return u;
+        } else {
+#pragma omp simd
+            for (int64_t j = 0; j < 4 * H; ++j) to[j] = load(u[j]);
         }
+        return to;
     }
 
     // Turns the gradient of the sums into those of their terms.
@@ -466,6 +435,7 @@ class GatedStep {
         }
     }
 
+    // Zoneout by a mask, or in expectation.
     template <typename X>
     void zone(X* __restrict to, const S* __restrict fresh, const X* __restrict old, const uint8_t* mask,
               S rate) const {
@@ -473,11 +443,8 @@ class GatedStep {
             for (int64_t j = 0; j < H; ++j)
                 if (mask[j]) to[j] = old[j];
                 else store(to[j], fresh[j]);
-        } else if (rate != S(0)) {
-            for (int64_t j = 0; j < H; ++j) store(to[j], fresh[j] + rate * (load(old[j]) - fresh[j]));
         } else {
-#pragma omp simd
-            for (int64_t j = 0; j < H; ++j) store(to[j], fresh[j]);
+            for (int64_t j = 0; j < H; ++j) store(to[j], fresh[j] + rate * (load(old[j]) - fresh[j]));
         }
     }
 
