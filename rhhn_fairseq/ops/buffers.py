@@ -120,7 +120,7 @@ class Highway:
             matrix. ds_direct: [B, H], state type, the rest of it, in and out. past: [B, H], state type, the
             gradient that bypasses a time step.
         du, dgx, dz: gradients of u, gx and z; du [L, K, B, 2 H] and dz [L, K, B, H] hold K steps, from a
-            multiple of K on; K may differ between them. sums: [threads, (3 L + 2) H], state type, gradients
+            multiple of K on. sums: [threads, (3 L + 2) H], state type, gradients
             of bias, bias_x and bias_z, summed over rows and steps.
     """
 

@@ -7,12 +7,15 @@ code keeps a pair's hidden layer in registers and recomputes it in the backward 
 Shapes: N sentences, R queries of each, S source positions, A width of the hidden layer.
 """
 
+from collections.abc import Sequence
+from typing import Optional
+
 import torch
 from torch import Tensor
 
 from rhhn_fairseq.ops import gemm, native, policy
 from rhhn_fairseq.ops.buffers import Energy, state_dtype
-from rhhn_fairseq.ops.library import operation, refuse_gradients
+from rhhn_fairseq.ops.library import differentiate, operation
 
 
 def energies(q_NRA: Tensor, k_NSA: Tensor, v_A: Tensor, mask_NS: Tensor) -> Tensor:
@@ -52,28 +55,19 @@ def _(q, k, v, mask):
 
 @operation("rhhn::energy_backward")
 def energy_backward(
-    de: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    gradients: Sequence[Optional[Tensor]],
+    kept: Sequence[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+) -> list[Tensor]:
     """Returns the gradients of q, k and v from that of the energies."""
     dq, dk = torch.empty_like(q), torch.empty_like(k)
     dv = v.new_zeros(torch.get_num_threads(), len(v))
-    buffers = Energy(q=q, k=k, v=v, mask=mask, de=de.contiguous(), dq=dq, dk=dk, dv=dv)
-    native.energy(buffers, "backward")(0)
-    return dq, dk, dv.sum(0)
+    (de,) = (gradient.contiguous() for gradient in gradients if gradient is not None)
+    native.energy(Energy(q=q, k=k, v=v, mask=mask, de=de, dq=dq, dk=dk, dv=dv), "backward")(0)
+    return [dq, dk, dv.sum(0)]
 
 
-@torch.library.register_fake(energy_backward)
-def _(de, q, k, v, mask):
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-
-
-def _context(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
-
-
-def _gradients(ctx, de):
-    return *energy_backward(de, *ctx.saved_tensors), None
-
-
-torch.library.register_autograd(energy, _gradients, setup_context=_context)
-refuse_gradients(energy_backward)
+differentiate(energy, energy_backward, outputs=1, differentiable=3, keep=lambda inputs, _: (inputs, []))

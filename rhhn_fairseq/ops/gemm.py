@@ -175,7 +175,11 @@ def mm(
     # A traced pass chooses without knowing the types of its operands.
     if gemm == "native" and x.dtype == w.dtype == torch.float32 and is_large(x, w):
         out = x.new_empty(*x.shape[:-1], w.shape[-1]) if out is None else out
-        native.matmul(x, w, out, add)
+        if x.dim() == 2:
+            native.matmul(x, w, out, add)
+            return out
+        for layer, product in enumerate(out):
+            native.matmul(x[layer], w[layer], product, None if add is None else add[layer])
         return out
     if x.dim() == 2:
         return torch.mm(x, w, out=out) if add is None else torch.addmm(add, x, w, out=out)
@@ -183,18 +187,18 @@ def mm(
 
 
 class PackedWeight:
-    """A matrix [K, N], or a stack of them, packed for the products of all steps of a sequence.
+    """A matrix [K, N], packed for the products of all steps of a sequence.
 
     Args:
-        weight: [K, N], or a stack [L, K, N]; with ``transpose`` [N, K] or [L, N, K].
+        weight: [K, N], or with ``transpose`` [N, K].
         T, B: number of steps, and rows of each.
         gemm: the result of ``select_gemm``.
     """
 
     def __init__(self, weight: Tensor, T: int, B: int, gemm: str, transpose: bool = False):
-        self.weight = weight.transpose(-1, -2) if transpose else weight
+        self.weight = weight.t() if transpose else weight
         rows = ROWS if self.weight.stride(-1) == 1 else ROWS_BY_COLUMNS
-        large = B * weight.shape[-2] * weight.shape[-1] >= SMALLEST and T * B >= rows
+        large = B * weight.numel() >= SMALLEST and T * B >= rows
         self.is_native = gemm == "native" and weight.dtype == torch.float32 and large
         if self.is_native:
             self.panels = native.pack_if_faster(self.weight)

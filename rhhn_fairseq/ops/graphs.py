@@ -27,6 +27,7 @@ from torch import Tensor
 
 from rhhn_fairseq.ops import policy
 from rhhn_fairseq.ops.gemm import matmul_precision
+from rhhn_fairseq.ops.library import flatten, unflatten
 
 logger = logging.getLogger(__name__)
 
@@ -308,13 +309,20 @@ def captured(body: Callable) -> Callable:
 
     @functools.wraps(body)
     def run(*args):
-        tensors = tensors_of(args)
+        leaves, lengths = flatten(args)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         device = tensors[0].device
         with torch.autocast(device.type, enabled=False):
             if not possible(device):
                 return body(*args)
-            rest = (body.__qualname__, key_of(args))
-            return replayed(rest, lambda given: body(*with_tensors(args, given)), tensors, _recordings)
+
+            def call(given):
+                others = iter(given)
+                filled = [next(others) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+                return body(*unflatten(filled, lengths))
+
+            fixed = tuple("tensor" if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+            return replayed((body.__qualname__, tuple(lengths), fixed), call, tensors, _recordings)
 
     return run
 
@@ -338,39 +346,7 @@ def replayed(
     _inner.busy = True
     try:
         with torch.cuda.device_of(values[0]):
-            return recordings.run(place(values), (key, modes, key_of(values)), call, values)
+            layout = tuple((value.shape, value.stride(), value.dtype) for value in values)
+            return recordings.run(place(values), (key, modes, layout), call, values)
     finally:
         _inner.busy = False
-
-
-def tensors_of(args: Sequence) -> list[Tensor]:
-    """Returns the tensors among arguments and in lists among them, in their order."""
-    lists = (arg if _is_list(arg) else [arg] for arg in args)
-    return [item for some in lists for item in some if isinstance(item, Tensor)]
-
-
-def with_tensors(args: Sequence, tensors: Sequence[Tensor]) -> list:
-    """Returns the arguments with their tensors replaced by others."""
-    others = iter(tensors)
-
-    def other(arg):
-        if _is_list(arg):
-            return [other(item) for item in arg]
-        return next(others) if isinstance(arg, Tensor) else arg
-
-    return [other(arg) for arg in args]
-
-
-def key_of(args: Sequence) -> Hashable:
-    """Returns what a recording depends on: shapes, strides and types of tensors, all else by value."""
-
-    def key(arg):
-        if _is_list(arg):
-            return tuple(key(item) for item in arg)
-        return (arg.shape, arg.stride(), arg.dtype) if isinstance(arg, Tensor) else arg
-
-    return tuple(key(arg) for arg in args)
-
-
-def _is_list(arg) -> bool:
-    return isinstance(arg, list | tuple)

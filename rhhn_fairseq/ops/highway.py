@@ -3,10 +3,7 @@
 
 A layer of a time step is one matrix product and one call of the point-wise work. A HyperRHN's hypernetwork
 runs first, as a separate highway, and z is computed from its states. The forward pass stores the products u,
-the states and z. A recurrent weight's gradient is one product over all steps, or over many at a time.
-
-z is computed, and its gradient used, for one block of steps at a time. The block is the whole sequence,
-unless z would not fit into the processor's cache; then it is small enough to be read from the cache.
+the states and z. A weight's gradient is one product over all steps, or over many at a time.
 
 Shapes: T time, B batch, H hidden, L layers of a time step, N hyper; halves h, t in every weight's columns.
 """
@@ -20,15 +17,13 @@ from torch import Tensor
 from rhhn_fairseq.ops import graphs, pointwise
 from rhhn_fairseq.ops.backends import Plan, read_plan
 from rhhn_fairseq.ops.buffers import Highway, state_dtype
-from rhhn_fairseq.ops.gemm import PackedWeight, mm
 from rhhn_fairseq.ops.highway_products import Products, is_rank_scaled, make_products
-from rhhn_fairseq.ops.library import operation, refuse_gradients
+from rhhn_fairseq.ops.library import differentiate, operation
 from rhhn_fairseq.ops.loop import Noise
 from rhhn_fairseq.ops.sequence import (
     expand_noise,
     gal_mask,
     gradient_share,
-    no_gradients,
     or_zeros,
     through_recurrence,
 )
@@ -170,9 +165,7 @@ def highway_op(
     u, s = gx.new_empty(L, T, B, width), s0.new_empty(L, T, B, H)
     buffers = _make_buffers((u, gx, s0, s), Biases(*biases), masks, Numbers(*numbers))
     products = make_products(buffers, weights, hyper, masks.gal, how.gemm)
-    scaling = _Scaling(buffers, hyper, how) if hyper and products.plain else None
-    if scaling is not None:
-        scaling.start_forward()
+    products.start_forward()
     buffers.y = gx.new_empty(T, B, L * H if buffers.trace else H)
     buffers.o = None if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
     run = None
@@ -180,12 +173,9 @@ def highway_op(
         run = pointwise.highway_steps(how, buffers, "forward", weights, masks.gal, None)
     if run is None:
         run = _forward_steps(buffers, products, masks.gal, how)
-    steps = products.forward_steps if scaling is None else scaling.steps
-    for start in range(0, T, steps):
-        if scaling is not None:
-            scaling.before_forward(start)
+    for start in range(0, T, products.forward_steps):
         products.begin_block(start)
-        run(start, min(start + steps, T))
+        run(start, min(start + products.forward_steps, T))
     o, z = (gx.new_empty(0) if tensor is None else tensor for tensor in (buffers.o, buffers.z))
     return buffers.y, s[-1, -1].clone(), u, s, o, z
 
@@ -228,67 +218,6 @@ def _make_buffers(sequence: Sequence[Tensor], biases: Biases, masks: Masks, numb
     return buffers
 
 
-class _Scaling:
-    """z and its gradient in the buffers of a highway, for one block of steps at a time.
-
-    Args:
-        hyper: states of the hypernetwork [T, B, L N], and weight_z [L, N, H].
-    """
-
-    CACHED = 1 << 21
-    """Numbers in z up to which the CPU computes it for all steps at once."""
-
-    ROWS = 256
-    """Rows of a block with which multiplying takes longer than reading the matrices."""
-
-    def __init__(self, p: Highway, hyper: Sequence[Tensor], plan: Plan):
-        (states, weight_z), (L, T, B, _) = hyper, p.s.shape
-        self.p, self.weight_z, self.gemm = p, weight_z, plan.gemm
-        self.hyper_TBLN = states.unflatten(-1, (L, -1))
-        # In blocks, the gradient of weight_z accumulates in the operands' type, which must be the states'.
-        in_blocks = states.is_cpu and states.dtype == p.s.dtype and p.s.numel() > self.CACHED
-        # Blocks of equal size, because a block of few rows takes longer per row.
-        blocks = -(-T // -(-self.ROWS // B)) if in_blocks else 1
-        self.steps = -(-T // blocks)
-
-    def _packed(self, transpose: bool) -> PackedWeight:
-        T, B = self.p.s.shape[1:3]
-        return PackedWeight(self.weight_z, -(-T // self.steps), self.steps * B, self.gemm, transpose)
-
-    def _rows(self, states_TBLN: Tensor, t: int) -> Tensor:
-        """Returns the block that starts at step t as a view, [L, rows, N]."""
-        return states_TBLN[t : t + self.steps].flatten(0, 1).transpose(0, 1)
-
-    def start_forward(self) -> None:
-        self.to_z = self._packed(transpose=False)
-        self.p.z = self.hyper_TBLN.new_empty(self.p.s.shape)
-
-    def before_forward(self, t: int) -> None:
-        """Computes z of the block that starts at step t."""
-        z = self.p.z[:, t : t + self.steps].flatten(1, 2)
-        self.to_z.product(self._rows(self.hyper_TBLN, t), z)
-
-    def start_backward(self) -> None:
-        L, _, B, H = self.p.s.shape
-        self.p.dz = self.hyper_TBLN.new_empty(L, self.steps, B, H)
-        self.dhyper_TBLN = torch.empty_like(self.hyper_TBLN)
-        self.dweight_z = torch.empty_like(self.weight_z)
-        self.from_z = self._packed(transpose=True)
-
-    def after_backward(self, t: int) -> None:
-        """Backpropagates the gradients of z in the block that starts at step t."""
-        rows = self._rows(self.hyper_TBLN, t)
-        dz = self.p.dz.flatten(1, 2)[:, : rows.shape[1]]
-        self.from_z.product(dz, self._rows(self.dhyper_TBLN, t))
-        # The last block comes first and has nothing to be added to.
-        others = self.dweight_z if t + self.steps < len(self.hyper_TBLN) else None
-        mm(rows.transpose(1, 2), dz, self.dweight_z, others, self.gemm)
-
-    def hyper_gradients(self) -> tuple[Tensor, Tensor]:
-        """Returns the gradients of the states and of weight_z after the backward pass."""
-        return self.dhyper_TBLN.flatten(2), self.dweight_z
-
-
 @torch.library.register_fake(highway_op)
 def _(gx, s0, weights, biases, hyper, masks, numbers, plan):
     (T, B, width), L, trace = gx.shape, len(weights), Numbers(*numbers).trace
@@ -304,33 +233,31 @@ def _(gx, s0, weights, biases, hyper, masks, numbers, plan):
 def highway_backward(
     gradients: Sequence[Optional[Tensor]],
     kept: Sequence[Tensor],
-    inputs: Sequence[Tensor],
+    gx: Tensor,
+    s0: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     hyper: Sequence[Tensor],
     masks: Sequence[Optional[Tensor]],
     numbers: Sequence[float],
     plan: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> list[Tensor]:
     """The backward pass of ``highway_op``.
 
     Args:
-        gradients: of the outputs and of the last state. kept: u, s, o and z. inputs: gx and s0.
+        gradients: of the outputs and of the last state. kept: u, s, o and z.
 
     Returns:
-        gradients of gx, s0, the weights [L, H, 2 H], the states of the hypernetwork, weight_z (both
-        empty without one), and ``Highway.sums``.
+        gradients of gx, s0, the weights, the biases, and the tensors of ``hyper``.
     """
-    (dy, ds_last), (u, s, o, z), (gx, s0) = gradients, kept, inputs
+    (dy, ds_last), (u, s, o, z) = gradients, kept
     (L, T, B, H), masks, how = s.shape, Masks(*masks), read_plan(plan)
     buffers = _make_buffers((u, gx, s0, s), Biases(*biases), masks, Numbers(*numbers))
+    buffers.o = o if o.numel() else None
+    if z.numel():
+        buffers.z = z
     products = make_products(buffers, weights, hyper, masks.gal, how.gemm)
     products.start_backward()
-    scaling = _Scaling(buffers, hyper, how) if hyper and products.plain else None
-    if scaling is not None:
-        buffers.z = z
-        scaling.start_backward()
-    buffers.o = o if o.numel() else None
     buffers.dy = None if dy is None else dy.contiguous()
     buffers.ds = gx.new_zeros(s0.shape)
     buffers.ds_direct, buffers.past = or_zeros(ds_last, s0), torch.zeros_like(s0)
@@ -342,17 +269,15 @@ def highway_backward(
         run = pointwise.highway_steps(how, buffers, "backward", weights, masks.gal, masks.s_share)
     if run is None:
         run = _backward_steps(buffers, products, masks, how)
-    starts, stop = {*range(0, T, steps), *range(0, T, T if scaling is None else scaling.steps)}, T
-    for start in sorted(starts, reverse=True):
+    for start in reversed(range(0, T, steps)):
         products.begin_block(start)
-        run(start, stop)
-        stop = start
+        run(start, min(start + steps, T))
         products.end_block(start)
-        if scaling is not None and start % scaling.steps == 0:
-            scaling.after_backward(start)
-    dhyper, dweight_z = (scaling or products).hyper_gradients()
-    dweights, ds0 = products.dweights.to(gx.dtype), buffers.ds_direct + buffers.ds
-    return buffers.dgx, ds0, dweights, dhyper, dweight_z, buffers.sums.sum(0)
+    ds0, sums = buffers.ds_direct + buffers.ds, buffers.sums.sum(0)
+    # Without a hypernetwork the last biases are missing. An operation's results must not share memory.
+    pieces = zip(biases, sums.split((2 * L * H, 2 * H, L * H)), strict=False)
+    dbiases = [gradient.view_as(bias).clone() for bias, gradient in pieces]
+    return [buffers.dgx, ds0, *products.weight_gradients(), *dbiases, *products.hyper_gradients()]
 
 
 def _backward_steps(
@@ -371,44 +296,8 @@ def _backward_steps(
     return run
 
 
-@torch.library.register_fake(highway_backward)
-def _(gradients, kept, inputs, weights, biases, hyper, *_):
-    s, (gx, s0) = kept[1], inputs
-    L, H = len(s), s.shape[-1]
-    made = [torch.empty_like(tensor) for tensor in hyper] or [gx.new_empty(0), gx.new_empty(0)]
-    sums = s0.new_empty((3 * L + 2) * H)
-    return torch.empty_like(gx), torch.empty_like(s0), gx.new_empty(L, H, 2 * H), *made, sums
+def _keep(inputs, output):
+    return inputs, output[2:]
 
 
-def _context(ctx, inputs, output):
-    gx, s0, weights, biases, hyper, masks, *ctx.rest = inputs
-    kept = output[2:]
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*kept)
-    ctx.count = len(weights)
-    ctx.save_for_backward(*kept, gx, s0, *masks, *weights, *hyper, *biases)
-
-
-def _gradients(ctx, dy, ds_last, *_):
-    saved, L = ctx.saved_tensors, ctx.count
-    kept, inputs, masks, weights, others = (
-        saved[:4],
-        saved[4:6],
-        saved[6:12],
-        saved[12 : 12 + L],
-        saved[12 + L :],
-    )
-    hyper, biases = (others[:2], others[2:]) if len(others) > 1 else ((), others)
-    dgx, ds0, dweights, dhyper, dweight_z, sums = highway_backward(
-        [dy, ds_last], kept, inputs, weights, biases, hyper, masks, *ctx.rest
-    )
-    H = ds0.shape[-1]
-    # Without a hypernetwork the last biases are missing.
-    pieces = zip(biases, sums.split((2 * L * H, 2 * H, L * H)), strict=False)
-    dbiases = [gradient.view_as(bias) for bias, gradient in pieces]
-    dhypers = [dhyper, dweight_z] if hyper else []
-    return dgx, ds0, list(dweights.unbind(0)), dbiases, dhypers, no_gradients(masks), None, None
-
-
-torch.library.register_autograd(highway_op, _gradients, setup_context=_context)
-refuse_gradients(highway_backward)
+differentiate(highway_op, highway_backward, outputs=2, differentiable=5, keep=_keep)

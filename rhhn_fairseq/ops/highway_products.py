@@ -1,6 +1,7 @@
 """The products of a highway's layers with their recurrent matrices, forward and backward.
 
-``Products`` takes the matrices as they are. ``RankScaledProducts`` scales them by a sum of outer products.
+``Products`` takes the matrices as they are. ``ScaledProducts`` also computes the hypervectors z, by which the
+point-wise work scales the products. ``RankScaledProducts`` scales the matrices by sums of outer products.
 
 Shapes: T time, B batch, H hidden, L layers of a time step, N hyper, K steps of a block, d outer products, of
 which the first scales the output only, and V = 2 d - 1 vectors, b_1 .. b_d, a_2 .. a_d.
@@ -24,9 +25,9 @@ def make_products(
     p: Highway, weights: Sequence[Tensor], hyper: Sequence[Tensor], gal: Tensor | None, gemm: str
 ) -> "Products":
     """Returns the products of a highway; ``hyper`` decides which kind."""
-    return (RankScaledProducts if is_rank_scaled(hyper, len(weights)) else Products)(
-        p, weights, hyper, gal, gemm
-    )
+    if is_rank_scaled(hyper, len(weights)):
+        return RankScaledProducts(p, weights, hyper, gal, gemm)
+    return (ScaledProducts if hyper else Products)(p, weights, hyper, gal, gemm)
 
 
 def is_rank_scaled(hyper: Sequence[Tensor], layers: int) -> bool:
@@ -49,7 +50,6 @@ class Products:
     Attributes:
         plain: whether compiled code may compute these products instead of this class.
         forward_steps, steps: number of steps in a block of the forward and of the backward pass.
-        dweights: after the backward pass, the weights' gradients [L, H, 2 H].
     """
 
     plain = True
@@ -81,6 +81,9 @@ class Products:
         """Gradients of the products, [B, 2 H], by layer and step of a block."""
         return [of_layer.unbind(0) for of_layer in self.p.du.unbind(0)]
 
+    def start_forward(self) -> None:
+        """Called before the forward pass."""
+
     def begin_block(self, t: int) -> None:
         """Called before the steps of the block that starts at step t, in either direction."""
 
@@ -89,19 +92,15 @@ class Products:
         self.packed[layer].product(read, out)
 
     def start_backward(self) -> None:
-        self.dweights = self.p.u.new_empty(self.L, self.H, 2 * self.H)
+        self.dweights = [self.p.u.new_empty(self.H, 2 * self.H) for _ in self.weights]
 
     def multiply_backward(self, layer: int, t: int) -> None:
         """Writes the gradient of a product's input to ``p.ds``, from that of the product in ``p.du``."""
         self.packed_transposes[layer].product(self.du[layer][t % self.steps], self.p.ds)
 
     def end_block(self, t: int) -> None:
-        """Called in the backward pass after some steps, the first of which is t."""
-        if t % self.steps == 0:
-            self._add_weight_gradients(t)
-
-    def _add_weight_gradients(self, t: int) -> None:
-        """Adds the gradients of the steps in du, from t on; the last block, run first, writes them."""
+        """Adds the weights' gradients of the block that starts at step t; the last block, run first, writes
+        them."""
         p, gal, states = self.p, self.gal, self.p.operands
         steps = slice(t, min(t + self.steps, self.T))
         blocks = [operand_blocks(p.s0.to(states.dtype), states[-1], gal, steps)]
@@ -111,9 +110,49 @@ class Products:
         for own, read, du_TBG in zip(self.dweights, blocks, du, strict=True):
             weight_gradient(read, du_TBG, self.gemm, own, add=steps.stop < self.T)
 
-    def hyper_gradients(self) -> tuple[Tensor, Tensor]:
+    def weight_gradients(self) -> list[Tensor]:
+        """Returns the gradients of ``weights`` after the backward pass."""
+        return [dweight.to(self.p.u.dtype) for dweight in self.dweights]
+
+    def hyper_gradients(self) -> Sequence[Tensor]:
         """Returns the gradients of ``hyper`` after the backward pass."""
-        return self.p.u.new_empty(0), self.p.u.new_empty(0)
+        return ()
+
+
+class ScaledProducts(Products):
+    """See the module's docstring.
+
+    Args:
+        hyper: states of the hypernetwork [T, B, L N], and weight_z [L, N, H], which maps them to z.
+    """
+
+    def __init__(self, p, weights, hyper, gal, gemm):
+        super().__init__(p, weights, hyper, gal, gemm)
+        states, self.weight_z = hyper
+        self.hyper_TBLN = states.unflatten(-1, (self.L, -1))
+
+    def _rows(self, tensor_TBLN: Tensor) -> Tensor:
+        """Views some steps of a tensor as rows by layer, [L, K B, N]."""
+        return tensor_TBLN.flatten(0, 1).transpose(0, 1)
+
+    def start_forward(self):
+        self.p.z = self.weight_z.new_empty(self.p.s.shape)
+        mm(self._rows(self.hyper_TBLN), self.weight_z, self.p.z.flatten(1, 2), gemm=self.gemm)
+
+    def start_backward(self):
+        super().start_backward()
+        self.p.dz = self.weight_z.new_empty(self.L, self.steps, self.B, self.H)
+        self.dhyper_TBLN, self.dweight_z = torch.empty_like(self.hyper_TBLN), torch.empty_like(self.weight_z)
+
+    def end_block(self, t):
+        super().end_block(t)
+        block, dz = slice(t, t + self.steps), self.p.dz[:, : self.T - t].flatten(1, 2)
+        mm(dz, self.weight_z.mT, self._rows(self.dhyper_TBLN[block]), gemm=self.gemm)
+        before = self.dweight_z if block.stop < self.T else None
+        mm(self._rows(self.hyper_TBLN[block]).mT, dz, self.dweight_z, before, self.gemm)
+
+    def hyper_gradients(self):
+        return self.dhyper_TBLN.flatten(2), self.dweight_z
 
 
 class RankScaledProducts(Products):
@@ -178,7 +217,7 @@ class RankScaledProducts(Products):
         self.dhyper_TBLN = torch.empty_like(self.hyper_TBLN)
         # Gradients of weights accumulate in the state type.
         self.dmap = self.p.s.new_zeros(self.map_v.shape)
-        self.dweights = self.p.s.new_zeros(L, self.H, 2 * self.H)
+        self.dweights = [self.p.s.new_zeros(self.H, 2 * self.H) for _ in self.weights]
 
     def _read(self, layer: int, t: int) -> Tensor:
         """Returns the input of a layer's matrix at a step, [B, H]."""

@@ -17,11 +17,9 @@ from torch import Tensor
 from rhhn_fairseq.ops import graphs, native
 from rhhn_fairseq.ops.backends import Plan, read_plan
 from rhhn_fairseq.ops.buffers import state_dtype
-from rhhn_fairseq.ops.hyper_lstm_passes import Backward, Forward, Kept, Weights
-from rhhn_fairseq.ops.library import operation, refuse_gradients
-from rhhn_fairseq.ops.lstm import SUMS, Masks, Numbers, cast, make_both_buffers, split_sums
-from rhhn_fairseq.ops.rank_scaled_gates import RankScaledGates
-from rhhn_fairseq.ops.sequence import no_gradients
+from rhhn_fairseq.ops.hyper_lstm_passes import Backward, Forward, Kept, Weights, make_gates
+from rhhn_fairseq.ops.library import differentiate, operation
+from rhhn_fairseq.ops.lstm import Masks, Numbers, cast, make_both_buffers
 
 
 def hyper_lstm(
@@ -88,7 +86,7 @@ def hyper_lstm_op(
     c, k = c0.new_empty(T, B, H), k0.new_empty(T, B, N)
     kept = Kept(rows(T, B, 4 * (H + N)), h, c, rows(T, B, 4 * N), rows(T, B, N), k, rows(T, B, len(w.bias_z)))
     main, hyper = make_both_buffers(kept, state, norms, masks, Numbers(*numbers))
-    gates = _make_gates(w, gx, how)
+    gates = None if w.weight_r is None else make_gates(w, gx, how.gemm)
     if gates is None:
         main.gx, main.z, main.weight_d, main.bias = gx, kept.z, w.weight_d, w.bias
     if masks.real is not None:
@@ -109,14 +107,6 @@ def hyper_lstm_op(
     return y, h[-1].clone(), c[-1].clone(), kept.e[-1].clone(), k[-1].clone(), *kept
 
 
-def _make_gates(weights: Weights, gx: Tensor, plan: Plan) -> RankScaledGates | None:
-    """Returns what computes the main network's gate sums if several outer products scale W_h, else None."""
-    w = weights
-    if w.weight_r is None:
-        return None
-    return RankScaledGates(w.weight, w.weight_d, w.bias, w.weight_r, gx, plan.gemm)
-
-
 @torch.library.register_fake(hyper_lstm_op)
 def _(g, state, weights, norms, masks, *_):
     (gx, g_hyper), (h0, c0, e0, k0), w = g, state, Weights(*weights)
@@ -132,7 +122,7 @@ def _(g, state, weights, norms, masks, *_):
 def hyper_lstm_backward(
     gradients: Sequence[Optional[Tensor]],
     kept: Sequence[Tensor],
-    gx: Tensor,
+    g: Sequence[Tensor],
     state: Sequence[Tensor],
     weights: Sequence[Tensor],
     norms: Sequence[Tensor],
@@ -145,68 +135,21 @@ def hyper_lstm_backward(
 
     Args:
         gradients: of the outputs and of the last h, c, e and k. kept: the fields of ``Kept``, with h.
+        g: gx, and a in place of the hypernetwork's input, which a includes.
 
     Returns:
-        gradients of gx, g_hyper, h0, c0, e0, k0, [weight, weight_hyper], weight_e, weight_z, bias_z,
-        weight_d and weight_r (empty if there is none), and the sums of ``buffers.Gated`` of each network.
+        gradients of gx, g_hyper, h0, c0, e0, k0, the weights and norms.
     """
-    w, how = Weights(*weights), read_plan(plan)
-    gates = _make_gates(w, gx, how)
-    backward = Backward(Kept(*kept), gx, state, w, previous, how, gates)
+    (gx, _), w, how = g, Weights(*weights), read_plan(plan)
+    backward = Backward(Kept(*kept), gx, state, w, previous, how)
     return backward.run(gradients, norms, Masks(*masks), Numbers(*numbers))
 
 
-@torch.library.register_fake(hyper_lstm_backward)
-def _(gradients, kept, gx, state, weights, *_):
-    kept, w = Kept(*kept), Weights(*weights)
-    c0, H, N = state[1], state[0].shape[-1], state[2].shape[-1]
-    return [
-        torch.empty_like(gx),
-        torch.empty_like(kept.a),
-        *(torch.empty_like(tensor) for tensor in state),
-        gx.new_empty(H, 4 * (H + N)),
-        torch.empty_like(w.weight_e),
-        torch.empty_like(w.weight_z),
-        torch.empty_like(w.bias_z),
-        torch.empty_like(w.weight_d),
-        gx.new_empty(0) if w.weight_r is None else torch.empty_like(w.weight_r),
-        c0.new_empty(SUMS * H),
-        c0.new_empty(SUMS * N),
-    ]
-
-
-def _context(ctx, inputs, output):
-    g, state, weights, norms, masks, *ctx.rest = inputs
-    y, kept = output[0], Kept(*output[5:])
-    ctx.count = len(weights)
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*kept)
+def _keep(inputs, output):
+    ((gx, _), *others), kept = inputs, Kept(*output[5:])
     # Without a mask the outputs are the states and are not stored twice.
-    kept = kept._replace(h=y if masks[0] is None else kept.h)
-    ctx.save_for_backward(*kept, g[0], *state, *weights, *masks, *norms)
+    kept = kept._replace(h=output[0] if kept.h.numel() == 0 else kept.h)
+    return ([gx, kept.a], *others), list(kept)
 
 
-def _gradients(ctx, dy, *gradients):
-    saved, end = ctx.saved_tensors, 12 + ctx.count
-    kept, gx, state, weights, masks, norms = (
-        saved[:7],
-        saved[7],
-        saved[8:12],
-        saved[12:end],
-        saved[end : end + 7],
-        saved[end + 7 :],
-    )
-    *of_inputs, dmerged, dweight_e, dweight_z, dbias_z, dweight_d, dweight_r, sums, hyper_sums = (
-        hyper_lstm_backward([dy, *gradients[:4]], kept, gx, state, weights, norms, masks, *ctx.rest)
-    )
-    H, N = state[0].shape[-1], state[2].shape[-1]
-    dweight, dweight_hyper = dmerged.split((4 * H, 4 * N), dim=1)
-    dbias, dnorm = split_sums(sums, H)
-    _, dhyper_norm = split_sums(hyper_sums, N)
-    dweights = [dweight, dweight_hyper, dweight_e, dweight_z, dbias_z, dweight_d, dbias.view(4, H), dweight_r]
-    dnorms = [*dnorm, *dhyper_norm] if norms else []
-    return of_inputs[:2], of_inputs[2:], dweights[: ctx.count], dnorms, no_gradients(masks), None, None, None
-
-
-torch.library.register_autograd(hyper_lstm_op, _gradients, setup_context=_context)
-refuse_gradients(hyper_lstm_backward)
+differentiate(hyper_lstm_op, hyper_lstm_backward, outputs=5, differentiable=4, keep=_keep)

@@ -53,6 +53,13 @@ class Weights(NamedTuple):
     weight_r: Tensor | None = None
 
 
+def make_gates(weights: Weights, gx: Tensor, gemm: str) -> RankScaledGates:
+    """Returns what computes the sums of the main network's gates if several outer products scale W_h."""
+    w = weights
+    assert w.weight_r is not None
+    return RankScaledGates(w.weight, w.weight_d, w.bias, w.weight_r, gx, gemm)
+
+
 class Kept(NamedTuple):
     """What the forward pass keeps for the backward pass.
 
@@ -144,11 +151,7 @@ class Forward:
 
 
 class Backward:
-    """The backward pass, one block of steps after another, from the last to the first.
-
-    Args:
-        gates: as for ``Forward``.
-    """
+    """The backward pass, one block of steps after another, from the last to the first."""
 
     def __init__(
         self,
@@ -158,10 +161,10 @@ class Backward:
         weights: Weights,
         previous: bool,
         plan: Plan,
-        gates: RankScaledGates | None,
     ):
         self.kept, self.gx, self.state, self.weights = kept, gx, state, weights
-        self.previous, self.plan, self.gates = previous, plan, gates
+        self.previous, self.plan = previous, plan
+        self.gates = None if weights.weight_r is None else make_gates(weights, gx, plan.gemm)
         self.T, self.B, self.H = kept.c.shape
         self.N = kept.e.shape[-1]
         self.steps = block_steps(self.T, self.B, kept.u.dtype, kept.c.dtype)
@@ -215,13 +218,15 @@ class Backward:
             )
             after = main, hyper
         e_blocks = operand_blocks(self.state[2], kept.e, None) if self.previous else [kept.e]
-        sums, dweight_r = main.sums.sum(0), dmerged.new_empty(0)
+        (dbias, *dnorm), (_, *dhyper_norm) = split_sums(main), split_sums(hyper)
         if self.gates is None:
-            dweight_d = main.dweight_d.sum(0)
+            dweight, dweight_hyper = (
+                side.contiguous() for side in dmerged.split((4 * self.H, 4 * self.N), dim=1)
+            )
+            of_scaling = [main.dweight_d.sum(0), dbias.view(4, self.H)]
         else:
-            dmerged = torch.cat((self.gates.dweight.to(dmerged.dtype), dmerged), dim=1)
-            dweight_d, dweight_r = self.gates.dweight_d, self.gates.dweight_r
-            split_sums(sums, self.H)[0].add_(self.gates.dbias.flatten())
+            dweight, dweight_hyper = self.gates.dweight.to(dmerged.dtype), dmerged
+            of_scaling = [self.gates.dweight_d, self.gates.dbias, self.gates.dweight_r]
         return [
             self.dgx,
             self.dg_hyper,
@@ -229,14 +234,13 @@ class Backward:
             main.dc,
             state_gradient(hyper),
             hyper.dc,
-            dmerged,
+            dweight,
+            dweight_hyper,
             dweight_e,
             weight_gradient(e_blocks, self.dz, gemm),
             self.dz.sum((0, 1)),
-            dweight_d,
-            dweight_r,
-            sums,
-            hyper.sums.sum(0),
+            *of_scaling,
+            *((*dnorm, *dhyper_norm) if norms else ()),
         ]
 
     def _buffers_of(

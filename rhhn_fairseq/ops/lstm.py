@@ -17,14 +17,13 @@ from rhhn_fairseq.ops import graphs, native, pointwise
 from rhhn_fairseq.ops.backends import Plan, read_plan
 from rhhn_fairseq.ops.buffers import Gated, state_dtype
 from rhhn_fairseq.ops.gemm import PackedWeight, affine
-from rhhn_fairseq.ops.library import operation, refuse_gradients
+from rhhn_fairseq.ops.library import differentiate, operation
 from rhhn_fairseq.ops.loop import Noise
 from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
 from rhhn_fairseq.ops.sequence import (
     expand_noise,
     gal_mask,
     gradient_share,
-    no_gradients,
     operand_blocks,
     or_zeros,
     previous_states,
@@ -248,24 +247,25 @@ def _(g, state, weight, norm, masks, numbers, plan):
 @operation("rhhn::lstm_backward", graphs.captured)
 def lstm_backward(
     gradients: Sequence[Optional[Tensor]],
-    sequence: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    u: Tensor,
     state: Sequence[Tensor],
     weight: Tensor,
     norm: Sequence[Tensor],
     masks: Sequence[Optional[Tensor]],
     numbers: Sequence[float],
     plan: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> list[Tensor]:
     """The backward pass of ``lstm_op``.
 
     Args:
-        gradients: of the outputs and of the last h and c. sequence: u, h and c.
+        gradients: of the outputs and of the last h and c. kept: h and c.
 
     Returns:
-        gradients of g, h0, c0 and weight, and the sums [14 H] of ``buffers.Gated``.
+        gradients of g, h0, c0, weight and norm.
     """
     (dy, *last), masks, how = gradients, Masks(*masks), read_plan(plan)
-    buffers = make_buffers(sequence, state, norm, masks, Numbers(*numbers))
+    buffers = make_buffers((u, *kept), state, norm, masks, Numbers(*numbers))
     T, B, _ = buffers.c.shape
     add_gradients(buffers, last, how)
     buffers.dy = None if dy is None else dy.contiguous()
@@ -279,7 +279,8 @@ def lstm_backward(
             recurrent.product(du[t], buffers.dh)
             through_recurrence(buffers.dh, masks.gal, masks.h_share, t)
     dweight = weight_gradient(operand_blocks(buffers.h0, buffers.h, masks.gal), buffers.du, how.gemm)
-    return buffers.du, state_gradient(buffers), buffers.dc, dweight, buffers.sums.sum(0)
+    _, *dnorm = split_sums(buffers)
+    return [buffers.du, state_gradient(buffers), buffers.dc, dweight, *(dnorm if norm else ())]
 
 
 def add_gradients(buffers: Gated, last: Sequence[Tensor | None], plan: Plan) -> None:
@@ -300,36 +301,17 @@ def state_gradient(buffers: Gated) -> Tensor:
     return buffers.dh if buffers.dh_direct is None else buffers.dh + buffers.dh_direct.to(buffers.dh.dtype)
 
 
-@torch.library.register_fake(lstm_backward)
-def _(gradients, sequence, state, weight, *_):
-    (h0, c0), u = state, sequence[0]
-    sums = c0.new_empty(SUMS * h0.shape[-1])
-    return torch.empty_like(u), torch.empty_like(h0), torch.empty_like(c0), torch.empty_like(weight), sums
+def split_sums(buffers: Gated) -> list[Tensor]:
+    """Returns the gradients of the bias, gate_gain, gate_shift, c_gain and c_shift after a backward pass."""
+    H = buffers.c.shape[-1]
+    gain, shift, bias, *of_c = buffers.sums.sum(0).split((4 * H, 4 * H, 4 * H, H, H))
+    # An operation's results must not share memory.
+    return [piece.clone() for piece in (bias, gain, shift, *of_c)]
 
 
-def split_sums(sums: Tensor, H: int) -> tuple[Tensor, list[Tensor]]:
-    """Returns the gradient of the bias, and those of gate_gain, gate_shift, c_gain and c_shift."""
-    gain, shift, bias, c_gain, c_shift = sums.split((4 * H, 4 * H, 4 * H, H, H))
-    return bias, [gain, shift, c_gain, c_shift]
+def _keep(inputs, output):
+    (_, *others), (y, _, _, u, c, h) = inputs, output
+    return (u, *others), [y if h.numel() == 0 else h, c]
 
 
-def _context(ctx, inputs, output):
-    g, state, weight, norm, masks, *ctx.rest = inputs
-    y, _, _, u, c, h = output
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(u, c, h)
-    ctx.save_for_backward(u, y if masks[0] is None else h, c, *state, weight, *masks, *norm)
-
-
-def _gradients(ctx, dy, dh_last, dc_last, *_):
-    saved = ctx.saved_tensors
-    sequence, state, weight, masks, norm = saved[:3], saved[3:5], saved[5], saved[6:13], saved[13:]
-    dg, dh0, dc0, dweight, sums = lstm_backward(
-        [dy, dh_last, dc_last], sequence, state, weight, norm, masks, *ctx.rest
-    )
-    dnorm = split_sums(sums, dh0.shape[-1])[1] if norm else []
-    return dg, [dh0, dc0], dweight, dnorm, no_gradients(masks), None, None
-
-
-torch.library.register_autograd(lstm_op, _gradients, setup_context=_context)
-refuse_gradients(lstm_backward)
+differentiate(lstm_op, lstm_backward, outputs=3, differentiable=4, keep=_keep)

@@ -3,8 +3,6 @@
 Shapes: T time, B batch, H hidden, G columns of a weight.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -103,11 +101,3 @@ def or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
     if gradient is None:
         return torch.zeros_like(like)
     return gradient.clone(memory_format=torch.contiguous_format)
-
-
-def no_gradients(tensors: Sequence[Tensor | None]) -> list[None] | None:
-    """Returns what a backward function must return for a list of tensors without gradients.
-
-    torch counts a list with a missing tensor as one argument.
-    """
-    return None if any(tensor is None for tensor in tensors) else [None] * len(tensors)

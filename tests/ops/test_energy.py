@@ -73,5 +73,5 @@ def test_energy_operations_keep_torchs_rules():
     rules = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(energy.energy, (q, k, v, mask), test_utils=rules)
     de = torch.randn(2, 3, 4, dtype=torch.float64)
-    torch.library.opcheck(energy.energy_backward, (de, q, k, v, mask), test_utils=rules)
+    torch.library.opcheck(energy.energy_backward, ([de], [], q, k, v, mask), test_utils=rules)
     assert torch.autograd.gradcheck(lambda *tensors: energy.energies(*tensors, mask), (q, k, v))

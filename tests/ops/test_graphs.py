@@ -11,7 +11,7 @@ from helpers.graph_imitation import count, imitate, imitated_graphs
 
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops import graphs, lengths, policy
+from rhhn_fairseq.ops import graphs, lengths, library, policy
 
 
 @pytest.fixture
@@ -320,23 +320,28 @@ def test_passes_that_are_not_recorded_are_not_filled_up(recordings, monkeypatch)
     assert read("ln_lstm", "aten") == [17]
 
 
-def test_arguments_fall_into_values_and_key():
+def test_what_differs_besides_values_is_recorded_apart(recordings):
+    def body(*arguments):
+        return (sum(leaf.sum() for leaf in library.flatten(arguments)[0] if isinstance(leaf, torch.Tensor)),)
+
+    run = graphs.captured(body)
     a, b, c = torch.ones(2), torch.ones(3), torch.ones(2)
-    args = (a, None, [b, c], [0.5, 1.0], "aten", [])
-    assert [id(value) for value in graphs.tensors_of(args)] == [id(a), id(b), id(c)]
-    others = [torch.zeros(2), torch.zeros(3), torch.zeros(2)]
-    again = graphs.with_tensors(args, others)
-    assert again[0] is others[0] and again[2][1] is others[2]
-    assert again[1] is None and again[3:] == [[0.5, 1.0], "aten", []]
-    assert graphs.key_of(args) == graphs.key_of(again)
-    hash(graphs.key_of(args))
-    for other in (
+    for _ in range(2):
+        run(a, None, [b, c], [0.5, 1.0], "aten", [])
+    assert count(recordings) == 1
+    (total,) = run(2 * a, None, [3 * b, c], [0.5, 1.0], "aten", [])
+    assert total == 15 and count(recordings) == 1
+    others = [
         (a, b, [b, c], [0.5, 1.0], "aten", []),
         (a, None, [b, c], [0.5, 2.0], "aten", []),
         (a.double(), None, [b, c], [0.5, 1.0], "aten", []),
         (a, None, [b], [0.5, 1.0], "aten", []),
-    ):
-        assert graphs.key_of(args) != graphs.key_of(other)
+        (a, None, [b], [0.5, 1.0], "aten", [c]),
+    ]
+    for number, arguments in enumerate(others):
+        for _ in range(2):
+            run(*arguments)
+        assert count(recordings) == 2 + number
 
 
 def test_on_unless_turned_off(monkeypatch):

@@ -6,7 +6,9 @@ float32, to the float64 reference; here is what only whole sequences can get wro
 
 import pytest
 import torch
-from helpers.fused_cells import RHN_NOISE, SIZES, assert_equal, cell_name, make_cell, noise_options, run_pass
+from helpers.fused_cells import SIZES, assert_equal, cell_name, make_cell, noise_options, run_pass
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from rhhn_fairseq.cells import base as cells_base
 from rhhn_fairseq.cells import build_cell, cell_options
@@ -14,9 +16,7 @@ from rhhn_fairseq.cells.base import reorder_state
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import (
     backends,
-    highway,
     highway_products,
-    hyper_lstm,
     hyper_lstm_passes,
     lstm,
     native,
@@ -128,30 +128,6 @@ def test_the_gradient_of_a_weight_is_written_or_added(add):
     torch.testing.assert_close(sequence.weight_gradient(blocks, du, "torch"), expected)
 
 
-@implementations
-@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("rows", [1, 6, 9, 13])
-def test_hypervectors_in_parts_equal_the_loop(implementation, padded, rows, monkeypatch):
-    """As on the CPU where those of a whole sequence are too many to stay near the processor."""
-    monkeypatch.setattr(highway._Scaling, "CACHED", 0)
-    monkeypatch.setattr(highway._Scaling, "ROWS", rows)
-    cell = make_cell("hyperrhn", RHN_NOISE)
-    T, B = 7, 3
-    noise, x = cell.sample_noise(T, B), torch.randn(T, B, 4, dtype=torch.float64)
-    mask = torch.rand(T, B) > 0.3 if padded else None
-    exact = run_pass(cell, x, None, mask, noise, "reference", monkeypatch)
-    made = []
-    monkeypatch.setattr(
-        torch, "bmm", lambda *args, _bmm=torch.bmm, **kw: made.append(args[0].shape) or _bmm(*args, **kw)
-    )
-    assert_equal(run_pass(cell, x, None, mask, noise, implementation, monkeypatch), exact, 1e-13)
-    # z forward, and backward the gradient of what it was made from, part by part; and once that of the
-    # weight, to which the other parts are added.
-    steps = {1: 7 * [1], 6: [2, 2, 2, 1], 9: [3, 3, 1], 13: [4, 3]}[rows]
-    from_z = [(3, part * B, 5) for part in reversed(steps)]
-    assert made == [*((3, part * B, 3) for part in steps), from_z[0], (3, 3, steps[-1] * B), *from_z[1:]]
-
-
 @pytest.mark.parametrize("name", [name for name in SIZES if "hyper" in name or name == "rhn"])
 @implementations
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
@@ -168,7 +144,7 @@ def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, b
 
     # Of HyperLSTMs for every part but the first and either network, of highways for every part.
     count(hyper_lstm_passes, "_hand_gradients")
-    count(highway_products.Products, "_add_weight_gradients")
+    count(highway_products.Products, "end_block")
     before = dict(hyper_state="previous") if "lstm" in name and rows == 6 else {}
     cell = make_cell(name, noise_options(name) | before)
     T, B = 7, 3
@@ -329,25 +305,23 @@ def _samples(name, monkeypatch):
     """The arguments with which a cell's pass calls its operations, by operation."""
     calls = {}
 
-    def spy(module, attribute):
-        operation = getattr(module, attribute)
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            if operation.namespace == "rhhn":
+                calls[operation] = tree_map_only(torch.Tensor, with_gradient, args)
+            return operation(*args, **(kwargs or {}))
 
-        def record(*args):
-            calls[operation] = args
-            return operation(*args)
+    def with_gradient(tensor):
+        return tensor.detach().clone().requires_grad_(tensor.is_floating_point())
 
-        monkeypatch.setattr(module, attribute, record)
-
-    for module, kind in ((lstm, "lstm"), (hyper_lstm, "hyper_lstm"), (highway, "highway")):
-        spy(module, f"{kind}_op")
-        spy(module, f"{kind}_backward")
     monkeypatch.setenv("RHHN_KERNEL", "aten")
     cell = make_cell(name, noise_options(name))
     T, B = 3, 2
     mask = torch.tensor([[True, False], [True, True], [True, True]])
     x = torch.randn(T, B, 4, dtype=torch.float64, requires_grad=True)
-    y, final = cell(x, None, mask, cell.sample_noise(T, B))
-    (y.sum() + sum(part.sum() for part in final)).backward()
+    with Record():
+        y, final = cell(x, None, mask, cell.sample_noise(T, B))
+        (y.sum() + sum(part.sum() for part in final)).backward()
     return calls
 
 

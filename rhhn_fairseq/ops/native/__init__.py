@@ -7,7 +7,6 @@ addresses of its buffers once, and then the number of each step.
 
 import ctypes
 import functools
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -135,10 +134,8 @@ def pack(weights: Sequence[Tensor], direction: str) -> Tensor:
 
 
 def pack_if_faster(w: Tensor) -> Tensor | None:
-    """Packs a float32 matrix [K, N], or a stack [L, K, N], for many products; None if that does not help."""
-    if compiled().stays(*w.stride()[-2:]):
-        return None
-    return pack([w] if w.dim() == 2 else w.unbind(0), "forward")
+    """Packs a float32 matrix [K, N] for many products; None if that does not help."""
+    return None if compiled().stays(*w.stride()) else pack([w], "forward")
 
 
 def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
@@ -182,7 +179,6 @@ def _highway_sizes(buffers: Highway) -> dict[str, int]:
         H=H,
         L=L,
         D=0 if buffers.du is None else buffers.du.shape[1],
-        Z=0 if buffers.dz is None else buffers.dz.shape[1],
         ld_y=L * H if buffers.trace else H,
         threads=torch.get_num_threads() if buffers.sums is None else len(buffers.sums),
     )
@@ -202,18 +198,16 @@ def matmul(
     """Writes ``add + x @ w`` to ``out``, all float32 on the CPU; rows may have gaps between them.
 
     Args:
-        x: [M, K]. w: [K, N]. Either may be a transpose. Both may be stacks of L matrices.
-        out: [M, N], or [L, M, N] for stacks; must not overlap x or w.
-        add: [N] or of the shape of ``out``; may be ``out`` itself; None to add nothing.
+        x: [M, K]. w: [K, N]. Either may be a transpose.
+        out: [M, N]; must not overlap x or w.
+        add: [N] or [M, N]; may be ``out`` itself; None to add nothing.
         panels: what ``pack`` made of w; it is read instead of w.
 
     Raises:
         ValueError: shapes, types or strides do not fit.
     """
-    *stack, M, K = x.shape
-    N = w.shape[-1]
-    fits = (*stack, K, N) == w.shape and out.shape == (*stack, M, N)
-    fits = fits and (add is None or add.shape == out.shape or add.shape == (N,))
+    (M, K), N = x.shape, w.shape[-1]
+    fits = w.shape == (K, N) and out.shape == (M, N) and (add is None or add.shape in ((M, N), (N,)))
     for rows in (out,) if add is None else (out, add):
         fits = fits and rows.dtype == torch.float32 and rows.stride(-1) == 1
     if not fits or x.dtype != torch.float32 or w.dtype != torch.float32:
@@ -221,20 +215,15 @@ def matmul(
             f"{x.dtype} {tuple(x.shape)} by {w.dtype} {tuple(w.shape)} cannot be written to "
             f"{out.dtype} {tuple(out.shape)}"
         )
-    threads = torch.get_num_threads() if math.prod(stack) * M * K * N >= SHARED else 1
-    ld_x, next_x = x.stride()[-2:]
-    arguments = MatmulStruct(1, M, K, N, ld_x=ld_x, next_x=next_x, ld_y=out.stride(-2), threads=threads)
+    threads = torch.get_num_threads() if M * K * N >= SHARED else 1
+    arguments = MatmulStruct(M, K, N, *x.stride(), ld_y=out.stride(0), threads=threads)
     arguments.x, arguments.y = x.data_ptr(), out.data_ptr()
     if panels is None:
-        arguments.w, (arguments.ld_w, arguments.next_w) = w.data_ptr(), w.stride()[-2:]
+        arguments.w, (arguments.ld_w, arguments.next_w) = w.data_ptr(), w.stride()
     else:
         arguments.panels = panels.data_ptr()
     if add is not None:
-        arguments.add, arguments.ld_add = add.data_ptr(), add.stride(-2) if add.dim() > 1 else 0
-    if stack:
-        arguments.stack, arguments.stack_x, arguments.stack_y = stack[0], x.stride(0), out.stride(0)
-        arguments.stack_w = w.stride(0)
-        arguments.stack_add = add.stride(0) if add is not None and add.dim() == 3 else 0
+        arguments.add, arguments.ld_add = add.data_ptr(), add.stride(0) if add.dim() > 1 else 0
     compiled().matmul(ctypes.addressof(arguments))
 
 

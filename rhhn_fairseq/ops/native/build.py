@@ -35,7 +35,7 @@ class HighwayStruct(ctypes.Structure):
     """``struct Highway`` of highway.cpp."""
 
     _fields_ = [
-        *_fields("T B H L D Z ld_y", ctypes.c_int64),
+        *_fields("T B H L D ld_y", ctypes.c_int64),
         *_fields("keep_scale zone_rate", ctypes.c_double),
         *_fields("threads", ctypes.c_int64),
         *_fields("u gx z bias bias_x bias_z first mask keep zone s0 s o y", ctypes.c_void_p),
@@ -71,8 +71,7 @@ class MatmulStruct(ctypes.Structure):
     """``struct Matmul`` of matmul.cpp."""
 
     _fields_ = [
-        *_fields("stack M K N stack_x stack_w stack_add stack_y", ctypes.c_int64),
-        *_fields("ld_x next_x ld_w next_w ld_add ld_y threads", ctypes.c_int64),
+        *_fields("M K N ld_x next_x ld_w next_w ld_add ld_y threads", ctypes.c_int64),
         *_fields("x w panels add y", ctypes.c_void_p),
     ]
 

@@ -15,7 +15,7 @@ namespace rhhn {
 // ops/native/build.py declares the same fields in the same order. A missing tensor is null.
 struct Highway {
     int64_t T, B, H, L;
-    int64_t D, Z;              // numbers of steps that du and dz hold
+    int64_t D;                 // number of steps that du and dz hold
     int64_t ld_y;              // elements between rows of y and dy: H, or L H with every layer
     double keep_scale;         // factor of a kept unit of the transform gate
     double zone_rate;          // the share that zoneout keeps without a mask
@@ -40,7 +40,7 @@ struct Highway {
     void* past;                // [B, H] state type: the gradient that bypasses a time step
     void* du;                  // [L, D, B, 2 H]
     void* dgx;                 // [T, B, 2 H]
-    void* dz;                  // [L, Z, B, H]
+    void* dz;                  // [L, D, B, H]
     void* sums;                // [threads, (3 L + 2) H] state type: gradients of bias, bias_x and bias_z
 };
 
@@ -246,7 +246,7 @@ class HighwayStep {
     }
     // The gradient of z.
     T* scaling_gradient(int64_t b) const {
-        return p.z ? static_cast<T*>(p.dz) + ((l * p.Z + t % p.Z) * p.B + b) * H : nullptr;
+        return p.z ? static_cast<T*>(p.dz) + ((l * p.D + t % p.D) * p.B + b) * H : nullptr;
     }
 
     const T* products(int64_t b) const { return static_cast<const T*>(p.u) + at_row(l, b) * 2 * H; }

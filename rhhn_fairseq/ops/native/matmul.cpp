@@ -8,10 +8,9 @@
 
 namespace rhhn {
 
-// One product, or a stack of products. ops/native/build.py declares the same fields in the same order.
+// ops/native/build.py declares the same fields in the same order.
 struct Matmul {
-    int64_t stack, M, K, N;
-    int64_t stack_x, stack_w, stack_add, stack_y;  // elements between matrices of a stack
+    int64_t M, K, N;
     int64_t ld_x, next_x;  // elements between rows of x, and between neighbours in a row
     int64_t ld_w, next_w;
     int64_t ld_add, ld_y;  // ld_add is 0 if all rows add the same
@@ -21,17 +20,6 @@ struct Matmul {
     const float* panels;  // [ceil(N / PANEL), K, PANEL]
     const float* add;     // [M or 1, N]; null for zero
     float* y;             // [M, N] = add + x w
-
-    // A product of the stack.
-    Matmul one(int64_t i) const {
-        Matmul p = *this;
-        p.x += i * stack_x;
-        p.y += i * stack_y;
-        if (w) p.w += i * stack_w;
-        if (panels) p.panels += i * panels_of(N) * K * PANEL;
-        if (add) p.add += i * stack_add;
-        return p;
-    }
 };
 
 // Inner width of a block: a panel of this many lines stays in a core's cache.
@@ -117,12 +105,21 @@ class Share {
         return stays(p.ld_w, p.next_w) && std::min(PANEL, p.N - i * PANEL) % WIDTH == 0;
     }
 
+    // Packs the panels of a block that are not read in place.
     void lay(int64_t k, int64_t K, int64_t first, int64_t last) {
+        if (p.panels) return;
         panels = panel_scratch.of((last - first) * K * PANEL);
         const Rows<const float> w{p.w, p.ld_w, p.next_w};
         for (int64_t i = first; i < last; ++i)
             if (!in_place(i))
                 lay_panel(w.from(k, i * PANEL), K, p.N - i * PANEL, panels + (i - first) * K * PANEL);
+    }
+
+    // Panel i of the block of K lines from line k on, whose first panel is `first`.
+    Rows<const float> panel_at(int64_t i, int64_t k, int64_t K, int64_t first) const {
+        if (p.panels) return {p.panels + (i * p.K + k) * PANEL, PANEL};
+        if (in_place(i)) return {p.w + k * p.ld_w + i * PANEL, p.ld_w};
+        return {panels + (i - first) * K * PANEL, PANEL};
     }
 
     // Adds the products of K elements from element k, for a range of tiles and panels.
@@ -143,14 +140,8 @@ class Share {
             const int64_t n = i * PANEL, before = i * tiles_of(rows);
             const int64_t begin = std::max(tile, first_tile - before);
             const int64_t end = std::min(tile_last, last_tile - before);
-            const auto multiply = [&](Rows<const float> panel, const float* next) {
-                multiply_tiles(tile_at, rows, begin, end, K, panel, next, add.from(m, n), y.from(m, n), p.N - n);
-            };
-            const float *in_weight = p.w + k * p.ld_w + n, *packed = panels + (i - first) * K * PANEL;
-            if (in_place(i))
-                multiply({in_weight, p.ld_w}, in_weight + PANEL);
-            else
-                multiply({packed, PANEL}, packed + K * PANEL);
+            multiply_tiles(tile_at, rows, begin, end, K, panel_at(i, k, K, first), panel_at(i + 1, k, K, first).data,
+                           add.from(m, n), y.from(m, n), p.N - n);
         }
     }
 
@@ -166,39 +157,16 @@ thread_local Scratch Share::panel_scratch, Share::tile_scratch;
 
 void matmul(const Matmul& p) {
     if (p.M == 0) return;
-    const int64_t panels = panels_of(p.N);
-    const bool lays_rows = p.next_x != 1, lays_panels = !stays(p.ld_w, p.next_w);
+    const bool lays_rows = p.next_x != 1, lays_panels = !p.panels && !stays(p.ld_w, p.next_w);
     in_threads(p.threads, [&](int64_t thread, int64_t count) {
         // Each thread packs what it reads. Threads share rows if only rows are packed or panels are few, otherwise
         // tiles.
-        const bool few = lays_panels ? panels < 4 * count && p.M >= TILE * count : p.M >= 4 * TILE * count;
-        const bool by_rows = (lays_rows || lays_panels) && few;
-        const int64_t m = by_rows ? p.M * thread / count : 0;
-        const int64_t rows = (by_rows ? p.M * (thread + 1) / count : p.M) - m;
-        for (int64_t i = 0; i < p.stack; ++i) {
-            const Matmul one = p.one(i);
-            by_rows ? Share(one, m, rows, 0, 1).run() : Share(one, m, rows, thread, count).run();
-        }
-    });
-}
-
-// The same with packed panels. Threads share them, for some rows at a time.
-void matmul_panels(const Matmul& p) {
-    const int64_t panels = panels_of(p.N), pieces = std::max<int64_t>(1, p.M / (4 * TILE));
-    in_threads(p.threads, [&](int64_t thread, int64_t count) {
-        const int64_t each = panels * pieces, all = p.stack * each;
-        for (int64_t i = all * thread / count; i < all * (thread + 1) / count; ++i) {
-            const Matmul one = p.one(i / each);
-            const Rows<const float> x{one.x, p.ld_x, p.next_x}, add{one.add, p.ld_add};
-            const Rows<float> y{one.y, p.ld_y};
-            const int64_t n = i % each / pieces * PANEL, m = p.M * (i % pieces) / pieces;
-            const int64_t rows = p.M * (i % pieces + 1) / pieces - m;
-            const float* panel = one.panels + n * p.K;
-            in_pieces(0, p.K, DEPTH, [&](int64_t k, int64_t k_last) {
-                const Rows<const float> first = k ? Rows<const float>{one.y, p.ld_y} : add;
-                multiply_panel(x.from(m, k), rows, k_last - k, panel + k * PANEL, first.from(m, n), y.from(m, n),
-                               p.N - n);
-            });
+        const bool few = lays_panels ? panels_of(p.N) < 4 * count && p.M >= TILE * count : p.M >= 4 * TILE * count;
+        if ((lays_rows || lays_panels) && few) {
+            const int64_t m = p.M * thread / count;
+            Share(p, m, p.M * (thread + 1) / count - m, 0, 1).run();
+        } else {
+            Share(p, 0, p.M, thread, count).run();
         }
     });
 }
@@ -214,12 +182,7 @@ void lay_panels(const Matmul& p, float* to) {
 
 }  // namespace rhhn
 
-extern "C" void matmul(const rhhn::Matmul* p) {
-    if (p->panels)
-        rhhn::matmul_panels(*p);
-    else
-        rhhn::matmul(*p);
-}
+extern "C" void matmul(const rhhn::Matmul* p) { rhhn::matmul(*p); }
 extern "C" void lay_panels(const rhhn::Matmul* p, float* to) { rhhn::lay_panels(*p, to); }
 extern "C" int stays(int64_t ld, int64_t next) { return rhhn::stays(ld, next); }
 extern "C" int64_t panel_columns() { return rhhn::PANEL; }

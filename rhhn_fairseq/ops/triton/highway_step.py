@@ -24,7 +24,7 @@ from rhhn_fairseq.ops.triton.functions import (
     zoned,
 )
 
-STEPS = ["t", "layer", "before", "start", "T", "B", "U_STEPS", "Z_STEPS"]
+STEPS = ["t", "layer", "before", "start", "T", "B", "D_STEPS"]
 """Arguments that Triton must not specialise on: it would recompile for 1 and for multiples of 16."""
 
 
@@ -97,7 +97,7 @@ def forward(
 @triton.jit(do_not_specialize=STEPS)
 def backward(
     u, gx, z, bias, bias_x, bias_z, first, mask, keep, zone, s_before, dy, ds, ds_direct, past, du, dgx, dz,
-    sums, t, layer, before, T, B, U_STEPS, Z_STEPS,
+    sums, t, layer, before, T, B, D_STEPS,
     H: tl.constexpr, L: tl.constexpr, LD_Y: tl.constexpr, LAST: tl.constexpr, KEEP_SCALE: tl.constexpr,
     ZONE_RATE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
@@ -143,16 +143,15 @@ def backward(
     if bias_x is not None:
         add_up(slot + L * 2 * H, d_h, H, COLS)
         add_up(slot + L * 2 * H + H, d_gate, H, COLS)
+    d_place = (layer * D_STEPS + t % D_STEPS) * B + row
     if z is not None:
         d_z = d_h * h_product + d_gate * gate_product
-        z_place = (layer * Z_STEPS + t % Z_STEPS) * B + row
-        tl.store(dz + z_place * H + column, d_z, mask=inside)
+        tl.store(dz + d_place * H + column, d_z, mask=inside)
         add_up(slot + ((L + 1) * 2 + layer) * H, d_z, H, COLS)
         d_h *= scaling
         d_gate *= scaling
-    u_place = (layer * U_STEPS + t % U_STEPS) * B + row
-    tl.store(du + u_place * 2 * H + column, d_h, mask=inside)
-    tl.store(du + u_place * 2 * H + H + column, d_gate, mask=inside)
+    tl.store(du + d_place * 2 * H + column, d_h, mask=inside)
+    tl.store(du + d_place * 2 * H + H + column, d_gate, mask=inside)
     if gx is not None:
         tl.store(dgx + at * 2 * H + column, d_h, mask=inside)
         tl.store(dgx + at * 2 * H + H + column, d_gate, mask=inside)

@@ -126,8 +126,7 @@ class HighwayStep:
             self.tensors |= buffers_of(p, "s o")
         else:
             self.kernel = highway_step.backward[(tile.blocks,)]
-            self.numbers["U_STEPS"] = p.du.shape[1]
-            self.numbers["Z_STEPS"] = 1 if p.dz is None else p.dz.shape[1]
+            self.numbers["D_STEPS"] = p.du.shape[1]
             self.tensors |= buffers_of(p, "ds ds_direct past du dz sums")
             self.of_first |= buffers_of(p, "dgx")
 
