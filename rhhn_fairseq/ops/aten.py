@@ -188,7 +188,7 @@ class _GatedStep:
     def _spread(self, t: int, da: Tensor) -> None:
         """Computes the gradients of the summands from that of the gates' sums, [4, B, H]."""
         p = self.p
-        du = self._gate_major(p.du[t])
+        du = self._gate_major(p.du[t % len(p.du)])
         if p.weight_d is None:
             du.copy_(da)
             return

@@ -47,7 +47,7 @@ class Gated:
     Attributes:
         u: [T, B, 4 H], whose rows may have gaps between them: sums of the gates i, f, g, o; with a
             hypernetwork h W_h.
-        gx: x W_x [T, B, 4 H]. Without a hypernetwork u includes it, and only ``pointwise.lstm_sequence``
+        gx: x W_x [T, B, 4 H]. Without a hypernetwork u includes it, and only ``pointwise.many_steps``
             reads it.
         z: the embeddings [T, B, 12 Z] of the scaling vectors d_h, d_x and b, each for i, f, g, o. weight_d:
             maps z to these, [12, Z, H]; bias: added to b, [4, H]; state type. Only with a hypernetwork.
@@ -61,7 +61,8 @@ class Gated:
         dy: gradient of the outputs [T, B, H] or None.
         dh: [B, H], the gradient of h that came through matrices. dh_direct: [B, H], state type, the rest of
             it, in and out; None if that is always zero. dc: [B, H], state type, in and out.
-        du, dgx, dz: gradients of u, gx and z. dweight_d: [threads, 12, Z, H] and sums: [threads, 14 H], state
+        du, dgx, dz: gradients of u, gx and z; du [K, B, 4 H], whose rows may have gaps, holds K steps, from a
+            multiple of K on. dweight_d: [threads, 12, Z, H] and sums: [threads, 14 H], state
             type, gradients of weight_d and of gate_gain, gate_shift, bias, c_gain and c_shift, summed over
             rows and steps.
     """

@@ -170,7 +170,7 @@ def highway_op(
     buffers.o = None if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
     run = None
     if products.plain:
-        run = pointwise.highway_steps(how, buffers, "forward", weights, masks.gal, None)
+        run = pointwise.many_steps(how, buffers, "forward", weights, masks.gal, None)
     if run is None:
         run = _forward_steps(buffers, products, masks.gal, how)
     for start in range(0, T, products.forward_steps):
@@ -266,7 +266,7 @@ def highway_backward(
     buffers.sums = pointwise.gradient_sums(how, [(3 * L + 2) * H], s0)
     run = None
     if products.plain:
-        run = pointwise.highway_steps(how, buffers, "backward", weights, masks.gal, masks.s_share)
+        run = pointwise.many_steps(how, buffers, "backward", weights, masks.gal, masks.s_share)
     if run is None:
         run = _backward_steps(buffers, products, masks, how)
     for start in reversed(range(0, T, steps)):

@@ -100,7 +100,7 @@ def hyper_lstm_op(
         for matrix in (merged, w.weight_e, w.weight_z):
             panels.append(native.pack([matrix], "forward"))
         vectors = w.bias_z, g_hyper, masks.gal, None
-        native.hyper_lstm_sequence(main, hyper, "forward", panels, vectors, previous)
+        native.hyper_lstm_sequence(main, hyper, "forward", panels, vectors, previous, (0, T))
     else:
         Forward(kept, w, merged, previous, how, gates).run(main, hyper, g_hyper, masks.gal)
     kept = kept if masks.real is not None else kept._replace(h=rows(0))

@@ -3,8 +3,8 @@
 Shapes: T time, B batch, H hidden, N hyper, Z embedding; gates i, f, g, o in every weight's columns.
 """
 
-import functools
-from typing import NamedTuple, Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -174,50 +174,35 @@ class Backward:
         self.matrices = from_h, weights.weight_e, weights.weight_z
         self.dgx, self.dg_hyper, self.dz = (torch.empty_like(tensor) for tensor in (gx, kept.a, kept.z))
 
-    @functools.cached_property
-    def panels(self) -> list[Tensor]:
-        """Packed transposes for a block that runs in one call."""
-        return [native.pack([matrix], "backward") for matrix in self.matrices]
-
-    @functools.cached_property
-    def packed(self) -> list[PackedWeight]:
-        """Packed transposes for single steps."""
-        return [
-            PackedWeight(matrix, self.T, self.B, self.plan.gemm, transpose=True) for matrix in self.matrices
-        ]
-
     def run(self, gradients, norms: Sequence[Tensor], masks: Masks, numbers: Numbers) -> list[Tensor]:
         """See ``hyper_lstm_backward``."""
         dy, *last = gradients
         kept, gemm = self.kept, self.plan.gemm
+        main, hyper = make_both_buffers(kept, self.state, norms, masks, numbers)
+        add_gradients(main, last[:2], self.plan)
+        add_gradients(hyper, last[2:], self.plan)
+        if self.gates is None:
+            main.gx, main.z = self.gx, kept.z
+            main.weight_d, main.bias = self.weights.weight_d, self.weights.bias
+            main.dweight_d = pointwise.gradient_sums(self.plan, main.weight_d.shape, main.c0)
+        main.dy = None if dy is None else dy.contiguous()
+        du = kept.u.new_empty(self.steps, *kept.u.shape[1:])
+        main.du, hyper.du = du.split((4 * self.H, 4 * self.N), dim=-1)
+        main.dgx, main.dz = self.dgx, self.dz
+        du = du if self.gates is None else hyper.du
+        run = self._steps(main, hyper, du, masks)
         dmerged, dweight_e = torch.empty_like(self.matrices[0]), torch.empty_like(self.matrices[1])
-        du_block = kept.u.new_empty(self.steps, *kept.u.shape[1:])
-        after = None
         for start in reversed(range(0, self.T, self.steps)):
-            block = slice(start, start + self.steps)
-            main, hyper = self._buffers_of(block, norms, masks, numbers)
-            if after is None:
-                add_gradients(main, last[:2], self.plan)
-                add_gradients(hyper, last[2:], self.plan)
-                if self.gates is None:
-                    main.dweight_d = pointwise.gradient_sums(self.plan, self.weights.weight_d.shape, main.c0)
-            else:
-                _hand_gradients(after[0], main)
-                _hand_gradients(after[1], hyper)
-            main.dy = None if dy is None else dy[block].contiguous()
-            du = du_block[: len(main.h)]
-            main.du, hyper.du = du.split((4 * self.H, 4 * self.N), dim=-1)
-            main.dgx, main.dz = self.dgx[block], self.dz[block]
-            du = du if self.gates is None else hyper.du
-            self._run_block(main, hyper, du, start, masks.of_steps(block))
-            self.dg_hyper[block] = hyper.du
-            add = after is not None
-            weight_gradient(operand_blocks(self.state[0], kept.h, masks.gal, block), du, gemm, dmerged, add)
-            weight_gradient(
-                operand_blocks(self.state[2], kept.e, None, block), hyper.du, gemm, dweight_e, add
-            )
-            after = main, hyper
-        e_blocks = operand_blocks(self.state[2], kept.e, None) if self.previous else [kept.e]
+            stop = min(start + self.steps, self.T)
+            run(start, stop)
+            block, add = slice(start, stop), stop < self.T
+            du_block, de_block = du[: stop - start], hyper.du[: stop - start]
+            self.dg_hyper[block] = de_block
+            h_blocks = operand_blocks(self.state[0], kept.h, masks.gal, block)
+            e_blocks = operand_blocks(self.state[2], kept.e, None, block)
+            weight_gradient(h_blocks, du_block, gemm, dmerged, add)
+            weight_gradient(e_blocks, de_block, gemm, dweight_e, add)
+        read = operand_blocks(self.state[2], kept.e, None) if self.previous else [kept.e]
         (dbias, *dnorm), (_, *dhyper_norm) = split_sums(main), split_sums(hyper)
         if self.gates is None:
             dweight, dweight_hyper = (
@@ -237,73 +222,64 @@ class Backward:
             dweight,
             dweight_hyper,
             dweight_e,
-            weight_gradient(e_blocks, self.dz, gemm),
+            weight_gradient(read, self.dz, gemm),
             self.dz.sum((0, 1)),
             *of_scaling,
             *((*dnorm, *dhyper_norm) if norms else ()),
         ]
 
-    def _buffers_of(
-        self, block: slice, norms: Sequence[Tensor], masks: Masks, numbers: Numbers
-    ) -> tuple[Gated, Gated]:
-        """Returns the buffers of both networks for a block of steps."""
-        kept, before = self.kept, block.start - 1
-        pairs = zip(self.state, (kept.h, kept.c, kept.e, kept.k), strict=True)
-        state = [states[before] if block.start else first for first, states in pairs]
-        of_block = Kept(*(tensor[block] for tensor in kept))
-        main, hyper = make_both_buffers(of_block, state, norms, masks.of_steps(block), numbers)
-        if self.gates is None:
-            main.gx, main.z = self.gx[block], of_block.z
-            main.weight_d, main.bias = self.weights.weight_d, self.weights.bias
-        return main, hyper
-
-    def _run_block(self, main: Gated, hyper: Gated, du_TBU: Tensor, start: int, masks: Masks) -> None:
-        """Runs all steps of some buffers backward, in one call or step by step, with the products and a call
-        for each network.
+    def _steps(self, main: Gated, hyper: Gated, du_KBU: Tensor, masks: Masks) -> Callable[[int, int], None]:
+        """Returns a function that runs some steps backward: in one call, or step by step with the products
+        and a call for each network.
 
         Args:
-            du_TBU: gradients of the products of h with ``matrices[0]``. start: the first step.
+            du_KBU: gradients of a block's products of h with ``matrices[0]``.
         """
         numbers = sum(matrix.numel() for matrix in self.matrices)
-        if self.gates is None and self.plan.fits_one_call(len(main.h), self.B, numbers, main.u.dtype):
+        if self.gates is None and self.plan.fits_one_call(self.steps, self.B, numbers, main.u.dtype):
             vectors = (None, None, masks.gal, masks.h_share)
-            native.hyper_lstm_sequence(main, hyper, "backward", self.panels, vectors, self.previous)
-            return
-        main_step = pointwise.gated(self.plan, main, "backward")
-        run_hyper = self._hypernetwork(main, hyper, main.dz)
-        to_h, du, before = self.packed[0], du_TBU.unbind(0), previous_states(main.h0, main.h)
-        for t in reversed(range(len(du))):
-            main_step(t)
-            through_gates = None
-            if self.gates is not None:
-                h = before[t] if masks.gal is None else before[t] * masks.gal
-                z = self.kept.z[start + t]
-                through_gates = self.gates.backward(start + t, h, z, main.du[t], main.dz[t], main.dgx[t])
-            run_hyper(t)
-            to_h.product(du[t], main.dh)
-            if through_gates is not None:
-                main.dh += through_gates
-            through_recurrence(main.dh, masks.gal, masks.h_share, t)
+            panels = [native.pack([matrix], "backward") for matrix in self.matrices]
 
-    def _hypernetwork(self, main: Gated, hyper: Gated, dz_TBZ: Tensor):
+            def run_in_one_call(start: int, stop: int) -> None:
+                steps = start, stop
+                native.hyper_lstm_sequence(main, hyper, "backward", panels, vectors, self.previous, steps)
+
+            return run_in_one_call
+        to_h, *others = (
+            PackedWeight(matrix, self.T, self.B, self.plan.gemm, transpose=True) for matrix in self.matrices
+        )
+        main_step = pointwise.gated(self.plan, main, "backward")
+        run_hyper = self._hypernetwork(hyper, *others)
+        du, before = du_KBU.unbind(0), previous_states(main.h0, main.h)
+
+        def run(start: int, stop: int) -> None:
+            for t in reversed(range(start, stop)):
+                main_step(t)
+                through_gates = None
+                if self.gates is not None:
+                    h = before[t] if masks.gal is None else before[t] * masks.gal
+                    du_t = main.du[t % self.steps]
+                    through_gates = self.gates.backward(t, h, self.kept.z[t], du_t, main.dz[t], main.dgx[t])
+                run_hyper(t)
+                to_h.product(du[t % self.steps], main.dh)
+                if through_gates is not None:
+                    main.dh += through_gates
+                through_recurrence(main.dh, masks.gal, masks.h_share, t)
+
+        return run
+
+    def _hypernetwork(self, hyper: Gated, to_e: PackedWeight, from_z: PackedWeight) -> Callable[[int], None]:
         """Returns a function that turns a step's gradient of z into those of the hypernetwork's sums and
         state."""
         step = pointwise.gated(self.plan, hyper, "backward")
-        _, to_e, from_z = self.packed
-        du, dz = hyper.du.unbind(0), dz_TBZ.unbind(0)
+        du, dz = hyper.du.unbind(0), self.dz.unbind(0)
 
         def run(t: int) -> None:
             if not self.previous:
                 from_z.product(dz[t], hyper.dh, hyper.dh)
             step(t)
-            to_e.product(du[t], hyper.dh)
+            to_e.product(du[t % self.steps], hyper.dh)
             if self.previous:
                 from_z.product(dz[t], hyper.dh, hyper.dh)
 
         return run
-
-
-def _hand_gradients(after: Gated, buffers: Gated) -> None:
-    """Passes the gradients and sums that later steps have left on to the buffers of earlier steps."""
-    for name in ("dh", "dh_direct", "dc", "dweight_d", "sums"):
-        setattr(buffers, name, getattr(after, name))

@@ -67,15 +67,6 @@ class Masks(NamedTuple):
     h_share: Tensor | None = None
     c_share: Tensor | None = None
 
-    def of_steps(self, steps: slice) -> "Masks":
-        """Returns the masks of some steps."""
-        if not any(mask is not None for mask in self):
-            return self
-        by_step = {name: mask if mask is None else mask[steps] for name, mask in self._asdict().items()}
-        # One mask may serve all steps.
-        keep = self.keep if self.keep is None or len(self.keep) == 1 else by_step["keep"]
-        return Masks(**by_step | {"gal": self.gal, "keep": keep})
-
 
 def gather_masks(mask_TB: Tensor | None, noise: Noise | None, gal_rate: float, g_TBG: Tensor) -> Masks:
     """Returns the padding and the noise that a cell drew, in the form that the operation takes.
@@ -184,7 +175,10 @@ def lstm_op(
     buffers.gx = g
     if masks.real is not None:
         buffers.y = y
-    if not pointwise.lstm_sequence(how, buffers, "forward", weight, masks.gal, None):
+    run = pointwise.many_steps(how, buffers, "forward", [weight], masks.gal, None)
+    if run is not None:
+        run(0, T)
+    else:
         step = pointwise.gated(how, buffers, "forward")
         recurrent = PackedWeight(weight, T, B, how.gemm)
         for t, (g_t, u_t, h_t) in enumerate(
@@ -270,7 +264,10 @@ def lstm_backward(
     add_gradients(buffers, last, how)
     buffers.dy = None if dy is None else dy.contiguous()
     buffers.du = torch.empty_like(buffers.u)
-    if not pointwise.lstm_sequence(how, buffers, "backward", weight, masks.gal, masks.h_share):
+    run = pointwise.many_steps(how, buffers, "backward", [weight], masks.gal, masks.h_share)
+    if run is not None:
+        run(0, T)
+    else:
         step = pointwise.gated(how, buffers, "backward")
         recurrent = PackedWeight(weight, T, B, how.gemm, transpose=True)
         du = buffers.du.unbind(0)

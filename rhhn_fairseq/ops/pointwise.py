@@ -22,31 +22,20 @@ def highway(plan: Plan, buffers: Highway, direction: str) -> Callable[[int], Non
     return IMPLEMENTATIONS[plan.backend].highway(buffers, direction)
 
 
-def lstm_sequence(
-    plan: Plan, buffers: Gated, direction: str, weight: Tensor, gal: Tensor | None, share: Tensor | None
-) -> bool:
-    """Runs all steps of an LSTM in one call; False if that is not possible. See ``native.lstm_sequence``."""
-    T, B, _ = buffers.c.shape
-    if not plan.fits_one_call(T, B, weight.numel(), buffers.u.dtype):
-        return False
-    native.lstm_sequence(buffers, direction, weight, gal, share)
-    return True
-
-
-def highway_steps(
+def many_steps(
     plan: Plan,
-    buffers: Highway,
+    buffers: Gated | Highway,
     direction: str,
     weights: Sequence[Tensor],
     gal: Tensor | None,
     share: Tensor | None,
 ) -> Callable[[int, int], None] | None:
-    """Returns a function that runs some time steps of a highway in one call, or None if there is none; see
-    ``native.highway_steps``."""
-    _, T, B, _ = buffers.s.shape
+    """Returns a function that runs some time steps in one call, with their products, or None if there is
+    none; see ``native.many_steps``."""
+    T, B = buffers.u.shape[-3:-1]
     if not plan.fits_one_call(T, B, sum(weight.numel() for weight in weights), buffers.u.dtype):
         return None
-    return native.highway_steps(buffers, direction, weights, gal, share)
+    return native.many_steps(buffers, direction, weights, gal, share)
 
 
 def gradient_sums(plan: Plan, shape: Sequence[int], like: Tensor) -> Tensor:

@@ -142,8 +142,8 @@ def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, b
         called = getattr(module, function)
         monkeypatch.setattr(module, function, lambda *args: calls.append(function) or called(*args))
 
-    # Of HyperLSTMs for every part but the first and either network, of highways for every part.
-    count(hyper_lstm_passes, "_hand_gradients")
+    # Of HyperLSTMs for every part and either network, and once for z; of highways for every part.
+    count(hyper_lstm_passes, "weight_gradient")
     count(highway_products.Products, "end_block")
     before = dict(hyper_state="previous") if "lstm" in name and rows == 6 else {}
     cell = make_cell(name, noise_options(name) | before)
@@ -155,7 +155,7 @@ def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, b
     assert_equal(run_pass(cell, x, state, mask, noise, implementation, monkeypatch), exact, 1e-13)
     # Rank-scaled products add up their own.
     parts = {"rhn": blocks, "hyperrhn": 2 * blocks, "hyperrhn, rank 3": blocks, "rolled_hyperrhn": 2 * blocks}
-    assert len(calls) == parts.get(name, 2 * (blocks - 1))
+    assert len(calls) == parts.get(name, 2 * blocks + 1)
 
 
 def test_parts_are_for_long_sequences_of_one_type():

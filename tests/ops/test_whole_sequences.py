@@ -39,7 +39,7 @@ def ran(monkeypatch):
 
         monkeypatch.setattr(module, name, counted)
 
-    for name in ("lstm_sequence", "hyper_lstm_sequence", "highway_steps"):
+    for name in ("many_steps", "hyper_lstm_sequence"):
         count(native, name)
     monkeypatch.setenv("RHHN_KERNEL", "native")
     return calls
@@ -120,13 +120,13 @@ def test_highways_in_parts_equal_the_loop(name, rows, padded, ran, monkeypatch):
     """As where gradients of products and hypervectors of all steps would be too many."""
     T, B = 7, 9
     monkeypatch.setattr(sequence, "BLOCK_ROWS", rows * B)
-    parts, steps_of = [], native._bind_recurrence
+    parts, steps_of = [], native.many_steps
 
-    def counted(call, direction, *others):
-        run = steps_of(call, direction, *others)
+    def counted(buffers, direction, *others):
+        run = steps_of(buffers, direction, *others)
         return lambda start, stop: parts.append((direction, start, stop)) or run(start, stop)
 
-    monkeypatch.setattr(native, "_bind_recurrence", counted)
+    monkeypatch.setattr(native, "many_steps", counted)
     cell = _cell(name, True, 33)
     x, state, mask = _inputs(cell, T, B, padded)
     noise = cell.sample_noise(T, B)

@@ -37,74 +37,28 @@ FEW_ROWS = range(2, 9)
 """Numbers of rows with a dedicated function, which reads the matrix once and packs nothing."""
 
 
-def lstm_sequence(
-    buffers: Gated, direction: str, weight: Tensor, gal: Tensor | None, share: Tensor | None
-) -> None:
-    """Runs all steps of an LSTM without a hypernetwork, with their products.
-
-    Args:
-        buffers: of the steps; ``gx`` is what the products are added to.
-        direction: forward or backward.
-        weight: the recurrent matrix, [H, 4 H].
-        gal: scaled mask on h, [B, H]; None for no dropout.
-        share: [T], factors of the gradient of h through the matrix; None for a factor of one.
-    """
-    call = _bind(f"lstm_sequence_{direction}", GatedStruct, buffers, _gated_sizes(buffers))
-    _bind_recurrence(call, direction, [weight], gal, share)(0, len(buffers.h))
-
-
-def hyper_lstm_sequence(
-    main: Gated,
-    hyper: Gated,
+def many_steps(
+    buffers: Gated | Highway,
     direction: str,
-    panels: Sequence[Tensor],
-    vectors: Sequence[Tensor | None],
-    previous: bool,
-) -> None:
-    """Runs all steps of a HyperLSTM; see ``hyper_lstm.hyper_lstm`` for the names.
-
-    Args:
-        main, hyper: the buffers of both networks. The main network's rows of u and du continue with the
-            hypernetwork's products of h and their gradients.
-        panels: both matrices of h side by side, [H, 4 (H + N)], weight_e and weight_z, each packed by
-            ``pack`` for this direction.
-        vectors: bias_z [12 Z], g_hyper [T, B, 4 N] with which the hypernetwork's sums begin, gal and share.
-            The first two may be None in the backward pass, which does not need them.
-    """
-    recurrence = HyperRecurrenceStruct(previous)
-    for name, tensor in zip(("weight", "weight_e", "weight_z"), panels, strict=True):
-        setattr(recurrence, name, tensor.data_ptr())
-    for name, vector in zip(("bias_z", "g_hyper", "gal", "share"), vectors, strict=True):
-        setattr(recurrence, name, None if vector is None else _address(name, vector))
-    first = _arguments(GatedStruct, main, _gated_sizes(main))
-    second = _arguments(GatedStruct, hyper, _gated_sizes(hyper))
-    call = getattr(compiled(), f"hyper_lstm_sequence_{direction}")
-    call(ctypes.addressof(first), ctypes.addressof(second), ctypes.addressof(recurrence))
-
-
-def highway_steps(
-    buffers: Highway, direction: str, weights: Sequence[Tensor], gal: Tensor | None, share: Tensor | None
+    weights: Sequence[Tensor],
+    gal: Tensor | None,
+    share: Tensor | None,
 ) -> Callable[[int, int], None]:
-    """Returns a function that runs all layers of some time steps, with their products.
+    """Returns a function that runs some steps, with their products: of an LSTM without a hypernetwork, or all
+    layers of a highway.
 
     Args:
-        buffers: of the steps.
+        buffers: of the steps. An LSTM's ``gx`` is what the products are added to.
         direction: forward or backward.
-        weights: the recurrent matrix of each layer, [H, 2 H].
-        gal, share: as for ``lstm_sequence``, of the state and layer 0's matrix.
+        weights: the recurrent matrix of each layer, [H, 4 H] or [H, 2 H].
+        gal: scaled mask on the state, [B, H]; None for no dropout.
+        share: [T], factors of the gradient of the state through the first layer's matrix; None for one.
 
     Returns:
         A function of the first step and of the step after the last.
     """
-    call = _bind(f"highway_sequence_{direction}", HighwayStruct, buffers, _highway_sizes(buffers))
-    return _bind_recurrence(call, direction, weights, gal, share)
-
-
-def _bind_recurrence(
-    call: Callable[[int], None], direction: str, weights, gal, share
-) -> Callable[[int, int], None]:
-    """Turns a function of a recurrence's address into a function of the steps ``start`` and ``stop``."""
-    panels = pack(weights, direction)
+    kind = "lstm" if isinstance(buffers, Gated) else "highway"
+    call, panels = _bind(f"{kind}_sequence_{direction}", buffers), pack(weights, direction)
     gal_at, share_at = (None if tensor is None else _address("", tensor) for tensor in (gal, share))
     recurrence = RecurrenceStruct(panels.data_ptr(), gal_at, share_at)
 
@@ -115,6 +69,36 @@ def _bind_recurrence(
     # An address keeps nothing alive; what it points to must live as long as the function.
     run.holds = (panels, gal, share)  # type: ignore[attr-defined]  # Functions have no declared attributes.
     return run
+
+
+def hyper_lstm_sequence(
+    main: Gated,
+    hyper: Gated,
+    direction: str,
+    panels: Sequence[Tensor],
+    vectors: Sequence[Tensor | None],
+    previous: bool,
+    steps: tuple[int, int],
+) -> None:
+    """Runs some steps of a HyperLSTM; see ``hyper_lstm.hyper_lstm`` for the names.
+
+    Args:
+        main, hyper: the buffers of both networks. The main network's rows of u and du continue with the
+            hypernetwork's products of h and their gradients.
+        panels: both matrices of h side by side, [H, 4 (H + N)], weight_e and weight_z, each packed by
+            ``pack`` for this direction.
+        vectors: bias_z [12 Z], g_hyper [T, B, 4 N] with which the hypernetwork's sums begin, gal and share.
+            The first two may be None in the backward pass, which does not need them.
+        steps: the first step, and the step after the last.
+    """
+    recurrence = HyperRecurrenceStruct(previous, *steps)
+    for name, tensor in zip(("weight", "weight_e", "weight_z"), panels, strict=True):
+        setattr(recurrence, name, tensor.data_ptr())
+    for name, vector in zip(("bias_z", "g_hyper", "gal", "share"), vectors, strict=True):
+        setattr(recurrence, name, None if vector is None else _address(name, vector))
+    first, second = _arguments(main), _arguments(hyper)
+    call = getattr(compiled(), f"hyper_lstm_sequence_{direction}")
+    call(ctypes.addressof(first), ctypes.addressof(second), ctypes.addressof(recurrence))
 
 
 def pack(weights: Sequence[Tensor], direction: str) -> Tensor:
@@ -145,7 +129,7 @@ def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
         direction: forward or backward.
     """
     name = "lstm" if buffers.weight_d is None else "hyper_lstm"
-    return _bind(f"{name}_{direction}_{DTYPES[buffers.u.dtype]}", GatedStruct, buffers, _gated_sizes(buffers))
+    return _bind(f"{name}_{direction}_{DTYPES[buffers.u.dtype]}", buffers)
 
 
 def _gated_sizes(buffers: Gated) -> dict[str, int]:
@@ -158,6 +142,7 @@ def _gated_sizes(buffers: Gated) -> dict[str, int]:
         Z=0 if buffers.weight_d is None else buffers.weight_d.shape[1],
         # Of a single row, the other stride may be any number.
         ld_u=buffers.u.stride(1 if B > 1 else 0),
+        D=0 if buffers.du is None else len(buffers.du),
         ld_du=0 if buffers.du is None else buffers.du.stride(1 if B > 1 else 0),
         keep_t=0 if keep is None or keep.shape[0] == 1 else keep.stride(0),
         threads=torch.get_num_threads() if buffers.sums is None else len(buffers.sums),
@@ -166,9 +151,7 @@ def _gated_sizes(buffers: Gated) -> dict[str, int]:
 
 def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
     """Returns a function that runs one layer of a time step, number ``t L + l``."""
-    return _bind(
-        f"highway_{direction}_{DTYPES[buffers.u.dtype]}", HighwayStruct, buffers, _highway_sizes(buffers)
-    )
+    return _bind(f"highway_{direction}_{DTYPES[buffers.u.dtype]}", buffers)
 
 
 def _highway_sizes(buffers: Highway) -> dict[str, int]:
@@ -186,10 +169,13 @@ def _highway_sizes(buffers: Highway) -> dict[str, int]:
 
 def energy(buffers: Energy, direction: str) -> Callable[[int], None]:
     """Returns a function that computes all of ``buffers`` in one call; it ignores its argument."""
+    return _bind(f"energy_{direction}_{DTYPES[buffers.q.dtype]}", buffers)
+
+
+def _energy_sizes(buffers: Energy) -> dict[str, int]:
     (N, R, A), S = buffers.q.shape, buffers.k.shape[1]
     threads = torch.get_num_threads() if buffers.dv is None else len(buffers.dv)
-    sizes = dict(B=N, R=R, S=S, A=A, H=R * S * A, threads=threads)
-    return _bind(f"energy_{direction}_{DTYPES[buffers.q.dtype]}", EnergyStruct, buffers, sizes)
+    return dict(B=N, R=R, S=S, A=A, H=R * S * A, threads=threads)
 
 
 def matmul(
@@ -255,20 +241,29 @@ def lstm_gates(a: Tensor, c: Tensor, forget_bias: float) -> tuple[Tensor, Tensor
     return h, after
 
 
-def _bind(function: str, structure: type[ctypes.Structure], buffers, sizes: dict) -> Callable[[int], None]:
+def _bind(function: str, buffers: Gated | Highway | Energy) -> Callable[[int], None]:
     """Binds ``function`` to the addresses of ``buffers`` and keeps these alive."""
-    arguments = _arguments(structure, buffers, sizes)
+    arguments = _arguments(buffers)
     bound = functools.partial(getattr(compiled(), function), ctypes.addressof(arguments))
     # An address keeps nothing alive; what it points to must live as long as the call.
     bound.holds = (arguments, buffers)  # type: ignore[attr-defined]  # Nor has a partial.
     return bound
 
 
-def _arguments(structure: type[ctypes.Structure], buffers, sizes: dict):
-    """Returns a C++ structure with ``sizes`` and the numbers and addresses of ``buffers``."""
-    values = vars(buffers)
+STRUCTURES: dict[type, tuple] = {
+    Gated: (GatedStruct, _gated_sizes),
+    Highway: (HighwayStruct, _highway_sizes),
+    Energy: (EnergyStruct, _energy_sizes),
+}
+"""The C++ structure of each kind of buffers, and the function that returns its sizes."""
+
+
+def _arguments(buffers: Gated | Highway | Energy) -> ctypes.Structure:
+    """Returns the C++ structure of ``buffers``."""
+    structure, sizes_of = STRUCTURES[type(buffers)]
+    sizes, values = sizes_of(buffers), vars(buffers)
     arguments = structure(**sizes)
-    for name, kind in structure._fields_:  # type: ignore[misc]  # A bit field would have a third item.
+    for name, kind in structure._fields_:
         if name in sizes:
             continue
         value = values[name]

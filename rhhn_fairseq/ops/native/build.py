@@ -22,7 +22,7 @@ class GatedStruct(ctypes.Structure):
     """``struct Gated`` of gated.h."""
 
     _fields_ = [
-        *_fields("T B H Z ld_u ld_du keep_t", ctypes.c_int64),
+        *_fields("T B H Z D ld_u ld_du keep_t", ctypes.c_int64),
         *_fields("forget_bias epsilon keep_scale zone_h_rate zone_c_rate", ctypes.c_double),
         *_fields("threads", ctypes.c_int64),
         *_fields("u gx z weight_d bias gate_gain gate_shift c_gain c_shift", ctypes.c_void_p),
@@ -53,7 +53,7 @@ class HyperRecurrenceStruct(ctypes.Structure):
     """``struct HyperRecurrence`` of hyper_sequence.cpp."""
 
     _fields_ = [
-        ("previous", ctypes.c_int64),
+        *_fields("previous start stop", ctypes.c_int64),
         *_fields("weight weight_e weight_z bias_z g_hyper gal share", ctypes.c_void_p),
     ]
 

@@ -19,6 +19,7 @@ namespace rhhn {
 // ops/native/build.py declares the same fields in the same order. A missing tensor is null.
 struct Gated {
     int64_t T, B, H, Z;      // Z is zero without a hypernetwork
+    int64_t D;               // number of steps that du holds
     int64_t ld_u, ld_du;     // elements between rows of u and of du
     int64_t keep_t;          // elements between steps of keep; 0 if all share one
     double forget_bias, epsilon;
@@ -51,7 +52,7 @@ struct Gated {
     void* dh;           // [B, H]: gradient through the matrices of step t + 1
     void* dh_direct;    // [B, H] state type: the remaining gradient, in and out; null if always zero
     void* dc;           // [B, H] state type, in and out
-    void* du;           // [T, B, ld_u]
+    void* du;           // [D, B, ld_du]
     void* dgx;          // [T, B, 4 H]
     void* dz;           // [T, B, 12 Z]
     void* dweight_d;    // [threads, 12, Z, H] state type, summed over rows and steps
@@ -109,7 +110,7 @@ class GatedStep {
     }
     Rows<const T> start(int64_t b) const { return {at<T>(p.gx) + (t * p.B + b) * 4 * H, 4 * H}; }
     Rows<T> sums_at(int64_t b) const { return {at<T>(p.u) + (t * p.B + b) * p.ld_u, p.ld_u}; }
-    Rows<const T> gradient(int64_t b) const { return {at<T>(p.du) + (t * p.B + b) * p.ld_du, p.ld_du}; }
+    Rows<const T> gradient(int64_t b) const { return {products_gradient(b), p.ld_du}; }
     T* arriving_at(int64_t b) const { return at<T>(p.dh) + b * H; }
     // The interface of hyper_sequence.cpp.
     const T* state(int64_t b) const { return at<T>(p.h) + (t * p.B + b) * H; }
@@ -346,6 +347,7 @@ class GatedStep {
     }
 
     const T* products(int64_t b) const { return at<T>(p.u) + (t * p.B + b) * p.ld_u; }
+    T* products_gradient(int64_t b) const { return at<T>(p.du) + (t % p.D * p.B + b) * p.ld_du; }
 
     // Factors of the update, [H]; null if all are one.
     const S* keep_of(int64_t b, S* to) const {
@@ -378,7 +380,7 @@ class GatedStep {
 
     // Turns the gradient of the sums into those of their terms.
     void spread(int64_t b, const S* __restrict da, S* __restrict dbias, S* d) const {
-        T* __restrict du = at<T>(p.du) + (t * p.B + b) * p.ld_du;
+        T* __restrict du = products_gradient(b);
         if constexpr (!HYPER) {
 #pragma omp simd
             for (int64_t j = 0; j < 4 * H; ++j) store(du[j], da[j]);
@@ -405,7 +407,7 @@ class GatedStep {
 
     // Padding: no gradient reaches the sums.
     void clear(int64_t b, S* d) const {
-        T* du = at<T>(p.du) + (t * p.B + b) * p.ld_du;
+        T* du = products_gradient(b);
         std::fill(du, du + 4 * H, T{});
         if constexpr (HYPER) {
             T* dgx = at<T>(p.dgx) + (t * p.B + b) * 4 * H;

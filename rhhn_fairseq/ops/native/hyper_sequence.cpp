@@ -1,4 +1,4 @@
-// A complete sequence of a small HyperLSTM, with layer normalisation or without, in one call; see sequence.h.
+// Many steps of a HyperLSTM, with layer normalisation or without, in one call; see sequence.h.
 //
 // Equations and names are those of ops/hyper_lstm.py.
 
@@ -12,6 +12,7 @@ namespace rhhn {
 // backward pass they are transposed.
 struct HyperRecurrence {
     int64_t previous;       // whether z comes from the hypernetwork's state of the previous step
+    int64_t start, stop;    // the time steps to run; stop is excluded
     const float* weight;    // [H, 4 (H + N)]: columns of the main network, then of the hypernetwork
     const float* weight_e;  // [N, 4 N]
     const float* weight_z;  // [N, 12 Z]
@@ -33,7 +34,7 @@ class HyperRows {
 
     void forward() {
         std::vector<float> dropped(r.gal ? rows * H : 0);
-        for (int64_t t = 0; t < main.T; ++t) {
+        for (int64_t t = r.start; t < r.stop; ++t) {
             const Main step(main, t);
             const Hyper inner(hyper, t);
             Rows<const float> h{step.read(first), H};
@@ -57,7 +58,7 @@ class HyperRows {
     }
 
     void backward(int64_t slot) {
-        for (int64_t t = main.T - 1; t >= 0; --t) {
+        for (int64_t t = r.stop - 1; t >= r.start; --t) {
             const Main step(main, t);
             const Hyper inner(hyper, t);
             step.backward(first, last, main_scratch.data(), slot);

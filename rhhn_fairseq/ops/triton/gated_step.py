@@ -3,7 +3,7 @@
 Arguments have the names and shapes of ``buffers.Gated``; a missing tensor is None. Further arguments:
 
     d, dd               scaling vectors of the step [12, B, H], and their gradients [12, DD_STEPS, B, H]
-    t_dd                step at which ``dd`` is written
+    t_du, t_dd          steps at which ``du`` and ``dd`` are written
     h_before, c_before  h0 and c0 at the first step, h and c later, read at step t_before
     t_keep              step at which ``keep`` is read
     LD_U, LD_DU         elements between rows of u and of du
@@ -29,7 +29,7 @@ from rhhn_fairseq.ops.triton.functions import (
     zoned,
 )
 
-STEPS = ["t", "t_before", "t_keep", "t_dd", "B"]
+STEPS = ["t", "t_before", "t_keep", "t_du", "t_dd", "B"]
 """Arguments that Triton must not specialise on: it would recompile for 1 and for multiples of 16."""
 
 
@@ -183,14 +183,14 @@ def spread_gate(
     """``spread`` for gate k."""
     S: tl.constexpr = slot.dtype.element_ty
     u, gx, d = summands
-    du, dgx, dd, dd_at = gradients
+    du, dgx, dd, du_at, dd_at = gradients
     normal, rstd = norm
     row, column, inside, live = where
     if gain is not None:
         add_up(slot + k * H, da * normal, H, COLS)
         add_up(slot + (4 + k) * H, da, H, COLS)
         da = normalise_backward(da * get(gain, k * H + column, column < H, S), normal, rstd, inside, H)
-    u_place, du_place = at * LD_U + k * H + column, at * LD_DU + k * H + column
+    u_place, du_place = at * LD_U + k * H + column, du_at * LD_DU + k * H + column
     if d is None:
         tl.store(du + du_place, da, mask=inside)
     else:
@@ -215,7 +215,8 @@ def spread(
 ):  # fmt: skip
     """Stores the gradients of the summands of all gates.
 
-    ``gradients`` are du, dgx, dd and the row of dd without its kind; dgx and dd are None without d.
+    ``gradients`` are du, dgx, dd, the row of du, and the row of dd without its kind; dgx and dd are None
+    without d.
     """
     d_i, d_f, d_g, d_o = d_gates
     of_i, of_f, of_g, of_o = normals
@@ -229,7 +230,7 @@ def spread(
 @triton.jit(do_not_specialize=STEPS)
 def backward(
     u, gx, d, bias, gate_gain, gate_shift, c_gain, c_shift, mask, keep, zone_h, zone_c, c_scale, c_before, dy,
-    dh, dh_direct, dc, du, dgx, dd, sums, t, t_before, t_keep, t_dd, B,
+    dh, dh_direct, dc, du, dgx, dd, sums, t, t_before, t_keep, t_du, t_dd, B,
     H: tl.constexpr, LD_U: tl.constexpr, LD_DU: tl.constexpr, DD_STEPS: tl.constexpr,
     FORGET_BIAS: tl.constexpr, EPSILON: tl.constexpr, KEEP_SCALE: tl.constexpr, ZONE_H_RATE: tl.constexpr,
     ZONE_C_RATE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -262,5 +263,5 @@ def backward(
         slot, where, H, FORGET_BIAS, EPSILON, KEEP_SCALE, ZONE_C_RATE, COLS,
     )  # fmt: skip
     tl.store(dc + own, dc_old, mask=inside)
-    read, write = (u, gx, d), (du, dgx, dd, t_dd * B + row)
+    read, write = (u, gx, d), (du, dgx, dd, t_du * B + row, t_dd * B + row)
     spread(d_gates, gate_gain, normals, read, write, slot, at, where, B, H, LD_U, LD_DU, DD_STEPS, COLS)

@@ -67,7 +67,7 @@ class GatedStep:
     def backward(self, t: int) -> None:
         with self.guard:
             self._scale(t)
-            self._launch(t, t_dd=t % KEPT_STEPS)
+            self._launch(t, t_du=t % len(self.p.du), t_dd=t % KEPT_STEPS)
             if self.z is not None:
                 dz = self.p.dz[t].unflatten(-1, (12, -1)).transpose(0, 1)
                 torch.bmm(self.dd[:, t % KEPT_STEPS], self.weight_d.transpose(1, 2), out=dz)
