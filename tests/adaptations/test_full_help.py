@@ -28,5 +28,5 @@ def test_help_of_an_option_has_words_and_defaults_of_its_cells(tmp_path):
     arguments = ["--arch", "char_lm", "--user-dir", USER_DIR, "--help"]
     text = " ".join(run_module("fairseq_cli.train", arguments, cwd=tmp_path).stdout.split())
     assert "width of the embeddings z; default 4 (hyper, hyperlstm, ln_hyperlstm), 16 (hyperrnn)" in text
-    assert "every ...: step, sequence; default step (hyper, hyperlstm," in text
+    assert "once per sequence: step, sequence; default step (hyper, hyperlstm," in text
     assert "drop units of the update n (Semeniuta et al.); default 0 (gru)" in text
