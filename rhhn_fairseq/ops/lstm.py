@@ -301,9 +301,9 @@ def state_gradient(buffers: Gated) -> Tensor:
 def split_sums(buffers: Gated) -> list[Tensor]:
     """Returns the gradients of the bias, gate_gain, gate_shift, c_gain and c_shift after a backward pass."""
     H = buffers.c.shape[-1]
-    # Copies, because an operation's results must not share memory.
-    gain, shift, bias, *of_c = torch.split_with_sizes_copy(buffers.sums.sum(0), (4 * H, 4 * H, 4 * H, H, H))
-    return [bias, gain, shift, *of_c]
+    gain, shift, bias, *of_c = buffers.sums.sum(0).split((4 * H, 4 * H, 4 * H, H, H))
+    # An operation's results must not share memory.
+    return [piece.clone() for piece in (bias, gain, shift, *of_c)]
 
 
 def _keep(inputs, output):
