@@ -38,6 +38,11 @@ def is_rank_scaled(hyper: Sequence[Tensor], layers: int) -> bool:
     return weight.shape[1] == states_TBX.shape[-1] // layers + 1
 
 
+def rows_by_layer(tensor_KBLN: Tensor) -> Tensor:
+    """Views some steps of a tensor as rows for each layer, [L, K B, N]."""
+    return tensor_KBLN.flatten(0, 1).transpose(0, 1)
+
+
 class Products:
     """See the module's docstring.
 
@@ -131,13 +136,9 @@ class ScaledProducts(Products):
         states, self.weight_z = hyper
         self.hyper_TBLN = states.unflatten(-1, (self.L, -1))
 
-    def _rows(self, tensor_TBLN: Tensor) -> Tensor:
-        """Views some steps of a tensor as rows by layer, [L, K B, N]."""
-        return tensor_TBLN.flatten(0, 1).transpose(0, 1)
-
     def start_forward(self):
         self.p.z = self.weight_z.new_empty(self.p.s.shape)
-        mm(self._rows(self.hyper_TBLN), self.weight_z, self.p.z.flatten(1, 2), gemm=self.gemm)
+        mm(rows_by_layer(self.hyper_TBLN), self.weight_z, self.p.z.flatten(1, 2), gemm=self.gemm)
 
     def start_backward(self):
         super().start_backward()
@@ -147,9 +148,9 @@ class ScaledProducts(Products):
     def end_block(self, t):
         super().end_block(t)
         block, dz = slice(t, t + self.steps), self.p.dz[:, : self.T - t].flatten(1, 2)
-        mm(dz, self.weight_z.mT, self._rows(self.dhyper_TBLN[block]), gemm=self.gemm)
+        mm(dz, self.weight_z.mT, rows_by_layer(self.dhyper_TBLN[block]), gemm=self.gemm)
         before = self.dweight_z if block.stop < self.T else None
-        mm(self._rows(self.hyper_TBLN[block]).mT, dz, self.dweight_z, before, self.gemm)
+        mm(rows_by_layer(self.hyper_TBLN[block]).mT, dz, self.dweight_z, before, self.gemm)
 
     def hyper_gradients(self):
         return self.dhyper_TBLN.flatten(2), self.dweight_z
@@ -186,7 +187,7 @@ class RankScaledProducts(Products):
 
     def _rows(self, tensor_TBLN: Tensor) -> Tensor:
         """Views the block's steps of a tensor as rows by layer, [L, K B, N]."""
-        return tensor_TBLN[self.start : self.start + self.steps].flatten(0, 1).transpose(0, 1)
+        return rows_by_layer(tensor_TBLN[self.start : self.start + self.steps])
 
     def begin_block(self, t: int) -> None:
         """Computes b [L, K, d, B, H] and a [L, K, d - 1, B, H] of the block that starts at step t."""

@@ -170,7 +170,7 @@ class Backward:
         self.steps = block_steps(self.T, self.B, kept.u.dtype, kept.c.dtype)
         if self.gates is not None:
             self.gates.start_backward()
-        from_h = weights.weight_hyper if self.gates else torch.cat(weights[:2], dim=1)
+        from_h = torch.cat(weights[:2], dim=1) if self.gates is None else weights.weight_hyper
         self.matrices = from_h, weights.weight_e, weights.weight_z
         self.dgx, self.dg_hyper, self.dz = (torch.empty_like(tensor) for tensor in (gx, kept.a, kept.z))
 
@@ -205,9 +205,9 @@ class Backward:
         read = operand_blocks(self.state[2], kept.e, None) if self.previous else [kept.e]
         (dbias, *dnorm), (_, *dhyper_norm) = split_sums(main), split_sums(hyper)
         if self.gates is None:
-            dweight, dweight_hyper = (
-                side.contiguous() for side in dmerged.split((4 * self.H, 4 * self.N), dim=1)
-            )
+            # An operation's results must not share memory.
+            sides = dmerged.split((4 * self.H, 4 * self.N), dim=1)
+            dweight, dweight_hyper = (side.clone(memory_format=torch.contiguous_format) for side in sides)
             of_scaling = [main.dweight_d.sum(0), dbias.view(4, self.H)]
         else:
             dweight, dweight_hyper = self.gates.dweight.to(dmerged.dtype), dmerged
