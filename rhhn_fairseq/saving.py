@@ -13,7 +13,7 @@ import importlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
@@ -243,8 +244,18 @@ def _read(config: dict, tensors: Tensors, path: Path, device: str) -> nn.Module:
 def _build(config: dict, tensors: Tensors, device: str) -> nn.Module:
     """Builds a module with fresh weights. On ``meta`` it takes no memory, however large it is."""
     rest = {key: value for key, value in config.items() if key not in ("format", "kind", "dtype")}
-    with torch.device(device):
+    with torch.device(device), _NoNormalNumbers() if device == "meta" else nullcontext():
         return KINDS[config["kind"]].build(rest, tensors)
+
+
+class _NoNormalNumbers(TorchFunctionMode):
+    """Draws no normal numbers: on ``meta`` torch imports its compiler for them, which takes a second."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is nn.init.normal_:
+            return args[0] if args else kwargs["tensor"]
+        return (torch.empty_like if function is torch.randn_like else function)(*args, **kwargs)
 
 
 @contextmanager

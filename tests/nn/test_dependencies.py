@@ -78,3 +78,15 @@ def test_names_of_the_package():
     assert rhhn_fairseq.build_cell is build_cell
     assert rhhn_fairseq.__version__.count(".") == 2
     assert not hasattr(rhhn_fairseq, "build_sell")
+
+
+def test_the_packaged_character_model_needs_no_compiler():
+    code = """
+import sys
+from rhhn_fairseq.nn import packaged
+
+packaged("characters")
+assert "torch._dynamo" not in sys.modules
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
