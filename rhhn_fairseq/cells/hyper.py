@@ -161,7 +161,8 @@ class EmbeddedScaling(nn.Module):
         self.scaled = scaled
         self.weight_z = nn.Parameter(torch.zeros(N, (scaled + shifted) * Z))
         self.bias_z = nn.Parameter(torch.ones(scaled * Z))
-        self.weight_d = nn.Parameter(torch.randn(scaled, Z, H) * (0.1 * config.hyper_start / Z**0.5))
+        # In place: on `meta`, torch imports its compiler for any other product.
+        self.weight_d = nn.Parameter(torch.randn(scaled, Z, H).mul_(0.1 * config.hyper_start / Z**0.5))
         self.weight_d.data += config.hyper_start / Z
         if shifted:
             self.weight_b = nn.Parameter(torch.zeros(shifted, Z, H))

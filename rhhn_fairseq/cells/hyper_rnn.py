@@ -72,7 +72,8 @@ class ScalingVectors(nn.Module):
         self.bias = nn.Parameter(torch.zeros(gates, H))
         nn.init.normal_(self.weight_z.data[:, 2 * gates * Z :], std=0.01)
         if init == "broken_symmetry":
-            self.weight_d.data += torch.randn_like(self.weight_d) * (0.1 * start / Z**0.5)
+            # In place: on `meta`, torch imports its compiler for any other product.
+            self.weight_d.data += torch.randn_like(self.weight_d).mul_(0.1 * start / Z**0.5)
 
     def forward(self, hyper_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns d for the recurrent matrices, d for the input matrices and b, each [gates, B, H]."""

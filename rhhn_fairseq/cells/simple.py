@@ -103,7 +103,7 @@ class Elman(SimpleCell):
         self.bias = nn.Parameter(torch.zeros(H))
         if config.identity_init:
             nn.init.normal_(self.weight_x, std=0.001)
-            nn.init.eye_(self.weight_h)
+            self.weight_h.data.zero_().fill_diagonal_(1.0)
         else:
             glorot_(self.weight_x)
             orthogonal_(self.weight_h)

@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 import rhhn_fairseq
-from rhhn_fairseq.cells import build_cell
+from rhhn_fairseq.cells import CELLS, build_cell
+from rhhn_fairseq.nn import layer_of
 
 BLOCKED = """
 import importlib.metadata as metadata, re, sys
@@ -80,13 +81,19 @@ def test_names_of_the_package():
     assert not hasattr(rhhn_fairseq, "build_sell")
 
 
-def test_the_packaged_character_model_needs_no_compiler():
-    code = """
+def test_loading_a_module_imports_no_compiler(tmp_path):
+    for name in CELLS:
+        small = {"hyper_size": 3} if "hyper" in name else {}
+        layer_of(name)(4, 6, **small).save_pretrained(tmp_path / name)
+    code = f"""
 import sys
-from rhhn_fairseq.nn import packaged
+from pathlib import Path
+from rhhn_fairseq.nn import from_pretrained, packaged
 
 packaged("characters")
-assert "torch._dynamo" not in sys.modules
+for folder in sorted(Path({str(tmp_path)!r}).iterdir()):
+    from_pretrained(folder)
+    assert "torch._dynamo" not in sys.modules, folder.name
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
