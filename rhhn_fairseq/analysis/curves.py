@@ -120,7 +120,9 @@ def _axis_of(records: Sequence[Record], axis: str, path: str) -> tuple[list[floa
         what = "the epoch" if axis == "epochs" else "the elapsed time (wall)"
         raise UsageError(f"{path}: its training lines do not record {what}; use --x updates")
     updates = sorted(places)
-    return list(map(float, updates)), [places[update] for update in updates]
+    # A run that was restarted may pass an update later than it reached the next logged one afterwards.
+    latest = np.minimum.accumulate([places[update] for update in reversed(updates)])
+    return list(map(float, updates)), latest[::-1].tolist()
 
 
 def choose_metric(paths: list[str], subsets: list[str]) -> str:

@@ -1,6 +1,6 @@
 """The page of a table: the paper's figures, ours, what they cost, and the curves."""
 
-import itertools
+import argparse
 import math
 import shlex
 from collections import defaultdict
@@ -183,12 +183,16 @@ def budget_share(row: Row, record: Record) -> float | None:
 
 
 def _share_of_batch(row: Row, record: Record) -> float:
-    """Returns the batch size of a run over that of its row."""
-    extra = record.options.get("extra", [])
-    given = [after for before, after in itertools.pairwise(extra) if before == "--batch-size"]
-    given += [word.partition("=")[2] for word in extra if word.startswith("--batch-size=")]
-    # The training refused anything but a number.
-    return int(given[-1]) / recipe_of(row)["batch_size"] if given and given[-1].isdecimal() else 1.0
+    """Returns the sequences of an update of a run over those of its row."""
+    own = recipe_of(row)["batch_size"]
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--batch-size", "--max-sentences", type=int, default=own)
+    parser.add_argument("--update-freq", type=int, default=1)
+    try:
+        given, _ = parser.parse_known_args(record.options.get("extra", []))
+    except argparse.ArgumentError:
+        return 1.0  # The number of batches in an update changes from epoch to epoch.
+    return given.batch_size * given.update_freq / own
 
 
 def _per_epoch(table: Table, record: Record) -> list[str]:

@@ -328,6 +328,16 @@ def test_hours_do_not_count_the_updates_that_a_restart_repeated(tmp_path):
     assert curve.x == pytest.approx([0.5, 3000 / 3600, 3700 / 3600, 1.5])
 
 
+def test_hours_never_run_backwards(tmp_path):
+    """The first process reached update 200 after an hour, the one that repeated it update 220 before that."""
+    line = '{{"epoch": 1, "bpc": "{}", "wall": "{}", "num_updates": "{}"}}\n'
+    entries = [(4, 1800, 100), (3, 3600, 200), (3.5, 1900, 120), (2, 3500, 220)]
+    (tmp_path / "a.log").write_text("".join(line.format(*entry) for entry in entries))
+    (curve,) = read_curves([str(tmp_path / "a.log")], "bpc", ["train_inner"], "hours")
+    assert curve.updates == [100, 120, 200, 220]
+    assert curve.x == pytest.approx([0.5, 1900 / 3600, 3500 / 3600, 3500 / 3600])
+
+
 def test_names_are_shown_as_they_are(tmp_path):
     """Not as formulas, and those that matplotlib would leave out of a legend, too."""
     logs = [_log(tmp_path / f"{name}.log", [3, 2]) for name in ("_a", "$b$")]

@@ -198,6 +198,10 @@ def test_the_share_of_the_paper_s_budget_counts_updates_where_they_are_known(rec
     # A third of the batch is a third of the images.
     record.options = {"extra": ["--log-interval", "50", "--batch-size", "32"]}
     assert report.budget_share(row, record) == pytest.approx(0.024)
+    record.options = {"extra": ["--max-sentences=16", "--update-freq", "2"]}
+    assert report.budget_share(row, record) == pytest.approx(0.024)
+    record.options = {"extra": ["--update-freq", "1,2"]}
+    assert report.budget_share(row, record) == 0.075
     assert report.budget_share(SU.row("hyperrhn_ptb"), record) == 30 / 660
 
 
