@@ -53,6 +53,9 @@ class Cell(Pretrained, nn.Module):
             inner cells name their own. A cell whose matrices have other names sets both attributes.
         backend: name of the backend that this cell must use; None leaves the choice to the environment or
             ``backends``.
+        keeps_initial_values: whether a model that draws all weights anew leaves this cell's as they are,
+            because they multiply each other and near zero would let nothing pass. A model also leaves those
+            of cells with gains or scaling vectors.
     """
 
     kind = "cell"
@@ -63,6 +66,7 @@ class Cell(Pretrained, nn.Module):
     affine_weights: tuple[str, ...] = ("weight_x", "weight_h")
     recurrent_weights: tuple[str, ...] = ("weight_h",)
     backend: str | None = None
+    keeps_initial_values: bool = False
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
@@ -388,6 +392,12 @@ class Cell(Pretrained, nn.Module):
         for size in self.state_sizes:
             state.append(torch.zeros(B, size, device=device, dtype=dtype))
         return tuple(state)
+
+    def adjust_initial_values(self) -> None:
+        """Changes weights that have just been drawn as the options say; by default, nothing.
+
+        A model that draws the weights anew calls it afterwards.
+        """
 
     def diagnostics(self) -> dict[str, float]:
         """Returns figures about the trained weights for the log; by default, none."""

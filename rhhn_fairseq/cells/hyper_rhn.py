@@ -161,7 +161,7 @@ class HyperRHN(Cell):
             orthogonal_(weight)
         for bias, fan_in in ((self.bias_x, C), *((b, H) for b in self.bias_s), (self.bias_z, N)):
             init_bias_(bias, fan_in)
-        shift_transform_(self.bias_s, config)
+        self.adjust_initial_values()
         if config.hyper_rank > 1:
             self.affine_weights = ("weight_x",)
             width = 2 * (config.hyper_rank - 1) * H
@@ -170,6 +170,9 @@ class HyperRHN(Cell):
             for weight in self.weight_rank:
                 orthogonal_(weight)
             init_bias_(self.bias_rank, N)
+
+    def adjust_initial_values(self):
+        shift_transform_(self.bias_s, self.config)
 
     def sample_noise(self, T, B, device=None, generator=None):
         noise, config = super().sample_noise(T, B, device, generator), self.config

@@ -79,6 +79,7 @@ class MLSTM(GatedCell):
     """mLSTM; see the module's docstring. State: (h [B, H], c [B, H])."""
 
     affine_weights = ("weight_x", "weight_m", "weight_mx", "weight_mh")
+    keeps_initial_values = True
     recurrent_weights = ("weight_m", "weight_mh")
 
     def __init__(self, config: MLSTMConfig):

@@ -133,7 +133,10 @@ class RHN(Cell):
         init_bias_(self.bias_x, C)
         for bias in self.bias_s:
             init_bias_(bias, H)
-        shift_transform_(self.bias_s, config)
+        self.adjust_initial_values()
+
+    def adjust_initial_values(self):
+        shift_transform_(self.bias_s, self.config)
 
     def sample_noise(self, T, B, device=None, generator=None):
         noise, config = super().sample_noise(T, B, device, generator), self.config

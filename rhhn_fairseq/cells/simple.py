@@ -103,10 +103,14 @@ class Elman(SimpleCell):
         self.bias = nn.Parameter(torch.zeros(H))
         if config.identity_init:
             nn.init.normal_(self.weight_x, std=0.001)
-            self.weight_h.data.zero_().fill_diagonal_(1.0)
         else:
             glorot_(self.weight_x)
             orthogonal_(self.weight_h)
+        self.adjust_initial_values()
+
+    def adjust_initial_values(self):
+        if self.config.identity_init:
+            self.weight_h.data.zero_().fill_diagonal_(1.0)
 
     def input_maps(self):
         return ((self.weight_x, self.bias),)

@@ -453,14 +453,17 @@ def _init_uniform(model: nn.Module, bound: float, cells: bool) -> None:
     """Draws all weights uniformly within the bound (Wu et al. 2016, section 8.3), those of cells if asked.
 
     Cells with gains or with weights that scale others keep their own initial values: near zero, these would
-    multiply signals and gradients down to nothing.
+    multiply signals and gradients down to nothing. What a cell's options say of initial values still holds.
     """
-    inner = (module for module in model.modules() if isinstance(module, Cell))
+    inner = [module for module in model.modules() if isinstance(module, Cell)]
     kept = {id(p) for cell in inner if not (cells and _is_plain(cell)) for p in cell.parameters()}
     for name, parameter in model.named_parameters():
         # The normalised attention's g has its own initial value.
         if id(parameter) not in kept and not name.endswith("attention.g"):
             nn.init.uniform_(parameter, -bound, bound)
+    for cell in inner:
+        if not kept & {id(p) for p in cell.parameters()}:
+            cell.adjust_initial_values()
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             with torch.no_grad():
@@ -469,6 +472,8 @@ def _init_uniform(model: nn.Module, bound: float, cells: bool) -> None:
 
 def _is_plain(cell: Cell) -> bool:
     """Whether a cell has matrices and biases only, none of which scale others."""
+    if cell.keeps_initial_values:
+        return False
     for name, _ in cell.named_parameters():
         words = name.split(".")
         if "scaling" in words or not any(word.startswith(("weight", "bias")) for word in words):

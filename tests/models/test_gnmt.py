@@ -229,6 +229,32 @@ def test_cells_with_gains_or_scaling_vectors_keep_their_own_start(cell):
     assert kept and all((names[name] == 1).all() for name in kept)
 
 
+@pytest.mark.parametrize("cell", ["rhn", "hyperrhn"])
+def test_transform_gates_start_as_asked_beside_a_uniform_rest(cell):
+    options = dict(transform_bias=-2.0) | (dict(hyper_size=8) if cell == "hyperrhn" else {})
+    config = GNMTConfig(cell=cell, hidden_size=16, embed_dim=16, init_range=0.04, **options)
+    model = GNMT.build_model(config, _Task())
+    for inner in (*model.encoder.stack.cells, model.decoder.decoder.bottom.cell):
+        assert inner.weight_x.abs().max() <= 0.04
+        for bias in inner.bias_s:
+            candidate, transform = bias.detach().chunk(2)
+            assert candidate.abs().max() <= 0.04 and (transform + 2).abs().max() <= 0.0401
+
+
+def test_an_irnn_starts_with_the_identity_beside_a_uniform_rest():
+    config = GNMTConfig(cell="irnn", hidden_size=16, embed_dim=16, init_range=0.04)
+    model = GNMT.build_model(config, _Task())
+    for cell in model.encoder.stack.cells:
+        assert torch.equal(cell.weight_h.detach(), torch.eye(16))
+        assert 0.03 < cell.weight_x.abs().max() <= 0.04
+
+
+def test_a_multiplicative_cell_keeps_its_own_start():
+    config = GNMTConfig(cell="mlstm", hidden_size=16, embed_dim=16, init_range=0.04)
+    for cell in GNMT.build_model(config, _Task()).encoder.stack.cells:
+        assert cell.weight_mh.abs().max() > 0.04
+
+
 def test_architectures_have_their_own_sizes():
     small = MODEL_DATACLASS_REGISTRY["hyperlstm_gnmt_small"]()
     assert (small.cell, small.hidden_size, small.embed_dim) == ("ln_hyperlstm", 512, 256)
