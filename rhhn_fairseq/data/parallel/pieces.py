@@ -52,8 +52,9 @@ class PiecesConfig:
             raise UsageError(f"--model-type {self.model_type}: choose from {', '.join(MODEL_TYPES)}")
         if self.sample_sentences < 2:
             raise UsageError(f"--sample-sentences {self.sample_sentences}: must be 2 or more")
-        if not 0 < self.character_coverage <= 1:
-            raise UsageError(f"--character-coverage {self.character_coverage}: must be above 0 and at most 1")
+        # sentencepiece refuses less.
+        if not 0.98 <= self.character_coverage <= 1:
+            raise UsageError(f"--character-coverage {self.character_coverage}: must be from 0.98 to 1")
 
 
 def train_pieces(texts: list[Path], pairs: int, config: PiecesConfig, folder: Path) -> dict:
@@ -112,8 +113,11 @@ def _call_in_thread(function: Callable, **options) -> None:
 
 
 def load_pieces(folder: Path) -> sentencepiece.SentencePieceProcessor:
-    """Loads the sentencepiece model in a folder."""
-    return sentencepiece.SentencePieceProcessor(model_proto=(folder / MODEL_NAME).read_bytes())
+    """Loads the sentencepiece model in a folder. Raises OSError, or RuntimeError if it is none."""
+    processor = sentencepiece.SentencePieceProcessor()
+    # Given to the constructor, an empty model would be no error.
+    processor.LoadFromSerializedProto((folder / MODEL_NAME).read_bytes())
+    return processor
 
 
 def _sample(texts: list[Path], pairs: int, take: int) -> Iterator[str]:

@@ -70,7 +70,12 @@ def _load_unigram(data_dir: Path):
     path = data_dir / MODEL_NAME
     if not os.path.isfile(path):
         raise UsageError(f"--subword-sampling needs the model of the pieces, and {path} is missing")
-    processor = load_pieces(data_dir)
+    try:
+        processor = load_pieces(data_dir)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+    except RuntimeError as error:
+        raise UsageError(f"{path}: is not a sentencepiece model; prepare the data again") from error
     try:
         processor.nbest_encode_as_ids("a", 2)
     except RuntimeError as error:

@@ -92,8 +92,8 @@ def test_no_possible_size_is_said_too():
         ("vocab_size", 4, "--vocab-size 4: must be 5 or more"),
         ("model_type", "word", "--model-type word: choose from unigram, bpe"),
         ("sample_sentences", 1, "--sample-sentences 1: must be 2 or more"),
-        ("character_coverage", 0.0, "--character-coverage 0.0: must be above 0"),
-        ("character_coverage", 1.5, "--character-coverage 1.5: must be above 0"),
+        ("character_coverage", 0.97, "--character-coverage 0.97: must be from 0.98 to 1"),
+        ("character_coverage", 1.5, "--character-coverage 1.5: must be from 0.98 to 1"),
     ],
 )
 def test_bad_options_are_refused(option, value, message):
@@ -112,6 +112,27 @@ def test_the_sample_is_spread_evenly_and_both_sides_of_a_pair_are_in_it(texts, l
 def test_a_model_learnt_from_a_sample_reports_its_size(texts, tmp_path):
     _, result = learn(texts, tmp_path / "sampled", vocab_size=60, sample_sentences=101)
     assert result == {"sentences": 100}
+
+
+def test_digits_rare_characters_and_long_sentences(tmp_path):
+    """Digits stay together unless told otherwise, and sentences of any length are learnt from."""
+    paths = [tmp_path / "train.en", tmp_path / "train.fr"]
+    lines = ["the year 1984 and the year 1985"] * 100 + ["a word \u00e9", "the word \u03a9 " * 400]
+    for path in paths:
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    def learnt(**options):
+        folder = tmp_path / str(options)
+        folder.mkdir()
+        config = {"vocab_size": 40, "model_type": "bpe", "character_coverage": 1.0, **options}
+        train_pieces(paths, len(lines), PiecesConfig(**config), folder)
+        processor = load_pieces(folder)
+        return [processor.id_to_piece(index) for index in range(3, processor.vocab_size())]
+
+    plain = learnt()
+    assert "\u00e9" in plain and "\u03a9" in plain and any("98" in piece for piece in plain)
+    assert not any(re.search(r"\d\d", piece) for piece in learnt(split_digits=True))
+    assert "\u00e9" not in learnt(character_coverage=0.98)
 
 
 def subsets(texts, tmp_path, awkward):

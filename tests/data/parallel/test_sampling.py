@@ -95,6 +95,9 @@ def test_the_text_stays_and_so_do_other_symbols(prepared):
     for text in ("new \u03c9 low", "new \u03c9", "\u03c9 new", "\u03c9"):
         unknown = _entries(prepared, text)
         assert dictionary.unk() in unknown and torch.equal(sampler.draw(unknown, rng), unknown)
+    interrupted = torch.cat((entries, entries))
+    for _ in range(5):
+        assert torch.equal(sampler.draw(interrupted, rng), interrupted), "a symbol within would be lost"
     empty = torch.tensor([dictionary.eos()])
     assert torch.equal(sampler.draw(empty, rng), empty)
 
@@ -112,6 +115,10 @@ def test_a_large_alpha_draws_the_likeliest(prepared):
 def test_pieces_without_probabilities_are_refused(tmp_path):
     with pytest.raises(UsageError, match="pieces.model is missing"):
         SegmentationSampler(tmp_path, Dictionary(), 0.1, 64)
+    for damaged in (b"", b"no model"):
+        (tmp_path / "pieces.model").write_bytes(damaged)
+        with pytest.raises(UsageError, match="pieces.model: is not a sentencepiece model; prepare the data"):
+            SegmentationSampler(tmp_path, Dictionary(), 0.1, 64)
     _learn(tmp_path, "bpe")
     with pytest.raises(UsageError, match="prepare the data with --model-type unigram"):
         SegmentationSampler(tmp_path, Dictionary(), 0.1, 64)
