@@ -163,13 +163,16 @@ class _Shelf:
             return
         record = path.with_name(path.name + ".sha256")
         try:
+            # A record without text is what a full disk left of it.
             recorded = record.read_text(encoding="utf-8").split()[:1] if record.is_file() else None
-            if recorded is None and self._from_dir is None:
+            if not recorded and self._from_dir is None:
+                partial = record.with_name(record.name + ".part")
                 # In the format of sha256sum, which can check it as well.
-                record.write_text(f"{actual['sha256']}  {path.name}\n", encoding="utf-8")
+                partial.write_text(f"{actual['sha256']}  {path.name}\n", encoding="utf-8")
+                partial.replace(record)
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{record}: cannot be read or written ({error})") from error
-        if recorded is not None and recorded != [actual["sha256"]]:
+        if recorded and recorded != [actual["sha256"]]:
             raise UsageError(
                 f"{path}: SHA-256 {actual['sha256']} is not the one in {record.name}, recorded when the file "
                 f"was first downloaded; {advice}"

@@ -200,6 +200,8 @@ def test_published_checksums_are_compared(tmp_path, archives, capsys):
     with pytest.raises(UsageError, match=message):
         wmt14.wmt14(PARTS, archives, tmp_path, verify=True)
     assert "expected 657,632,379 bytes" in error_of(capsys, *arguments)
+    # Nothing is recorded in the user's own directory.
+    assert names(archives) == sorted([*TRAINING, "dev.tgz", "test-full.tgz"])
 
 
 def test_a_file_of_the_right_size_with_other_content_is_noticed(tmp_path, archives, monkeypatch):
@@ -281,6 +283,17 @@ def test_a_download_that_changed_since_is_noticed(tmp_path, server, archives, mo
     with pytest.raises(UsageError, match=r"test-full.tgz: SHA-256 .* is not the one in test-full.tgz.sha256"):
         wmt14.wmt14(["un"], None, kept, verify=True)
     wmt14.wmt14(["un"], None, kept, verify=False)
+
+
+def test_a_record_that_a_full_disk_left_empty_is_written_again(tmp_path, server, archives, monkeypatch):
+    monkeypatch.setattr(wmt14, "SERVER", server[0])
+    monkeypatch.setitem(wmt14.TRAINING, "un", replace(wmt14.TRAINING["un"], bytes=None, sha256=None))
+    kept = tmp_path / "kept"
+    wmt14.wmt14(["un"], None, kept, verify=True)
+    record = (kept / "dev.tgz.sha256").read_bytes()
+    (kept / "dev.tgz.sha256").write_bytes(b"")
+    wmt14.wmt14(["un"], None, kept, verify=True)
+    assert (kept / "dev.tgz.sha256").read_bytes() == record
 
 
 def test_nothing_but_a_chunk_of_an_archive_is_in_memory(tmp_path):
