@@ -65,7 +65,7 @@ def prepare(
             check_files(dest, {name: entry["bytes"] for name, entry in files}, sums)
             report(manifest)
         # A run that was killed at its very end leaves them.
-        remove_unless_resumable(work)
+        remove_unless_resumable(work, BINARY)
         return manifest, True
     with stages_in(work, say) as stages:
         if force:

@@ -95,9 +95,14 @@ class Stages:
         return record if same else None
 
 
-def remove_unless_resumable(directory: Path) -> None:
-    """Removes the directory of stages if no finished stage is recorded there."""
-    if not list(directory.glob("*.json")):
+def remove_unless_resumable(directory: Path, last: str | None = None) -> None:
+    """Removes the directory of stages if no finished stage is recorded there.
+
+    last: the stage whose folder is moved away when all are done. If it is recorded but its folder is gone,
+        the directory is removed as well.
+    """
+    records = {path.name for path in directory.glob("*.json")}
+    if not records or (f"{last}.json" in records and not (directory / last).exists()):
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -28,6 +28,8 @@ from helpers.parallel_cli import (
 
 from rhhn_fairseq.data.parallel import binarising
 from rhhn_fairseq.data.parallel.pieces import load_pieces
+from rhhn_fairseq.data.parallel.prepare import check_options
+from rhhn_fairseq.errors import UsageError
 
 real_run = binarising._run
 
@@ -130,6 +132,8 @@ def test_languages_and_several_test_sets(tmp_path):
     assert {"dict.de.txt", "test1.de-x1.x1.bin", "train.de-x1.de.idx"} <= set(names(dest))
     assert lines_of(dest / "raw" / "test1.x1") == ["un homme"]
     assert manifest_of(dest)["splits"]["test1"]["languages"]["de"]["sentences"] == 1
+    # All of these files are its own, so the directory may be replaced.
+    assert run("files", *arguments, "--force") == 0
 
 
 def test_packed_and_several_training_files_equal_the_plain_text(tmp_path):
@@ -235,6 +239,11 @@ def test_help_tells_the_defaults_of_each_corpus(capsys):
             run(corpus, "--help")
         text = " ".join(capsys.readouterr().out.split())
         assert f"included (default: {vocabulary})" in text
+
+
+def test_more_workers_than_the_machine_can_use_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"--workers 100000: must be 1 or more, and \d+ at most on this"):
+        check_options(tmp_path / "dest", 100_000, force=False)
 
 
 @pytest.mark.parametrize(

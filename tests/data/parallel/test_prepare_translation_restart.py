@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -9,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from fairseq import binarizer
+from fairseq_cli import preprocess
+from helpers.cli import HANGS
 from helpers.parallel_cli import (
     SCRIPT,
     SMALL,
@@ -21,7 +25,7 @@ from helpers.parallel_cli import (
     write_files,
 )
 
-from rhhn_fairseq.data.parallel import binarising, prepare
+from rhhn_fairseq.data.parallel import binarising, prepare, stages
 from rhhn_fairseq.errors import UsageError
 
 
@@ -102,6 +106,24 @@ def test_other_options_begin_again_where_they_matter(tmp_path, capsys, monkeypat
     write_files(tmp_path, test=sentences(8, 2000))
     assert stages("--vocab-size", 61, "--max-words", 50) == STAGES
     assert stages("--vocab-size", 61, "--max-words", 50, "--force") == STAGES
+    # Another version may clean or cut the text differently.
+    monkeypatch.setattr(prepare, "versions", lambda: {"sentencepiece": "0"})
+    assert stages("--vocab-size", 61, "--max-words", 50) == STAGES
+
+
+def test_sentences_of_another_seed_are_made_again(tmp_path, capsys, monkeypatch):
+    """They come from no file whose content could be compared."""
+    monkeypatch.setattr(prepare, "train_pieces", lambda *arguments: 1 / 0)
+    for options, expected in (
+        (["--pairs", 30, "--seed", 1], STAGES[:2]),
+        (["--pairs", 30, "--seed", 1], ["texts: finished before", "pieces"]),
+        (["--pairs", 30, "--seed", 2], STAGES[:2]),
+        (["--pairs", 31, "--seed", 2], STAGES[:2]),
+    ):
+        capsys.readouterr()
+        with pytest.raises(ZeroDivisionError):
+            run("synthetic", *options, "--dest", tmp_path / "dest")
+        assert said(capsys) == expected
 
 
 def test_a_failure_after_the_last_stage_repeats_nothing(tmp_path, capsys, monkeypatch, uninterrupted):
@@ -151,6 +173,23 @@ def test_a_killed_run_goes_on(tmp_path, capsys):
     assert contents(tmp_path / "dest") == contents(undisturbed)
 
 
+def test_a_run_that_was_killed_after_its_last_step_leaves_no_stages(tmp_path, monkeypatch, capsys):
+    command = ["files", *write_files(tmp_path), *SMALL, "--dest", tmp_path / "dest"]
+    with monkeypatch.context() as patch:
+        patch.setattr(stages.Stages, "discard", lambda self: None)
+        assert run(*command) == 0
+    # What a kill leaves: the folder of the last stage is the destination now, the others are still there.
+    work = tmp_path / ".dest.work"
+    assert (work / "binary.json").exists() and not (work / "binary").exists()
+    assert run(*command) == 0 and not work.exists()
+    # Stages that another request may use stay.
+    monkeypatch.setattr(prepare, "encode_texts", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(*command, "--max-words", 50, "--force")
+    left = names(work)
+    assert run(*command) == 0 and names(work) == left == ["pieces", "pieces.json", "texts", "texts.json"]
+
+
 @pytest.mark.parametrize(
     ("spoil", "actual"),
     [
@@ -187,9 +226,41 @@ def test_what_fairseq_preprocess_dies_of_is_told(output, kind, message):
         raise binarising._failure(output, 7)
 
 
-def test_fairseq_preprocess_is_ended_with_its_caller(tmp_path, monkeypatch):
+def test_fairseq_preprocess_starts_no_more_processes_than_workers(monkeypatch):
+    seen = []
+
+    def preprocess_here():
+        with binarizer.Pool(processes=8) as pool:
+            seen.append((pool._processes, sys.argv))
+
+    monkeypatch.setattr(preprocess, "cli_main", preprocess_here)
+    monkeypatch.setattr(binarizer, "Pool", binarizer.Pool)
+    monkeypatch.setattr(sys, "argv", ["-c", "2", "--option"])
+    exec(binarising._PREPROCESS, {})
+    assert seen == [(2, ["-c", "--option"])]
+
+
+PARENT = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+time.sleep(60)
+"""
+WORKER = """
+import time
+with open("pipe", "wb", buffering=0) as pipe:
+    pipe.write(b"started")
+    time.sleep(5)
+    pipe.write(b" and left alone")
+"""
+
+
+def test_fairseq_preprocess_and_its_workers_are_ended_with_their_caller(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+
     def interrupt(seconds):
-        raise KeyboardInterrupt
+        if select.select([reader], [], [], HANGS)[0]:
+            raise KeyboardInterrupt
 
     started = []
 
@@ -202,9 +273,13 @@ def test_fairseq_preprocess_is_ended_with_its_caller(tmp_path, monkeypatch):
     monkeypatch.setattr(binarising.time, "sleep", interrupt)
     monkeypatch.setattr(binarising.subprocess, "Popen", Popen)
     with pytest.raises(KeyboardInterrupt):
-        binarising._run([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, 1, tmp_path)
+        binarising._run([sys.executable, "-c", PARENT, WORKER], tmp_path, 1, tmp_path)
     # One that ended of itself would have status 0.
     assert [process.returncode for process in started] == [-signal.SIGKILL]
+    os.set_blocking(reader, True)
+    # The pipe ends when the worker does.
+    with open(reader, "rb") as pipe:
+        assert pipe.read() == b"started"
 
 
 PEAK = """
