@@ -1,5 +1,6 @@
 """Plots written lines: smooth strokes with their pen lifts, coloured by the change of the weights."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,7 +55,8 @@ def output_paths(output: str | Path) -> list[Path]:
         raise UsageError(f"--output {str(output)!r} names no file")
     if output.suffix.lower() in OTHER_PICTURES:
         raise UsageError(f"--output {output}: a picture is written as {' or '.join(FORMATS)}")
-    if not output.parent.is_dir():
+    # For a name that is too long os.path returns False, where Path raises.
+    if not os.path.isdir(output.parent):
         raise UsageError(f"--output {output}: there is no folder {output.parent}")
     if output.suffix[1:].lower() in FORMATS:
         return [output]

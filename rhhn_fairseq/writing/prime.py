@@ -1,6 +1,7 @@
 """The line that a model reads before it writes."""
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def read_prime(
     """
     match = _PLACE.fullmatch(place)
     if match is None:
-        if not Path(place).exists():
+        # For a name that is too long os.path returns False, where Path raises.
+        if not os.path.exists(place):
             raise UsageError(f"--prime {place}: no such file; name a .npy file, or a line as SPLIT:NUMBER")
         line = read_line(Path(place), y_up=y_up)
     else:

@@ -381,5 +381,7 @@ def test_output_paths(tmp_path):
     assert output_paths(tmp_path / "a.png") == [tmp_path / "a.png"]
     with pytest.raises(UsageError, match="there is no folder .*nowhere"):
         output_paths(tmp_path / "nowhere" / "a")
+    with pytest.raises(UsageError, match="there is no folder xxx"):
+        output_paths(f"{'x' * 300}/a")
     with pytest.raises(UsageError, match=r"a.jpg: a picture is written as svg or png"):
         output_paths(tmp_path / "a.jpg")

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import os
 import re
 import zlib
 from dataclasses import dataclass
@@ -119,7 +120,8 @@ def _existing_path(name: str, directory: Path) -> Path:
     for variant in (name, name.replace("-idx", ".idx")):
         for suffix in ("", ".gz"):
             path = directory / (variant + suffix)
-            if path.is_file():
+            # For a path without access rights os.path returns False, where Path raises.
+            if os.path.isfile(path):
                 return path
     raise UsageError(
         f"--mnist-dir {directory}: has no {name}, plain or as .gz"
