@@ -38,6 +38,21 @@ def test_a_seed_gives_the_same_pairs_and_another_gives_others():
     assert longer[0][:200] == first[0] and longer[1:] == first[1:]
 
 
+def test_a_seed_gives_the_pairs_of_earlier_versions():
+    """Published figures were measured on them."""
+    train, _, test = subsets(3, 1)
+    assert [english for english, _ in test[:3]] == [
+        "There are six thousand, three hundred and fifty-nine boats in the city.",
+        "Between Paris and Montreal there are 9,025.3 kilometres.",
+        "The concert in Athens is on November 8, 1976.",
+    ]
+    assert [english for english, _ in train] == [
+        "The clock costs £773.25.",
+        "Paul paid fifty dollars, eleven cents for the book.",
+        "There are eight thousand, three hundred and twenty-seven boats in the garden.",
+    ]
+
+
 def test_kinds_take_turns_from_the_first_pair_on():
     order = [kind for kind, _ in islice(module._turns(), 2 * len(KINDS))]
     assert order == [*KINDS, *KINDS]

@@ -201,7 +201,8 @@ def test_evaluation_sets_are_the_same_in_every_run_and_no_training_examples(prob
     valid, test = evaluation_set(problem, "valid", 6), evaluation_set(problem, "test", 6)
     assert (inputs(valid) == inputs(evaluation_set(problem, "valid", 6))).all()
     assert not (inputs(valid) == inputs(test)).all()
-    for seed in range(3):
+    # Beyond the numbers with which the seeds of the valid and the test set begin.
+    for seed in range(6):
         assert not (inputs(training_set(problem, 6, seed)) == inputs(valid)).all()
         assert not (FreshBatches(problem, 6, 1, seed).batch(0).inputs == inputs(valid)).all()
     assert not (inputs(training_set(problem, 6, 0)) == inputs(training_set(problem, 6, 1))).all()
@@ -224,3 +225,21 @@ def test_stored_batches_hold_every_example_once_an_epoch():
     assert orders[0] != orders[1]
     assert _same(drawn.batch(4), StoredBatches(problem, codes, 4, seed=1).batch(4))
     assert not _same(drawn.batch(4), StoredBatches(problem, codes, 4, seed=2).batch(4))
+
+
+def test_examples_and_orders_are_those_of_earlier_versions(digit_images):
+    """Published figures were measured on them, and resumed runs go on with them."""
+    problem = Copying(2)
+    fixed = [training_set(problem, 1, 1), *(evaluation_set(problem, split, 1) for split in ("valid", "test"))]
+    assert [symbols[0].tolist() for (symbols,) in fixed] == [
+        [1, 3, 7, 5, 7, 5, 8, 3, 4, 8],
+        [8, 7, 6, 7, 5, 1, 8, 1, 8, 7],
+        [3, 2, 8, 6, 8, 1, 4, 8, 6, 2],
+    ]
+    fresh = FreshBatches(problem, B=1, count=5, seed=1).batch(7)
+    assert fresh.inputs[0, :10, 0].tolist() == [6, 6, 8, 7, 3, 4, 4, 7, 8, 2]
+    numbered = np.repeat(np.arange(8, dtype=np.uint8)[:, None], 10, axis=1)
+    ordered = StoredBatches(problem, (numbered,), B=8, seed=1).batch(2)
+    assert ordered.inputs[:, 0, 0].tolist() == [5, 1, 3, 4, 7, 2, 0, 6]
+    assert digit_images.splits["valid"][1][:10].tolist() == [5, 7, 9, 9, 4, 6, 4, 8, 6, 1]
+    assert digits("pdigits", 0).order[:8].tolist() == [16, 36, 27, 8, 44, 23, 53, 4]
