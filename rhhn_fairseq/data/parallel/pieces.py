@@ -19,6 +19,8 @@ MODEL_TYPES = ("unigram", "bpe")
 
 # Both lists begin with special symbols; fairseq's has <pad> besides <s>, </s> and <unk>.
 _MORE_IN_FAIRSEQ = 1
+# sentencepiece's sizes have 32 bits.
+_LARGEST_SIZE = 10**9
 # The result must not depend on the machine, so the number of threads does not either.
 _THREADS = 4
 _TOO_LARGE = re.compile(r"value <= (\d+)")
@@ -46,8 +48,8 @@ class PiecesConfig:
     split_digits: bool = field(default=False, metadata={"help": "every digit is a piece of its own"})
 
     def __post_init__(self):
-        if self.vocab_size < 5:
-            raise UsageError(f"--vocab-size {self.vocab_size}: must be 5 or more")
+        if not 5 <= self.vocab_size <= _LARGEST_SIZE:
+            raise UsageError(f"--vocab-size {self.vocab_size}: must be from 5 to {_LARGEST_SIZE:,}")
         if self.model_type not in MODEL_TYPES:
             raise UsageError(f"--model-type {self.model_type}: choose from {', '.join(MODEL_TYPES)}")
         if self.sample_sentences < 2:

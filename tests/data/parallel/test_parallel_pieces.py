@@ -89,7 +89,8 @@ def test_no_possible_size_is_said_too():
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("vocab_size", 4, "--vocab-size 4: must be 5 or more"),
+        ("vocab_size", 4, "--vocab-size 4: must be from 5 to 1,000,000,000"),
+        ("vocab_size", 3_000_000_000, "--vocab-size 3000000000: must be from 5 to 1,000,000,000"),
         ("model_type", "word", "--model-type word: choose from unigram, bpe"),
         ("sample_sentences", 1, "--sample-sentences 1: must be 2 or more"),
         ("character_coverage", 0.97, "--character-coverage 0.97: must be from 0.98 to 1"),

@@ -258,7 +258,7 @@ def test_more_workers_than_the_machine_can_use_are_refused(tmp_path):
         (["files", "--train-src", "a"], "--train-tgt, --valid-src"),
         (["synthetic", "--pairs", "many"], "invalid int value: 'many'"),
         (["synthetic", "--pairs", "0"], "--pairs 0: expected a number from 1 to"),
-        (["synthetic", "--vocab-size", "3"], "--vocab-size 3: must be 5 or more"),
+        (["synthetic", "--vocab-size", "3"], "--vocab-size 3: must be from 5 to 1,000,000,000"),
         (["synthetic", "--model-type", "word"], "--model-type word is unknown, choose from bpe, unigram"),
         (["synthetic", "--max-ratio", "0.5"], "--max-ratio 0.5: must be 1 or more"),
         (["synthetic", "--workers", "0"], "--workers 0: must be 1 or more"),
