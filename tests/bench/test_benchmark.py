@@ -133,6 +133,10 @@ def test_floors_on_a_gpu_are_graphs_and_long_enough_to_time(monkeypatch):
     with FlopCounterMode(display=False) as counter:
         seconds, backward = ceiling.time()
     assert counter.get_total_flops() == 20 * ceiling.flop and seconds > 0 and backward == 0
+    # The twenty took 40 seconds.
+    times = iter((2.0, 42.0))
+    monkeypatch.setattr(floors, "now", lambda device: next(times))
+    assert ceiling.time() == (2.0, 0.0)
 
 
 def test_contenders_take_turns_and_the_first_round_does_not_count():

@@ -251,7 +251,9 @@ def test_logged_figures(average):
     assert found["nats_seq"] == pytest.approx(total / 5, abs=0.01)
     assert found["nats_point"] == pytest.approx(total / 24, abs=1e-4)
     assert found["loss"] == pytest.approx(total / (24 if average == "point" else 5), abs=1e-4)
-    assert 0 <= found["pen_errors"] <= 100
+    assert found["pen_nats"] == pytest.approx(sum(o["pen_loss"] for o in outputs).item() / 24, abs=1e-4)
+    wrong = sum(output["pen_wrong"] for output in outputs).item()
+    assert found["pen_errors"] == pytest.approx(100 * wrong / 24, abs=0.01)
     # A worker without a batch has nothing to log.
     MixtureDensity.reduce_metrics([])
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhhn_fairseq.data.common.sources import CHUNK, FileSource, MemorySource, next_character, read_codes
+from rhhn_fairseq.data.text import stream as stream_module
 from rhhn_fairseq.data.text.stream import (
     LONGEST_ITEM,
     StreamWriter,
@@ -301,6 +302,25 @@ def test_long_lines_are_cut_wherever_the_chunks_end(tmp_path, length, pieces):
     assert (tmp_path / "ours.idx").read_bytes() == (tmp_path / "theirs.idx").read_bytes()
     assert (tmp_path / "ours.bin").read_bytes() == (tmp_path / "theirs.bin").read_bytes()
     assert max(map(len, items)) <= LONGEST_ITEM
+
+
+def test_an_index_is_written_and_read_in_several_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream_module, "_BLOCK", 3)
+    indices = np.array([4, EOS, EOS, 5, 6, 4, EOS, 5, EOS, EOS, 4, 4, EOS, 6, EOS, 5, EOS], dtype=np.int64)
+    write_stream(tmp_path / "ours", indices, 7)
+    fairseq_files(tmp_path / "theirs", reference_items(indices), 7)
+    assert (tmp_path / "ours.idx").read_bytes() == (tmp_path / "theirs.idx").read_bytes()
+    index = read_index(tmp_path / "ours")
+    assert (index.items, index.symbols) == (8, 17)
+    assert open_stream(tmp_path / "ours", 7).tolist() == indices.tolist()
+    # Two bytes a symbol: the eleventh becomes <s>.
+    damage(tmp_path / "ours.bin", 20, b"\0\0")
+    with pytest.raises(UsageError, match="ours.bin: symbol 10 is <s>, which fairseq reserves"):
+        open_stream(tmp_path / "ours", 7)
+    # The offset of the last item.
+    damage(tmp_path / "ours.idx", 26 + 8 * 4 + 7 * 8, struct.pack("<q", 28))
+    with pytest.raises(UsageError, match="ours.idx: its items do not follow one another"):
+        read_index(tmp_path / "ours")
 
 
 def test_cut_lines_counts():
