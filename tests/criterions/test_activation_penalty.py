@@ -59,6 +59,8 @@ def test_the_penalty_is_added_a_symbol_in_training_and_logged_apart():
     values = totals.get_smoothed_values()
     assert values["penalty"] == pytest.approx(expected, abs=1e-4)
     assert values["bpc"] == pytest.approx(float(plain) / count / math.log(2), abs=1e-4)
+    right = (model.logits.argmax(dim=-1) == 4).float().mean().item()
+    assert 0 < right < 1 and values["accuracy"] == pytest.approx(100 * right, abs=0.01)
     loss, _, logged = CharCrossEntropy(Task(), 2.0, 0.5)(model.eval(), _sample())
     assert float(loss) == float(plain) and "penalty" not in logged
 

@@ -46,6 +46,7 @@ def test_primes(trained, tmp_path):
         ("train:99", {}, "--prime train:99: the train split of .* has lines 0 to 23"),
         ("dev:0", {}, "the directory has these splits of handwriting: test, train, valid"),
         ("train:0", {"points": 999}, "--prime-points 999: the line has"),
+        ("train:0", {"points": 0}, "--prime-points 0: the line has"),
         ("x" * 300, {}, "--prime x+: no such file"),
         ("nowhere.npy", {}, "--prime nowhere.npy: no such file; name a .npy file, or a line as SPLIT:NUMBER"),
     ):

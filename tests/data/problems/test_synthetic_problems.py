@@ -124,7 +124,8 @@ def test_what_cannot_work_is_refused(build, reason):
 
 
 def test_problems_have_their_defaults():
-    assert build_problem("copying", {"length": None}).steps == 120
+    copying = build_problem("copying", {"length": None})
+    assert (copying.steps, copying.input_size) == (120, 1)
     assert build_problem("copying", {"length": 3, "copying_input": "one_hot"}).input_size == 10
     assert build_problem("adding", {}).steps == 100
     assert build_problem("xor", {}).steps == 29
