@@ -46,6 +46,16 @@ class _AdamW(torch.optim.AdamW):
         for group in self.param_groups:
             group["updates"] = 0
 
+    def __setstate__(self, state):
+        # The state of fairseq's ``adam``, which --bf16 lets pass, has neither of the two entries.
+        for group in state["param_groups"]:
+            group.setdefault("fused", True)
+        super().__setstate__(state)
+        for group in self.param_groups:
+            if "updates" not in group:
+                steps = (self.state[param]["step"] for param in group["params"] if param in self.state)
+                group["updates"] = int(max(steps, default=0))
+
     def step(self, closure=None):
         given = [group["eps"] for group in self.param_groups]
         for group in self.param_groups:

@@ -1,5 +1,7 @@
 """``--optimizer fused_adam`` against fairseq's ``adam``."""
 
+import copy
+
 import pytest
 import torch
 from fairseq import optim
@@ -72,6 +74,23 @@ def test_going_on_from_a_checkpoint_changes_nothing():
     for mine, other in zip(resumed, straight, strict=True):
         assert torch.equal(mine, other)
     assert second.param_groups[0]["eps"] == 1e-3
+
+
+def test_a_training_with_adam_goes_on_with_fused_adam():
+    """With --bf16, fairseq lets the one optimizer load the other's state."""
+    theirs = parameters()
+    other = build("adam", theirs, **SETTINGS, fp16_adam_stats=False, use_old_adam=False, tpu=False)
+    for seed in range(3):
+        update(other, theirs, seed)
+    ours = [torch.nn.Parameter(param.detach().clone()) for param in theirs]
+    one = build("fused_adam", ours, **SETTINGS)
+    one.load_state_dict(copy.deepcopy(other.state_dict()), one.optimizer_config)
+    for seed in range(3, 6):
+        update(one, ours, seed)
+        update(other, theirs, seed)
+    assert one.param_groups[0]["fused"]
+    for mine, his in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, his, rtol=0, atol=1e-14)
 
 
 def test_impossible_values_and_wrappers_are_refused():
