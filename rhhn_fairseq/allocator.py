@@ -26,6 +26,9 @@ LARGE_PAGE = 2 << 20
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 MADV_HUGEPAGE = 14
 
+PRODUCT_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "64"}
+"""Products of different shapes that oneDNN, and torch above it, keep compiled; 1,024 each by default."""
+
 _kept = False
 
 
@@ -62,6 +65,18 @@ def keep_freed_memory() -> None:
     _reserve(c, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
     _kept = True
     logger.info("this process keeps freed memory for the next update (%s=0 gives it back)", VARIABLE)
+
+
+def limit_product_caches() -> None:
+    """Limits how many compiled products are kept, unless the environment says how many.
+
+    oneDNN compiles a product of bfloat16 operands, or one in medium precision, for every shape. Each takes up
+    to half a megabyte and stays between the blocks of the updates. Where lengths vary, as in translation, the
+    process would grow for thousands of updates. Up to the limit, repeated shapes are as fast as before. It
+    holds if no such product was computed before.
+    """
+    for name, value in PRODUCT_CACHES.items():
+        os.environ.setdefault(name, value)
 
 
 def _has_other_allocator() -> bool:

@@ -2,7 +2,7 @@
 
 import sys
 
-from rhhn_fairseq.allocator import keep_freed_memory
+from rhhn_fairseq.allocator import keep_freed_memory, limit_product_caches
 
 
 def keep_memory_of_programs() -> bool:
@@ -12,5 +12,6 @@ def keep_memory_of_programs() -> bool:
     """
     if "fairseq_cli" not in sys.modules:
         return False
+    limit_product_caches()
     keep_freed_memory()
     return True

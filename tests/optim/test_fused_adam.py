@@ -50,9 +50,9 @@ def test_epsilon_of_torch_would_be_seen():
     ours, theirs = parameters(), parameters()
     one = build("fused_adam", ours, **SETTINGS)
     other = torch.optim.AdamW(theirs, lr=0.01, betas=(0.8, 0.98), eps=1e-3, weight_decay=0.1)
-    for param, copy in zip(ours, theirs, strict=True):
+    for param, twin in zip(ours, theirs, strict=True):
         param.grad = 1e-3 * torch.ones_like(param)
-        copy.grad = param.grad.clone()
+        twin.grad = param.grad.clone()
     one.step()
     other.step()
     assert (ours[0] - theirs[0]).abs().max() > 1e-4
