@@ -42,7 +42,7 @@ HYPER = {"hyper_size": 192, "hyper_embed_size": 32}
 CELLS = {
     "lstm": {"cell": "lstm"},
     "hyperlstm": {"cell": "ln_hyperlstm", "init_cells": "own"},
-    "rhn": {"cell": "rhn", "rhn_depth": 2},
+    "rhn": {"cell": "rhn", "init_cells": "own", "rhn_depth": 2},
     "hyperrhn": {"cell": "hyperrhn", "rhn_depth": 2, "hyper_bias": 1.0},
 }
 SIZES = {
