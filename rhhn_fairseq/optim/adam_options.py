@@ -69,7 +69,8 @@ def _two_numbers(betas) -> tuple:
     try:
         first, second = ast.literal_eval(betas) if isinstance(betas, str) else betas
         return float(first), float(second)
-    except (ValueError, TypeError, SyntaxError) as error:
+    # The last three come from numbers beyond float64 and from deeply nested text.
+    except (ValueError, TypeError, SyntaxError, OverflowError, MemoryError, RecursionError) as error:
         raise UsageError(
             f"--adam-betas {betas} must be two numbers in [0, 1), for example (0.9, 0.999)"
         ) from error

@@ -106,8 +106,14 @@ def test_betas_from_text_and_lists(betas):
         ({"adam_betas": (-0.1, 0.9)}, r"two numbers in \[0, 1\)"),
         ({"adam_betas": (0.9,)}, r"two numbers in \[0, 1\)"),
         ({"adam_betas": "open('x')"}, r"two numbers in \[0, 1\)"),
+        ({"adam_betas": "(0.8"}, r"two numbers in \[0, 1\)"),
+        ({"adam_betas": f"(1{'0' * 400}, 0.9)"}, r"two numbers in \[0, 1\)"),
+        ({"adam_betas": f"{'-' * 100000}1"}, r"two numbers in \[0, 1\)"),
         ({"adam_eps": 0.0}, "--adam-eps 0.0 must be above 0"),
         ({"weight_decay": -0.1}, "--weight-decay -0.1 must be 0 or more"),
+        ({"lr": [math.inf]}, "--lr inf must be 0 or more"),
+        ({"adam_eps": math.inf}, "--adam-eps inf must be above 0"),
+        ({"weight_decay": math.inf}, "--weight-decay inf must be 0 or more"),
     ],
 )
 def test_impossible_values_name_the_valid_ones(settings, message):
@@ -115,24 +121,30 @@ def test_impossible_values_name_the_valid_ones(settings, message):
         build(parameters(), **settings)
 
 
+def test_smallest_values_and_the_first_rate():
+    group = build(parameters(), lr=[0.0, 0.1], adam_betas=(0, 0)).param_groups[0]
+    assert group["lr"] == 0 and group["betas"] == (0, 0)
+
+
 def test_norms_that_cannot_be_combined_are_refused():
     with pytest.raises(UsageError, match="fully_sharded"):
         build(parameters()).clip_grad_norm(1.0, aggregate_norm_fn=lambda norm: norm)
 
 
-def mixed_precision_config(**common):
+def mixed_precision_config(flat=False, **common):
     return SimpleNamespace(
         optimizer=OmegaConf.create({"_name": "adam_l1", "lr": [0.01]}),
-        common=SimpleNamespace(fp16_no_flatten_grads=True, fp16_scale_window=1, **common),
+        common=SimpleNamespace(fp16_no_flatten_grads=not flat, fp16_scale_window=1, **common),
         optimization=SimpleNamespace(update_freq=[1]),
         distributed_training=SimpleNamespace(distributed_world_size=1),
     )
 
 
-def test_bf16_wrapper_clips_by_the_l1_norm():
+@pytest.mark.parametrize("flat", [False, True])
+def test_bf16_wrapper_clips_by_the_l1_norm(flat):
     """fairseq's wrapper takes the norm from the optimizer it wraps and scales by it."""
     params = parameters(dtype=torch.bfloat16)
-    wrapped = optim.FP16Optimizer.build_optimizer(mixed_precision_config(bf16=True), params)
+    wrapped = optim.FP16Optimizer.build_optimizer(mixed_precision_config(flat, bf16=True), params)
     assert isinstance(wrapped.fp32_optimizer, AdamL1)
     wrapped.zero_grad()
     set_gradients(params, seed=3)
@@ -140,7 +152,7 @@ def test_bf16_wrapper_clips_by_the_l1_norm():
     expected = sum(p.grad.float().abs().sum() for p in params)
     assert wrapped.clip_grad_norm(2.0).item() == pytest.approx(expected.item(), rel=1e-6)
     wrapped._unscale_grads()
-    clipped = sum(p.grad.abs().sum() for p in wrapped.fp32_params)
+    clipped = sum(p.grad.abs().sum() for p in wrapped.fp32_optimizer.params)
     assert clipped.item() == pytest.approx(2.0, rel=1e-5)
 
 

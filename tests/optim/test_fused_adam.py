@@ -93,6 +93,20 @@ def test_a_training_with_adam_goes_on_with_fused_adam():
         torch.testing.assert_close(mine, his, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("updates", [(0, 0), (3, 0), (1, 3)])
+def test_updates_are_counted_for_the_group(updates):
+    """From a state of adam in which a parameter had fewer gradients than another, or none."""
+    params = parameters()[:2]
+    other = build("adam", params, **SETTINGS, fp16_adam_stats=False, use_old_adam=False, tpu=False)
+    for n in range(max(updates)):
+        for param, own in zip(params, updates, strict=True):
+            param.grad = torch.ones_like(param) if n < own else None
+        other.step()
+    one = build("fused_adam", params, **SETTINGS)
+    one.load_state_dict(copy.deepcopy(other.state_dict()), one.optimizer_config)
+    assert one.param_groups[0]["updates"] == max(updates)
+
+
 def test_impossible_values_and_wrappers_are_refused():
     with pytest.raises(UsageError, match="--adam-eps 0.0 must be above 0"):
         build("fused_adam", parameters(), adam_eps=0.0)
