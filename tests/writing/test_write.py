@@ -1,6 +1,7 @@
 """Writing from a handwriting model: what is drawn, how weights change, pictures, and scripts/write.py."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.mixture import Mixture
 from rhhn_fairseq.models.handwriting_loading import load_handwriting
 from rhhn_fairseq.writing.changes import stroke_changes
+from rhhn_fairseq.writing.grid import stroke_grid
 from rhhn_fairseq.writing.picture import column_changes, draw, draw_lines, output_paths
 from rhhn_fairseq.writing.sampling import Hand, WritingConfig, Written, write
 from rhhn_fairseq.writing.smoothing import smoothed, stub
@@ -91,6 +93,11 @@ def test_a_primed_line_is_read_before_writing():
     assert line.primed == 10 and line.points.shape == (16, 3)
     np.testing.assert_allclose(line.points[:10], prime.points, rtol=0, atol=1e-9)
     assert line.changes.shape == (16, 4)
+    # Row n has the change of reading point n - 1.
+    hand = Hand(model, None)
+    with torch.no_grad():
+        steps = [hand.step(torch.from_numpy(point))[1] for point in NORMALISATION.apply(prime.points)]
+    np.testing.assert_array_equal(line.changes[:11], [np.zeros(4), *steps])
     # What comes after depends on what was read.
     moved = dataclasses.replace(prime, points=prime.points * (3, 1, 1))
     other = write(model, WritingConfig(lines=1, points=6), prime=moved)[0]
@@ -114,12 +121,21 @@ def test_writing_ends_when_the_window_has_passed_the_text():
     assert (short.finished, long.finished) == (True, True)
     assert [len(short.points), len(long.points)] == [1 + 8, 1 + 14]
     assert [short.text, long.text] == ["abc", "abcdab"]
-    slow = write(_speedy(model, 0.01), WritingConfig(lines=2, points=20), ["ab"])
-    assert [(line.finished, len(line.points)) for line in slow] == [(False, 21)] * 2
+    slow = write(_speedy(model, 0.01), WritingConfig(lines=2, points=20), ["ab", "c"])
+    assert [(line.finished, len(line.points)) for line in slow] == [(False, 21)] * 4
+    assert [line.text for line in slow] == ["ab", "ab", "c", "c"]
     prime = Line("p", from_offsets(random_rows(5), "p"), "ab")
     (line,) = write(_speedy(model, 0.5), WritingConfig(lines=1), ["abc"], prime)
     # "ab abc" has six characters, and reading six points moved the window already.
     assert line.finished and len(line.points) == 1 + 14 and line.primed == 6
+
+
+def test_the_end_outweighs_every_character_when_writing_ends(monkeypatch):
+    weights = iter([[0.5, 0.1, 0.2], [0.3, 0.1, 0.3], [0.3, 0.3, 0.4]])
+    step = Hand.step
+    monkeypatch.setattr(Hand, "step", lambda *given: (*step(*given)[:2], torch.tensor(next(weights))))
+    (line,) = write(build(window=2), WritingConfig(lines=1), ["ab"])
+    assert line.finished and len(line.points) == 1 + 3
 
 
 def test_a_model_without_spaces_reads_a_primed_line(monkeypatch):
@@ -253,6 +269,12 @@ def test_mean_changes_by_place_in_a_stroke():
     assert stroke_changes([dataclasses.replace(line, names=(), changes=np.zeros((8, 0)))]) is None
     one_stroke = dataclasses.replace(line, points=points[3:6], changes=changes[3:6])
     assert stroke_changes([one_stroke]) is None
+    no_start = dataclasses.replace(line, points=points[:4], changes=changes[:4])
+    assert stroke_changes([no_start]) is None
+    # Two strokes of two points, and a dot, which ends a stroke.
+    points[:, 2] = [0, 1, 0, 1, 1, 0, 0, 1]
+    short = stroke_changes([dataclasses.replace(line, points=points[:6], changes=changes[:6])])
+    assert np.isnan(short.within) and (short.at_the_end, short.at_the_start) == ((1 + 7 + 3) / 3, 5)
 
 
 def test_column_changes_lie_under_the_pens_way():
@@ -294,6 +316,13 @@ def test_captions_are_no_formulas():
     figure.canvas.draw()
     assert [text.get_text() for text in figure.texts] == ["x$_$y", "price $$"]
     assert not any(text.get_parse_math() for text in figure.texts)
+
+
+def test_captions_have_room_in_their_column():
+    points = np.array([[0, 0, 0], [1, 0, 1]])
+    split = SimpleNamespace(points=lambda number: points, texts=["", "a" * 200])
+    figure = stroke_grid(split, "train", [0, 1], columns=2)
+    assert [text.get_text() for text in figure.texts] == ["train:0", f"train:1  {'a' * 51}"]
 
 
 def test_primed_points_have_a_colour_of_their_own(tmp_path):
@@ -348,8 +377,10 @@ def test_smooth_curves_go_through_the_points():
             expected = ((t[2] - at) * levels[0] + (at - t[1]) * levels[1]) / (t[2] - t[1])
             bernstein = np.array([(1 - u) ** 3, 3 * u * (1 - u) ** 2, 3 * u * u * (1 - u), u**3])
             np.testing.assert_allclose(bernstein @ curves[number], expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(3 * (curves[0, 1] - stroke[0]), stroke[1] - stroke[0])
+    np.testing.assert_allclose(3 * (stroke[-1] - curves[-1, 2]), stroke[-1] - stroke[-2])
     # The pen may rest.
-    assert np.isfinite(smoothed(np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]))).all()
+    assert np.isfinite(smoothed(np.array([[0.0, 0.0]] * 3 + [[1.0, 0.0]]))).all()
     np.testing.assert_allclose(smoothed(np.array([[0.0, 0.0], [3.0, 6.0]]))[0, 1:3], [[1, 2], [2, 4]])
 
 
