@@ -52,7 +52,8 @@ class MnistSplit:
     @classmethod
     def parse(cls, text: str) -> "MnistSplit":
         """Reads ``TRAIN/VALID/TEST`` or ``t10k:TRAIN/VALID/TEST``; UsageError for anything else."""
-        match = re.fullmatch(r"(t10k:)?([1-9]\d*)/([1-9]\d*)/([1-9]\d*)", text)
+        # Python converts at most 4,300 digits.
+        match = re.fullmatch(r"(t10k:)?([1-9]\d{0,17})/([1-9]\d{0,17})/([1-9]\d{0,17})", text)
         if not match:
             raise UsageError(
                 f"--mnist-split {text} is not TRAIN/VALID/TEST, such as {STANDARD_SPLIT} or {T10K_SPLIT}"

@@ -116,6 +116,7 @@ def test_every_third_bit_is_the_exclusive_or_of_the_two_before_it():
         ),
         (lambda: build_problem("mnist", {"mnist_split": "8/1"}), "--mnist-split 8/1 is not TRAIN/VALID/TEST"),
         (lambda: build_problem("mnist", {"mnist_split": "8/0/1"}), "--mnist-split 8/0/1 is not"),
+        (lambda: build_problem("mnist", {"mnist_split": f"{'9' * 4301}/1/1"}), "--mnist-split 9+/1/1 is not"),
     ],
 )
 def test_what_cannot_work_is_refused(build, reason):
