@@ -197,7 +197,8 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     place = Path(os.path.realpath(path))
     if os.path.islink(place):
         raise UsageError(f"{path}: cannot be written (it is a link that leads to itself)")
-    direct = place.exists() and not place.is_file()
+    # For a name that is too long os.path returns False, where Path raises; opening it then says why.
+    direct = os.path.exists(place) and not os.path.isfile(place)
     stage = place if direct else place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:
         with open(stage, "wb") as file:
