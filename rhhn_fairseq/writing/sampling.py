@@ -20,6 +20,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.mixture import Mixture, check_sharpness
 
 POINTS = 400
+MOST_POINTS = 10**9
 # The most points per character before a line is abandoned: about three times what IAM-OnDB's writers take.
 POINTS_PER_CHARACTER = 80
 
@@ -46,6 +47,8 @@ class WritingConfig:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise UsageError(f"--{name} {value} is too small, the smallest is {low}")
+        if self.points is not None and self.points > MOST_POINTS:
+            raise UsageError(f"--points {self.points} is too large, the largest is {MOST_POINTS}")
         check_sharpness(self.bias, self.temperature)
 
     def most_points(self, text: str | None) -> int:

@@ -19,6 +19,7 @@ from rhhn_fairseq.data.strokes.points import Line, from_offsets
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.mixture import Mixture
 from rhhn_fairseq.models.handwriting_loading import load_handwriting
+from rhhn_fairseq.writing import picture
 from rhhn_fairseq.writing.changes import stroke_changes
 from rhhn_fairseq.writing.grid import stroke_grid
 from rhhn_fairseq.writing.picture import column_changes, draw, draw_lines, output_paths
@@ -162,6 +163,7 @@ def test_refused_writing():
     for options, reason in (
         ({"lines": 0}, "--lines 0 is too small, the smallest is 1"),
         ({"points": 0}, "--points 0 is too small"),
+        ({"points": 10**20}, "--points 1(0{20}) is too large, the largest is 1000000000"),
         ({"seed": -1}, "--seed -1 is too small"),
         ({"bias": -1.0}, "--bias -1.0"),
         ({"temperature": 0.0}, "--temperature 0.0"),
@@ -282,6 +284,8 @@ def test_column_changes_lie_under_the_pens_way():
     found = column_changes(line, columns=8)[0]
     # From 0 to 4 at 1, up and on to 8 at 3, back to 2 at 2; columns hold the largest.
     assert found.tolist() == [1, 1, 2, 2, 3, 3, 3, 3]
+    at_the_right = _written([[0, 4], [4]], [[0], [1.0], [5.0]], names=("W",))
+    assert column_changes(at_the_right, columns=2)[0].tolist() == [1, 5]
     still = _written([[5, 5]], [[0], [7.0]], names=("W",))
     assert column_changes(still, columns=3)[0].tolist() == [7, 0, 0]
 
@@ -311,6 +315,14 @@ def test_lines_stand_in_columns(tmp_path):
     np.testing.assert_allclose(np.array(widths) / widths[0], [1, 2, 0.5], rtol=1e-4)
 
 
+def test_heights_of_pictures():
+    flat, tall = _written([[0, 10]]), _written([[0, 0.001]] * 3)
+    edges = 2 * picture.GAP + 0.2
+    assert draw_lines([flat]).get_figheight() == pytest.approx(edges)
+    assert draw_lines([flat], captions=["a"]).get_figheight() == pytest.approx(edges + picture.CAPTION)
+    assert draw_lines([tall]).get_figheight() == pytest.approx(edges + picture.TALLEST)
+
+
 def test_captions_are_no_formulas():
     figure = draw_lines([_written([[0, 10]])] * 2, changes=False, captions=["x$_$y", "price $$"])
     figure.canvas.draw()
@@ -337,6 +349,8 @@ def test_primed_points_have_a_colour_of_their_own(tmp_path):
     draw([lifted], [tmp_path / "b.svg"])
     found = svg_lines(tmp_path / "b.svg")
     assert (len(found["#d55e00"][0]), len(found["#000000"][0])) == (2, 2)
+    draw([_written([[0, 10], [20]], primed=3)], [tmp_path / "dot.svg"])
+    assert svg_lines(tmp_path / "dot.svg").keys() == {"#d55e00"}
     gap = found["#000000"][0][0] - found["#d55e00"][0][-1]
     assert gap[0] == pytest.approx(found["#d55e00"][0][-1][0] - found["#d55e00"][0][0][0], abs=1e-2)
 
@@ -410,9 +424,16 @@ def test_output_paths(tmp_path):
     assert [path.name for path in output_paths(tmp_path / "a")] == ["a.svg", "a.png"]
     assert [path.name for path in output_paths(tmp_path / "v1.5")] == ["v1.5.svg", "v1.5.png"]
     assert output_paths(tmp_path / "a.png") == [tmp_path / "a.png"]
+    assert output_paths(tmp_path / "a.SVG") == [tmp_path / "a.SVG"]
     with pytest.raises(UsageError, match="there is no folder .*nowhere"):
         output_paths(tmp_path / "nowhere" / "a")
     with pytest.raises(UsageError, match="there is no folder xxx"):
         output_paths(f"{'x' * 300}/a")
-    with pytest.raises(UsageError, match=r"a.jpg: a picture is written as svg or png"):
-        output_paths(tmp_path / "a.jpg")
+    long = output_paths(tmp_path / ("x" * 300))
+    with pytest.raises(UsageError, match=r"x\.svg: cannot be written \(File name too long\)"):
+        draw([_written([[0, 10]])], long)
+    with pytest.raises(UsageError, match="--output '/' names no file"):
+        output_paths("/")
+    for name in ("a.jpg", "a.JPG"):
+        with pytest.raises(UsageError, match=f"{name}: a picture is written as svg or png"):
+            output_paths(tmp_path / name)
