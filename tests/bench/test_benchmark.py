@@ -23,7 +23,7 @@ from rhhn_fairseq.bench.contenders import BASELINE, batch_for, build_layer, chec
 from rhhn_fairseq.bench.external import EXTERNALS, External, find_externals
 from rhhn_fairseq.bench.floors import Product, SequentialFloor, matrix_flop, products_of
 from rhhn_fairseq.bench.machine import forced, lstm_algorithm, measuring, name_algorithm
-from rhhn_fairseq.bench.timing import interleave
+from rhhn_fairseq.bench.timing import interleave, time_pass
 from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.cells.lstm import LSTM
 from rhhn_fairseq.errors import UsageError
@@ -150,6 +150,15 @@ def test_contenders_take_turns_and_the_first_round_does_not_count():
     assert order == ["a", "b", "c"] * 3
     assert results["a"].tolist() == [[4, 40], [7, 70]]
     assert results["c"].tolist() == [[6, 60], [9, 90]]
+
+
+def test_passes_begin_without_gradients():
+    layer = torch.nn.LSTM(2, 3)
+    gradients = []
+    for _ in range(2):
+        time_pass(layer, torch.ones(4, 1, 2), torch.ones(4, 1, 3))
+        gradients.append(layer.weight_hh_l0.grad.clone())
+    assert torch.equal(*gradients)
 
 
 def test_figures_of_the_report(monkeypatch):

@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import zlib
 
 import pytest
 import torch
@@ -90,6 +91,7 @@ def test_a_model_of_words_refuses_other_symbols(words, tmp_path):
     "line, message",
     [
         ("word", "line 1 is 'word', not 'WORD COUNT'"),
+        ("a b", "line 1 is 'a b', not 'WORD COUNT'"),
         ("<unk> 3", "<unk> is reserved by fairseq"),
         ("a 3\nb 2\na 1", "dict.txt: line 3: a occurs twice"),
     ],
@@ -101,6 +103,11 @@ def test_damaged_dictionaries_are_one_line(tmp_path, line, message):
         load_vocabulary(tmp_path)
     with pytest.raises(UsageError, match="occurs twice"):
         WordVocabulary(["a", "a"])
+
+
+def test_codes_of_words_are_no_code_points():
+    codes = WordVocabulary(["a"]).codes()
+    assert codes.tolist() == [0x110000 + zlib.crc32(b"\n"), 0x110000 + zlib.crc32(b"a")]
 
 
 def test_reserved_words_in_the_text_are_named(tmp_path):
