@@ -131,7 +131,7 @@ def check(options: Mapping[str, object]) -> None:
     for name, value in options.items():
         allowed = RANGES.get(_plain(name))
         if allowed is not None and isinstance(value, list | tuple) and not value:
-            raise UsageError(f"{name} has no values: {allowed}")
+            raise UsageError(f"{name} has no value; give at least one: {allowed}")
         # A string option without a range is a name, and may look like a number.
         for number in () if isinstance(value, str) and allowed is None else _numbers(value):
             # NaN is not valid for any option.

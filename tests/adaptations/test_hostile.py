@@ -159,7 +159,7 @@ def test_defaults_of_fairseq_are_in_range():
     "options, message",
     [
         ({"--lr": [0.1, math.nan]}, "--lr 0.1,nan is not possible: more than 0"),
-        ({"--lr": []}, "--lr has no values: more than 0"),
+        ({"--lr": []}, "--lr has no value; give at least one: more than 0"),
         ({"optimization.max_epoch": -1}, "optimization.max_epoch -1 is not possible: at least 0"),
         ({"--patience": 0}, "--patience 0 is not possible: at least 1, or -1"),
         ({"--adam-betas": "(0.9, 2)"}, "--adam-betas (0.9, 2) is not possible: at least 0 and less than 1"),
