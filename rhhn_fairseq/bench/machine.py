@@ -54,7 +54,8 @@ def check_device(text: str) -> None:
         device = torch.device(text)
     except RuntimeError:
         device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    # torch takes any number of a CPU, though there is one.
+    if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
         raise UsageError(f"Bench: device={text!r} is unknown, choose from cpu, cuda, cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"Bench: device={text!r}, but torch finds {torch.cuda.device_count()} CUDA devices")

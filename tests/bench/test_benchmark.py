@@ -361,6 +361,7 @@ def test_commands_are_listed(capsys):
         ),
         (["--device", "tpu"], "device='tpu' is unknown, choose from cpu, cuda"),
         (["--device", "meta"], "device='meta' is unknown, choose from cpu, cuda"),
+        (["--device", "cpu:5"], "device='cpu:5' is unknown, choose from cpu, cuda"),
         (["--device", "cuda:99"], "device='cuda:99', but torch finds"),
         (["--json", "/nowhere/report.json"], "--json /nowhere/report.json: there is no directory /nowhere"),
         (["--png", "/"], "--png / is a directory"),
