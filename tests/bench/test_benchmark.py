@@ -486,10 +486,19 @@ def test_cudnn_multiplies_narrow_types_by_matrix_units(monkeypatch):
     }
 
 
+def test_every_run_draws_the_same_numbers():
+    drawn = []
+    for _ in range(2):
+        with measuring(smoke()):
+            drawn.append(torch.rand(3).tolist())
+    assert drawn[0] == drawn[1]
+
+
 def test_nothing_is_left_changed(monkeypatch):
     monkeypatch.setenv("RHHN_MATMUL", "torch")
     before = torch.get_num_threads(), torch.get_rng_state(), torch.backends.cudnn.allow_tf32
-    cells.run(smoke(cells=("elman",)))
+    report = cells.run(smoke(cells=("elman",), threads=before[0] + 1))
+    assert report["machine"]["threads"] == before[0] + 1
     assert torch.get_num_threads() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
     assert torch.backends.cudnn.allow_tf32 == before[2]
