@@ -160,6 +160,20 @@ def test_freed_memory_is_kept_before_the_first_pass(monkeypatch):
     assert calls == ["kept", "a", "a"]
 
 
+def test_forward_and_backward_to_the_input_are_timed(monkeypatch):
+    class Doubling(nn.Module):
+        def forward(self, x):
+            self.x = x
+            return 2 * x, None
+
+    clock = iter([1.0, 4.0, 11.0])
+    monkeypatch.setattr(timing, "now", lambda device: next(clock))
+    layer, x, gradient = Doubling(), torch.ones(3), torch.tensor([1.0, 2.0, 3.0])
+    assert time_pass(layer, x, gradient) == (3.0, 7.0)
+    assert torch.equal(layer.x.grad, 2 * gradient)
+    assert not x.requires_grad
+
+
 def test_passes_begin_without_gradients():
     layer = torch.nn.LSTM(2, 3)
     gradients = []
