@@ -63,7 +63,8 @@ def _pass(pattern: re.Pattern, record: logging.LogRecord) -> bool:
         return True
     if isinstance(record.msg, str) and not pattern.match(record.msg):
         return True
-    for name in (record.name, "fairseq_cli.train", None):
+    # The second may be the first.
+    for name in {record.name, "fairseq_cli.train", None}:
         for handler in logging.getLogger(name).handlers:
             if isinstance(handler, logging.FileHandler):
                 handler.handle(record)
