@@ -76,8 +76,8 @@ def keys_of_the_user() -> set[str] | None:
     hydra = HydraConfig.get()
     keys = {override.lstrip("+~").split("=", 1)[0].split("@")[0] for override in hydra.overrides.task}
     for source in hydra.runtime.config_sources:
-        # fairseq's own file is not chosen by the user, and all its components are null.
-        if source.schema == "file" and not source.path.endswith("fairseq/config"):
+        # fairseq's own file sets nothing of a training.
+        if source.schema == "file":
             keys |= _keys_in_file(f"{source.path}/{hydra.job.config_name}")
     return keys
 

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from fairseq import options
@@ -15,10 +16,11 @@ from helpers.config_files import ROOT
 from helpers.option_walk import Workplace
 from helpers.programs import run
 from helpers.tiny_char_lm import write_corpus
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
-from rhhn_fairseq.adaptations.hydra_recipes import fill_tree
+from rhhn_fairseq.adaptations.hydra_recipes import fill_tree, keys_of_the_user
 from rhhn_fairseq.adaptations.recipes import fill, given_options, recipe_of
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
@@ -205,6 +207,25 @@ def test_a_tree_is_filled_in_as_a_command_line():
     again = OmegaConf.to_container(cfg)
     fill_tree(cfg, {"model._name", "task.data"})
     assert OmegaConf.to_container(cfg) == again
+
+
+def test_keys_are_those_of_the_user(tmp_path, monkeypatch):
+    """In a checkout of fairseq's, too, whose folder of configurations has the name of fairseq's own."""
+    folder = tmp_path / "fairseq" / "config"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("defaults: [_self_, size, {task: null}]\nmodel: {_name: lstm_ptb}\n")
+    (folder / "size.yaml").write_text("dataset: {batch_size: 2}\n")
+    sources = [SimpleNamespace(schema=schema, path=str(folder)) for schema in ("structured", "file")]
+    given = ["+model.layers=2", "~bpe", "task@other=char_lm", "optimization.lr=[1,2]"]
+    hydra = SimpleNamespace(
+        overrides=SimpleNamespace(task=given),
+        runtime=SimpleNamespace(config_sources=sources),
+        job=SimpleNamespace(config_name="mine"),
+    )
+    monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
+    monkeypatch.setattr(HydraConfig, "get", lambda: hydra)
+    expected = {"model.layers", "bpe", "task", "optimization.lr", "model._name", "dataset.batch_size"}
+    assert keys_of_the_user() == expected
 
 
 def test_copies_that_are_resolved_follow():
