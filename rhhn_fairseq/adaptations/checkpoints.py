@@ -207,14 +207,15 @@ def leave_no_empty_directory() -> bool:
     @in_place_of(checkpoint_utils, "verify_checkpoint_directory")
     def verify_checkpoint_directory(verify, save_dir):
         made = [path for path in _upwards(save_dir) if not os.path.exists(path)]
+        if made:
+            # Before it is created: of a directory that cannot be, the parents may be.
+            atexit.register(_remove_empty, made)
         try:
             verify(save_dir)
         except OSError as error:
             loop = os.path.islink(save_dir) and not os.path.exists(save_dir)
             reason = "a link that leads nowhere" if loop else error.strerror
             raise UsageError(f"--save-dir {save_dir}: no checkpoint can be saved there ({reason})") from error
-        if made:
-            atexit.register(_remove_empty, made)
 
     return True
 
@@ -246,7 +247,7 @@ def _upwards(path: str):
 
 
 def _remove_empty(directories: list[str]) -> None:
-    for directory in directories:
+    for directory in filter(os.path.isdir, directories):
         try:
             os.rmdir(directory)
         except OSError:
@@ -264,19 +265,26 @@ def bound_the_model() -> bool:
     from fairseq import checkpoint_utils, models, tasks
 
     @in_place_of(checkpoint_utils, "load_model_ensemble_and_task")
-    def load_model_ensemble_and_task(load, filenames, arg_overrides=None, *args, **kwargs):
+    def load_model_ensemble_and_task(
+        load, filenames, arg_overrides=None, task=None, strict=True, suffix="", num_shards=1, state=None
+    ):
         if not isinstance(arg_overrides or {}, dict) or not all(
             isinstance(key, str) for key in arg_overrides or ()
         ):
             raise UsageError(
                 f"--model-overrides {arg_overrides} is no dictionary such as \"{{'dropout': 0.1}}\""
             )
-        sizes = [os.path.getsize(name) for name in filenames if os.path.isfile(name)]
+        files = [
+            checkpoint_utils.get_maybe_sharded_checkpoint_filename(name, suffix, shard, num_shards)
+            for name in filenames
+            for shard in range(num_shards)
+        ]
+        sizes = [os.path.getsize(file) for file in files if os.path.isfile(file)]
         names = ":".join(map(str, filenames))
         refusal = f"checkpoint {names}: its configuration asks for a model far larger than its weights"
         with allowance(4 * sum(sizes) + (1 << 24), refusal):
             try:
-                return load(filenames, arg_overrides, *args, **kwargs)
+                return load(filenames, arg_overrides, task, strict, suffix, num_shards, state)
             except RuntimeError as error:
                 text = str(error)
                 if text.startswith("Error(s) in loading state_dict"):

@@ -55,7 +55,7 @@ def locate(user_dir: str, beside: str) -> str:
     """
     places = [os.path.abspath(user_dir), *(os.path.join(beside, up, user_dir) for up in ("", ".."))]
     for place in places:
-        if os.path.exists(place):
+        if os.path.isdir(place):
             return os.path.realpath(place)
     if user_dir == PACKAGE:
         return os.path.realpath(sys.modules[PACKAGE].__path__[0])

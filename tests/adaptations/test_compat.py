@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 import warnings
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy
@@ -19,7 +20,7 @@ from helpers.cli import fairseq_train, hydra_arguments, lstm, python, run_module
 from hydra.core.utils import JobReturn, JobStatus
 
 from rhhn_fairseq import compat
-from rhhn_fairseq.adaptations import logs, mentions, one_line
+from rhhn_fairseq.adaptations import checkpoints, logs, mentions, one_line
 from rhhn_fairseq.adaptations.divergence import is_divergence
 from rhhn_fairseq.adaptations.expressions import evaluate
 from rhhn_fairseq.errors import UsageError
@@ -160,6 +161,24 @@ def test_named_checkpoint_must_exist(tmp_path, option):
     trainer = SimpleNamespace(checkpoint_suffix="")
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} nowhere.pt"):
         checkpoint_utils.load_checkpoint(config, trainer)
+
+
+@pytest.mark.parametrize(
+    "suffix, shards, names",
+    [("", 1, ["checkpoint.pt"]), ("_a", 1, ["checkpoint_a.pt"]), ("", 2, ["checkpoint_part0.pt"])],
+)
+def test_a_model_may_be_as_large_as_its_files_are(tmp_path, monkeypatch, suffix, shards, names):
+    """bound_the_model, for the files that fairseq makes of one name, too."""
+    allowed = []
+    monkeypatch.setattr(checkpoints, "allowance", lambda numbers, _: allowed.append(numbers) or nullcontext())
+    for name in names:
+        (tmp_path / name).write_bytes(bytes(1000))
+    path = str(tmp_path / "checkpoint.pt")
+    with pytest.raises(UsageError, match=f"{names[0]} cannot be read"):
+        checkpoint_utils.load_model_ensemble_and_task(
+            [path], suffix=suffix, num_shards=shards, strict=shards == 1
+        )
+    assert allowed == [4000 + (1 << 24)]
 
 
 def test_configuration_strings_run_no_code(tmp_path):
@@ -357,6 +376,12 @@ def test_missing_user_dir_is_one_line(tmp_path):
         import_user_module(tmp_path / "nowhere")
 
 
+def test_a_file_is_no_user_directory(tmp_path):
+    (tmp_path / "plugin.py").touch()
+    with pytest.raises(UsageError, match=f"there is no directory {tmp_path}/plugin.py"):
+        import_user_module(tmp_path / "plugin.py")
+
+
 def test_other_user_directories_still_work(tmp_path):
     (tmp_path / "someones_plugin").mkdir()
     (tmp_path / "someones_plugin" / "__init__.py").touch()
@@ -422,6 +447,23 @@ def test_inf_score_record_is_repaired(capsys):
         logger.removeHandler(handler)
     assert lines == ["skipping tokens with inf scores: the long", "3 tokens", "100 % of it"]
     assert "Logging error" not in capsys.readouterr().err
+
+
+def test_a_root_logger_in_fairseq_s_debug_state_is_repaired(monkeypatch):
+    """restore_root_logger; any other state is the user's own."""
+    monkeypatch.delenv("LOGLEVEL", raising=False)
+    monkeypatch.setitem(sys.modules, "fairseq_cli", sys)
+    root, handler = logging.RootLogger(logging.DEBUG), logging.StreamHandler()
+    monkeypatch.setattr(logging, "getLogger", lambda name=None: root)
+    root.handlers = [handler]
+    assert not logs.restore_root_logger()
+    handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+    for level, handlers in ((logging.INFO, [handler]), (logging.DEBUG, [handler, handler])):
+        root.level, root.handlers = level, handlers
+        assert not logs.restore_root_logger()
+    root.level, root.handlers = logging.DEBUG, [handler]
+    assert logs.restore_root_logger()
+    assert root.level == logging.INFO and handler.formatter._fmt.startswith("%(asctime)s | ")
 
 
 def test_only_known_warnings_are_silenced():
