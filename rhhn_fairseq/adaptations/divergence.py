@@ -65,7 +65,11 @@ def end_divergence_in_one_line() -> bool:
         figures = reduce(self, logging_outputs, sample_size, grad_norm)
         # Reading a number from a GPU synchronises, so it is done only when fairseq itself shows it.
         shown = self.get_num_updates() % self.cfg.common.log_interval == 0
-        for name, bound in largest_losses(self.task).items():
+        bounds = largest_losses(self.task)
+        if "nll_loss" in figures:
+            # With --sentence-avg the loss is a sum over a sentence; this one is a mean over symbols.
+            bounds.pop("loss", None)
+        for name, bound in bounds.items():
             loss = figures.get(name)
             if loss is None or (torch.is_tensor(loss) and loss.is_cuda and not shown):
                 continue

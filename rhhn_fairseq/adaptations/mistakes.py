@@ -223,6 +223,12 @@ MISTAKES = (
         "--memory-efficient-bf16 and --memory-efficient-fp16, or --reset-optimizer",
     ),
     Mistake(
+        "ValueError",
+        r"fairseq\.checkpoint_utils",
+        "--finetune-from-model and --restore-file",
+        "--finetune-from-model and --restore-file exclude each other; leave one of them out",
+    ),
+    Mistake(
         "ValueError|AssertionError|NotImplementedError|ImportError",
         r"fairseq\.(optim|trainer|tasks\.fairseq_task|search|sequence_generator|data\.iterators|checkpoint_utils|"
         r"scoring|models\.distributed_fairseq_model|distributed)\b.*",

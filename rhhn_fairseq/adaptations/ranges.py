@@ -110,7 +110,7 @@ CONFLICTS = {
         (given("min_len") or 0) > (given("max_len_b") or math.inf) and not given("max_len_a")
     ),
     "--beam {beam} is no multiple of --diverse-beam-groups {diverse_beam_groups}": lambda given: (
-        (given("diverse_beam_groups") or 0) > 0 and given("beam") % given("diverse_beam_groups")
+        (given("diverse_beam_groups") or 0) > 0 and (given("beam") or 0) % given("diverse_beam_groups")
     ),
     "--sampling-topk {sampling_topk} and --sampling-topp {sampling_topp} need --sampling": lambda given: (
         max(given("sampling_topk") or 0, given("sampling_topp") or 0) > 0 and not given("sampling")
@@ -134,8 +134,8 @@ def check(options: Mapping[str, object]) -> None:
             raise UsageError(f"{name} has no value; give at least one: {allowed}")
         # A string option without a range is a name, and may look like a number.
         for number in () if isinstance(value, str) and allowed is None else _numbers(value):
-            # NaN is not valid for any option.
-            if math.isnan(number) or (allowed is not None and number not in allowed):
+            # NaN, which is unequal to itself, is not valid for any option.
+            if number != number or (allowed is not None and number not in allowed):
                 raise UsageError(f"{name} {_shown(value)} is not possible: {allowed or FINITE}")
         if _plain(name) == "adam_betas" and isinstance(value, str) and len(list(_numbers(value))) != 2:
             raise UsageError(f"{name} {value} is not possible: two numbers such as (0.9, 0.999)")
@@ -153,13 +153,16 @@ def _plain(name: str) -> str:
 
 
 def _json(name: str, text: str) -> dict[str, object]:
-    """Returns the options in the JSON value of another option."""
+    """Returns the options in the JSON value of another option; those with a range have to be numbers."""
     try:
         inner = json.loads(text)
     except ValueError as error:
         raise UsageError(f"{name} {text} is not JSON ({error}), an example is '{{\"beam\": 4}}'") from error
     if not isinstance(inner, dict):
         raise UsageError(f"{name} {text} is not a JSON object, an example is '{{\"beam\": 4}}'")
+    for key, value in inner.items():
+        if key in RANGES and not isinstance(value, int | float | None):
+            raise UsageError(f"{name} {text}: {key} is not a number")
     return {f"{name} {key}": value for key, value in inner.items()}
 
 

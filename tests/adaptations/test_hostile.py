@@ -1,21 +1,25 @@
 """Every hostile case ends in one line: no traceback, hang or crash; nothing is run, nothing is lost."""
 
 import dataclasses
+import inspect
 import math
 import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass import initialize
-from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
+from fairseq.logging import metrics
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from fairseq.trainer import Trainer
 from helpers.cli import HANGS
 from helpers.hostile import World, generation, training
 from helpers.hostile_cases import CASES, QUICK
@@ -114,6 +118,16 @@ def test_directory_that_cannot_be_written(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]
 
 
+def test_parents_of_a_directory_that_cannot_be_made(tmp_path, monkeypatch):
+    at_exit = []
+    monkeypatch.setattr("atexit.register", lambda *call: at_exit.append(call))
+    with pytest.raises(UsageError, match=r"no checkpoint can be saved there \(File name too long\)"):
+        checkpoint_utils.verify_checkpoint_directory(str(tmp_path / "new" / ("x" * 300)))
+    ((remove, made),) = at_exit
+    remove(made)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_events_that_cannot_be_written(tmp_path):
     """TensorBoard's directory is refused before the first update, not at the first validation."""
     (tmp_path / "file").touch()
@@ -143,6 +157,39 @@ def test_bounds_of_losses():
     assert numbers == {"mse": 1e6, "nats_point": 1e6}
 
 
+@pytest.mark.parametrize(
+    "figures, line",
+    [
+        ({"loss": 6000.0}, None),
+        ({"loss": 6001.0}, "update 7: loss 6001 is above 6000, "),
+        ({"loss": math.nan}, "update 7: loss nan is above 6000, "),
+        # A sentence's sum, as with --sentence-avg.
+        ({"loss": 9000.0, "nll_loss": 6.0}, None),
+        ({"loss": 9.0, "nll_loss": 6001.0}, "update 7: nll_loss 6001 is above 6000, "),
+    ],
+)
+def test_losses_beyond_their_bounds(figures, line):
+    """end_divergence_in_one_line"""
+
+    def reduce_metrics(outputs, criterion):
+        for name, value in figures.items():
+            metrics.log_scalar(name, value)
+
+    task = SimpleNamespace(target_dictionary=range(64), reduce_metrics=reduce_metrics)
+    sections = {"common": {"log_interval": 1}, "optimization": {"clip_norm": 0}}
+    trainer = SimpleNamespace(
+        task=task,
+        cfg=OmegaConf.create(sections | {"checkpoint": {"save_dir": "nowhere"}}),
+        model=torch.nn.Linear(1, 1),
+        tpu=False,
+        get_criterion=lambda: None,
+        get_num_updates=lambda: 7,
+        get_lr=lambda: 0.5,
+    )
+    with nullcontext() if line is None else pytest.raises(UsageError, match=line):
+        Trainer._reduce_and_log_stats(trainer, [], 1)
+
+
 def test_defaults_of_fairseq_are_in_range():
     """check_options refuses no value that fairseq or the project itself gives."""
     registries = [MODEL_DATACLASS_REGISTRY, TASK_DATACLASS_REGISTRY]
@@ -165,6 +212,8 @@ def test_defaults_of_fairseq_are_in_range():
         ({"--adam-betas": "(0.9, 2)"}, "--adam-betas (0.9, 2) is not possible: at least 0 and less than 1"),
         ({"--anything": math.nan}, "--anything nan is not possible: a finite number"),
         ({"--nbest": 5, "--beam": 2}, "--nbest 5 is more than --beam 2 hypotheses"),
+        ({"--seed": -(10**400)}, f"--seed {-(10**400)} is not possible: at least 0 and at most 4.29497e+09"),
+        ({"--eval-bleu-args": '{"beam": "4"}'}, '--eval-bleu-args {"beam": "4"}: beam is not a number'),
     ],
 )
 def test_range(options, message):
@@ -175,6 +224,8 @@ def test_range(options, message):
 
 def test_range_leaves_names_alone():
     ranges.check({"--save-dir": "nan", "--source-lang": "inf", "--seed": None, "--cpu": True})
+    # The beam is the one that fairseq takes.
+    ranges.check({"--eval-bleu-args": '{"diverse_beam_groups": 5, "beam": null}'})
 
 
 def test_unexpected_exceptions_stay_tracebacks():
@@ -184,6 +235,15 @@ def test_unexpected_exceptions_stay_tracebacks():
             raise error
         except Exception as caught:
             assert mistakes.describe(caught) is None
+
+
+def test_two_checkpoints_to_start_from():
+    """fairseq's message has the whole configuration in it."""
+    cfg = OmegaConf.structured(CheckpointConfig(restore_file="a.pt", finetune_from_model="b.pt"))
+    with pytest.raises(ValueError) as refused:
+        inspect.unwrap(checkpoint_utils.load_checkpoint)(cfg, SimpleNamespace(checkpoint_suffix=""))
+    line = "--finetune-from-model and --restore-file exclude each other; leave one of them out"
+    assert mistakes.describe(refused.value) == line
 
 
 def test_memory_that_an_operation_lacks():
