@@ -79,6 +79,12 @@ def test_an_init_method_given_by_hand_is_kept(worker):
     assert not torchrun.launched_by_torchrun(worker.distributed_training)
 
 
+@pytest.mark.parametrize("name", ["tpu", "pipeline_model_parallel"])
+def test_what_fairseq_itself_distributes_is_left_to_it(worker, name):
+    worker.distributed_training[name] = True
+    assert not torchrun.launched_by_torchrun(worker.distributed_training)
+
+
 def test_reports_on_a_share_are_refused(worker, monkeypatch):
     from fairseq_cli import eval_lm
 
