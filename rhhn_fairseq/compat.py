@@ -73,8 +73,9 @@ ADAPTATIONS = (
     restarts.count_batches_of_all_workers,
     restarts.continue_patience,
     restarts.continue_clock,
-    restarts.continue_plateaus,
     restarts.continue_without_optimizer,
+    # After the schedule's state has been loaded.
+    restarts.continue_plateaus,
     configuration_is_data,
     torchrun.honour_environment,
     torchrun.keep_off_gpu,

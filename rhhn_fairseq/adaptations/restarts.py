@@ -216,14 +216,16 @@ def continue_plateaus() -> bool:
     """``reduce_lr_on_plateau`` must lower the rate of a training that is restarted when it would any other's.
 
     fairseq saves the best figure in its checkpoints, but not how many validations have not reached it. It
-    saves the checkpoint of an epoch before the schedule sees the epoch's figure, which is then lost.
+    saves the checkpoint of an epoch before the schedule sees the epoch's figure, which is then lost. The rate
+    is a part of the optimizer's state, which ``--no-save-optimizer-state`` leaves out.
     """
     from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule as Schedule
     from fairseq.trainer import Trainer
 
     @in_place_of(Schedule, "state_dict")
     def save_counts(state_dict, self):
-        return state_dict(self) | {name: getattr(self.lr_scheduler, name) for name in PLATEAU_COUNTS}
+        counts = {name: getattr(self.lr_scheduler, name) for name in PLATEAU_COUNTS}
+        return state_dict(self) | counts | {"lr": self.optimizer.get_lr()}
 
     @in_place_of(Schedule, "load_state_dict")
     def load_counts(load_state_dict, self, state):
@@ -235,6 +237,8 @@ def continue_plateaus() -> bool:
         load_state_dict(self, state)
         for name in PLATEAU_COUNTS:
             setattr(self.lr_scheduler, name, state.get(name, 0))
+        if "lr" in state:
+            self.optimizer.set_lr(state["lr"])
 
     @in_place_of(Trainer, "load_checkpoint")
     def load_checkpoint(

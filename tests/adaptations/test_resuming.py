@@ -242,6 +242,18 @@ def test_a_plateau_is_counted_across_restarts(corpus, tmp_path):
         train(*other, *options)
 
 
+def test_a_plateau_is_counted_without_the_optimizer_s_state(corpus, tmp_path):
+    """continue_plateaus: the rate falls after every validation, and no restart raises it."""
+    options = ["--lr-scheduler", "reduce_lr_on_plateau", "--lr-patience", 0, "--lr-threshold", 10]
+    options += ["--lr-shrink", 0.5, "--no-save-optimizer-state"]
+    line = [option for option in char_lm(corpus, tmp_path, *options) if option != "--disable-validation"]
+    rates = {}
+    for epochs in (2, 3, 4):
+        log = train(*line, "--max-epoch", epochs)
+        rates |= {float(update["epoch"]): update["lr"] for update in log.updates}
+    assert rates == {1.0: "0.01", 2.0: "0.005", 3.0: "0.0025", 4.0: "0.00125"}
+
+
 def test_updates_are_counted_without_the_optimizer_s_state(corpus, tmp_path):
     """continue_without_optimizer"""
     line = char_lm(corpus, tmp_path, "--no-save-optimizer-state")
