@@ -74,7 +74,7 @@ ADAPTATIONS = (
     restarts.continue_patience,
     restarts.continue_clock,
     restarts.continue_without_optimizer,
-    # After the schedule's state has been loaded.
+    # After continue_without_optimizer, which loads the schedule's state.
     restarts.continue_plateaus,
     configuration_is_data,
     torchrun.honour_environment,

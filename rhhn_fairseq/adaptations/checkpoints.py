@@ -208,7 +208,7 @@ def leave_no_empty_directory() -> bool:
     def verify_checkpoint_directory(verify, save_dir):
         made = [path for path in _upwards(save_dir) if not os.path.exists(path)]
         if made:
-            # Before it is created: of a directory that cannot be, the parents may be.
+            # Registered first, because parents may be created before the last directory fails.
             atexit.register(_remove_empty, made)
         try:
             verify(save_dir)

@@ -67,7 +67,7 @@ def end_divergence_in_one_line() -> bool:
         shown = self.get_num_updates() % self.cfg.common.log_interval == 0
         bounds = largest_losses(self.task)
         if "nll_loss" in figures:
-            # With --sentence-avg the loss is a sum over a sentence; this one is a mean over symbols.
+            # With --sentence-avg, loss is a sum over a sentence. nll_loss is a mean over symbols.
             bounds.pop("loss", None)
         for name, bound in bounds.items():
             loss = figures.get(name)

@@ -63,7 +63,7 @@ def _pass(pattern: re.Pattern, record: logging.LogRecord) -> bool:
         return True
     if isinstance(record.msg, str) and not pattern.match(record.msg):
         return True
-    # The second may be the first.
+    # A set, because record.name may be one of the others, and a file gets each record once.
     for name in {record.name, "fairseq_cli.train", None}:
         for handler in logging.getLogger(name).handlers:
             if isinstance(handler, logging.FileHandler):

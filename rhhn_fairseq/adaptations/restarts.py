@@ -217,7 +217,7 @@ def continue_plateaus() -> bool:
 
     fairseq saves the best figure in its checkpoints, but not how many validations have not reached it. It
     saves the checkpoint of an epoch before the schedule sees the epoch's figure, which is then lost. The rate
-    is a part of the optimizer's state, which ``--no-save-optimizer-state`` leaves out.
+    belongs to the optimizer's state, which ``--no-save-optimizer-state`` leaves out.
     """
     from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule as Schedule
     from fairseq.trainer import Trainer

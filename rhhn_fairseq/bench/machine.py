@@ -54,7 +54,7 @@ def check_device(text: str) -> None:
         device = torch.device(text)
     except RuntimeError:
         device = None
-    # torch takes any number of a CPU, though there is one.
+    # torch accepts any index of a CPU.
     if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
         raise UsageError(f"Bench: device={text!r} is unknown, choose from cpu, cuda, cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -210,7 +210,7 @@ def test_a_tree_is_filled_in_as_a_command_line():
 
 
 def test_keys_are_those_of_the_user(tmp_path, monkeypatch):
-    """In a checkout of fairseq's, too, whose folder of configurations has the name of fairseq's own."""
+    """Also in a folder that is named as fairseq's own, as in a checkout of fairseq."""
     folder = tmp_path / "fairseq" / "config"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("defaults: [_self_, size, {task: null}]\nmodel: {_name: lstm_ptb}\n")
