@@ -20,15 +20,17 @@ class ProgramFinder:
         sys.meta_path.remove(self)
         if not runs_fairseq(sys.argv):
             return None
-        directory = user_dir(sys.argv)
-        if directory is not None and os.path.basename(os.path.normpath(directory)) != PACKAGE:
-            # The user has modules of their own in its place.
-            return None
-        if directory is not None and os.path.isdir(directory):
-            # As fairseq does: the copy that is named is the one to import.
-            sys.path.insert(0, os.path.dirname(os.path.abspath(directory)))
         import importlib.util
 
+        directory = user_dir(sys.argv)
+        if directory is not None and os.path.basename(os.path.normpath(directory)) != PACKAGE:
+            if exists(directory, beside=importlib.util.find_spec(fullname)):
+                # The user has modules of their own in its place.
+                return None
+            # The package reports the missing directory in one line.
+        elif directory is not None and os.path.isdir(directory):
+            # As fairseq does: the copy that is named is the one to import.
+            sys.path.insert(0, os.path.dirname(os.path.abspath(directory)))
         __import__(PACKAGE)
         # Before fairseq logs its first line, which it does while it is imported.
         importlib.import_module(f"{PACKAGE}.output").end_with_failing_output()
@@ -57,6 +59,15 @@ def user_dir(arguments: list[str]) -> str | None:
         elif argument.lstrip("+").startswith(("--user-dir=", "common.user_dir=")):
             named = argument.split("=", 1)[1]
     return named
+
+
+def exists(directory: str, beside) -> bool:
+    """Whether fairseq finds a user directory: here, in the package of the spec `beside`, or beside it."""
+    places = ["."]
+    if beside is not None and beside.origin:
+        package = os.path.dirname(beside.origin)
+        places += [package, os.path.dirname(package)]
+    return any(os.path.isdir(os.path.join(place, directory)) for place in places)
 
 
 def install() -> None:

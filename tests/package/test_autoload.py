@@ -69,9 +69,23 @@ def test_a_copy_that_is_named_is_the_one_to_import(installed, tmp_path):
 
 
 def test_nothing_else_imports_it(installed, tmp_path):
+    (tmp_path / "mine").mkdir()
     assert start(installed, ["/bin/notebook"], tmp_path) == "False"
     assert start(installed, ["/bin/fairseq-train", "--user-dir", "mine"], tmp_path) == "False"
     assert start(installed, ["/bin/fairseq-train"], tmp_path, RHHN_AUTOLOAD="0") == "False"
+
+
+def test_directories_beside_fairseq_are_the_users(installed, tmp_path):
+    assert start(installed, ["/bin/fairseq-train", "--user-dir", "tasks"], tmp_path) == "False"
+    assert start(installed, ["/bin/fairseq-train", "--user-dir=fairseq/tasks"], tmp_path) == "False"
+
+
+def test_a_missing_directory_ends_in_one_line(installed, tmp_path):
+    line = ["/bin/fairseq-train", "data", "--user-dir", "mime"]
+    train = "from fairseq_cli.train import cli_main; cli_main()"
+    result = python(START.format(installed=str(installed), line=line, then=train), tmp_path)
+    assert result.returncode == 1
+    assert result.stderr == f"error: --user-dir mime: there is no directory {tmp_path / 'mime'}\n"
 
 
 def test_the_start_of_python_imports_neither_torch_nor_fairseq(installed):
