@@ -4,6 +4,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from weakref import WeakSet
 
 from omegaconf import OmegaConf
@@ -284,8 +285,10 @@ def end_where_complete() -> bool:
 
     In fairseq a new run that cannot make one update ends with status 0. A run that resumes where
     ``--max-update``, ``--stop-time-hours`` or ``--patience`` ended it trains on, for one update or up to the
-    next validation, and replaces the checkpoints. Here it ends, after the last validation if that was
-    interrupted.
+    next validation, and replaces the checkpoints. Here it ends.
+
+    A validation that a signal interrupted is made up for. Without it, `checkpoint_best.pt`, ``--patience``
+    and ``reduce_lr_on_plateau`` would miss its figure.
     """
     from fairseq import checkpoint_utils
 
@@ -298,8 +301,10 @@ def end_where_complete() -> bool:
             if trainer.get_num_updates() == 0:
                 raise UsageError(f"there is nothing to train: {reason}")
             logger.warning("training is complete at update %d: %s", trainer.get_num_updates(), reason)
-            if extra_state.get("val_loss") is None:
-                _validate_at_last(trainer, epochs)
+            complete.add(trainer)
+        no_figure = extra_state is not None and extra_state.get("val_loss") is None
+        interrupted = no_figure and _validation_due(trainer, epochs, ends=reason is not None)
+        if interrupted and _make_up_for_validation(trainer, epochs, extra_state["train_iterator"]):
             complete.add(trainer)
         for names in training_loops():
             if not hasattr(names["train"], "ends"):
@@ -338,24 +343,53 @@ def _why_complete(trainer, epochs) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _validate_at_last(trainer, epochs) -> None:
-    """Validates a complete training whose last validation was interrupted, and saves it as fairseq does."""
+def _validation_due(trainer, epochs, ends: bool) -> bool:
+    """Returns whether fairseq validates after the last update that a checkpoint has.
+
+    ends: whether that update is the last of the training.
+    """
+    data, limits, updates = trainer.cfg.dataset, trainer.cfg.optimization, trainer.get_num_updates()
+    if data.disable_validation or updates < max(data.validate_after_updates, 1):
+        return False
+    if 0 < data.validate_interval_updates and updates % data.validate_interval_updates == 0:
+        return True
+    if epochs.iterations_in_epoch:
+        interval = trainer.cfg.checkpoint.save_interval_updates
+        return ends or (0 < interval and updates % interval == 0)
+    last_epoch = epochs.next_epoch_idx - 1
+    if ends and not 0 < limits.max_epoch <= last_epoch:
+        return True
+    return 0 < last_epoch and last_epoch % data.validate_interval == 0
+
+
+def _make_up_for_validation(trainer, epochs, position: dict) -> bool:
+    """Validates, saves and adapts the learning rate as fairseq does after an update.
+
+    Returns whether ``--patience`` ends the training here. position: that of the checkpoint's iterator.
+    """
     from fairseq import checkpoint_utils
 
-    cfg = trainer.cfg
-    data, loop = cfg.dataset, next(training_loops(), None)
-    if loop is None or data.disable_validation or trainer.get_num_updates() < data.validate_after_updates:
-        return
-    last_epoch = cfg.optimization.max_epoch
-    if 0 < last_epoch < epochs.next_epoch_idx and last_epoch % data.validate_interval:
-        return
+    cfg, loop = trainer.cfg, next(training_loops(), None)
+    if loop is None:
+        return False
+    logger.info("validates at update %d, where training was interrupted", trainer.get_num_updates())
+    within = epochs.iterations_in_epoch > 0
+    epoch = epochs.next_epoch_idx if within else epochs.next_epoch_idx - 1
+    subsets = cfg.dataset.valid_subset.split(",")
+    loss = loop["validate"](cfg, trainer, trainer.task, SimpleNamespace(epoch=epoch), subsets)[0]
+    ends = loop["should_stop_early"](cfg, loss)
     # A checkpoint says where training is; an iterator that has not begun its epoch does not know.
     epochs.next_epoch_itr(
         fix_batches_to_gpus=cfg.distributed_training.fix_batches_to_gpus,
-        shuffle=epochs.next_epoch_idx > data.curriculum,
+        shuffle=epochs.next_epoch_idx > cfg.dataset.curriculum,
     )
-    losses = loop["validate"](cfg, trainer, trainer.task, epochs, data.valid_subset.split(","))
-    checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epochs, losses[0])
+    checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epochs, loss)
+    if within:
+        # The iterator that was begun would begin the epoch again.
+        epochs.load_state_dict(position)
+    else:
+        trainer.lr_step(epoch, loss)
+    return ends
 
 
 def position_of_worker(seen: int, workers: int, frequency: int) -> tuple[int, int]:

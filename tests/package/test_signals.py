@@ -1,5 +1,6 @@
 """SIGTERM and Ctrl-C: the processes that were started end, temporary files go, and trainings are saved."""
 
+import json
 import logging
 import os
 import re
@@ -231,6 +232,57 @@ def test_a_last_validation_is_made_up_for(corpus, tmp_path, monkeypatch, limit, 
     assert after["extra_state"]["val_loss"] is not None
     # There is nothing left to make up for.
     assert not any("valid_loss" in message for message in train(*arguments).messages)
+
+
+# A rate that falls after each validation, because none improves by the threshold.
+PLATEAU = ["--lr-scheduler", "reduce_lr_on_plateau", "--lr-patience", 0, "--lr-threshold", 10]
+PLATEAU += ["--lr-shrink", 0.5, "--max-update", 50]
+
+
+def validations(log: Log) -> list[tuple]:
+    """The epoch, the update and the loss of each validation."""
+    records = [json.loads(message) for message in log.messages if message.startswith('{"epoch"')]
+    names = ("epoch", "valid_num_updates", "valid_loss")
+    return [tuple(record[name] for name in names) for record in records if "valid_loss" in record]
+
+
+@pytest.mark.parametrize(
+    "interval, pattern", [(None, "last update"), (None, "begin validation on"), (7, "begin validation on")]
+)
+def test_a_validation_is_made_up_for(corpus, tmp_path, monkeypatch, interval, pattern):
+    """end_where_complete: with it, the run that goes on is the one that was not interrupted."""
+    monkeypatch.setenv("LOGLEVEL", "DEBUG")
+    more = PLATEAU if interval is None else ["--validate-interval-updates", interval, "--max-update", 23]
+    line = [option for option in char_lm(corpus, tmp_path / "one", *more) if option != "--disable-validation"]
+    expected = train(*line)
+    line = [tmp_path / "two" if option == tmp_path / "one" else option for option in line]
+    first = Log()
+    pattern = f'"num_updates": "{interval or 22}"' if pattern == "last update" else pattern
+    with pytest.raises(SystemExit), signal_at(signal.SIGTERM, pattern):
+        train(*line, log=first)
+    second = train(*line)
+    assert len(validations(expected)) > 2 and not validations(first)
+    assert validations(second) == validations(expected)
+    both = first.updates + second.updates
+    assert [update["loss"] for update in both] == expected.losses
+    assert [update["lr"] for update in both] == [update["lr"] for update in expected.updates]
+    for name in ("best", "last"):
+        one, two = (torch.load(tmp_path / run / f"checkpoint_{name}.pt") for run in ("one", "two"))
+        assert all(torch.equal(two["model"][key], one["model"][key]) for key in one["model"])
+        assert one["extra_state"]["best"] == two["extra_state"]["best"]
+
+
+def test_a_validation_that_is_made_up_for_counts_for_patience(corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOGLEVEL", "DEBUG")
+    options = ["--optimizer", "sgd", "--lr", 1e-30, "--patience", 1, "--max-epoch", 9]
+    line = [option for option in char_lm(corpus, tmp_path, *options) if option != "--disable-validation"]
+    train(*line, "--max-epoch", 1)
+    with pytest.raises(SystemExit), signal_at(signal.SIGTERM, "begin validation on"):
+        train(*line)
+    log = train(*line)
+    assert not log.updates and len(validations(log)) == 1
+    assert sum("early stop" in message for message in log.messages) == 1
+    assert not validations(train(*line))
 
 
 def test_what_was_not_saved_is_said(corpus, tmp_path):
