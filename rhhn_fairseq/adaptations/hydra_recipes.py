@@ -124,7 +124,8 @@ def fill_tree(cfg: DictConfig, keys: set[str]) -> None:
 def separate_jobs(cfg: DictConfig) -> None:
     """Gives every job of a ``--multirun`` the relative paths of its output in Hydra's directory of the job.
 
-    A second job would otherwise resume from the checkpoints of the first and train nothing.
+    A second job would otherwise resume from the checkpoints of the first and train nothing. Where an absolute
+    path has this effect, the second job is refused.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -132,12 +133,25 @@ def separate_jobs(cfg: DictConfig) -> None:
     hydra = HydraConfig.get()
     if hydra.mode != RunMode.MULTIRUN:
         return
+    save_dir = OmegaConf.to_container(cfg.checkpoint, resolve=False)["save_dir"]
+    if hydra.job.num > 0 and os.path.isabs(save_dir) and not differs_by_job("checkpoint.save_dir", save_dir):
+        raise UsageError(
+            f"checkpoint.save_dir={save_dir}: job {hydra.job.num} of the sweep would resume from the "
+            f"checkpoints of job 0; give a relative path, or {os.path.join(save_dir, '${hydra:job.num}')}"
+        )
     for key in ("checkpoint.save_dir", "common.tensorboard_logdir", "common.log_file"):
         path = OmegaConf.select(cfg, key)
         if path:
             # An absolute path stays as it is.
             OmegaConf.update(cfg, key, os.path.join(hydra.runtime.output_dir, path))
     logger.info("job %s of the sweep: checkpoints in %s", hydra.job.num, cfg.checkpoint.save_dir)
+
+
+def differs_by_job(key: str, value: str) -> bool:
+    """Returns whether the unresolved value of an option is, or may be, another one in each job of a sweep."""
+    given = [argument.split("=", 1)[1] for argument in sys.argv if argument.lstrip("+").startswith(f"{key}=")]
+    # A sweep's list of values is not equal to any of them.
+    return "${" in value or any(text.strip("'\"") != value for text in given[-1:])
 
 
 def _name(component) -> str | None:

@@ -1,5 +1,7 @@
 """--config-name without --config-dir: the package's own configurations, in any directory."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from helpers.cli import USER_DIR, run_module
@@ -7,7 +9,7 @@ from helpers.config_files import RECIPES
 from helpers.programs import run
 from helpers.tiny_char_lm import write_corpus
 
-from rhhn_fairseq.adaptations import hydra_configs
+from rhhn_fairseq.adaptations import hydra_configs, hydra_recipes
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -96,16 +98,51 @@ def test_the_figure_of_the_best_checkpoint_is_checked_at_the_start(tmp_path, nam
     assert outcome.kind == "refused" and line in outcome.text
 
 
-def test_every_job_of_a_sweep_trains(tmp_path):
-    """separate_jobs: the second would resume from the checkpoints of the first, and train nothing."""
-    write_corpus(tmp_path)
+def sweep(folder: Path) -> list[str]:
+    """A sweep of two jobs of three updates, which have 8 and 12 units."""
+    write_corpus(folder)
     model = ["model.hidden_size=8,12", "dataset.batch_size=2", "task.tokens_per_sample=7"]
     limits = ["optimization.max_update=3", "optimization.max_epoch=0", "lr_scheduler.total_num_update=3"]
-    more = [f"task.data={tmp_path / 'data'}", f"common.user_dir={USER_DIR}", "common.cpu=true"]
+    more = [f"task.data={folder / 'data'}", f"common.user_dir={USER_DIR}", "common.cpu=true"]
     name = ["--config-name", "lstm_modern", "--multirun", "hydra.sweep.dir=sweep"]
-    run_module("fairseq_cli.hydra_train", [*name, *model, *limits, *more], cwd=tmp_path)
+    return [*name, *model, *limits, *more]
+
+
+def require_trained(checkpoint: Path, width: int) -> None:
+    state = torch.load(checkpoint, weights_only=True)
+    assert state["cfg"]["model"]["hidden_size"] == width
+    assert state["optimizer_history"][-1]["num_updates"] == 3
+
+
+def test_every_job_of_a_sweep_trains(tmp_path):
+    """separate_jobs: the second would resume from the checkpoints of the first, and train nothing."""
+    run_module("fairseq_cli.hydra_train", sweep(tmp_path), cwd=tmp_path)
     for job, width in enumerate((8, 12)):
-        path = tmp_path / "sweep" / str(job) / "checkpoints" / "lstm_modern" / "checkpoint_last.pt"
-        state = torch.load(path, weights_only=True)
-        assert state["cfg"]["model"]["hidden_size"] == width
-        assert state["optimizer_history"][-1]["num_updates"] == 3
+        place = tmp_path / "sweep" / str(job) / "checkpoints" / "lstm_modern"
+        require_trained(place / "checkpoint_last.pt", width)
+
+
+def test_jobs_of_a_sweep_share_no_directory(tmp_path):
+    """separate_jobs: the first job trains, the second is refused."""
+    place = tmp_path / "saved"
+    outcome = run("hydra_train", [*sweep(tmp_path), f"checkpoint.save_dir={place}"])
+    assert outcome.kind == "refused"
+    assert f"checkpoint.save_dir={place}: job 1 of the sweep would resume" in outcome.text
+    require_trained(place / "checkpoint_last.pt", 8)
+
+
+@pytest.mark.parametrize(
+    "given, value, differs",
+    [
+        (None, "/saved", False),
+        ("/saved", "/saved", False),
+        ("'/saved'", "/saved", False),
+        ("/saved,/other", "/saved", True),
+        (None, "/saved/${hydra:job.num}", True),
+        ("/saved/${model.hidden_size}", "/saved/${model.hidden_size}", True),
+    ],
+)
+def test_directories_that_differ_by_job(monkeypatch, given, value, differs):
+    line = ["fairseq-hydra-train", "model.hidden_size=8,12"]
+    monkeypatch.setattr("sys.argv", line if given is None else [*line, f"checkpoint.save_dir={given}"])
+    assert hydra_recipes.differs_by_job("checkpoint.save_dir", value) == differs
