@@ -212,6 +212,7 @@ class FullHyperRNN(HyperRNNBase):
 
     # The other weights have three dimensions.
     affine_weights = ("weight_hyper",)
+    keeps_initial_values = True
     weight_zh: nn.Parameter
     weight_zx: nn.Parameter
     weight_zb: nn.Parameter

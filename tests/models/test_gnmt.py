@@ -249,10 +249,15 @@ def test_an_irnn_starts_with_the_identity_beside_a_uniform_rest():
         assert 0.03 < cell.weight_x.abs().max() <= 0.04
 
 
-def test_a_multiplicative_cell_keeps_its_own_start():
-    config = GNMTConfig(cell="mlstm", hidden_size=16, embed_dim=16, init_range=0.04)
+@pytest.mark.parametrize(
+    "cell, options, weight",
+    [("mlstm", {}, "weight_mh"), ("hyperrnn", {"hyper_form": "full", "hyper_size": 8}, "bias_zh")],
+    ids=["mlstm", "full_hyperrnn"],
+)
+def test_a_cell_that_multiplies_weights_keeps_its_own_start(cell, options, weight):
+    config = GNMTConfig(cell=cell, hidden_size=16, embed_dim=16, init_range=0.04, **options)
     for cell in GNMT.build_model(config, _Task()).encoder.stack.cells:
-        assert cell.weight_mh.abs().max() > 0.04
+        assert getattr(cell, weight).abs().max() > 0.04
 
 
 def test_architectures_have_their_own_sizes():
