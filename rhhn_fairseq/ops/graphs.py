@@ -99,6 +99,8 @@ class Recordings:
         self.met: OrderedDict[Hashable, None] = OrderedDict()
         self.too_large: set[tuple[Hashable, Hashable]] = set()
         self.patience, self.replays, self.refused = PATIENCE, 0, 0
+        self.told = False
+        """Whether the log says that there was no room."""
         self.size = 0
         """Bytes that the recordings do not share."""
         # Backward passes run in autograd's threads, one for each device.
@@ -157,7 +159,8 @@ class Recordings:
         """Whether one more recording may be made. After many refusals, all others are dropped for it."""
         if len(self.kept) < self.limit and self.size < self.share * self.memory():
             return True
-        if self.refused == 0 and self.patience == PATIENCE:
+        if not self.told:
+            self.told = True
             logger.info(
                 "the limit of CUDA graphs is reached (%d graphs, %.1f GB); other calls run without graphs",
                 len(self.kept),

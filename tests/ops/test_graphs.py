@@ -127,6 +127,16 @@ def test_calls_without_room_run_as_they_are(caplog, monkeypatch):
     assert len(recordings.met) == graphs.KEYS and count(recordings) == 2
 
 
+def test_the_limit_is_logged_once(caplog, monkeypatch):
+    monkeypatch.setattr(graphs, "PATIENCE", 4)
+    run, _, _ = _numbers_recorded(limit=1)
+    with caplog.at_level(logging.INFO):
+        for _ in range(20):
+            run(1)
+            run(2)
+    assert len(caplog.records) == 1
+
+
 def test_recordings_take_a_share_of_the_memory():
     # A recording of n values has n inputs and an output of 400 bytes each, and what the driver takes.
     run, settled, recordings = _numbers_recorded(size=100, share=0.5, memory=lambda: 8000, kernels=400)
