@@ -78,6 +78,8 @@ def _check_field(owner: str, spec, value) -> None:
     where = f"{owner}: {spec.name}={value!r}" if owner else f"{spec.name}={value!r}"
     if spec.type is int and (isinstance(value, bool) or not isinstance(value, int)):
         raise UsageError(f"{where} is not a whole number")
+    if spec.type is bool and not isinstance(value, bool):
+        raise UsageError(f"{where} is neither True nor False")
     if spec.type is float and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise UsageError(f"{where} is not a number")
     if spec.type is float and not math.isfinite(value):

@@ -390,6 +390,9 @@ def test_unknown_options_and_impossible_sizes_raise(name):
             build_cell(name, *sizes)
     with pytest.raises(UsageError, match="hidden_size=2.5 is not a whole number"):
         build_cell(name, C, 2.5)
+    for switch in (spec.name for spec in dataclasses.fields(CELLS[name].config) if spec.type is bool):
+        with pytest.raises(UsageError, match=f"{switch}='no' is neither True nor False"):
+            build_cell(name, C, H, **{switch: "no"})
     for value, reason in (
         (1.0, "must be below 1"),
         (-0.1, "the smallest is 0"),
