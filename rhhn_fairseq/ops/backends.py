@@ -315,6 +315,7 @@ def select(request: Request) -> Plan:
     records = recorded and policy.current().graphs and graphs.possible(request.device)
     if records:
         note += ", as CUDA graphs"
+    RUNNING[request.cell] = name
     _log_once(request.cell, request.device.type, request.dtype, name, note)
     # ``request.rounds`` covers the other conditions of ``gemm.select_gemm``. "high" rounds nothing on a CPU.
     plain = name == "native" and request.dtype == torch.float32 and request.rounds in (None, "high")
@@ -380,12 +381,11 @@ def explain(request: Request) -> list[tuple[str, bool, str]]:
 
 
 RUNNING: dict[str, str] = {}
-"""The backend that ran last, by the name of the cell's class."""
+"""The backend that was selected last, by the name of the cell's class."""
 
 
 @functools.cache
 def _log_once(cell: str, device: str, dtype: torch.dtype, name: str, note: str) -> None:
-    RUNNING[cell] = name
     logger.info("%s runs on the %s backend (%s, %s)%s", cell, name, device, dtype, note)
 
 

@@ -256,6 +256,11 @@ def test_a_cell_may_have_a_backend_of_its_own(monkeypatch):
     cell.backend = "reference"
     y, _ = cell(x)
     assert len(calls) == 1 and y.shape == (2, 2, 5)
+    # A backend that ran before, and is not named in the log again, is the last one all the same.
+    for name in ("aten", "reference", "aten"):
+        cell.backend = name
+        cell(x)
+        assert table.RUNNING["RHN"] == name
     cell.backend = "nonsense"
     with pytest.raises(UsageError, match="RHN.backend=nonsense is unknown, choose from native, torch_nn, "):
         cell(x)
