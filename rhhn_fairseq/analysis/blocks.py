@@ -11,7 +11,7 @@ from rhhn_fairseq.errors import UsageError
 # Vectors that are stored as matrices, one row per gate or depth.
 VECTORS = re.compile(r"(?:^|\.)(?:bias|gate_gain|gate_shift)[^.]*$")
 # Parameters that hold one matrix per gate or depth, counted from 0 in their first dimension.
-STACKED = re.compile(r"(?:^|\.)(?:weight_z|weight_d|weight_b)$")
+STACKED = re.compile(r"(?:^|\.)(?:weight_z|weight_d|weight_b|weight_rank)$")
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,10 @@ def test_blocks_are_matrices_with_their_norms():
     block = blocks[f"{cell}weight_z.1"]
     assert block.norm == pytest.approx(np.sqrt((matrix**2).sum()), rel=1e-12) and block.count == matrix.size
     assert block.root_mean_square == pytest.approx(np.sqrt((matrix**2).mean()), rel=1e-12)
+    # The map to the vectors of further outer products is one matrix per depth.
+    weights = build("hyperrhn", hyper_size=3, rhn_depth=2, hyper_rank=2)[0].state_dict()
+    names = [block.name for block in weight_blocks(weights) if "rank" in block.name]
+    assert names == [f"{cell}weight_rank.0", f"{cell}weight_rank.1"]
     # Matrices of a HyperLSTM's gates count one by one, and gains of its normalisation not at all.
     names = [block.name for block in weight_blocks(build("ln_hyperlstm", hyper_size=3)[0].state_dict())]
     assert sum("scaling.weight_d" in name for name in names) == 8
