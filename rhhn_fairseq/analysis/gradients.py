@@ -1,8 +1,8 @@
 """Measures how the gradient of the last step's loss reaches the states of earlier steps.
 
-Suarez 2017, section 5.4 and figures 4 to 6: outside the cell, the L2 norm of dLoss(last step)/d(state of step
-t) over t; within the cell, the same by layer, averaged over time. A layer is a layer of a stack, or a depth
-of a recurrent highway network.
+Suarez 2017, sections 5.2 and 5.4, figures 4 to 6: outside the cell, the L2 norm of dLoss(last step)/d(state
+of step t) over t; within the cell, the same by layer, averaged over time. A layer is a layer of a stack, or a
+depth of a recurrent highway network.
 
 In cells with the state (h, c), the gradient that reaches c_t has two parts (Kanuparthi et al. 2019; the
 matrices A_t and B_t of Didolkar 2019, equation 7): one comes through c_{t+1}, the linear path in time, and

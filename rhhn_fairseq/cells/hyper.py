@@ -1,5 +1,5 @@
-"""A recurrent cell scaled by another (Suarez 2017, section 3: the hypernetwork is "an arbitrary recurrent
-architecture" that augments another one).
+"""A recurrent cell scaled by another (Suarez 2017, section 2.2: the hypernetwork is "an arbitrary recurrent
+architecture").
 
 The main cell is one with ``state_matrices`` (``scalable_cells``): an LSTM, GRU, RHN, Elman's network or one
 of their variants. The hypernetwork is any cell but ``hyper`` itself; its output is e. It reads x, or [x; h]
@@ -12,7 +12,7 @@ and then the main cell's own equations follow. ``hyper_map`` says how d is compu
 
 - ``embedding`` (Ha et al. 2016, equations 3 and 5): each gate of each matrix has its own embedding
   z = e W_z + b_z, and d = z W_d. The biases of the input maps also get a term, b + (e W_zb) W_b.
-- ``direct`` (Suarez 2017, equation 6): d_j = e M_j + m_j, as wide as the state, the same for all gates of a
+- ``direct`` (Suarez 2017, equation 4): d_j = e M_j + m_j, as wide as the state, the same for all gates of a
   matrix. The input maps use the d of the first matrix.
 
 With ``hyper_output="layers"`` the hypernetwork is an RHN as deep as the main network, and its state after

@@ -5,7 +5,7 @@ H hidden.
 
 Sources: Bahdanau et al. 2014 (arXiv 1409.0473); Wu et al. 2016, GNMT (arXiv 1609.08144), section 3;
 normalised: Salimans and Kingma 2016 as tf.contrib.seq2seq and NVIDIA's GNMT v2 use it; general: Luong et
-al. 2015 (arXiv 1508.04025), equation 8.
+al. 2015 (arXiv 1508.04025), section 3.1.
 """
 
 from typing import NamedTuple

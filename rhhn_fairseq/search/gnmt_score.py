@@ -90,11 +90,14 @@ class GNMTScore:
 
 
 class Pruning:
-    """Drops candidates of a beam search that are far behind (Wu et al. 2016, section 7.2).
+    """Drops candidates of a beam search that are far behind (Wu et al. 2016, section 7).
 
     A symbol is dropped if its log-probability is more than ``threshold`` below the best symbol's after the
     same hypothesis, and a hypothesis if its normalised score is more than that below the best finished
     one's. The best candidate of a sentence always stays.
+
+    Raises:
+        UsageError: the threshold is not above 0.
     """
 
     def __init__(self, threshold: float, score: GNMTScore):

@@ -7,7 +7,7 @@ With ``--log-dynamics N`` every N-th update logs
 - ``update_norm.BLOCK``: the L2 norm of the change that the update makes to it; with ``--bf16`` or ``--fp16``,
   of the rounded weights;
 - ``weight_change``: how much the matrices that a hypernetwork generates change from one step to the next, the
-  mean over the steps, gates and layers (Ha et al. 2016, figure 4);
+  mean over the steps, gates and layers (Ha et al. 2016, figures 3 and 4);
 - ``rank_z``, ``rank_d``: the effective ranks of its embeddings and scaling vectors over the steps.
 
 The last three are measured on at most ``STEPS`` steps of the batch's first sequence, read from the zero state

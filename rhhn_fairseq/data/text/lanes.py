@@ -132,7 +132,7 @@ class Windows(_Cutter):
 
 
 class RandomWindows(_Cutter):
-    """Windows drawn at random, each read from the zero state and scored whole (Suarez 2017, section 3.2).
+    """Windows drawn at random, each read from the zero state and scored whole, as in Suarez's repository.
 
     An epoch has as many windows as fit into the stream in a whole number of updates. Batch ``b`` of
     epoch ``e`` is number ``e * len(self) + b``, and is drawn from (seed, e, b) alone.
