@@ -152,7 +152,11 @@ def _available_metrics(records, metric: str, subset: str) -> str:
 
 
 def run_names(paths: list[str]) -> list[str]:
-    """Returns a name for each file: its own without extension, with its directory's if names are equal."""
+    """Returns a name for each file: its own without extension, with its directory's if names are equal.
+
+    Raises:
+        UsageError: a file is given twice.
+    """
     for name in (lambda path: path.stem, lambda path: f"{path.parent.name}/{path.stem}", str):
         names = [name(Path(path)) for path in paths]
         if max(Counter(names).values(), default=0) <= 1:

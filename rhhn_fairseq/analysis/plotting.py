@@ -152,7 +152,7 @@ def save(figure: Figure, path: str | Path, arrays: Mapping[str, np.ndarray]) -> 
 
 
 def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays by name in a file for ``numpy.load``."""
+    """Writes arrays by name in a file for ``numpy.load``; UsageError if it cannot be written."""
     packed = io.BytesIO()
     np.savez_compressed(packed, **{name: np.asarray(array) for name, array in arrays.items()})
     with replacing(path) as file:

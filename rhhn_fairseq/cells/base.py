@@ -209,7 +209,8 @@ class Cell(Pretrained, nn.Module):
 
         Args:
             x_TBC: input [T, B, C].
-            state: the state to start from, tensors [B, ·] in ``state_sizes`` order; None for zeros.
+            state: the state to start from, tensors [B, ·] in ``state_sizes`` order; None for zeros, where
+                ``begin`` applies.
             mask_TB: bool [T, B], true at real positions. At the others the state passes through
                 unchanged and the output is zero, whatever the input holds there.
             noise: what ``sample_noise`` returned. If None, a cell in training mode draws it here, and in
@@ -219,7 +220,8 @@ class Cell(Pretrained, nn.Module):
             the outputs [T, B, H] and the state after the last step.
 
         Raises:
-            UsageError: the input, state, mask or noise does not have the shape the cell was built for.
+            UsageError: the input, state, mask or noise does not have the shape the cell was built for, T or B
+                is 0, mask or noise is not bool, or the backend that is asked for cannot run the pass.
         """
         self._check_shapes(x_TBC, state, mask_TB, noise)
         T, B, _ = x_TBC.shape

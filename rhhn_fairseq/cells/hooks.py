@@ -17,7 +17,8 @@ def with_hooks(cell: nn.Module, method: Callable, *arguments):
 
     Raises:
         UsageError: the cell has a backward hook, for which torch finds no tensors in the tuples, or a forward
-            pre-hook, as pruning registers, which would run after its input weights were read.
+            pre-hook, as pruning registers, which would run after its input weights were read; or
+            torch.compile traces the pass.
     """
     if not is_hooked(cell):
         return method(*arguments)

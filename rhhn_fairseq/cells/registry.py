@@ -14,7 +14,7 @@ class CellEntry:
     """A cell in the registry.
 
     Attributes:
-        cell: the class. config: its configuration class.
+        cell: the class, or a function from a configuration to the cell. config: the configuration's class.
         naive: the paper's equations for one sequence in numpy, in float64:
             ``naive(parameters, config, x_TC, state, noise) -> (y_TH, state)``.
         tests: option sets beyond the defaults under which every property is checked.
@@ -32,7 +32,7 @@ CELLS: dict[str, CellEntry] = {}
 
 
 def register_cell(name: str, config: type[StateConfig], naive: Callable, tests=(), **defaults):
-    """Class decorator that enters a cell into ``CELLS`` under ``name``; see ``CellEntry``.
+    """Decorator that enters a class or a function into ``CELLS`` under ``name``; see ``CellEntry``.
 
     Running its definition again, as in a notebook, replaces the cell.
 

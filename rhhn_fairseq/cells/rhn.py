@@ -188,9 +188,9 @@ class RHN(Cell):
 
 
 class RHNTrace(RHN):
-    """An RHN that outputs the states of all its layers, [B, L H], for use as a hypernetwork.
+    """An RHN that outputs the states of all its layers, [T, B, L H], for use as a hypernetwork.
 
-    It has no zoneout.
+    Its configuration must have no zoneout, which ``step`` leaves out.
     """
 
     operation = "highway"

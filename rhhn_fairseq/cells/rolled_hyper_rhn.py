@@ -10,8 +10,8 @@ One state S = [s, s^h] of H + N units goes through the layers of one highway net
 with h and t each as wide as S. A single product gives the sums of both networks. The zeros of W_l keep them
 from mixing linearly; they are not parameters, so no update can change them. The hypernetwork's state is the
 hypervector itself, as the paper proposes ("the first h elements of the activation"). It is the state before
-the layer; in the HyperRHN it is the state after it. With ``hyper_bias`` 0 every product would start at
-zero, so 1 is the default. The paper leaves the equations open; these are this project's.
+the layer; in the HyperRHN it is the state after it. With ``hyper_bias`` 0 every product would be scaled by a
+z near zero at first, so 1 is the default. The paper leaves the equations open; these are this project's.
 
 ``step`` computes the single product. Because of the zeros, s^h never depends on s, so the fused operation
 runs the hypernetwork over the whole sequence first, as for the HyperRHN, and multiplies by the blocks alone.

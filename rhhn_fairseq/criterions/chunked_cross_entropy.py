@@ -24,6 +24,9 @@ class ChunkedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     """Options, loss and log of ``label_smoothed_cross_entropy``; see ``layers/output_loss.py``.
 
     For models whose decoder gives its features and has an ``output`` with ``factors``, such as ``gnmt``.
+
+    Raises:
+        UsageError: ``--output-chunk`` is below 1; and by ``forward``, if the model has no such output layer.
     """
 
     def __init__(

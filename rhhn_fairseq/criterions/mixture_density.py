@@ -32,6 +32,9 @@ class MixtureDensity(FairseqCriterion):
     Densities are those of normalised offsets. It logs ``nats_seq``, the mean over sequences, as the papers
     report it; ``nats_point``, the mean over points, and ``pen_nats``, the pen bits' share of it; ``loss``,
     the one of the two means that ``average`` selects; and ``pen_errors`` in percent of the points.
+
+    Raises:
+        UsageError: ``average`` is neither point nor sequence.
     """
 
     def __init__(self, task, average):

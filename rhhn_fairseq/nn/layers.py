@@ -32,7 +32,8 @@ class LSTM(RecurrentLayer):
             options: options of the cell, ``backend`` and ``lstm_state``.
 
         Raises:
-            UsageError: the module is not a torch.nn.LSTM, or it has ``proj_size``.
+            UsageError: the module is not a torch.nn.LSTM or has ``proj_size``; or an option is unknown, or
+                the module's own.
         """
         if not isinstance(module, nn.LSTM) or module.proj_size:
             raise UsageError(f"LSTM.from_torch: expected a torch.nn.LSTM without proj_size, got {module!r}")
@@ -62,7 +63,7 @@ class GRU(RecurrentLayer):
             options: options of the cell, ``backend`` and ``lstm_state``.
 
         Raises:
-            UsageError: the module is not a torch.nn.GRU.
+            UsageError: the module is not a torch.nn.GRU; or an option is unknown, or the module's own.
         """
         if not isinstance(module, nn.GRU):
             raise UsageError(f"GRU.from_torch: expected a torch.nn.GRU, got {module!r}")

@@ -52,7 +52,8 @@ def generate(model: nn.Module, prompt: list[int], config: SamplingConfig) -> Ite
     """Yields dictionary indices one after another, without end.
 
     Args:
-        model: has ``embed``, ``stack`` and ``output``, as ``CharLM`` does; it is set to evaluation mode.
+        model: on the CPU; has ``embed``, ``stack`` and ``output``, as ``CharLM`` does; it is set to
+            evaluation mode.
         prompt: dictionary indices read first, at least one.
         config: how to draw.
     """

@@ -123,6 +123,9 @@ def score(hypotheses: Sequence[str], references: Sequence[str], language: str = 
     Args:
         hypotheses, references: detokenised sentences, equally many.
         language: the language whose Moses rules tokenise for the tokenised BLEU.
+
+    Raises:
+        UsageError: see ``tokenised_bleu``.
     """
     bleu, chrf = BLEU(), CHRF()
     result = bleu.corpus_score(hypotheses, [references])
@@ -170,9 +173,9 @@ def paired_bootstrap(
 ) -> dict:
     """Runs sacreBLEU's paired bootstrap test of a system against a baseline; returns plain data.
 
-    The p-value is the share of resamplings of the test set in which the size of the difference between the
-    two systems exceeds its mean by more than the difference that was found; below 0.05 is called significant.
-    sacreBLEU treats a ``seed`` of 0 as none.
+    The p-value is (c + 1) / (samples + 1), where c counts the resamplings of the test set in which the size
+    of the difference between the two systems exceeds its mean by more than the difference on the test set;
+    below 0.05 is called significant. sacreBLEU treats a ``seed`` of 0 as none.
     """
     with _sacrebleu_seed(seed):
         test = PairedTest(

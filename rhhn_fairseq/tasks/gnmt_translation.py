@@ -79,7 +79,8 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
         """Reads the dictionaries.
 
         Raises:
-            UsageError: the data directory is missing, a score is invalid, or only one language is given.
+            UsageError: the data directory is missing, an option is out of its range, or only one language is
+                given, or the same for both sides.
         """
         made = f"{command('prepare_translation')} made"
         if not cfg.data or cfg.data == "???":

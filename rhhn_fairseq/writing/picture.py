@@ -48,7 +48,8 @@ def output_paths(output: str | Path) -> list[Path]:
     """Returns the files of a picture: ``output`` if it ends in .svg or .png, else one with each ending.
 
     Raises:
-        UsageError: the folder does not exist, or the ending is that of another kind of picture.
+        UsageError: the path names no file, the folder does not exist, or the ending is that of another kind
+            of picture.
     """
     output = Path(output)
     if not output.name:
