@@ -55,6 +55,10 @@ def files(paths: dict[str, Sequence[Path] | None], source_lang: str, target_lang
 
     paths: for each of train_src, train_tgt, valid_src, ... its files. The n-th source file and the
         n-th target file of a split belong together; every pair of test files is a test set.
+
+    Raises:
+        UsageError: a split lacks files or has unequal numbers of them, a file is missing, or a language is
+            invalid.
     """
     missing = [
         f"--{split}-{side}" for split in SPLITS for side in ("src", "tgt") if not paths[f"{split}_{side}"]
@@ -77,7 +81,11 @@ def files(paths: dict[str, Sequence[Path] | None], source_lang: str, target_lang
 
 
 def multi30k(from_dir: Path) -> Corpus:
-    """Returns image captions, English to French, with the Flickr test sets of 2016 and 2017."""
+    """Returns image captions, English to French, with the Flickr test sets of 2016 and 2017.
+
+    Raises:
+        UsageError: a file is missing.
+    """
 
     def pairs(stem: str) -> tuple[Pairs, ...]:
         texts = tuple(find_in_directory(from_dir, f"{stem}.{language}") for language in ("en", "fr"))

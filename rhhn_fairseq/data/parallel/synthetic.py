@@ -281,7 +281,11 @@ def _permutation(kind: Kind, seed: int) -> Callable[[int], int]:
 
 
 def synthetic(pairs: int, seed: int) -> Corpus:
-    """Returns ``pairs`` sentences to train on, and ``EVALUATION_PAIRS`` each to validate and to test."""
+    """Returns ``pairs`` sentences to train on, and ``EVALUATION_PAIRS`` each to validate and to test.
+
+    Raises:
+        UsageError: ``pairs`` is below 1, or more than remain of all sentences.
+    """
     most = CAPACITY - 2 * EVALUATION_PAIRS
     if not 1 <= pairs <= most:
         raise UsageError(

@@ -88,6 +88,9 @@ def ptb(variant: str, from_dir: Path | None, download_dir: Path) -> Corpus:
         files, on which AWD-LSTM and the Mogrifier LSTM report.
     mikolov-char: the ptb.char files themselves, in which a space separates the symbols and ``_`` is the
         space.
+
+    Raises:
+        UsageError: the variant is unknown, or a file is missing or cannot be downloaded.
     """
     if variant not in PTB_VARIANTS:
         raise UsageError(f"--variant {variant}: choose from {', '.join(PTB_VARIANTS)}")
@@ -138,7 +141,11 @@ _ENWIK8_PUBLISHED = Published(100_000_000, "a1fa5ffddb56f4953e226637dabbb36a")
 
 
 def enwik8(as_bytes: bool, from_dir: Path | None, download_dir: Path) -> Corpus:
-    """Returns the first 100 million bytes of a Wikipedia dump, cut 90/5/5 million."""
+    """Returns the first 100 million bytes of a Wikipedia dump, cut 90/5/5 million.
+
+    Raises:
+        UsageError: the file is missing or cannot be downloaded.
+    """
     source = (
         find_in_directory(from_dir, "enwik8") if from_dir else FileSource(download(_ENWIK8_URL, download_dir))
     )
@@ -157,7 +164,11 @@ _TEXT8_PUBLISHED = Published(100_000_000, "3bea1919949baf155f99411df5fada7e")
 
 
 def text8(from_dir: Path) -> Corpus:
-    """Returns 100 million letters and spaces of Wikipedia, cut 90/5/5 million (Mikolov et al. 2012)."""
+    """Returns 100 million letters and spaces of Wikipedia, cut 90/5/5 million (Mikolov et al. 2012).
+
+    Raises:
+        UsageError: the file is missing.
+    """
     return Corpus(
         "text8",
         "text8, 90/5/5 split",
@@ -180,6 +191,9 @@ def wikitext103(variant: str, as_bytes: bool, from_dir: Path) -> Corpus:
     """Returns WikiText-103 (Merity et al. 2016), in the splits that it comes with.
 
     raw: the files of wikitext-103-raw-v1.zip. tokens: those of wikitext-103-v1.zip.
+
+    Raises:
+        UsageError: a file is missing.
     """
     name, sentence = WIKITEXT_VARIANTS[variant]
     return Corpus(
@@ -193,7 +207,11 @@ def wikitext103(variant: str, as_bytes: bool, from_dir: Path) -> Corpus:
 
 
 def text_files(files: dict[str, Sequence[Path] | None], as_bytes: bool, errors: str = "strict") -> Corpus:
-    """Returns the user's own files, those of each split concatenated in the order given."""
+    """Returns the user's own files, those of each split concatenated in the order given.
+
+    Raises:
+        UsageError: a split has no file, or a file is missing or of a kind that is not read.
+    """
     missing = [f"--{split}" for split in SPLITS if not files[split]]
     if missing:
         raise UsageError(
@@ -217,7 +235,11 @@ def _replaced(errors: str) -> dict:
 
 
 def text_split(path: Path, split: str, as_bytes: bool, errors: str = "strict") -> Corpus:
-    """Returns one file of the user's own, cut by percentages such as ``90/5/5``."""
+    """Returns one file of the user's own, cut by percentages such as ``90/5/5``.
+
+    Raises:
+        UsageError: the file is missing or of a kind that is not read, or ``parse_split`` refuses the split.
+    """
     return Corpus(
         "text",
         f"user text ({Path(path).name}, {split} split)",
@@ -265,6 +287,9 @@ def stdlib(size: int) -> Corpus:
 
     The ASCII ``*.py`` files are concatenated in the order of their paths; valid and test are the
     next twentieths of ``size`` each.
+
+    Raises:
+        UsageError: the size is below 1 or more than the library has, or a file cannot be read.
     """
     if size < 1:
         raise UsageError(f"--size {size}: expected a positive number of characters")
