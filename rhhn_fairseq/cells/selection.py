@@ -7,6 +7,7 @@ from rhhn_fairseq.cells.base import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
 from rhhn_fairseq.ops.backends import Request
+from rhhn_fairseq.ops.buffers import computed_dtype
 
 
 def set_backend(module: nn.Module, name: str | None) -> None:
@@ -63,4 +64,6 @@ def _request_without_input(cell: Cell, T: int, B: int, device: torch.device, dty
     x_TBC = torch.empty(1, 1, cell.config.input_size, dtype=dtype).expand(T, B, -1)
     noise = cell.sample_noise(1, 1) if cell.training else None
     request = cell.request(x_TBC, cell.zero_state(B, dtype=dtype), None, noise)
-    return request._replace(device=device, rounds=backends.rounding(device))
+    # Autocast is a setting of each device.
+    dtype = computed_dtype(device, dtype)
+    return request._replace(device=device, dtype=dtype, rounds=backends.rounding(device))

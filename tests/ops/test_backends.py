@@ -280,6 +280,13 @@ def test_every_backend_is_explained_and_the_marked_one_runs(name, T, B, grad, mo
     assert all(reason and "\n" not in reason for _, _, reason in rows)
 
 
+def test_what_runs_on_a_gpu_does_not_depend_on_autocast_on_the_cpu():
+    cell = build_cell("ln_lstm", 4, 5)
+    expected = explain(cell, 5, 2, "cuda")
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert explain(cell, 5, 2, "cuda") == expected
+
+
 def test_structures_of_another_build_are_refused(monkeypatch):
     path = next(build.Path(build.__file__).parent.glob("_any*"))
 
