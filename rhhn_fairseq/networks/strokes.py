@@ -61,6 +61,9 @@ class StrokeNetwork(Pretrained, nn.Module):
         Returns:
             the parameters of a mixture [B, T, 6 M + 1], see ``Mixture.of``; and a dictionary: the ``state``
             after the last position and, with a window, ``phi`` [B, T, U + 1], its weights over the text.
+
+        Raises:
+            UsageError: there is a window but no text.
         """
         x_TBC = points.transpose(0, 1).to(self.weight_out.dtype)
         mask_TB = None if mask is None else mask.T

@@ -231,7 +231,12 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
         return super().valid_step(sample, model, criterion)
 
     def eval_lm_dataloader(self, dataset, batch_size=None, num_shards=1, num_workers=0, **unused):
-        """Returns the batches for fairseq-eval-lm; the summary is logged when they are exhausted."""
+        """Returns the batches for fairseq-eval-lm; the summary is logged when they are exhausted.
+
+        Raises:
+            UsageError: there are several shards; or with ``--dynamic-eval`` several models, or one that is
+                not in float32.
+        """
         if num_shards > 1:
             raise UsageError(f"--num-shards {num_shards}: a text is evaluated by one process")
         protocol = Protocol.parse(self.cfg.protocol)
