@@ -30,6 +30,8 @@ MODELS = {
 }
 TRAINING = "--arch char_lm --optimizer adam --lr 0.005 --batch-size 32 --tokens-per-sample 50".split()
 TRAINING += ["--max-epoch", str(EPOCHS), "--log-format", "json", "--log-interval", "10"]
+# Not fairseq's own programs, which do not know the plugin where RHHN_AUTOLOAD is 0.
+RHHN = [sys.executable, "-m", "rhhn_fairseq"]
 PROMPT, WIDTH = "def ", 64
 LAST_LINES = 12
 
@@ -52,7 +54,7 @@ def main(argv=None) -> None:
 
 def run_all(log) -> None:
     """Runs all stages, and prints a line or two for each. Raises UsageError if one fails."""
-    prepare = [sys.executable, "-m", "rhhn_fairseq", "prepare", "stdlib", "--size", str(CHARACTERS)]
+    prepare = [*RHHN, "prepare", "stdlib", "--size", str(CHARACTERS)]
     for _ in lines_of([*prepare, "--dest", str(DATA)], log):
         pass
     print(f"text      the source of Python's standard library, {CHARACTERS:,} characters")
@@ -110,7 +112,7 @@ def train(name: str, log) -> None:
     if finished.exists():
         print(f"training  {name}: trained before (remove {folder(name)} to train again)")
         return
-    command = [sys.executable, "-m", "fairseq_cli.train", str(DATA), *TRAINING, *MODELS[name]]
+    command = [*RHHN, "train", str(DATA), *TRAINING, *MODELS[name]]
     layout = "training  {desc}: {percentage:3.0f} %{postfix}, {remaining} left"
     # A terminal shows one line that is updated, other outputs only the lines of the epochs.
     with tqdm(desc=name, bar_format=layout, disable=None, leave=False, file=sys.stdout) as bar:
@@ -165,7 +167,7 @@ def load(path: Path):
 
 def test(name: str, log) -> float:
     """Returns the bits per character on the test set."""
-    command = [sys.executable, "-m", "fairseq_cli.eval_lm", str(DATA), "--gen-subset", "test"]
+    command = [*RHHN, "eval-lm", str(DATA), "--gen-subset", "test"]
     output = "".join(lines_of([*command, "--path", str(checkpoint(name)), "--protocol", "carry:8"], log))
     return float(re.search(r"([\d.]+) bits per character", output)[1])
 

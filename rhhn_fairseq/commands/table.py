@@ -1,11 +1,11 @@
 """``rhhn``: one program for all commands. A command's module is imported when it is called."""
 
 import importlib
-import importlib.metadata
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+from rhhn_fairseq import __version__
 from rhhn_fairseq.adaptations.names import nearest
 from rhhn_fairseq.cli import run
 from rhhn_fairseq.errors import UsageError
@@ -57,7 +57,7 @@ def main() -> int:
         directory, arguments = arguments[1], arguments[2:]
     if arguments and arguments[0] in COMMANDS and COMMANDS[arguments[0]].module == "fairseq_programs":
         # These control their own output and end as fairseq's programs do.
-        own = [] if directory is None else ["--user-dir", directory]
+        own = [] if directory is None else user_dir_words(arguments[0], directory)
         return load(arguments[0]).main(arguments[0], [*arguments[1:], *own])
     return run(lambda: dispatch(arguments, directory))
 
@@ -76,12 +76,20 @@ def dispatch(arguments: list[str], user_dir: str | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
     elif arguments[0] == "--version":
-        print(f"rhhn_fairseq {importlib.metadata.version('rhhn-fairseq')}")
+        print(f"rhhn_fairseq {__version__}")
     elif arguments[0] in COMMANDS:
         load(arguments[0]).main(arguments[1:])
     else:
         hint = nearest(arguments[0], COMMANDS)
         raise UsageError(f"rhhn {arguments[0]}: no such command, {hint or 'see rhhn --help'}")
+
+
+def user_dir_words(name: str, path: str) -> list[str]:
+    """Returns how the command line of a program of fairseq names a user directory."""
+    if name != "hydra-train":
+        return ["--user-dir", path]
+    quoted = path.replace("'", r"\'")
+    return [f"common.user_dir='{quoted}'"]
 
 
 def import_user_dir(path: str) -> None:

@@ -47,6 +47,15 @@ def test_a_log_that_cannot_be_written_is_one_line(tmp_path, capsys, monkeypatch)
     assert message.startswith(f"error: --log {log}: cannot be written (")
 
 
+def test_the_programs_know_the_plugin_without_its_autoload(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RHHN_AUTOLOAD", "0")
+    with (tmp_path / "log").open("w") as log, pytest.raises(UsageError, match="rhhn_fairseq train failed"):
+        quickstart.train("LSTM", log)
+    # There is no text, but the architecture is known.
+    assert f"error: {quickstart.DATA}" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_whole_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,7 @@
 """``rhhn``: its table, its help, and the names that its messages use."""
 
 import argparse
+import importlib.metadata
 import inspect
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import pytest
 from helpers.script_cli import SCRIPTS, error_of
 
+import rhhn_fairseq
 from rhhn_fairseq import cli, programs
 from rhhn_fairseq.commands import fairseq_programs, prepare, table
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
@@ -143,3 +145,22 @@ def test_ctrl_c_while_a_program_starts(monkeypatch):
     monkeypatch.setattr(fairseq_programs.importlib, "import_module", interrupted)
     monkeypatch.setattr(fairseq_programs.sys, "argv", ["rhhn"])
     assert fairseq_programs.main("train", []) == 130
+
+
+def test_the_version_is_known_without_an_installation(as_rhhn, monkeypatch, capsys):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert rhhn("--version") == 0
+    assert capsys.readouterr().out == f"rhhn_fairseq {rhhn_fairseq.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [("train", ["--user-dir", "my 'cells'"]), ("hydra-train", [r"common.user_dir='my \'cells\''"])],
+)
+def test_a_user_directory_is_named_as_the_program_takes_it(monkeypatch, program, words):
+    monkeypatch.setattr(sys, "argv", ["rhhn", "--user-dir", "my 'cells'", program, "x"])
+    monkeypatch.setattr(fairseq_programs, "_run", lambda name, argv: [name, *argv])
+    assert table.main() == [program, "x", *words]
