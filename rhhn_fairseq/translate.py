@@ -6,6 +6,7 @@ task's own, so a task with another score uses that here as well.
 
 import argparse
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -54,6 +55,8 @@ class SearchConfig:
             if not smallest <= value < float("inf"):
                 option = "--" + name.replace("_", "-")
                 raise UsageError(f"{option} {value} is not possible, the smallest is {smallest}")
+        if not math.isfinite(self.lenpen):
+            raise UsageError(f"--lenpen {self.lenpen} is not a finite number")
         if self.nbest > self.beam:
             raise UsageError(f"--nbest {self.nbest} is more than --beam {self.beam} hypotheses")
 

@@ -127,7 +127,10 @@ def named_checkpoints(given: str) -> list[str]:
     """Returns the files of an ensemble, separated by commas or, as in fairseq, by colons."""
     if os.path.exists(given) or "://" in given:
         return [given]
-    return [path for path in re.split("[,:]", given) if path]
+    paths = [path for path in re.split("[,:]", given) if path]
+    if not paths:
+        raise UsageError(f"--checkpoint {given!r} names no file")
+    return paths
 
 
 @contextmanager
@@ -135,6 +138,8 @@ def opened_input(path):
     """Yields the text to translate as a binary file, and its name for messages."""
     from rhhn_fairseq.lines import opened
 
+    if path is None and sys.stdin is None:
+        raise UsageError("standard input is closed; name the text with --input")
     if path is None:
         yield sys.stdin.buffer, "standard input"
     else:

@@ -363,6 +363,20 @@ def test_refusals_are_one_line(case, translate):
     assert reason in translate(b"one\n", *options, status=1)
 
 
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        (["--checkpoint", ","], "--checkpoint ',' names no file"),
+        (["--checkpoint", "a.pt", "--lenpen", "nan"], "--lenpen nan is not a finite number"),
+        (["--checkpoint", "a.pt"], "standard input is closed; name the text with --input"),
+    ],
+)
+def test_refusals_before_a_model_is_read(options, reason, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    run = lambda: cli.run(lambda: script.main(options))  # noqa: E731
+    assert script_cli.error_of(run, capsys) == f"error: {reason}\n"
+
+
 def test_pieces_and_dictionaries_have_to_fit(translate, data, other_pieces, tmp_path):
     error = translate(b"one\n", "--sentencepiece-model", other_pieces, status=1)
     assert f"{other_pieces} is not the sentencepiece model of the dictionary in {data}" in error
