@@ -165,10 +165,13 @@ def check_output(option: str, path: str | Path | None, inputs: Iterable[str | Pa
     """Checks the name of a file to write before anything is computed.
 
     Raises:
-        UsageError: it is a directory or lies in none, or it is also one of the inputs, even through links.
+        UsageError: it is empty, is a directory or lies in none, or it is also one of the inputs, even through
+            links.
     """
     if path is None:
         return
+    if path == "":
+        raise UsageError(f"{option} is empty, name a file")
     folder = Path(os.path.realpath(path)).parent
     if os.path.isdir(path):
         raise UsageError(f"{option} {path} is a directory, name a file")

@@ -15,7 +15,7 @@ from rhhn_fairseq import cli
 from rhhn_fairseq.data.common.sources import FileSource
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import read_json, read_regular, readable, tar_files
-from rhhn_fairseq.lines import decode_batches
+from rhhn_fairseq.lines import check_output, decode_batches
 
 NEEDS_FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 
@@ -194,3 +194,7 @@ def test_lines_that_come_quickly_are_full_lists(tmp_path):
     with subprocess.Popen(["cat", path], stdout=subprocess.PIPE) as process:
         # The other program may have to wait for its turn, so not every list must be full.
         assert len(checked(process.stdout)) < 2 * len(full)
+
+
+def test_an_output_without_a_name_is_refused_before_the_work():
+    assert refused(check_output, "--json", "") == "--json is empty, name a file"
