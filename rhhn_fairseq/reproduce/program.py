@@ -33,7 +33,7 @@ def run(words: list[str], parser: argparse.ArgumentParser) -> None:
     if args.list:
         _list([table_of(args.table)] if args.table else list(TABLES.values()))
     elif args.queue:
-        _refuse_options_beside_a_queue(args, parser)
+        _refuse_options_beside_a_queue(args, extra, parser)
         _work_off(args.queue, parser, args.dry_run)
     elif args.table is None:
         raise UsageError(f"no table is named, choose from {', '.join(TABLES)}, or give --list")
@@ -134,10 +134,14 @@ def _parse(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.
     return args, tuple(extra)
 
 
-def _refuse_options_beside_a_queue(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def _refuse_options_beside_a_queue(
+    args: argparse.Namespace, extra: tuple[str, ...], parser: argparse.ArgumentParser
+) -> None:
     """Raises UsageError for a table or an option, other than --dry-run, that the lines of the queue give."""
     if args.table:
         raise UsageError("--queue takes its tables and rows from the file; name none besides")
+    if extra:
+        raise UsageError(f"-- {shlex.join(extra)}: --queue takes its options from the file")
     options = [action for action in parser._actions if action.option_strings]
     for action in options:
         given = action.dest != "help" and getattr(args, action.dest) != action.default

@@ -198,14 +198,23 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Returns the repository's commit, with ``+`` if files differ from it; "" outside of a repository."""
-    here = Path(__file__).resolve().parent
-    command = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=10"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
-    except OSError:
-        return ""
-    return result.stdout.strip() if result.returncode == 0 else ""
+    """Returns the repository's commit, with ``+`` if files differ from it; "" outside of a repository.
+
+    The repository of another project, in which an environment with this package lies, is none.
+    """
+    here = Path(__file__).resolve()
+    is_tracked = ["ls-files", "--error-unmatch", here.name]
+    answer = ""
+    for words in (is_tracked, ["describe", "--always", "--dirty=+", "--abbrev=10"]):
+        command = ["git", "-C", str(here.parent), *words]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
+        except OSError:
+            return ""
+        if result.returncode:
+            return ""
+        answer = result.stdout.strip()
+    return answer
 
 
 def write_json(path: Path, values: dict) -> None:

@@ -117,8 +117,9 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
     """Takes over the log and the checkpoints of a training that was started by hand, and evaluates it.
 
     Raises:
-        UsageError: the file is not a log with the table's figure, there is no checkpoint_best.pt, or it has
-            other sizes than the row; or its evaluation fails. No record is left then.
+        UsageError: the run has been trained here, the file is not a log with the table's figure, there is no
+            checkpoint_best.pt, or it has other sizes than the row; or its evaluation fails. No record is left
+            then.
     """
     best = checkpoints / "checkpoint_best.pt"
     if not best.is_file():
@@ -128,6 +129,8 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
     place = directory / "checkpoints"
     if place.exists() and not place.is_symlink():
         raise UsageError(f"{place}: exists, this run has been trained here; take another --seed or --runs")
+    if path.exists() and (former := Record.load(path)).state == "finished" and not former.adopted:
+        raise UsageError(f"{path}: this run has been trained; take another --seed or --results")
     record = _new_record(run, threads, device)
     record.read_curve(log)
     metric = run.table.scoring.metric
@@ -208,7 +211,8 @@ def measure_cost(run: Run, places: Places, threads: int, device: str, remark: st
                 if record is not None and record.subset == TRAIN_INNER:
                     ends.append(time.monotonic())
     if program.status:
-        raise UsageError(f"{run.table.name} {run.name}: {''.join(lines).strip().splitlines()[-1]}")
+        printed = "".join(lines).strip().splitlines() or [f"fairseq-train ended with status {program.status}"]
+        raise UsageError(f"{run.table.name} {run.name}: {printed[-1]}")
     # fairseq's own times are in whole seconds.
     seconds = [after - before for before, after in pairwise(ends[UNTIMED_UPDATES - 1 :])]
     if not seconds:

@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.reproduce import report, running
+from rhhn_fairseq.reproduce import records, report, running
 from rhhn_fairseq.reproduce.records import Cost, Record
 from rhhn_fairseq.reproduce.tables import TABLES
 
@@ -277,3 +278,19 @@ def test_a_cost_without_a_remark_is_read(tmp_path):
 def _saved(record, path) -> Path:
     record.save(path)
     return path
+
+
+def test_the_commit_is_the_package_s_own(tmp_path, monkeypatch):
+    """An environment often lies in the repository of another project, which ignores it."""
+    place = tmp_path / ".venv" / "records.py"
+    place.parent.mkdir()
+    place.touch()
+    (tmp_path / ".gitignore").write_text(".venv\n")
+    who = ["-c", "user.name=me", "-c", "user.email=me@example.org"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "theirs"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    monkeypatch.setattr(records, "__file__", str(place))
+    assert records.commit() == ""
+    for words in (["add", "-f", ".venv"], [*who, "commit", "-q", "-m", "ours"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    assert re.fullmatch("[0-9a-f]{10}", records.commit())

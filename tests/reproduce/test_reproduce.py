@@ -219,6 +219,8 @@ def test_a_dry_run_of_a_queue_runs_nothing(tmp_path, monkeypatch, capsys):
     assert "--arch lstm_ptb" in capsys.readouterr().out
     with pytest.raises(UsageError, match="--threads: --queue takes its options from the file"):
         reproduce.main(["--queue", str(tmp_path / "queue"), "--threads", "2"])
+    with pytest.raises(UsageError, match="-- --lr 0.1: --queue takes its options from the file"):
+        reproduce.main(["--queue", str(tmp_path / "queue"), "--", "--lr", "0.1"])
 
 
 def test_a_queue_goes_on_after_a_defect(tmp_path, monkeypatch, capsys):

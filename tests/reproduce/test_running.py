@@ -107,3 +107,22 @@ def test_the_figure_of_a_failed_evaluation_does_not_count(tmp_path):
     assert running._evaluate(_run(), "test bpc carry", _printing(line), tmp_path, 1) == 1.25
     with pytest.raises(UsageError, match="evaluation.log: no test bpc carry: PTB, test"):
         running._evaluate(_run(), "test bpc carry", _printing(line, status=1), tmp_path, 1)
+
+
+def test_a_cost_whose_training_says_nothing_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(running.corpora, "prepare", lambda *arguments: None)
+    monkeypatch.setattr(running.plan, "train_command", lambda *arguments: _printing(status=3))
+    places = running.Places(tmp_path, tmp_path, tmp_path)
+    with pytest.raises(UsageError, match="lstm_ptb-s1: fairseq-train ended with status 3"):
+        running.measure_cost(_run(), places, 1, "cpu")
+
+
+def test_a_training_is_not_replaced_by_one_that_was_run_by_hand(tmp_path):
+    (tmp_path / "checkpoint_best.pt").touch()
+    places = running.Places(tmp_path / "runs", tmp_path, tmp_path / "results")
+    path = places.record(_run())
+    _finished(_run(), path)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=f"{path}: this run has been trained"):
+        running.adopt(_run(), places, tmp_path / "log", tmp_path, 1, "cpu")
+    assert path.read_bytes() == before
