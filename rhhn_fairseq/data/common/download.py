@@ -5,6 +5,7 @@ import http.client
 import logging
 import os
 import re
+import tempfile
 import urllib.error
 import urllib.request
 import zipfile
@@ -23,9 +24,15 @@ _BLOCK = 1 << 18
 
 
 def default_download_dir() -> Path:
-    """Returns where downloads are kept: $XDG_CACHE_HOME/rhhn_fairseq, else ~/.cache/rhhn_fairseq."""
+    """Returns where downloads are kept: $XDG_CACHE_HOME/rhhn_fairseq, else ~/.cache/rhhn_fairseq.
+
+    Without a home directory, it is in the system's directory for temporary files.
+    """
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "rhhn_fairseq"
+    try:
+        return (Path(cache) if cache else Path.home() / ".cache") / "rhhn_fairseq"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / "rhhn_fairseq"
 
 
 def download(

@@ -3,6 +3,7 @@
 import functools
 import http.server
 import re
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -175,6 +176,15 @@ def test_downloads_are_kept_where_caches_are(monkeypatch):
     assert default_download_dir() == Path("/caches/rhhn_fairseq")
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert default_download_dir() == Path.home() / ".cache" / "rhhn_fairseq"
+
+
+def test_downloads_need_no_home_directory(monkeypatch):
+    def unknown():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    assert default_download_dir() == Path(tempfile.gettempdir()) / "rhhn_fairseq"
 
 
 def test_downloaded_ptb_is_prepared(tmp_path, server, monkeypatch):
