@@ -13,8 +13,10 @@ python=${PYTHON:-python3}
 }
 stamp=".venv/.installed-$extra"
 wanted=$(cat setup.cfg setup.py pyproject.toml constraints.txt rhhn_fairseq/ops/native/*.{cpp,h} | cksum)
-for done in "$stamp" .venv/.installed-dev; do
-    # What is for developers has everything else as well.
+stamps=("$stamp")
+# What is for developers has all that the default has, but not what the site of the documentation or export needs.
+[ "$extra" != all ] || stamps+=(.venv/.installed-dev)
+for done in "${stamps[@]}"; do
     if [ -f "$done" ] && [ "$(cat "$done")" = "$wanted" ]; then
         exit 0
     fi
@@ -29,7 +31,8 @@ command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/d
 # fairseq-fixed comes as source and builds against torch in an environment of its own. Without a
 # constraint there as well, that build would fetch the newest torch: pip up to 25 reads
 # PIP_CONSTRAINT for it, newer ones PIP_BUILD_CONSTRAINT.
-constraints=$PWD/constraints.txt
+# pip splits these variables at spaces, so that the path of the repository cannot be in them.
+constraints=constraints.txt
 export PIP_CONSTRAINT=$constraints PIP_BUILD_CONSTRAINT=$constraints PIP_DISABLE_PIP_VERSION_CHECK=1
 echo "installing into $PWD/.venv (fairseq is compiled, about three minutes the first time)"
 .venv/bin/python -m pip install --quiet --upgrade pip

@@ -1,0 +1,49 @@
+"""scripts/install.sh: what it installs, and where."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("scripts/install.sh", "setup.cfg", "setup.py", "pyproject.toml", "constraints.txt")
+# Notes its arguments and the constraints in place of running Python.
+PYTHON = """#!/bin/sh
+echo "$PIP_CONSTRAINT $PIP_BUILD_CONSTRAINT $*" >> "$(dirname "$0")/calls"
+"""
+
+
+@pytest.fixture
+def install(tmp_path):
+    """Calls the script in a copy of the repository; the calls of the environment's interpreter."""
+    root = tmp_path / "a b"
+    native = "rhhn_fairseq/ops/native"
+    shutil.copytree(ROOT / native, root / native, ignore=shutil.ignore_patterns("*.so"))
+    for name in SOURCES:
+        (root / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, root / name)
+    python = root / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+
+    def run(*arguments) -> list[str]:
+        (python.parent / "calls").write_text("")
+        script = ["bash", str(root / "scripts/install.sh"), *arguments]
+        subprocess.run(script, check=True, env=os.environ | {"PYTHON": sys.executable})
+        return (python.parent / "calls").read_text().splitlines()
+
+    return run
+
+
+def test_the_path_of_the_repository_may_have_spaces(install):
+    assert all(call.startswith("constraints.txt constraints.txt -m pip install") for call in install()[1:])
+
+
+def test_what_is_for_developers_has_what_is_installed_by_default_and_no_more(install):
+    assert install("dev")[-1].endswith("--editable .[dev]")
+    assert install("all") == install("dev") == []
+    assert install("docs")[-1].endswith("--editable .[docs]")
