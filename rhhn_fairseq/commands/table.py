@@ -53,6 +53,8 @@ COMMANDS = {
 def main() -> int:
     """Runs the program and returns its exit status."""
     arguments, directory = sys.argv[1:], None
+    if arguments and arguments[0].startswith("--user-dir="):
+        arguments = [*arguments[0].split("=", 1), *arguments[1:]]
     if arguments[:1] == ["--user-dir"] and len(arguments) > 1:
         directory, arguments = arguments[1], arguments[2:]
     if arguments and arguments[0] in COMMANDS and COMMANDS[arguments[0]].module == "fairseq_programs":

@@ -160,7 +160,8 @@ def test_the_version_is_known_without_an_installation(as_rhhn, monkeypatch, caps
     ("program", "words"),
     [("train", ["--user-dir", "my 'cells'"]), ("hydra-train", [r"common.user_dir='my \'cells\''"])],
 )
-def test_a_user_directory_is_named_as_the_program_takes_it(monkeypatch, program, words):
-    monkeypatch.setattr(sys, "argv", ["rhhn", "--user-dir", "my 'cells'", program, "x"])
+@pytest.mark.parametrize("option", [["--user-dir", "my 'cells'"], ["--user-dir=my 'cells'"]])
+def test_a_user_directory_is_named_as_the_program_takes_it(monkeypatch, option, program, words):
+    monkeypatch.setattr(sys, "argv", ["rhhn", *option, program, "x"])
     monkeypatch.setattr(fairseq_programs, "_run", lambda name, argv: [name, *argv])
     assert table.main() == [program, "x", *words]
