@@ -148,7 +148,7 @@ def separate_jobs(cfg: DictConfig) -> None:
 
 
 def differs_by_job(key: str, value: str) -> bool:
-    """Returns whether the unresolved value of an option is, or may be, another one in each job of a sweep."""
+    """Returns whether an option, here its unresolved value, may differ between the jobs of a sweep."""
     given = [argument.split("=", 1)[1] for argument in sys.argv if argument.lstrip("+").startswith(f"{key}=")]
     # A sweep's list of values is not equal to any of them.
     return "${" in value or any(text.strip("'\"") != value for text in given[-1:])

@@ -302,9 +302,10 @@ def end_where_complete() -> bool:
                 raise UsageError(f"there is nothing to train: {reason}")
             logger.warning("training is complete at update %d: %s", trainer.get_num_updates(), reason)
             complete.add(trainer)
-        no_figure = extra_state is not None and extra_state.get("val_loss") is None
-        interrupted = no_figure and _validation_due(trainer, epochs, ends=reason is not None)
-        if interrupted and _make_up_for_validation(trainer, epochs, extra_state["train_iterator"]):
+        resumes = extra_state is not None and not cfg.reset_dataloader
+        unvalidated = resumes and extra_state.get("val_loss") is None
+        missing = unvalidated and _validation_due(trainer, epochs, ends=reason is not None)
+        if missing and _make_up_for_validation(trainer, epochs, extra_state["train_iterator"]):
             complete.add(trainer)
         for names in training_loops():
             if not hasattr(names["train"], "ends"):
@@ -372,7 +373,7 @@ def _make_up_for_validation(trainer, epochs, position: dict) -> bool:
     cfg, loop = trainer.cfg, next(training_loops(), None)
     if loop is None:
         return False
-    logger.info("validates at update %d, where training was interrupted", trainer.get_num_updates())
+    logger.info("the validation after update %d is missing; it runs now", trainer.get_num_updates())
     within = epochs.iterations_in_epoch > 0
     epoch = epochs.next_epoch_idx if within else epochs.next_epoch_idx - 1
     subsets = cfg.dataset.valid_subset.split(",")
@@ -385,7 +386,7 @@ def _make_up_for_validation(trainer, epochs, position: dict) -> bool:
     )
     checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epochs, loss)
     if within:
-        # The iterator that was begun would begin the epoch again.
+        # Otherwise training would begin the epoch again.
         epochs.load_state_dict(position)
     else:
         trainer.lr_step(epoch, loss)

@@ -373,8 +373,8 @@ def test_refusals_are_one_line(case, translate):
 )
 def test_refusals_before_a_model_is_read(options, reason, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
-    run = lambda: cli.run(lambda: script.main(options))  # noqa: E731
-    assert script_cli.error_of(run, capsys) == f"error: {reason}\n"
+    printed = script_cli.error_of(lambda: cli.run(lambda: script.main(options)), capsys)
+    assert printed == f"error: {reason}\n"
 
 
 def test_pieces_and_dictionaries_have_to_fit(translate, data, other_pieces, tmp_path):
