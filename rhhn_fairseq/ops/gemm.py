@@ -51,6 +51,9 @@ FEW_ROWS_SMALLEST, FEW_ROWS_INPUT = 1 << 17, 64
 SMALLEST_PRODUCT = 2 * FEW_ROWS_SMALLEST
 """Multiplications below which ``affine`` always takes torch's product."""
 
+PLAIN = torch._C._disabled_torch_dispatch_impl
+"""``__torch_dispatch__`` of tensors with numbers at their address; a subclass with another may have none."""
+
 Matrix = Tensor | QuantisedWeight
 """A weight [K, N]."""
 
@@ -150,6 +153,9 @@ def _is_plain() -> bool:
     return not (
         torch.is_autocast_enabled("cpu")
         or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        # Fake tensors, make_fx and counters of operations see torch's operations only.
+        or torch._C._len_torch_dispatch_stack() > 0
         or transformation() is not None
         or matmul_precision("cpu") == "medium"
     )
@@ -249,6 +255,8 @@ def _try_native(x: Tensor, w: Tensor, add: Tensor | None, gemm: str | None) -> T
     for operand in (x, w) if add is None else (x, w, add):
         if operand.dtype != torch.float32 or operand.device.type != "cpu":
             return None
+        if type(operand).__torch_dispatch__ is not PLAIN:
+            return None
     # Torch rejects, or broadcasts, shapes that do not fit.
     if inner != K or (add is not None and add.shape not in ((N,), (M, N))):
         return None
@@ -273,6 +281,7 @@ def fits_few_rows(x: Tensor, w: Tensor) -> bool:
         and 1 in w.stride()
         and x.dtype == w.dtype == torch.float32
         and x.device.type == w.device.type == "cpu"
+        and type(x).__torch_dispatch__ is type(w).__torch_dispatch__ is PLAIN
         and asked.kernel in (None, "native")
         and asked.matmul in (None, "native")
         and native.multiplies()

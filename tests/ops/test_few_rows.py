@@ -5,6 +5,9 @@ import torch
 from helpers.products import assert_product, draw_matrix, with_every_build
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.ops import gemm, native
@@ -110,6 +113,46 @@ def test_other_products_are_torchs(why, small, monkeypatch):
             assert not gemm.fits_few_rows(x, weight)
         monkeypatch.setattr(native, "multiply_few_rows", None)
         torch.testing.assert_close(affine(x, weight), x @ weight, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", ["lstm", "gru", "rhn", "ln_hyperlstm"])
+def test_a_traced_network_computes_its_products(name, small):
+    cell = build_cell(name, 30, 50).eval()
+    with torch.no_grad():
+        traced = torch.jit.trace(cell, (torch.randn(2, 4, 30),), check_trace=False)
+        x = torch.randn(2, 4, 30)
+        torch.testing.assert_close(traced(x)[0], cell(x)[0])
+
+
+@pytest.fixture
+def no_addresses(small, monkeypatch):
+    """Fails where C++ would read an address that holds no numbers."""
+    monkeypatch.setattr(native, "multiply_few_rows", None)
+    monkeypatch.setattr(native, "lstm_gates", None)
+
+
+@pytest.mark.parametrize("name", ["lstm", "rhn"])
+def test_fake_tensors_have_no_addresses(name, no_addresses):
+    with FakeTensorMode(), torch.no_grad():
+        y, _ = build_cell(name, 30, 50).eval()(torch.randn(1, 4, 30))
+    assert y.shape == (1, 4, 50)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_tensors_that_hold_others_have_no_addresses(which, no_addresses):
+    parts = [torch.randn(4, 20), torch.randn(20, 40), torch.randn(40)]
+    expected = torch.addmm(parts[2], *parts[:2])
+    parts[which] = TwoTensor(parts[which], parts[which].clone())
+    with torch.no_grad():
+        y = affine(*parts)
+    torch.testing.assert_close(y.a, expected)
+
+
+def test_counted_products_are_torchs(no_addresses):
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        affine(torch.randn(4, 20), torch.randn(20, 40))
+    assert counter.get_total_flops() == 2 * 4 * 20 * 40
 
 
 @pytest.mark.parametrize("shape, adds", [((3, 19), None), ((3, 40), None), ((2, 10), None), ((3, 20), (39,))])
