@@ -25,7 +25,10 @@ def energies(q_NRA: Tensor, k_NSA: Tensor, v_A: Tensor, mask_NS: Tensor) -> Tens
     over a long source needs it.
     """
     wide = state_dtype(q_NRA.dtype)
-    if _is_compiled(q_NRA) and q_NRA.dtype == k_NSA.dtype:
+    (N, S, A), R = k_NSA.shape, q_NRA.shape[1]
+    # Torch rejects, or broadcasts, shapes that do not fit.
+    fits = q_NRA.shape == (N, R, A) and v_A.shape == (A,) and mask_NS.shape == (N, S)
+    if fits and _is_compiled(q_NRA) and q_NRA.dtype == k_NSA.dtype:
         operands = (operand.contiguous() for operand in (q_NRA, k_NSA, v_A.to(wide), mask_NS))
         return energy(*operands)
     hidden_NRSA = (q_NRA.unsqueeze(2) + k_NSA.unsqueeze(1)).tanh_()

@@ -42,6 +42,21 @@ def test_energies_equal_torchs_operations(N, R, S, A, dtype, monkeypatch):
         assert_equal([part.double() for part in run(energy.energies, *parts)], exact, tolerance)
 
 
+@pytest.mark.parametrize("wrong", ["q", "k", "v"])
+def test_operands_of_other_widths_are_refused(wrong):
+    widths = dict(q=5, k=5, v=5) | {wrong: 3}
+    q, k, v = torch.randn(2, 3, widths["q"]), torch.randn(2, 4, widths["k"]), torch.randn(widths["v"])
+    with pytest.raises(RuntimeError, match="size"):
+        energy.energies(q, k, v, torch.ones(2, 4, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("shared", [0, 1, 3])
+def test_one_sentence_for_all_is_broadcast(shared):
+    parts = [torch.randn(3, 2, 5), torch.randn(3, 4, 5), torch.randn(5), torch.rand(3, 4) > 0.3]
+    parts[shared] = parts[shared][:1]
+    torch.testing.assert_close(energy.energies(*parts), _energies(*parts))
+
+
 def test_energies_have_every_derivative_without_the_compiled_code():
     torch.manual_seed(0)
     shapes = ((2, 3, 5), (2, 4, 5), (5,))
