@@ -246,7 +246,7 @@ def affine(
         if add is None:
             return x @ weight_KN
         y = torch.addmm(add, rows, weight_KN)
-    return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
+    return y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
 
 
 def _try_native(x: Tensor, w: Tensor, add: Tensor | None, gemm: str | None) -> Tensor | None:

@@ -180,6 +180,20 @@ def test_affine_has_its_gradients(shape, added, calls):
         torch.testing.assert_close(one.double(), other, **CLOSE)
 
 
+@pytest.mark.parametrize("added", ["row", "rows"])
+def test_a_single_column_may_have_any_stride(added, calls):
+    x, w = torch.randn(7, 9), torch.randn(9, 1)
+    add = torch.randn(1, 7)[:, 3] if added == "row" else torch.randn(1, 7).t()
+    assert_product(x, w, add, affine(x, w, add))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 9), (0, 4, 9), (3, 0, 9)])
+def test_nothing_has_a_projection(shape):
+    x, w, add = torch.randn(*shape), torch.randn(9, 11), torch.randn(11)
+    assert affine(x, w, add).shape == affine(x, w).shape == (*shape[:-1], 11)
+
+
 def test_it_can_be_differentiated_twice(calls):
     x, w = torch.randn(7, 9, requires_grad=True), torch.randn(9, 11, requires_grad=True)
 

@@ -195,7 +195,8 @@ def matmul(
     (M, K), N = x.shape, w.shape[-1]
     fits = w.shape == (K, N) and out.shape == (M, N) and (add is None or add.shape in ((M, N), (N,)))
     for rows in (out,) if add is None else (out, add):
-        fits = fits and rows.dtype == torch.float32 and rows.stride(-1) == 1
+        # Of a single column, the stride may be any number.
+        fits = fits and rows.dtype == torch.float32 and 1 in (rows.stride(-1), rows.shape[-1])
     if not fits or x.dtype != torch.float32 or w.dtype != torch.float32:
         raise ValueError(
             f"{x.dtype} {tuple(x.shape)} by {w.dtype} {tuple(w.shape)} cannot be written to "
