@@ -287,6 +287,13 @@ def test_what_runs_on_a_gpu_does_not_depend_on_autocast_on_the_cpu():
         assert explain(cell, 5, 2, "cuda") == expected
 
 
+def test_a_build_that_cannot_be_loaded_says_what_to_do(tmp_path):
+    path = tmp_path / "_any.so"
+    path.touch()
+    with pytest.raises(ImportError, match=r"_any\.so cannot be loaded .*; install the package again"):
+        build.load(path)
+
+
 def test_structures_of_another_build_are_refused(monkeypatch):
     path = next(build.Path(build.__file__).parent.glob("_any*"))
 

@@ -102,7 +102,8 @@ def library() -> ctypes.CDLL | None:
     """Returns the compiled functions; None if they were not built.
 
     Raises:
-        ImportError: the library was built from other sources than these: the structures differ in size.
+        ImportError: the library cannot be loaded, or was built from other sources than these: the structures
+            differ in size.
     """
     for level in LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("any",)):
         for suffix in EXTENSION_SUFFIXES:
@@ -114,7 +115,10 @@ def library() -> ctypes.CDLL | None:
 
 def load(path: Path) -> ctypes.CDLL:
     """Loads a build, checks its structures and declares its functions; see ``library``."""
-    compiled = ctypes.CDLL(str(path))
+    try:
+        compiled = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ImportError(f"{path} cannot be loaded ({error}); install the package again") from error
     for name, structure in STRUCTURES.items():
         size = getattr(compiled, f"size_of_{name}", None)
         if size is None or size() != ctypes.sizeof(structure):
