@@ -22,6 +22,7 @@ from rhhn_fairseq.ops import (
     native,
     sequence,
 )
+from rhhn_fairseq.ops.buffers import Energy
 
 fused_cells = pytest.mark.parametrize("name", SIZES)
 implementations = pytest.mark.parametrize("implementation", ["native", "aten"])
@@ -345,3 +346,14 @@ def test_a_single_row_may_have_any_stride():
         lstm.lstm(g, state, weight, [], lstm.Masks(), lstm.Numbers(1.0), plan)[0] for plan in plans
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.skipif(native.library() is None, reason="needs the compiled kernels")
+def test_tensors_that_are_not_in_host_memory_are_refused():
+    # No rows, so that nothing would be read.
+    q, mask, elsewhere = torch.zeros(0, 3, 5), torch.zeros(0, 4, dtype=torch.bool), torch.device("meta")
+    buffers = Energy(q=q, k=torch.zeros(0, 4, 5, device=elsewhere), v=torch.zeros(5), mask=mask)
+    with pytest.raises(ValueError, match=r"^k of strides .* on meta cannot be given to C\+\+"):
+        native.energy(buffers, "forward")
+    with pytest.raises(ValueError, match=r"^c of strides .* on meta cannot be given to C\+\+"):
+        native.lstm_gates(torch.zeros(0, 20), torch.zeros(0, 5, device=elsewhere), 1.0)

@@ -238,7 +238,8 @@ def lstm_gates(a: Tensor, c: Tensor, forget_bias: float) -> tuple[Tensor, Tensor
     """Returns the new h and c [B, H] of an LSTM from the sums of its gates i, f, g, o, [B, 4 H]; float32."""
     c = c.contiguous()
     h, after = torch.empty_like(c), torch.empty_like(c)
-    compiled().lstm_gates(*c.shape, forget_bias, a.data_ptr(), c.data_ptr(), after.data_ptr(), h.data_ptr())
+    before = _address("c", c)
+    compiled().lstm_gates(*c.shape, forget_bias, a.data_ptr(), before, after.data_ptr(), h.data_ptr())
     return h, after
 
 
@@ -270,7 +271,7 @@ def _arguments(buffers: Gated | Highway | Energy) -> ctypes.Structure:
         value = values[name]
         if kind is ctypes.c_void_p and value is not None:
             # Contiguous tensors, nearly all of them, do not need the call of ``_address``.
-            plain = value.is_contiguous() and not value.is_cuda
+            plain = value.is_contiguous() and value.is_cpu
             value = value.data_ptr() if plain else _address(name, value)
         setattr(arguments, name, value)
     return arguments
