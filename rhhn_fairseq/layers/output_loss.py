@@ -59,9 +59,9 @@ def _chunks(y_PH, weight_VH, bias_V, target_P, real_P, smoothing, chunk, learns)
     scale = FLOAT16_SCALE if y_PH.dtype == torch.float16 else 1.0
     sums = y_PH.new_zeros(3, dtype=wide)
     operands = (y_PH, weight_VH, bias_V) if learns else ()
-    gradients = [torch.zeros_like(tensor, dtype=wide) for tensor in operands]
+    gradients = [tensor.new_zeros(tensor.shape, dtype=wide) for tensor in operands]
     dy, dweight, dbias = gradients if learns else [sums] * 3
-    gemm = select_gemm(y_PH.dtype, y_PH.device)
+    gemm, bias_V = select_gemm(y_PH.dtype, y_PH.device), bias_V.contiguous()
     pieces = (tensor.split(chunk) for tensor in (y_PH, target_P, real_P, dy if learns else y_PH))
     for y, target, real, dy_chunk in zip(*pieces, strict=True):
         logits = mm(y, weight_VH.t(), None, bias_V, gemm).to(wide)

@@ -232,6 +232,19 @@ def test_output_loss_has_the_same_gradients(dtype, calls, monkeypatch):
         torch.testing.assert_close(one, other)
 
 
+def test_output_loss_takes_every_layout(calls):
+    parts = [torch.randn(8, 30).t(), torch.randn(8, 20).t(), torch.randn(40)[::2]]
+    target, real = torch.randint(20, (30,)), torch.ones(30, dtype=torch.bool)
+    results = []
+    for operands in (parts, [part.contiguous() for part in parts]):
+        leaves = [part.detach().requires_grad_() for part in operands]
+        loss, *_ = linear_cross_entropy(*leaves, target, real)
+        results.append([loss, *torch.autograd.grad(loss, leaves)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+    assert calls
+
+
 REASONS = "double bfloat16 medium autocast compile kernel choice"
 
 
