@@ -134,7 +134,7 @@ def highway(
         gx.contiguous(),
         s0.to(wide).contiguous(),
         [weight.to(dtype) for weight in weights],
-        [bias.to(wide) for bias in biases if bias is not None],
+        [bias.to(wide).contiguous() for bias in biases if bias is not None],
         [tensor.to(dtype).contiguous() for tensor in hyper],
         list(masks),
         list(numbers),

@@ -335,6 +335,18 @@ def test_operations_keep_torchs_rules(name, monkeypatch):
         torch.library.opcheck(operation, args, test_utils=rules)
 
 
+@fused_cells
+@implementations
+def test_parameters_may_lie_apart(name, implementation, monkeypatch):
+    cell, x = make_cell(name), torch.randn(5, 3, 4, dtype=torch.float64)
+    exact = run_pass(cell, x, None, None, None, implementation, monkeypatch)
+    for parameter in cell.parameters():
+        apart = parameter.detach().unsqueeze(-1).repeat_interleave(2, dim=-1)[..., 0]
+        assert parameter.numel() == 1 or not apart.is_contiguous()
+        parameter.data = apart
+    assert_equal(run_pass(cell, x, None, None, None, implementation, monkeypatch), exact, 1e-13)
+
+
 @pytest.mark.skipif(not native.multiplies(), reason="needs the compiled kernels and AVX2")
 def test_a_single_row_may_have_any_stride():
     H, plans = 8, [backends.make_plan(name) for name in ("aten", "native")]
