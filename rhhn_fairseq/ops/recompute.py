@@ -38,6 +38,12 @@ class Pass(NamedTuple):
     mask_TB: Tensor | None
     noise: Noise | None
 
+    @property
+    def masks(self) -> list[Tensor]:
+        """All tensors that a segment reads besides its input, its state and the parameters."""
+        masks = [self.first_TB1, self.mask_TB, *(self.noise or {}).values()]
+        return [mask for mask in masks if mask is not None]
+
 
 def computed_weights(module: nn.Module) -> dict[str, Tensor]:
     """Returns the weights that pruning and the like compute before a pass, by their names."""
@@ -103,8 +109,8 @@ class _InSegments(torch.autograd.Function):
                 outputs = y.new_empty(len(x_TBC), *y.shape[1:])
             outputs[steps] = y
         ctx.set_materialize_grads(False)
-        # Saves the parameters, so that changing them before the backward pass is an error, as elsewhere.
-        ctx.save_for_backward(x_TBC, *states, *parameters)
+        # Saves parameters and masks, so that a change before the backward pass is an error, as elsewhere.
+        ctx.save_for_backward(x_TBC, *states, *parameters, *segments.full_pass.masks)
         ctx.segments = segments
         return outputs, *(last.to(dtype) for last, dtype in zip(state, ctx.types, strict=True))
 
@@ -112,9 +118,10 @@ class _InSegments(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy, *dstate):
         segments, (x_TBC, *kept) = ctx.segments, ctx.saved_tensors
-        states = kept[: len(dstate)]
+        states, rest = kept[: len(dstate)], kept[len(dstate) :]
+        weights = rest[: len(segments.full_pass.parameters)]
         # A weight may itself be computed from others, to which each segment would lead back.
-        parameters = [parameter.detach().requires_grad_() for parameter in kept[len(dstate) :]]
+        parameters = [weight.detach().requires_grad_() for weight in weights]
         dlast = [None if d is None else d.to(states[0].dtype) for d in dstate]
         needs_x = ctx.needs_input_grad[2]
         dx = torch.zeros_like(x_TBC) if needs_x else None

@@ -74,11 +74,13 @@ def test_noise_is_drawn_once():
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def test_weights_changed_before_the_backward_pass_are_an_error():
-    cell = _cell("lstm", noise=False, recompute_steps=2)
-    y, _ = cell(torch.randn(T, B, C, dtype=torch.float64))
+@pytest.mark.parametrize("what", ["weight", "mask", "noise"])
+def test_what_changes_before_the_backward_pass_is_an_error(what):
+    cell = _cell("lstm", recompute_steps=2)
+    mask, noise = torch.ones(T, B, dtype=torch.bool), cell.sample_noise(T, B)
+    y, _ = cell(torch.randn(T, B, C, dtype=torch.float64), None, mask, noise)
     with torch.no_grad():
-        cell.weight_h.add_(1.0)
+        dict(weight=cell.weight_h, mask=mask, noise=noise["zoneout"])[what].zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
 
