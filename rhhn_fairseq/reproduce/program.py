@@ -1,6 +1,7 @@
 """The program ``rhhn reproduce``: its options, and the runs that they ask for."""
 
 import argparse
+import math
 import os
 import shlex
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from rhhn_fairseq.adaptations import ranges
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.lines import read_lines
 from rhhn_fairseq.reproduce import report, running
@@ -46,20 +48,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("table", nargs="?", metavar="TABLE", help=f"one of {', '.join(TABLES)}")
     add("rows", nargs="*", metavar="ROW", help="rows of the table (default: all)")
-    add("--list", action="store_true", help="print the tables, their rows and the papers' figures")
+    # What is done in place of a training.
+    instead = parser.add_mutually_exclusive_group().add_argument
+    instead("--list", action="store_true", help="print the tables, their rows and the papers' figures")
+    instead("--render", action="store_true", help="write the page from the existing records, run nothing")
+    instead("--dry-run", action="store_true", help="print the commands, run nothing")
+    instead(
+        "--adopt", nargs=2, type=Path, metavar=("LOG", "DIR"), help="record a training that was run by hand"
+    )
+    instead(
+        "--cost",
+        action="store_true",
+        help="train a few updates of each row and record their time (default: 8 updates)",
+    )
     add(
         "--queue",
         type=Path,
         metavar="FILE",
         help="run the lines of a file one after another, at low priority",
-    )
-    add("--render", action="store_true", help="write the page from the existing records, run nothing")
-    add("--dry-run", action="store_true", help="print the commands, run nothing")
-    add("--adopt", nargs=2, type=Path, metavar=("LOG", "DIR"), help="record a training that was run by hand")
-    add(
-        "--cost",
-        action="store_true",
-        help="train a few updates of each row and record their time (default: 8 updates)",
     )
     add(
         "--remark",
@@ -127,10 +133,11 @@ def _parse(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.
         value = getattr(args, name)
         if value is not None and value < smallest:
             raise UsageError(f"--{name} {value} is too small, the smallest is {smallest}")
-    if args.hours is not None and not args.hours > 0:
-        raise UsageError(f"--hours {args.hours:g} is not more than 0")
+    if args.hours is not None and not 0 < args.hours < math.inf:
+        raise UsageError(f"--hours {args.hours:g} is not a number above 0")
     if any(seed < 0 for seed in args.seeds):
         raise UsageError(f"--seeds {min(args.seeds)} is too small, the smallest is 0")
+    ranges.check({"--seed": max(args.seeds)})
     return args, tuple(extra)
 
 

@@ -21,6 +21,7 @@ from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, parse_line
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import make_directory
+from rhhn_fairseq.lines import replacing
 from rhhn_fairseq.locks import locked
 from rhhn_fairseq.reproduce import corpora, plan, records
 from rhhn_fairseq.reproduce.plan import Run
@@ -118,8 +119,8 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
 
     Raises:
         UsageError: the run has been trained here, the file is not a log with the table's figure, there is no
-            checkpoint_best.pt, or it has other sizes than the row; or its evaluation fails. No record is left
-            then.
+            checkpoint_best.pt, or it has other sizes than the row; or its evaluation fails. The record of an
+            earlier adoption is kept then.
     """
     best = checkpoints / "checkpoint_best.pt"
     if not best.is_file():
@@ -129,7 +130,7 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
     place = directory / "checkpoints"
     if place.exists() and not place.is_symlink():
         raise UsageError(f"{place}: exists, this run has been trained here; take another --seed or --runs")
-    if path.exists() and (former := Record.load(path)).state == "finished" and not former.adopted:
+    if path.exists() and (known := Record.load(path)).state == "finished" and not known.adopted:
         raise UsageError(f"{path}: this run has been trained; take another --seed or --results")
     record = _new_record(run, threads, device)
     record.read_curve(log)
@@ -141,6 +142,8 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
     text = log.read_text(errors="replace")
     record.parameters, record.stopped_by = _parameters(text), _stop(text)
     record.adopted, record.state, record.commit = str(log), "evaluating", ""
+    former = path.read_bytes() if path.exists() else None
+    link = place.readlink() if place.is_symlink() else None
     # Only now: a link without its record would let the next training write to the user's directory.
     place.unlink(missing_ok=True)
     place.symlink_to(checkpoints.resolve())
@@ -150,6 +153,11 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
     except UsageError:
         path.unlink(missing_ok=True)
         place.unlink(missing_ok=True)
+        if former is not None:
+            with replacing(path) as file:
+                file.write(former)
+        if link is not None:
+            place.symlink_to(link)
         raise
 
 

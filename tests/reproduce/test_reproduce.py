@@ -303,7 +303,11 @@ def test_progress_counts_the_hours_before_a_restart():
         (["ha-ptb", "--scale", "0"], "--scale 0 is not in (0, 1]"),
         (["ha-wmt", "--scale", "0.5"], "ha-wmt has no smaller form"),
         (["ha-ptb", "--epochs", "0"], "--epochs 0 is too small"),
-        (["ha-ptb", "--hours", "nan"], "--hours nan is not more than 0"),
+        (["ha-ptb", "--hours", "nan"], "--hours nan is not a number above 0"),
+        (["ha-ptb", "--hours", "inf"], "--hours inf is not a number above 0"),
+        (["ha-ptb", "--seeds", "1", "99999999999"], "--seed 99999999999 is not possible"),
+        (["ha-ptb", "--cost", "--render"], "argument --render: not allowed with argument --cost"),
+        (["ha-ptb", "--adopt", "a", "b", "--dry-run"], "--dry-run: not allowed with argument --adopt"),
         (["ha-ptb", "--adopt", "a", "b"], "--adopt takes over one run, 8 are named"),
         (["ha-iam", "lstm_900_iam"], "--from-dir is not given: iam-graves cannot be downloaded"),
         (

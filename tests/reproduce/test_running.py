@@ -126,3 +126,27 @@ def test_a_training_is_not_replaced_by_one_that_was_run_by_hand(tmp_path):
     with pytest.raises(UsageError, match=f"{path}: this run has been trained"):
         running.adopt(_run(), places, tmp_path / "log", tmp_path, 1, "cpu")
     assert path.read_bytes() == before
+
+
+def test_a_second_adoption_that_fails_leaves_the_first(tmp_path, monkeypatch):
+    places, log = running.Places(tmp_path / "runs", tmp_path, tmp_path / "results"), tmp_path / "log"
+    log.write_text('{"epoch": 1, "train_bpc": "2", "train_num_updates": "3"}\n')
+    monkeypatch.setattr(running, "_check_sizes", lambda *_: None)
+    monkeypatch.setattr(running, "execute", lambda *_: "adopted")
+
+    def adopt(name):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "checkpoint_best.pt").touch()
+        return running.adopt(_run(), places, log, tmp_path / name, 1, "cpu")
+
+    def failing(*_):
+        raise UsageError("no figure")
+
+    link = places.run(_run()) / "checkpoints"
+    assert adopt("first") == "adopted"
+    before = places.record(_run()).read_bytes()
+    monkeypatch.setattr(running, "execute", failing)
+    log.write_text('{"epoch": 1, "train_bpc": "1", "train_num_updates": "3"}\n')
+    with pytest.raises(UsageError, match="no figure"):
+        adopt("second")
+    assert places.record(_run()).read_bytes() == before and link.resolve() == tmp_path / "first"
