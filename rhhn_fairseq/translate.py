@@ -6,7 +6,6 @@ task's own, so a task with another score uses that here as well.
 
 import argparse
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ import torch
 from fairseq import utils
 from fairseq.dataclass.configs import GenerationConfig
 
+from rhhn_fairseq.adaptations import ranges
 from rhhn_fairseq.analysis.attention import Attention
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.lines import one_line
@@ -55,8 +55,7 @@ class SearchConfig:
             if not smallest <= value < float("inf"):
                 option = "--" + name.replace("_", "-")
                 raise UsageError(f"{option} {value} is not possible, the smallest is {smallest}")
-        if not math.isfinite(self.lenpen):
-            raise UsageError(f"--lenpen {self.lenpen} is not a finite number")
+        ranges.check({"--lenpen": self.lenpen, "--max-len-a": self.max_len_a})
         if self.nbest > self.beam:
             raise UsageError(f"--nbest {self.nbest} is more than --beam {self.beam} hypotheses")
 

@@ -83,8 +83,8 @@ TABLE = {
     WORKERS: "num_workers",
     Range(0, math.inf, above=True, below=True): "lr temperature",
     STRENGTH: """
-        clip_norm adam_eps weight_decay fp16_scale_tolerance stop_time_hours max_len_a coverage_penalty
-        beam_size_threshold
+        clip_norm adam_eps weight_decay fp16_scale_tolerance stop_time_hours coverage_penalty
+        beam_size_threshold activation_reg temporal_activation_reg
     """,
     Range(0, math.inf, below=True, also=-1): "diversity_rate",
     Range(0, 1): "ema_decay dropout attention_dropout activation_dropout",
@@ -94,7 +94,10 @@ TABLE = {
     Range(1, WIDTH.high): "hidden_size",
     WIDTH: "embed_dim hyper_size hyper_embed_size attention_size",
     DEPTH: "layers encoder_layers decoder_layers rhn_depth",
-    FINITE: "lenpen unkpen lm_weight diverse_beam_strength",
+    # Lengths to far higher powers, and far longer translations, overflow.
+    Range(-10, 10): "lenpen",
+    Range(0, 1000): "max_len_a",
+    FINITE: "unkpen lm_weight diverse_beam_strength",
 }
 RANGES = {name: allowed for allowed, names in TABLE.items() for name in names.split()}
 

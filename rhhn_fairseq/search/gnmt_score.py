@@ -19,6 +19,8 @@ from torch import Tensor
 from rhhn_fairseq.errors import UsageError
 
 LENGTH_PENALTIES = "fairseq, none, gnmt:ALPHA"
+# Lengths to far higher powers overflow.
+LARGEST_ALPHA = 10.0
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,10 @@ class GNMTScore:
             alpha = float(number) if name == "gnmt" and colon else math.nan
         except ValueError:
             alpha = math.nan
-        if not (alpha >= 0 and math.isfinite(alpha)):
+        if not 0 <= alpha <= LARGEST_ALPHA:
             raise UsageError(
-                f"--length-penalty {length_penalty} is unknown, choose from {LENGTH_PENALTIES} with ALPHA 0 "
-                "or positive (0.2 in the paper)"
+                f"--length-penalty {length_penalty} is unknown, choose from {LENGTH_PENALTIES} with ALPHA "
+                f"from 0 to {LARGEST_ALPHA:g} (0.2 in the paper)"
             )
         return cls(alpha, beta)
 

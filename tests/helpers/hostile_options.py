@@ -80,7 +80,7 @@ ON_COPYING = """
 # For fairseq-generate and, where their name says so, fairseq-interactive.
 ON_GENERATION = """
 --beam 0 | --beam -1 | --beam 1000000000 | --nbest 0 | --nbest 5 | --max-len-a -1 | --max-len-a nan
---max-len-b 0 | --max-len-b -5 | --min-len -1 | --min-len 500 | --lenpen nan | --lenpen inf | --lenpen text
+--max-len-b 0 | --max-len-b -5 | --min-len -1 | --min-len 500 | --lenpen nan | --lenpen 1e5 | --lenpen text
 --unkpen nan | --temperature 0 | --temperature -1 | --temperature nan | --sampling-topk -5
 --sampling-topk 5
 --sampling --sampling-topp 2 | --sampling --sampling-topp nan | --sampling --sampling-topk 0

@@ -367,7 +367,18 @@ def test_refusals_are_one_line(case, translate):
     "options, reason",
     [
         (["--checkpoint", ","], "--checkpoint ',' names no file"),
-        (["--checkpoint", "a.pt", "--lenpen", "nan"], "--lenpen nan is not a finite number"),
+        (
+            ["--checkpoint", "a.pt", "--lenpen", "nan"],
+            "--lenpen nan is not possible: at least -10 and at most 10",
+        ),
+        (
+            ["--checkpoint", "a.pt", "--lenpen", "1e5"],
+            "--lenpen 100000.0 is not possible: at least -10 and at most 10",
+        ),
+        (
+            ["--checkpoint", "a.pt", "--max-len-a", "1e308"],
+            "--max-len-a 1e+308 is not possible: at least 0 and at most 1000",
+        ),
         (["--checkpoint", "a.pt"], "standard input is closed; name the text with --input"),
     ],
 )
