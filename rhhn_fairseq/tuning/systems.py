@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
+from fairseq.optim.lr_scheduler import LR_SCHEDULER_REGISTRY
 
 from rhhn_fairseq.adaptations import ranges
 from rhhn_fairseq.cells.registry import CELLS, cell_options
@@ -83,6 +84,8 @@ RECIPE = {
     "ema_decay": float,
 }
 
+CHOICES = {"batching": ("lanes", "windows"), "lr_scheduler": sorted(LR_SCHEDULER_REGISTRY)}
+
 
 @dataclass(frozen=True)
 class System:
@@ -101,19 +104,35 @@ class System:
         """Reads ``CELL`` or ``CELL:option=value,option=value``.
 
         Raises:
-            UsageError: no such cell or option, or the value is not of the option's type.
+            UsageError: no such cell or option, or a value that cannot work.
         """
         cell, _, rest = text.partition(":")
         if cell not in CELLS:
             raise UsageError(f"{text}: no cell {cell!r}, choose from {', '.join(sorted(CELLS))}")
         options = dict(_read_option(cell, word) for word in rest.split(",") if word)
-        return cls(cell, options)
+        system = cls(cell, options)
+        try:
+            system.check()
+        except UsageError as error:
+            raise UsageError(f"{text}: {error}") from error
+        return system
 
     @property
     def name(self) -> str:
         """The text that ``parse`` reads."""
         options = ",".join(f"{name.replace('_', '-')}={value}" for name, value in self.options.items())
         return f"{self.cell}:{options}" if options else self.cell
+
+    def check(self) -> None:
+        """Raises UsageError for options that no trial could be trained with."""
+        for name, known in CHOICES.items():
+            if name in self.options and self.options[name] not in known:
+                raise UsageError(f"{name} {self.options[name]} is unknown, choose from {', '.join(known)}")
+        start = {name: axis.start for name, axis in self.space().items()}
+        options = {"cell": self.cell} | start | self.options
+        # Wide enough for any hypernetwork.
+        width = WIDTH_STEP * options.get("hyper_size", 1)
+        build(options | {"hidden_size": width}, vocab_size=2, device="meta")
 
     def space(self) -> dict[str, Dimension]:
         """Returns what is searched: options of every model, and those of SPACE that the cell has.
