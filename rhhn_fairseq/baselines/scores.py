@@ -31,7 +31,8 @@ def read_text(directory: str | Path, splits: Sequence[str]) -> Text:
     """Reads the training text and the splits to score.
 
     Raises:
-        UsageError: a file is missing or damaged, or the training text has unknown symbols.
+        UsageError: a file is missing or damaged, the training text has unknown symbols, or a split has only
+            such.
     """
     vocabulary = load_vocabulary(directory)
     entries = vocabulary.model_indices()
@@ -45,8 +46,11 @@ def read_text(directory: str | Path, splits: Sequence[str]) -> Text:
     unknown = int((train < 0).sum())
     if unknown:
         raise UsageError(f"{directory}: the training text has {unknown:,} unknown symbols, expected none")
-    name = vocabulary.corpus or str(directory)
-    return Text(name, len(entries), train, {split: read(split) for split in splits})
+    texts = {split: read(split) for split in splits}
+    for split, text in texts.items():
+        if not (text >= 0).any():
+            raise UsageError(f"{directory}: no symbol of the split {split} occurs in the training text")
+    return Text(vocabulary.corpus or str(directory), len(entries), train, texts)
 
 
 def score(text: Text, highest: int) -> dict:
@@ -55,7 +59,7 @@ def score(text: Text, highest: int) -> dict:
     Returns:
         what the command prints, ready for JSON.
     """
-    with tqdm(total=1 + len(text.splits), desc="n-grams", unit="text", leave=False) as progress:
+    with tqdm(total=1 + len(text.splits), desc="n-grams", unit="text", disable=None, leave=False) as progress:
         model = NGrams(text.train, text.symbols, highest)
         progress.update()
         rows = [

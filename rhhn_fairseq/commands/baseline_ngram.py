@@ -10,6 +10,7 @@ valid split is as unseen as the test split.
 
 import json
 import time
+from pathlib import Path
 
 from rhhn_fairseq.commands.parsers import make_parser
 from rhhn_fairseq.errors import UsageError
@@ -39,7 +40,7 @@ def main(argv=None) -> None:
     from rhhn_fairseq.baselines.scores import read_text, score
     from rhhn_fairseq.lines import check_output, replacing
 
-    check_output("--json", args.json)
+    check_output("--json", args.json, Path(args.data).glob("*"))
     started = time.perf_counter()
     corpus = read_text(args.data, args.splits)
     report = score(corpus, args.max_order)

@@ -142,6 +142,22 @@ def test_command_scores_every_symbol(prepared, tmp_path, capsys):
     assert f"{bpc[-1]:.4f}" in printed and "(100.00 %)" in printed
 
 
+def test_a_split_of_unknown_symbols_is_refused(tmp_path):
+    for name, text in (("a", "abc abc\n"), ("z", "zzz")):
+        (tmp_path / name).write_text(text)
+    options = ["--train", str(tmp_path / "a"), "--valid", str(tmp_path / "z"), "--test", str(tmp_path / "a")]
+    script_cli.load("prepare_chars").main(["text", *options, "--dest", str(tmp_path / "data")])
+    with pytest.raises(UsageError, match="no symbol of the split valid occurs in the training text"):
+        script_cli.load("baseline_ngram").main([str(tmp_path / "data"), "--max-order", "2"])
+
+
+def test_no_file_of_the_corpus_is_overwritten(prepared):
+    before = (prepared / "dict.txt").read_bytes()
+    with pytest.raises(UsageError, match="is the file .* that is read; name another"):
+        script_cli.load("baseline_ngram").main([str(prepared), "--json", str(prepared / "dict.txt")])
+    assert (prepared / "dict.txt").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     "arguments", [["--max-order", "0"], ["--max-order", "99"], ["--splits", "dev"], ["--json", "no/x.json"]]
 )
