@@ -21,6 +21,7 @@ from torch import Tensor
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from rhhn_fairseq.bench.machine import describe_machine
 from rhhn_fairseq.cli import run
+from rhhn_fairseq.data.text.prompt import prompt_indices
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.loading import load_char_lm
 from rhhn_fairseq.networks.character import CharacterNetwork
@@ -58,23 +59,21 @@ def microseconds(model: CharacterNetwork, rows: int) -> float:
 
 
 def lanes(model: CharacterNetwork, path: str, count: int, symbols: int) -> Tensor:
-    """Returns the beginning of a text as dictionary indices [B, T].
+    """Returns the beginning of a text as dictionary indices [B, T], in the model's reading order.
 
     Raises:
         UsageError: the text has symbols that the model does not know, or is too short for the lanes.
     """
+    if symbols < 2:
+        raise UsageError(f"--symbols {symbols} is too small, the smallest is 2")
     try:
         text = Path(path).read_text(encoding="utf-8")[:symbols]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read as UTF-8 ({error})") from error
-    if not 1 <= count <= len(text) // 2:
-        raise UsageError(f"--lanes {count}: choose from 1 to {len(text) // 2}, half of the symbols read")
-    symbols_of = zip(model.symbol_codes.tolist(), model.indices.tolist(), strict=True)
-    numbers = {chr(code): index for code, index in symbols_of}
-    unknown = sorted(set(text) - numbers.keys())
-    if unknown:
-        raise UsageError(f"{path}: the model does not know the symbols {unknown[:8]}")
-    tokens = torch.tensor([numbers[symbol] for symbol in text])
+    # The first is what the model reads before a text.
+    tokens = torch.tensor(prompt_indices(model.vocabulary, text, path)[1:])
+    if not 1 <= count <= len(tokens) // 2:
+        raise UsageError(f"--lanes {count}: choose from 1 to {len(tokens) // 2}, half of the symbols read")
     return tokens[: len(tokens) // count * count].view(count, -1)
 
 

@@ -1,12 +1,14 @@
 """What 8-bit weights cost a character model: the bits, and the lanes that are read."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import golden_models
 
 from rhhn_fairseq.bench import quantised
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.loading import load_char_lm
 
@@ -43,10 +45,22 @@ def test_lanes_that_cannot_be_read(model, text, tmp_path):
         with pytest.raises(UsageError, match=f"--lanes {count}: choose from 1 to 150"):
             quantised.lanes(model, str(text), count, 300)
     text.write_text("\u2603 snow")
-    with pytest.raises(UsageError, match="does not know the symbols"):
+    with pytest.raises(UsageError, match="--symbols -1 is too small, the smallest is 2"):
+        quantised.lanes(model, str(text), 1, -1)
+    with pytest.raises(UsageError, match="has symbols the model does not know"):
         quantised.lanes(model, str(text), 1, 300)
     with pytest.raises(UsageError, match="nowhere.txt: cannot be read"):
         quantised.lanes(model, str(tmp_path / "nowhere.txt"), 1, 300)
+
+
+@pytest.mark.parametrize("mode, reverse", [("bytes", False), ("text", True)])
+def test_lanes_are_what_the_model_reads(text, mode, reverse):
+    text.write_text("\u00e9t\u00e9 ", encoding="utf-8")
+    symbols = map(chr, "\u00e9t ".encode()) if mode == "bytes" else "\u00e9t "
+    vocabulary = CharVocabulary(list(symbols), mode=mode, reverse=reverse)
+    (lane,) = quantised.lanes(SimpleNamespace(vocabulary=vocabulary), str(text), 1, 300).tolist()
+    read = vocabulary.decode(lane)
+    assert read == "\u00e9t\u00e9 ".encode() if mode == "bytes" else read == " \u00e9t\u00e9"
 
 
 def test_the_command(model, text, tmp_path, capsys, monkeypatch):

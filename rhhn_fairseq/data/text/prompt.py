@@ -26,5 +26,5 @@ def prompt_indices(
     symbols, entries = vocabulary.split(text), vocabulary.encode(text).tolist()
     unknown = sorted({symbol for symbol, entry in zip(symbols, entries, strict=True) if entry == UNK})
     if unknown:
-        raise UsageError(f"{name} has symbols the model does not know: {unknown}")
+        raise UsageError(f"{name} has symbols the model does not know: {unknown[:8]}")
     return [first_input(vocabulary), *(reversed(entries) if vocabulary.reverse else entries)]
