@@ -48,6 +48,8 @@ def main(argv=None) -> None:
 
 def _check(args, is_directory: bool) -> None:
     """Raises UsageError for options that do not apply to the conversion, or that it lacks."""
+    if not args.output:
+        raise UsageError("--output is empty, name a file or directory")
     if is_directory and args.vocabulary is not None:
         raise UsageError(f"--vocabulary goes with the author's weights, and {args.source} is a directory")
     to_checkpoint = is_directory or args.vocabulary is not None
