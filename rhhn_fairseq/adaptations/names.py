@@ -156,8 +156,20 @@ def explain(parser: argparse.ArgumentParser, message: str) -> str:
         message = f"{option} {choice[2]} is unknown, {nearest(choice[2], known) or 'see --help'}"
     elif unknown:
         option = unknown[1].partition("=")[0]
-        hint = nearest(option, parser._option_string_actions) if option.startswith("-") else ""
-        message = f"{message}: no such option here{', ' + hint if hint else ''}"
+        if option.startswith("-"):
+            hint = nearest(option, parser._option_string_actions)
+            message = f"{message}: no such option here{', ' + hint if hint else ''}"
+        else:
+            message = f"{message}: {_reason_for_rest(parser)}"
     elif message == "the following arguments are required: data":
         message = "the data directory is missing: give one that rhhn prepare wrote, such as data-bin/ptb"
     return " ".join(message.split())
+
+
+def _reason_for_rest(parser: argparse.ArgumentParser) -> str:
+    """Returns why argparse leaves an argument over that is no option."""
+    names = (action for action in parser._actions if not action.option_strings)
+    several = next((action for action in names if action.nargs in ("*", "+")), None)
+    if several is None:
+        return "more than this command takes; a text with spaces needs quotes"
+    return f"give every {several.metavar or several.dest} before the options"

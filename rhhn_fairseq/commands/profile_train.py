@@ -9,7 +9,9 @@ or validated.
 import sys
 
 from rhhn_fairseq.commands.parsers import add_fields, make_parser, read_fields
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.lines import check_output
+from rhhn_fairseq.programs import usage
 
 
 def main(argv=None) -> None:
@@ -21,6 +23,10 @@ def main(argv=None) -> None:
     add_fields(parser, train_profile.Config())
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     parser.add_argument("arguments", nargs="+", help="what fairseq-train would get, after --")
+    if not {"--", "-h", "--help"} & set(argv):
+        raise UsageError(
+            f"{usage('profile_train')}: the arguments of fairseq-train are missing, give them after --"
+        )
     args = parser.parse_args(argv)
     check_output("--json", args.json)
     report = train_profile.run(read_fields(train_profile.Config, args), args.arguments)

@@ -55,7 +55,7 @@ def main() -> int:
     arguments, directory = sys.argv[1:], None
     if arguments and arguments[0].startswith("--user-dir="):
         arguments = [*arguments[0].split("=", 1), *arguments[1:]]
-    if arguments[:1] == ["--user-dir"] and len(arguments) > 1:
+    if arguments[:1] == ["--user-dir"] and any(arguments[1:2]):
         directory, arguments = arguments[1], arguments[2:]
     if arguments and arguments[0] in COMMANDS and COMMANDS[arguments[0]].module == "fairseq_programs":
         # These control their own output and end as fairseq's programs do.
@@ -81,6 +81,8 @@ def dispatch(arguments: list[str], user_dir: str | None = None) -> None:
         print(f"rhhn_fairseq {__version__}")
     elif arguments[0] in COMMANDS:
         load(arguments[0]).main(arguments[1:])
+    elif arguments[0].partition("=")[0] == "--user-dir":
+        raise UsageError("--user-dir is empty, name a directory before the command")
     else:
         hint = nearest(arguments[0], COMMANDS)
         raise UsageError(f"rhhn {arguments[0]}: no such command, {hint or 'see rhhn --help'}")
