@@ -5,6 +5,7 @@ Usage: %(prog)s --arch ln_hyperlstm_ptb
 """
 
 from rhhn_fairseq.commands.parsers import make_parser
+from rhhn_fairseq.errors import UsageError
 
 
 def main(argv=None) -> None:
@@ -14,14 +15,13 @@ def main(argv=None) -> None:
     parser.add_argument(
         "--backends", action="store_true", help="print which backend runs the cells, and why not the others"
     )
-    parser.add_argument(
-        "--device", default="cpu", choices=("cpu", "cuda"), help="device for --backends (default: cpu)"
-    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="device for --backends (default: cpu)")
     dtypes = ("float32", "float64", "bfloat16", "float16")
-    parser.add_argument(
-        "--dtype", default="float32", choices=dtypes, help="type for --backends (default: float32)"
-    )
+    parser.add_argument("--dtype", choices=dtypes, help="type for --backends (default: float32)")
     args = parser.parse_args(argv)
+    for option in ("device", "dtype"):
+        if getattr(args, option) is not None and not args.backends:
+            raise UsageError(f"--{option} {getattr(args, option)} goes with --backends")
 
     import torch
 
@@ -30,4 +30,5 @@ def main(argv=None) -> None:
 
     print(describe(args.arch, args.vocab_size))
     if args.backends:
-        print(describe_backends(args.arch, args.vocab_size, args.device, getattr(torch, args.dtype)))
+        dtype = getattr(torch, args.dtype or "float32")
+        print(describe_backends(args.arch, args.vocab_size, args.device or "cpu", dtype))

@@ -21,6 +21,8 @@ def main(argv=None) -> None:
         raise UsageError("give either a checkpoint or --pretrained")
     if args.prime is None and (args.prime_text is not None or args.prime_points is not None):
         raise UsageError("--prime-text and --prime-points need the line to read: give --prime")
+    if args.prime is None and (args.data is not None or args.y_up):
+        raise UsageError("--data and --y-up describe the line to read: give --prime")
 
     from rhhn_fairseq.writing.changes import stroke_changes
     from rhhn_fairseq.writing.picture import MOST_COLUMNS, draw, output_paths

@@ -34,6 +34,8 @@ from rhhn_fairseq.errors import UsageError
 LOG_SCALE_LIMIT = 10.0
 TWIST_LIMIT = 10.0
 DISTANCE_LIMIT = 1e6
+# At far higher temperatures the points are no longer numbers.
+HOTTEST = 1000.0
 
 
 def output_size(components: int) -> int:
@@ -45,8 +47,8 @@ def check_sharpness(bias: float, temperature: float) -> None:
     """Raises UsageError unless ``Mixture.sharpened`` takes these values."""
     if not 0 <= bias < math.inf:
         raise UsageError(f"--bias {bias} is not a number of 0 or more")
-    if not 0 < temperature < math.inf:
-        raise UsageError(f"--temperature {temperature} is not a number above 0")
+    if not 0 < temperature <= HOTTEST:
+        raise UsageError(f"--temperature {temperature} is not a number above 0 and up to {HOTTEST:g}")
 
 
 class Mixture(NamedTuple):

@@ -20,6 +20,8 @@ describe --arch nope
 describe --arch é
 describe --arch lstm
 describe --arch char_lm
+describe --arch lstm_ptb --device cuda
+describe --arch lstm_ptb --dtype bfloat16
 describe --arch char_lm --vocab-size 0
 describe --arch char_lm --vocab-size -5
 describe --arch char_lm --vocab-size abc
@@ -209,7 +211,10 @@ write NOWHERE --points -1
 write NOWHERE --bias nan
 write NOWHERE --temperature 0
 write NOWHERE --columns 0
+write NOWHERE --temperature 1e300
 write NOWHERE --prime-text a
+write NOWHERE --data FOLDER
+write NOWHERE --y-up
 translate
 translate --checkpoint NOWHERE
 translate --checkpoint FOLDER
