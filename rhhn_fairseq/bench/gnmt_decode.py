@@ -13,6 +13,7 @@ from rhhn_fairseq.bench.gnmt import TranslationConfig, columns, compare
 from rhhn_fairseq.bench.machine import measuring, now
 from rhhn_fairseq.bench.report import draw_bars, make_report
 from rhhn_fairseq.cells.config import option
+from rhhn_fairseq.errors import UsageError
 
 BATCHES = (1, 64)
 """Numbers of sentences that are translated at a time."""
@@ -23,6 +24,14 @@ class Config(TranslationConfig):
     """What is timed; ``UsageError`` names a value that cannot work."""
 
     beam: int = option(5, help="width of the beam", low=1)
+
+    def __post_init__(self):
+        super().__post_init__()
+        # fairseq would search with a narrower one.
+        if self.beam >= self.vocab_size:
+            raise UsageError(
+                f"--beam {self.beam} is too large, it must be below --vocab-size {self.vocab_size}"
+            )
 
 
 COLUMNS = columns("target")

@@ -25,6 +25,7 @@ from tqdm import tqdm
 from rhhn_fairseq.bench.contenders import (
     BASELINE,
     COMPILE,
+    MOST,
     Contender,
     SizesConfig,
     batch_for,
@@ -44,7 +45,7 @@ from rhhn_fairseq.errors import UsageError
 class Config(SizesConfig):
     """What is measured; ``UsageError`` names a value that cannot work."""
 
-    length: int = option(100, help="steps of a sequence", low=1)
+    length: int = option(100, help="steps of a sequence", low=1, high=MOST)
     repeats: int = option(3, help="passes of each contender", low=1)
     cells: tuple = option(("ln_hyperlstm",), help="names of cells, separated by commas")
     compile: str = option(

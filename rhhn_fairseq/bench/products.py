@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rhhn_fairseq.bench.contenders import MOST
 from rhhn_fairseq.bench.machine import BenchConfig, check_distinct, measuring, now
 from rhhn_fairseq.bench.parity import checked
 from rhhn_fairseq.bench.report import Column, draw_bars, make_report
@@ -47,6 +48,8 @@ class Config(BenchConfig):
         for shape in self.shapes:
             if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", shape):
                 raise UsageError(f"Bench: shapes={shape!r} is not a shape; write 128x1000x4000 for example")
+            if max(map(int, shape.split("x"))) > MOST:
+                raise UsageError(f"Bench: shapes={shape!r} is too large, the largest size is {MOST}")
         check_distinct("shapes", self.shapes)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from rhhn_fairseq.bench.contenders import (
     BASELINE,
+    MOST,
     SizesConfig,
     batch_for,
     check_contenders,
@@ -36,10 +37,10 @@ LINEAR = 1.1
 class Config(SizesConfig):
     """What is timed; ``UsageError`` names a value that cannot work."""
 
-    hidden: int = option(128, help="initial width of the cells", low=1)
-    batch: int = option(16, help="initial number of sequences in a batch", low=1)
-    length: int = option(50, help="initial number of steps in a sequence", low=1)
-    hyper_size: int = option(64, help="width of the hypernetworks; it stays constant", low=1)
+    hidden: int = option(128, help="initial width of the cells", low=1, high=MOST)
+    batch: int = option(16, help="initial number of sequences in a batch", low=1, high=MOST)
+    length: int = option(50, help="initial number of steps in a sequence", low=1, high=MOST)
+    hyper_size: int = option(64, help="width of the hypernetworks; it stays constant", low=1, high=MOST)
     cells: tuple = option(("ln_hyperlstm",), help="names of cells, separated by commas")
     doublings: int = option(3, help="how many times each size doubles", low=1)
 

@@ -9,9 +9,11 @@ runs once.
 
 import dataclasses
 import importlib
+import os
 import sys
 
 from rhhn_fairseq.commands.parsers import make_parser
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.lines import check_output
 
@@ -41,6 +43,7 @@ def main(argv=None) -> None:
         check_output(f"--{name}", path)
     if paths["png"] is not None:
         # Before minutes of measuring.
+        check_picture(paths["png"], paths["json"])
         with needed_for("--png needs"):
             importlib.import_module("matplotlib")
     report = module.run(config)
@@ -49,6 +52,14 @@ def main(argv=None) -> None:
         reports.write_json(report, paths["json"])
     if paths["png"] is not None:
         reports.write_picture(module.draw(report), paths["png"])
+
+
+def check_picture(path: str, figures: str | None) -> None:
+    """Raises UsageError unless a picture's name ends in .png and is not that of the figures' file."""
+    if os.path.splitext(path)[1].lower() != ".png":
+        raise UsageError(f"--png {path}: the name of the picture ends in .png")
+    if figures is not None and os.path.realpath(path) == os.path.realpath(figures):
+        raise UsageError(f"--png {path}: is the file of --json, name another")
 
 
 def add_options(parser, module) -> None:
@@ -63,7 +74,7 @@ def add_options(parser, module) -> None:
         )
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see whether everything runs")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--png", metavar="FILE", help="draw the figures there")
+    parser.add_argument("--png", metavar="FILE", help="draw the figures there; the name ends in .png")
 
 
 def _help_of(spec: dataclasses.Field) -> str:

@@ -343,6 +343,8 @@ def test_commands_are_listed(capsys):
         (["--device", "cuda:99"], "device='cuda:99', but torch finds"),
         (["--json", "/nowhere/report.json"], "--json /nowhere/report.json: there is no directory /nowhere"),
         (["--png", "/"], "--png / is a directory"),
+        (["--png", "a.svg"], "--png a.svg: the name of the picture ends in .png"),
+        (["--json", "a.png", "--png", "./a.png"], "--png ./a.png: is the file of --json, name another"),
         (["--threads", "99999999999"], "threads=99999999999 is too large, the largest is 4096"),
         (["--hidden", "99999999999999999999"], "hidden=99999999999999999999 is too large"),
         (["--backends", "aten,aten"], "--backends aten,aten names one twice"),

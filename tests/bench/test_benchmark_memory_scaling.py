@@ -108,6 +108,11 @@ def test_report_of_scaling():
     assert len(scaling.draw(report).axes) == 3
 
 
+def test_sizes_that_are_too_large_are_refused_before_anything_is_measured():
+    with pytest.raises(UsageError, match="length=1638400 is too large"):
+        scaling.Config(doublings=100).points()
+
+
 def test_a_cell_scales_with_and_without_segments():
     sizes = scaling.SMOKE | {"cells": ("lstm",), "backends": ("aten",), "recompute_steps": 2, "doublings": 1}
     report = scaling.run(scaling.Config(**sizes))
@@ -119,6 +124,8 @@ def test_a_cell_scales_with_and_without_segments():
     [
         (memory.Config, {"cells": ("lstmm",)}, "--cells lstmm is unknown"),
         (memory.Config, {"dtype": ()}, "dtype is empty, choose from float32, bfloat16"),
+        (memory.Config, {"length": 10**7}, "length=10000000 is too large, the largest is 1000000"),
+        (scaling.Config, {"hidden": 10**7}, "hidden=10000000 is too large, the largest is 1000000"),
         (scaling.Config, {"doublings": 0}, "doublings=0 is too small"),
         (scaling.Config, {"cells": ("rhn", "rhn")}, "--cells rhn,rhn names one twice"),
     ],

@@ -59,6 +59,7 @@ def test_a_wrong_product_is_not_timed(monkeypatch):
         (dict(shapes=("8x9",)), "shapes='8x9' is not a shape; write 128x1000x4000 for example"),
         (dict(shapes=("0x9x9",)), "shapes='0x9x9' is not a shape"),
         (dict(shapes=("8x9x9", "8x9x9")), "--shapes 8x9x9,8x9x9 names one twice"),
+        (dict(shapes=(f"{2**64}x1x1",)), "x1x1' is too large, the largest size is 1000000"),
         (dict(repeats=0), "repeats=0 is too small"),
     ],
 )

@@ -119,3 +119,8 @@ def test_unknown_architectures_are_refused():
         UsageError, match="--archs lstm_ptb is not a translation architecture; choose from gnmt, hyperlstm_g"
     ):
         gnmt_train.Config(archs=("lstm_ptb",))
+
+
+def test_a_beam_that_fairseq_would_narrow_is_refused():
+    with pytest.raises(UsageError, match="--beam 20 is too large, it must be below --vocab-size 20"):
+        gnmt_decode.Config(beam=20, vocab_size=20)
