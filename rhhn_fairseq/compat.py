@@ -90,6 +90,7 @@ ADAPTATIONS = (
     saving.save_python_numbers,
     averages.average_floating_point_only,
     averages.begin_with_the_checkpoint,
+    averages.count_updates_across_restarts,
     loading.restore_numpy_names,
     loading.keep_the_last_batch,
     loading.stop_reading_at_the_end,

@@ -29,6 +29,22 @@ def average_floating_point_only() -> bool:
     return True
 
 
+def count_updates_across_restarts() -> bool:
+    """``--ema-update-freq N`` averages after every N-th update of a training, however often it is restarted.
+
+    fairseq counts the updates since the last start.
+    """
+    from fairseq.models.ema.ema import EMA
+
+    @in_place_of(EMA, "step")
+    def step(inner, self, new_model, updates=None):
+        if updates is not None and self.config.ema_update_freq > 1:
+            self.update_freq_counter = (updates - 1) % self.config.ema_update_freq
+        return inner(self, new_model, updates)
+
+    return True
+
+
 def begin_with_the_checkpoint() -> bool:
     """``--store-ema`` with a checkpoint that holds no average ends in "KeyError: 'model'".
 

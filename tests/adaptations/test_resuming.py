@@ -330,6 +330,19 @@ def test_an_average_begins_with_a_checkpoint_that_has_none(corpus, tmp_path, sou
     assert not all(torch.equal(value, expected[key]) for key, value in last["model"].items())
 
 
+def test_an_average_of_every_third_update_goes_on(corpus, tmp_path):
+    """count_updates_across_restarts"""
+    average = ["--store-ema", "--ema-decay", 0.5, "--ema-update-freq", 3, "--max-update"]
+    train(*char_lm(corpus, tmp_path / "whole", *average, 7))
+    for updates in (4, 7):
+        train(*char_lm(corpus, tmp_path / "stopped", *average, updates))
+    whole, stopped = (
+        torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=True)["extra_state"]["ema"]
+        for name in ("whole", "stopped")
+    )
+    assert all(torch.equal(stopped[key], value) for key, value in whole.items())
+
+
 def test_more_batches_than_an_epoch_has_are_one_line(corpus, uninterrupted, tmp_path):
     saved = uninterrupted[1] / "checkpoint_1_13.pt"
     options = ["--max-update", 30, "--restore-file", saved, "--tokens-per-sample", 140]
