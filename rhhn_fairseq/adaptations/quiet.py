@@ -101,17 +101,21 @@ def sum_up_the_start() -> bool:
 
 
 def describe_schedule(trainer) -> str | None:
-    """Returns a line about a learning rate that reaches its end before or after the training does, or None.
+    """Returns a line about a learning rate whose warm-up or end does not fit the training's length, or None.
 
     The number of updates in an architecture's recipe is that of one corpus, batch size and number of workers.
     """
     limits, schedule = trainer.cfg.optimization, trainer.cfg.lr_scheduler
-    end = getattr(schedule, "total_num_update", None)
-    if getattr(schedule, "_name", None) != "polynomial_decay" or not end:
-        return None
+    end, warmup = getattr(schedule, "total_num_update", None), getattr(schedule, "warmup_updates", None) or 0
     last = math.inf if limits.max_update <= 0 else limits.max_update
     if limits.max_epoch > 0:
         last = min(last, limits.max_epoch * updates_of_an_epoch(trainer))
+    if last < warmup:
+        return (
+            f"training ends after {last:,} updates, before the warm-up does: lower --warmup-updates {warmup}"
+        )
+    if getattr(schedule, "_name", None) != "polynomial_decay" or not end:
+        return None
     if math.isinf(last) or abs(end - last) <= SCHEDULE_TOLERANCE * last:
         return None
     rate = schedule.end_learning_rate

@@ -74,11 +74,12 @@ def test_events_go_where_they_can_be_written(tmp_path, monkeypatch):
         starting.make_event_directory(str(tmp_path))
 
 
-def trainer(updates=0, rate=0.5, seconds=0, patience=-1, **limits):
+def trainer(updates=0, rate=0.5, seconds=0, patience=-1, warmup_updates=0, **limits):
     """A training that has come so far."""
     none = {"max_epoch": 0, "max_update": 0, "stop_time_hours": 0, "stop_min_lr": -1}
     optimization = none | {"update_freq": [2, 4], "clip_norm": 0} | limits
     schedule = {"_name": "polynomial_decay", "total_num_update": 100, "end_learning_rate": 0.25}
+    schedule["warmup_updates"] = warmup_updates
     cfg = {"optimization": optimization, "checkpoint": {"patience": patience}, "lr_scheduler": schedule}
     return SimpleNamespace(
         cfg=OmegaConf.create(cfg),
@@ -122,6 +123,7 @@ def test_patience_that_is_used_up(monkeypatch, count, reason):
 
 GIVE = ": give --total-num-update {0}"
 BEFORE = "training ends after {0} updates, before the learning rate has fallen to 0.25" + GIVE
+WITHIN = "training ends after 19 updates, before the warm-up does"
 BEYOND = "the learning rate is 0.25 from update 100 on, and training ends after {0}" + GIVE
 
 
@@ -137,6 +139,8 @@ BEYOND = "the learning rate is 0.25 from update 100 on, and training ends after 
         ({"max_epoch": 10}, None),
         ({"max_epoch": 9, "max_update": 5000}, BEFORE.format(90)),
         ({"max_epoch": 500, "max_update": 100}, None),
+        ({"max_update": 19, "warmup_updates": 20}, f"{WITHIN}: lower --warmup-updates 20"),
+        ({"max_update": 100, "warmup_updates": 100}, None),
     ],
 )
 def test_the_end_of_a_schedule(limits, line):
