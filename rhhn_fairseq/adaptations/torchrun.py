@@ -11,7 +11,8 @@ from rhhn_fairseq.errors import UsageError
 
 # torchrun sets all of these for each worker; cluster scripts that set some of them for other
 # purposes rarely set LOCAL_RANK.
-ENVIRONMENT = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+NUMBERS = ("MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+ENVIRONMENT = ("MASTER_ADDR", *NUMBERS)
 
 # Programs that give each worker a share of the data and report only on that share.
 REPORTS_ITS_SHARE = {"eval_lm.py": "fairseq-eval-lm", "generate.py": "fairseq-generate"}
@@ -36,9 +37,12 @@ def join(cfg) -> None:
 
     On GPUs the device is the local rank; on the CPU there is none, and gloo replaces nccl. A single
     worker needs no process group and remains a plain process. Raises UsageError if there are more
-    workers on this node than GPUs.
+    workers on this node than GPUs, or a variable is no number.
     """
     training = cfg.distributed_training
+    for name in NUMBERS:
+        if not os.environ[name].isdecimal():
+            raise UsageError(f"{name}={os.environ[name]} in the environment is no number; torchrun sets it")
     local_rank = int(os.environ["LOCAL_RANK"])
     on_gpu = torch.cuda.is_available() and not cfg.common.cpu
     if on_gpu and local_rank >= torch.cuda.device_count():

@@ -53,6 +53,13 @@ def test_join_with_more_workers_than_gpus(worker, monkeypatch):
     assert joined(worker) == (4, 3, 0, "gloo", "env://")
 
 
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"])
+def test_join_without_numbers(worker, monkeypatch, name):
+    monkeypatch.setenv(name, "x")
+    with pytest.raises(UsageError, match=f"^{name}=x in the environment is no number; torchrun sets it$"):
+        torchrun.join(worker)
+
+
 def test_join_keeps_a_backend_given_by_hand(worker, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     worker.distributed_training.distributed_backend = "mpi"
