@@ -22,6 +22,7 @@ PARTNERS = {
     "handwriting": ("Handwriting", ("mixture_density",)),
 }
 TRANSLATION = "GNMT"
+TRANSLATION_LOSSES = ("label_smoothed_cross_entropy", "cross_entropy", "chunked_cross_entropy")
 PACKAGE = __name__.partition(".")[0]
 
 # What a validation logs, by criterion. fairseq asks for the best checkpoint's figure only after an epoch.
@@ -82,8 +83,13 @@ def check_combination(task: str | None, arch: str | None = None, criterion: str 
     for other, (kind, _) in PARTNERS.items():
         if kind in kinds and home != other:
             raise UsageError(f"--arch {arch} needs --task {other}, not {task}")
-    if TRANSLATION in kinds and not _is_a(task_class, TranslationTask):
+    if TRANSLATION not in kinds:
+        return
+    if not _is_a(task_class, TranslationTask):
         raise UsageError(f"--arch {arch} needs --task gnmt_translation or translation, not {task}")
+    fits = any(_is_a(loss, CRITERION_REGISTRY[name]) for name in TRANSLATION_LOSSES)
+    if loss is not None and not fits and _package(loss) in ("fairseq", PACKAGE):
+        raise UsageError(f"--arch {arch} needs --criterion {TRANSLATION_LOSSES[0]}, not {criterion}")
 
 
 def _is_a(kind: type | None, base: type) -> bool:
@@ -146,6 +152,8 @@ def end_in_one_line(parser: argparse.ArgumentParser, message: str) -> None:
 
 def explain(parser: argparse.ArgumentParser, message: str) -> str:
     """Returns argparse's message in one line, with the nearest valid names in place of all of them."""
+    # "???" stands for a value that fairseq has no default for.
+    missing = re.match(r"argument (\S+): invalid \w+ value: '\?\?\?'", message)
     choice = re.match(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from", message)
     unknown = re.match(r"unrecognized arguments: (\S+)", message)
     if choice:
@@ -161,6 +169,8 @@ def explain(parser: argparse.ArgumentParser, message: str) -> str:
             message = f"{message}: no such option here{', ' + hint if hint else ''}"
         else:
             message = f"{message}: {_reason_for_rest(parser)}"
+    elif missing:
+        message = f"{missing[1]} is missing: it has no default"
     elif message == "the following arguments are required: data":
         message = "the data directory is missing: give one that rhhn prepare wrote, such as data-bin/ptb"
     return " ".join(message.split())

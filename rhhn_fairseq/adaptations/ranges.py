@@ -118,6 +118,12 @@ CONFLICTS = {
     "--sampling-topk {sampling_topk} and --sampling-topp {sampling_topp} need --sampling": lambda given: (
         max(given("sampling_topk") or 0, given("sampling_topp") or 0) > 0 and not given("sampling")
     ),
+    "--valid-subset {valid_subset} and --combine-valid-subsets exclude each other; leave one of them out": (
+        lambda given: given("combine_valid_subsets") and given("valid_subset") != "valid"
+    ),
+    "--checkpoint-suffix {checkpoint_suffix} may have no _ with --keep-best-checkpoints": (
+        lambda given: (given("keep_best_checkpoints") or 0) > 0 and "_" in (given("checkpoint_suffix") or "")
+    ),
     "--fp16 and --bf16 exclude each other; leave one of them out": lambda given: (
         given("fp16") and given("bf16")
     ),
@@ -241,7 +247,7 @@ def check_options() -> bool:
                     optional = [
                         figure
                         for figure, option in OPTIONAL_FIGURES.items()
-                        if any(component.get(_plain(option)) for component in (root.task, criterion or {}))
+                        if any(getattr(kind, _plain(option), None) for kind in (root.task, criterion))
                     ]
                     check_best_metric(metric, getattr(criterion, "_name", None), optional)
         return setup(cfg, **kwargs)

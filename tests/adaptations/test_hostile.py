@@ -1,5 +1,6 @@
 """Every hostile case ends in one line: no traceback, hang or crash; nothing is run, nothing is lost."""
 
+import argparse
 import dataclasses
 import inspect
 import math
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, tasks
 from fairseq.dataclass import initialize
 from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
 from fairseq.logging import metrics
@@ -23,6 +24,7 @@ from fairseq.trainer import Trainer
 from helpers.cli import HANGS
 from helpers.hostile import World, generation, training
 from helpers.hostile_cases import CASES, QUICK
+from helpers.in_process import configuration
 from omegaconf import OmegaConf
 
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
@@ -212,6 +214,14 @@ def test_defaults_of_fairseq_are_in_range():
         ({"--adam-betas": "(0.9, 2)"}, "--adam-betas (0.9, 2) is not possible: at least 0 and less than 1"),
         ({"--anything": math.nan}, "--anything nan is not possible: a finite number"),
         ({"--nbest": 5, "--beam": 2}, "--nbest 5 is more than --beam 2 hypotheses"),
+        (
+            {"--valid-subset": "valid,test", "--combine-valid-subsets": True},
+            "--valid-subset valid,test and --combine-valid-subsets exclude each other; leave one of them out",
+        ),
+        (
+            {"--checkpoint-suffix": "_a", "--keep-best-checkpoints": 1},
+            "--checkpoint-suffix _a may have no _ with --keep-best-checkpoints",
+        ),
         ({"--seed": -(10**400)}, f"--seed {-(10**400)} is not possible: at least 0 and at most 4.29497e+09"),
         ({"--eval-bleu-args": '{"beam": "4"}'}, '--eval-bleu-args {"beam": "4"}: beam is not a number'),
     ],
@@ -226,6 +236,28 @@ def test_range_leaves_names_alone():
     ranges.check({"--save-dir": "nan", "--source-lang": "inf", "--seed": None, "--cpu": True})
     # The beam is the one that fairseq takes.
     ranges.check({"--eval-bleu-args": '{"diverse_beam_groups": 5, "beam": null}'})
+
+
+@pytest.mark.parametrize(
+    "criterion, fits", [("nat_loss", False), ("label_smoothed_cross_entropy_with_rdrop", True)]
+)
+def test_losses_of_translation(criterion, fits):
+    expected = f"--arch lstm_gnmt needs --criterion label_smoothed_cross_entropy, not {criterion}"
+    with nullcontext() if fits else pytest.raises(UsageError, match=expected):
+        names.check_combination("translation", "lstm_gnmt", criterion)
+
+
+def test_a_criterion_without_a_dataclass(tmp_path):
+    """check_options: its options are a namespace."""
+    given = [tmp_path, "--arch", "lstm", "--task", "translation", "--max-tokens", 9, "--cpu"]
+    cfg = configuration([*given, "--optimizer", "adam", "--criterion", "legacy_masked_lm_loss"])
+    with pytest.raises(Exception, match="Could not infer language pair"):
+        tasks.setup_task(cfg.task)
+
+
+def test_an_option_without_a_default():
+    message = names.explain(argparse.ArgumentParser(), "argument --max-lr: invalid float value: '???'")
+    assert message == "--max-lr is missing: it has no default"
 
 
 def test_unexpected_exceptions_stay_tracebacks():
