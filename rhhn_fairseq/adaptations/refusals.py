@@ -150,6 +150,19 @@ REFUSALS = (
         "scores the translations of a data directory, and the input of fairseq-interactive has none",
     ),
     Refusal(
+        "--print-alignment soft",
+        lambda args: _reads_input(args) and args.print_alignment == "soft",
+        "is written by fairseq-generate; fairseq-interactive takes hard",
+    ),
+    Refusal(
+        "--num-shards",
+        lambda args: (
+            getattr(args, "num_shards", 1) > 1
+            and not (_searches_data(args) or hasattr(args, "output_word_probs"))
+        ),
+        "divides the sentences of fairseq-generate; torchrun divides those of fairseq-train and -validate",
+    ),
+    Refusal(
         "--batch-size",
         lambda args: _reads_input(args) and (args.batch_size or 0) > max(args.buffer_size, 1),
         "must not be larger than --buffer-size, the sentences that are read at a time",

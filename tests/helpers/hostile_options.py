@@ -54,7 +54,9 @@ ON_TRAINING = """
 --eval-bleu --eval-bleu-args text | --eval-bleu --eval-bleu-args {"beam":-1}
 --reset-optimizer --finetune-from-model x.pt
 --empty-cache-freq -1 | --fixed-validation-seed -1 | --keep-interval-updates-pattern -5
---attention nope | --cell nope
+--attention nope | --cell nope | --num-shards 2 | --criterion nat_loss
+--valid-subset valid,test --combine-valid-subsets | --checkpoint-suffix _a --keep-best-checkpoints 1
+--lr-scheduler triangular
 """
 
 # For fairseq-train of a character language model.
@@ -100,7 +102,7 @@ ON_GENERATION = """
 ON_INTERACTIVE = """
 --beam 0 | --buffer-size -1 | --input nowhere.txt | --input . | --nbest 9 | --lenpen nan
 --batch-size 0 | --path nope.pt | --max-len-b -5 | --temperature nan | --source-lang xx
---buffer-size 1 --batch-size 2
+--buffer-size 1 --batch-size 2 | --print-alignment soft | --num-shards 2
 """
 
 ON_EVALUATION = """

@@ -38,6 +38,11 @@ REFUSED_BY = {
     ("eval_lm", "--post-process"): "characters are not joined",
     ("eval_lm", "--num-shards"): "a text is evaluated by one process",
 }
+REFUSED_BY |= {
+    ("train", "--num-shards"): "torchrun divides the data",
+    ("validate", "--num-shards"): "torchrun divides the data",
+    ("interactive", "--num-shards"): "the input is translated by one process",
+}
 DETACHING = ("--h-detach-final", "--c-detach-final", "--detach-anneal-updates", "--detach-until")
 OF_A_PROBLEM = ("--problem", "--copying-input", "--mnist-dir", "--mnist-split", "--permutation-seed")
 REFUSED_BY |= {

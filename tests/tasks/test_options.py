@@ -35,6 +35,7 @@ DEPENDS_ON_OTHERS = {
     "--disable-validation",
     "--num-batch-buckets",
     "--post-process",
+    "--print-alignment",
     "--sampling",
 }
 
@@ -46,6 +47,7 @@ ONE_OF_EACH = [
     ("train", "synthetic", "--pipeline-model-parallel", REFUSED),
     ("train", "synthetic", "--ema-seed-model", WORKS),
     ("validate", "synthetic", "--max-tokens", WORKS),
+    ("validate", "synthetic", "--num-shards", REFUSED),
     ("validate", "synthetic", "--disable-validation", WORKS),
     ("validate", "synthetic", "--bucket-cap-mb", MEANINGLESS),
 ]
