@@ -57,7 +57,10 @@ def raising_module(error: BaseException) -> str:
         return ""
     while trace.tb_next is not None:
         trace = trace.tb_next
-    return trace.tb_frame.f_globals.get("__name__", "")
+    names = trace.tb_frame.f_globals
+    name = names.get("__name__", "")
+    # ``python -m fairseq_cli.train`` runs that module under another name.
+    return getattr(names.get("__spec__"), "name", name) if name == "__main__" else name
 
 
 def _no_split(error, match) -> str:
@@ -125,7 +128,7 @@ MISTAKES = (
     Mistake("FileNotFoundError", r"fairseq\.tasks\..*", r"Dataset not found: (\S*) \((.*)\)", _no_split),
     Mistake(
         "AttributeError",
-        r"fairseq_cli\.eval_lm|__main__",
+        r"fairseq_cli\.eval_lm",
         r"'(\w+)' object has no attribute 'eval_lm_dataloader'",
         r"the checkpoint holds no language model (its task is \1): fairseq-validate evaluates it, and "
         "fairseq-generate a translation model",
@@ -243,9 +246,17 @@ MISTAKES = (
     ),
     Mistake(
         "KeyError",
-        r"fairseq\.(trainer|checkpoint_utils)",
-        r"'(extra_state|optimizer_history|train_iterator|num_updates|criterion_name|optimizer_name)'",
+        r"fairseq\.(trainer|checkpoint_utils)|torch\.optim\.optimizer",
+        r"'(extra_state|optimizer_history|train_iterator|epoch|num_updates|criterion_name|optimizer_name|"
+        r"param_groups)'",
         r"the checkpoint does not hold its \1, so training cannot go on from it",
+    ),
+    Mistake(
+        "KeyError",
+        r"fairseq\.checkpoint_utils",
+        r"'best_loss'",
+        "the checkpoint does not hold its optimizer_history, or no lr_scheduler_state in it; fairseq reads "
+        "none without",
     ),
     Mistake(
         "IndexError",
@@ -271,6 +282,41 @@ MISTAKES = (
         r"Cannot combine --fp16 and --tpu",
         "--fp16 and --tpu exclude each other: TPUs take --bf16",
     ),
+    Mistake(
+        "ZeroDivisionError",
+        r"fairseq_cli\.generate|fairseq\.criterions\..*",
+        "",
+        "no sentence is left: all are longer than --max-source-positions or --max-target-positions allow",
+    ),
+    Mistake(
+        "TypeError",
+        r"fairseq_cli\.generate",
+        "'NoneType' object is not subscriptable",
+        "--prefix-size begins translations as their references begin, and the data set has none",
+    ),
+    Mistake(
+        "TypeError",
+        r"torch\.nn\.modules\.module",
+        r".*missing 1 required positional argument: 'prev_output_tokens'",
+        "--score-reference scores references, and the data set has none",
+    ),
+    Mistake(
+        "UnicodeDecodeError", "codecs", r"'utf-8' codec can't decode (.*)", r"the input is not UTF-8: \1"
+    ),
+    # Tokenizers and pieces.
+    Mistake("ImportError", r"fairseq\.data\.encoders\..*", r"(Please .*)", r"\1"),
+    Mistake(
+        "ModuleNotFoundError",
+        r"fairseq\..*",
+        r"No module named '(\S+)'",
+        r"the package \1, which this option needs, is not installed",
+    ),
+    Mistake(
+        "RuntimeError",
+        "sentencepiece",
+        r".*could not parse ModelProto from (.*)",
+        r"\1: is no model of sentencepiece",
+    ),
     # Values that are read as Python.
     Mistake(
         "ValueError|SyntaxError",
@@ -295,8 +341,14 @@ MISTAKES = (
     ),
     Mistake("SyntaxError", "ast", "", OVERRIDES),
     Mistake(
+        "TypeError",
+        r"fairseq_cli\.validate|fairseq\.optim\.fairseq_optimizer",
+        r"'\w+' object is not iterable|object of type '\w+' has no len",
+        OVERRIDES,
+    ),
+    Mistake(
         "NameError",
-        r"fairseq_cli\.eval_lm",
+        r"fairseq_cli\.(eval_lm|validate)",
         r"name '(.*?)' is",
         r"--model-overrides \1: it takes " + DICTIONARY,
     ),

@@ -10,17 +10,21 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from fairseq import checkpoint_utils, tasks
+from fairseq.data.encoders.nltk_tokenizer import NLTKTokenizer
 from fairseq.dataclass import initialize
 from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
 from fairseq.logging import metrics
 from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.optim import FairseqOptimizer
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from fairseq.trainer import Trainer
+from fairseq_cli.interactive import buffered_read
 from helpers.cli import HANGS
 from helpers.hostile import World, generation, training
 from helpers.hostile_cases import CASES, QUICK
@@ -258,6 +262,40 @@ def test_a_criterion_without_a_dataclass(tmp_path):
 def test_an_option_without_a_default():
     message = names.explain(argparse.ArgumentParser(), "argument --max-lr: invalid float value: '???'")
     assert message == "--max-lr is missing: it has no default"
+
+
+@pytest.mark.parametrize("program", ["eval_lm", "validate"])
+def test_a_program_that_is_run_as_a_module(program):
+    """raising_module: ``python -m`` names it ``__main__``."""
+    module = {"__name__": "__main__", "__spec__": SimpleNamespace(name=f"fairseq_cli.{program}")}
+    with pytest.raises(NameError) as error:
+        exec("eval('text')", module)
+    assert mistakes.describe(error.value).startswith("--model-overrides text: it takes a dictionary")
+
+
+def test_overrides_that_are_no_dictionary():
+    with pytest.raises(TypeError) as error:
+        FairseqOptimizer.load_state_dict(mock.MagicMock(), {}, 5)
+    assert mistakes.describe(error.value).startswith(
+        "--model-overrides, --optimizer-overrides and --update2lr"
+    )
+
+
+def test_a_package_that_a_tokenizer_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nltk", None)
+    with pytest.raises(ImportError) as error:
+        NLTKTokenizer()
+    assert mistakes.describe(error.value) == "Please install nltk with: pip install nltk"
+
+
+def test_input_that_is_not_text(tmp_path):
+    (tmp_path / "input").write_bytes(b"\xff\n")
+    with pytest.raises(UnicodeDecodeError) as error:
+        next(buffered_read(str(tmp_path / "input"), 1))
+    assert (
+        mistakes.describe(error.value)
+        == "the input is not UTF-8: byte 0xff in position 0: invalid start byte"
+    )
 
 
 def test_unexpected_exceptions_stay_tracebacks():

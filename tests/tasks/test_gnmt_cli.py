@@ -149,6 +149,28 @@ def _average(names, path):
             ("--bpe", "sentencepiece", "--sentencepiece-model", "no"),
             "no: there is no such file",
         ),
+        (
+            "interactive",
+            ("--bpe", "sentencepiece", "--sentencepiece-model", __file__),
+            f"{__file__}: is no model of sentencepiece",
+        ),
+        (
+            "interactive",
+            ("--print-alignment", "soft"),
+            "--print-alignment soft is written by fairseq-generate",
+        ),
+        (
+            "generate",
+            ("--max-source-positions", 1, "--skip-invalid-size-inputs-valid-test"),
+            "no sentence is left: ",
+        ),
+        (
+            "validate",
+            ("--max-source-positions", 1, "--skip-invalid-size-inputs-valid-test"),
+            "no sentence is left: ",
+        ),
+        ("validate", ("--model-overrides", "text"), "--model-overrides text: it takes a dictionary such as "),
+        ("validate", ("--model-overrides", 5), "--model-overrides, "),
     ],
 )
 def test_mistakes_end_in_one_line(corpus, trained, program, options, line):
@@ -248,6 +270,9 @@ def test_generation_without_targets_and_in_shards(corpus, trained, tmp_path, mon
     for end in ("bin", "idx"):
         (sources / f"test.en-fr.fr.{end}").unlink()
     assert _lines(_generate(sources, path=path).stdout, "H") == expected
+    for option in (["--prefix-size", 1], ["--score-reference"]):
+        outcome = run("generate", [sources, "--path", path, "--beam", 1, *option])
+        assert outcome.kind == "refused" and outcome.text.startswith(option[0]), outcome.text
     shards = [
         _lines(_generate(corpus, "--num-shards", 2, "--shard-id", shard, path=path).stdout, "H")
         for shard in (0, 1)
