@@ -14,7 +14,7 @@ from rhhn_fairseq.errors import UsageError
 
 NONE = type(None)
 
-# The keys of a checkpoint and their types; a missing key counts as None.
+# The keys of a checkpoint and their types; all but the first may be missing.
 FORM = {
     "model": (dict,),
     "cfg": (dict, NONE),
@@ -22,16 +22,19 @@ FORM = {
     "cfg.task": (dict, argparse.Namespace, NONE),
     "args": (argparse.Namespace, NONE),
     "criterion": (dict, NONE),
-    "optimizer_history": (list, NONE),
+    "optimizer_history": (list,),
     "optimizer_history.criterion_name": (str, NONE),
     "optimizer_history.optimizer_name": (str, NONE),
-    "optimizer_history.num_updates": (int, NONE),
-    "optimizer_history.lr_scheduler_state": (dict, NONE),
-    "task_state": (dict, NONE),
-    "extra_state": (dict, NONE),
-    "extra_state.train_iterator": (dict, NONE),
-    "extra_state.train_iterator.epoch": (int, NONE),
-    "extra_state.train_iterator.iterations_in_epoch": (int, NONE),
+    "optimizer_history.num_updates": (int,),
+    "optimizer_history.lr_scheduler_state": (dict,),
+    "task_state": (dict,),
+    "extra_state": (dict,),
+    "extra_state.best": (int, float, torch.Tensor),
+    "extra_state.metrics": (dict,),
+    "extra_state.previous_training_time": (int, float, torch.Tensor),
+    "extra_state.train_iterator": (dict,),
+    "extra_state.train_iterator.epoch": (int,),
+    "extra_state.train_iterator.iterations_in_epoch": (int,),
     "last_optimizer_state": (dict, NONE),
     "last_optimizer_state.state": (dict, NONE),
     "last_optimizer_state.param_groups": (list, NONE),
@@ -88,6 +91,8 @@ def check_state(name: str, state) -> None:
                 raise UsageError(
                     f"checkpoint {name}: {key} is of type {type(value).__name__}, and has to be {expected}"
                 )
+            if kinds == (int,) and value < 0:
+                raise UsageError(f"checkpoint {name}: {key} is {value}, and has to be 0 or more")
     cfg = state.get("cfg")
     if cfg is not None and not (cfg.get("model") and cfg.get("task")):
         raise UsageError(f"checkpoint {name}: its cfg lacks the model or the task")
@@ -103,7 +108,7 @@ def check_state(name: str, state) -> None:
 
 
 def _values(state, keys: list[str]) -> list:
-    """Returns the values at a path of keys: for a list, those of all its members; for None, no values."""
+    """Returns the values at a path of keys: for a list, those of all its members; none for missing keys."""
     if not keys:
         return [state]
     if isinstance(state, list):
@@ -112,7 +117,8 @@ def _values(state, keys: list[str]) -> list:
             for member in state
             for value in (_values(member, keys) if isinstance(member, dict) else [member])
         ]
-    return _values(state.get(keys[0]), keys[1:]) if isinstance(state, dict) else []
+    present = isinstance(state, dict) and keys[0] in state
+    return _values(state[keys[0]], keys[1:]) if present else []
 
 
 def _check_depth(name: str, state) -> None:

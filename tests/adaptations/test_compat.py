@@ -20,7 +20,7 @@ from helpers.cli import fairseq_train, hydra_arguments, lstm, python, run_module
 from hydra.core.utils import JobReturn, JobStatus
 
 from rhhn_fairseq import compat
-from rhhn_fairseq.adaptations import checkpoints, logs, mentions, one_line
+from rhhn_fairseq.adaptations import checkpoints, forms, logs, mentions, mistakes, one_line
 from rhhn_fairseq.adaptations.divergence import is_divergence
 from rhhn_fairseq.adaptations.expressions import evaluate
 from rhhn_fairseq.errors import UsageError
@@ -127,6 +127,39 @@ def test_unreadable_checkpoint_is_one_line(tmp_path, kind):
     with pytest.raises(UsageError, match=re.escape(str(path))) as caught:
         checkpoint_utils.load_checkpoint_to_cpu(str(path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "entries, problem",
+    [
+        ({"extra_state": None}, "extra_state is of type NoneType, and has to be dict"),
+        ({"optimizer_history": None}, "optimizer_history is of type NoneType, and has to be list"),
+        ({"task_state": None}, "task_state is of type NoneType, and has to be dict"),
+        (
+            {"extra_state": {"train_iterator": None}},
+            "extra_state.train_iterator is of type NoneType, and has to be dict",
+        ),
+        (
+            {"extra_state": {"metrics": "x"}},
+            "extra_state.metrics is of type str, and has to be dict",
+        ),
+        (
+            {"optimizer_history": [{"num_updates": -5}]},
+            "optimizer_history.num_updates is -5, and has to be 0 or more",
+        ),
+    ],
+)
+def test_entries_that_cannot_be(entries, problem):
+    forms.check_state("a.pt", {"model": {}, "cfg": None, "criterion": None, "last_optimizer_state": None})
+    with pytest.raises(UsageError, match=f"^checkpoint a.pt: {problem}$"):
+        forms.check_state("a.pt", {"model": {}} | entries)
+
+
+def test_no_history_of_the_optimizer(tmp_path):
+    torch.save({"model": {}, "extra_state": {}}, tmp_path / "a.pt")
+    with pytest.raises(KeyError) as error:
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "a.pt"))
+    assert mistakes.describe(error.value).startswith("the checkpoint does not hold its optimizer_history")
 
 
 def test_nothing_but_namespace_is_allowed():

@@ -136,6 +136,8 @@ CONFIGURATIONS = {
     "args of no known name": lambda state: {
         **state, "cfg": None, "args": argparse.Namespace(arch="lstn", task="translation", data="data")
     },
+    "extra_state None": change("extra_state", value=None),
+    "optimizer_history None": change("optimizer_history", value=None),
     "task_state a string": change("task_state", value="state"),
     "optimizer_history a string": change("optimizer_history", value="history"),
     "optimizer_history of numbers": change("optimizer_history", value=[1, 2]),
@@ -146,6 +148,12 @@ CONFIGURATIONS = {
 RESUMPTIONS = {
     "extra_state a string": change("extra_state", value="state"),
     "extra_state missing": without("extra_state"),
+    "extra_state None": change("extra_state", value=None),
+    "optimizer_history None": change("optimizer_history", value=None),
+    "optimizer_history missing": without("optimizer_history"),
+    "epoch missing": without("extra_state", "train_iterator", "epoch"),
+    "place in the data negative": change("extra_state", "train_iterator", "iterations_in_epoch", value=-3),
+    "optimizer state empty": change("last_optimizer_state", value={}),
     "place in the data a number": change("extra_state", "train_iterator", value=5),
     "epoch a string": change("extra_state", "train_iterator", "epoch", value="first"),
     "optimizer state a string": change("last_optimizer_state", value="state"),
@@ -222,6 +230,8 @@ WRITING = [
 # What a program does not look at, and so may accept.
 UNREAD = {
     "write": {
+        "extra_state None",
+        "optimizer_history None",
         "task_state a string",
         "optimizer_history a string",
         "optimizer_history of numbers",
