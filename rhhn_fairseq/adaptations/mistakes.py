@@ -255,8 +255,7 @@ MISTAKES = (
         "KeyError",
         r"fairseq\.checkpoint_utils",
         r"'best_loss'",
-        "the checkpoint does not hold its optimizer_history, or no lr_scheduler_state in it; fairseq reads "
-        "none without",
+        "the checkpoint lacks its optimizer_history, or the lr_scheduler_state in it; fairseq needs both",
     ),
     Mistake(
         "IndexError",
@@ -292,13 +291,13 @@ MISTAKES = (
         "TypeError",
         r"fairseq_cli\.generate",
         "'NoneType' object is not subscriptable",
-        "--prefix-size begins translations as their references begin, and the data set has none",
+        "--prefix-size needs references, and the data set has none",
     ),
     Mistake(
         "TypeError",
         r"torch\.nn\.modules\.module",
         r".*missing 1 required positional argument: 'prev_output_tokens'",
-        "--score-reference scores references, and the data set has none",
+        "--score-reference needs references, and the data set has none",
     ),
     Mistake(
         "UnicodeDecodeError", "codecs", r"'utf-8' codec can't decode (.*)", r"the input is not UTF-8: \1"
@@ -315,7 +314,7 @@ MISTAKES = (
         "RuntimeError",
         "sentencepiece",
         r".*could not parse ModelProto from (.*)",
-        r"\1: is no model of sentencepiece",
+        r"\1: is not a model of sentencepiece",
     ),
     # Values that are read as Python.
     Mistake(

@@ -37,12 +37,12 @@ def join(cfg) -> None:
 
     On GPUs the device is the local rank; on the CPU there is none, and gloo replaces nccl. A single
     worker needs no process group and remains a plain process. Raises UsageError if there are more
-    workers on this node than GPUs, or a variable is no number.
+    workers on this node than GPUs, or a variable is not a number.
     """
     training = cfg.distributed_training
     for name in NUMBERS:
         if not os.environ[name].isdecimal():
-            raise UsageError(f"{name}={os.environ[name]} in the environment is no number; torchrun sets it")
+            raise UsageError(f"{name}={os.environ[name]} is not a number; torchrun sets this variable")
     local_rank = int(os.environ["LOCAL_RANK"])
     on_gpu = torch.cuda.is_available() and not cfg.common.cpu
     if on_gpu and local_rank >= torch.cuda.device_count():

@@ -56,7 +56,7 @@ def test_join_with_more_workers_than_gpus(worker, monkeypatch):
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"])
 def test_join_without_numbers(worker, monkeypatch, name):
     monkeypatch.setenv(name, "x")
-    with pytest.raises(UsageError, match=f"^{name}=x in the environment is no number; torchrun sets it$"):
+    with pytest.raises(UsageError, match=f"^{name}=x is not a number; torchrun sets this variable$"):
         torchrun.join(worker)
 
 

@@ -216,7 +216,7 @@ def test_random_windows_with_the_l1_clip(corpus, tmp_path):
 
 BAD = {
     "a cell that is none": (["--cell", "lstmm"], "unknown cell 'lstmm', choose from elman, "),
-    "a learning rate at which the loss is no number": (
+    "a learning rate at which the loss is not a number": (
         ["--lr", 1e30, "--clip-norm", 0],
         "training diverged in update",
     ),

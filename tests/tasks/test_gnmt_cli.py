@@ -152,7 +152,7 @@ def _average(names, path):
         (
             "interactive",
             ("--bpe", "sentencepiece", "--sentencepiece-model", __file__),
-            f"{__file__}: is no model of sentencepiece",
+            f"{__file__}: is not a model of sentencepiece",
         ),
         (
             "interactive",
