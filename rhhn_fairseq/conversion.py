@@ -26,7 +26,8 @@ def to_directory(
     """Writes the character or handwriting model of a checkpoint as a directory.
 
     Args:
-        data: the data directory of a character model; None for the one it was trained on.
+        data: the data directory of a character model, not read for handwriting; None for the one it was
+            trained on.
         dtype: of the weights in the file; None keeps theirs.
 
     Returns:
@@ -41,8 +42,6 @@ def to_directory(
         raise UsageError(f"{error}; --vocabulary converts the weights of Suarez 2017") from error
     if "symbol_codes" not in names:
         raise UsageError(f"{checkpoint} holds no character or handwriting model: no symbol_codes in it")
-    if "statistics" in names and data is not None:
-        raise UsageError(f"--data {data} goes with a model of characters, and {checkpoint} is of handwriting")
     if "statistics" in names:
         network, _ = load_handwriting(str(checkpoint))
     else:

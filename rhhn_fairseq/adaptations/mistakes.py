@@ -255,7 +255,8 @@ MISTAKES = (
         "KeyError",
         r"fairseq\.checkpoint_utils",
         r"'best_loss'",
-        "the checkpoint lacks its optimizer_history, or the lr_scheduler_state in it; fairseq needs both",
+        "the checkpoint does not hold its optimizer_history, or no lr_scheduler_state in it; "
+        "fairseq needs both",
     ),
     Mistake(
         "IndexError",

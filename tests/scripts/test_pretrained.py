@@ -87,17 +87,10 @@ def test_a_converted_handwriting_model_writes_as_the_checkpoint(tmp_path, capsys
     assert (tmp_path / "line.svg").stat().st_size > 1000
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--output", ""], "--output is empty"),
-        (["--output", "x", "--data", "y"], "--data y goes with a model of characters"),
-    ],
-)
-def test_nothing_is_converted_that_was_not_asked_for(options, message, tmp_path, capsys, monkeypatch):
+def test_an_empty_output_writes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run(convert, golden_models.checkpoint("handwriting-lstm_window"), *options) == 1
-    assert f"error: {message}" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert run(convert, golden_models.checkpoint("handwriting-lstm_window"), "--output", "") == 1
+    assert "error: --output is empty" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("script", [sample, write], ids=["sample", "write"])
