@@ -177,7 +177,7 @@ def explain(parser: argparse.ArgumentParser, message: str) -> str:
 
 
 def _reason_for_rest(parser: argparse.ArgumentParser) -> str:
-    """Returns why argparse leaves an argument over that is no option."""
+    """Returns why argparse could not use an argument that is not an option."""
     names = (action for action in parser._actions if not action.option_strings)
     several = next((action for action in names if action.nargs in ("*", "+")), None)
     if several is None:

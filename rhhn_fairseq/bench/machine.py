@@ -151,7 +151,7 @@ def _enough_memory() -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError) and not any(sign in str(error) for sign in signs):
             raise
         raise UsageError(
-            "Bench: not enough memory for these sizes, lower them, or name fewer cells, archs or shapes"
+            "Bench: not enough memory: lower the sizes, or name fewer cells, archs or shapes"
         ) from error
 
 
