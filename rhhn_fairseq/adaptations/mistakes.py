@@ -8,9 +8,11 @@ import difflib
 import errno
 import os
 import re
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from rhhn_fairseq.adaptations.names import nearest
 from rhhn_fairseq.programs import command
@@ -23,13 +25,14 @@ class Mistake:
     Args:
         kind: names of exceptions, separated by |. module: pattern for the raising module's whole name.
         message: pattern for the beginning of the message. line: what to print instead, with references to
-            groups (`\\1`) of the message, or a function of the exception and the match.
+            groups (`\\1`) of the message, or a function of the exception and the match. The function returns
+            None if the row does not fit the exception.
     """
 
     kind: str
     module: str
     message: str
-    line: str | Callable[[BaseException, re.Match], str]
+    line: str | Callable[[BaseException, re.Match], str | None]
 
     def describe(self, error: BaseException, module: str) -> str | None:
         """Returns the line for an exception raised in `module`, or None if this row does not match it."""
@@ -40,7 +43,7 @@ class Mistake:
         if match is None:
             return None
         text = match.expand(self.line) if isinstance(self.line, str) else self.line(error, match)
-        return " ".join(text.split()).rstrip(":,; ")
+        return None if text is None else " ".join(text.split()).rstrip(":,; ")
 
 
 def describe(error: BaseException) -> str | None:
@@ -50,14 +53,24 @@ def describe(error: BaseException) -> str | None:
     return next((line for line in lines if line is not None), None)
 
 
+def _frames(error: BaseException) -> list[FrameType]:
+    """Returns the frames of an exception's traceback, the one that raised it last."""
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
 def raising_module(error: BaseException) -> str:
     """Returns the name of the module whose code raised an exception."""
-    trace = error.__traceback__
-    if trace is None:
-        return ""
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    names = trace.tb_frame.f_globals
+    frames = _frames(error)
+    return _module(frames[-1]) if frames else ""
+
+
+def _passed_through(error: BaseException, module: str) -> bool:
+    """Returns whether an exception was raised in a module or in what the module called."""
+    return any(_module(frame) == module for frame in _frames(error))
+
+
+def _module(frame: FrameType) -> str:
+    names = frame.f_globals
     name = names.get("__name__", "")
     # ``python -m fairseq_cli.train`` runs that module under another name.
     return getattr(names.get("__spec__"), "name", name) if name == "__main__" else name
@@ -81,12 +94,50 @@ def _not_written(error, match) -> str:
 
 
 def _no_name(error, match) -> str:
-    trace = error.__traceback__
-    while trace.tb_next is not None:
-        trace = trace.tb_next
     # fairseq has one function for all its registries; only its local variables say which one it is.
-    local = trace.tb_frame.f_locals
+    local = _frames(error)[-1].f_locals
     return f"there is no {local['registry_name']} {match[1]!r}: {nearest(match[1], local['REGISTRY'])}"
+
+
+def _no_sentence(error, match) -> str | None:
+    local = _frames(error)[-1].f_locals
+    # fairseq-generate counts sentences; a criterion has a list with an entry for every batch.
+    if local.get("num_sentences", 0) or local.get("logging_outputs", ()):
+        return None
+    limits = "longer than --max-source-positions or --max-target-positions allow"
+    data = local["cfg"].dataset if "cfg" in local else None
+    if data is None or data.num_shards < 2:
+        return f"no sentence is left: all are {limits}"
+    return (
+        f"no sentence is left for --shard-id {data.shard_id}: the data set has fewer batches than "
+        f"--num-shards {data.num_shards}, or sentences are {limits}"
+    )
+
+
+def _no_prefix(error, match) -> str | None:
+    settings = _frames(error)[-1].f_locals.get("cfg")
+    if settings is None or settings.generation.prefix_size < 1:
+        return None
+    return "--prefix-size needs references, and the data set has none"
+
+
+def _no_reference(error, match) -> str | None:
+    if not _passed_through(error, "fairseq.sequence_scorer"):
+        return None
+    return "--score-reference needs references, and the data set has none"
+
+
+def _too_long(error, match) -> str:
+    number, sizes, limits = match.groups()
+    # Source and target, as (np.int32(12), np.int32(9)); without references the second is 0.
+    lengths = " and ".join(size for size in re.findall(r"\b\d+\b", sizes) if size != "0")
+    # fairseq-interactive counts anew whenever it has read --buffer-size lines.
+    is_typed = _passed_through(error, "fairseq_cli.interactive")
+    sentence = "a line" if is_typed else f"sentence {number} of the data set, counted from 0,"
+    return (
+        f"{sentence} has {lengths} tokens, more than the model takes ({limits}): raise "
+        "--max-source-positions and --max-target-positions, or give --skip-invalid-size-inputs-valid-test"
+    )
 
 
 def _configuration(error, match) -> str:
@@ -148,9 +199,8 @@ MISTAKES = (
     Mistake(
         "Exception",
         r"fairseq\.(tasks\.fairseq_task|data\.data_utils)",
-        r"Size of sample #(\S+) is invalid.*?(max_positions=.*?), skip",
-        r"sentence \1 is longer than the model takes (\2): raise --max-source-positions and "
-        r"--max-target-positions, or give --skip-invalid-size-inputs-valid-test",
+        r"Size of sample #(\S+) is invalid \(=(.*?)\) since (max_positions=.*?), skip",
+        _too_long,
     ),
     Mistake(
         "AssertionError",
@@ -286,19 +336,19 @@ MISTAKES = (
         "ZeroDivisionError",
         r"fairseq_cli\.generate|fairseq\.criterions\..*",
         "",
-        "no sentence is left: all are longer than --max-source-positions or --max-target-positions allow",
+        _no_sentence,
     ),
     Mistake(
         "TypeError",
         r"fairseq_cli\.generate",
         "'NoneType' object is not subscriptable",
-        "--prefix-size needs references, and the data set has none",
+        _no_prefix,
     ),
     Mistake(
         "TypeError",
         r"torch\.nn\.modules\.module",
         r".*missing 1 required positional argument: 'prev_output_tokens'",
-        "--score-reference needs references, and the data set has none",
+        _no_reference,
     ),
     Mistake(
         "UnicodeDecodeError", "codecs", r"'utf-8' codec can't decode (.*)", r"the input is not UTF-8: \1"

@@ -12,6 +12,7 @@ from helpers.cli import fairseq_train, json_log, model_of, run_module
 from helpers.programs import run
 
 from rhhn_fairseq.adaptations.alignments import replace_unk
+from rhhn_fairseq.adaptations.mistakes import describe
 from rhhn_fairseq.errors import UsageError
 
 WORDS = {"red": "rouge", "blue": "bleu", "dog": "chien", "cat": "chat", "sees": "voit", "house": "maison"}
@@ -169,6 +170,16 @@ def _average(names, path):
             ("--max-source-positions", 1, "--skip-invalid-size-inputs-valid-test"),
             "no sentence is left: ",
         ),
+        (
+            "generate",
+            ("--num-shards", 50, "--shard-id", 45, "--batch-size", 8),
+            "no sentence is left for --shard-id 45: the data set has fewer batches than --num-shards 50",
+        ),
+        (
+            "generate",
+            ("--max-source-positions", 2, "--max-target-positions", 100),
+            "sentence 4 of the data set, counted from 0, has 3 and 3 tokens, more than the model takes",
+        ),
         ("validate", ("--model-overrides", "text"), "--model-overrides text: it takes a dictionary such as "),
         ("validate", ("--model-overrides", 5), "--model-overrides, "),
     ],
@@ -176,6 +187,22 @@ def _average(names, path):
 def test_mistakes_end_in_one_line(corpus, trained, program, options, line):
     outcome = run(program, [corpus, "--path", trained / "checkpoint_best.pt", *options])
     assert outcome.kind == "refused" and outcome.text.removeprefix("error: ").startswith(line), outcome.text
+
+
+def _raised(module, code, **names):
+    """The exception that code raises in a module of that name."""
+    with pytest.raises(Exception) as caught:
+        exec(code, {"__name__": module} | names)
+    return caught.value
+
+
+def test_other_errors_of_the_same_kinds_are_not_explained():
+    # These are defects, so their tracebacks have to stay.
+    criterion = "def reduce(logging_outputs): 1 / 0\nreduce([{}])"
+    assert describe(_raised("fairseq.criterions.cross_entropy", criterion)) is None
+    assert describe(_raised("fairseq_cli.generate", "None[0]")) is None
+    message = "f() missing 1 required positional argument: 'prev_output_tokens'"
+    assert describe(_raised("torch.nn.modules.module", f"raise TypeError({message!r})")) is None
 
 
 @pytest.mark.slow
