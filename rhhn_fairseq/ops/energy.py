@@ -37,7 +37,8 @@ def energies(q_NRA: Tensor, k_NSA: Tensor, v_A: Tensor, mask_NS: Tensor) -> Tens
 
 def _is_compiled(q_NRA: Tensor) -> bool:
     """Whether the compiled code runs; like a cell's, it has gradients, but no further derivatives."""
-    if q_NRA.device.type != "cpu" or q_NRA.dtype not in native.DTYPES or native.library() is None:
+    is_built = native.IS_BUILT if torch.compiler.is_dynamo_compiling() else native.library() is not None
+    if q_NRA.device.type != "cpu" or q_NRA.dtype not in native.DTYPES or not is_built:
         return False
     plain = torch.compiler.is_compiling() or gemm.transformation() is None
     return plain and policy.current().kernel != "reference"

@@ -90,3 +90,25 @@ def test_energy_operations_keep_torchs_rules():
     de = torch.randn(2, 3, 4, dtype=torch.float64)
     torch.library.opcheck(energy.energy_backward, ([de], [], q, k, v, mask), test_utils=rules)
     assert torch.autograd.gradcheck(lambda *tensors: energy.energies(*tensors, mask), (q, k, v))
+
+
+def test_energies_are_compiled_as_one_operation():
+    if native.library() is None:
+        pytest.skip("the compiled point-wise kernels are not built")
+    torch.manual_seed(0)
+    operands = [torch.randn(*shape, requires_grad=True) for shape in ((2, 3, 5), (2, 4, 5), (5,))]
+    mask = torch.rand(2, 4) > 0.3
+    mask[:, 0] = True
+    names = []
+
+    def keep_names(module, _):
+        names.extend(str(node.target) for node in module.graph.nodes)
+        return module
+
+    def run(function):
+        loss = function(*operands, mask).softmax(dim=-1).square().sum()
+        return [loss, *torch.autograd.grad(loss, operands)]
+
+    found = run(torch.compile(energy.energies, fullgraph=True, backend=keep_names))
+    torch.testing.assert_close(found, run(energy.energies))
+    assert "rhhn.energy.default" in names and not any("tanh" in name for name in names), names

@@ -15,6 +15,7 @@ from torch import Tensor
 from rhhn_fairseq.ops.buffers import Energy, Gated, Highway
 from rhhn_fairseq.ops.native.build import (
     DTYPES,
+    IS_BUILT,
     EnergyStruct,
     GatedStruct,
     HighwayStruct,
@@ -28,7 +29,7 @@ from rhhn_fairseq.ops.native.build import (
     runs_sequences,
 )
 
-__all__ = ["DTYPES", "library", "multiplies", "runs_sequences"]
+__all__ = ["DTYPES", "IS_BUILT", "library", "multiplies", "runs_sequences"]
 
 SHARED = 1 << 19
 """Multiplications from which threads share a product."""

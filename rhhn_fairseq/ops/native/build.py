@@ -97,6 +97,20 @@ STRUCTURES = {
 """The structures that both languages declare, by their name in the C++ functions ``size_of_*``."""
 
 
+def _path() -> Path | None:
+    """Returns the best build that this processor can run; None if there is none."""
+    for level in LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("any",)):
+        for suffix in EXTENSION_SUFFIXES:
+            path = Path(__file__).with_name(f"_{level}{suffix}")
+            if path.is_file():
+                return path
+    return None
+
+
+IS_BUILT = _path() is not None
+"""Whether there is a library to load, for code that torch.compile traces: it cannot trace ``library``."""
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """Returns the compiled functions; None if they were not built.
@@ -105,12 +119,8 @@ def library() -> ctypes.CDLL | None:
         ImportError: the library cannot be loaded, or was built from other sources than these: the structures
             differ in size.
     """
-    for level in LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("any",)):
-        for suffix in EXTENSION_SUFFIXES:
-            path = Path(__file__).with_name(f"_{level}{suffix}")
-            if path.is_file():
-                return load(path)
-    return None
+    path = _path()
+    return None if path is None else load(path)
 
 
 def load(path: Path) -> ctypes.CDLL:
