@@ -67,7 +67,7 @@ class HyperRHNConfig(RHNConfig):
         if self.hyper_size > self.hidden_size:
             raise UsageError(
                 f"HyperRHN: hyper_size={self.hyper_size} is larger than hidden_size={self.hidden_size}, "
-                "its hypervector is an upscaling"
+                "the largest possible"
             )
 
     def hyper(self) -> RHNConfig:

@@ -55,7 +55,7 @@ class RolledHyperRHNConfig(CellConfig):
         if self.hyper_size > self.hidden_size:
             raise UsageError(
                 f"RolledHyperRHN: hyper_size={self.hyper_size} is larger than hidden_size="
-                f"{self.hidden_size}, its hypervector is repeated over the hidden units"
+                f"{self.hidden_size}, the largest possible"
             )
 
 

@@ -135,6 +135,13 @@ class RecurrentLayer(Pretrained, nn.Module):
         """The cell's options as given to the constructor."""
         return dict(self.stack.config.cell_options)
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialises all weights again, as the method of torch.nn.LSTM does."""
+        with next(self.parameters()).device:
+            fresh = Stack(self.stack.config)
+        self.stack.load_state_dict(fresh.state_dict())
+
     def flatten_parameters(self) -> None:
         """Does nothing; scripts written for torch.nn.LSTM call it."""
 

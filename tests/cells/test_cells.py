@@ -410,7 +410,7 @@ def test_unknown_options_and_impossible_sizes_raise(name):
 def test_other_refusals_name_what_would_be_valid(monkeypatch):
     with pytest.raises(UsageError, match="unknown cell 'lstn', choose from .*ln_hyperlstm, .*rhn"):
         build_cell("lstn", C, H)
-    with pytest.raises(UsageError, match="hyper_size=128 is larger than hidden_size=5"):
+    with pytest.raises(UsageError, match="hyper_size=128 is larger than hidden_size=5, the largest"):
         build_cell("hyperrhn", C, H)
     with pytest.raises(UsageError, match="rhn_depth=0 is too small"):
         build_cell("rhn", C, H, rhn_depth=0)

@@ -279,6 +279,20 @@ def test_device_dtype_copies_and_state_dict():
     _equal(loaded(_x())[0], rnn(_x())[0])
 
 
+@pytest.mark.parametrize("cell", ["gru", "ln_hyperlstm", "hyperrhn"])
+def test_weights_can_be_initialised_again(cell):
+    rnn = _build(cell, 2, bidirectional=True)
+    first = copy.deepcopy(rnn.state_dict())
+    rnn.requires_grad_(False)
+    rnn.reset_parameters()
+    assert any(not torch.equal(weight, first[name]) for name, weight in rnn.state_dict().items())
+    torch.manual_seed(0)
+    rnn.reset_parameters()
+    for name, weight in rnn.named_parameters():
+        torch.testing.assert_close(weight, first[name], rtol=0, atol=0)
+        assert not weight.requires_grad
+
+
 def test_layers_of_other_cells_can_be_pickled(monkeypatch):
     """Their classes are made by ``layer_of``."""
     monkeypatch.setitem(CELLS, "mine", CELLS["gru"])
