@@ -142,6 +142,8 @@ def _too_long(error, match) -> str:
 
 def _configuration(error, match) -> str:
     key = getattr(error, "full_key", None)
+    if type(error).__name__ == "MissingMandatoryValue" and key:
+        return f"{key} has no value: give --{str(key).split('.')[-1].replace('_', '-')}"
     parent = getattr(error, "parent_node", None)
     known = [] if parent is None or "not in" not in str(error) else parent
     where = f"{key}: " if key else ""

@@ -157,6 +157,11 @@ def _average(names, path):
         ),
         (
             "interactive",
+            ("--bpe", "sentencepiece"),
+            "sentencepiece_model has no value: give --sentencepiece-model",
+        ),
+        (
+            "interactive",
             ("--print-alignment", "soft"),
             "--print-alignment soft is written by fairseq-generate",
         ),
