@@ -73,7 +73,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="a note for the reader, stored with the run or the cost",
     )
-    add("--seeds", nargs="+", type=int, default=[1], metavar="N", help="seeds; one run for each (default: 1)")
+    add(
+        "--seeds",
+        nargs="+",
+        type=_seed,
+        default=[1],
+        metavar="N",
+        help="seeds; one run for each (default: 1)",
+    )
     add("--epochs", type=int, metavar="N", help="stop after N epochs (default: the recipe's)")
     add("--updates", type=int, metavar="N", help="stop after N updates")
     add("--hours", type=float, metavar="H", help="stop after H hours of training")
@@ -121,6 +128,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="directory of records and pages (default: %(default)s)",
     )
+
+
+def _seed(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        # argparse takes every word after --seeds for a seed.
+        reason = f"{word} is not a whole number; give TABLE and every ROW before --seeds"
+        raise argparse.ArgumentTypeError(reason) from None
 
 
 def _parse(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:

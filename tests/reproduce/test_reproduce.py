@@ -306,6 +306,10 @@ def test_progress_counts_the_hours_before_a_restart():
         (["ha-ptb", "--hours", "nan"], "--hours nan is not a number above 0"),
         (["ha-ptb", "--hours", "inf"], "--hours inf is not a number above 0"),
         (["ha-ptb", "--seeds", "1", "99999999999"], "--seed 99999999999 is not possible"),
+        (
+            ["ha-ptb", "--seeds", "1", "2", "lstm_ptb"],
+            "argument --seeds: lstm_ptb is not a whole number; give TABLE and every ROW before --seeds",
+        ),
         (["ha-ptb", "--cost", "--render"], "argument --render: not allowed with argument --cost"),
         (["ha-ptb", "--adopt", "a", "b", "--dry-run"], "--dry-run: not allowed with argument --adopt"),
         (["ha-ptb", "--adopt", "a", "b"], "--adopt takes over one run, 8 are named"),
