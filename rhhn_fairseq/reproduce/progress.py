@@ -1,6 +1,5 @@
 """One line that shows how far a training is, and how long it will still take."""
 
-import json
 import time
 
 from tqdm import tqdm
@@ -12,7 +11,7 @@ SHOWN = ("bpc", "accuracy", "loss")
 
 
 class Progress:
-    """A bar for the share of its budget that a training has used, updated from lines of its JSON log.
+    """A bar for the share of its budget that a training has used, updated from lines of its log.
 
     Args:
         title: of the run. options: of fairseq-train; ``max_epoch``, ``max_update`` and ``stop_time_hours``
@@ -25,13 +24,15 @@ class Progress:
         hours = options.get("stop_time_hours")
         self._seconds = None if hours is None else 3600 * hours
         self._started = time.monotonic()
-        self._first: float | None = None
+        # The share and the time of the first line that tells the share.
+        self._first: tuple[float, float] | None = None
+        self._figures = ""
         self._bar = tqdm(
             total=1.0,
             desc=title,
             disable=quiet,
             dynamic_ncols=True,
-            bar_format="{desc}: {percentage:3.0f}% |{bar}| {postfix}",
+            bar_format="{desc}: {percentage:3.0f}% |{bar}|{postfix}",
         )
 
     def __enter__(self) -> "Progress":
@@ -40,19 +41,21 @@ class Progress:
     def __exit__(self, *details) -> None:
         self._bar.close()
 
-    def show(self, line: str, record: Record) -> None:
-        """Updates the bar from one line of the log and the figures in it."""
-        if record.subset == TRAIN_INNER:
+    def show(self, record: Record) -> None:
+        """Updates the bar from the figures in one line of the log."""
+        if record.subset in (TRAIN, TRAIN_INNER):
             # fairseq's clock, by which it stops, goes on after a restart.
             seconds = record.figures.get("wall", time.monotonic() - self._started)
-            share = self.share(_epoch(line), record.update, seconds)
+            share = self.share(record.epochs_done, record.update, seconds)
             if share is not None:
-                self._first = share if self._first is None else self._first
+                self._first = self._first or (share, time.monotonic())
                 self._bar.n = min(1.0, share)
+        # After an epoch, its validation stays in the line.
         if record.subset != TRAIN:
             name = next((name for name in SHOWN if name in record.figures), None)
             figure = "" if name is None else f"{record.subset} {name} {record.figures[name]:g}, "
-            self._bar.set_postfix_str(f"{figure}update {record.update:,}{self._left()}", refresh=True)
+            self._figures = f"{figure}update {record.update:,}"
+        self._bar.set_postfix_str(f"{self._figures}{self._left()}", refresh=True)
 
     def share(self, epochs: float | None, updates: int, seconds: float) -> float | None:
         """Returns the share of the budget that is used, by the nearest limit; None without a limit."""
@@ -66,16 +69,9 @@ class Progress:
         return max(shares, default=None)
 
     def _left(self) -> str:
-        done = self._bar.n - (self._first or 0.0)
+        share, since = self._first or (0.0, self._started)
+        done = self._bar.n - share
         if done <= 0:
             return ""
-        seconds = (time.monotonic() - self._started) / done * (1.0 - self._bar.n)
+        seconds = (time.monotonic() - since) / done * (1.0 - self._bar.n)
         return f", {tqdm.format_interval(seconds)} left"
-
-
-def _epoch(line: str) -> float | None:
-    """Returns the epochs done, with their fraction, from a JSON line of fairseq; None if it has none."""
-    try:
-        return float(json.loads(line[line.index("{") :])["update"])
-    except (ValueError, KeyError, TypeError):
-        return None

@@ -305,7 +305,7 @@ def _train(run: Run, command: list[str], directory: Path, record: Record, path: 
             figures = parse_line(line)
             if figures is not None:
                 trained = True
-                bar.show(line, figures)
+                bar.show(figures)
                 if figures.subset == TRAIN:
                     record.read_curve(log)
                     record.save(path)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -289,8 +290,23 @@ def test_progress_counts_the_nearest_limit():
 def test_progress_counts_the_hours_before_a_restart():
     progress = Progress("x", {"stop_time_hours": 10.0}, quiet=True)
     line = '{"epoch": 3, "update": 2.5, "loss": "1", "wall": "32400", "num_updates": "70"}'
-    progress.show(line, parse_line(line))
+    progress.show(parse_line(line))
     assert progress._bar.n == 0.9
+
+
+def test_progress_shows_epochs_that_are_shorter_than_the_log_interval(monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr("rhhn_fairseq.reproduce.progress.time", clock)
+    progress = Progress("x", {"max_epoch": 10}, quiet=True)
+    shown = []
+    progress._bar.set_postfix_str = lambda text, refresh: shown.append(text)
+    for epoch in (1, 2, 3):
+        clock.monotonic = lambda now=100.0 * epoch: now
+        for subset, figure in (("valid", "bpc"), ("train", "wall")):
+            line = {"epoch": epoch, f"{subset}_{figure}": "2.5", f"{subset}_num_updates": 50 * epoch}
+            progress.show(parse_line(json.dumps(line)))
+    assert progress._bar.n == 0.3
+    assert shown[0] == "valid bpc 2.5, update 50" and shown[-1] == "valid bpc 2.5, update 150, 11:40 left"
 
 
 @pytest.mark.parametrize(
