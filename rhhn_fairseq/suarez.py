@@ -159,15 +159,17 @@ def symbol_order(characters: Mapping[str, int], vocabulary: CharVocabulary, path
     """Returns the author's index of each of our symbols, in the model's order.
 
     Raises:
-        UsageError: the symbols differ.
+        UsageError: the symbols differ, or ours are words.
     """
+    advice = f"prepare the author's corpus with {command('prepare_chars')} ptb --variant raw"
+    if vocabulary.mode == "words":
+        raise UsageError(f"--data {data}: is a corpus of words; {advice}")
     ours = [chr(code) for code in vocabulary.codes().tolist()]
     if set(ours) != set(characters):
         only_in_file, only_in_data = sorted(set(characters) - set(ours)), sorted(set(ours) - set(characters))
         raise UsageError(
             f"{path} has {len(characters)} characters and {data} has {len(ours)} symbols: only there "
-            f"{only_in_file[:8]}, only in the data {only_in_data[:8]}; prepare the author's corpus with "
-            f"{command('prepare_chars')} ptb --variant raw"
+            f"{only_in_file[:8]}, only in the data {only_in_data[:8]}; {advice}"
         )
     return [characters[symbol] for symbol in ours]
 

@@ -247,3 +247,14 @@ def test_wrong_vocabularies_are_one_line(corpus, tmp_path, capsys, text, message
     vocabulary.write_text(text, encoding="utf-8")
     refused = run(capsys, weights, vocabulary, data, tmp_path / "ours.pt", status=1)
     assert message in refused and "vocab.txt" in refused
+
+
+def test_a_corpus_of_words_is_refused_in_one_line(corpus, tmp_path, capsys):
+    _, characters = corpus
+    weights, vocabulary = write(tmp_path, state_dict(len(characters), **TINY), characters)
+    words = tmp_path / "words"
+    words.mkdir()
+    (words / "preprocess.log").touch()
+    (words / "dict.txt").write_text("the 3\ncat 2\n")
+    refused = run(capsys, weights, vocabulary, words, tmp_path / "ours.pt", status=1)
+    assert f"--data {words}: is a corpus of words; prepare the author's corpus with" in refused
