@@ -69,7 +69,7 @@ class Record:
         state: ``training``, ``evaluating``, ``finished`` or ``failed``. problem: why it failed, else "".
         options: options of fairseq-train besides the architecture's recipe.
         commands: the training's and the evaluations' command lines. stopped_by: ``epochs``, ``updates``,
-            ``hours`` or ``patience``.
+            ``hours`` or ``patience``; "" if the training has not ended, or has failed.
         parameters: the trained ones. updates, epochs: done; an epoch that was cut counts by its updates.
         updates_per_epoch: None if the log does not say. seconds: of the updates, without validation.
         curve: one entry per epoch with ``epoch``, ``updates``, ``seconds``, ``train`` and ``valid``.

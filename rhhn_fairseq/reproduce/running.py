@@ -311,13 +311,14 @@ def _train(run: Run, command: list[str], directory: Path, record: Record, path: 
                     record.save(path)
     content = log.read_bytes()
     record.parameters = _parameters(content.decode(errors="replace"))
-    # What ended this training, and not an earlier one in the same log, unless nothing was left to train.
-    record.stopped_by = _stop(content[before if trained else 0 :].decode(errors="replace"))
     if program.status:
         record.state, record.problem = "failed", last or f"fairseq-train ended with status {program.status}"
+        record.stopped_by = ""
         with suppress(UsageError):
             record.read_curve(log)
         return
+    # What ended this training, and not an earlier one in the same log, unless nothing was left to train.
+    record.stopped_by = _stop(content[before if trained else 0 :].decode(errors="replace"))
     record.read_curve(log)
     record.state = "evaluating"
 

@@ -97,6 +97,7 @@ def test_what_ended_the_last_training_is_recorded(tmp_path):
 def test_a_failed_training_has_its_last_line_and_what_it_trained(tmp_path):
     record = _trained(tmp_path, EPOCH, "ValueError: no", "", status=3)
     assert (record.state, record.problem, record.updates) == ("failed", "ValueError: no", 10)
+    assert record.stopped_by == ""
     assert Record.load(tmp_path / "record.json").curve == record.curve
     (tmp_path / "train.log").unlink()
     assert _trained(tmp_path, "", status=3).problem == "fairseq-train ended with status 3"
