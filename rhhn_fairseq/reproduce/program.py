@@ -175,6 +175,8 @@ def _refuse_options_beside_a_queue(
 def _runs(args: argparse.Namespace, extra: tuple[str, ...]) -> list[Run]:
     """Returns the runs that a command line names; UsageError for unknown tables, rows and protocols."""
     table = table_of(args.table)
+    if args.from_dir is not None and table.corpus == "none":
+        raise UsageError(f"--from-dir {args.from_dir}: {table.name} reads no files, its data are generated")
     rows = [table.row(name) for name in args.rows] or list(table.rows)
     budget = Budget(args.epochs, args.updates, args.hours, args.patience)
     protocols = tuple(args.protocols)

@@ -326,6 +326,7 @@ def test_progress_shows_epochs_that_are_shorter_than_the_log_interval(monkeypatc
             ["ha-ptb", "--seeds", "1", "2", "lstm_ptb"],
             "argument --seeds: lstm_ptb is not a whole number; give TABLE and every ROW before --seeds",
         ),
+        (["copying", "--from-dir", "x"], "--from-dir x: copying reads no files, its data are generated"),
         (["ha-ptb", "--cost", "--render"], "argument --render: not allowed with argument --cost"),
         (["ha-ptb", "--adopt", "a", "b", "--dry-run"], "--dry-run: not allowed with argument --adopt"),
         (["ha-ptb", "--adopt", "a", "b"], "--adopt takes over one run, 8 are named"),
