@@ -2,6 +2,7 @@
 
 import math
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,10 +108,11 @@ class Run:
         return options
 
     def limits(self) -> dict[str, object]:
-        """Returns the options that end the training: the run's own, and those of its recipe."""
+        """Returns the options that end the training: those typed, the run's own, and its recipe's."""
         options = _sizes_and_recipe(self.row)[1] | self.options()
         names = ("max_epoch", "max_update", "stop_time_hours")
-        return {name: options[name] for name in names if options.get(name)}
+        limits = {name: _typed(self.extra, name, options.get(name)) for name in names}
+        return {name: value for name, value in limits.items() if value}
 
 
 def train_command(run: Run, place: Path | None, directory: Path, task: dict, device: str) -> list[str]:
@@ -156,6 +158,16 @@ def flags(options: dict[str, object]) -> list[str]:
         elif value is not None and value is not False:
             words += [flag, str(value)]
     return words
+
+
+def _typed(words: tuple[str, ...], name: str, value):
+    """Returns the last number that ``words`` give for an option; ``value`` if they give none."""
+    for word, following in zip(words, (*words[1:], ""), strict=False):
+        flag, equals, number = word.partition("=")
+        if flag == "--" + name.replace("_", "-"):
+            with suppress(ValueError):
+                value = float(number if equals else following)
+    return value
 
 
 def _program(name: str) -> list[str]:

@@ -278,6 +278,8 @@ def test_progress_knows_the_limits_of_the_recipe():
         "max_epoch": 100,
         "max_update": 5,
     }
+    typed = ("--max-epoch=3", "--lr", "1", "--max-update", "0")
+    assert Run(HA, HA.row("lstm_ptb"), budget=Budget(updates=5), extra=typed).limits() == {"max_epoch": 3}
 
 
 def test_progress_counts_the_nearest_limit():
