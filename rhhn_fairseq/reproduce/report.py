@@ -236,7 +236,9 @@ def _costs(table: Table, records: list[Record], measured: list[Cost]) -> list[st
         rest = "unknown" if total is None else f"{max(0, total - trained) * seconds / 3600:,.0f} hours"
         hours = "" if epoch is None else f"{epoch * seconds / 3600:.2f}"
         where = f"{cost.precision}, {_machine(cost)}"
-        where += f"; {cost.remark}" if cost.remark else ""
+        # In a table a bar ends the cell, and a new line the row.
+        remark = " ".join(cost.remark.split()).replace("|", "\\|")
+        where += f"; {remark}" if remark else ""
         cells = [row.name, where, f"{seconds:.3g}", "" if epoch is None else f"{epoch:,}", hours, rest]
         lines.append("| " + " | ".join(cells) + " |")
     if len(lines) == 2:
@@ -290,7 +292,7 @@ def _how(record: Record, with_versions: bool) -> str:
         extra = " ".join(record.options.get("extra", []))
         words.append("trained by hand" + (f" with `{extra}`" if extra else ""))
     if record.remark:
-        words.append(record.remark)
+        words.append(" ".join(record.remark.split()))
     return "; ".join(words)
 
 

@@ -264,6 +264,16 @@ def test_the_cost_of_an_update_is_that_of_the_median_epoch(record):
     assert record.cost() is None
 
 
+def test_a_remark_with_a_bar_or_a_new_line_does_not_break_the_table(tmp_path, record):
+    record.remark = "two\n\nlines | a bar"
+    record.save(tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s1.json")
+    cost = Cost("ln_lstm_ptb", "float32", 3.6, None, "a processor", 2, record.remark)
+    cost.save(tmp_path / "runs" / "ha-ptb" / "costs" / "ln_lstm_ptb.json")
+    text = report.render(TABLES["ha-ptb"], tmp_path).read_text()
+    assert "| ln_lstm_ptb | float32, a processor, 2 threads; two lines \\| a bar | 3.6 |" in text
+    assert "; two lines | a bar\n" in text
+
+
 def test_a_cost_without_a_remark_is_read(tmp_path):
     cost = Cost("rhn_ptb", "float32", 3.6, None, "a processor", 2)
     values = dataclasses.asdict(cost)
