@@ -4,6 +4,7 @@ A corpus is prepared once, by the project's own programs, into a directory below
 """
 
 import logging
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -109,11 +110,12 @@ def _prepare(name: str, arguments: list[str]) -> None:
     """Calls ``rhhn prepare``.
 
     Raises:
-        UsageError: the program refuses; the message is its own.
+        UsageError: the program refuses; the message is its own, after its command, whose options it may name.
     """
     command = [sys.executable, "-m", "rhhn_fairseq", "prepare", name, *arguments]
     logger.info("preparing %s", name)
     result = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     if result.returncode:
         lines = result.stderr.strip().splitlines() or [f"rhhn prepare {name} ended with {result.returncode}"]
-        raise UsageError(lines[-1].removeprefix("error: "))
+        asked = shlex.join(["rhhn", "prepare", name, *arguments])
+        raise UsageError(f"{asked}: {lines[-1].removeprefix('error: ')}")

@@ -1,5 +1,7 @@
 """The corpora of the tables: a share of a text, and options that follow from files."""
 
+import re
+
 import pytest
 
 from rhhn_fairseq.data.problems.mnist import T10K_SPLIT
@@ -7,6 +9,7 @@ from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.reproduce import corpora
 
 
@@ -28,6 +31,14 @@ def test_a_share_of_a_corpus_is_the_beginning_of_each_split(tmp_path, monkeypatc
     # It is prepared once.
     monkeypatch.setattr(corpora, "_prepare", None)
     assert corpora.prepare_share(tmp_path / "text", 0.25) == place
+
+
+def test_a_refusal_names_the_command_whose_options_it_names(tmp_path):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"ptb.{split}.txt").write_text(" a b \n")
+    command = f"rhhn prepare ptb --from-dir {tmp_path} --dest {tmp_path}/data/ptb"
+    with pytest.raises(UsageError, match=f"^{re.escape(command)}: .* or pass --no-verify to accept it$"):
+        corpora.prepare("ptb", tmp_path / "data", tmp_path)
 
 
 def test_the_split_of_mnist_follows_from_its_files(tmp_path):
