@@ -15,6 +15,7 @@ import numpy as np
 
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.problems.mnist import T10K_SPLIT
+from rhhn_fairseq.data.text.manifest import CHARACTERS
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
@@ -47,6 +48,9 @@ CORPORA = {
     "none": Corpus(),
 }
 
+# The papers' form of a corpus that `rhhn prepare` also makes in others: by variant and by mode.
+FORMS = {"ptb": ("raw", "text"), "enwik8": (None, "bytes")}
+
 
 def prepare(name: str, data: Path, from_dir: Path | None) -> Path | None:
     """Prepares a corpus unless that is done; returns the directory that a training reads, if it reads any.
@@ -56,7 +60,7 @@ def prepare(name: str, data: Path, from_dir: Path | None) -> Path | None:
             download them if the corpus is public.
 
     Raises:
-        UsageError: the files are missing or are not those of the corpus.
+        UsageError: the files are missing or are not those of the corpus, or it was prepared in another form.
     """
     corpus = CORPORA[name]
     if corpus.prepared is None:
@@ -65,6 +69,8 @@ def prepare(name: str, data: Path, from_dir: Path | None) -> Path | None:
         return from_dir
     place = data / name
     if (place / "dict.txt").exists() or (place / "manifest.json").exists():
+        if name in FORMS:
+            _check_form(name, place)
         return place
     if corpus.local and from_dir is None:
         raise UsageError(
@@ -73,6 +79,18 @@ def prepare(name: str, data: Path, from_dir: Path | None) -> Path | None:
     source = [] if from_dir is None else ["--from-dir", str(from_dir)]
     _prepare(corpus.prepared, [*source, *corpus.options, "--dest", str(place)])
     return place
+
+
+def _check_form(name: str, place: Path) -> None:
+    """Raises UsageError if a directory holds the corpus in another form than the papers'."""
+    manifest = CHARACTERS.read(place) or {"request": {}}
+    request, (variant, mode) = manifest["request"], FORMS[name]
+    options = request.get("options") or {}
+    same = options.get("variant", variant) == variant and request.get("mode", mode) == mode
+    # Other text in its place serves to measure costs.
+    if request.get("corpus") == name and not same:
+        held = f"{place}: holds {manifest['variant']}"
+        raise UsageError(f"{held}, not the text of the table; name another --data")
 
 
 def prepare_share(source: Path, share: float) -> Path:

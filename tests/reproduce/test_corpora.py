@@ -5,7 +5,7 @@ import re
 import pytest
 
 from rhhn_fairseq.data.problems.mnist import T10K_SPLIT
-from rhhn_fairseq.data.text.corpora import text_files
+from rhhn_fairseq.data.text.corpora import enwik8, ptb, text_files
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
@@ -39,6 +39,26 @@ def test_a_refusal_names_the_command_whose_options_it_names(tmp_path):
     command = f"rhhn prepare ptb --from-dir {tmp_path} --dest {tmp_path}/data/ptb"
     with pytest.raises(UsageError, match=f"^{re.escape(command)}: .* or pass --no-verify to accept it$"):
         corpora.prepare("ptb", tmp_path / "data", tmp_path)
+
+
+def test_a_corpus_in_another_form_than_the_papers_is_refused(tmp_path):
+    data = tmp_path / "data"
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"ptb.{split}.txt").write_text(" a b \n")
+    (tmp_path / "enwik8").write_text("a b\n" * 50)
+    prepare(ptb("char", tmp_path, tmp_path), data / "ptb", verify=False)
+    prepare(enwik8(False, tmp_path, tmp_path), data / "enwik8", verify=False)
+    with pytest.raises(UsageError, match="ptb: holds PTB char, .* symbols, not the text of the table; name"):
+        corpora.prepare("ptb", data, None)
+    with pytest.raises(UsageError, match="enwik8: holds enwik8 as characters, .* not the text of the table"):
+        corpora.prepare("enwik8", data, None)
+    prepare(ptb("raw", tmp_path, tmp_path), data / "ptb", verify=False, force=True)
+    prepare(enwik8(True, tmp_path, tmp_path), data / "enwik8", verify=False, force=True)
+    assert corpora.prepare("ptb", data, None) == data / "ptb"
+    assert corpora.prepare("enwik8", data, None) == data / "enwik8"
+    other = text_files({split: [tmp_path / "enwik8"] for split in ("train", "valid", "test")}, False)
+    prepare(other, data / "ptb", force=True)
+    assert corpora.prepare("ptb", data, None) == data / "ptb"
 
 
 def test_the_split_of_mnist_follows_from_its_files(tmp_path):
