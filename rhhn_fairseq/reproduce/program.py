@@ -203,6 +203,8 @@ def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str
     if args.remark and args.render:
         raise UsageError("--remark is kept with a run or a cost, and --render makes neither")
     failed: list[str] = []
+    # For the page: only a command with a run that came to its end.
+    command = None
     if args.cost:
         for run in runs:
             cost = running.measure_cost(run, places, args.threads, device, args.remark)
@@ -222,12 +224,12 @@ def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str
                 failed.append(run.name)
                 print(f"{run.table.name} {run.name}: {error}", file=sys.stderr, flush=True)
                 continue
+            command = shlex.join(["rhhn", "reproduce", *words])
             if args.remark:
                 record.remark = args.remark
                 record.save(places.record(run))
             print(_summary(run, record), flush=True)
             failed += [run.name] if record.state == "failed" else []
-    command = None if args.render or args.cost else shlex.join(["rhhn", "reproduce", *words])
     page = report.render(table, args.results, command)
     print(f"wrote {page}")
     if failed:

@@ -269,7 +269,12 @@ def test_a_run_that_cannot_be_evaluated_does_not_end_the_others(tmp_path, monkey
     with pytest.raises(UsageError, match="2 of 3 runs failed: lstm_ptb-s1, lstm_ptb-s3"):
         reproduce.main([*words, "--seeds", "1", "2", "3", "--remark", "a note"])
     assert Record.load(tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s2.json").remark == "a note"
-    assert "lstm_ptb-s2: finished" in capsys.readouterr().out and (tmp_path / "ha-ptb.md").exists()
+    page = (tmp_path / "ha-ptb.md").read_text()
+    assert "lstm_ptb-s2: finished" in capsys.readouterr().out and "--seeds 1 2 3 --remark 'a note'" in page
+    # A command whose runs were all refused does not stand on the page.
+    with pytest.raises(UsageError, match="2 of 2 runs failed"):
+        reproduce.main([*words, "--seeds", "1", "1"])
+    assert (tmp_path / "ha-ptb.md").read_text() == page
 
 
 def test_progress_knows_the_limits_of_the_recipe():
