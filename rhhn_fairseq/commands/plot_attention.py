@@ -25,7 +25,9 @@ def main(argv=None) -> None:
     )
     add("--beam", type=int, default=5, help="width of the beam (default: %(default)s)")
     add("--title", help="title of the picture")
-    add("--output", required=True, metavar="FILE", help="picture, PNG or SVG")
+    add(
+        "--output", required=True, metavar="FILE", help="picture, PNG or SVG; its arrays go beside it as .npz"
+    )
     args = parser.parse_args(argv)
 
     from rhhn_fairseq.analysis import attention, plotting

@@ -29,7 +29,7 @@ def main(argv=None) -> None:
         "--output",
         "--png",
         metavar="FILE",
-        help="picture of the curves, PNG or SVG; the arrays are saved beside it",
+        help="picture of the curves, PNG or SVG; its arrays go beside it as .npz",
     )
     add("--table", metavar="FILE", help="write a table there, as Markdown")
     add("--better", choices=curves.BETTER, help="which value is the best (default: by the metric's name)")

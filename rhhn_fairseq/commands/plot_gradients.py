@@ -33,7 +33,9 @@ def main(argv=None) -> None:
     add("--shares", action="store_true", help="draw how much of the gradient comes through h")
     add("--seed", type=int, default=1, help="seed of coins and initial models (default: %(default)s)")
     add("--title", help="title of the picture")
-    add("--output", required=True, metavar="FILE", help="picture, PNG or SVG")
+    add(
+        "--output", required=True, metavar="FILE", help="picture, PNG or SVG; its arrays go beside it as .npz"
+    )
     args = parser.parse_args(argv)
     for name, low in (("steps", 2), ("lines", 1), ("draws", 1), ("seed", 0)):
         if getattr(args, name) < low:

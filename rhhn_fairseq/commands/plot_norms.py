@@ -23,7 +23,9 @@ def main(argv=None) -> None:
     )
     parser.add_argument("--match", default="", metavar="TEXT", help="only blocks whose names contain this")
     parser.add_argument("--title", help="title of the picture")
-    parser.add_argument("--output", required=True, metavar="FILE", help="picture, PNG or SVG")
+    parser.add_argument(
+        "--output", required=True, metavar="FILE", help="picture, PNG or SVG; its arrays go beside it as .npz"
+    )
     args = parser.parse_args(argv)
     plotting.check_picture("--output", args.output, args.checkpoints)
 

@@ -27,7 +27,9 @@ def main(argv=None) -> None:
         help="symbols of the validation text to read, without --text (default: 500)",
     )
     add("--title", help="title of the picture")
-    add("--output", required=True, metavar="FILE", help="picture, PNG or SVG")
+    add(
+        "--output", required=True, metavar="FILE", help="picture, PNG or SVG; its arrays go beside it as .npz"
+    )
     args = parser.parse_args(argv)
 
     from rhhn_fairseq.analysis import plotting, rank

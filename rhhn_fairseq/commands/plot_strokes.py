@@ -24,7 +24,9 @@ def main(argv=None) -> None:
     parser.add_argument(
         "--seed", type=int, default=1, help="seed of the choice of lines (default: %(default)s)"
     )
-    parser.add_argument("--output", required=True, metavar="FILE", help="picture, PNG or SVG")
+    parser.add_argument(
+        "--output", required=True, metavar="FILE", help="picture, PNG or SVG; its arrays go beside it as .npz"
+    )
     args = parser.parse_args(argv)
 
     from rhhn_fairseq.writing.picture import MOST_COLUMNS

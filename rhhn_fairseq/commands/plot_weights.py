@@ -21,7 +21,10 @@ def main(argv=None) -> None:
     add_text(parser)
     parser.add_argument("--title", help="title of the page or picture")
     parser.add_argument(
-        "--output", required=True, metavar="FILE", help="page (.html) or picture (.png, .svg)"
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="page (.html) or picture (.png, .svg); its arrays go beside it as .npz",
     )
     args = parser.parse_args(argv)
     check_model(args)

@@ -31,7 +31,11 @@ def main(argv=None) -> None:
     parser.add_argument(
         "--top-k", type=int, default=0, help="sample from the k likeliest only (default: all)"
     )
-    parser.add_argument("--weights", metavar="FILE", help="draw how the weights change: .html, .png or .svg")
+    parser.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="draw how the weights change: .html, .png or .svg; its arrays go beside it as .npz",
+    )
     parser.add_argument("--seed", type=int, default=1, help="seed of the samples (default: %(default)s)")
     args = parser.parse_args(argv)
     if args.length < 1:

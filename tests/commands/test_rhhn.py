@@ -11,7 +11,7 @@ from helpers.script_cli import SCRIPTS, error_of
 
 import rhhn_fairseq
 from rhhn_fairseq import cli, programs
-from rhhn_fairseq.commands import fairseq_programs, prepare, table
+from rhhn_fairseq.commands import fairseq_programs, plot, prepare, table
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 
@@ -74,6 +74,12 @@ def test_help_names_the_command_as_it_was_called(monkeypatch, capsys):
         shown = capsys.readouterr().out
         assert shown.startswith(f"usage: {name} [-h]")
         assert f"\nUsage: {name} checkpoints/checkpoint_best.pt" in shown
+
+
+@pytest.mark.parametrize("words", [*(("plot", name) for name in plot.PICTURES), ("sample",)], ids=" ".join)
+def test_help_says_where_the_arrays_of_a_picture_go(words, capsys):
+    assert rhhn_status(*words, "--help") == 0
+    assert "its arrays go beside it as .npz" in " ".join(capsys.readouterr().out.split())
 
 
 def test_prepares_a_text(as_rhhn, tmp_path, capsys):
