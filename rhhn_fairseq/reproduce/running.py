@@ -40,6 +40,8 @@ EVALUATIONS = "evaluation.log"
 
 _BPC = r"(\S+) bits per character, "
 _BLEU = r"BLEU4? = (\S+)"
+# fairseq's line about a GPU.
+_GPU = re.compile(r"total memory = .*; name = (.*\S)")
 _PARAMETERS = re.compile(r": ([\d,]+) parameters; ")
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -117,6 +119,8 @@ def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> 
 def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, device: str) -> Record:
     """Takes over the log and the checkpoints of a training that was started by hand, and evaluates it.
 
+    The type is that of the checkpoint, the GPU that of the log.
+
     Raises:
         UsageError: the run has been trained here, the file is not a log with the table's figure, there is no
             checkpoint_best.pt, or it has other sizes than the row; or its evaluation fails. The record of an
@@ -138,8 +142,13 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
     logged = run.table.scoring.program != "generate"
     if logged and not any(metric in epoch["train"] for epoch in record.curve):
         raise UsageError(f"{log}: has no epoch with the figure {metric}, which {run.table.name} reports")
-    _check_sizes(run, best)
+    cfg = WeightsOnlyTorch.load(str(best), map_location="cpu").get("cfg") or {}
+    _check_sizes(run, best, cfg)
     text = log.read_text(errors="replace")
+    record.precision = _precision(cfg)
+    record.options |= {"bf16": record.precision == "bfloat16"}
+    if gpu := _GPU.search(text):
+        record.device, record.threads = gpu[1], 0
     record.parameters, record.stopped_by = _parameters(text), _stop(text)
     record.adopted, record.state, record.commit = str(log), "evaluating", ""
     former = path.read_bytes() if path.exists() else None
@@ -161,15 +170,23 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
         raise
 
 
-def _check_sizes(run: Run, checkpoint: Path) -> None:
-    """Raises UsageError if a checkpoint's model has other sizes than the run's."""
-    state = WeightsOnlyTorch.load(str(checkpoint), map_location="cpu")
-    model = (state.get("cfg") or {}).get("model") or {}
+def _check_sizes(run: Run, checkpoint: Path, cfg: dict) -> None:
+    """Raises UsageError if a checkpoint's model, by its configuration, has other sizes than the run's."""
+    model = cfg.get("model") or {}
     for name, size in plan.sizes_of(run).items():
         if model.get(name) != size:
             raise UsageError(
                 f"{checkpoint}: its model has {name} {model.get(name)}, but {run.row.name} has {size}"
             )
+
+
+def _precision(cfg: dict) -> str:
+    """Returns the type of a training, by its configuration."""
+    common = cfg.get("common") or {}
+    for option, precision in (("bf16", "bfloat16"), ("fp16", "float16")):
+        if common.get(option) or common.get(f"memory_efficient_{option}"):
+            return precision
+    return "float32"
 
 
 def commands(run: Run, places: Places, device: str) -> list[list[str]]:

@@ -4,9 +4,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.reproduce import report, running
+from rhhn_fairseq.reproduce import records, report, running
 from rhhn_fairseq.reproduce.plan import Budget, Run, sizes_of
 from rhhn_fairseq.reproduce.records import Record
 from rhhn_fairseq.reproduce.tables import TABLES
@@ -133,6 +134,7 @@ def test_a_second_adoption_that_fails_leaves_the_first(tmp_path, monkeypatch):
     places, log = running.Places(tmp_path / "runs", tmp_path, tmp_path / "results"), tmp_path / "log"
     log.write_text('{"epoch": 1, "train_bpc": "2", "train_num_updates": "3"}\n')
     monkeypatch.setattr(running, "_check_sizes", lambda *_: None)
+    monkeypatch.setattr(running.WeightsOnlyTorch, "load", lambda *_, **__: {})
     monkeypatch.setattr(running, "execute", lambda *_: "adopted")
 
     def adopt(name):
@@ -151,3 +153,23 @@ def test_a_second_adoption_that_fails_leaves_the_first(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="no figure"):
         adopt("second")
     assert places.record(_run()).read_bytes() == before and link.resolve() == tmp_path / "first"
+
+
+@pytest.mark.parametrize("option", [None, "bf16", "memory_efficient_bf16", "fp16"])
+def test_the_type_and_the_gpu_of_an_adopted_training_are_its_own(tmp_path, monkeypatch, option):
+    places, log = running.Places(tmp_path / "runs", tmp_path, tmp_path / "results"), tmp_path / "log"
+    line = "rank   0: capabilities =  9.0  ; total memory = 139.8 GB ; name = NVIDIA H200    \n"
+    epoch = '{"epoch": 1, "train_bpc": "2", "train_num_updates": "3"}\n'
+    log.write_text((line if option else "") + epoch)
+    cfg = {"model": sizes_of(_run()) | {"_name": "char_lm"}, "task": {"_name": "char_lm"}}
+    cfg["common"] = {option: True} if option else {}
+    torch.save({"cfg": cfg, "model": {}}, tmp_path / "checkpoint_best.pt")
+    monkeypatch.setattr(running, "execute", lambda run, places, *_: Record.load(places.record(run)))
+    record = running.adopt(_run(), places, log, tmp_path, 2, "cpu")
+    types = {None: "float32", "fp16": "float16"}
+    assert record.precision == types.get(option, "bfloat16")
+    assert record.options["bf16"] == (record.precision == "bfloat16")
+    if option:
+        assert (record.device, record.threads) == ("NVIDIA H200", 0)
+    else:
+        assert (record.device, record.threads) == (records.describe_machine("cpu"), 2)
