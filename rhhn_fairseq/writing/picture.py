@@ -32,8 +32,8 @@ WIDTH, MARGIN, GAP, STRIP, CAPTION, BAR = 10.0, 0.35, 0.15, 0.1, 0.22, 0.65
 TALLEST = 6.0
 # Columns of a strip.
 COLUMNS = 600
-# In points; colours need a wider pen.
-PEN, COLOURED_PEN = 1.3, 1.8
+# In points; colours need a wider pen. Agg draws nothing for a curve without length, so a dot has this one.
+PEN, COLOURED_PEN, DOT = 1.3, 1.8, 1e-3
 
 MOST_COLUMNS = 20
 """Lines side by side; more leave no room on the page."""
@@ -127,7 +127,7 @@ def draw_lines(
         left, top = MARGIN + column * (inner + MARGIN), total - 0.1 - sum(rows[:row])
         box = _box(left, top - height + below, extent[0] * inches, height - above - below, total)
         axes = figure.add_axes(box)
-        _draw_strokes(axes, line, place, limit if changes else None)
+        _draw_strokes(axes, line, place, limit if changes else None, DOT / 72 / inches)
         low, high = place.min(axis=0), place.max(axis=0)
         # A drawing of zero width still needs an interval.
         axes.set_xlim(low[0], max(high[0], low[0] + 1e-9))
@@ -156,8 +156,12 @@ def _box(left: float, bottom: float, width: float, height: float, total: float) 
     return left / WIDTH, bottom / total, width / WIDTH, height / total
 
 
-def _draw_strokes(axes, line: Written, place: np.ndarray, limit: float | None) -> None:
-    """Draws a line's strokes in its own units, y downwards; coloured from 0 to ``limit`` if it is set."""
+def _draw_strokes(axes, line: Written, place: np.ndarray, limit: float | None, dot: float) -> None:
+    """Draws a line's strokes in its own units, y downwards; coloured from 0 to ``limit`` if it is set.
+
+    Args:
+        dot: how long a curve between two equal points is drawn.
+    """
     start = 0
     curves, sizes, primed = [], [], []
     for stroke in to_strokes(line.points):
@@ -169,6 +173,8 @@ def _draw_strokes(axes, line: Written, place: np.ndarray, limit: float | None) -
             stroke = np.repeat(stroke, 2, axis=0)
             steps = range(steps[0] - 1, steps[0] + 1)
         for step, curve in zip(steps[1:], smoothed(stroke), strict=True):
+            if not np.ptp(curve, axis=0).any():
+                curve[2:, 0] += dot
             curves.append(Curve(curve, [Curve.MOVETO, *[Curve.CURVE4] * 3]))
             sizes.append(step)
             primed.append(step < line.primed)

@@ -11,6 +11,7 @@ from helpers.strokes_cli import random_rows
 from helpers.tiny_handwriting import NORMALISATION, build, disturb
 from helpers.written_pictures import svg_lines
 from matplotlib.colors import to_hex
+from matplotlib.image import imread
 
 from rhhn_fairseq.analysis.changes import step_changes, watch
 from rhhn_fairseq.analysis.colours import QUANTITY_OF_LINES
@@ -353,6 +354,19 @@ def test_primed_points_have_a_colour_of_their_own(tmp_path):
     assert svg_lines(tmp_path / "dot.svg").keys() == {"#d55e00"}
     gap = found["#000000"][0][0] - found["#d55e00"][0][-1]
     assert gap[0] == pytest.approx(found["#d55e00"][0][-1][0] - found["#d55e00"][0][0][0], abs=1e-2)
+
+
+def test_a_dot_is_drawn_in_png(tmp_path):
+    """A stroke of one point, and one whose points are all in one place."""
+    for number, dot in enumerate(([5], [5, 5, 5])):
+        path = tmp_path / f"{number}.png"
+        draw([_written([[0], dot, [10]])], [path])
+        inked = np.flatnonzero((imread(path)[..., 0] < 0.8).any(axis=0))
+        # Three dots, each one pen wide, over the whole width of the page.
+        groups = np.split(inked, np.flatnonzero(np.diff(inked) > 1) + 1)
+        middles = [group.mean() for group in groups]
+        assert len(groups) == 3 and max(map(len, groups)) <= 4
+        assert middles[1] - middles[0] == pytest.approx(middles[2] - middles[1], abs=1)
 
 
 def test_changes_are_the_colour_of_the_strokes(tmp_path):
