@@ -54,8 +54,10 @@ class Normalisation:
         elif kind == "isotropic":
             std = np.full(2, np.sqrt(np.square(offsets).mean()))
         # Relative to the offsets' size, because rounding may leave a deviation slightly above zero.
-        if std.min() <= 1e-9 * np.abs(offsets).max(initial=0):
+        if kind != "none" and std.min() <= 1e-9 * np.abs(offsets).max(initial=0):
             axis = "dx" if std[0] <= std[1] else "dy"
+            if kind == "isotropic":
+                raise UsageError("--normalise isotropic: the pen does not move in the training lines")
             raise UsageError(
                 f"--normalise {kind}: {axis} is the same in every step of the training lines; "
                 "--normalise isotropic or none takes such data"

@@ -180,8 +180,9 @@ def test_refused_normalisation():
     with pytest.raises(UsageError, match="--normalise standard: dy is the same in every step"):
         Normalisation.measure(equal, "standard")
     assert Normalisation.measure(offsets, "isotropic").std[0] > 0
-    with pytest.raises(UsageError, match="--normalise isotropic"):
+    with pytest.raises(UsageError, match="^--normalise isotropic: the pen does not move"):
         Normalisation.measure(np.zeros((3, 2)), "isotropic")
+    assert Normalisation.measure(np.array([[1e12, 0], [2e12, 0]]), "none").std == (1, 1)
     with pytest.raises(UsageError, match="--normalise best: choose from standard, isotropic, none"):
         Normalisation.measure(offsets, "best")
     with pytest.raises(UsageError, match="std must be above 0"):
