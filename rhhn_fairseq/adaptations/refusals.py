@@ -69,7 +69,43 @@ def _reads_input(args: Namespace) -> bool:
     return hasattr(args, "buffer_size")
 
 
+def _averages_without_storing(name: str, default: object) -> Callable[[Namespace], bool]:
+    """Returns whether an option of the averaged weights is given where none are kept."""
+    return lambda args: getattr(args, name, default) != default and not getattr(args, "store_ema", False)
+
+
+def _scores_by_product(args: Namespace) -> bool:
+    """Returns whether the attention's score is a product, which has no hidden layer."""
+    return getattr(args, "attention_score", None) == "general"
+
+
+OF_AVERAGES = {
+    "ema_decay": 0.9999,
+    "ema_start_update": 0,
+    "ema_seed_model": None,
+    "ema_update_freq": 1,
+    "ema_fp32": False,
+}
+
 REFUSALS = (
+    *(
+        Refusal(
+            "--" + name.replace("_", "-"),
+            _averages_without_storing(name, default),
+            "has no effect without --store-ema, which keeps averages of the weights",
+        )
+        for name, default in OF_AVERAGES.items()
+    ),
+    Refusal(
+        "--attention-size",
+        lambda args: _scores_by_product(args) and getattr(args, "attention_size", 0),
+        "is the width of the additive score's hidden layer; --attention-score general has none",
+    ),
+    Refusal(
+        "--attention-normalised",
+        lambda args: _scores_by_product(args) and getattr(args, "attention_normalised", False),
+        "goes with --attention-score additive only",
+    ),
     Refusal(
         "--tpu",
         lambda args: args.tpu and not args.bf16 and _missing("torch_xla"),

@@ -34,13 +34,18 @@ def export_onnx(layer: RecurrentLayer, path: str | Path, *, step: bool = False, 
             differs from zeros for an RHN or HyperRHN with ``first_step="skip"``.
 
     Raises:
-        UsageError: the module is not a layer or is quantised, its weights are too large for an ONNX file,
-            onnxscript is missing, or the file cannot be written.
+        UsageError: the module is not a layer or is quantised, ``step`` is given for a bidirectional one, its
+            weights are too large for an ONNX file, onnxscript is missing, or the file cannot be written.
     """
     with needed_for("ONNX graphs need"):
         for package in ("onnx", "onnxscript"):
             importlib.import_module(package)
     _check(layer)
+    if step and layer.bidirectional:
+        raise UsageError(
+            f"export_onnx: the {type(layer).__name__} is bidirectional and reads a whole sequence; "
+            "leave out step"
+        )
     traced = copy.deepcopy(layer).eval()
     traced.backend = "reference"
     weight = next(traced.parameters())

@@ -207,7 +207,14 @@ def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str
     command = None
     if args.cost:
         for run in runs:
-            cost = running.measure_cost(run, places, args.threads, device, args.remark)
+            try:
+                cost = running.measure_cost(run, places, args.threads, device, args.remark)
+            except UsageError as error:
+                if len(runs) == 1:
+                    raise
+                failed.append(run.name)
+                print(error, file=sys.stderr, flush=True)
+                continue
             print(f"{run.table.name} {run.row.name}: {cost.seconds_per_update:.3g} s an update", flush=True)
     elif not args.render:
         if args.adopt and len(runs) != 1:

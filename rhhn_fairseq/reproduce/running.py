@@ -123,8 +123,8 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
 
     Raises:
         UsageError: the run has been trained here, the file is not a log with the table's figure, there is no
-            checkpoint_best.pt, or it has other sizes than the row; or its evaluation fails. The record of an
-            earlier adoption is kept then.
+            checkpoint_best.pt, or it has other sizes than the row or another seed than the run; or its
+            evaluation fails. The record of an earlier adoption is kept then.
     """
     best = checkpoints / "checkpoint_best.pt"
     if not best.is_file():
@@ -144,6 +144,9 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
         raise UsageError(f"{log}: has no epoch with the figure {metric}, which {run.table.name} reports")
     cfg = WeightsOnlyTorch.load(str(best), map_location="cpu").get("cfg") or {}
     _check_sizes(run, best, cfg)
+    seed = (cfg.get("common") or {}).get("seed", run.seed)
+    if seed != run.seed:
+        raise UsageError(f"{best}: was trained with seed {seed}, not {run.seed}; give --seeds {seed}")
     text = log.read_text(errors="replace")
     record.precision = _precision(cfg)
     record.options |= {"bf16": record.precision == "bfloat16"}

@@ -50,6 +50,8 @@ ON_TRAINING = """
 --distributed-world-size 2 | --max-tokens 1 --batch-size 4
 --distributed-world-size 0 | --distributed-world-size -1 | --num-shards 0 | --upsample-primary 0
 --fp16-init-scale 0 | --ema-decay 2 --store-ema | --ema-decay nan --store-ema | --dataset-impl bogus
+--ema-decay 0.9 | --ema-fp32 | --attention-score general --attention-size 8
+--attention-score general --attention-normalised
 --dataset-impl raw | --num-batch-buckets -1 | --clip-norm-type bogus | --ddp-backend bogus
 --eval-bleu --eval-bleu-args text | --eval-bleu --eval-bleu-args {"beam":-1}
 --reset-optimizer --finetune-from-model x.pt

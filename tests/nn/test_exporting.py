@@ -229,6 +229,10 @@ def test_what_cannot_be_an_onnx_graph_is_refused(tmp_path, monkeypatch):
         export_onnx(torch.nn.Linear(2, 2), path)
     with pytest.raises(UsageError, match="the LSTM is quantised, which torch's exporter cannot trace"):
         export_onnx(quantize_dynamic(LSTM(C, H), smallest=1), path)
+    with pytest.raises(
+        UsageError, match="the LSTM is bidirectional and reads a whole sequence; leave out step"
+    ):
+        export_onnx(LSTM(C, H, bidirectional=True), path, step=True)
     with pytest.raises(UsageError, match="the weights have 3,.* bytes, a file of ONNX's fewer than 2,147"):
         export_onnx(LSTM(C, 14_000, device="meta"), path)
     monkeypatch.setitem(sys.modules, "onnxscript", None)

@@ -170,6 +170,23 @@ def test_a_cost_of_a_smaller_model_is_refused(corpus, tmp_path):
         reproduce.main(arguments(corpus, tmp_path, "--cost", "--scale", 0.5))
 
 
+def test_a_cost_that_cannot_be_measured_does_not_stop_the_next(tmp_path, monkeypatch, capsys):
+    measured = Cost("ln_lstm_ptb", "float32", 0.5, 10, "a processor", 1)
+
+    def measure(run, *_):
+        if run.row.name == "lstm_ptb":
+            raise UsageError("ha-ptb lstm_ptb-s1: out of memory")
+        return measured
+
+    monkeypatch.setattr(running, "measure_cost", measure)
+    words = ["ha-ptb", "lstm_ptb", "ln_lstm_ptb", "--cost", "--results", str(tmp_path)]
+    with pytest.raises(UsageError, match="1 of 2 runs failed: lstm_ptb-s1"):
+        reproduce.main(words)
+    printed = capsys.readouterr()
+    assert "ha-ptb ln_lstm_ptb: 0.5 s an update" in printed.out
+    assert printed.err == "ha-ptb lstm_ptb-s1: out of memory\n"
+
+
 def test_a_log_that_cannot_be_adopted_leaves_no_link(corpus, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "checkpoint_best.pt").touch()

@@ -155,6 +155,19 @@ def test_a_second_adoption_that_fails_leaves_the_first(tmp_path, monkeypatch):
     assert places.record(_run()).read_bytes() == before and link.resolve() == tmp_path / "first"
 
 
+def test_a_training_with_another_seed_is_not_adopted(tmp_path):
+    places, log = running.Places(tmp_path / "runs", tmp_path, tmp_path / "results"), tmp_path / "log"
+    log.write_text('{"epoch": 1, "train_bpc": "2", "train_num_updates": "3"}\n')
+    cfg = {"model": sizes_of(_run()) | {"_name": "char_lm"}, "task": {"_name": "char_lm"}}
+    cfg["common"] = {"seed": 7}
+    torch.save({"cfg": cfg, "model": {}}, tmp_path / "checkpoint_best.pt")
+    with pytest.raises(
+        UsageError, match="checkpoint_best.pt: was trained with seed 7, not 1; give --seeds 7"
+    ):
+        running.adopt(_run(), places, log, tmp_path, 1, "cpu")
+    assert not list((tmp_path / "results").rglob("*.json"))
+
+
 @pytest.mark.parametrize("option", [None, "bf16", "memory_efficient_bf16", "fp16"])
 def test_the_type_and_the_gpu_of_an_adopted_training_are_its_own(tmp_path, monkeypatch, option):
     places, log = running.Places(tmp_path / "runs", tmp_path, tmp_path / "results"), tmp_path / "log"

@@ -30,9 +30,16 @@ def test_the_table_has_every_option_and_no_other():
 
 # Refused with some values of other options only.
 DEPENDS_ON_OTHERS = {
+    "--attention-normalised",
+    "--attention-size",
     "--batch-size",
     "--ddp-backend",
     "--disable-validation",
+    "--ema-decay",
+    "--ema-fp32",
+    "--ema-seed-model",
+    "--ema-start-update",
+    "--ema-update-freq",
     "--num-batch-buckets",
     "--post-process",
     "--print-alignment",
