@@ -72,7 +72,8 @@ class Record:
             ``hours`` or ``patience``; "" if the training has not ended, or has failed.
         parameters: the trained ones. updates, epochs: done; an epoch that was cut counts by its updates.
         updates_per_epoch: None if the log does not say. seconds: of the updates, without validation.
-        curve: one entry per epoch with ``epoch``, ``updates``, ``seconds``, ``train`` and ``valid``.
+        curve: one entry per epoch with ``epoch``, ``updates``, ``seconds``, ``train`` and ``valid``;
+            ``train`` is empty if the log lacks the epoch's line.
         figures: by the names of ``Scoring.figures``. threads: of torch on a CPU; 0 on a GPU.
         remark: what a reader needs to know about this run.
         corpus: what the data directory says that it holds; "" if it does not.
@@ -149,24 +150,37 @@ class Record:
         # Of several subsets, the one that fairseq validates first.
         first = validations[0].subset if validations else None
         valid = {record.update: record for record in validations if record.subset == first}
-        self.curve, seconds = [], 0.0
-        for update in sorted(ends):
-            seconds += ends[update].figures.get("train_wall", 0.0)
+        self.updates_per_epoch = updates_per_epoch(log.read_text(errors="replace"))
+        # A signal during an epoch's validation cuts off the epoch's own line. The validation is repeated.
+        cut = {
+            update: record
+            for update, record in valid.items()
+            if self.updates_per_epoch
+            and update == (record.epoch or 0) * self.updates_per_epoch
+            and record.epoch not in last_of
+        }
+        self.curve, seconds, last = [], 0.0, 0
+        for update in sorted(ends.keys() | cut.keys()):
+            train = ends[update].figures if update in ends else {}
+            within = (
+                line.figures.get("train_wall", 0.0) for at, line in inner.items() if last < at <= update
+            )
+            seconds += train.get("train_wall", 0.0) if train else sum(within)
             self.curve.append(
                 {
-                    "epoch": ends[update].epoch,
+                    "epoch": (ends | cut)[update].epoch,
                     "updates": update,
                     "seconds": round(seconds, 1),
-                    "train": _of_the_model(ends[update].figures),
+                    "train": _of_the_model(train),
                     "valid": _of_the_model(valid[update].figures) if update in valid else {},
                 }
             )
+            last = update
         done = self.curve[-1]["updates"] if self.curve else 0
         # Lines within an epoch count from the line before.
         late = [record for update, record in sorted(inner.items()) if update > done]
         self.seconds = round(seconds + sum(record.figures.get("train_wall", 0.0) for record in late), 1)
         self.updates = max([done, *(record.update for record in late)])
-        self.updates_per_epoch = updates_per_epoch(log.read_text(errors="replace"))
         self.epochs = max((entry["epoch"] or 0 for entry in self.curve), default=0)
         if self.updates_per_epoch and done < self.epochs * self.updates_per_epoch:
             self.epochs = round(done / self.updates_per_epoch, 2)

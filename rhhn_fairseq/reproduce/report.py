@@ -197,9 +197,8 @@ def _share_of_batch(row: Row, record: Record) -> float:
 
 def _per_epoch(table: Table, record: Record) -> list[str]:
     metric = table.scoring.metric
-    names = [metric] + [
-        name for name in ("ppl", "accuracy") if name != metric and name in record.curve[-1]["train"]
-    ]
+    logged = set().union(*(entry["train"] for entry in record.curve))
+    names = [metric] + [name for name in ("ppl", "accuracy") if name != metric and name in logged]
     validated = [entry for entry in record.curve if entry["valid"]] or record.curve
     # At most 30 of them, and always the last.
     shown = validated[:: -math.ceil(len(validated) / 30)][::-1]
