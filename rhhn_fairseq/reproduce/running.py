@@ -85,7 +85,7 @@ def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> 
     """
     directory, path = places.run(run), places.record(run)
     make_directory(directory)
-    refusal = f"{directory}: another process works on this run; wait for it, or take another --seed"
+    refusal = f"{directory}: another process works on this run; wait for it, or give another --seeds"
     with locked(directory / ".lock", refusal):
         record = _open_record(run, path, threads, device)
         wanted = {name for name, _, _ in run.figures()}
@@ -133,9 +133,9 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
     make_directory(directory)
     place = directory / "checkpoints"
     if place.exists() and not place.is_symlink():
-        raise UsageError(f"{place}: exists, this run has been trained here; take another --seed or --runs")
+        raise UsageError(f"{place}: exists, this run has been trained here; give another --seeds or --runs")
     if path.exists() and (known := Record.load(path)).state == "finished" and not known.adopted:
-        raise UsageError(f"{path}: this run has been trained; take another --seed or --results")
+        raise UsageError(f"{path}: this run has been trained; give another --seeds or --results")
     record = _new_record(run, threads, device)
     record.read_curve(log)
     metric = run.table.scoring.metric
@@ -275,7 +275,7 @@ def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
         if any(record.options.get(name) != value for name, value in run.budget.options().items()):
             raise UsageError(
                 f"{path}: this run was trained by hand and adopted from {record.adopted}; train it further "
-                "by hand, or take another --seed"
+                "by hand, or give another --seeds"
             )
         return record
     if record.options != fresh.options:
@@ -285,8 +285,8 @@ def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
         limits = {"max_epoch", "max_update", "stop_time_hours", "patience"}
         if set(changed) - limits:
             raise UsageError(
-                f"{path}: this run was started with other options ({', '.join(changed)}); take another "
-                "--seed, or other --runs and --results"
+                f"{path}: this run was started with other options ({', '.join(changed)}); give another "
+                "--seeds, or other --runs and --results"
             )
         # The same training, longer or shorter.
         record.options, record.budget = fresh.options, fresh.budget
