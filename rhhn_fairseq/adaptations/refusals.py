@@ -69,32 +69,29 @@ def _reads_input(args: Namespace) -> bool:
     return hasattr(args, "buffer_size")
 
 
-def _averages_without_storing(name: str, default: object) -> Callable[[Namespace], bool]:
-    """Returns whether an option of the averaged weights is given where none are kept."""
-    return lambda args: getattr(args, name, default) != default and not getattr(args, "store_ema", False)
+def _changes_averages(name: str, args: Namespace) -> bool:
+    """Returns whether an option of the averaged weights is given, by its value, although none are kept."""
+    from fairseq.dataclass.configs import EMAConfig
+
+    default = getattr(EMAConfig, name)
+    return getattr(args, name, default) != default and not args.store_ema
 
 
 def _scores_by_product(args: Namespace) -> bool:
-    """Returns whether the attention's score is a product, which has no hidden layer."""
+    """Returns whether the attention's score is a product of query and source, without a hidden layer."""
     return getattr(args, "attention_score", None) == "general"
 
 
-OF_AVERAGES = {
-    "ema_decay": 0.9999,
-    "ema_start_update": 0,
-    "ema_seed_model": None,
-    "ema_update_freq": 1,
-    "ema_fp32": False,
-}
+OF_AVERAGES = ("ema_decay", "ema_start_update", "ema_seed_model", "ema_update_freq", "ema_fp32")
 
 REFUSALS = (
     *(
         Refusal(
             "--" + name.replace("_", "-"),
-            _averages_without_storing(name, default),
+            functools.partial(_changes_averages, name),
             "has no effect without --store-ema, which keeps averages of the weights",
         )
-        for name, default in OF_AVERAGES.items()
+        for name in OF_AVERAGES
     ),
     Refusal(
         "--attention-size",

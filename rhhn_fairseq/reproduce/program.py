@@ -205,38 +205,30 @@ def _reproduce(args: argparse.Namespace, extra: tuple[str, ...], words: list[str
     failed: list[str] = []
     # For the page: only a command with a run that came to its end.
     command = None
-    if args.cost:
-        for run in runs:
-            try:
+    if args.adopt and len(runs) != 1:
+        raise UsageError(f"--adopt takes over one run, {len(runs)} are named; name one row and one seed")
+    for run in [] if args.render else runs:
+        try:
+            if args.cost:
                 cost = running.measure_cost(run, places, args.threads, device, args.remark)
-            except UsageError as error:
-                if len(runs) == 1:
-                    raise
-                failed.append(run.name)
-                print(error, file=sys.stderr, flush=True)
+                print(f"{table.name} {run.row.name}: {cost.seconds_per_update:.3g} s an update", flush=True)
                 continue
-            print(f"{run.table.name} {run.row.name}: {cost.seconds_per_update:.3g} s an update", flush=True)
-    elif not args.render:
-        if args.adopt and len(runs) != 1:
-            raise UsageError(f"--adopt takes over one run, {len(runs)} are named; name one row and one seed")
-        for run in runs:
-            try:
-                if args.adopt:
-                    record = running.adopt(run, places, *args.adopt, threads=args.threads, device=device)
-                else:
-                    record = running.execute(run, places, args.threads, device)
-            except UsageError as error:
-                if len(runs) == 1:
-                    raise
-                failed.append(run.name)
-                print(f"{run.table.name} {run.name}: {error}", file=sys.stderr, flush=True)
-                continue
-            command = shlex.join(["rhhn", "reproduce", *words])
-            if args.remark:
-                record.remark = args.remark
-                record.save(places.record(run))
-            print(_summary(run, record), flush=True)
-            failed += [run.name] if record.state == "failed" else []
+            if args.adopt:
+                record = running.adopt(run, places, *args.adopt, threads=args.threads, device=device)
+            else:
+                record = running.execute(run, places, args.threads, device)
+        except UsageError as error:
+            if len(runs) == 1:
+                raise
+            failed.append(run.name)
+            print(f"{table.name} {run.name}: {error}", file=sys.stderr, flush=True)
+            continue
+        command = shlex.join(["rhhn", "reproduce", *words])
+        if args.remark:
+            record.remark = args.remark
+            record.save(places.record(run))
+        print(_summary(run, record), flush=True)
+        failed += [run.name] if record.state == "failed" else []
     page = report.render(table, args.results, command)
     print(f"wrote {page}")
     if failed:

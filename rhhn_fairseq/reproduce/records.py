@@ -151,31 +151,25 @@ class Record:
         first = validations[0].subset if validations else None
         valid = {record.update: record for record in validations if record.subset == first}
         self.updates_per_epoch = updates_per_epoch(log.read_text(errors="replace"))
-        # A signal during an epoch's validation cuts off the epoch's own line. The validation is repeated.
-        cut = {
-            update: record
-            for update, record in valid.items()
-            if self.updates_per_epoch
-            and update == (record.epoch or 0) * self.updates_per_epoch
-            and record.epoch not in last_of
-        }
-        self.curve, seconds, last = [], 0.0, 0
-        for update in sorted(ends.keys() | cut.keys()):
-            train = ends[update].figures if update in ends else {}
-            within = (
-                line.figures.get("train_wall", 0.0) for at, line in inner.items() if last < at <= update
-            )
-            seconds += train.get("train_wall", 0.0) if train else sum(within)
+        per_epoch = self.updates_per_epoch or 0
+        for update, record in valid.items():
+            if 0 < update == (record.epoch or 0) * per_epoch and record.epoch not in last_of:
+                # A signal during this validation cut off the epoch's own line.
+                lines = [line for at, line in inner.items() if update - per_epoch < at <= update]
+                wall = sum(line.figures.get("train_wall", 0.0) for line in lines)
+                ends[update] = dataclasses.replace(record, figures={"train_wall": wall})
+        self.curve, seconds = [], 0.0
+        for update in sorted(ends):
+            seconds += ends[update].figures.get("train_wall", 0.0)
             self.curve.append(
                 {
-                    "epoch": (ends | cut)[update].epoch,
+                    "epoch": ends[update].epoch,
                     "updates": update,
                     "seconds": round(seconds, 1),
-                    "train": _of_the_model(train),
+                    "train": _of_the_model(ends[update].figures),
                     "valid": _of_the_model(valid[update].figures) if update in valid else {},
                 }
             )
-            last = update
         done = self.curve[-1]["updates"] if self.curve else 0
         # Lines within an epoch count from the line before.
         late = [record for update, record in sorted(inner.items()) if update > done]

@@ -85,7 +85,9 @@ def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> 
     """
     directory, path = places.run(run), places.record(run)
     make_directory(directory)
-    refusal = f"{directory}: another process works on this run; wait for it, or give another --seeds"
+    refusal = (
+        f"{directory}: another process works on this run; wait for it, or give another seed with --seeds"
+    )
     with locked(directory / ".lock", refusal):
         record = _open_record(run, path, threads, device)
         wanted = {name for name, _, _ in run.figures()}
@@ -133,9 +135,13 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
     make_directory(directory)
     place = directory / "checkpoints"
     if place.exists() and not place.is_symlink():
-        raise UsageError(f"{place}: exists, this run has been trained here; give another --seeds or --runs")
+        raise UsageError(
+            f"{place}: exists, this run was trained here; give another seed with --seeds, or other --runs"
+        )
     if path.exists() and (known := Record.load(path)).state == "finished" and not known.adopted:
-        raise UsageError(f"{path}: this run has been trained; give another --seeds or --results")
+        raise UsageError(
+            f"{path}: this run has been trained; give another seed with --seeds, or other --results"
+        )
     record = _new_record(run, threads, device)
     record.read_curve(log)
     metric = run.table.scoring.metric
@@ -240,13 +246,11 @@ def measure_cost(run: Run, places: Places, threads: int, device: str, remark: st
                     ends.append(time.monotonic())
     if program.status:
         printed = "".join(lines).strip().splitlines() or [f"fairseq-train ended with status {program.status}"]
-        raise UsageError(f"{run.table.name} {run.name}: {printed[-1]}")
+        raise UsageError(printed[-1])
     # fairseq's own times are in whole seconds.
     seconds = [after - before for before, after in pairwise(ends[UNTIMED_UPDATES - 1 :])]
     if not seconds:
-        raise UsageError(
-            f"{run.table.name} {run.name}: the training ended after {len(ends)} updates, too few"
-        )
+        raise UsageError(f"the training of {run.name} ended after {len(ends)} updates, too few")
     cost = Cost(
         row=run.row.name,
         precision=run.precision,
@@ -275,7 +279,7 @@ def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
         if any(record.options.get(name) != value for name, value in run.budget.options().items()):
             raise UsageError(
                 f"{path}: this run was trained by hand and adopted from {record.adopted}; train it further "
-                "by hand, or give another --seeds"
+                "by hand, or give another seed with --seeds"
             )
         return record
     if record.options != fresh.options:
@@ -286,7 +290,7 @@ def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
         if set(changed) - limits:
             raise UsageError(
                 f"{path}: this run was started with other options ({', '.join(changed)}); give another "
-                "--seeds, or other --runs and --results"
+                "seed with --seeds, or other --runs and --results"
             )
         # The same training, longer or shorter.
         record.options, record.budget = fresh.options, fresh.budget

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,13 +15,11 @@ from helpers.script_cli import SCRIPTS, error_of
 from helpers.tiny_char_lm import write_corpus
 
 from rhhn_fairseq import cli
-from rhhn_fairseq.analysis.training_logs import parse_line
 from rhhn_fairseq.commands import reproduce
 from rhhn_fairseq.describe import build_empty, count_parameters
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.reproduce import corpora, plan, program, report, running
 from rhhn_fairseq.reproduce.plan import Budget, Run
-from rhhn_fairseq.reproduce.progress import Progress
 from rhhn_fairseq.reproduce.records import Cost, Record
 from rhhn_fairseq.reproduce.tables import TABLES, table_of
 
@@ -175,7 +172,7 @@ def test_a_cost_that_cannot_be_measured_does_not_stop_the_next(tmp_path, monkeyp
 
     def measure(run, *_):
         if run.row.name == "lstm_ptb":
-            raise UsageError("ha-ptb lstm_ptb-s1: out of memory")
+            raise UsageError("out of memory")
         return measured
 
     monkeypatch.setattr(running, "measure_cost", measure)
@@ -292,45 +289,6 @@ def test_a_run_that_cannot_be_evaluated_does_not_end_the_others(tmp_path, monkey
     with pytest.raises(UsageError, match="2 of 2 runs failed"):
         reproduce.main([*words, "--seeds", "1", "1"])
     assert (tmp_path / "ha-ptb.md").read_text() == page
-
-
-def test_progress_knows_the_limits_of_the_recipe():
-    assert Run(HA, HA.row("lstm_ptb")).limits() == {"max_epoch": 100}
-    assert Run(HA, HA.row("lstm_ptb"), budget=Budget(updates=5)).limits() == {
-        "max_epoch": 100,
-        "max_update": 5,
-    }
-    typed = ("--max-epoch=3", "--lr", "1", "--max-update", "0")
-    assert Run(HA, HA.row("lstm_ptb"), budget=Budget(updates=5), extra=typed).limits() == {"max_epoch": 3}
-
-
-def test_progress_counts_the_nearest_limit():
-    progress = Progress("x", {"max_epoch": 10, "max_update": 1000, "stop_time_hours": 1.0}, quiet=True)
-    assert progress.share(1.0, 50, 36.0) == 0.1
-    assert progress.share(1.0, 500, 36.0) == 0.5
-    assert Progress("x", {}, quiet=True).share(1.0, 5, 1.0) is None
-
-
-def test_progress_counts_the_hours_before_a_restart():
-    progress = Progress("x", {"stop_time_hours": 10.0}, quiet=True)
-    line = '{"epoch": 3, "update": 2.5, "loss": "1", "wall": "32400", "num_updates": "70"}'
-    progress.show(parse_line(line))
-    assert progress._bar.n == 0.9
-
-
-def test_progress_shows_epochs_that_are_shorter_than_the_log_interval(monkeypatch):
-    clock = SimpleNamespace(monotonic=lambda: 0.0)
-    monkeypatch.setattr("rhhn_fairseq.reproduce.progress.time", clock)
-    progress = Progress("x", {"max_epoch": 10}, quiet=True)
-    shown = []
-    progress._bar.set_postfix_str = lambda text, refresh: shown.append(text)
-    for epoch in (1, 2, 3):
-        clock.monotonic = lambda now=100.0 * epoch: now
-        for subset, figure in (("valid", "bpc"), ("train", "wall")):
-            line = {"epoch": epoch, f"{subset}_{figure}": "2.5", f"{subset}_num_updates": 50 * epoch}
-            progress.show(parse_line(json.dumps(line)))
-    assert progress._bar.n == 0.3
-    assert shown[0] == "valid bpc 2.5, update 50" and shown[-1] == "valid bpc 2.5, update 150, 11:40 left"
 
 
 @pytest.mark.parametrize(
