@@ -5,6 +5,7 @@ import atexit
 import os
 import re
 import types
+from contextlib import nullcontext
 
 import torch
 from omegaconf import OmegaConf
@@ -47,8 +48,8 @@ class WeightsOnlyTorch(types.ModuleType):
         does not have the structure of a fairseq checkpoint.
         """
         name = getattr(file, "name", file)
-        if hasattr(file, "seek"):
-            check_file(name, file)
+        with nullcontext(file) if hasattr(file, "seek") else open(file, "rb") as opened:
+            check_file(name, opened)
         try:
             state = torch.load(file, *args, **{**kwargs, "weights_only": True})
         except OSError:
