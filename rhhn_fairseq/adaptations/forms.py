@@ -48,6 +48,7 @@ STORED = {
     "dataset_impl": re.compile("raw|lazy|cached|mmap"),
     "source_lang": re.compile("[A-Za-z0-9_.-]+"),
     "target_lang": re.compile("[A-Za-z0-9_.-]+"),
+    "lang_pairs": re.compile("[A-Za-z0-9_.,-]+"),
     "post_save_script": re.compile("(?!)"),
     "use_plasma_view": re.compile("False"),
 }

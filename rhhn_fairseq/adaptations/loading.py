@@ -71,6 +71,19 @@ def keep_the_last_batch() -> bool:
     return True
 
 
+def load_masked_dictionaries() -> bool:
+    """``Dictionary.load`` passes an argument that fairseq's legacy dictionary of masked models does not know."""
+    from fairseq.data.legacy.masked_lm_dictionary import MaskedLMDictionary
+
+    def load(cls, f):
+        dictionary = cls()
+        dictionary.add_from_file(f)
+        return dictionary
+
+    MaskedLMDictionary.load = classmethod(load)
+    return True
+
+
 def keep_lines_whole() -> bool:
     """fairseq-interactive takes a carriage return within a line for its end, and answers one line more.
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import rhhn_fairseq.plugin  # noqa: F401
 from rhhn_fairseq import averaging
+from rhhn_fairseq.adaptations.expressions import evaluate
 from rhhn_fairseq.adaptations.stored_task import stored_defaults
 from rhhn_fairseq.data.strokes.iam import _points
 from rhhn_fairseq.errors import UsageError, printable
@@ -128,6 +129,13 @@ def test_a_compressed_checkpoint_is_refused_by_all(char_lm, loader, tmp_path):
     with pytest.raises(UsageError, match="is compressed"):
         LOADERS[loader](tmp_path / "small.pt")
     LOADERS[loader](char_lm)
+
+
+@pytest.mark.parametrize("text", ["[0] * 10 ** 10", "10000000000 * [0]", "[[0] * 5000] * 5000"])
+def test_expressions_of_a_configuration_stay_small(text):
+    with pytest.raises(UsageError, match="in the configuration"):
+        evaluate(text)
+    assert evaluate("[(512, 3)] * 15") == [(512, 3)] * 15
 
 
 def test_nested_elements_are_read_once():
