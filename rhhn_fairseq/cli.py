@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rhhn_fairseq.adaptations.one_line import usage_message, wants_traceback
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.output import CLOSED, Output, describe, open_on
+from rhhn_fairseq.output import CLOSED, Output, PlainRecord, describe, open_on
 from rhhn_fairseq.signals import exit_status, interrupted_by_sigterm
 
 
@@ -28,6 +28,7 @@ def run(main: Callable[[], None]) -> int:
     # Some of fairseq's modules configure the root logger when they are imported, and log details that do
     # not concern the user of a script; the first configuration wins.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.setLogRecordFactory(PlainRecord)
     with watched_output() as output:
         try:
             with interrupted_by_sigterm():

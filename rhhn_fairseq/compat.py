@@ -93,6 +93,8 @@ ADAPTATIONS = (
     averages.count_updates_across_restarts,
     loading.restore_numpy_names,
     loading.keep_the_last_batch,
+    loading.load_masked_dictionaries,
+    loading.keep_lines_whole,
     loading.stop_reading_at_the_end,
     alignments.replace_unknown_by_alignment,
     user_dir.accept_same_directory,

@@ -1,4 +1,14 @@
-"""The exception that is meant for the user."""
+"""The exception that is meant for the user, and text that is safe to show."""
+
+import re
+
+# All but the tab and the ends of lines; a terminal obeys the others. Surrogates are bytes that are no text.
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]|\r(?!\n)")
+
+
+def printable(text: str) -> str:
+    """Returns a text with its control characters written as escapes; file names and models may hold them."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class UsageError(ValueError):
@@ -7,3 +17,6 @@ class UsageError(ValueError):
     Its message is one line that names the file or option, the value, and what would be valid. The
     command-line programs print that line and exit with status 1, without a traceback.
     """
+
+    def __init__(self, message: str = ""):
+        super().__init__(printable(str(message)))

@@ -1,9 +1,14 @@
-"""Handles failures of standard output: it is closed, its disk is full, or the reader of the pipe has left."""
+"""What programs write: in UTF-8, without control characters on a terminal, and to an output that may fail.
+
+Standard output may be closed, its disk full, or the reader of the pipe may have left.
+"""
 
 import io
 import logging
 import signal
 import sys
+
+from rhhn_fairseq.errors import printable
 
 CLOSED = "standard output is closed; send what is not wanted to /dev/null"
 
@@ -31,13 +36,27 @@ def describe(failure: OSError) -> str:
     return f"standard output: cannot be written ({failure.strerror})"
 
 
+class Screen(io.TextIOWrapper):
+    """Text on a terminal, which obeys no control characters that come from a file or a model."""
+
+    def write(self, text):
+        super().write(printable(text))
+        return len(text)
+
+
 def open_on(stdout, output: Output, line_buffering: bool) -> io.TextIOWrapper:
-    """Returns a text stream on ``output`` with the encoding of ``stdout``, which it replaces."""
+    """Returns a text stream on ``output``, in UTF-8 whatever the locale says; it replaces ``stdout``."""
     stdout.flush()
-    # Characters that a terminal cannot show must not end a good run in a traceback.
-    return io.TextIOWrapper(
-        io.BufferedWriter(output), stdout.encoding, "backslashreplace", line_buffering=line_buffering
-    )
+    kind = Screen if stdout.isatty() else io.TextIOWrapper
+    # What is no character, such as half of a surrogate pair, must not end a good run in a traceback.
+    return kind(io.BufferedWriter(output), "utf-8", "backslashreplace", line_buffering=line_buffering)
+
+
+class PlainRecord(logging.LogRecord):
+    """A record of the log whose message has no control characters."""
+
+    def getMessage(self) -> str:
+        return printable(super().getMessage())
 
 
 class ProgramOutput(Output):
@@ -62,8 +81,11 @@ def end_with_failing_output() -> bool:
     output closed the program computes in vain and ends with status 0. Every line is written at once, so that
     none is left when the program ends. A notebook's output is not changed.
     """
+    if "fairseq_cli" not in sys.modules:
+        return False
+    logging.setLogRecordFactory(PlainRecord)
     stdout = sys.stdout
-    if "fairseq_cli" not in sys.modules or stdout is not sys.__stdout__:
+    if stdout is not sys.__stdout__:
         return False
     if stdout is None:
         raise SystemExit(f"error: {CLOSED}")

@@ -223,9 +223,30 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     if not weights.is_file():
         raise UsageError(f"{weights}: no such file; {_instead(folder)}")
     try:
-        return safetensors.load_file(weights)
+        tensors = safetensors.load_file(weights)
     except Exception as error:
         raise UsageError(f"{weights}: is damaged or no safetensors file ({error})") from error
+    for name, tensor in tensors.items():
+        if problem := weight_problem(name, tensor):
+            raise UsageError(f"{weights}: {name} {problem}")
+    return tensors
+
+
+def weight_problem(name, weight, finite: bool = True) -> str | None:
+    """Returns why something that a file holds cannot be a weight of that name, or None.
+
+    finite: whether NaN and infinite numbers are refused.
+    """
+    if not isinstance(name, str) or not isinstance(weight, Tensor):
+        return f"is of type {type(weight).__name__}, not a named tensor"
+    if weight.layout != torch.strided or weight.is_complex() or weight.device.type == "meta":
+        return f"is a tensor of {weight.layout} and {weight.dtype} on {weight.device}, no model has such"
+    # Strides may repeat a few stored numbers to any size.
+    if weight.numel() * weight.element_size() > weight.untyped_storage().nbytes():
+        return f"has a shape of {weight.numel():,} numbers, and fewer are stored"
+    if finite and weight.is_floating_point() and not bool(weight.isfinite().all()):
+        return "holds NaN or infinite numbers: the run diverged"
+    return None
 
 
 def _read(config: dict, tensors: Tensors, path: Path, device: str) -> nn.Module:

@@ -21,11 +21,12 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from rhhn_fairseq.adaptations.checkpoints import why_unreadable
-from rhhn_fairseq.adaptations.forms import check_file, weight_problem
+from rhhn_fairseq.adaptations.forms import check_file
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import open_regular, read_regular
 from rhhn_fairseq.programs import command
+from rhhn_fairseq.saving import weight_problem
 from rhhn_fairseq.tasks.char_lm import CharLMTask
 
 LARGEST_VOCABULARY_FILE = 1 << 20

@@ -39,6 +39,15 @@ def _contains(value, word: str) -> bool:
     return value == word
 
 
+def trains_ours(trainer) -> bool:
+    """Returns whether a model or a task of this package is trained.
+
+    Guards that end a run which fairseq would not end are for these alone.
+    """
+    kinds = (*type(trainer.get_model()).__mro__, *type(trainer.task).__mro__)
+    return any(kind.__module__.partition(".")[0] == __name__.partition(".")[0] for kind in kinds)
+
+
 def training_loops() -> Iterator[dict]:
     """Yields the global names of each loaded copy of fairseq's training program, in which it looks them up.
 

@@ -5,11 +5,12 @@ import atexit
 import os
 import re
 import types
+from contextlib import nullcontext
 
 import torch
 from omegaconf import OmegaConf
 
-from rhhn_fairseq.adaptations import in_place_of, mentions
+from rhhn_fairseq.adaptations import in_place_of, mentions, trains_ours
 from rhhn_fairseq.adaptations.forms import allowance, check_file, check_state
 from rhhn_fairseq.adaptations.names import check_combination, require_known
 from rhhn_fairseq.adaptations.ranges import check
@@ -47,8 +48,8 @@ class WeightsOnlyTorch(types.ModuleType):
         does not have the structure of a fairseq checkpoint.
         """
         name = getattr(file, "name", file)
-        if hasattr(file, "seek"):
-            check_file(name, file)
+        with nullcontext(file) if hasattr(file, "seek") else open(file, "rb") as opened:
+            check_file(name, opened)
         try:
             state = torch.load(file, *args, **{**kwargs, "weights_only": True})
         except OSError:
@@ -129,7 +130,7 @@ def require_named_checkpoint() -> bool:
     """With a mistyped --restore-file fairseq trains from scratch: it only logs that nothing was found.
 
     That is right for the default, the newest checkpoint of --save-dir, but wrong for a file that the
-    user named, so a named file must exist.
+    user named. A model of this package needs the file; fairseq's own are trained as fairseq does.
     """
     from fairseq import checkpoint_utils
 
@@ -145,7 +146,7 @@ def require_named_checkpoint() -> bool:
                 named["--continue-once"] = cfg.continue_once
             elif cfg.finetune_from_model is not None:
                 named["--finetune-from-model"] = cfg.finetune_from_model
-        for option, path in named.items():
+        for option, path in named.items() if trains_ours(trainer) else ():
             if not checkpoint_utils.PathManager.isfile(path):
                 raise UsageError(f"{option} {path}: there is no such checkpoint file")
         return load(cfg, trainer, **kwargs)

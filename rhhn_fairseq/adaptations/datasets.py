@@ -60,7 +60,7 @@ def check_indexed(prefix: str, entries: int | None) -> None:
 
 def check_data_files() -> bool:
     """Checks dictionaries and data sets of fairseq's newer binary format; see the module's docstring."""
-    from fairseq.data import Dictionary, data_utils
+    from fairseq.data import Dictionary, FastaDataset, data_utils
     from fairseq.tasks.translation import TranslationTask
 
     @in_place_of(data_utils, "load_indexed_dataset")
@@ -91,4 +91,22 @@ def check_data_files() -> bool:
             languages = f"{self.cfg.source_lang}-{self.cfg.target_lang}.{self.cfg.target_lang}"
             raise UsageError(f"{self.cfg.data} has no {split}.{languages}.bin and .idx, which training needs")
 
+    FastaDataset._build_index = index_fasta
     return True
+
+
+def index_fasta(dataset, path: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where the sequences of PATH.fasta begin and how long they are.
+
+    fairseq hands the path to a shell, which runs what stands in it, such as ``$(...)`` in a language's name.
+    """
+    begins, lengths, place = [], [], 0
+    with open(f"{path}.fasta", "rb") as file:
+        for line in file:
+            if line.startswith(b">"):
+                begins.append(place)
+                lengths.append(0)
+            elif lengths:
+                lengths[-1] += len(line.strip())
+            place += len(line)
+    return np.array(begins, np.int64), np.array(lengths, np.int64)

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from rhhn_fairseq.adaptations import in_place_of
+from rhhn_fairseq.adaptations import in_place_of, trains_ours
 from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger("rhhn_fairseq.compat")
@@ -65,7 +65,7 @@ def end_divergence_in_one_line() -> bool:
         figures = reduce(self, logging_outputs, sample_size, grad_norm)
         # Reading a number from a GPU synchronises, so it is done only when fairseq itself shows it.
         shown = self.get_num_updates() % self.cfg.common.log_interval == 0
-        bounds = largest_losses(self.task)
+        bounds = largest_losses(self.task) if trains_ours(self) else {}
         if "nll_loss" in figures:
             # With --sentence-avg, loss is a sum over a sentence. nll_loss is a mean over symbols.
             bounds.pop("loss", None)

@@ -6,6 +6,8 @@ import sys
 
 from rhhn_fairseq.errors import UsageError
 
+# The most members of a list that an expression repeats.
+LONGEST = 10_000
 OPERATORS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -48,7 +50,11 @@ def _value(node: ast.expr):
         case ast.UnaryOp() if type(node.op) in OPERATORS:
             return OPERATORS[type(node.op)](_value(node.operand))
         case ast.BinOp() if type(node.op) in OPERATORS:
-            return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+            left, right = _value(node.left), _value(node.right)
+            for many, times in ((left, right), (right, left)):
+                if hasattr(many, "__len__") and isinstance(times, int) and len(many) * times > LONGEST:
+                    raise ValueError(many)
+            return OPERATORS[type(node.op)](left, right)
     raise ValueError(ast.dump(node))
 
 

@@ -1,7 +1,8 @@
-"""Checks the structure of a checkpoint when any program loads it, before anything is built from it."""
+"""Checks what a checkpoint holds when any program loads it, before anything is built from it."""
 
 import argparse
 import math
+import re
 import zipfile
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from rhhn_fairseq.adaptations.names import require_known
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.saving import weight_problem
 
 NONE = type(None)
 
@@ -39,31 +41,44 @@ FORM = {
     "last_optimizer_state.state": (dict, NONE),
     "last_optimizer_state.param_groups": (list, NONE),
 }
-# The deepest nesting that is accepted; fairseq's own checkpoints have about ten levels.
+
+# Options that reach a file's name, a program or the choice of a reader, and what a stored configuration may
+# set them to. None is always possible.
+STORED = {
+    "dataset_impl": re.compile("raw|lazy|cached|mmap"),
+    "source_lang": re.compile("[A-Za-z0-9_.-]+"),
+    "target_lang": re.compile("[A-Za-z0-9_.-]+"),
+    "lang_pairs": re.compile("[A-Za-z0-9_.,-]+"),
+    "post_save_script": re.compile("(?!)"),
+    "use_plasma_view": re.compile("False"),
+}
+
+# The most values that are read, those that are shared counted each time. fairseq's configuration has about
+# 500, a training state a few for every weight.
+MOST_SETTINGS, MOST_VALUES = 20_000, 2_000_000
+# The deepest nesting; fairseq's own checkpoints have about ten levels.
 DEEPEST = 60
-# PyTorch stores weights uncompressed; a file that unpacks to more was made to fill the memory.
-LARGEST_GROWTH = 4
 
 
 def check_file(name: str, file) -> None:
-    """Refuses a zip file that unpacks to much more than its size; leaves the file at its beginning.
+    """Refuses a compressed checkpoint; leaves the file at its beginning.
+
+    PyTorch writes none. They may unpack to any size, and weights that are mapped into memory would be read as
+    they are in the file.
 
     Raises:
-        UsageError: it does.
+        UsageError: it is compressed.
     """
-    size = file.seek(0, 2)
     file.seek(0)
     try:
         with zipfile.ZipFile(file) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
+            compressed = any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
         # The older format, or a damaged file, for which PyTorch reports the error.
-        unpacked = 0
+        compressed = False
     file.seek(0)
-    if unpacked > LARGEST_GROWTH * size + (1 << 20):
-        raise UsageError(
-            f"checkpoint {name} has {size:,} bytes and unpacks to {unpacked:,}; PyTorch writes no such files"
-        )
+    if compressed:
+        raise UsageError(f"checkpoint {name}: is compressed, and torch.save writes uncompressed files")
 
 
 class NotACheckpoint(UsageError):
@@ -83,7 +98,12 @@ def check_state(name: str, state) -> None:
 
     if not (isinstance(state, dict) and "model" in state):
         raise NotACheckpoint(f"{name} is not a fairseq checkpoint: it holds no 'model'")
-    _check_depth(name, state)
+    for key, value in state.items():
+        if key != "model":
+            most = MOST_SETTINGS if key in ("cfg", "args") else MOST_VALUES
+            _check_values(f"checkpoint {name}: {key}", value, most)
+    for key in ("cfg", "args"):
+        _check_settings(f"checkpoint {name}: {key}", state.get(key))
     for key, kinds in FORM.items():
         for value in _values(state, key.split(".")):
             if not isinstance(value, kinds) or isinstance(value, bool):
@@ -101,10 +121,23 @@ def check_state(name: str, state) -> None:
         raise UsageError(f"checkpoint {name}: its args lack the architecture or the task")
     if args is not None:
         require_known("model", args.arch, {*models.MODEL_REGISTRY, *models.ARCH_MODEL_REGISTRY})
+    # Some of fairseq's own models have weights that they never set nor use.
+    finite = not _is_fairseqs(state)
     for key, weight in state["model"].items():
-        problem = weight_problem(key, weight)
-        if problem:
+        if problem := weight_problem(key, weight, finite):
             raise UsageError(f"checkpoint {name}: {key} {problem}")
+
+
+def _is_fairseqs(state: dict) -> bool:
+    """Returns whether a checkpoint is of a model that fairseq itself defines."""
+    from fairseq import models
+
+    args, cfg = state.get("args"), state.get("cfg") or {}
+    stored = cfg.get("model") if args is None else args
+    options = stored if isinstance(stored, dict) else vars(stored or argparse.Namespace())
+    name = options.get("_name") or options.get("arch")
+    kind = models.MODEL_REGISTRY.get(name) or models.ARCH_MODEL_REGISTRY.get(name)
+    return kind is not None and kind.__module__.startswith("fairseq.")
 
 
 def _values(state, keys: list[str]) -> list:
@@ -121,32 +154,45 @@ def _values(state, keys: list[str]) -> list:
     return _values(state[keys[0]], keys[1:]) if present else []
 
 
-def _check_depth(name: str, state) -> None:
-    """Raises UsageError for containers that contain themselves or are nested too deeply."""
-    level = [state]
+def _members(value) -> list[tuple[object, object]]:
+    """Returns the names and values in a container; none for anything else."""
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return list(value.items())
+    return list(enumerate(value)) if isinstance(value, list | tuple) else []
+
+
+def _check_values(where: str, value, most: int) -> None:
+    """Raises UsageError for containers with more than ``most`` values, or nested more than DEEPEST levels.
+
+    A container that stands in several places is counted in each, because whatever walks through them visits
+    it as often.
+    """
+    left, level = most, [value]
     for _ in range(DEEPEST):
-        inner = {}
-        for value in level:
-            members = value.values() if isinstance(value, Mapping) else value
-            inner |= {id(member): member for member in members if isinstance(member, dict | list | tuple)}
-        level = list(inner.values())
+        inner = []
+        for container in level:
+            members = _members(container)
+            left -= len(members)
+            inner += [member for _, member in members if _members(member)]
+            if left < 0 or len(inner) > most:
+                raise UsageError(f"{where} holds more than {most:,} values")
+        level = inner
         if not level:
             return
-    raise UsageError(f"checkpoint {name} is nested more than {DEEPEST} levels deep, no checkpoint is")
+    raise UsageError(f"{where} is nested more than {DEEPEST} levels deep, no checkpoint is")
 
 
-def weight_problem(key, weight) -> str | None:
-    """Returns what is wrong with a weight and its name, or None."""
-    if not isinstance(key, str) or not isinstance(weight, torch.Tensor):
-        return f"is of type {type(weight).__name__}, not a named tensor"
-    if weight.layout != torch.strided or weight.is_complex() or weight.device.type == "meta":
-        return f"is a tensor of {weight.layout} and {weight.dtype} on {weight.device}, no model has such"
-    # Strides may repeat a few stored numbers to any size.
-    if weight.numel() * weight.element_size() > weight.untyped_storage().nbytes():
-        return f"claims {weight.numel():,} numbers, which are not stored"
-    if weight.is_floating_point() and not bool(weight.isfinite().all()):
-        return "holds NaN or infinite numbers: the run diverged"
-    return None
+def _check_settings(where: str, settings) -> None:
+    """Raises UsageError for a setting that STORED does not allow, and for one that refers to another."""
+    for name, value in _members(settings):
+        if isinstance(value, str) and "${" in value:
+            raise UsageError(f"{where}.{name} is {value!r}: a checkpoint holds values, not references")
+        allowed = STORED.get(name)
+        if allowed is not None and value is not None and not allowed.fullmatch(str(value)):
+            raise UsageError(f"{where}.{name} is {value!r}, which a checkpoint may not set")
+        _check_settings(f"{where}.{name}", value)
 
 
 class _Allowance(TorchFunctionMode):

@@ -1,8 +1,10 @@
 """Fixes for reading data: NumPy's removed names, a lost batch, threads that outlive the program."""
 
 import atexit
+import fileinput
 import importlib
 import queue
+import sys
 import types
 import weakref
 
@@ -66,6 +68,36 @@ def keep_the_last_batch() -> bool:
         left = indices[sum(map(len, batches)) :]
         return [*batches, left] if len(left) else batches
 
+    return True
+
+
+def load_masked_dictionaries() -> bool:
+    """``Dictionary.load`` passes an argument that fairseq's legacy dictionary of masked models does not know."""
+    from fairseq.data.legacy.masked_lm_dictionary import MaskedLMDictionary
+
+    def load(cls, f):
+        dictionary = cls()
+        dictionary.add_from_file(f)
+        return dictionary
+
+    MaskedLMDictionary.load = classmethod(load)
+    return True
+
+
+def keep_lines_whole() -> bool:
+    """fairseq-interactive takes a carriage return within a line for its end, and answers one line more.
+
+    Here its lines end at ``\\n`` only, as in all of this package's programs (``rhhn_fairseq/lines.py``).
+    """
+    if "fairseq_cli" not in sys.modules:
+        return False
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(newline="\n")
+
+    def hook_encoded(encoding, errors=None):
+        return lambda name, mode: open(name, mode, encoding=encoding, errors=errors, newline="\n")
+
+    fileinput.hook_encoded = hook_encoded
     return True
 
 

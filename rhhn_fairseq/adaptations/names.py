@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection, Iterable
 
 from rhhn_fairseq.adaptations import in_place_of
-from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.errors import UsageError, printable
 
 # Tasks whose batches only their own models can read, with the base class of these and the valid losses.
 PARTNERS = {
@@ -146,7 +146,7 @@ def name_the_nearest() -> bool:
 
 def end_in_one_line(parser: argparse.ArgumentParser, message: str) -> None:
     """Prints `error: ...` and ends the program with argparse's own status, 2."""
-    print(f"error: {explain(parser, message)}", file=sys.stderr)
+    print(f"error: {printable(explain(parser, message))}", file=sys.stderr)
     raise SystemExit(2)
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 
 from rhhn_fairseq.adaptations.mistakes import describe
-from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.errors import UsageError, printable
 
 # What precedes the error's message in a traceback that was turned into text.
 MARK = f"{UsageError.__module__}.{UsageError.__qualname__}: "
@@ -29,11 +29,12 @@ def usage_message(error: BaseException | None) -> str | None:
             continue
         seen.add(id(error))
         if MARK in str(error):
-            return str(error).rsplit(MARK, 1)[1].splitlines()[0]
+            return printable(str(error).rsplit(MARK, 1)[1].splitlines()[0])
         if isinstance(error, UsageError):
             return " ".join(str(error).split())
         waiting += [error.__cause__, error.__context__]
-    return None if caught is None else describe(caught)
+    described = None if caught is None else describe(caught)
+    return described and printable(described)
 
 
 def wants_traceback() -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from rhhn_fairseq.adaptations import in_place_of
+from rhhn_fairseq.adaptations import in_place_of, trains_ours
 from rhhn_fairseq.adaptations.checkpoints import LATEST
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.locks import acquire, release
@@ -88,7 +88,8 @@ def start_from_a_good_checkpoint() -> bool:
 
     If the directory has other checkpoints, a damaged last one is replaced by the newest good one, with a
     warning. If the last one is missing, the run ends in a one-line error that says which --restore-file to
-    give: the file may have been removed in order to train anew, for which another --save-dir serves.
+    give: the file may have been removed in order to train anew, for which another --save-dir serves. For
+    models of this package only.
     """
     from fairseq import checkpoint_utils
 
@@ -96,7 +97,7 @@ def start_from_a_good_checkpoint() -> bool:
     def load_checkpoint(load, cfg, trainer, **kwargs):
         suffix = trainer.checkpoint_suffix
         sharded = suffix != (trainer.cfg.checkpoint.checkpoint_suffix or "")
-        if cfg.restore_file == LATEST and not sharded:
+        if cfg.restore_file == LATEST and not sharded and trains_ours(trainer):
             decision = decided_by_rank_0(trainer, lambda: replacement(cfg, suffix))
             if decision is not None:
                 cfg = copy.copy(cfg)

@@ -63,6 +63,9 @@ class _Stored:
             own = any(action.dest in ("beam", "output_word_probs") for action in parser._actions)
             if own or any(name in given for name in SIZES):
                 self.defaults = {key: value for key, value in self.defaults.items() if key not in SIZES}
+            if "sacrebleu" in given and "scoring" not in given:
+                # fairseq has no other use for the option.
+                self.defaults |= {"scoring": "sacrebleu"}
         parser.set_defaults(**self.defaults)
 
 

@@ -31,10 +31,13 @@ with needed_for("the page needs"):
     from starlette.requests import Request
     from starlette.responses import HTMLResponse, StreamingResponse
     from starlette.routing import Route
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
 TEMPLATE = Path(__file__).with_name("page.html")
 HOSTS = ["127.0.0.1", "localhost"]
 LARGEST_REQUEST = 16 << 10
+# Seconds in which a request has to arrive, its headers as well as its body.
+ARRIVAL = 10
 LONGEST = {"prompt": 500, "text": 60}
 # The lowest and the highest value, and whether it must be an integer.
 SEED = (0, 2**31 - 1, True)
@@ -85,8 +88,26 @@ def make_app(models: Models) -> Starlette:
 def make_server(app: Starlette) -> uvicorn.Server:
     """Returns the server of an application; its ``run`` takes the sockets to listen on."""
     return uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+        uvicorn.Config(
+            app, http=ImpatientProtocol, log_level="warning", lifespan="off", timeout_graceful_shutdown=1
+        )
     )
+
+
+class ImpatientProtocol(H11Protocol):
+    """Closes connections whose next request has not arrived in time, which uvicorn keeps for ever."""
+
+    def connection_made(self, transport) -> None:
+        super().connection_made(transport)
+        self.loop.call_later(ARRIVAL, self._close_if_waiting, None)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.loop.call_later(ARRIVAL, self._close_if_waiting, self.cycle)
+
+    def _close_if_waiting(self, cycle) -> None:
+        if self.cycle is cycle:
+            self.transport.close()
 
 
 async def in_turn(turn: asyncio.Lock, make_rows: Callable[[], Iterator[dict]]) -> AsyncIterator[dict]:
@@ -127,10 +148,14 @@ async def _fields(request: Request) -> dict:
     if request.headers.get("content-type") != "application/json":
         raise HTTPException(415, "expected application/json")
     content = b""
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > LARGEST_REQUEST:
-            raise HTTPException(413, f"more than {LARGEST_REQUEST:,} bytes")
+    try:
+        async with asyncio.timeout(ARRIVAL):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > LARGEST_REQUEST:
+                    raise HTTPException(413, f"more than {LARGEST_REQUEST:,} bytes")
+    except TimeoutError as error:
+        raise HTTPException(408, "the request did not arrive in time") from error
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError) as error:

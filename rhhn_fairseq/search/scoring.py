@@ -26,7 +26,11 @@ TOKENISED_NOTE = "tokenised BLEU, comparable with the papers' figures, not with 
 # What fairseq-generate prints: S source, T reference, H and D hypothesis before and after detokenisation,
 # each with its score, P the scores of the pieces.
 GENERATED = re.compile(r"([STHDP])-(\d+)\t(.*)", re.DOTALL)
-WORD_BEGINS = "\u2581"
+SCORED = re.compile(r"[HD]-\d+\t(-?\d\S*|-?inf|nan)\t")
+# The marks of sentencepiece and of subword-nmt.
+WORD_BEGINS, WORD_GOES_ON = "\u2581", re.compile("@@( |$)")
+# What fairseq-generate prints for a piece of the reference that its dictionary lacks.
+UNKNOWN_REFERENCE = "<<unk>>"
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,16 @@ def read_translations(path: str) -> Translations:
         UsageError: the file is empty, not UTF-8, or lacks or repeats a sentence.
     """
     lines = read_lines(path)
-    if any((match := GENERATED.fullmatch(line)) and match[1] in "HD" for line in lines):
+    if any(map(SCORED.match, lines)):
         return parse_generated(lines, path)
-    return Translations(path, lines)
+    return Translations(path, joined(lines))
 
 
 def parse_generated(lines: Sequence[str], name: str) -> Translations:
     """Returns the best hypothesis of every sentence, and the references, from fairseq-generate's output.
 
     There sentences are ordered by length; here they are in the order of their numbers. Of several hypotheses
-    for one sentence the first is taken, which is the best. Sentencepiece's pieces are joined.
+    for one sentence the first is taken, which is the best. Pieces are joined.
 
     Raises:
         UsageError: numbers are missing, or one occurs twice.
@@ -96,13 +100,14 @@ def _in_order(texts: dict[int, str], name: str, letter: str) -> list[str]:
             f"{name}: no line {letter}-{missing}, although there is {letter}-{max(texts)}; the numbers have "
             "to run from 0 without a gap (did fairseq-generate skip sentences for their length?)"
         )
-    ordered = [texts[number] for number in range(len(texts))]
-    return [join_pieces(text) for text in ordered] if any(WORD_BEGINS in t for t in ordered) else ordered
+    return joined([texts[number] for number in range(len(texts))])
 
 
-def join_pieces(text: str) -> str:
-    """Joins sentencepiece's space-separated pieces into text."""
-    return text.replace(" ", "").replace(WORD_BEGINS, " ").strip()
+def joined(texts: list[str]) -> list[str]:
+    """Joins the pieces of sentencepiece or subword-nmt if any text has their mark; else returns the texts."""
+    if any(WORD_BEGINS in text for text in texts):
+        return [text.replace(" ", "").replace(WORD_BEGINS, " ").strip() for text in texts]
+    return [WORD_GOES_ON.sub("", text) for text in texts]
 
 
 def check_counts(system: Translations, references: Sequence[str], name: str) -> None:

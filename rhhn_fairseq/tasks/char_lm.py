@@ -193,7 +193,8 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
         protocol = Protocol.parse(self.cfg.valid_protocol)
         logger.info("%s split of %s, protocol %s", dataset.split, self._corpus_name(), protocol.text)
         T = self.cfg.tokens_per_sample
-        return BatchDataset(protocol.cut(dataset.stream, self.first_input, T, B, workers)), False
+        entries = len(self.dictionary)
+        return BatchDataset(protocol.cut(dataset.stream, self.first_input, T, B, workers, entries)), False
 
     def _cut_training(self, dataset, B, workers, rank):
         T, N = self.cfg.tokens_per_sample, len(dataset.stream)
@@ -245,6 +246,7 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
             self.first_input,
             self.cfg.tokens_per_sample,
             batch_size or EVALUATION_WINDOWS,
+            entries=len(self.dictionary),
         )
         batches = OrderedBatchIterator(BatchDataset(cutter), num_workers=num_workers)
         title = (

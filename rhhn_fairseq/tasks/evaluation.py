@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 CONTEXT = 1000
 
+# The most logits that are computed at a time. Several tensors of this size exist together: 1.5 GB in float32.
+MOST_LOGITS = 1 << 26
+
 
 @dataclass(frozen=True)
 class Protocol:
@@ -54,18 +57,23 @@ class Protocol:
             "window:LENGTH/CONTEXT with CONTEXT below LENGTH"
         )
 
-    def cut(self, stream, first_input: int, T: int, B: int, groups: int = 1):
+    def cut(self, stream, first_input: int, T: int, B: int, groups: int = 1, entries: int = 1):
         """Returns the batches of a split under this protocol.
 
         Args:
             stream: indices [N]. T: symbols in a chunk of a lane. B: windows in a batch.
             groups: workers among which lanes are divided; there are at least as many lanes.
+            entries: size of the vocabulary. A large one makes chunks and batches smaller, which changes
+                no figure.
         """
+        most = MOST_LOGITS // entries
         if self.window:
+            B = max(1, min(B, most // self.window))
             return Windows(stream, first_input, self.window, self.context, B)
         # A lane shorter than a chunk is not worth its context: short texts get fewer lanes.
         lanes = min(self.lanes, max(1, len(stream) // T))
         lanes = -(-lanes // groups) * groups
+        T = max(1, min(T, most * groups // lanes))
         return Lanes(stream, first_input, lanes, groups, T, self.context if lanes > 1 else 0)
 
 

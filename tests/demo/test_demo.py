@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -35,6 +36,9 @@ from rhhn_fairseq.writing.sampling import write as write_lines
 
 ADDRESS = "http://127.0.0.1:8000"
 TEXT = {"prompt": "def ", "length": 20, "temperature": 0.5, "seed": 4}
+HALF_A_BODY = (
+    b"POST /text HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+)
 LINE = {"text": "hi", "bias": 0.5, "temperature": 1.0, "seed": 2}
 
 
@@ -342,3 +346,25 @@ def test_the_page_in_a_browser(address, width, tmp_path):
         page.locator("#line .status", has_text="points.").wait_for()
         assert page.inner_text("#line .error") == ""
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("request_begins", [b"", HALF_A_BODY[:40], HALF_A_BODY], ids=["none", "head", "body"])
+def test_requests_that_do_not_arrive_are_given_up(app, request_begins, monkeypatch):
+    monkeypatch.setattr(server, "ARRIVAL", 0.5)
+    running = server.make_server(app)
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=running.run, args=([listening],), daemon=True)
+    thread.start()
+    waiting = [socket.create_connection(listening.getsockname()) for _ in range(20)]
+    try:
+        for one in waiting:
+            one.settimeout(60)
+            one.sendall(request_begins)
+        for one in waiting:
+            answer = b""
+            while part := one.recv(1000):
+                answer += part
+            assert answer.startswith(b"HTTP/1.1 408") if request_begins is HALF_A_BODY else answer == b""
+    finally:
+        running.should_exit = True
+        thread.join(30)

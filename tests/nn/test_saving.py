@@ -95,8 +95,8 @@ def test_networks_of_characters_come_back_bit_by_bit(mode, newline, tmp_path):
 def test_float32_comes_back_bit_by_bit(name, tmp_path):
     for module in (build_cell(name, C, H, **_small(name)), layer_of(name)(C, H, **_small(name))):
         weight = next(module.parameters())
-        # Denormal, -0 and NaN with a payload.
-        weight.data.flatten()[:3] = torch.tensor([1, -(1 << 31), 0x7FC00123], dtype=torch.int32).view(
+        # The smallest denormal number, -0 and the largest number.
+        weight.data.flatten()[:3] = torch.tensor([1, -(1 << 31), 0x7F7FFFFF], dtype=torch.int32).view(
             torch.float32
         )
         module.save_pretrained(tmp_path)

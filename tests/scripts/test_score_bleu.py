@@ -230,3 +230,26 @@ def test_no_input_is_overwritten(tmp_path, capsys):
         assert f"error: --json {output}: is the file {tmp_path}" in capsys.readouterr().err
     assert Path(references).read_text().splitlines() == REFERENCES
     assert Path(hypotheses).read_text().splitlines() == HYPOTHESES
+
+
+@pytest.mark.parametrize("pieces", [lambda word: "@@ ".join(word), lambda word: f"\u2581{word}"])
+def test_pieces_of_a_text_are_joined(pieces, files, tmp_path, capsys):
+    """Scores of pieces are others: 72.4 for one cut word where the joined text has 82.2."""
+    cut = [" ".join(map(pieces, line.split())) for line in HYPOTHESES]
+    assert cut != HYPOTHESES
+    of_pieces = scoring.read_translations(write(tmp_path, "pieces.fr", cut))
+    assert of_pieces.hypotheses == HYPOTHESES
+
+
+def test_a_text_line_that_begins_as_generated_ones_do_is_text(tmp_path):
+    lines = ["H-3\tl'acide", "D-1\tvitamine"]
+    text = scoring.read_translations(write(tmp_path, "text.fr", lines))
+    assert text.hypotheses == lines and not text.generated
+
+
+def test_references_with_unknown_pieces_are_counted(tmp_path, capsys):
+    path = write(tmp_path, "gen.txt", GENERATED.replace("T-0\tun", "T-0\tun <<unk>>"))
+    score_bleu.main([path])
+    assert ": 1 of 3 hold unknown pieces, --reference names the raw text" in capsys.readouterr().out
+    score_bleu.main([write(tmp_path, "known.txt", GENERATED)])
+    assert "hold unknown" not in capsys.readouterr().out

@@ -217,3 +217,16 @@ def test_a_training_split_may_be_validated_as_well(corpus):
     trained = task.get_batch_iterator(task.dataset("train"), max_sentences=3, grouped_shuffling=False)
     validated = task.get_batch_iterator(task.dataset("train"), max_sentences=3)
     assert [len(next(iter(each.next_epoch_itr()))["target"]) for each in (trained, validated)] == [3, 1]
+
+
+@pytest.mark.parametrize("protocol", ["carry:32", "window:100/50"])
+@pytest.mark.parametrize("entries", [50, 190_000])
+def test_a_large_vocabulary_makes_batches_smaller(protocol, entries):
+    cutter = Protocol.parse(protocol).cut(np.full(20_000, 4), 2, 100, 64, entries=entries)
+    shapes = [cutter.batch(number).targets.shape for number in range(len(cutter))]
+    most = max(math.prod(shape) for shape in shapes)
+    # 32 lanes of 100 symbols of the large vocabulary would be 608 million logits.
+    assert most * entries <= 1 << 26
+    # With a small one, every batch is as large as it was asked for.
+    assert entries > 50 or most >= 32 * 100
+

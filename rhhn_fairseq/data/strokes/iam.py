@@ -141,15 +141,19 @@ def _points(content: bytes, place: str) -> np.ndarray:
     strokes_element = root.find("StrokeSet")
     if strokes_element is None:
         raise UsageError(f"{place}: has no StrokeSet, so it is not a line of IAM-OnDB")
-    strokes = []
-    for stroke in strokes_element.iter("Stroke"):
-        try:
-            places = [(float(point.get("x")), float(point.get("y"))) for point in stroke.iter("Point")]
-        except (TypeError, ValueError) as error:
-            number = len(strokes) + 1
-            raise UsageError(f"{place}: a point of stroke {number} has no number for x or y") from error
-        strokes.append(np.array(places, dtype=np.float64).reshape(-1, 2))
-    return from_strokes(strokes, place)
+    strokes: list[list[tuple[float, float]]] = []
+    # Every element once, whatever is nested in what.
+    for element in strokes_element.iter():
+        if element.tag == "Stroke":
+            strokes.append([])
+        elif element.tag == "Point" and strokes:
+            try:
+                strokes[-1].append((float(element.get("x")), float(element.get("y"))))
+            except (TypeError, ValueError) as error:
+                raise UsageError(
+                    f"{place}: a point of stroke {len(strokes)} has no number for x or y"
+                ) from error
+    return from_strokes([np.array(stroke, dtype=np.float64).reshape(-1, 2) for stroke in strokes], place)
 
 
 def _transcripts(content: bytes) -> list[str]:
