@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from weakref import WeakSet
 from omegaconf import OmegaConf
 
 from rhhn_fairseq.adaptations import in_place_of, mentions, training_loops
-from rhhn_fairseq.adaptations.saving import staged_file
+from rhhn_fairseq.adaptations.saving import replaced_checkpoint
 from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger("rhhn_fairseq.compat")
@@ -30,14 +31,15 @@ def copy_completely() -> bool:
     from fairseq.file_io import PathManager
 
     inner = PathManager.copy
-    if mentions(inner, "staged_file"):
+    if mentions(inner, "replaced_checkpoint"):
         return False
 
     def copy(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
         if not (overwrite and PathManager.supports_rename(dst_path)):
             return inner(src_path, dst_path, overwrite)
-        with staged_file(dst_path) as stage:
-            return inner(src_path, stage, overwrite)
+        with open(src_path, "rb") as source, replaced_checkpoint(dst_path) as file:
+            shutil.copyfileobj(source, file)
+        return True
 
     PathManager.copy = staticmethod(copy)
     return True

@@ -21,6 +21,7 @@ from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, parse_line
 from rhhn_fairseq.commands.parsers import make_parser
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.programs import usage
+from rhhn_fairseq.staging import no_link
 
 DATA, RUNS = Path("data-bin/quickstart"), Path("checkpoints/quickstart")
 CHARACTERS, EPOCHS = 700_000, 3
@@ -44,7 +45,7 @@ def main(argv=None) -> None:
     log = parser.parse_args(argv).log
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        file = open(log, "a", encoding="utf-8")  # noqa: SIM115 - closed below
+        file = open(log, "a", encoding="utf-8", opener=no_link)  # noqa: SIM115 - closed below
     except OSError as error:
         raise UsageError(f"--log {log}: cannot be written ({error.strerror})") from error
     with file:

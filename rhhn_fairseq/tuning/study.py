@@ -26,6 +26,7 @@ from rhhn_fairseq.files import make_directory, read_json
 from rhhn_fairseq.reproduce.plan import USER_DIR, flags
 from rhhn_fairseq.reproduce.records import write_json
 from rhhn_fairseq.reproduce.running import Program
+from rhhn_fairseq.staging import no_link
 from rhhn_fairseq.tuning.systems import System, build, seconds_per_update, width_of
 
 FEWEST_UPDATES = 2
@@ -230,7 +231,7 @@ class Tuning:
                 left.unlink()
         command = self._train_command(options, updates, seed, save_dir)
         figures, last = [], ""
-        with open(log, "w", buffering=1) as file, Program(command, self.threads) as program:
+        with open(log, "w", buffering=1, opener=no_link) as file, Program(command, self.threads) as program:
             for line in program:
                 file.write(line)
                 last = line.strip() or last
