@@ -63,6 +63,7 @@ ADAPTATIONS = (
     checkpoints.require_named_checkpoint,
     checkpoints.name_mismatch,
     checkpoints.gather_before_saving,
+    checkpoints.save_by_updates_at_the_end_of_an_epoch,
     checkpoints.leave_no_empty_directory,
     checkpoints.keep_the_best_of_negative_figures,
     saving.leave_no_cut_checkpoint,
