@@ -266,7 +266,7 @@ def measure_cost(run: Run, places: Places, threads: int, device: str, remark: st
 def shell_words(command: list[str]) -> list[str]:
     """Returns a command as it is recorded, with ``python`` and the package's name in place of local paths."""
     names = {sys.executable: "python", plan.USER_DIR: Path(plan.USER_DIR).name}
-    return [names.get(word, word) for word in command]
+    return [names.get(word, word) for word in command if word != "-P"]
 
 
 def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
