@@ -95,6 +95,7 @@ ADAPTATIONS = (
     loading.restore_numpy_names,
     loading.keep_the_last_batch,
     loading.stop_reading_at_the_end,
+    loading.end_data_workers_with_training,
     alignments.replace_unknown_by_alignment,
     user_dir.accept_same_directory,
     one_line.end_hydra_in_one_line,
@@ -121,6 +122,7 @@ ADAPTATIONS = (
     logs.restore_root_logger,
     logs.repair_inf_score_record,
     logs.silence_known_warnings,
+    logs.leave_a_full_log_file,
     quiet.sum_up_the_start,
 )
 

@@ -349,7 +349,7 @@ def test_other_batches_in_mid_epoch_are_refused(corpus, uninterrupted, tmp_path,
     saved = uninterrupted[1] / "checkpoint_1_13.pt"
     options = ["--max-update", 14, *option.split(), "--restore-file", saved]
     name, value = option.split()
-    with pytest.raises(UsageError, match=f"in mid-epoch with {name} .*, this run has {value}: sentences would"):
+    with pytest.raises(UsageError, match=f"in mid-epoch with {name} .*, this run has {value}: sentences"):
         train(*char_lm(corpus, tmp_path, *options))
     log = train(*char_lm(corpus, tmp_path / "reset", *options, "--reset-dataloader"))
     assert len(log.losses) == 1 and float(log.updates[0]["epoch"]) == 1
