@@ -10,6 +10,8 @@ import types
 import weakref
 
 import numpy as np
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import worker
 
 from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.errors import UsageError
@@ -116,8 +118,6 @@ def end_data_workers_with_training() -> bool:
     the training would wait for that batch for ever. A worker that is killed ends the program in one line.
     """
     from fairseq.distributed import utils
-    from torch._utils import ExceptionWrapper
-    from torch.utils.data._utils import worker
 
     @in_place_of(worker, "_worker_loop")
     def work(loop, kind, dataset, index_queue, data_queue, *args, **kwargs):
