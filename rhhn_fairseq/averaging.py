@@ -16,7 +16,7 @@ import torch
 from rhhn_fairseq.adaptations.checkpoints import WeightsOnlyTorch, allow_namespace
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import refuse_endless
-from rhhn_fairseq.lines import replacing
+from rhhn_fairseq.staging import replace_file
 
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
@@ -168,7 +168,7 @@ def average(paths: Sequence[str | Path], ema: bool = False) -> dict:
 
 def save(state: dict, path: str | Path) -> None:
     """Writes a checkpoint to a temporary file and renames it. Raises UsageError if that is refused."""
-    with replacing(path) as file:
+    with replace_file(path) as file:
         try:
             torch.save(state, file)
         except RuntimeError as error:

@@ -63,6 +63,7 @@ ADAPTATIONS = (
     checkpoints.require_named_checkpoint,
     checkpoints.name_mismatch,
     checkpoints.gather_before_saving,
+    checkpoints.save_by_updates_at_the_end_of_an_epoch,
     checkpoints.leave_no_empty_directory,
     checkpoints.keep_the_best_of_negative_figures,
     saving.leave_no_cut_checkpoint,
@@ -96,6 +97,7 @@ ADAPTATIONS = (
     loading.load_masked_dictionaries,
     loading.keep_lines_whole,
     loading.stop_reading_at_the_end,
+    loading.end_data_workers_with_training,
     alignments.replace_unknown_by_alignment,
     user_dir.accept_same_directory,
     one_line.end_hydra_in_one_line,
@@ -122,6 +124,7 @@ ADAPTATIONS = (
     logs.restore_root_logger,
     logs.repair_inf_score_record,
     logs.silence_known_warnings,
+    logs.leave_a_full_log_file,
     quiet.sum_up_the_start,
 )
 

@@ -10,7 +10,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -184,35 +184,3 @@ def check_output(option: str, path: str | Path | None, inputs: Iterable[str | Pa
         same = os.path.realpath(path) == os.path.realpath(given)
         if same or (os.path.exists(path) and os.path.exists(given) and os.path.samefile(path, given)):
             raise UsageError(f"{option} {path}: is the file {given} that is read; name another")
-
-
-@contextmanager
-def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """Opens a file for writing that replaces ``path`` only when the context ends without an error.
-
-    The content is written to a temporary file beside ``path``, which is then renamed. Anything but a regular
-    file, such as /dev/null or a pipe, is written directly.
-
-    Raises:
-        UsageError: the file system refuses, for instance because the disk is full.
-    """
-    # A link remains a link: its target is replaced.
-    place = Path(os.path.realpath(path))
-    if os.path.islink(place):
-        raise UsageError(f"{path}: cannot be written (it is a link that leads to itself)")
-    # For a name that is too long os.path returns False, where Path raises; opening it then says why.
-    direct = os.path.exists(place) and not os.path.isfile(place)
-    stage = place if direct else place.with_name(f".{place.name}.{os.getpid()}.tmp")
-    try:
-        with open(stage, "wb") as file:
-            yield file
-        if not direct:
-            stage.replace(place)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        if not direct:
-            with suppress(OSError):
-                stage.unlink()

@@ -1,7 +1,9 @@
-"""Names of the project's commands, for messages that mention one."""
+"""Names of the project's commands, for messages that mention one, and commands of child interpreters."""
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Each script in scripts/ and the subcommand of ``rhhn`` that does the same.
 SUBCOMMANDS = {
@@ -45,6 +47,27 @@ def usage(script: str) -> str:
     """Returns ``command`` preceded by the interpreter if it is a script."""
     name = command(script)
     return f"python {name}" if name.endswith(".py") else name
+
+
+def interpreter(*arguments: str) -> list[str]:
+    """Returns the command of a child interpreter, which imports nothing from the working directory.
+
+    Without -P, a file ``numpy.py`` beside somebody's data would run.
+    """
+    return [sys.executable, "-P", *arguments]
+
+
+@contextmanager
+def safe_spawning() -> Iterator[None]:
+    """Starts the processes of multiprocessing, whose command is its own, as ``interpreter`` does."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def runs_rhhn() -> bool:

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.files import read_json, refuse_endless
-from rhhn_fairseq.lines import replacing
+from rhhn_fairseq.staging import replace_file
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FORMAT = 2
@@ -120,9 +120,9 @@ def save_pretrained(module: nn.Module, directory: str | Path, dtype: torch.dtype
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{directory}: cannot be made ({error.strerror})") from error
-    with replacing(folder / WEIGHTS) as file:
+    with replace_file(folder / WEIGHTS, follow=False) as file:
         file.write(safetensors.save(tensors, metadata={"format": "pt"}))
-    with replacing(folder / CONFIG) as file:
+    with replace_file(folder / CONFIG, follow=False) as file:
         file.write(f"{json.dumps(config, indent=2)}\n".encode())
 
 

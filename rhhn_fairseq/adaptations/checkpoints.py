@@ -196,6 +196,29 @@ def gather_before_saving() -> bool:
     return True
 
 
+def save_by_updates_at_the_end_of_an_epoch() -> bool:
+    """``--save-interval-updates N`` saves every N updates, also where the Nth is the last of an epoch.
+
+    fairseq relies on the checkpoint of the epoch there, even if ``--no-epoch-checkpoints`` or
+    ``--save-interval`` leaves it out. If N is the number of updates of an epoch, it never saves one.
+    """
+    from fairseq import checkpoint_utils
+
+    @in_place_of(checkpoint_utils, "save_checkpoint")
+    def save_checkpoint(save, cfg, trainer, epoch_itr, val_loss):
+        interval, updates = cfg.save_interval_updates, trainer.get_num_updates()
+        without = cfg.no_epoch_checkpoints or epoch_itr.epoch % cfg.save_interval
+        if without and interval > 0 and updates % interval == 0:
+            # Only its name and position are read.
+            position = epoch_itr.state_dict()
+            epoch_itr = types.SimpleNamespace(
+                epoch=epoch_itr.epoch, end_of_epoch=lambda: False, state_dict=lambda: position
+            )
+        return save(cfg, trainer, epoch_itr, val_loss)
+
+    return True
+
+
 def leave_no_empty_directory() -> bool:
     """fairseq creates --save-dir before it checks anything else.
 

@@ -125,7 +125,8 @@ def separate_jobs(cfg: DictConfig) -> None:
     """Gives every job of a ``--multirun`` the relative paths of its output in Hydra's directory of the job.
 
     A second job would otherwise resume from the checkpoints of the first and train nothing. Where an absolute
-    path has this effect, the second job is refused.
+    path has this effect, the second job is refused. Calling it again changes nothing: where the package is
+    installed, both fairseq-hydra-train and the training that it starts call this.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -134,7 +135,8 @@ def separate_jobs(cfg: DictConfig) -> None:
     if hydra.mode != RunMode.MULTIRUN:
         return
     save_dir = OmegaConf.to_container(cfg.checkpoint, resolve=False)["save_dir"]
-    if hydra.job.num > 0 and os.path.isabs(save_dir) and not differs_by_job("checkpoint.save_dir", save_dir):
+    own = not os.path.isabs(save_dir) or Path(save_dir).is_relative_to(hydra.runtime.output_dir)
+    if hydra.job.num > 0 and not own and not differs_by_job("checkpoint.save_dir", save_dir):
         raise UsageError(
             f"checkpoint.save_dir={save_dir}: job {hydra.job.num} of the sweep would resume from the "
             f"checkpoints of job 0; give a relative path, or {os.path.join(save_dir, '${hydra:job.num}')}"
@@ -144,7 +146,8 @@ def separate_jobs(cfg: DictConfig) -> None:
         if path:
             # An absolute path stays as it is.
             OmegaConf.update(cfg, key, os.path.join(hydra.runtime.output_dir, path))
-    logger.info("job %s of the sweep: checkpoints in %s", hydra.job.num, cfg.checkpoint.save_dir)
+    if not os.path.isabs(save_dir):
+        logger.info("job %s of the sweep: checkpoints in %s", hydra.job.num, cfg.checkpoint.save_dir)
 
 
 def differs_by_job(key: str, value: str) -> bool:

@@ -1,16 +1,22 @@
-"""Fixes for reading data: NumPy's removed names, a lost batch, threads that outlive the program."""
+"""Fixes for reading data: NumPy's removed names, a lost batch, threads and processes that end badly."""
 
 import atexit
 import fileinput
 import importlib
+import os
 import queue
+import signal
 import sys
+import threading
 import types
 import weakref
 
 import numpy as np
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import worker
 
 from rhhn_fairseq.adaptations import in_place_of
+from rhhn_fairseq.errors import UsageError
 
 # fairseq modules for reading text that use a name which NumPy 1.24 or 2.0 removed.
 USE_OLD_NUMPY = (
@@ -133,6 +139,56 @@ def stop_reading_at_the_end() -> bool:
     iterators.BackgroundConsumer = StoppableConsumer
     atexit.register(stop_all)
     return True
+
+
+def end_data_workers_with_training() -> bool:
+    """A process that reads data must end when the training does, not before, and not without a word.
+
+    SIGTERM and Ctrl-C may be sent to the whole process group. The training notes them and saves, but its data
+    workers would end at once, and the training then fails before it has saved. Here only the training itself
+    ends them. A worker that cannot hand on a batch, because /dev/shm is full, would print a traceback, and
+    the training would wait for that batch for ever. A worker that is killed ends the program in one line.
+    """
+    from fairseq.distributed import utils
+
+    @in_place_of(worker, "_worker_loop")
+    def work(loop, kind, dataset, index_queue, data_queue, *args, **kwargs):
+        def hand_on_error(error, item):
+            reason = str(error).partition("\n")[0]
+            failure = UsageError(f"a data worker cannot hand on a batch ({reason}); {READ_HERE}")
+            data_queue.put((item[0], ExceptionWrapper((UsageError, failure, None), "in a data worker")))
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_for_parent, daemon=True).start()
+        data_queue._on_queue_feeder_error = hand_on_error
+        return loop(kind, dataset, index_queue, data_queue, *args, **kwargs)
+
+    @in_place_of(utils, "call_main")
+    def call_main_with_workers(call_main, *args, **kwargs):
+        try:
+            return call_main(*args, **kwargs)
+        except RuntimeError as error:
+            if not lost_a_worker(error):
+                raise
+            raise UsageError(f"{str(error).partition('. ')[0]}; {READ_HERE}") from error
+
+    return True
+
+
+READ_HERE = "if memory or /dev/shm is full, --num-workers 0 needs less of both"
+
+
+def lost_a_worker(error: Exception) -> bool:
+    """Returns whether a process that reads data has ended, by the words of PyTorch's DataLoader."""
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")
+
+
+def _end_for_parent() -> None:
+    """Waits until the parent process asks this one to end, and ends it; ignores SIGTERM of others."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        continue
+    os._exit(0)
 
 
 def stop(consumer, seconds: float = 10.0) -> None:

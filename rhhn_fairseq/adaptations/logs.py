@@ -5,6 +5,8 @@ import os
 import sys
 import warnings
 
+from rhhn_fairseq.adaptations import in_place_of
+
 # (category, beginning of the message, module that warns). All of them are caused by the code of fairseq or of
 # this package, appear in every run on the CPU or a GPU, and call for no action by the user.
 KNOWN_WARNINGS = (
@@ -54,6 +56,33 @@ def silence_known_warnings() -> bool:
     """
     for category, message, module in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=message, category=category, module=module)
+    return True
+
+
+def leave_a_full_log_file() -> bool:
+    """A disk that is full under --log-file causes a traceback for each line that is logged.
+
+    Training goes on without that file, and one line says so. Only in fairseq's programs.
+    """
+    if "fairseq_cli" not in sys.modules:
+        return False
+    left = set()
+
+    @in_place_of(logging.FileHandler, "handleError")
+    def leave(handle_error, self, record):
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            handle_error(self, record)
+            return
+        # fairseq opens the file again for each epoch.
+        self.setLevel(logging.CRITICAL + 1)
+        if self.baseFilename not in left:
+            left.add(self.baseFilename)
+            print(
+                f"{self.baseFilename}: cannot be written ({error.strerror}); no more is logged there",
+                file=sys.stderr,
+            )
+
     return True
 
 

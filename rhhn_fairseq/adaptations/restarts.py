@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,10 +11,22 @@ from weakref import WeakSet
 from omegaconf import OmegaConf
 
 from rhhn_fairseq.adaptations import in_place_of, mentions, training_loops
-from rhhn_fairseq.adaptations.saving import staged_file
+from rhhn_fairseq.adaptations.saving import replaced_checkpoint
 from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger("rhhn_fairseq.compat")
+
+# The options that decide which sentences are in which batch of an epoch.
+BATCHING = (
+    "dataset.max_tokens",
+    "dataset.batch_size",
+    "dataset.required_batch_size_multiple",
+    "task.tokens_per_sample",
+    "task.sample_break_mode",
+    "task.max_source_positions",
+    "task.max_target_positions",
+    "common.seed",
+)
 
 # What torch's ReduceLROnPlateau counts.
 PLATEAU_COUNTS = ("num_bad_epochs", "cooldown_counter")
@@ -30,14 +43,15 @@ def copy_completely() -> bool:
     from fairseq.file_io import PathManager
 
     inner = PathManager.copy
-    if mentions(inner, "staged_file"):
+    if mentions(inner, "replaced_checkpoint"):
         return False
 
     def copy(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
         if not (overwrite and PathManager.supports_rename(dst_path)):
             return inner(src_path, dst_path, overwrite)
-        with staged_file(dst_path) as stage:
-            return inner(src_path, stage, overwrite)
+        with open(src_path, "rb") as source, replaced_checkpoint(dst_path) as file:
+            shutil.copyfileobj(source, file)
+        return True
 
     PathManager.copy = staticmethod(copy)
     return True
@@ -90,7 +104,8 @@ def count_batches_of_all_workers() -> bool:
     fairseq saves how many batches each worker has read and uses that number for each worker of the new run,
     however many there are. Two workers that have read 20 batches each are at batch 40; a single worker would
     resume at batch 20. Here the number is converted when a checkpoint is loaded. The checkpoint's
-    configuration says how many workers saved it, so older checkpoints work too.
+    configuration says how many workers saved it, so older checkpoints work too. It also says how its batches
+    were made: among other batches, the number would skip sentences and repeat others, which is refused.
     """
     from fairseq import checkpoint_utils
     from fairseq.trainer import Trainer
@@ -101,8 +116,9 @@ def count_batches_of_all_workers() -> bool:
         cfg = state.get("cfg")
         if OmegaConf.is_config(cfg) and "train_iterator" in state.get("extra_state", {}):
             # Only rank 0 reads the file; the other ranks receive what it sends.
-            workers = OmegaConf.select(cfg, "distributed_training.distributed_world_size")
-            state["extra_state"]["train_iterator"]["workers"] = workers
+            position = state["extra_state"]["train_iterator"]
+            position["workers"] = OmegaConf.select(cfg, "distributed_training.distributed_world_size")
+            position["batching"] = {key: OmegaConf.select(cfg, key) for key in BATCHING}
         return state
 
     @in_place_of(Trainer, "load_checkpoint")
@@ -112,6 +128,9 @@ def count_batches_of_all_workers() -> bool:
         before, now = position.get("workers"), self.data_parallel_world_size
         if before is None or not position.get("iterations_in_epoch"):
             return extra_state
+        checkpoint = self.cfg.checkpoint
+        if not checkpoint.reset_dataloader and filename != checkpoint.finetune_from_model:
+            _require_same_batches(filename, position["batching"], self.cfg)
         if before != now and self.cfg.dataset.grouped_shuffling and not self.cfg.checkpoint.reset_dataloader:
             raise UsageError(
                 f"checkpoint {filename} was saved in mid-epoch by {before} worker(s), this run has {now}: "
@@ -135,6 +154,19 @@ def count_batches_of_all_workers() -> bool:
         return extra_state
 
     return True
+
+
+def _require_same_batches(filename: str, batching: dict, cfg) -> None:
+    """Raises UsageError if a checkpoint of the middle of an epoch was saved among other batches."""
+    for key, before in batching.items():
+        now = OmegaConf.select(cfg, key)
+        if before != now:
+            option = f"--{key.partition('.')[2].replace('_', '-')}"
+            raise UsageError(
+                f"checkpoint {filename} was saved in mid-epoch with {option} {before}, this run has {now}: "
+                "sentences would be skipped and others repeated; resume with the same, or give "
+                "--reset-dataloader to begin again at epoch 1"
+            )
 
 
 def continue_patience() -> bool:

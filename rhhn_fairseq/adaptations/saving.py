@@ -2,13 +2,16 @@
 
 import os
 import sys
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
 
 import numpy as np
 import torch
 
 from rhhn_fairseq.adaptations import in_place_of, mentions
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.staging import replace_file
 
 # Parts of torch.save's messages for a file that cannot be written, if it does not raise the OSError itself.
 WRITER = ("inline_container", "PytorchStreamWriter", "basic_ios::clear", "iostream error")
@@ -32,7 +35,7 @@ def leave_no_cut_checkpoint() -> bool:
         if async_write or not PathManager.supports_rename(filename):
             inner(obj, filename, async_write=async_write)
             return
-        with staged_file(filename) as stage, PathManager.open(stage, "wb") as file:
+        with replaced_checkpoint(filename) as file:
             torch.save(obj, file)
 
     return True
@@ -56,20 +59,13 @@ def leave_no_dump_of_a_mistake() -> bool:
 
 
 @contextmanager
-def staged_file(path: str):
-    """Yields the name of a temporary file, which replaces ``path`` on success and is removed on failure.
-
-    Raises:
-        UsageError: the file system refuses.
-    """
-    stage = f"{path}.tmp"
+def replaced_checkpoint(path: str) -> Iterator[BinaryIO]:
+    """Opens a file as ``replace_file`` does. Raises UsageError if the file system refuses."""
     try:
-        yield stage
-        os.rename(stage, path)
-    except BaseException as error:
-        with suppress(OSError):
-            os.unlink(stage)
-        reason = refusal_of_the_system(error) if isinstance(error, Exception) else None
+        with replace_file(path, follow=False) as file:
+            yield file
+    except Exception as error:
+        reason = refusal_of_the_system(error)
         if reason is None:
             raise
         last = os.path.join(os.path.dirname(path), "checkpoint_last.pt")

@@ -8,6 +8,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from rhhn_fairseq.adaptations import in_place_of, trains_ours
 from rhhn_fairseq.adaptations.checkpoints import LATEST
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.locks import acquire, release
+from rhhn_fairseq.staging import lock
 
 logger = logging.getLogger("rhhn_fairseq.compat")
 
@@ -31,19 +32,14 @@ def train_alone() -> bool:
     from fairseq import checkpoint_utils
     from fairseq.distributed import utils
 
-    held: list[Path] = []
-
-    def release_all():
-        while held:
-            release(held.pop())
+    held = ExitStack()
 
     def take(cfg):
         directory = Path(cfg.save_dir)
         refusal = f"--save-dir {directory}: is in use by another training; wait for it, or choose another one"
-        if not cfg.no_save and acquire(directory / LOCK, refusal):
-            held.append(directory / LOCK)
+        if not cfg.no_save and held.enter_context(lock(directory / LOCK, refusal)):
             # These are left over from a run that was killed while it saved.
-            for left in directory.glob("checkpoint*.pt.tmp"):
+            for left in directory.glob(".checkpoint*.pt.*.tmp"):
                 left.unlink(missing_ok=True)
 
     def begin(cfg, trainer):
@@ -60,10 +56,10 @@ def train_alone() -> bool:
         try:
             return call_main(*args, **kwargs)
         finally:
-            release_all()
+            held.close()
 
     # Under Hydra `call_main` is already running when it is replaced.
-    atexit.register(release_all)
+    atexit.register(held.close)
     return True
 
 

@@ -5,11 +5,13 @@ import logging
 import os
 import signal
 import threading
+import traceback
 from pathlib import Path
 
 import torch.distributed as dist
 
 from rhhn_fairseq.adaptations import in_place_of, training_loops
+from rhhn_fairseq.adaptations.loading import lost_a_worker
 from rhhn_fairseq.adaptations.starting import decided_by_rank_0
 
 logger = logging.getLogger("rhhn_fairseq.compat")
@@ -43,6 +45,7 @@ def stop_with_a_checkpoint() -> bool:
         for names in training_loops():
             if not hasattr(names["validate_and_save"], "stops"):
                 names["validate_and_save"] = _stopping(names["validate_and_save"], request)
+                names["train"] = _saving(names["train"], request)
         return load(cfg, trainer, **kwargs)
 
     @in_place_of(utils, "call_main")
@@ -74,6 +77,27 @@ def _stopping(validate_and_save, request: "StopRequest"):
 
     stop_or_validate_and_save.stops = True
     return stop_or_validate_and_save
+
+
+def _saving(train, request: "StopRequest"):
+    """Returns fairseq's function for an epoch; a signal that has also ended a data worker saves as any other.
+
+    Nothing is saved if the worker's end interrupted an update, which is then incomplete.
+    """
+
+    @functools.wraps(train)
+    def train_or_save(cfg, trainer, task, epoch_itr):
+        try:
+            return train(cfg, trainer, task, epoch_itr)
+        except RuntimeError as error:
+            steps = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+            alone = trainer.data_parallel_world_size == 1
+            if not (request.signum and alone and lost_a_worker(error)) or "train_step" in steps:
+                raise
+        request.epoch_itr = epoch_itr
+        save_and_end(trainer, request)
+
+    return train_or_save
 
 
 class StopRequest:

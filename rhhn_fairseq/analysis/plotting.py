@@ -14,7 +14,8 @@ import numpy as np
 from rhhn_fairseq.analysis.colours import QUANTITY, QUANTITY_OF_LINES
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
-from rhhn_fairseq.lines import check_output, replacing
+from rhhn_fairseq.lines import check_output
+from rhhn_fairseq.staging import replace_file
 
 with needed_for("pictures need"):
     from matplotlib import rc_context
@@ -146,7 +147,7 @@ def save(figure: Figure, path: str | Path, arrays: Mapping[str, np.ndarray]) -> 
         UsageError: the name ends neither in .png nor in .svg, or a file cannot be written.
     """
     content = encode(figure, _format_of("--output", path))
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(content)
     save_arrays(Path(path).with_suffix(".npz"), arrays)
 
@@ -155,5 +156,5 @@ def save_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays by name in a file for ``numpy.load``; UsageError if it cannot be written."""
     packed = io.BytesIO()
     np.savez_compressed(packed, **{name: np.asarray(array) for name, array in arrays.items()})
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(packed.getvalue())

@@ -8,7 +8,8 @@ from rhhn_fairseq.analysis.weight_page import weight_page
 from rhhn_fairseq.analysis.weight_picture import draw_weights
 from rhhn_fairseq.analysis.weights import Reading
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.lines import check_output, replacing
+from rhhn_fairseq.lines import check_output
+from rhhn_fairseq.staging import replace_file
 
 TITLE = "Change of the recurrent weights as each symbol is read"
 
@@ -35,6 +36,6 @@ def save_reading(reading: Reading, path: str, title: str = TITLE) -> None:
     if Path(path).suffix.lower() != ".html":
         save(draw_weights(reading, title), path, reading.arrays())
         return
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(weight_page(reading, title).encode("utf-8"))
     save_arrays(Path(path).with_suffix(".npz"), reading.arrays())

@@ -39,6 +39,7 @@ from rhhn_fairseq.bench.timing import time_pass
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import CELLS
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.programs import interpreter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +128,7 @@ def peak_of(contender: Contender, config: Config) -> int:
     order = {"config": asdict(config), "key": contender.key}
     # Its standard error is that of this process.
     result = subprocess.run(
-        [sys.executable, "-m", __name__], input=json.dumps(order), stdout=subprocess.PIPE, text=True
+        interpreter("-m", __name__), input=json.dumps(order), stdout=subprocess.PIPE, text=True
     )
     if result.returncode:
         raise UsageError(f"memory: the process that measures {' '.join(contender.key)} failed, see above")

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from rhhn_fairseq.bench.machine import BenchConfig, describe_machine
 from rhhn_fairseq.extras import needed_for
-from rhhn_fairseq.lines import replacing
+from rhhn_fairseq.staging import replace_file
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _listed(values: dict) -> str:
 
 def write_json(report: dict, path: str) -> None:
     """Writes a report as JSON, replacing ``path``. Raises UsageError if the file system refuses."""
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write((json.dumps(report, indent=2) + "\n").encode())
 
 
@@ -77,7 +77,7 @@ def write_picture(figure, path: str) -> None:
     """Writes a matplotlib figure as PNG. Raises UsageError if the file system refuses."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(picture.getvalue())
 
 

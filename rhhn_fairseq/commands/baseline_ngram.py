@@ -38,7 +38,8 @@ def main(argv=None) -> None:
         raise UsageError(f"--max-order {args.max_order} is not from 1 to {HIGHEST_ORDER}")
 
     from rhhn_fairseq.baselines.scores import read_text, score
-    from rhhn_fairseq.lines import check_output, replacing
+    from rhhn_fairseq.lines import check_output
+    from rhhn_fairseq.staging import replace_file
 
     check_output("--json", args.json, Path(args.data).glob("*"))
     started = time.perf_counter()
@@ -47,7 +48,7 @@ def main(argv=None) -> None:
     report["seconds"] = round(time.perf_counter() - started, 1)
     print_report(report)
     if args.json is not None:
-        with replacing(args.json) as file:
+        with replace_file(args.json) as file:
             file.write(json.dumps(report, indent=1).encode() + b"\n")
         print(f"written: {args.json}")
 

@@ -17,7 +17,8 @@ from rhhn_fairseq.errors import UsageError
 def main(argv=None) -> None:
     from rhhn_fairseq.analysis import curves, plotting
     from rhhn_fairseq.analysis.curve_picture import curve_arrays, draw_curves
-    from rhhn_fairseq.lines import check_output, replacing
+    from rhhn_fairseq.lines import check_output
+    from rhhn_fairseq.staging import replace_file
 
     parser = make_parser("plot", __doc__, subcommand="curves")
     add = parser.add_argument
@@ -51,7 +52,7 @@ def main(argv=None) -> None:
         figure = draw_curves(read, metric, args.title, args.threshold, args.log_scale, args.x)
         plotting.save(figure, args.output, curve_arrays(read, metric, args.x))
     if args.table is not None:
-        with replacing(args.table) as file:
+        with replace_file(args.table) as file:
             file.write(table.encode("utf-8"))
     print(table, end="")
     if args.output is not None:

@@ -20,7 +20,8 @@ from tqdm import tqdm
 from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, parse_line
 from rhhn_fairseq.commands.parsers import make_parser
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.programs import usage
+from rhhn_fairseq.programs import interpreter, usage
+from rhhn_fairseq.staging import no_link
 
 DATA, RUNS = Path("data-bin/quickstart"), Path("checkpoints/quickstart")
 CHARACTERS, EPOCHS = 700_000, 3
@@ -31,7 +32,7 @@ MODELS = {
 TRAINING = "--arch char_lm --optimizer adam --lr 0.005 --batch-size 32 --tokens-per-sample 50".split()
 TRAINING += ["--max-epoch", str(EPOCHS), "--log-format", "json", "--log-interval", "10"]
 # Not fairseq's own programs, which do not know the plugin where RHHN_AUTOLOAD is 0.
-RHHN = [sys.executable, "-m", "rhhn_fairseq"]
+RHHN = interpreter("-m", "rhhn_fairseq")
 PROMPT, WIDTH = "def ", 64
 LAST_LINES = 12
 
@@ -44,7 +45,7 @@ def main(argv=None) -> None:
     log = parser.parse_args(argv).log
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        file = open(log, "a", encoding="utf-8")  # noqa: SIM115 - closed below
+        file = open(log, "a", encoding="utf-8", opener=no_link)  # noqa: SIM115 - closed below
     except OSError as error:
         raise UsageError(f"--log {log}: cannot be written ({error.strerror})") from error
     with file:
@@ -103,7 +104,7 @@ def lines_of(command: list[str], log) -> Iterator[str]:
             yield line
     if process.returncode != 0:
         sys.stderr.writelines(last)
-        raise UsageError(f"{' '.join(command[1:4])} failed with status {process.returncode}; see {log.name}")
+        raise UsageError(f"{' '.join(command[1:5])} failed with status {process.returncode}; see {log.name}")
 
 
 def train(name: str, log) -> None:

@@ -39,8 +39,9 @@ def main(argv=None) -> None:
     if args.seed < 1:
         raise UsageError(f"--seed {args.seed} is too small, the smallest is 1")
 
-    from rhhn_fairseq.lines import check_output, read_lines, replacing
+    from rhhn_fairseq.lines import check_output, read_lines
     from rhhn_fairseq.search import scoring
+    from rhhn_fairseq.staging import replace_file
 
     check_output("--json", args.json, (args.hypotheses, args.reference, args.baseline))
     system = scoring.read_translations(args.hypotheses)
@@ -66,5 +67,5 @@ def main(argv=None) -> None:
         )
     print(scoring.render(report))
     if args.json is not None:
-        with replacing(args.json) as file:
+        with replace_file(args.json) as file:
             file.write((json.dumps(report, indent=2) + "\n").encode())

@@ -150,10 +150,10 @@ def opened_input(path):
 @contextmanager
 def opened_output(path):
     """Yields a function that writes bytes to a file, or to standard output with a flush."""
-    from rhhn_fairseq.lines import replacing
+    from rhhn_fairseq.staging import replace_file
 
     if path is not None:
-        with replacing(path) as file:
+        with replace_file(path) as file:
             yield file.write
         return
     yield write_through

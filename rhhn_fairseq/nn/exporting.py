@@ -9,9 +9,9 @@ from torch.export import Dim
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
-from rhhn_fairseq.lines import replacing
 from rhhn_fairseq.nn.recurrent import RecurrentLayer
 from rhhn_fairseq.ops.quantised import QuantisedWeight
+from rhhn_fairseq.staging import replace_file
 
 LARGEST = 1 << 31
 """Size in bytes that an ONNX file must stay below."""
@@ -71,7 +71,7 @@ def export_onnx(layer: RecurrentLayer, path: str | Path, *, step: bool = False, 
             verbose=False,
         )
     assert program is not None  # It is None with ``dynamo=False`` only.
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(program.model_proto.SerializeToString())
 
 

@@ -6,7 +6,6 @@ A corpus is prepared once, by the project's own programs, into a directory below
 import logging
 import shlex
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from rhhn_fairseq.data.text.manifest import CHARACTERS
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.programs import interpreter
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def _prepare(name: str, arguments: list[str]) -> None:
     Raises:
         UsageError: the program refuses; the message is its own, after its command, whose options it may name.
     """
-    command = [sys.executable, "-m", "rhhn_fairseq", "prepare", name, *arguments]
+    command = interpreter("-m", "rhhn_fairseq", "prepare", name, *arguments)
     logger.info("preparing %s", name)
     result = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     if result.returncode:

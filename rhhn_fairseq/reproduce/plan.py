@@ -1,13 +1,13 @@
 """One run of a row: its commands, its directory, and how it is scaled down."""
 
 import math
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models import char_lm_table, classifier_table, gnmt_table, handwriting_table
+from rhhn_fairseq.programs import interpreter
 from rhhn_fairseq.reproduce.tables import Row, Table
 
 PRECISIONS = ("float32", "bfloat16")
@@ -171,7 +171,7 @@ def _typed(words: tuple[str, ...], name: str, value):
 
 
 def _program(name: str) -> list[str]:
-    return [sys.executable, "-m", f"fairseq_cli.{name}", "--user-dir", USER_DIR]
+    return interpreter("-m", f"fairseq_cli.{name}", "--user-dir", USER_DIR)
 
 
 def _scaled(row: Row, scale: float) -> dict[str, object]:

@@ -18,7 +18,7 @@ from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, read_log
 from rhhn_fairseq.bench.machine import cpu_model
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import make_directory, read_json
-from rhhn_fairseq.lines import replacing
+from rhhn_fairseq.staging import replace_file
 
 PACKAGES = ("torch", "fairseq-fixed", "numpy", "sentencepiece", "sacrebleu")
 _EPOCH = re.compile(r"; ([\d,]+) updates an epoch")
@@ -227,7 +227,7 @@ def commit() -> str:
 
 def write_json(path: Path, values: dict) -> None:
     make_directory(path.parent)
-    with replacing(path) as file:
+    with replace_file(path, follow=False) as file:
         file.write(json.dumps(values, indent=1).encode("utf-8") + b"\n")
 
 

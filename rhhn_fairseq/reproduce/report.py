@@ -12,10 +12,10 @@ from rhhn_fairseq.analysis.curve_picture import draw_curves
 from rhhn_fairseq.analysis.curves import Curve
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import make_directory
-from rhhn_fairseq.lines import replacing
 from rhhn_fairseq.reproduce.plan import SCALING_RULE, recipe_of
 from rhhn_fairseq.reproduce.records import Cost, Record
 from rhhn_fairseq.reproduce.tables import Row, Table
+from rhhn_fairseq.staging import replace_file
 
 Group = tuple[str, float, str, int, tuple[str, ...]]
 """Row, scale, type, updates, and options of fairseq-train beyond the row's."""
@@ -42,13 +42,13 @@ def render(table: Table, results: Path, command: str | None = None) -> Path:
     for scale, lines in curves.items():
         scaled = "" if scale == 1 else f" scaled by {scale:g}"
         title = f"{table.title}{scaled}, validation during training"
-        with replacing(results / _picture(table, scale)) as file:
+        with replace_file(results / _picture(table, scale), follow=False) as file:
             file.write(plotting.encode(draw_curves(lines, table.scoring.metric, title), "png"))
     current = {_picture(table, scale) for scale in curves}
     for picture in (results / _picture(table, 1), *results.glob(f"{table.name}-x*.png")):
         if picture.name not in current:
             picture.unlink(missing_ok=True)
-    with replacing(page) as file:
+    with replace_file(page, follow=False) as file:
         costs = read_costs(table, results)
         file.write(text(table, records, costs, set(curves), command).encode("utf-8"))
     return page

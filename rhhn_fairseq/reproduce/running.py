@@ -21,13 +21,12 @@ from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, parse_line
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import make_directory
-from rhhn_fairseq.lines import replacing
-from rhhn_fairseq.locks import locked
 from rhhn_fairseq.reproduce import corpora, plan, records
 from rhhn_fairseq.reproduce.plan import Run
 from rhhn_fairseq.reproduce.progress import Progress
 from rhhn_fairseq.reproduce.records import Cost, Record
 from rhhn_fairseq.reproduce.tables import Scoring
+from rhhn_fairseq.staging import lock, no_link, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +87,7 @@ def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> 
     refusal = (
         f"{directory}: another process works on this run; wait for it, or give another seed with --seeds"
     )
-    with locked(directory / ".lock", refusal):
+    with lock(directory / ".lock", refusal):
         record = _open_record(run, path, threads, device)
         wanted = {name for name, _, _ in run.figures()}
         if record.state == "finished" and wanted <= record.figures.keys():
@@ -172,7 +171,7 @@ def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, 
         path.unlink(missing_ok=True)
         place.unlink(missing_ok=True)
         if former is not None:
-            with replacing(path) as file:
+            with replace_file(path, follow=False) as file:
                 file.write(former)
         if link is not None:
             place.symlink_to(link)
@@ -267,7 +266,7 @@ def measure_cost(run: Run, places: Places, threads: int, device: str, remark: st
 def shell_words(command: list[str]) -> list[str]:
     """Returns a command as it is recorded, with ``python`` and the package's name in place of local paths."""
     names = {sys.executable: "python", plan.USER_DIR: Path(plan.USER_DIR).name}
-    return [names.get(word, word) for word in command]
+    return [names.get(word, word) for word in command if word != "-P"]
 
 
 def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
@@ -322,7 +321,7 @@ def _train(run: Run, command: list[str], directory: Path, record: Record, path: 
     log = directory / LOG
     last, before, trained = "", log.stat().st_size if log.exists() else 0, False
     bar = Progress(f"{run.table.name} {run.name}", run.limits())
-    with open(log, "a", buffering=1) as file, bar, Program(command, threads) as program:
+    with open(log, "a", buffering=1, opener=no_link) as file, bar, Program(command, threads) as program:
         for line in program:
             file.write(line)
             last = line.strip() or last
@@ -356,7 +355,7 @@ def _evaluate(run: Run, figure: str, command: list[str], directory: Path, thread
     logger.info("%s %s: %s", run.table.name, run.name, figure)
     with Program(command, threads) as program:
         text = "".join(program)
-    with open(directory / EVALUATIONS, "a") as file:
+    with open(directory / EVALUATIONS, "a", opener=no_link) as file:
         file.write(f"{figure}: {' '.join(shell_words(command))}\n{text}\n")
     value = None if program.status else _read_figure(run.table.scoring, text)
     if value is None:

@@ -14,9 +14,8 @@ from rhhn_fairseq.adaptations import ranges
 from rhhn_fairseq.data.text.words import load_vocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import make_directory
-from rhhn_fairseq.lines import replacing
-from rhhn_fairseq.locks import locked
 from rhhn_fairseq.reproduce import records
+from rhhn_fairseq.staging import lock, replace_file
 from rhhn_fairseq.tuning import report
 from rhhn_fairseq.tuning.study import Budget, Trial, Tuning
 from rhhn_fairseq.tuning.systems import System
@@ -98,7 +97,7 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
     vocabulary = load_vocabulary(args.data)
     torch.set_num_threads(args.threads)
     make_directory(args.directory)
-    with locked(args.directory / ".lock", f"{args.directory}: another process works here; wait for it"):
+    with lock(args.directory / ".lock", f"{args.directory}: another process works here; wait for it"):
         tunings = [
             Tuning(system, budget, args.data, args.directory, args.seed, args.threads) for system in systems
         ]
@@ -123,7 +122,7 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
         }
     page = args.directory / "comparison.md" if args.page is None else args.page
     records.write_json(page.with_suffix(".json"), results)
-    with replacing(page) as file:
+    with replace_file(page, follow=args.page is not None) as file:
         file.write(report.render(results).encode())
     print(page)
     for tuning in tunings:

@@ -8,7 +8,6 @@ symbols, every trial reads the same text, which compares recipes of one cell.
 import importlib
 import math
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +22,11 @@ from rhhn_fairseq.describe import count_parameters
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.files import make_directory, read_json
+from rhhn_fairseq.programs import interpreter
 from rhhn_fairseq.reproduce.plan import USER_DIR, flags
 from rhhn_fairseq.reproduce.records import write_json
 from rhhn_fairseq.reproduce.running import Program
+from rhhn_fairseq.staging import no_link
 from rhhn_fairseq.tuning.systems import System, build, seconds_per_update, width_of
 
 FEWEST_UPDATES = 2
@@ -230,7 +231,7 @@ class Tuning:
                 left.unlink()
         command = self._train_command(options, updates, seed, save_dir)
         figures, last = [], ""
-        with open(log, "w", buffering=1) as file, Program(command, self.threads) as program:
+        with open(log, "w", buffering=1, opener=no_link) as file, Program(command, self.threads) as program:
             for line in program:
                 file.write(line)
                 last = line.strip() or last
@@ -261,15 +262,8 @@ class Tuning:
             words["no_save"] = True
         else:
             words |= {"save_dir": save_dir, "no_last_checkpoints": True, "no_save_optimizer_state": True}
-        return [
-            sys.executable,
-            "-m",
-            "fairseq_cli.train",
-            str(self.data),
-            "--user-dir",
-            USER_DIR,
-            *flags(words),
-        ]
+        program = interpreter("-m", "fairseq_cli.train", str(self.data), "--user-dir", USER_DIR)
+        return [*program, *flags(words)]
 
     def _score_averages(self, directory: Path) -> float:
         """Scores the valid split with the averaged weights, which become the directory's best checkpoint."""
@@ -280,7 +274,7 @@ class Tuning:
 
     def _score(self, directory: Path, options: dict) -> float:
         words = {"path": directory / "checkpoint_best.pt", "gen_subset": "test", "cpu": True} | options
-        program = [sys.executable, "-m", "fairseq_cli.eval_lm", str(self.data), "--user-dir", USER_DIR]
+        program = interpreter("-m", "fairseq_cli.eval_lm", str(self.data), "--user-dir", USER_DIR)
         with Program([*program, *flags(words)], self.threads) as running:
             text = "".join(running)
         figures = _BPC.findall(text)

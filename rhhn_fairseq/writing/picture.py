@@ -17,7 +17,7 @@ from rhhn_fairseq.analysis.plotting import (
 from rhhn_fairseq.data.strokes.points import to_strokes
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
-from rhhn_fairseq.lines import replacing
+from rhhn_fairseq.staging import replace_file
 from rhhn_fairseq.writing.sampling import Written
 from rhhn_fairseq.writing.smoothing import smoothed, stub
 
@@ -95,7 +95,7 @@ def draw(lines: Sequence[Written], paths: Sequence[Path], changes: bool = True, 
     """
     figure = draw_lines(lines, changes, columns)
     for path in paths:
-        with replacing(path) as file:
+        with replace_file(path) as file:
             file.write(encode(figure, path.suffix[1:].lower()))
 
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import resource
 import subprocess
 from contextlib import contextmanager
 
@@ -19,41 +20,23 @@ from rhhn_fairseq.adaptations.saving import refusal_of_the_system
 from rhhn_fairseq.errors import UsageError
 
 compat.apply()
-FULL = os.strerror(errno.ENOSPC)
-
-
-class FullFile:
-    """A file on a disk with room for some bytes more."""
-
-    def __init__(self, file, room: int):
-        self.file, self.room = file, room
-
-    def write(self, data):
-        if self.file.tell() + len(data) > self.room:
-            raise OSError(errno.ENOSPC, FULL)
-        return self.file.write(data)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.file.close()
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
+FULL, TOO_LARGE = os.strerror(errno.ENOSPC), os.strerror(errno.EFBIG)
 
 
 @contextmanager
-def full_disk(monkeypatch, room: int):
-    with monkeypatch.context() as patch:
-        plain = PathManager.open
-        patch.setattr(PathManager, "open", lambda path, *mode: FullFile(plain(path, *mode), room))
+def full_disk(room: int):
+    """Every file of this process ends after ``room`` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
         yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 # Before the first record, within the second, and at the archive's end.
 @pytest.mark.parametrize("room", [0, 2000, 2_200_000])
-def test_a_checkpoint_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch, room):
+def test_a_checkpoint_that_does_not_fit_leaves_nothing(tmp_path, room):
     """leave_no_cut_checkpoint."""
     state = {"model": {"weight": torch.zeros(500_000)}, "notes": ["x" * 100] * 4000}
     last = tmp_path / "checkpoint_last.pt"
@@ -63,26 +46,21 @@ def test_a_checkpoint_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch, ro
     room = min(room, (tmp_path / "size").stat().st_size - 10)
     (tmp_path / "size").unlink()
     for path in (tmp_path / "checkpoint_1_5.pt", last):
-        message = re.escape(f"{path}: cannot be written ({FULL}); {last} is as it was")
-        with full_disk(monkeypatch, room), pytest.raises(UsageError, match=f"^{message}$"):
+        message = re.escape(f"{path}: cannot be written ({TOO_LARGE}); {last} is as it was")
+        with full_disk(room), pytest.raises(UsageError, match=f"^{message}$"):
             checkpoint_utils.torch_persistent_save(state, str(path))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_last.pt"]
     assert last.read_bytes() == before
 
 
-def test_a_copy_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
+def test_a_copy_that_does_not_fit_leaves_nothing(tmp_path):
     """copy_completely: checkpoint_last.pt is a copy of what was saved under another name."""
     saved, last = tmp_path / "checkpoint_1_5.pt", tmp_path / "checkpoint_last.pt"
     saved.write_bytes(b"new" * 1000)
     last.write_bytes(b"old")
 
-    def full(source, destination):
-        with open(destination, "wb") as file:
-            file.write(b"ne")
-        raise OSError(errno.ENOSPC, FULL)
-
-    monkeypatch.setattr("shutil.copyfile", full)
-    with pytest.raises(UsageError, match=re.escape(f"{last}: cannot be written ({FULL})")):
+    refused = pytest.raises(UsageError, match=re.escape(f"{last}: cannot be written ({TOO_LARGE})"))
+    with full_disk(2000), refused:
         PathManager.copy(str(saved), str(last), overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [saved.name, last.name]
     assert last.read_bytes() == b"old"

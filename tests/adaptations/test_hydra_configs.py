@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.cli import USER_DIR, run_module
+from helpers.cli import USER_DIR, python, run_module
 from helpers.config_files import RECIPES
 from helpers.programs import run
 from helpers.tiny_char_lm import write_corpus
@@ -114,9 +114,31 @@ def require_trained(checkpoint: Path, width: int) -> None:
     assert state["optimizer_history"][-1]["num_updates"] == 3
 
 
-def test_every_job_of_a_sweep_trains(tmp_path):
-    """separate_jobs: the second would resume from the checkpoints of the first, and train nothing."""
-    run_module("fairseq_cli.hydra_train", sweep(tmp_path), cwd=tmp_path)
+INSTALLED = """
+import sys
+sys.argv = {line!r}
+sys.meta_path = [finder for finder in sys.meta_path if type(finder).__name__ != "ProgramFinder"]
+import rhhn_fairseq_autoload
+rhhn_fairseq_autoload.install()
+from fairseq_cli.hydra_train import cli_main
+cli_main()
+"""
+
+
+@pytest.mark.parametrize("form", ["user directory", "installed"])
+def test_every_job_of_a_sweep_trains(tmp_path, form):
+    """separate_jobs: the second would resume from the checkpoints of the first, and train nothing.
+
+    Where the package is installed, fairseq's programs load it before they import anything themselves.
+    """
+    arguments = sweep(tmp_path)
+    if form == "installed":
+        line = ["fairseq-hydra-train", *(text for text in arguments if "user_dir" not in text)]
+        result = python(INSTALLED.format(line=line), tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.count("job 1 of the sweep: checkpoints in") == 1
+    else:
+        run_module("fairseq_cli.hydra_train", arguments, cwd=tmp_path)
     for job, width in enumerate((8, 12)):
         place = tmp_path / "sweep" / str(job) / "checkpoints" / "lstm_modern"
         require_trained(place / "checkpoint_last.pt", width)

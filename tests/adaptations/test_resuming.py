@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from helpers import tiny_translation
 from helpers.cli import HANGS, fairseq_train, json_log, lstm, model_of
 from helpers.in_process import LOG, char_lm, train
 from helpers.lock_holder import holder
 
-from rhhn_fairseq.adaptations.mistakes import describe
 from rhhn_fairseq.adaptations.restarts import position_of_worker
 from rhhn_fairseq.averaging import average
 from rhhn_fairseq.data.text.corpora import text_files
@@ -186,12 +186,12 @@ def test_a_hostile_last_checkpoint_is_not_passed_over(corpus, stopped):
 
 def test_two_trainings_in_one_directory(corpus, tmp_path):
     """train_alone: the second is refused before it has read or written a checkpoint."""
-    with holder(tmp_path / ".training.lock") as first:
-        with pytest.raises(UsageError, match=rf"--save-dir {tmp_path}: is in use .*process {first.pid} on"):
+    with holder(tmp_path / ".training.lock"):
+        with pytest.raises(UsageError, match=rf"--save-dir {tmp_path}: is in use by another training"):
             train(*char_lm(corpus, tmp_path, "--max-update", 1))
         assert [path.name for path in tmp_path.iterdir()] == [".training.lock"]
         train(*char_lm(corpus, tmp_path, "--max-update", 1, "--no-save"))
-    (tmp_path / "checkpoint_1_1.pt.tmp").write_bytes(b"cut short by a kill")
+    (tmp_path / ".checkpoint_1_1.pt.0123abcd.tmp").write_bytes(b"cut short by a kill")
     train(*char_lm(corpus, tmp_path, "--max-update", 1))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_last.pt"]
 
@@ -343,12 +343,44 @@ def test_an_average_of_every_third_update_goes_on(corpus, tmp_path):
     assert all(torch.equal(stopped[key], value) for key, value in whole.items())
 
 
-def test_more_batches_than_an_epoch_has_are_one_line(corpus, uninterrupted, tmp_path):
+@pytest.mark.parametrize("option", ["--tokens-per-sample 14", "--batch-size 1", "--max-tokens 7", "--seed 5"])
+def test_other_batches_in_mid_epoch_are_refused(corpus, uninterrupted, tmp_path, option):
+    """count_batches_of_all_workers: the position in an epoch would skip some sentences and repeat others."""
     saved = uninterrupted[1] / "checkpoint_1_13.pt"
-    options = ["--max-update", 30, "--restore-file", saved, "--tokens-per-sample", 140]
-    with pytest.raises(RuntimeError) as error:
+    options = ["--max-update", 14, *option.split(), "--restore-file", saved]
+    name, value = option.split()
+    with pytest.raises(UsageError, match=f"in mid-epoch with {name} .*, this run has {value}: sentences"):
         train(*char_lm(corpus, tmp_path, *options))
-    assert "saved in mid-epoch, after more batches than an epoch of this run has" in describe(error.value)
+    log = train(*char_lm(corpus, tmp_path / "reset", *options, "--reset-dataloader"))
+    assert len(log.losses) == 1 and float(log.updates[0]["epoch"]) == 1
+
+
+def test_fine_tuning_may_have_other_batches(corpus, uninterrupted, tmp_path):
+    start = ["--finetune-from-model", uninterrupted[1] / "checkpoint_1_13.pt", "--batch-size", 1]
+    assert len(train(*char_lm(corpus, tmp_path, *start, "--max-update", 1)).losses) == 1
+
+
+def test_translation_in_mid_epoch_with_other_batches_is_refused(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    data = tiny_translation.prepare(tmp_path / "corpus")
+    train(*tiny_translation.lstm(data, tmp_path / "run", "--max-update", 5, size=8))
+    refused = pytest.raises(UsageError, match="in mid-epoch with --max-tokens 100, this run has 200")
+    with refused:
+        train(*tiny_translation.lstm(data, tmp_path / "run", "--max-update", 9, "--max-tokens", 200, size=8))
+
+
+@pytest.mark.parametrize("options", [["--no-epoch-checkpoints"], ["--save-interval", 3]])
+def test_an_interval_of_updates_as_long_as_an_epoch_is_saved(corpus, tmp_path, options):
+    """save_by_updates_at_the_end_of_an_epoch. An epoch has 22 updates."""
+    line = char_lm(corpus, tmp_path / "run", *options, "--save-interval-updates", 11, "--max-update", 34)
+    if "--save-interval" in options:
+        line.remove("--no-epoch-checkpoints")
+    log = train(*line)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"checkpoint_1_11.pt", "checkpoint_1_22.pt", "checkpoint_2_33.pt"} <= names
+    start = ["--restore-file", tmp_path / "run" / "checkpoint_1_22.pt", "--max-update", 34]
+    resumed = train(*char_lm(corpus, tmp_path / "resumed", *start))
+    assert log.losses[22:] == resumed.losses and float(resumed.updates[0]["epoch"]) == 2
 
 
 @pytest.mark.parametrize("before, after", [("lanes", "windows"), ("windows", "lanes")])

@@ -101,8 +101,8 @@ class ForkedProgram:
     """What `rhhn_fairseq.reproduce.running.Program` is, for one of fairseq's programs, as a fork."""
 
     def __init__(self, command: list[str], threads: int):
-        assert threads == 1 and command[:2] == [sys.executable, "-m"]
-        module, *arguments = command[2:]
+        assert threads == 1 and command[:3] == [sys.executable, "-P", "-m"]
+        module, *arguments = command[3:]
         result = run_module(module, arguments, check=False)
         self._lines = (result.stdout + result.stderr).splitlines(keepends=True)
         self.status = result.returncode

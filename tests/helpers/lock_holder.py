@@ -7,12 +7,12 @@ from contextlib import contextmanager
 HOLD = """
 import os, sys
 from pathlib import Path
-from rhhn_fairseq.locks import acquire
-acquire(Path(sys.argv[1]), "never")
-if sys.argv[2:] and os.fork() == 0:
-    sys.stdin.read()
-    os._exit(0)
-print(os.getpid(), flush=True)
+from rhhn_fairseq.staging import lock
+held = lock(Path(sys.argv[1]), "never")
+held.__enter__()
+# The child says that it has begun, and by then it has closed the lock.
+if not sys.argv[2:] or os.fork() == 0:
+    print("ready", flush=True)
 sys.stdin.read()
 """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rhhn_fairseq.data.common.manifest import MANIFEST_NAME
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.locks import locked
+from rhhn_fairseq.staging import lock
 
 
 def resolved(dest: str | Path) -> Path:
@@ -79,7 +79,7 @@ def one_at_a_time(prepare: Callable) -> Callable:
         if not dest.name:
             raise UsageError(f"{dest}: cannot be replaced; choose another --dest")
         refusal = f"{dest}: another process is preparing it; wait for that one, or choose another --dest"
-        with _made(dest.parent), locked(dest.with_name(f".{dest.name}.lock"), refusal) as alone:
+        with _made(dest.parent), lock(dest.with_name(f".{dest.name}.lock"), refusal) as alone:
             if alone:
                 _clean_up(dest)
             return prepare(*args, **kwargs)

@@ -1,23 +1,21 @@
 """Fetches the public corpora, continuing where an earlier attempt broke off."""
 
-import fcntl
 import http.client
-import logging
 import os
 import re
+import stat
 import tempfile
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from tqdm import tqdm
 
 from rhhn_fairseq.errors import UsageError
-
-logger = logging.getLogger(__name__)
+from rhhn_fairseq.staging import lock, no_link
 
 TIMEOUT_SECONDS = 30
 _BLOCK = 1 << 18
@@ -63,7 +61,8 @@ def download(
     partial = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone_in(path.parent):
+        waiting = f"{path.parent}: another process is downloading to it; waiting for that one"
+        with lock(path.parent / ".lock", waiting, wait=True):
             if path.is_file():
                 return path
             total = _fetch(url, partial, timeout)
@@ -88,21 +87,6 @@ def download(
     return path
 
 
-@contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """Admits one process after the other. Nothing is locked on a file system without locks."""
-    with open(directory / ".lock", "w") as lock:
-        # Closing the file, or the end of the process, releases the lock.
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.warning("%s: another process is downloading to it; waiting for that one", directory)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:
-            logger.debug("%s: cannot be locked (%s)", directory, error)
-        yield
-
-
 def _archive_fault(name: str, path: Path) -> str | None:
     """Returns why the file is not an archive of the kind that its name says; None if it is, or need not be.
 
@@ -117,9 +101,19 @@ def _archive_fault(name: str, path: Path) -> str | None:
     return None
 
 
+def _size_of_partial(partial: Path) -> int:
+    """Returns the number of bytes from an earlier attempt; removes what is no file of a single name."""
+    with suppress(FileNotFoundError):
+        status = os.lstat(partial)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+            return status.st_size
+        partial.unlink()
+    return 0
+
+
 def _fetch(url: str, partial: Path, timeout: float) -> int | None:
     """Fetches the rest of ``partial``; returns the total number of bytes, or None if it is unknown."""
-    have = partial.stat().st_size if partial.exists() else 0
+    have = _size_of_partial(partial)
     headers = {"User-Agent": "rhhn_fairseq"}
     if have:
         headers["Range"] = f"bytes={have}-"
@@ -142,7 +136,7 @@ def _fetch(url: str, partial: Path, timeout: float) -> int | None:
         progress = tqdm(
             desc=partial.stem, total=total, initial=start, unit="B", unit_scale=True, disable=None
         )
-        with progress, partial.open("r+b" if start else "wb") as file:
+        with progress, open(partial, "r+b" if start else "wb", opener=no_link) as file:
             file.seek(start)
             while block := response.read(_BLOCK):
                 file.write(block)

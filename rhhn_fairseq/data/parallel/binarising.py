@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack, suppress
@@ -18,6 +17,7 @@ from tqdm import tqdm
 from rhhn_fairseq.data.parallel.encoding import DICTIONARY_NAME
 from rhhn_fairseq.data.text.stream import StreamWriter, read_index, storage_dtype
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.programs import interpreter
 
 # fairseq-preprocess starts a process for every part of a text; this limits them to ``workers``.
 _PREPROCESS = """
@@ -51,7 +51,7 @@ def binarise(encoded: Path, subsets: dict[str, dict], vocab_size: int, workers: 
     """
     source, target = subsets["train"]
     pieces = workers * _PIECES_PER_WORKER if workers > 1 else 1
-    command = [sys.executable, "-c", _PREPROCESS, str(workers)]
+    command = interpreter("-c", _PREPROCESS, str(workers))
     command += ["--source-lang", source, "--target-lang", target]
     command += ["--joined-dictionary", "--srcdict", str((encoded / DICTIONARY_NAME).resolve())]
     command += ["--workers", str(pieces)]

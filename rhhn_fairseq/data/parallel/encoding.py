@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from rhhn_fairseq.data.parallel.pieces import load_pieces
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.programs import safe_spawning
 
 DICTIONARY_NAME = "dict.txt"
 
@@ -42,7 +43,7 @@ def encode_texts(texts: dict[str, dict[str, Path]], pieces: Path, folder: Path, 
     processor = load_pieces(pieces)
     counts = np.zeros(processor.vocab_size(), dtype=np.int64)
     result = {}
-    with _pool(pieces, workers) as encode_blocks:
+    with safe_spawning(), _pool(pieces, workers) as encode_blocks:
         for subset, languages in texts.items():
             result[subset] = {}
             for language, path in languages.items():

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rhhn_fairseq.data.common.checksums import describe_file
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.staging import replace_file
 
 
 class Stages:
@@ -45,10 +46,8 @@ class Stages:
         if record is None:
             self._say(f"stage {name}")
             record = {"request": request, **self._make(name, make)}
-            text = json.dumps(record, indent=1)
-            partial = self.directory / f"{name}.json.part"
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(self._record_path(name))
+            with replace_file(self._record_path(name), follow=False) as file:
+                file.write(json.dumps(record, indent=1).encode())
         else:
             self._say(f"stage {name}: finished before")
         self._before = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
@@ -114,6 +113,8 @@ def stages_in(directory: Path, say: Callable[[str], None]) -> Iterator[Stages]:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if directory.is_symlink():
+            raise UsageError(f"{directory}: is a link, expected a directory; remove it")
         try:
             yield Stages(directory, say)
         finally:

@@ -11,6 +11,7 @@ from rhhn_fairseq.data.parallel.archives import ArchiveText, member_names
 from rhhn_fairseq.data.parallel.corpora import Corpus
 from rhhn_fairseq.data.parallel.lines import TextPairs
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.staging import replace_file
 
 SERVER = "http://www.statmt.org/"
 
@@ -166,10 +167,9 @@ class _Shelf:
             # A record without text is what a full disk left of it.
             recorded = record.read_text(encoding="utf-8").split()[:1] if record.is_file() else None
             if not recorded and self._from_dir is None:
-                partial = record.with_name(record.name + ".part")
-                # In the format of sha256sum, which can check it as well.
-                partial.write_text(f"{actual['sha256']}  {path.name}\n", encoding="utf-8")
-                partial.replace(record)
+                with replace_file(record, follow=False) as file:
+                    # In the format of sha256sum, which can check it as well.
+                    file.write(f"{actual['sha256']}  {path.name}\n".encode())
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{record}: cannot be read or written ({error})") from error
         if recorded and recorded != [actual["sha256"]]:

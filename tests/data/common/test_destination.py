@@ -4,7 +4,7 @@ import pytest
 
 from rhhn_fairseq.data.common.destination import one_at_a_time, resolved
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.locks import locked
+from rhhn_fairseq.staging import lock
 
 
 @one_at_a_time
@@ -35,7 +35,7 @@ def test_without_the_lock_nothing_is_removed(tmp_path):
     """On a file system without locks, another process may be at work."""
     stage = tmp_path / f".dest.{'0' * 32}.tmp"
     stage.mkdir()
-    with locked(tmp_path / ".dest.lock", "held"):
+    with lock(tmp_path / ".dest.lock", "held"):
         prepare(tmp_path / "dest")
         assert stage.is_dir()
     prepare(tmp_path / "dest")

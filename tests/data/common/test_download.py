@@ -84,12 +84,12 @@ def test_download_continues_where_it_stopped(tmp_path, server, honour_range):
     handler.stop_after = 300_000
     with pytest.raises(UsageError, match="after 300,000 of 1,024,000 bytes; run the command again"):
         download(f"{address}/file", tmp_path)
-    assert names(tmp_path) == [".lock", "file.part"]
+    assert names(tmp_path) == ["file.part"]
     handler.stop_after = None
     handler.honour_range = honour_range
     assert download(f"{address}/file", tmp_path).read_bytes() == handler.data
     assert handler.ranges == [None, "bytes=300000-"]
-    assert names(tmp_path) == [".lock", "file"]
+    assert names(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize("honour_range", [True, False])
@@ -161,7 +161,7 @@ def test_a_page_in_place_of_an_archive_is_removed(tmp_path, server, name, kind):
     handler.data = b"<html>please log in</html>"
     with pytest.raises(UsageError, match=f"{name}: what was downloaded is not a {kind}, and is removed"):
         download(f"{address}/{name}", tmp_path)
-    assert names(tmp_path) == [".lock"]
+    assert names(tmp_path) == []
 
 
 def test_a_finished_download_needs_no_right_to_write(tmp_path, server, monkeypatch):
@@ -194,6 +194,14 @@ def test_downloaded_ptb_is_prepared(tmp_path, server, monkeypatch):
     arguments = ["--download-dir", tmp_path / "kept", "--dest", tmp_path / "dest", "--no-verify"]
     assert run("ptb", *arguments) == 0
     assert read_back(tmp_path / "dest", "valid").encode() == handler.data
-    assert names(tmp_path / "kept") == [".lock"] + [
-        f"ptb.{split}.txt" for split in ("test", "train", "valid")
-    ]
+    assert names(tmp_path / "kept") == [f"ptb.{split}.txt" for split in ("test", "train", "valid")]
+
+
+@pytest.mark.parametrize("plant", ["symlink_to", "hardlink_to"])
+def test_a_planted_link_is_not_written_to(server, tmp_path, plant):
+    victim, cache = tmp_path / "victim", tmp_path / "cache"
+    victim.write_text("precious")
+    cache.mkdir()
+    getattr(cache / "file.bin.part", plant)(victim)
+    assert download(f"{server[1]}/file.bin", cache).read_bytes() == RangeHandler.data
+    assert victim.read_text() == "precious" and names(cache) == ["file.bin"]

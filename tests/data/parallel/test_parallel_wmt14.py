@@ -266,7 +266,7 @@ def test_archives_are_downloaded_once_and_remembered(tmp_path, server, archives,
         ]
     )
     records = ["dev.tgz.sha256", "test-full.tgz.sha256"]
-    assert names(kept) == sorted([".lock", *TRAINING, "dev.tgz", "test-full.tgz", *records])
+    assert names(kept) == sorted([*TRAINING, "dev.tgz", "test-full.tgz", *records])
     expected = hashlib.sha256((archives / "dev.tgz").read_bytes()).hexdigest()
     assert (kept / "dev.tgz.sha256").read_text() == f"{expected}  dev.tgz\n"
     assert run(*arguments) == 0
