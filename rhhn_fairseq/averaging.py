@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from rhhn_fairseq.adaptations.checkpoints import WeightsOnlyTorch, allow_namespace
+from rhhn_fairseq.adaptations.names import HIGHER_IS_BETTER
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import refuse_endless
 from rhhn_fairseq.staging import replace_file
@@ -110,10 +111,11 @@ def read_score(state: dict) -> Score | None:
     if not settings:
         # Checkpoints of fairseq's older models hold all options in one namespace.
         settings = vars(state.get("args") or object) if state.get("args") else {}
+    metric = str(settings.get("best_checkpoint_metric", "loss"))
     return Score(
-        str(settings.get("best_checkpoint_metric", "loss")),
+        metric,
         float(value),
-        bool(settings.get("maximize_best_checkpoint_metric", False)),
+        metric in HIGHER_IS_BETTER or bool(settings.get("maximize_best_checkpoint_metric", False)),
         updates_of(state),
     )
 

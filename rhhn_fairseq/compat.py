@@ -111,7 +111,7 @@ ADAPTATIONS = (
     refusals.refuse_what_cannot_work,
     refusals.name_components_without_options,
     refusals.name_checkpoint_without_averages,
-    searches.number_diverse_groups_by_batch,
+    searches.search_as_promised,
     searches.leave_out_symbols_without_a_score,
     divergence.end_divergence_in_one_line,
     datasets.check_data_files,

@@ -78,7 +78,7 @@ def keep_the_last_batch() -> bool:
 
 
 def load_masked_dictionaries() -> bool:
-    """``Dictionary.load`` passes an argument that fairseq's legacy dictionary of masked models does not know."""
+    """``Dictionary.load`` passes an argument that the legacy dictionary of masked models does not know."""
     from fairseq.data.legacy.masked_lm_dictionary import MaskedLMDictionary
 
     def load(cls, f):

@@ -36,6 +36,9 @@ FIGURES = {
     "problem_loss": ("loss", "accuracy", "mse"),
 }
 
+# Of these figures the highest is the best, of all others the lowest.
+HIGHER_IS_BETTER = ("accuracy", "bleu")
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns a hint: the valid names most similar to `name`, else all if they are few, else nothing."""

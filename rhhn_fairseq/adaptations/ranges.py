@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.adaptations.names import (
+    HIGHER_IS_BETTER,
     OPTIONAL_FIGURES,
     check_best_metric,
     check_combination,
@@ -226,6 +227,8 @@ def check_options() -> bool:
         if "max_update" in given:
             optional = [name for name, option in OPTIONAL_FIGURES.items() if given.get(_plain(option))]
             check_best_metric(given.get("best_checkpoint_metric"), given.get("criterion"), optional)
+            if given.get("best_checkpoint_metric") in HIGHER_IS_BETTER:
+                namespace.maximize_best_checkpoint_metric = True
         return parsed
 
     @in_place_of(tasks, "setup_task")
@@ -250,6 +253,9 @@ def check_options() -> bool:
                         if any(getattr(kind, _plain(option), None) for kind in (root.task, criterion))
                     ]
                     check_best_metric(metric, getattr(criterion, "_name", None), optional)
+                    for section in (root.checkpoint, root.get("lr_scheduler")):
+                        if metric in HIGHER_IS_BETTER and hasattr(section, "maximize_best_checkpoint_metric"):
+                            section.maximize_best_checkpoint_metric = True
         return setup(cfg, **kwargs)
 
     return True

@@ -1,30 +1,17 @@
 """Fixes for fairseq's search algorithms."""
 
-import torch
-
-from rhhn_fairseq.adaptations import in_place_of, mentions
+from rhhn_fairseq.adaptations import in_place_of
 
 
-def number_diverse_groups_by_batch() -> bool:
-    """--diverse-beam-groups indexes a table of one batch by a sentence's number in the data.
+def search_as_promised() -> bool:
+    """Repeated n-grams, the source's length and diverse groups; ``beams`` says what fairseq's searches do."""
+    from fairseq import search, sequence_generator
 
-    Every batch but one that begins the data ends in an IndexError. Here a sentence's number is its position
-    among the sentences with which the search of the batch began.
-    """
-    from fairseq.search import DiverseBeamSearch
+    from rhhn_fairseq.adaptations.beams import DiverseGroups, NGramBlock, SourceLengthSearch
 
-    if mentions(DiverseBeamSearch.step, "argmax"):
-        return False
-
-    @in_place_of(DiverseBeamSearch, "step")
-    def step(inner, self, step, lprobs, scores, prev_output_tokens=None, original_batch_idxs=None):
-        if original_batch_idxs is not None:
-            if step == 0:
-                self.sentences = original_batch_idxs
-            same = original_batch_idxs.unsqueeze(1) == self.sentences
-            original_batch_idxs = same.to(torch.uint8).argmax(dim=1)
-        return inner(self, step, lprobs, scores, prev_output_tokens, original_batch_idxs)
-
+    search.DiverseBeamSearch = DiverseGroups
+    search.LengthConstrainedBeamSearch = SourceLengthSearch
+    sequence_generator.NGramRepeatBlock = NGramBlock
     return True
 
 

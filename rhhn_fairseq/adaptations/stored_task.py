@@ -66,7 +66,20 @@ class _Stored:
             if "sacrebleu" in given and "scoring" not in given:
                 # fairseq has no other use for the option.
                 self.defaults |= {"scoring": "sacrebleu"}
+            # fairseq-validate computes the checkpoint's loss, so it takes the options of that loss.
+            if not own and "criterion" not in given and given.get("path"):
+                self.defaults |= stored_criterion(given)
         parser.set_defaults(**self.defaults)
+
+
+def stored_criterion(given: dict) -> dict[str, str]:
+    """Returns the criterion of the first checkpoint of ``--path``; {} for one that does not say."""
+    from fairseq.utils import split_paths
+
+    path = split_paths(given["path"])[0]
+    criterion = _configuration(path).get("criterion") if os.path.isfile(path) else None
+    name = criterion.get("_name") if isinstance(criterion, dict) else criterion
+    return {"criterion": name} if isinstance(name, str) else {}
 
 
 def stored_defaults(given: dict) -> dict[str, object]:

@@ -64,11 +64,13 @@ class ChunkedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             # On a GPU selecting rows would wait for the device, so there the padding is computed as well.
             y, target, real = y[real], target[real], real[real]
         loss, nll, correct = linear_cross_entropy(y, weight, bias, target, real, self.eps, self.chunk)
-        sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
+        # What is ignored is not scored, so the mean is not taken over it either.
+        ntokens = int(real.sum()) if self.ignore_prefix_size else sample["ntokens"]
+        sample_size = sample["target"].size(0) if self.sentence_avg else ntokens
         logged = {
             "loss": loss.detach(),
             "nll_loss": nll,
-            "ntokens": sample["ntokens"],
+            "ntokens": ntokens,
             "nsentences": sample["target"].size(0),
             "sample_size": sample_size,
         }

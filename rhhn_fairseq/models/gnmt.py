@@ -8,6 +8,7 @@ of the attention.
 Shapes: S source time, T target time, B batch, V dictionary, H hidden, E embedding.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -357,6 +358,31 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
         """Returns the decoder's result over whole sentences; see ``GNMTDecoder.forward``."""
         memory = self.encoder(src_tokens, src_lengths)
         return self.decoder(prev_output_tokens, memory, features_only=features_only)
+
+    def prepare_for_inference_(self, cfg):
+        """Prepares for a search; ``--retain-dropout`` leaves the model's parts, or those named, in training.
+
+        Raises:
+            UsageError: ``--retain-dropout-modules`` names a class that no part of the model has.
+        """
+        super().prepare_for_inference_(cfg)
+        generation = cfg.generation
+        if not getattr(generation, "retain_dropout", False):
+            return
+        parts = list(self.modules())[1:]
+        names = generation.retain_dropout_modules
+        # A command line gives the list as a text.
+        wanted = re.findall(r"\w+", names) if isinstance(names, str) else names
+        classes = sorted({type(part).__name__ for part in parts})
+        for name in wanted or ():
+            if name not in classes:
+                raise UsageError(
+                    f"--retain-dropout-modules {name}: no part of the model is one, choose from "
+                    f"{', '.join(classes)}"
+                )
+        for part in parts:
+            if wanted is None or type(part).__name__ in wanted:
+                part.train()
 
     def diagnostics(self) -> dict[str, float]:
         """Returns figures about the weights for the log."""

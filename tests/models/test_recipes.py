@@ -13,6 +13,7 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from helpers.cli import USER_DIR, run_module
 from helpers.config_files import ROOT
+from helpers.idx_files import write_mnist
 from helpers.option_walk import Workplace
 from helpers.programs import run
 from helpers.tiny_char_lm import write_corpus
@@ -318,7 +319,12 @@ def test_every_architecture_trains_with_nothing_else(arch, workplace, tmp_path):
     if "hyper" in arch or arch == "char_lm":
         line += ["--hyper-size", "4"]
     if recipe_of(arch, {}).get("problem") == "mnist":
-        line += ["--mnist-dir", workplace.place("MNIST", task), "--mnist-split", "t10k:30/10/10"]
+        line += [
+            "--mnist-dir",
+            str(write_mnist(workplace.folder / "mnist", train=60, t10k=60)),
+            "--mnist-split",
+            "t10k:30/10/10",
+        ]
     outcome = run("train", [*line, "--save-dir", tmp_path])
     assert outcome.kind == "works", outcome.text
     state = load_checkpoint_to_cpu(str(tmp_path / "checkpoint_best.pt"))

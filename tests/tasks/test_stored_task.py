@@ -96,6 +96,15 @@ def test_validation_has_the_batch_size_of_the_training(place):
     assert (args.batch_size, args.max_tokens) == (None, 50)
 
 
+def test_validation_has_the_options_of_the_stored_loss(place, tmp_path):
+    state = torch.load(place.checkpoint_of("synthetic"), weights_only=True)
+    state["cfg"]["criterion"] = {"_name": "chunked_cross_entropy"}
+    torch.save(state, tmp_path / "chunked.pt")
+    line = [options.get_validation_parser, "--path", tmp_path / "chunked.pt", "--ignore-prefix-size", 2]
+    args = parse(*line)
+    assert (args.criterion, args.ignore_prefix_size) == ("chunked_cross_entropy", 2)
+
+
 def test_what_cannot_be_read_is_said_in_a_line(place, tmp_path):
     with pytest.raises(UsageError, match="nowhere.pt cannot be read: No such file"):
         stored_defaults({"path": "nowhere.pt"})
