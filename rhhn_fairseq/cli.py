@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rhhn_fairseq.adaptations.one_line import usage_message, wants_traceback
+from rhhn_fairseq.adaptations.one_line import message_of, wants_traceback
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.output import CLOSED, Output, PlainRecord, describe, open_on
 from rhhn_fairseq.signals import exit_status, interrupted_by_sigterm
@@ -45,10 +45,9 @@ def run(main: Callable[[], None]) -> int:
                 raise
         except Exception as error:
             if error is not output.failure:
-                message = usage_message(error)
-                if message is None or wants_traceback():
+                if wants_traceback():
                     raise
-                return _refuse(message)
+                return _refuse(message_of(error))
         if isinstance(output.failure, OSError) and not isinstance(output.failure, BrokenPipeError):
             return _refuse(describe(output.failure))
     return 0

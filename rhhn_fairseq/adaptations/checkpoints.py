@@ -154,27 +154,6 @@ def require_named_checkpoint() -> bool:
     return True
 
 
-def name_mismatch() -> bool:
-    """A checkpoint of another architecture ends in a one-line error that names the first mismatch.
-
-    fairseq raises a plain Exception that only says that the architectures do not match.
-    """
-    from fairseq.trainer import Trainer
-
-    @in_place_of(Trainer, "load_checkpoint")
-    def load_checkpoint(load, self, filename, *args, **kwargs):
-        try:
-            return load(self, filename, *args, **kwargs)
-        except Exception as error:
-            if not str(error).startswith("Cannot load model parameters"):
-                raise
-            details = str(error.__context__).splitlines()
-            detail = details[min(1, len(details) - 1)].strip() if details else "no details"
-            raise UsageError(f"checkpoint {filename} does not fit the model: {detail}") from error
-
-    return True
-
-
 def gather_before_saving() -> bool:
     """A task whose state is spread over all workers has to gather it before it is saved.
 

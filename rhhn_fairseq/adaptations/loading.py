@@ -2,6 +2,7 @@
 
 import atexit
 import fileinput
+import functools
 import importlib
 import os
 import queue
@@ -91,19 +92,27 @@ def load_masked_dictionaries() -> bool:
 
 
 def keep_lines_whole() -> bool:
-    """fairseq-interactive takes a carriage return within a line for its end, and answers one line more.
+    """fairseq takes a carriage return within a line for its end, where the other language's text has none.
 
-    Here its lines end at ``\\n`` only, as in all of this package's programs (``rhhn_fairseq/lines.py``).
+    Here lines of its programs end at ``\\n`` only, as in all of this package's (``rhhn_fairseq/lines.py``).
     """
+    from fairseq import file_chunker_utils
+    from fairseq.data import indexed_dataset
+
     if "fairseq_cli" not in sys.modules:
         return False
+
+    def open_text(file, mode="r", **options):
+        return open(file, mode, **({} if "b" in mode else {"newline": "\n"}), **options)
+
+    for module in (file_chunker_utils, indexed_dataset):
+        module.open = open_text
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(newline="\n")
 
-    def hook_encoded(encoding, errors=None):
-        return lambda name, mode: open(name, mode, encoding=encoding, errors=errors, newline="\n")
-
-    fileinput.hook_encoded = hook_encoded
+    fileinput.hook_encoded = lambda encoding, errors=None: functools.partial(
+        open_text, encoding=encoding, errors=errors
+    )
     return True
 
 

@@ -1,4 +1,4 @@
-"""Ends a program in one line for a UsageError, however deep in the program it was raised.
+"""Ends every program in one line: a UsageError with its own words, any other exception by one rule.
 
 fairseq is not imported at the top of this module, so this also works when fairseq itself is missing.
 """
@@ -6,35 +6,61 @@ fairseq is not imported at the top of this module, so this also works when fairs
 import functools
 import os
 import sys
+import tempfile
+import traceback
 
-from rhhn_fairseq.adaptations.mistakes import describe
 from rhhn_fairseq.errors import UsageError, printable
 
 # What precedes the error's message in a traceback that was turned into text.
 MARK = f"{UsageError.__module__}.{UsageError.__qualname__}: "
+LONGEST = 400
+"""The most characters of an exception's own message that are shown."""
 
 
-def usage_message(error: BaseException | None) -> str | None:
-    """Returns the message of the first UsageError in the chain of causes and contexts, or None.
+def message_of(error: BaseException) -> str:
+    """Returns the line for an exception that ends a program."""
+    return usage_message(error) or unexpected(error)
 
-    fairseq wraps errors in a plain Exception, while data loader workers and spawned processes pass them
-    on as text with a traceback; the message is found in all three forms. If there is no UsageError, the
-    exception itself may be one of those that `mistakes` describes.
+
+def usage_message(error: BaseException) -> str | None:
+    """Returns the message of the first UsageError in the chain of causes and contexts; None without one.
+
+    Data loader workers and spawned processes pass it on as text with a traceback.
     """
     seen: set[int] = set()
-    waiting, caught = [error], error
+    waiting: list[BaseException | None] = [error]
     while waiting:
-        error = waiting.pop(0)
-        if error is None or id(error) in seen:
+        inner = waiting.pop(0)
+        if inner is None or id(inner) in seen:
             continue
-        seen.add(id(error))
-        if MARK in str(error):
-            return printable(str(error).rsplit(MARK, 1)[1].splitlines()[0])
-        if isinstance(error, UsageError):
-            return " ".join(str(error).split())
-        waiting += [error.__cause__, error.__context__]
-    described = None if caught is None else describe(caught)
-    return described and printable(described)
+        seen.add(id(inner))
+        if MARK in str(inner):
+            return printable(str(inner).rsplit(MARK, 1)[1].splitlines()[0])
+        if isinstance(inner, UsageError):
+            return " ".join(str(inner).split())
+        waiting += [inner.__cause__, inner.__context__]
+    return None
+
+
+def unexpected(error: BaseException) -> str:
+    """Returns the line for an exception that no check foresaw, and writes its traceback to a file.
+
+    The line says what the exception says, its kind, the module that raised it, and the file.
+    """
+    names = {"prefix": "rhhn-", "suffix": ".traceback.txt", "delete": False}
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", errors="backslashreplace", **names) as file:
+        traceback.print_exception(error, file=file)
+    text = printable(" ".join(str(error).split()))[:LONGEST]
+    kind = f"{type(error).__name__}, in {_raising_module(error)}"
+    return f"{text} ({kind}); the traceback is in {file.name}".lstrip()
+
+
+def _raising_module(error: BaseException) -> str:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = frames[-1].f_globals if frames else {}
+    # ``python -m fairseq_cli.train`` runs that module under another name.
+    name = names.get("__name__", "an unknown module")
+    return getattr(names.get("__spec__"), "name", name) if name == "__main__" else name
 
 
 def wants_traceback() -> bool:
@@ -43,21 +69,24 @@ def wants_traceback() -> bool:
 
 
 def install_excepthook() -> None:
-    """Installs a hook that prints `error: <message>` for a UsageError; the exit status remains 1.
+    """Installs a hook that prints ``error: ...`` in fairseq's programs; the exit status remains 1.
 
-    In fairseq's programs, Ctrl-C prints `interrupted`; the status is that of a program killed by SIGINT. All
-    other exceptions go to the previous hook.
+    Ctrl-C prints ``interrupted``; the status is that of a program killed by SIGINT. Elsewhere, such as in
+    a notebook, only an error that a UsageError caused becomes one line.
     """
     previous = sys.excepthook
     if getattr(previous, "prints_usage_errors", False):
         return
 
-    def excepthook(kind, error, traceback):
-        message = usage_message(error) if isinstance(error, Exception) else None
-        if isinstance(error, KeyboardInterrupt) and "fairseq_cli" in sys.modules and not wants_traceback():
-            print("interrupted", file=sys.stderr)
-        elif message is None or wants_traceback():
-            previous(kind, error, traceback)
+    def excepthook(kind, error, trace):
+        message = None if wants_traceback() else usage_message(error)
+        if message is None and "fairseq_cli" in sys.modules and not wants_traceback():
+            message = unexpected(error) if isinstance(error, Exception) else None
+            if isinstance(error, KeyboardInterrupt):
+                print("interrupted", file=sys.stderr)
+                return
+        if message is None:
+            previous(kind, error, trace)
         else:
             print(f"error: {message}", file=sys.stderr)
 
@@ -99,27 +128,6 @@ def end_hydra_in_one_line() -> bool:
 
 
 def _end(error: Exception) -> None:
-    """Raises SystemExit with the line for an error; returns if there is none."""
-    message = None if wants_traceback() else usage_message(error)
-    if message is not None:
-        raise SystemExit(f"error: {message}") from error
-
-
-def end_fp16_on_cpu_in_one_line() -> bool:
-    """Training with --fp16 on a CPU ends in a traceback about CUDA, at once or when a gradient overflows.
-
-    fairseq's loss scaling asks for the current GPU in both places.
-    """
-    from fairseq.optim import FP16Optimizer
-
-    build = FP16Optimizer.build_optimizer.__func__
-
-    @functools.wraps(build)
-    def build_on_gpu(cls, cfg, params, **kwargs):
-        params = list(params)
-        if getattr(cfg.common, "fp16", False) and not any(parameter.is_cuda for parameter in params):
-            raise UsageError("--fp16 trains on a GPU only; on a CPU use --bf16, or neither for float32")
-        return build(cls, cfg, params, **kwargs)
-
-    FP16Optimizer.build_optimizer = classmethod(build_on_gpu)
-    return True
+    """Raises SystemExit with the line for an error; returns if a traceback is wanted."""
+    if not wants_traceback():
+        raise SystemExit(f"error: {message_of(error)}") from error

@@ -6,7 +6,6 @@ Otherwise they end in an AssertionError, an ImportError or a KeyError from deep 
 import functools
 import importlib.util
 import os
-import sys
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ import torch
 
 from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.programs import command
 
 JOINED_BY_EVAL_LM = (None, "subword_nmt", "@@ ")
 
@@ -104,67 +102,9 @@ REFUSALS = (
         "goes with --attention-score additive only",
     ),
     Refusal(
-        "--tpu",
-        lambda args: args.tpu and not args.bf16 and _missing("torch_xla"),
-        "needs the package torch_xla, which is not installed",
-    ),
-    Refusal(
-        "--memory-efficient-fp16",
-        lambda args: hasattr(args, "max_update") and args.memory_efficient_fp16 and _on_cpu(args),
-        "trains on a GPU only; on a CPU use --bf16, or neither for float32",
-    ),
-    Refusal(
-        "--profile",
-        lambda args: getattr(args, "profile", False) and not torch.cuda.is_available(),
-        f"is CUDA's profiler and needs a GPU; {command('profile_train')} works on a CPU",
-    ),
-    Refusal(
-        "--use-plasma-view",
-        lambda args: getattr(args, "use_plasma_view", False) and _missing("pyarrow.plasma"),
-        "needs the store plasma, which pyarrow no longer has",
-    ),
-    Refusal(
-        "--pipeline-model-parallel",
-        lambda args: (
-            getattr(args, "pipeline_model_parallel", False)
-            and (_trains_ours(args) or not (args.pipeline_balance or args.pipeline_encoder_balance))
-        ),
-        "cuts a model of fairseq's own into stages; no model here can be cut, use torchrun for several GPUs",
-    ),
-    Refusal(
-        "--quantization-config-path",
-        lambda args: getattr(args, "quantization_config_path", None) and _trains_ours(args),
-        "quantises linear layers and embeddings of fairseq's transformer, which no model here has",
-    ),
-    Refusal(
         "--disable-validation",
         lambda args: hasattr(args, "max_update") and args.disable_validation and _compares_validations(args),
         "gives no figures, which --patience, --keep-best-checkpoints and reduce_lr_on_plateau compare",
-    ),
-    Refusal(
-        "--write-checkpoints-asynchronously",
-        lambda args: getattr(args, "write_checkpoints_asynchronously", False) and _missing("iopath"),
-        "needs the package iopath, which is not installed",
-    ),
-    Refusal(
-        "--fp16-adam-stats",
-        lambda args: getattr(args, "fp16_adam_stats", False) and _missing("apex"),
-        "needs Adam of the package apex, which is not installed",
-    ),
-    Refusal(
-        "--zero-sharding os",
-        lambda args: getattr(args, "zero_sharding", "none") == "os" and _missing("fairscale"),
-        "needs the package fairscale, which is not installed",
-    ),
-    Refusal(
-        "--ddp-backend fully_sharded",
-        lambda args: getattr(args, "ddp_backend", "") == "fully_sharded" and _missing("fairscale"),
-        "needs the package fairscale, which is not installed",
-    ),
-    Refusal(
-        "--cpu-offload",
-        lambda args: getattr(args, "cpu_offload", False) and args.ddp_backend != "fully_sharded",
-        "goes with --ddp-backend fully_sharded only",
     ),
     Refusal(
         "--replace-unk",
@@ -183,11 +123,6 @@ REFUSALS = (
         "scores the translations of a data directory, and the input of fairseq-interactive has none",
     ),
     Refusal(
-        "--print-alignment soft",
-        lambda args: _reads_input(args) and args.print_alignment == "soft",
-        "is written by fairseq-generate; fairseq-interactive takes hard",
-    ),
-    Refusal(
         "--num-shards",
         lambda args: (
             getattr(args, "num_shards", 1) > 1
@@ -196,38 +131,11 @@ REFUSALS = (
         "divides the sentences of fairseq-generate; torchrun divides those of fairseq-train and -validate",
     ),
     Refusal(
-        "--batch-size",
-        lambda args: _reads_input(args) and (args.batch_size or 0) > max(args.buffer_size, 1),
-        "must not be larger than --buffer-size, the sentences that are read at a time",
-    ),
-    Refusal(
-        "--print-step",
-        lambda args: _translates_once(args) and args.print_step,
-        "is for models that refine a translation in steps; these write it once, from left to right",
-    ),
-    Refusal(
-        "--retain-iter-history",
-        lambda args: _translates_once(args) and args.retain_iter_history,
-        "is for models that refine a translation in steps; these write it once, from left to right",
-    ),
-    Refusal(
         "--post-process",
         lambda args: hasattr(args, "output_word_probs") and args.post_process not in JOINED_BY_EVAL_LM,
         "in fairseq-eval-lm joins the pieces of subword_nmt only; leave it out for a model of characters",
     ),
-    Refusal(
-        "--num-batch-buckets",
-        lambda args: getattr(args, "num_batch_buckets", 0) and args.max_tokens is None,
-        "fills batches of a few lengths with symbols, and needs --max-tokens",
-    ),
-    Refusal(
-        "--sampling",
-        lambda args: getattr(args, "sampling", False) and args.nbest != args.beam,
-        "gives as many samples as beams: --nbest and --beam must be the same number",
-    ),
 )
-
-
 def refuse_what_cannot_work() -> bool:
     """Makes fairseq raise UsageError for the options in REFUSALS after it has parsed a command line.
 
@@ -267,56 +175,3 @@ def _divide_sentences(args: Namespace) -> None:
         )
     if args.num_shards > 1:
         args.distributed_world_size, args.distributed_rank = args.num_shards, args.shard_id
-
-
-def name_components_without_options() -> bool:
-    """A component of fairseq without a dataclass, such as --bpe characters, cannot be configured.
-
-    Hydra then prints a list of its search paths and a traceback; here the error is one line.
-    """
-    from fairseq.dataclass import utils
-    from hydra.errors import MissingConfigException
-
-    inner = utils.convert_namespace_to_omegaconf
-
-    @functools.wraps(inner)
-    def convert_namespace_to_omegaconf(args):
-        try:
-            return inner(args)
-        except MissingConfigException as error:
-            group, _, name = str(error.missing_cfg_file).partition("/")
-            known = ", ".join(sorted(error.options or ()))
-            raise UsageError(
-                f"--{group} {name} has no configuration in fairseq; choose from {known}"
-            ) from error
-
-    for module in (utils, *_importers("convert_namespace_to_omegaconf")):
-        module.convert_namespace_to_omegaconf = convert_namespace_to_omegaconf
-    return True
-
-
-def _importers(name: str) -> list:
-    """Returns the modules of fairseq that hold their own reference to a function."""
-    return [
-        module
-        for key, module in list(sys.modules.items())
-        if key.startswith(("fairseq.", "fairseq_cli.")) and name in vars(module)
-    ]
-
-
-def name_checkpoint_without_averages() -> bool:
-    """--ema-seed-model with a checkpoint that was trained without --store-ema ends in a KeyError."""
-    from fairseq import checkpoint_utils
-
-    @in_place_of(checkpoint_utils, "load_ema_from_checkpoint")
-    def load_ema_from_checkpoint(inner, fpath):
-        try:
-            return inner(fpath)
-        except KeyError as error:
-            if error.args != ("ema",):
-                raise
-            raise UsageError(
-                f"checkpoint {fpath} has no averages: it was trained without --store-ema"
-            ) from error
-
-    return True

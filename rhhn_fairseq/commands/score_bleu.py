@@ -49,7 +49,7 @@ def main(argv=None) -> None:
         references, name = read_lines(args.reference), args.reference
     elif system.references is not None:
         references = system.references
-        unknown = sum(scoring.UNKNOWN_REFERENCE in reference for reference in references)
+        unknown = sum(scoring.UNKNOWN in reference for reference in references)
         name = f"the T- lines of {args.hypotheses}, which have been through the dictionary"
         if unknown:
             name += f": {unknown} of {len(references)} hold unknown pieces, --reference names the raw text"

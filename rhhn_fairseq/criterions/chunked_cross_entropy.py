@@ -64,13 +64,11 @@ class ChunkedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
             # On a GPU selecting rows would wait for the device, so there the padding is computed as well.
             y, target, real = y[real], target[real], real[real]
         loss, nll, correct = linear_cross_entropy(y, weight, bias, target, real, self.eps, self.chunk)
-        # What is ignored is not scored, so the mean is not taken over it either.
-        ntokens = int(real.sum()) if self.ignore_prefix_size else sample["ntokens"]
-        sample_size = sample["target"].size(0) if self.sentence_avg else ntokens
+        sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
         logged = {
             "loss": loss.detach(),
             "nll_loss": nll,
-            "ntokens": ntokens,
+            "ntokens": sample["ntokens"],
             "nsentences": sample["target"].size(0),
             "sample_size": sample_size,
         }

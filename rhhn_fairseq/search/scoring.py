@@ -25,12 +25,11 @@ TOKENISED_NOTE = "tokenised BLEU, comparable with the papers' figures, not with 
 
 # What fairseq-generate prints: S source, T reference, H and D hypothesis before and after detokenisation,
 # each with its score, P the scores of the pieces.
-GENERATED = re.compile(r"([STHDP])-(\d+)\t(.*)", re.DOTALL)
-SCORED = re.compile(r"[HD]-\d+\t(-?\d\S*|-?inf|nan)\t")
-# The marks of sentencepiece and of subword-nmt.
-WORD_BEGINS, WORD_GOES_ON = "\u2581", re.compile("@@( |$)")
-# What fairseq-generate prints for a piece of the reference that its dictionary lacks.
-UNKNOWN_REFERENCE = "<<unk>>"
+GENERATED = re.compile(r"([STP]|[HD](?=-\d+\t\S+\t))-(\d+)\t(.*)", re.DOTALL)
+WORD_BEGINS = "\u2581"
+# subword-nmt's sign that the word goes on in the next piece.
+WORD_GOES_ON = re.compile(r"(?<=\S)@@( |$)")
+UNKNOWN = "<<unk>>"
 
 
 @dataclass(frozen=True)
@@ -51,22 +50,28 @@ class Translations:
 
 
 def read_translations(path: str) -> Translations:
-    """Reads one hypothesis per line, or the output of fairseq-generate, which is recognised by its lines.
+    """Reads one hypothesis per line, or the output of fairseq-generate.
+
+    That output has an H or D line and the P line of the same sentence, or nothing but numbered lines, as grep
+    leaves them. Any other line that looks numbered is text. Pieces are joined, see ``join_pieces``.
 
     Raises:
         UsageError: the file is empty, not UTF-8, or lacks or repeats a sentence.
     """
     lines = read_lines(path)
-    if any(map(SCORED.match, lines)):
+    matches = [match for match in map(GENERATED.fullmatch, lines) if match]
+    translated = {match[2] for match in matches if match[1] in "HD"}
+    scored = {match[2] for match in matches if match[1] == "P"}
+    if translated & scored or (translated and len(matches) == len(lines)):
         return parse_generated(lines, path)
-    return Translations(path, joined(lines))
+    return Translations(path, join_pieces(lines))
 
 
 def parse_generated(lines: Sequence[str], name: str) -> Translations:
     """Returns the best hypothesis of every sentence, and the references, from fairseq-generate's output.
 
     There sentences are ordered by length; here they are in the order of their numbers. Of several hypotheses
-    for one sentence the first is taken, which is the best. Pieces are joined.
+    for one sentence the first is taken, which is the best.
 
     Raises:
         UsageError: numbers are missing, or one occurs twice.
@@ -100,14 +105,15 @@ def _in_order(texts: dict[int, str], name: str, letter: str) -> list[str]:
             f"{name}: no line {letter}-{missing}, although there is {letter}-{max(texts)}; the numbers have "
             "to run from 0 without a gap (did fairseq-generate skip sentences for their length?)"
         )
-    return joined([texts[number] for number in range(len(texts))])
+    return join_pieces([texts[number] for number in range(len(texts))])
 
 
-def joined(texts: list[str]) -> list[str]:
-    """Joins the pieces of sentencepiece or subword-nmt if any text has their mark; else returns the texts."""
-    if any(WORD_BEGINS in text for text in texts):
-        return [text.replace(" ", "").replace(WORD_BEGINS, " ").strip() for text in texts]
-    return [WORD_GOES_ON.sub("", text) for text in texts]
+def join_pieces(texts: Sequence[str]) -> list[str]:
+    """Joins the pieces of subword-nmt, and those of sentencepiece if half of the texts have its sign."""
+    texts = [WORD_GOES_ON.sub("", text) for text in texts]
+    if 2 * sum(WORD_BEGINS in text for text in texts) < max(1, sum(map(bool, texts))):
+        return texts
+    return [text.replace(" ", "").replace(WORD_BEGINS, " ").strip() for text in texts]
 
 
 def check_counts(system: Translations, references: Sequence[str], name: str) -> None:

@@ -161,7 +161,23 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
         # Dropout depends on the batch, not on the worker that has it, so that W workers train what one
         # worker does with --update-freq W.
         torch.manual_seed(pass_seed(self.cfg.seed, update_num, sample.get("key", 0) if sample else 0))
+        sample = self._without_prefix(sample, criterion)
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def valid_step(self, sample, model, criterion):
+        """As in fairseq, see ``_without_prefix``."""
+        return super().valid_step(self._without_prefix(sample, criterion), model, criterion)
+
+    def _without_prefix(self, sample, criterion):
+        """Returns the batch with the number of tokens that are scored, by which losses are divided.
+
+        fairseq's number counts those that --ignore-prefix-size leaves out.
+        """
+        size = getattr(criterion, "ignore_prefix_size", 0)
+        if not size or not sample:
+            return sample
+        scored = sample["target"][:, size:] != self.target_dictionary.pad()
+        return sample | {"ntokens": int(scored.sum())}
 
 
 def _bleu(meters) -> float:

@@ -1,13 +1,10 @@
 """Training in bfloat16 goes on from the float32 weights, not from what is left of them in bfloat16."""
 
-import re
 
 import pytest
 import torch
 from helpers.cli import model_of
 from helpers.in_process import char_lm, train
-
-from rhhn_fairseq.adaptations.mistakes import describe
 
 END = ["--max-update", 16, "--save-interval-updates", 6]
 
@@ -71,15 +68,3 @@ def test_weights_that_were_changed_in_the_file_count(corpus, uninterrupted, tmp_
         lambda state: (average(state), state["last_optimizer_state"].pop("master_weights")),
     )
     assert log.losses == without.losses
-
-
-@pytest.mark.parametrize(
-    "saved, resumed", [("--bf16", []), ("--bf16", ["--memory-efficient-bf16"]), (None, ["--bf16"])]
-)
-def test_another_precision_is_named(corpus, tmp_path, saved, resumed):
-    train(*char_lm(corpus, tmp_path, "--max-update", 2, *filter(None, [saved])))
-    with pytest.raises(AssertionError) as error:
-        train(*char_lm(corpus, tmp_path, "--max-update", 4, *resumed))
-    names = re.search(r"\w+ vs \w+", str(error.value))[0]
-    assert "FP16Optimizer" in names
-    assert describe(error.value).startswith(f"the checkpoint's training had another precision ({names}): ")

@@ -13,7 +13,7 @@ from fairseq import checkpoint_utils, utils
 from helpers.cli import python
 
 from rhhn_fairseq import compat
-from rhhn_fairseq.adaptations import checkpoints, forms, mistakes
+from rhhn_fairseq.adaptations import checkpoints, forms
 from rhhn_fairseq.adaptations.expressions import evaluate
 from rhhn_fairseq.errors import UsageError
 
@@ -114,13 +114,6 @@ def test_entries_that_cannot_be(entries, problem):
     forms.check_state("a.pt", {"model": {}, "cfg": None, "criterion": None, "last_optimizer_state": None})
     with pytest.raises(UsageError, match=f"^checkpoint a.pt: {problem}$"):
         forms.check_state("a.pt", {"model": {}} | entries)
-
-
-def test_no_history_of_the_optimizer(tmp_path):
-    torch.save({"model": {}, "extra_state": {}}, tmp_path / "a.pt")
-    with pytest.raises(KeyError) as error:
-        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "a.pt"))
-    assert mistakes.describe(error.value).startswith("the checkpoint does not hold its optimizer_history")
 
 
 def test_nothing_but_namespace_is_allowed():

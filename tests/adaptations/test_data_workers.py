@@ -14,7 +14,7 @@ from helpers.in_process import LOG, Log, char_lm, train
 from torch.utils.data import DataLoader
 
 from rhhn_fairseq import compat
-from rhhn_fairseq.adaptations.one_line import usage_message
+from rhhn_fairseq.adaptations.one_line import message_of
 from rhhn_fairseq.errors import UsageError
 
 compat.apply()
@@ -34,7 +34,7 @@ def test_a_batch_that_does_not_fit_into_shared_memory_is_one_line():
             list(reader(4))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "a data worker cannot hand on a batch (" in usage_message(error.value)
+    assert "a data worker cannot hand on a batch (" in message_of(error.value)
 
 
 def test_a_data_worker_ends_for_its_parent_only():

@@ -2,29 +2,25 @@
 
 import argparse
 import dataclasses
-import inspect
 import math
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from contextlib import nullcontext
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
 from fairseq import checkpoint_utils, tasks
-from fairseq.data.encoders.nltk_tokenizer import NLTKTokenizer
 from fairseq.dataclass import initialize
-from fairseq.dataclass.configs import CheckpointConfig, FairseqConfig
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.logging import metrics
 from fairseq.models import MODEL_DATACLASS_REGISTRY
-from fairseq.optim import FairseqOptimizer
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from fairseq.trainer import Trainer
-from fairseq_cli.interactive import buffered_read
 from helpers.cli import HANGS
 from helpers.hostile import World, generation, training
 from helpers.hostile_cases import CASES, QUICK
@@ -32,8 +28,7 @@ from helpers.in_process import configuration
 from omegaconf import OmegaConf
 
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
-from rhhn_fairseq import build_cell
-from rhhn_fairseq.adaptations import divergence, mistakes, names, ranges, starting
+from rhhn_fairseq.adaptations import divergence, names, one_line, ranges, starting
 from rhhn_fairseq.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -154,6 +149,12 @@ def test_mistyped_name_of_a_recipe(tmp_path, monkeypatch):
         initialize.hydra_init("mien")
 
 
+class TinyTask(SimpleNamespace):
+    """A task of this package."""
+
+    __module__ = "rhhn_fairseq.tasks"
+
+
 def test_bounds_of_losses():
     """A thousand times what a model that knows nothing has; of numbers of order 1, a thousand squared."""
     bounds = divergence.largest_losses(SimpleNamespace(target_dictionary=range(64)))
@@ -181,7 +182,7 @@ def test_losses_beyond_their_bounds(figures, line):
         for name, value in figures.items():
             metrics.log_scalar(name, value)
 
-    task = SimpleNamespace(target_dictionary=range(64), reduce_metrics=reduce_metrics)
+    task = TinyTask(target_dictionary=range(64), reduce_metrics=reduce_metrics)
     sections = {"common": {"log_interval": 1}, "optimization": {"clip_norm": 0}}
     trainer = SimpleNamespace(
         task=task,
@@ -189,6 +190,7 @@ def test_losses_beyond_their_bounds(figures, line):
         model=torch.nn.Linear(1, 1),
         tpu=False,
         get_criterion=lambda: None,
+        get_model=lambda: None,
         get_num_updates=lambda: 7,
         get_lr=lambda: 0.5,
     )
@@ -264,65 +266,53 @@ def test_an_option_without_a_default():
     assert message == "--max-lr is missing: it has no default"
 
 
-@pytest.mark.parametrize("program", ["eval_lm", "validate"])
-def test_a_program_that_is_run_as_a_module(program):
-    """raising_module: ``python -m`` names it ``__main__``."""
-    module = {"__name__": "__main__", "__spec__": SimpleNamespace(name=f"fairseq_cli.{program}")}
-    with pytest.raises(NameError) as error:
-        exec("eval('text')", module)
-    assert mistakes.describe(error.value).startswith("--model-overrides text: it takes a dictionary")
+def _raised(module: str, statement: str) -> Exception:
+    """What a statement raises in a module of that name."""
+    with pytest.raises(Exception) as error:
+        exec(statement, {"__name__": module})
+    return error.value
 
 
-def test_overrides_that_are_no_dictionary():
-    with pytest.raises(TypeError) as error:
-        FairseqOptimizer.load_state_dict(mock.MagicMock(), {}, 5)
-    assert mistakes.describe(error.value).startswith(
-        "--model-overrides, --optimizer-overrides and --update2lr"
-    )
+@pytest.mark.parametrize(
+    "error, line",
+    [
+        (_raised("fairseq.registry", "{}['adma']"), "'adma' (KeyError, in fairseq.registry)"),
+        (_raised("numpy.core", "raise ValueError('two\\nlines')"), "two lines (ValueError, in numpy.core)"),
+        (_raised("torch.nn", "assert False"), "(AssertionError, in torch.nn)"),
+        (_raised("fairseq", "raise OSError('bad\\x1b[2J')"), "bad\\x1b[2J (OSError, in fairseq)"),
+    ],
+)
+def test_any_exception_is_one_line_and_a_file(error, line, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    shown = one_line.message_of(error)
+    (file,) = tmp_path.iterdir()
+    assert shown == f"{line}; the traceback is in {file}"
+    text = file.read_text()
+    assert text.startswith("Traceback (most recent call last)") and type(error).__name__ in text
 
 
-def test_a_package_that_a_tokenizer_needs(monkeypatch):
-    monkeypatch.setitem(sys.modules, "nltk", None)
-    with pytest.raises(ImportError) as error:
-        NLTKTokenizer()
-    assert mistakes.describe(error.value) == "Please install nltk with: pip install nltk"
+def test_words_of_the_package_are_kept_however_deep_the_error_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    outer = RuntimeError("outer")
+    outer.__cause__ = Exception(f"Caught in a worker.\nTraceback ...\n{one_line.MARK}a file: is missing\n")
+    assert one_line.message_of(outer) == "a file: is missing"
+    assert not list(tmp_path.iterdir())
 
 
-def test_input_that_is_not_text(tmp_path):
-    (tmp_path / "input").write_bytes(b"\xff\n")
-    with pytest.raises(UnicodeDecodeError) as error:
-        next(buffered_read(str(tmp_path / "input"), 1))
-    assert (
-        mistakes.describe(error.value)
-        == "the input is not UTF-8: byte 0xff in position 0: invalid start byte"
-    )
-
-
-def test_unexpected_exceptions_stay_tracebacks():
-    """Rows of the table describe what they name, and nothing else."""
-    for error in (KeyError("vocabulary"), AssertionError(), TypeError("x"), ValueError("1"), OSError("x")):
-        try:
-            raise error
-        except Exception as caught:
-            assert mistakes.describe(caught) is None
-
-
-def test_two_checkpoints_to_start_from():
-    """fairseq's message has the whole configuration in it."""
-    cfg = OmegaConf.structured(CheckpointConfig(restore_file="a.pt", finetune_from_model="b.pt"))
-    with pytest.raises(ValueError) as refused:
-        inspect.unwrap(checkpoint_utils.load_checkpoint)(cfg, SimpleNamespace(checkpoint_suffix=""))
-    line = "--finetune-from-model and --restore-file exclude each other; leave one of them out"
-    assert mistakes.describe(refused.value) == line
-
-
-def test_memory_that_an_operation_lacks():
-    """A pass over a million steps of a million sequences, in which this package asks torch for the memory."""
-    cell = build_cell("ln_lstm", 2, 400)
-    with pytest.raises(RuntimeError) as refused:
-        cell(torch.zeros(1, 1, 2).expand(10**6, 10**6, 2))
-    assert mistakes.raising_module(refused.value).startswith("rhhn_fairseq.ops")
-    assert mistakes.describe(refused.value).startswith("there is not enough memory: you tried to allocate")
+def test_a_program_writes_its_traceback_to_a_file_or_to_the_screen(tmp_path):
+    program = "import fairseq_cli, rhhn_fairseq.plugin; {}['key']"
+    for wanted in ("0", "1"):
+        result = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "RHHN_TRACEBACK": wanted, "TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 1
+        last = result.stderr.splitlines()[-1]
+        assert ("Traceback" in result.stderr) == (wanted == "1")
+        assert last.startswith("KeyError" if wanted == "1" else "error: 'key' (KeyError, in fairseq_cli")
+    assert len(list(tmp_path.glob("rhhn-*.traceback.txt"))) == 1
 
 
 def test_nearest():

@@ -15,7 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from helpers.cli import HANGS
-from rhhn_fairseq.adaptations.one_line import usage_message
+from rhhn_fairseq.adaptations.one_line import message_of
 
 SECONDS = HANGS
 
@@ -53,10 +53,7 @@ def run(program: str, arguments, stdin: str = "") -> Outcome:
         printed = end.code if isinstance(end.code, str) else errors.getvalue()
         return Outcome("refused", (printed.strip().splitlines() or [""])[-1])
     except Exception as error:
-        message = usage_message(error)
-        if message is None:
-            return Outcome("fails", f"{type(error).__name__}: {error}")
-        return Outcome("refused", message)
+        return Outcome("refused", message_of(error))
     finally:
         # Later trainings of the process would take it for running.
         forget_hydra()

@@ -1,6 +1,8 @@
 """fairseq-generate and fairseq-interactive: lines of the input, and sacreBLEU."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 from helpers.cli import fairseq_train, run_module
@@ -25,6 +27,21 @@ def test_a_carriage_return_within_a_line_is_no_end_of_it(data, model, tmp_path):
     options = [data, "--path", model, "--source-lang", "en", "--target-lang", "fr", "--buffer-size", 8]
     result = run_module("fairseq_cli.interactive", [*options, "--input", tmp_path / "in.en", "--cpu"])
     assert re.findall(r"^S-(\d+)", result.stdout, re.M) == ["0", "1"]
+
+
+def test_preprocessing_and_raw_data_have_as_many_sentences_as_lines(tmp_path):
+    """A process of its own, because only programs of fairseq read text by this rule."""
+    (tmp_path / "train.en").write_bytes("one\rtwo \u2028three\r\nfour\n".encode())
+    program = f"""
+import fairseq_cli, rhhn_fairseq.plugin
+from fairseq.data import Dictionary, indexed_dataset
+path, dictionary = {str(tmp_path / "train.en")!r}, Dictionary()
+Dictionary.add_file_to_dictionary(path, dictionary, str.split, 1)
+raw = indexed_dataset.IndexedRawTextDataset(path, dictionary)
+print(dictionary.count[dictionary.eos()] - 1, [len(tokens) for tokens in raw])
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout == "2 [4, 2]\n", result.stderr
 
 
 def test_sacrebleu_is_the_scorer(data, model):

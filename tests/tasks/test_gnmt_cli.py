@@ -12,7 +12,6 @@ from helpers.cli import fairseq_train, json_log, model_of, run_module
 from helpers.programs import run
 
 from rhhn_fairseq.adaptations.alignments import replace_unk
-from rhhn_fairseq.adaptations.mistakes import describe
 from rhhn_fairseq.errors import UsageError
 
 WORDS = {"red": "rouge", "blue": "bleu", "dog": "chien", "cat": "chat", "sees": "voit", "house": "maison"}
@@ -192,22 +191,6 @@ def _average(names, path):
 def test_mistakes_end_in_one_line(corpus, trained, program, options, line):
     outcome = run(program, [corpus, "--path", trained / "checkpoint_best.pt", *options])
     assert outcome.kind == "refused" and outcome.text.removeprefix("error: ").startswith(line), outcome.text
-
-
-def _raised(module, code, **names):
-    """The exception that code raises in a module of that name."""
-    with pytest.raises(Exception) as caught:
-        exec(code, {"__name__": module} | names)
-    return caught.value
-
-
-def test_other_errors_of_the_same_kinds_are_not_explained():
-    # These are defects, so their tracebacks have to stay.
-    criterion = "def reduce(logging_outputs): 1 / 0\nreduce([{}])"
-    assert describe(_raised("fairseq.criterions.cross_entropy", criterion)) is None
-    assert describe(_raised("fairseq_cli.generate", "None[0]")) is None
-    message = "f() missing 1 required positional argument: 'prev_output_tokens'"
-    assert describe(_raised("torch.nn.modules.module", f"raise TypeError({message!r})")) is None
 
 
 @pytest.mark.slow

@@ -1,13 +1,20 @@
 """Evaluation takes the task and its options from the checkpoint; numbers and averages in checkpoints."""
 
 import collections
+import math
+import re
 import shutil
 
 import numpy as np
 import pytest
 import torch
 from fairseq import options
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu, save_ema_as_checkpoint
+from fairseq.checkpoint_utils import (
+    load_checkpoint_to_cpu,
+    load_model_ensemble_and_task,
+    save_ema_as_checkpoint,
+)
+from fairseq.optim.adam import FairseqAdam
 from helpers.option_walk import Workplace, training
 from helpers.programs import run
 
@@ -103,6 +110,33 @@ def test_validation_has_the_options_of_the_stored_loss(place, tmp_path):
     line = [options.get_validation_parser, "--path", tmp_path / "chunked.pt", "--ignore-prefix-size", 2]
     args = parse(*line)
     assert (args.criterion, args.ignore_prefix_size) == ("chunked_cross_entropy", 2)
+
+
+@pytest.mark.parametrize("criterion", ["label_smoothed_cross_entropy", "chunked_cross_entropy"])
+def test_a_prefix_is_left_out_of_losses_and_of_their_count(criterion, place, tmp_path):
+    line = [*training("gnmt_translation", place), "--criterion", criterion, "--save-dir", tmp_path]
+    works("train", *line)
+    path = tmp_path / "checkpoint_last.pt"
+    [model], cfg, task = load_model_ensemble_and_task([str(path)])
+    task.load_dataset("valid")
+    data = task.dataset("valid")
+    sample = data.collater([data[i] for i in range(len(data))])
+    model.eval()
+    with torch.no_grad():
+        log_p = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
+    target = sample["target"]
+    scored = target[:, 3:] != task.target_dictionary.pad()
+    nll = -log_p.gather(2, target.unsqueeze(2)).squeeze(2)[:, 3:][scored].mean().item() / math.log(2)
+    # The option is the checkpoint's criterion's, which need not be named.
+    line = [*place.data_of("gnmt_translation"), "--path", path, *HERE, "--log-format", "json"]
+    [figure] = re.findall(r'"valid_nll_loss": "(.*?)"', works("validate", *line, "--ignore-prefix-size", 3))
+    assert float(figure) == pytest.approx(nll, abs=5e-4 + 1e-6)
+    # What a training divides its gradients by.
+    cfg.criterion.ignore_prefix_size = 3
+    loss = task.build_criterion(cfg.criterion)
+    optimizer = FairseqAdam(cfg.optimizer, list(model.parameters()))
+    _, size, _ = task.train_step(sample, model, loss, optimizer, 0)
+    assert size == scored.sum()
 
 
 def test_what_cannot_be_read_is_said_in_a_line(place, tmp_path):
