@@ -1,6 +1,8 @@
 """Fixes for fairseq's ``--store-ema``."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rhhn_fairseq.adaptations import in_place_of, mentions
 
@@ -45,33 +47,27 @@ def count_updates_across_restarts() -> bool:
     return True
 
 
-def begin_with_the_checkpoint() -> bool:
+_averaging: list = []
+
+
+@contextmanager
+def begun_with_the_checkpoint(trainer) -> Iterator[None]:
     """``--store-ema`` with a checkpoint that holds no average ends in "KeyError: 'model'".
 
     fairseq then means to begin the average with the checkpoint's weights, but has deleted them by that time.
-    This happens when ``--store-ema`` is added to a run that resumes, and with ``--finetune-from-model``. Here
-    the weights stand in for the missing average.
+    This happens when ``--store-ema`` is added to a run that resumes, and with ``--finetune-from-model``. Within
+    the context, ``add_average`` lets the weights stand in for the missing average.
     """
-    from fairseq import checkpoint_utils
-    from fairseq.trainer import Trainer
+    if trainer.cfg.ema.store_ema:
+        _averaging.append(trainer)
+    try:
+        yield
+    finally:
+        _averaging.clear()
 
-    averaging = []
 
-    @in_place_of(checkpoint_utils, "load_checkpoint_to_cpu")
-    def load_checkpoint_to_cpu(load_to_cpu, path, *args, **kwargs):
-        state = load_to_cpu(path, *args, **kwargs)
-        if averaging and "model" in state and "ema" not in state.setdefault("extra_state", {}):
-            logger.warning("%s holds no average of the weights; the average begins with its weights", path)
-            state["extra_state"]["ema"] = state["model"]
-        return state
-
-    @in_place_of(Trainer, "load_checkpoint")
-    def load_checkpoint(load, self, *args, **kwargs):
-        if self.cfg.ema.store_ema:
-            averaging.append(self)
-        try:
-            return load(self, *args, **kwargs)
-        finally:
-            averaging.clear()
-
-    return True
+def add_average(path: str, state: dict) -> None:
+    """Gives a checkpoint that was read an average of its weights, see ``begun_with_the_checkpoint``."""
+    if _averaging and "model" in state and "ema" not in state.setdefault("extra_state", {}):
+        logger.warning("%s holds no average of the weights; the average begins with its weights", path)
+        state["extra_state"]["ema"] = state["model"]

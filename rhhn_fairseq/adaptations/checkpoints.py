@@ -10,15 +10,12 @@ from contextlib import nullcontext
 import torch
 from omegaconf import OmegaConf
 
-from rhhn_fairseq.adaptations import in_place_of, mentions, trains_ours
+from rhhn_fairseq.adaptations import averages, in_place_of, restarts, saving
 from rhhn_fairseq.adaptations.forms import allowance, check_file, check_state
 from rhhn_fairseq.adaptations.names import check_combination, require_known
 from rhhn_fairseq.adaptations.ranges import check
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import refuse_endless
-
-# fairseq's default for --restore-file: the newest checkpoint of --save-dir, if there is one.
-LATEST = "checkpoint_last.pt"
 
 
 def allow_namespace() -> bool:
@@ -89,10 +86,10 @@ def load_weights_only() -> bool:
     return True
 
 
-def name_missing_file() -> bool:
-    """A checkpoint that is missing or not readable ends in a one-line error instead of a traceback.
+def read() -> bool:
+    """Checkpoints are read where they can be, and know what resuming needs.
 
-    A named pipe is refused too: without a writer, fairseq would wait for it forever.
+    A named pipe is refused: without a writer, fairseq would wait for it forever.
     """
     from fairseq import checkpoint_utils
 
@@ -100,100 +97,46 @@ def name_missing_file() -> bool:
     def load_checkpoint_to_cpu(load_to_cpu, path, *args, **kwargs):
         refuse_endless(path)
         try:
-            return load_to_cpu(path, *args, **kwargs)
+            state = load_to_cpu(path, *args, **kwargs)
         except OSError as error:
             reason = error.strerror or str(error)
             raise UsageError(f"checkpoint {path} cannot be read: {reason}") from error
-
-    @in_place_of(checkpoint_utils, "load_model_ensemble_and_task")
-    def load_model_ensemble_and_task(load_ensemble, *args, **kwargs):
-        try:
-            return load_ensemble(*args, **kwargs)
-        except OSError as error:
-            # The data of the task may be missing as well; that is another error.
-            if str(error).startswith("Model file not found"):
-                raise UsageError(_missing_models(str(error))) from error
-            raise
+        restarts.remember_batches(state)
+        averages.add_average(path, state)
+        return state
 
     return True
 
 
-def _missing_models(message: str) -> str:
-    """Returns the error for fairseq's message. It may name an ensemble, where a program takes one model."""
-    paths = message.partition(": ")[2].split(os.pathsep)
-    if len(paths) > 1 and all(map(os.path.isfile, paths)):
-        return f"--path names {len(paths)} checkpoints, and this program takes one"
-    return message
-
-
-def require_named_checkpoint() -> bool:
-    """With a mistyped --restore-file fairseq trains from scratch: it only logs that nothing was found.
-
-    That is right for the default, the newest checkpoint of --save-dir, but wrong for a file that the
-    user named. A model of this package needs the file; fairseq's own are trained as fairseq does.
-    """
-    from fairseq import checkpoint_utils
-
-    @in_place_of(checkpoint_utils, "load_checkpoint")
-    def load_checkpoint(load, cfg, trainer, **kwargs):
-        suffix = f"{trainer.checkpoint_suffix}.pt"
-        named = {}
-        if cfg.restore_file != LATEST:
-            named["--restore-file"] = cfg.restore_file.replace(".pt", suffix)
-        elif not os.path.exists(os.path.join(cfg.save_dir, LATEST.replace(".pt", suffix))):
-            # These two apply only if there is no newest checkpoint; the first takes precedence.
-            if getattr(cfg, "continue_once", None) is not None:
-                named["--continue-once"] = cfg.continue_once
-            elif cfg.finetune_from_model is not None:
-                named["--finetune-from-model"] = cfg.finetune_from_model
-        for option, path in named.items() if trains_ours(trainer) else ():
-            if not checkpoint_utils.PathManager.isfile(path):
-                raise UsageError(f"{option} {path}: there is no such checkpoint file")
-        return load(cfg, trainer, **kwargs)
-
-    return True
-
-
-def gather_before_saving() -> bool:
-    """A task whose state is spread over all workers has to gather it before it is saved.
+def save() -> bool:
+    """Checkpoints are saved completely: the state of all workers, every interval, and in a whole file.
 
     fairseq asks a task for its state (`get_checkpoint_dict`) on rank 0 only, after the other ranks have
     returned. Here every worker first calls the task's `gather_checkpoint_state`, if it has one.
     """
     from fairseq import checkpoint_utils
-
-    if mentions(checkpoint_utils.save_checkpoint, "gather_checkpoint_state"):
-        return False
+    from fairseq.file_io import PathManager
+    from fairseq.trainer import Trainer
 
     @in_place_of(checkpoint_utils, "save_checkpoint")
-    def save_checkpoint(save, cfg, trainer, *args, **kwargs):
+    def save_checkpoint(inner, cfg, trainer, epoch_itr, val_loss):
         gather = getattr(trainer.task, "gather_checkpoint_state", None)
         if gather is not None and not cfg.no_save:
             gather()
-        return save(cfg, trainer, *args, **kwargs)
+        return inner(cfg, trainer, saving.within_the_epoch(cfg, trainer, epoch_itr), val_loss)
 
-    return True
+    @in_place_of(Trainer, "save_checkpoint")
+    def save_training(inner, self, filename, extra_state):
+        if saving.is_dump_of_a_mistake(filename):
+            return None
+        return inner(self, filename, extra_state | restarts.count_of_patience())
 
-
-def save_by_updates_at_the_end_of_an_epoch() -> bool:
-    """``--save-interval-updates N`` saves every N updates, also where the Nth is the last of an epoch.
-
-    fairseq relies on the checkpoint of the epoch there, even if ``--no-epoch-checkpoints`` or
-    ``--save-interval`` leaves it out. If N is the number of updates of an epoch, it never saves one.
-    """
-    from fairseq import checkpoint_utils
-
-    @in_place_of(checkpoint_utils, "save_checkpoint")
-    def save_checkpoint(save, cfg, trainer, epoch_itr, val_loss):
-        interval, updates = cfg.save_interval_updates, trainer.get_num_updates()
-        without = cfg.no_epoch_checkpoints or epoch_itr.epoch % cfg.save_interval
-        if without and interval > 0 and updates % interval == 0:
-            # Only its name and position are read.
-            position = epoch_itr.state_dict()
-            epoch_itr = types.SimpleNamespace(
-                epoch=epoch_itr.epoch, end_of_epoch=lambda: False, state_dict=lambda: position
-            )
-        return save(cfg, trainer, epoch_itr, val_loss)
+    @in_place_of(checkpoint_utils, "torch_persistent_save")
+    def torch_persistent_save(inner, obj, filename, async_write=False):
+        obj = saving.plain(obj)
+        if async_write or not PathManager.supports_rename(filename):
+            return inner(obj, filename, async_write=async_write)
+        return saving.save_in_one_attempt(obj, filename)
 
     return True
 

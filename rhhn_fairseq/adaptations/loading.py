@@ -11,6 +11,8 @@ import sys
 import threading
 import types
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from torch._utils import ExceptionWrapper
@@ -125,29 +127,24 @@ def stop_reading_at_the_end() -> bool:
     program's main function returns or, under Hydra, at exit.
     """
     from fairseq.data import iterators
-    from fairseq.distributed import utils
-
-    running = weakref.WeakSet()
 
     class StoppableConsumer(iterators.BackgroundConsumer):
         def start(self):
-            running.add(self)
+            _running.add(self)
             super().start()
 
-    def stop_all():
-        for consumer in list(running):
-            stop(consumer)
-
-    @in_place_of(utils, "call_main")
-    def call_main_and_stop(call_main, cfg, main, **kwargs):
-        try:
-            call_main(cfg, main, **kwargs)
-        finally:
-            stop_all()
-
     iterators.BackgroundConsumer = StoppableConsumer
-    atexit.register(stop_all)
+    atexit.register(stop_reading)
     return True
+
+
+_running = weakref.WeakSet()
+
+
+def stop_reading() -> None:
+    """Stops all threads that fetch batches."""
+    for consumer in list(_running):
+        stop(consumer)
 
 
 def end_data_workers_with_training() -> bool:
@@ -156,9 +153,8 @@ def end_data_workers_with_training() -> bool:
     SIGTERM and Ctrl-C may be sent to the whole process group. The training notes them and saves, but its data
     workers would end at once, and the training then fails before it has saved. Here only the training itself
     ends them. A worker that cannot hand on a batch, because /dev/shm is full, would print a traceback, and
-    the training would wait for that batch for ever. A worker that is killed ends the program in one line.
+    the training would wait for that batch for ever.
     """
-    from fairseq.distributed import utils
 
     @in_place_of(worker, "_worker_loop")
     def work(loop, kind, dataset, index_queue, data_queue, *args, **kwargs):
@@ -173,19 +169,23 @@ def end_data_workers_with_training() -> bool:
         data_queue._on_queue_feeder_error = hand_on_error
         return loop(kind, dataset, index_queue, data_queue, *args, **kwargs)
 
-    @in_place_of(utils, "call_main")
-    def call_main_with_workers(call_main, *args, **kwargs):
-        try:
-            return call_main(*args, **kwargs)
-        except RuntimeError as error:
-            if not lost_a_worker(error):
-                raise
-            raise UsageError(f"{str(error).partition('. ')[0]}; {READ_HERE}") from error
-
     return True
 
 
 READ_HERE = "if memory or /dev/shm is full, --num-workers 0 needs less of both"
+
+
+@contextmanager
+def readers_ended() -> Iterator[None]:
+    """No thread that fetches batches outlives the program, and a killed data worker ends it in one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not lost_a_worker(error):
+            raise
+        raise UsageError(f"{str(error).partition('. ')[0]}; {READ_HERE}") from error
+    finally:
+        stop_reading()
 
 
 def lost_a_worker(error: Exception) -> bool:

@@ -5,12 +5,13 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from weakref import WeakSet
 
 from omegaconf import OmegaConf
 
-from rhhn_fairseq.adaptations import in_place_of, mentions, training_loops
+from rhhn_fairseq.adaptations import averages, in_place_of, mentions, training_loops
 from rhhn_fairseq.adaptations.saving import replaced_checkpoint
 from rhhn_fairseq.errors import UsageError
 
@@ -80,80 +81,113 @@ def batch_alike_in_every_start() -> bool:
     return True
 
 
-def check_direction_of_every_checkpoint() -> bool:
+@dataclass(frozen=True)
+class Loaded:
+    """What ``Trainer.load_checkpoint`` was asked for, and what it has read.
+
+    Attributes:
+        filename: of the checkpoint. state: its ``extra_state``, None if there is no such file.
+        optimizer, schedule, meters: whether these are the checkpoint's; otherwise they begin anew.
+    """
+
+    filename: str
+    state: dict | None
+    optimizer: bool
+    schedule: bool
+    meters: bool
+
+
+def resume() -> bool:
+    """``Trainer.load_checkpoint`` restores less than a training has; the steps below restore the rest."""
+    from fairseq.trainer import Trainer
+
+    @in_place_of(Trainer, "load_checkpoint")
+    def load_checkpoint(
+        load,
+        self,
+        filename,
+        reset_optimizer=False,
+        reset_lr_scheduler=False,
+        *args,
+        reset_meters=False,
+        **kwargs,
+    ):
+        with averages.begun_with_the_checkpoint(self):
+            options = (reset_optimizer, reset_lr_scheduler, *args)
+            state = load(self, filename, *options, reset_meters=reset_meters, **kwargs)
+        loaded = Loaded(filename, state, not reset_optimizer, not reset_lr_scheduler, not reset_meters)
+        if state is not None:
+            check_direction(self, loaded)
+            count_batches_of_all_workers(self, loaded)
+        continue_patience(loaded)
+        if state is not None:
+            continue_clock(self, loaded)
+            continue_without_optimizer(self, loaded)
+            # After continue_without_optimizer, which loads the schedule's state.
+            continue_plateau(self, loaded)
+        return state
+
+    return True
+
+
+def check_direction(trainer, loaded: Loaded) -> None:
     """A character model is fine-tuned in its reading direction only.
 
     fairseq shows a task its state in a checkpoint only where the epoch goes on, not with
     ``--finetune-from-model`` or ``--reset-dataloader``. Here the task checks the direction of each.
     """
-    from fairseq.trainer import Trainer
-
-    @in_place_of(Trainer, "load_checkpoint")
-    def load_checkpoint(load, self, filename, *args, **kwargs):
-        extra_state = load(self, filename, *args, **kwargs)
-        if extra_state is not None and hasattr(self.task, "check_direction"):
-            self.task.check_direction(extra_state.get(type(self.task).__name__) or {})
-        return extra_state
-
-    return True
+    if hasattr(trainer.task, "check_direction"):
+        trainer.task.check_direction(loaded.state.get(type(trainer.task).__name__) or {})
 
 
-def count_batches_of_all_workers() -> bool:
+def count_batches_of_all_workers(trainer, loaded: Loaded) -> None:
     """A run that resumes in mid-epoch with another number of workers must resume at the same batch.
 
     fairseq saves how many batches each worker has read and uses that number for each worker of the new run,
     however many there are. Two workers that have read 20 batches each are at batch 40; a single worker would
-    resume at batch 20. Here the number is converted when a checkpoint is loaded. The checkpoint's
-    configuration says how many workers saved it, so older checkpoints work too. It also says how its batches
-    were made: among other batches, the number would skip sentences and repeat others, which is refused.
+    resume at batch 20. Here the number is converted. The checkpoint's configuration says how many workers
+    saved it (``remember_batches``), so older checkpoints work too. It also says how its batches were made:
+    among other batches, the number would skip sentences and repeat others, which is refused.
     """
-    from fairseq import checkpoint_utils
-    from fairseq.trainer import Trainer
+    position = loaded.state.get("train_iterator", {})
+    before, now = position.get("workers"), trainer.data_parallel_world_size
+    if before is None or not position.get("iterations_in_epoch"):
+        return
+    cfg = trainer.cfg
+    if not cfg.checkpoint.reset_dataloader and loaded.filename != cfg.checkpoint.finetune_from_model:
+        _require_same_batches(loaded.filename, position["batching"], cfg)
+    if before != now and cfg.dataset.grouped_shuffling and not cfg.checkpoint.reset_dataloader:
+        raise UsageError(
+            f"checkpoint {loaded.filename} was saved in mid-epoch by {before} worker(s), this run has {now}: "
+            "--grouped-shuffling orders batches by the number of workers; resume with as many, or give "
+            "--reset-dataloader to begin again at epoch 1"
+        )
+    frequencies = cfg.optimization.update_freq
+    frequency = frequencies[min(position["epoch"], len(frequencies)) - 1]
+    seen = position["iterations_in_epoch"] * before
+    position["iterations_in_epoch"], again = position_of_worker(seen, now, frequency)
+    if again:
+        logger.warning(
+            "%s was saved after batch %d of an epoch, within an update of this run's %d worker(s) "
+            "with --update-freq %d: the last %d batches are trained on again",
+            loaded.filename,
+            seen,
+            now,
+            frequency,
+            again,
+        )
 
-    @in_place_of(checkpoint_utils, "load_checkpoint_to_cpu")
-    def load_checkpoint_to_cpu(load_to_cpu, path, *args, **kwargs):
-        state = load_to_cpu(path, *args, **kwargs)
-        cfg = state.get("cfg")
-        if OmegaConf.is_config(cfg) and "train_iterator" in state.get("extra_state", {}):
-            # Only rank 0 reads the file; the other ranks receive what it sends.
-            position = state["extra_state"]["train_iterator"]
-            position["workers"] = OmegaConf.select(cfg, "distributed_training.distributed_world_size")
-            position["batching"] = {key: OmegaConf.select(cfg, key) for key in BATCHING}
-        return state
 
-    @in_place_of(Trainer, "load_checkpoint")
-    def load_checkpoint(load, self, filename, *args, **kwargs):
-        extra_state = load(self, filename, *args, **kwargs)
-        position = (extra_state or {}).get("train_iterator", {})
-        before, now = position.get("workers"), self.data_parallel_world_size
-        if before is None or not position.get("iterations_in_epoch"):
-            return extra_state
-        checkpoint = self.cfg.checkpoint
-        if not checkpoint.reset_dataloader and filename != checkpoint.finetune_from_model:
-            _require_same_batches(filename, position["batching"], self.cfg)
-        if before != now and self.cfg.dataset.grouped_shuffling and not self.cfg.checkpoint.reset_dataloader:
-            raise UsageError(
-                f"checkpoint {filename} was saved in mid-epoch by {before} worker(s), this run has {now}: "
-                "--grouped-shuffling orders batches by the number of workers; resume with as many, or give "
-                "--reset-dataloader to begin again at epoch 1"
-            )
-        frequencies = self.cfg.optimization.update_freq
-        frequency = frequencies[min(position["epoch"], len(frequencies)) - 1]
-        seen = position["iterations_in_epoch"] * before
-        position["iterations_in_epoch"], again = position_of_worker(seen, now, frequency)
-        if again:
-            logger.warning(
-                "%s was saved after batch %d of an epoch, within an update of this run's %d worker(s) "
-                "with --update-freq %d: the last %d batches are trained on again",
-                filename,
-                seen,
-                now,
-                frequency,
-                again,
-            )
-        return extra_state
+def remember_batches(state: dict) -> None:
+    """Writes beside a checkpoint's position how many workers it counts, and how its batches were made.
 
-    return True
+    Only rank 0 reads the file; the other ranks receive what it sends.
+    """
+    cfg = state.get("cfg")
+    if OmegaConf.is_config(cfg) and "train_iterator" in state.get("extra_state", {}):
+        position = state["extra_state"]["train_iterator"]
+        position["workers"] = OmegaConf.select(cfg, "distributed_training.distributed_world_size")
+        position["batching"] = {key: OmegaConf.select(cfg, key) for key in BATCHING}
 
 
 def _require_same_batches(filename: str, batching: dict, cfg) -> None:
@@ -169,49 +203,31 @@ def _require_same_batches(filename: str, batching: dict, cfg) -> None:
             )
 
 
-def continue_patience() -> bool:
+def continue_patience(loaded: Loaded) -> None:
     """A training that is restarted must end after as many validations without improvement as any other.
 
     fairseq counts them for ``--patience`` on a function of its program and does not save the count, so a
     training that is restarted often enough never ends. A second training of one process, as in a sweep of
     fairseq-hydra-train, begins with the count and the best score of the first. Here the count is saved in
-    checkpoints under ``early_stop``, and every training begins with what its checkpoint has.
+    checkpoints (``count_of_patience``), and every training begins with what its checkpoint has.
     """
     from fairseq import checkpoint_utils
-    from fairseq.trainer import Trainer
 
-    @in_place_of(Trainer, "save_checkpoint")
-    def save_checkpoint(save, self, filename, extra_state):
-        counts = vars(early_stop) if (early_stop := _early_stop()) else {}
-        if {"best", "num_runs"} <= counts.keys():
-            count = {"best": float(counts["best"]), "num_runs": counts["num_runs"]}
-            extra_state = extra_state | {"early_stop": count}
-        return save(self, filename, extra_state)
+    # fairseq restores the best score of a checkpoint after this, under the same condition.
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)
+    if early_stop := _early_stop():
+        for name in ("best", "num_runs"):
+            vars(early_stop).pop(name, None)
+        if loaded.state is not None and loaded.optimizer and loaded.meters:
+            vars(early_stop).update(loaded.state.get("early_stop", {}))
 
-    @in_place_of(Trainer, "load_checkpoint")
-    def load_checkpoint(
-        load,
-        self,
-        filename,
-        reset_optimizer=False,
-        reset_lr_scheduler=False,
-        *args,
-        reset_meters=False,
-        **kwargs,
-    ):
-        extra_state = load(
-            self, filename, reset_optimizer, reset_lr_scheduler, *args, reset_meters=reset_meters, **kwargs
-        )
-        # fairseq restores the best score of a checkpoint after this, under the same condition.
-        vars(checkpoint_utils.save_checkpoint).pop("best", None)
-        if early_stop := _early_stop():
-            for name in ("best", "num_runs"):
-                vars(early_stop).pop(name, None)
-            if extra_state is not None and not reset_optimizer and not reset_meters:
-                vars(early_stop).update(extra_state.get("early_stop", {}))
-        return extra_state
 
-    return True
+def count_of_patience() -> dict:
+    """Returns what a checkpoint holds of the count of ``--patience``; {} before the first validation."""
+    counts = vars(early_stop) if (early_stop := _early_stop()) else {}
+    if not {"best", "num_runs"} <= counts.keys():
+        return {}
+    return {"early_stop": {"best": float(counts["best"]), "num_runs": counts["num_runs"]}}
 
 
 def _early_stop() -> Callable | None:
@@ -219,7 +235,7 @@ def _early_stop() -> Callable | None:
     return next((names["should_stop_early"] for names in training_loops()), None)
 
 
-def continue_clock() -> bool:
+def continue_clock(trainer, loaded: Loaded) -> None:
     """The elapsed time of a training that is restarted goes on, in the log and for ``--stop-time-hours``.
 
     fairseq logs ``wall`` as 0 after a restart, since the stopwatch that it loads does not run. With
@@ -228,32 +244,47 @@ def continue_clock() -> bool:
     """
     from fairseq.logging import metrics
     from fairseq.logging.meters import StopwatchMeter
-    from fairseq.trainer import Trainer
 
-    @in_place_of(Trainer, "load_checkpoint")
-    def load_checkpoint(load, self, filename, *args, reset_meters=False, **kwargs):
-        extra_state = load(self, filename, *args, reset_meters=reset_meters, **kwargs)
-        if extra_state is None:
-            return None
-        if reset_meters:
-            self._previous_training_time = 0
-        elif isinstance(meter := metrics.get_meter("default", "wall"), StopwatchMeter):
-            # Of several workers, the time is a tensor.
-            meter.start_time = time.perf_counter() - float(self._previous_training_time)
-        return extra_state
-
-    return True
+    if not loaded.meters:
+        trainer._previous_training_time = 0
+    elif isinstance(meter := metrics.get_meter("default", "wall"), StopwatchMeter):
+        # Of several workers, the time is a tensor.
+        meter.start_time = time.perf_counter() - float(trainer._previous_training_time)
 
 
-def continue_plateaus() -> bool:
+def continue_without_optimizer(trainer, loaded: Loaded) -> None:
+    """A checkpoint without the optimizer's state must not set the number of updates to 0.
+
+    ``--no-save-optimizer-state`` leaves that state out. From such a checkpoint fairseq counts updates from 0,
+    so a training that is restarted often never ends. Here the number and the schedule go on, and a warning
+    says that the optimizer begins anew.
+    """
+    last = trainer._optim_history[-1] if trainer._optim_history else {}
+    if loaded.optimizer and trainer.get_num_updates() == 0 < last.get("num_updates", 0):
+        if loaded.schedule:
+            trainer.lr_scheduler.load_state_dict(last["lr_scheduler_state"])
+        trainer.set_num_updates(last["num_updates"])
+        logger.warning("%s has no state of the optimizer, which begins anew", loaded.filename)
+
+
+def continue_plateau(trainer, loaded: Loaded) -> None:
+    """``reduce_lr_on_plateau`` has not seen the figure of an epoch at whose end it was saved."""
+    from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule as Schedule
+
+    if isinstance(trainer.lr_scheduler, Schedule) and loaded.state and loaded.schedule:
+        position, loss = loaded.state["train_iterator"], loaded.state.get("val_loss")
+        if loss is not None and not position.get("iterations_in_epoch"):
+            trainer.lr_scheduler.step(position["epoch"] - 1, loss)
+
+
+def save_plateaus() -> bool:
     """``reduce_lr_on_plateau`` must lower the rate of a training that is restarted when it would any other's.
 
     fairseq saves the best figure in its checkpoints, but not how many validations have not reached it. It
-    saves the checkpoint of an epoch before the schedule sees the epoch's figure, which is then lost. The rate
-    belongs to the optimizer's state, which ``--no-save-optimizer-state`` leaves out.
+    saves the checkpoint of an epoch before the schedule sees the epoch's figure (``continue_plateau``). The
+    rate belongs to the optimizer's state, which ``--no-save-optimizer-state`` leaves out.
     """
     from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule as Schedule
-    from fairseq.trainer import Trainer
 
     @in_place_of(Schedule, "state_dict")
     def save_counts(state_dict, self):
@@ -273,46 +304,14 @@ def continue_plateaus() -> bool:
         if "lr" in state:
             self.optimizer.set_lr(state["lr"])
 
-    @in_place_of(Trainer, "load_checkpoint")
-    def load_checkpoint(
-        load, self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, **kwargs
-    ):
-        extra_state = load(self, filename, reset_optimizer, reset_lr_scheduler, *args, **kwargs)
-        if isinstance(self.lr_scheduler, Schedule) and extra_state and not reset_lr_scheduler:
-            position, loss = extra_state["train_iterator"], extra_state.get("val_loss")
-            if loss is not None and not position.get("iterations_in_epoch"):
-                self.lr_scheduler.step(position["epoch"] - 1, loss)
-        return extra_state
-
     return True
 
 
-def continue_without_optimizer() -> bool:
-    """A checkpoint without the optimizer's state must not set the number of updates to 0.
-
-    ``--no-save-optimizer-state`` leaves that state out. From such a checkpoint fairseq counts updates from 0,
-    so a training that is restarted often never ends. Here the number and the schedule go on, and a warning
-    says that the optimizer begins anew.
-    """
-    from fairseq.trainer import Trainer
-
-    @in_place_of(Trainer, "load_checkpoint")
-    def load_checkpoint(
-        load, self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, **kwargs
-    ):
-        extra_state = load(self, filename, reset_optimizer, reset_lr_scheduler, *args, **kwargs)
-        last = self._optim_history[-1] if extra_state is not None and self._optim_history else {}
-        if not reset_optimizer and self.get_num_updates() == 0 < last.get("num_updates", 0):
-            if not reset_lr_scheduler:
-                self.lr_scheduler.load_state_dict(last["lr_scheduler_state"])
-            self.set_num_updates(last["num_updates"])
-            logger.warning("%s has no state of the optimizer, which begins anew", filename)
-        return extra_state
-
-    return True
+COMPLETE = WeakSet()
+"""The trainers that have no update to make."""
 
 
-def end_where_complete() -> bool:
+def end_where_complete(trainer, extra_state: dict | None, epochs) -> None:
     """A run without an update to make ends at once, with an error if it is new, a warning if it resumes.
 
     In fairseq a new run that cannot make one update ends with status 0. A run that resumes where
@@ -322,37 +321,27 @@ def end_where_complete() -> bool:
     A validation that a signal interrupted is made up for. Without it, `checkpoint_best.pt`, ``--patience``
     and ``reduce_lr_on_plateau`` would miss its figure.
     """
-    from fairseq import checkpoint_utils
-
-    complete = WeakSet()
-
-    @in_place_of(checkpoint_utils, "load_checkpoint")
-    def load_checkpoint(load, cfg, trainer, **kwargs):
-        extra_state, epochs = load(cfg, trainer, **kwargs)
-        if (reason := _why_complete(trainer, epochs)) is not None:
-            if trainer.get_num_updates() == 0:
-                raise UsageError(f"there is nothing to train: {reason}")
-            logger.warning("training is complete at update %d: %s", trainer.get_num_updates(), reason)
-            complete.add(trainer)
-        resumes = extra_state is not None and not cfg.reset_dataloader
-        unvalidated = resumes and extra_state.get("val_loss") is None
-        missing = unvalidated and _validation_due(trainer, epochs, ends=reason is not None)
-        if missing and _make_up_for_validation(trainer, epochs, extra_state["train_iterator"]):
-            complete.add(trainer)
-        for names in training_loops():
-            if not hasattr(names["train"], "ends"):
-                names["train"] = _ending(names["train"], complete)
-        return extra_state, epochs
-
-    return True
+    if (reason := _why_complete(trainer, epochs)) is not None:
+        if trainer.get_num_updates() == 0:
+            raise UsageError(f"there is nothing to train: {reason}")
+        logger.warning("training is complete at update %d: %s", trainer.get_num_updates(), reason)
+        COMPLETE.add(trainer)
+    resumes = extra_state is not None and not trainer.cfg.checkpoint.reset_dataloader
+    unvalidated = resumes and extra_state.get("val_loss") is None
+    missing = unvalidated and _validation_due(trainer, epochs, ends=reason is not None)
+    if missing and _make_up_for_validation(trainer, epochs, extra_state["train_iterator"]):
+        COMPLETE.add(trainer)
+    for names in training_loops():
+        if not hasattr(names["train"], "ends"):
+            names["train"] = _ending(names["train"])
 
 
-def _ending(train, complete: WeakSet):
-    """Returns fairseq's function for an epoch; for one of the ``complete`` trainers it only ends the loop."""
+def _ending(train):
+    """Returns fairseq's function for an epoch; for a trainer that is complete it only ends the loop."""
 
     @functools.wraps(train)
     def end_or_train(cfg, trainer, task, epoch_itr):
-        return ([None], True) if trainer in complete else train(cfg, trainer, task, epoch_itr)
+        return ([None], True) if trainer in COMPLETE else train(cfg, trainer, task, epoch_itr)
 
     end_or_train.ends = True
     return end_or_train

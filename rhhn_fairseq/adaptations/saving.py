@@ -4,12 +4,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import BinaryIO
 
 import numpy as np
 import torch
 
-from rhhn_fairseq.adaptations import in_place_of, mentions
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.staging import replace_file
 
@@ -17,45 +17,40 @@ from rhhn_fairseq.staging import replace_file
 WRITER = ("inline_container", "PytorchStreamWriter", "basic_ios::clear", "iostream error")
 
 
-def leave_no_cut_checkpoint() -> bool:
+def save_in_one_attempt(obj, filename: str) -> None:
     """A disk that fills up while a checkpoint is saved leaves a partial file and three tracebacks.
 
     fairseq tries three times and continues in the file where it stopped, so even an attempt that succeeds
     does not give a valid file. Here there is one attempt, into a temporary file beside the checkpoint. If it
     fails, that file is removed and the run ends in a one-line error.
     """
-    from fairseq import checkpoint_utils
-    from fairseq.file_io import PathManager
-
-    if mentions(checkpoint_utils.torch_persistent_save, "unlink"):
-        return False
-
-    @in_place_of(checkpoint_utils, "torch_persistent_save")
-    def torch_persistent_save(inner, obj, filename, async_write=False):
-        if async_write or not PathManager.supports_rename(filename):
-            inner(obj, filename, async_write=async_write)
-            return
-        with replaced_checkpoint(filename) as file:
-            torch.save(obj, file)
-
-    return True
+    with replaced_checkpoint(filename) as file:
+        torch.save(obj, file)
 
 
-def leave_no_dump_of_a_mistake() -> bool:
+def is_dump_of_a_mistake(filename: str) -> bool:
     """A setting that only the first batch shows to be wrong leaves no ``crash.pt``.
 
     fairseq saves the weights there on any error within an update. Nothing has been trained by then, and the
     message already says what to change.
     """
-    from fairseq.trainer import Trainer
+    return isinstance(sys.exc_info()[1], UsageError) and os.path.basename(filename) == "crash.pt"
 
-    @in_place_of(Trainer, "save_checkpoint")
-    def save_checkpoint(save, self, filename, extra_state):
-        if isinstance(sys.exc_info()[1], UsageError) and os.path.basename(filename) == "crash.pt":
-            return None
-        return save(self, filename, extra_state)
 
-    return True
+def within_the_epoch(cfg, trainer, epoch_itr):
+    """``--save-interval-updates N`` saves every N updates, also where the Nth is the last of an epoch.
+
+    fairseq relies on the checkpoint of the epoch there, even if ``--no-epoch-checkpoints`` or
+    ``--save-interval`` leaves it out. If N is the number of updates of an epoch, it never saves one. Here the
+    position is returned as one within the epoch.
+    """
+    interval, updates = cfg.save_interval_updates, trainer.get_num_updates()
+    without = cfg.no_epoch_checkpoints or epoch_itr.epoch % cfg.save_interval
+    if not without or interval <= 0 or updates % interval:
+        return epoch_itr
+    # Only its name and position are read.
+    position = epoch_itr.state_dict()
+    return SimpleNamespace(epoch=epoch_itr.epoch, end_of_epoch=lambda: False, state_dict=lambda: position)
 
 
 @contextmanager
@@ -83,27 +78,11 @@ def refusal_of_the_system(error: BaseException | None) -> str | None:
     return "the file system refuses" if any(mark in text for mark in WRITER) else None
 
 
-def save_python_numbers() -> bool:
-    """fairseq's validation BLEU (--eval-bleu) is a NumPy number, and its n-gram counts are arrays.
-
-    The safe loader refuses both, so the run could not be resumed.
-    """
-    from fairseq import checkpoint_utils
-
-    if mentions(checkpoint_utils.torch_persistent_save, "plain"):
-        return False
-
-    @in_place_of(checkpoint_utils, "torch_persistent_save")
-    def torch_persistent_save(inner, obj, filename, *args, **kwargs):
-        return inner(plain(obj), filename, *args, **kwargs)
-
-    return True
-
-
 def plain(value):
     """Returns the containers with Python numbers in place of NumPy's and tensors in place of numeric arrays.
 
-    A container with neither is returned itself, not copied.
+    fairseq's validation BLEU (--eval-bleu) is a NumPy number, and its n-gram counts are arrays. The safe
+    loader refuses both. A container with neither is returned itself, not copied.
     """
     if isinstance(value, np.bool_ | np.number):
         return value.item()

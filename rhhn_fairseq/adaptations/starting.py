@@ -13,54 +13,35 @@ from pathlib import Path
 
 import torch
 
-from rhhn_fairseq.adaptations import in_place_of, trains_ours
-from rhhn_fairseq.adaptations.checkpoints import LATEST
+from rhhn_fairseq.adaptations import trains_ours
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.staging import lock
 
 logger = logging.getLogger("rhhn_fairseq.compat")
 
 LOCK = ".training.lock"
+# fairseq's default for --restore-file: the newest checkpoint of --save-dir, if there is one.
+LATEST = "checkpoint_last.pt"
 
 
-def train_alone() -> bool:
+HELD = ExitStack()
+"""The lock of a training, until the program ends."""
+# Under Hydra `call_main`, which releases it, is already running when it is replaced.
+atexit.register(HELD.close)
+
+
+def train_alone(cfg) -> None:
     """Two runs with one --save-dir overwrite each other's checkpoints, and fairseq does not check for that.
 
     Rank 0 holds a lock on the directory from before it reads the first checkpoint until the program ends.
     Training with --no-save takes no lock, nor do programs that only read checkpoints.
     """
-    from fairseq import checkpoint_utils
-    from fairseq.distributed import utils
-
-    held = ExitStack()
-
-    def take(cfg):
-        directory = Path(cfg.save_dir)
-        refusal = f"--save-dir {directory}: is in use by another training; wait for it, or choose another one"
-        if not cfg.no_save and held.enter_context(lock(directory / LOCK, refusal)):
-            # These are left over from a run that was killed while it saved.
-            for left in directory.glob(".checkpoint*.pt.*.tmp"):
-                left.unlink(missing_ok=True)
-
-    def begin(cfg, trainer):
-        make_event_directory(trainer.cfg.common.tensorboard_logdir)
-        take(cfg)
-
-    @in_place_of(checkpoint_utils, "load_checkpoint")
-    def load_checkpoint(load, cfg, trainer, **kwargs):
-        decided_by_rank_0(trainer, lambda: begin(cfg, trainer))
-        return load(cfg, trainer, **kwargs)
-
-    @in_place_of(utils, "call_main")
-    def call_main_and_release(call_main, *args, **kwargs):
-        try:
-            return call_main(*args, **kwargs)
-        finally:
-            held.close()
-
-    # Under Hydra `call_main` is already running when it is replaced.
-    atexit.register(held.close)
-    return True
+    directory = Path(cfg.save_dir)
+    refusal = f"--save-dir {directory}: is in use by another training; wait for it, or choose another one"
+    if not cfg.no_save and HELD.enter_context(lock(directory / LOCK, refusal)):
+        # These are left over from a run that was killed while it saved.
+        for left in directory.glob(".checkpoint*.pt.*.tmp"):
+            left.unlink(missing_ok=True)
 
 
 def make_event_directory(path: str | None) -> None:
@@ -79,28 +60,46 @@ def make_event_directory(path: str | None) -> None:
         raise UsageError(f"--tensorboard-logdir {path}: cannot be written to")
 
 
-def start_from_a_good_checkpoint() -> bool:
-    """With a damaged checkpoint_last.pt every restart fails; without one fairseq trains from scratch.
+def require_named_checkpoint(cfg, trainer) -> None:
+    """With a mistyped --restore-file fairseq trains from scratch: it only logs that nothing was found.
 
-    If the directory has other checkpoints, a damaged last one is replaced by the newest good one, with a
+    That is right for the default, the newest checkpoint of --save-dir, but wrong for a file that the
+    user named. A model of this package needs the file; fairseq's own are trained as fairseq does.
+    """
+    from fairseq.file_io import PathManager
+
+    suffix = f"{trainer.checkpoint_suffix}.pt"
+    named = {}
+    if cfg.restore_file != LATEST:
+        named["--restore-file"] = cfg.restore_file.replace(".pt", suffix)
+    elif not os.path.exists(os.path.join(cfg.save_dir, LATEST.replace(".pt", suffix))):
+        # These two apply only if there is no newest checkpoint; the first takes precedence.
+        if getattr(cfg, "continue_once", None) is not None:
+            named["--continue-once"] = cfg.continue_once
+        elif cfg.finetune_from_model is not None:
+            named["--finetune-from-model"] = cfg.finetune_from_model
+    for option, path in named.items() if trains_ours(trainer) else ():
+        if not PathManager.isfile(path):
+            raise UsageError(f"{option} {path}: there is no such checkpoint file")
+
+
+def with_a_good_checkpoint(cfg, trainer):
+    """Returns the options with the checkpoint to start from.
+
+    With a damaged checkpoint_last.pt every restart fails; without one fairseq trains from scratch. If the
+    directory has other checkpoints, a damaged last one is replaced by the newest good one, with a
     warning. If the last one is missing, the run ends in a one-line error that says which --restore-file to
     give: the file may have been removed in order to train anew, for which another --save-dir serves. For
     models of this package only.
     """
-    from fairseq import checkpoint_utils
-
-    @in_place_of(checkpoint_utils, "load_checkpoint")
-    def load_checkpoint(load, cfg, trainer, **kwargs):
-        suffix = trainer.checkpoint_suffix
-        sharded = suffix != (trainer.cfg.checkpoint.checkpoint_suffix or "")
-        if cfg.restore_file == LATEST and not sharded and trains_ours(trainer):
-            decision = decided_by_rank_0(trainer, lambda: replacement(cfg, suffix))
-            if decision is not None:
-                cfg = copy.copy(cfg)
-                cfg.restore_file, cfg.finetune_from_model = decision, None
-        return load(cfg, trainer, **kwargs)
-
-    return True
+    suffix = trainer.checkpoint_suffix
+    sharded = suffix != (trainer.cfg.checkpoint.checkpoint_suffix or "")
+    if cfg.restore_file == LATEST and not sharded and trains_ours(trainer):
+        decision = decided_by_rank_0(trainer, lambda: replacement(cfg, suffix))
+        if decision is not None:
+            cfg = copy.copy(cfg)
+            cfg.restore_file, cfg.finetune_from_model = decision, None
+    return cfg
 
 
 def decided_by_rank_0(trainer, decide: Callable):

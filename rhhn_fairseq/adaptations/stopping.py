@@ -26,40 +26,29 @@ SECONDS_TO_AGREE = 20.0
 _KEY = "rhhn_fairseq/stop"
 
 
-def stop_with_a_checkpoint() -> bool:
+def listen(trainer) -> None:
     """A signal kills fairseq at once, and all progress since the last checkpoint is lost.
 
     Here a signal is noted, and training continues to the end of an update or of a validation batch. There
     all workers save together, as at any other time, and exit with the status that a shell reports for a
     program killed by that signal. A second Ctrl-C ends the program at once.
     """
-    from fairseq import checkpoint_utils
-    from fairseq.distributed import utils
+    REQUEST.listen(several=trainer.data_parallel_world_size > 1)
+    for names in training_loops():
+        if not hasattr(names["validate_and_save"], "stops"):
+            names["validate_and_save"] = _stopping(names["validate_and_save"], REQUEST)
+            names["train"] = _saving(names["train"], REQUEST)
+
+
+def stop_within_a_validation() -> bool:
+    """A validation may take longer than what sends the signal waits, see ``listen``."""
     from fairseq.trainer import Trainer
-
-    request = StopRequest()
-
-    @in_place_of(checkpoint_utils, "load_checkpoint")
-    def load_checkpoint(load, cfg, trainer, **kwargs):
-        request.listen(several=trainer.data_parallel_world_size > 1)
-        for names in training_loops():
-            if not hasattr(names["validate_and_save"], "stops"):
-                names["validate_and_save"] = _stopping(names["validate_and_save"], request)
-                names["train"] = _saving(names["train"], request)
-        return load(cfg, trainer, **kwargs)
-
-    @in_place_of(utils, "call_main")
-    def call_main_and_listen(call_main, *args, **kwargs):
-        try:
-            return call_main(*args, **kwargs)
-        finally:
-            request.listen_no_more()
 
     @in_place_of(Trainer, "valid_step")
     def validate_and_stop(valid_step, self, *args, **kwargs):
         result = valid_step(self, *args, **kwargs)
-        if request.epoch_itr is not None and request.agreed(self):
-            save_and_end(self, request)
+        if REQUEST.epoch_itr is not None and REQUEST.agreed(self):
+            save_and_end(self, REQUEST)
         return result
 
     return True
@@ -156,6 +145,9 @@ class StopRequest:
         self.settled.set()
         step, self.signum = map(int, store.get(_KEY).split())
         return self._steps >= step
+
+
+REQUEST = StopRequest()
 
 
 def _end_even_if_stuck(settled: threading.Event) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -72,7 +74,8 @@ def leave(utils) -> None:
         vars(utils.get_global_group).pop("_global_group", None)
 
 
-def honour_environment() -> bool:
+@contextmanager
+def joined(cfg, main) -> Iterator[None]:
     """fairseq reads torchrun's environment only if --distributed-world-size is above one.
 
     The default is the number of GPUs of the node, so with one GPU per node, or on the CPU, N workers
@@ -81,62 +84,42 @@ def honour_environment() -> bool:
     """
     from fairseq.distributed import utils
 
-    if mentions(utils._infer_torch_distributed_launch_init, "LOCAL_RANK"):
-        return False
-
-    @in_place_of(utils, "call_main")
-    def call_main(inner, cfg, main, **kwargs):
-        joined = launched_by_torchrun(cfg.distributed_training)
-        if joined:
-            join(cfg)
-            refuse_partial_report(main, cfg.distributed_training.distributed_world_size)
-        inner(cfg, main, **kwargs)
-        if joined:
-            leave(utils)
-
-    return True
+    launched = launched_by_torchrun(cfg.distributed_training)
+    if launched:
+        join(cfg)
+        refuse_partial_report(main, cfg.distributed_training.distributed_world_size)
+    yield
+    if launched:
+        leave(utils)
 
 
-def keep_off_gpu() -> bool:
+@contextmanager
+def off_gpu(cfg) -> Iterator[None]:
     """fairseq checks for a GPU in places where --cpu should take precedence.
 
     On a machine with GPUs a run with --cpu opens its process group with an all-reduce on the GPU
     and puts the gradient norm there, which cannot scale gradients on the CPU. During such a run
     `torch.cuda.is_available` returns False.
     """
-    from fairseq.distributed import utils
-
-    @in_place_of(utils, "call_main")
-    def call_main(inner, cfg, main, **kwargs):
-        is_available = torch.cuda.is_available
-        if cfg.common.cpu:
-            torch.cuda.is_available = no_gpu
-        try:
-            inner(cfg, main, **kwargs)
-        finally:
-            torch.cuda.is_available = is_available
-
-    return True
+    is_available = torch.cuda.is_available
+    if cfg.common.cpu:
+        torch.cuda.is_available = no_gpu
+    try:
+        yield
+    finally:
+        torch.cuda.is_available = is_available
 
 
-def train_bf16_without_tpu() -> bool:
+def train_bf16_without_tpu(cfg) -> None:
     """fairseq's command line takes --bf16 to mean a TPU, and without torch_xla the run then fails.
 
     GPUs and CPUs support bfloat16 as well, so without torch_xla --tpu is reset.
     """
     from fairseq.distributed import utils
 
-    if utils.xm is not None:
-        return False
-
-    @in_place_of(utils, "call_main")
-    def call_main(inner, cfg, main, **kwargs):
-        if cfg.common.bf16 and cfg.common.tpu:
-            # The second, a copy, decides whether there are other workers.
-            cfg.common.tpu = cfg.distributed_training.tpu = False
-        inner(cfg, main, **kwargs)
-
-    return True
+    if utils.xm is None and cfg.common.bf16 and cfg.common.tpu:
+        # The second, a copy, decides whether there are other workers.
+        cfg.common.tpu = cfg.distributed_training.tpu = False
 
 
 def refuse_partial_report(main, workers: int) -> None:
