@@ -7,7 +7,6 @@ import sys
 SUBCOMMANDS = {
     "average_checkpoints": "average",
     "baseline_ngram": "ngram",
-    "bench": "bench",
     "convert_checkpoint": "convert",
     "demo": "demo",
     "describe": "describe",
@@ -15,10 +14,7 @@ SUBCOMMANDS = {
     "prepare_chars": "prepare",
     "prepare_strokes": "prepare",
     "prepare_translation": "prepare",
-    "profile_train": "profile",
     "quickstart": "quickstart",
-    "reproduce": "reproduce",
-    "tune": "tune",
     "sample": "sample",
     "score_bleu": "score",
     "translate": "translate",

@@ -15,7 +15,6 @@ import torch
 
 from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.programs import command
 
 JOINED_BY_EVAL_LM = (None, "subword_nmt", "@@ ")
 
@@ -116,7 +115,7 @@ REFUSALS = (
     Refusal(
         "--profile",
         lambda args: getattr(args, "profile", False) and not torch.cuda.is_available(),
-        f"is CUDA's profiler and needs a GPU; {command('profile_train')} works on a CPU",
+        "is CUDA's profiler and needs a GPU",
     ),
     Refusal(
         "--use-plasma-view",

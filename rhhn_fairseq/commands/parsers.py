@@ -62,10 +62,17 @@ def add_fields(parser, *defaults) -> None:
             if spec.type is bool:
                 switch = argparse.BooleanOptionalAction
                 parser.add_argument(option, action=switch, default=default, help=text)
+            elif spec.type is tuple:
+                shown = ",".join(default) or "none"
+                parser.add_argument(option, type=_names, default=default, help=f"{text} (default: {shown})")
             else:
                 choices = spec.metadata.get("choices")
                 help = f"{text} (default: %(default)s)"
                 parser.add_argument(option, type=spec.type, default=default, choices=choices, help=help)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def read_fields(kind, arguments):

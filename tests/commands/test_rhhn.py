@@ -110,10 +110,6 @@ def test_prepares_handwriting_by_its_short_name(as_rhhn, tmp_path, capsys):
             "unrecognized arguments: --ouput=runs/norms.png: no such option here, did you mean --output?",
         ),
         (
-            ["reproduce", "ha-ptb", "--epochs", "3", "lstm_ptb"],
-            "unrecognized arguments: lstm_ptb: give every ROW before the options",
-        ),
-        (
             ["plot", "norms", "a.pt", "--output", "x.png", "b.pt"],
             "unrecognized arguments: b.pt: give every CHECKPOINT before the options",
         ),
@@ -121,19 +117,10 @@ def test_prepares_handwriting_by_its_short_name(as_rhhn, tmp_path, capsys):
             ["sample", "a.pt", "--prompt", "once", "upon"],
             "unrecognized arguments: upon: more than this command takes; a text with spaces needs quotes",
         ),
-        (
-            ["profile", "data-bin/ptb", "--arch", "lstm_ptb"],
-            "rhhn profile: the arguments of fairseq-train are missing, give them after --",
-        ),
         (["--user-dir"], "--user-dir is empty, name a directory before the command"),
         (["--user-dir=", "describe"], "--user-dir is empty, name a directory before the command"),
-        (["bench", "celss"], "COMMAND celss is unknown, did you mean cells?"),
         (["plot", "norms", "x.pt"], "the following arguments are required: --output"),
         (["convert", "x.pt", "--dtype", "int8"], "--dtype int8 is unknown, choose from bfloat16, "),
-        (
-            ["reproduce", "copying", "--eopchs", "3"],
-            "unrecognized arguments: --eopchs 3: no such option here, did",
-        ),
         (
             ["prepare", "text", "--inptu", "a"],
             "unrecognized arguments: --inptu a: no such option here, did you mean --input",

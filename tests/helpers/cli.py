@@ -98,7 +98,7 @@ def python(code: str, cwd=None, **environment: str) -> subprocess.CompletedProce
 
 
 class ForkedProgram:
-    """What `rhhn_fairseq.reproduce.running.Program` is, for one of fairseq's programs, as a fork."""
+    """What `experiments.running.Program` is, for one of fairseq's programs, as a fork."""
 
     def __init__(self, command: list[str], threads: int):
         assert threads == 1 and command[:2] == [sys.executable, "-m"]

@@ -264,14 +264,6 @@ convert_checkpoint LOOP --vocabulary TEXT --data FOLDER --output NOWHERE
 convert_checkpoint EMPTY --vocabulary TEXT --data FOLDER --output NOWHERE
 convert_checkpoint NOISE --vocabulary TEXT --data FOLDER --output NOWHERE
 convert_checkpoint TEXT --vocabulary TEXT --data FOLDER --output TEXT
-bench
-bench nope
-bench cells --cells nope
-bench cells --smoke --json FOLDER
-bench cells --smoke --png NOWHERE/x.png
-profile_train
-profile_train --updates 0 -- TEXT
-profile_train --json FOLDER -- TEXT
 """.strip().splitlines()
 
 
