@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 
 from rhhn_fairseq.adaptations.names import nearest
-from rhhn_fairseq.programs import command
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ MISTAKES = (
         r"fairseq\.tasks\.translation(_.*)?",
         "Could not infer language pair",
         "the data directory holds no data sets named SPLIT.SOURCE-TARGET.LANGUAGE: name the directory that "
-        f"{command('prepare_translation')} made, or give --source-lang and --target-lang",
+        "rhhn prepare made, or give --source-lang and --target-lang",
     ),
     Mistake("FileNotFoundError", r"fairseq\.tasks\..*", r"Dataset not found: (\S*) \((.*)\)", _no_split),
     Mistake(

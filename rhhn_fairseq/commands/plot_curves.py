@@ -19,7 +19,7 @@ def main(argv=None) -> None:
     from rhhn_fairseq.analysis.curve_picture import curve_arrays, draw_curves
     from rhhn_fairseq.lines import check_output, replacing
 
-    parser = make_parser("plot", __doc__, subcommand="curves")
+    parser = make_parser("plot curves", __doc__)
     add = parser.add_argument
     add("logs", nargs="+", metavar="LOG", help="output of fairseq-train")
     add("--metric", help=f"name of the figure (default: the first found of {', '.join(curves.PREFERRED)})")
