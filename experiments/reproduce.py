@@ -140,23 +140,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     instead("--list", action="store_true", help="print the tables, their rows and the papers' figures")
     instead("--render", action="store_true", help="write the repository's page from its records")
     instead("--dry-run", action="store_true", help="print the commands, run nothing")
-    instead(
-        "--adopt", nargs=2, type=Path, metavar=("LOG", "DIR"), help="take over a training by hand"
-    )
-    add(
-        "--record",
-        nargs="?",
-        const=True,
-        metavar="REMARK",
-        help="make the finished runs records of the repository, with a remark for the reader",
-    )
+    help = "take over a training by hand"
+    instead("--adopt", nargs=2, type=Path, metavar=("LOG", "DIR"), help=help)
+    help = "make the finished runs records of the repository, with a remark for the reader"
+    add("--record", nargs="?", const=True, metavar="REMARK", help=help)
     add("--again", action="store_true", help="train what the repository has recorded, too")
-    add(
-        "--recipe",
-        choices=RECIPES,
-        default="paper",
-        help="the paper's, or that of the row's run in the repository, with its budget (default: paper)",
-    )
+    help = "the paper's, or that of the row's run in the repository, with its budget (default: paper)"
+    add("--recipe", choices=RECIPES, default="paper", help=help)
     add("--seeds", nargs="+", type=int, default=[1], metavar="N", help="one run for each (default: 1)")
     add("--epochs", type=int, metavar="N", help="stop after N epochs (default: the recipe's)")
     add("--updates", type=int, metavar="N", help="stop after N updates")
@@ -169,13 +159,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=1, metavar="N", help="threads of a training on the CPU (default: 1)")
     add("--from-dir", type=Path, metavar="DIR", help="directory of the corpus's files (default: download)")
     add("--data", type=Path, default=Path("data-bin"), metavar="DIR", help="prepared corpora (%(default)s)")
-    add(
-        "--runs",
-        type=Path,
-        default=Path("runs/reproduce"),
-        metavar="DIR",
-        help="directory of checkpoints, logs, records and pages (default: %(default)s)",
-    )
+    help = "directory of checkpoints, logs, records and pages (default: %(default)s)"
+    add("--runs", type=Path, default=Path("runs/reproduce"), metavar="DIR", help=help)
 
 
 def _runs(table: Table, args: argparse.Namespace, extra: tuple[str, ...]) -> list[Run]:

@@ -40,48 +40,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("data", type=Path, metavar="DATA", help="directory that `rhhn prepare` made")
     add("systems", nargs="+", metavar="SYSTEM", help="CELL, or CELL:option=value,option=value")
-    add(
-        "--parameters",
-        type=int,
-        default=DEFAULT.parameters,
-        metavar="N",
-        help="largest number of trained parameters of a system (default: %(default)s)",
-    )
-    add(
-        "--seconds",
-        type=float,
-        default=DEFAULT.seconds,
-        metavar="S",
-        help="processor time of a trial's updates, in seconds (default: %(default)g)",
-    )
-    add("--symbols", type=int, metavar="N", help="symbols that a trial reads; replaces --seconds")
-    add(
-        "--trials",
-        type=int,
-        default=DEFAULT.trials,
-        metavar="N",
-        help="trials of every system (default: %(default)s)",
-    )
-    add(
-        "--length",
-        type=int,
-        default=DEFAULT.length,
-        metavar="T",
-        help="symbols that a lane reads in an update (default: 100)",
-    )
-    add(
-        "--best", type=int, default=4, metavar="N", help="systems trained again with other seeds (default: 4)"
-    )
-    add("--repeats", type=int, default=3, metavar="N", help="other seeds for each of these (default: 3)")
-    add("--seed", type=int, default=1, metavar="N", help="seed of the search (default: 1)")
-    add("--threads", type=int, default=1, metavar="N", help="threads of a training (default: 1)")
-    add(
-        "--directory",
-        type=Path,
-        default=Path("runs/tune"),
-        metavar="DIR",
-        help="directory of the trials (default: %(default)s)",
-    )
+    add("--parameters", type=int, default=DEFAULT.parameters, help="largest number of a system (%(default)s)")
+    add("--seconds", type=float, default=DEFAULT.seconds, help="processor time of a trial (%(default)g)")
+    add("--symbols", type=int, help="symbols that a trial reads; replaces --seconds")
+    add("--trials", type=int, default=DEFAULT.trials, help="trials of every system (%(default)s)")
+    add("--length", type=int, default=DEFAULT.length, help="symbols of a lane in an update (%(default)s)")
+    add("--best", type=int, default=4, help="systems trained again with other seeds (%(default)s)")
+    add("--repeats", type=int, default=3, help="other seeds for each of these (%(default)s)")
+    add("--seed", type=int, default=1, help="seed of the search (%(default)s)")
+    add("--threads", type=int, default=1, help="threads of a training (%(default)s)")
+    add("--directory", type=Path, default=Path("runs/tune"), help="of the trials (%(default)s)")
     add("--page", type=Path, metavar="FILE.md", help="also write the page here, and its data beside it")
 
 
@@ -112,7 +80,9 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
         tunings = [
             Tuning(system, budget, args.data, args.directory, args.seed, args.threads) for system in systems
         ]
-        with _progress(tunings, budget, min(args.best, len(tunings)) * args.repeats) as bar:
+        total = len(tunings) * budget.trials + min(args.best, len(tunings)) * args.repeats
+        done = sum(len(tuning.trials()) for tuning in tunings)
+        with tqdm(total=total, initial=done, dynamic_ncols=True, unit="training") as bar:
             for tuning in tunings:
                 bar.set_description(tuning.system.name)
                 tuning.run(lambda trial: _show(bar, trial))
@@ -139,13 +109,6 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
     for tuning in tunings:
         if tuning.best() is None:
             raise UsageError(f"{tuning.system.name}: no trial succeeded ({tuning.trials()[-1].problem})")
-
-
-def _progress(tunings: list[Tuning], budget: Budget, repeated: int) -> tqdm:
-    done = sum(len(tuning.trials()) for tuning in tunings)
-    return tqdm(
-        total=len(tunings) * budget.trials + repeated, initial=done, dynamic_ncols=True, unit="training"
-    )
 
 
 def _show(bar: tqdm, trial: Trial) -> None:

@@ -127,7 +127,8 @@ def test_trials_are_kept_and_the_best_is_repeated(corpus, tmp_path):
         "--parameters 2,000: hyperlstm of width 32 has"
     )
     assert [repeat["seed"] for repeat in gru["repeats"]] == [2] and not hyper["repeats"]
-    assert "| hyperlstm:hyper-size=32 | | | | 1 (1) |" in (tmp_path / "comparison.md").read_text()
+    page = (tmp_path / "comparison.md").read_text()
+    assert "| hyperlstm:hyper-size=32 | | | | 1 (1) | | | | | --parameters 2,000" in page
     # The same command does nothing again; a second trial is added to the first.
     assert _tune(corpus, tmp_path) == first
     more = _tune(corpus, tmp_path, "--trials", "2", "--best", "0")
