@@ -42,6 +42,7 @@ def rows_of(
         row = {
             "model": key[0],
             "backend": key[1],
+            "type": contender.dtype,
             "parameters": count_parameters(contender.module),
             "ms": 1e3 * float(np.median(own)),
             "tokens/s": count / float(np.median(own)),

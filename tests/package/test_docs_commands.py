@@ -75,6 +75,7 @@ def test_commands_and_their_options_exist(page, capsys):
         assert not missing, f"{page.name}: {' '.join(words)}: no {', '.join(missing)}"
 
 
+@pytest.mark.slow
 def test_benchmarks_and_experiments_have_the_options_that_the_pages_name():
     """They are run from a checkout, so that a page is all that shows how."""
     checked = {}
