@@ -25,7 +25,6 @@ from rhhn_fairseq.adaptations.forms import check_file
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import open_regular, read_regular
-from rhhn_fairseq.programs import command
 from rhhn_fairseq.saving import weight_problem
 from rhhn_fairseq.tasks.char_lm import CharLMTask
 
@@ -162,7 +161,7 @@ def symbol_order(characters: Mapping[str, int], vocabulary: CharVocabulary, path
     Raises:
         UsageError: the symbols differ, or ours are words.
     """
-    advice = f"prepare the author's corpus with {command('prepare_chars')} ptb --variant raw"
+    advice = "prepare the author's corpus with rhhn prepare ptb --variant raw"
     if vocabulary.mode == "words":
         raise UsageError(f"--data {data}: is a corpus of words; {advice}")
     ours = [chr(code) for code in vocabulary.codes().tolist()]

@@ -3,7 +3,7 @@
 #
 # Usage: bash scripts/measure_gpu.sh DIR [STEP ...]
 #
-# Every step writes DIR/STEP.txt, benchmarks DIR/STEP.json and DIR/STEP.png as well. A step that fails is named at the
+# Every step writes DIR/STEP.txt, benchmarks DIR/STEP.json as well. A step that fails is named at the
 # end, and the others go on; a benchmark that fails is run again without Triton's kernels, as STEP-no-triton, and if
 # it fails so too without CUDA graphs either, as STEP-plain. Steps, all of them if none is named:
 #   tests    what only a GPU can show: Triton's kernels, CUDA graphs, parity
@@ -38,13 +38,13 @@ less_of() {
     echo "${kinds[0]},$graphs${kinds[1]}"
 }
 
-# bench COMMAND WHAT ... -- SIZES ...
+# bench MODULE OPTION ... -- SIZES ...
 bench() {
     local what=() sizes=()
     while [ $# -gt 0 ] && [ "$1" != -- ]; do what+=("$1"); shift; done
     [ $# -gt 0 ] && sizes=("${@:2}")
     [ "${SMOKE:-0}" = 1 ] && sizes=(--smoke)
-    "$PYTHON" scripts/bench.py "${what[@]}" --device "$DEVICE" --json "$out/$name.json" --png "$out/$name.png" \
+    "$PYTHON" -m "benchmarks.${what[0]}" "${what[@]:1}" --device "$DEVICE" --json "$out/$name.json" \
         "${less[@]}" "${sizes[@]}"
 }
 
@@ -63,8 +63,8 @@ run_step() {
         gated) bench cells --cells lstm,ln_lstm,hyperlstm,ln_hyperlstm "${both[@]}" -- "${big[@]}" --length 100 ;;
         highway) bench cells --cells rhn,hyperrhn "${both[@]}" -- "${big[@]}" --length 20 ;;
         lm) bench lm --archs lstm_ptb,ln_hyperlstm_ptb --dtype bfloat16 ;;
-        train) bench gnmt-train "${archs[@]}" -- --vocab-size 32000 --sentences 128 --length 32 ;;
-        decode) bench gnmt-decode "${archs[@]}" --beam 4 -- --vocab-size 32000 ;;
+        train) bench translation --what train "${archs[@]}" -- --vocab-size 32000 --sentences 128 --length 32 ;;
+        decode) bench translation --what decode "${archs[@]}" --beam 4 -- --vocab-size 32000 ;;
         memory) bench memory --cells ln_hyperlstm --dtype bfloat16 -- "${big[@]}" ;;
         # Two doublings: graphs of 400 steps of a highway, forward and backward, would have some 100,000 nodes.
         scaling) bench scaling --cells lstm,ln_hyperlstm,rhn,hyperrhn --dtype bfloat16 -- --doublings 2 --repeats 3 ;;
@@ -86,7 +86,7 @@ attempt() {
     local name=$1 less=("${@:2}")
     echo "== $name"
     # What an earlier run has left is none of this one's.
-    rm -f "$out/$name".{txt,json,png}
+    rm -f "$out/$name".{txt,json}
     run_step "$step" 2>&1 | tee "$out/$name.txt"
 }
 

@@ -16,4 +16,4 @@ if ! bash scripts/install.sh all >"$log" 2>&1; then
 fi
 # These models are so small that one thread trains them as fast as several do, and on a busy machine faster.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-exec .venv/bin/python scripts/quickstart.py --log "$log"
+exec .venv/bin/python -m rhhn_fairseq quickstart --log "$log"

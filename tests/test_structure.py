@@ -22,7 +22,6 @@ PACKAGE = ROOT / "rhhn_fairseq"
 # not before. The others are optional, or slow to import and needed by few callers.
 IMPORTED_IN_FUNCTIONS = {
     "adaptations": {"fairseq", "hydra"},
-    "bench/report.py": {"matplotlib"},
     # --help answers at once.
     "commands": {"rhhn_fairseq", "torch", "tqdm"},
     "data/problems/images.py": {"sklearn"},

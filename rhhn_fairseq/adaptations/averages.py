@@ -55,8 +55,8 @@ def begun_with_the_checkpoint(trainer) -> Iterator[None]:
     """``--store-ema`` with a checkpoint that holds no average ends in "KeyError: 'model'".
 
     fairseq then means to begin the average with the checkpoint's weights, but has deleted them by that time.
-    This happens when ``--store-ema`` is added to a run that resumes, and with ``--finetune-from-model``. Within
-    the context, ``add_average`` lets the weights stand in for the missing average.
+    This happens when ``--store-ema`` is added to a run that resumes, and with ``--finetune-from-model``.
+    Within the context, ``add_average`` lets the weights stand in for the missing average.
     """
     if trainer.cfg.ema.store_ema:
         _averaging.append(trainer)

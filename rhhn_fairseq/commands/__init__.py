@@ -1,4 +1,4 @@
-"""The programs of the project: ``rhhn COMMAND``, and ``scripts/*.py`` of the repository, which call the same.
+"""The commands of ``rhhn``, which ``table`` lists.
 
 A command is a module with ``main(argv)``. It imports slow modules, such as torch and fairseq, within its
 functions, so that --help and a mistyped option are answered at once.

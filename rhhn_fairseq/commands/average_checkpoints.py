@@ -52,7 +52,7 @@ def select_checkpoints(args, averaging) -> list:
 
 
 def parse_arguments(argv):
-    parser = make_parser("average_checkpoints", __doc__)
+    parser = make_parser("average", __doc__)
     add = parser.add_argument
     add("inputs", nargs="+", metavar="CHECKPOINT", help="files, or with --last or --best their directory")
     number = parser.add_mutually_exclusive_group()

@@ -20,7 +20,7 @@ HIGHEST_ORDER = 32
 
 
 def main(argv=None) -> None:
-    parser = make_parser("baseline_ngram", __doc__)
+    parser = make_parser("ngram", __doc__)
     parser.add_argument("data", metavar="DATA", help="directory of a prepared corpus")
     parser.add_argument(
         "--max-order", type=int, default=12, metavar="N", help="score orders 1 to N (default: %(default)s)"

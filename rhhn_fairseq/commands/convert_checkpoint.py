@@ -60,7 +60,7 @@ def _check(args, is_directory: bool) -> None:
 
 
 def parse_arguments(argv):
-    parser = make_parser("convert_checkpoint", __doc__)
+    parser = make_parser("convert", __doc__)
     add = parser.add_argument
     add("source", metavar="SOURCE", help="checkpoint, directory of safetensors, or the author's state dict")
     add("--output", required=True, metavar="PATH", help="the directory or checkpoint to write")

@@ -7,7 +7,6 @@ from itertools import takewhile
 
 from rhhn_fairseq.adaptations.names import explain
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.programs import usage
 
 
 class StrictParser(argparse.ArgumentParser):
@@ -35,17 +34,16 @@ class StrictParser(argparse.ArgumentParser):
         return option.startswith("--") and not any(name.startswith(option) for name in known)
 
 
-def make_parser(script: str, text: str, subcommand: str | None = None, **options) -> StrictParser:
+def make_parser(name: str, text: str, **options) -> StrictParser:
     """Returns the parser of a command.
 
     Args:
-        script: the file in ``scripts/`` without ``.py``. text: one paragraph on what the command does, then
-            examples and notes, with ``%(prog)s`` for its name.
-        subcommand: follows the script's name if one script has several. options: passed on to the parser.
+        name: what follows ``rhhn``. text: one paragraph on what the command does, then examples and notes,
+            with ``%(prog)s`` for its name. options: passed on to the parser.
     """
     description, _, rest = text.partition("\n\n")
     return StrictParser(
-        prog=usage(script) if subcommand is None else f"{usage(script)} {subcommand}",
+        prog=f"rhhn {name}",
         description=description,
         epilog=rest,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -62,10 +60,17 @@ def add_fields(parser, *defaults) -> None:
             if spec.type is bool:
                 switch = argparse.BooleanOptionalAction
                 parser.add_argument(option, action=switch, default=default, help=text)
+            elif spec.type is tuple:
+                shown = ",".join(default) or "none"
+                parser.add_argument(option, type=_names, default=default, help=f"{text} (default: {shown})")
             else:
                 choices = spec.metadata.get("choices")
                 help = f"{text} (default: %(default)s)"
                 parser.add_argument(option, type=spec.type, default=default, choices=choices, help=help)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def read_fields(kind, arguments):

@@ -5,7 +5,6 @@ import sys
 
 from rhhn_fairseq.adaptations.names import nearest
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.programs import usage
 
 # Each picture's command is a module plot_PICTURE beside this one.
 PICTURES = {
@@ -30,15 +29,15 @@ def main(argv=None) -> None:
         print(overview())
         return
     if not argv or argv[0].startswith("-"):
-        raise UsageError(f"{usage('plot')}: name the picture first, one of {', '.join(PICTURES)}")
+        raise UsageError(f"rhhn plot: name the picture first, one of {', '.join(PICTURES)}")
     if argv[0] not in PICTURES:
         hint = nearest(argv[0], PICTURES) or f"choose from {', '.join(PICTURES)}"
-        raise UsageError(f"{usage('plot')} {argv[0]}: no such picture, {hint}")
+        raise UsageError(f"rhhn plot {argv[0]}: no such picture, {hint}")
     importlib.import_module(f"rhhn_fairseq.commands.plot_{argv[0]}").main(argv[1:])
 
 
 def overview() -> str:
     """Returns a list of all pictures, one per line."""
-    name, width = usage("plot"), max(map(len, PICTURES))
-    rows = [f"usage: {name} PICTURE ...    ({name} PICTURE --help: its options)", ""]
+    width = max(map(len, PICTURES))
+    rows = ["usage: rhhn plot PICTURE ...    (rhhn plot PICTURE --help: its options)", ""]
     return "\n".join(rows + [f"  {picture:{width}}  {text}" for picture, text in PICTURES.items()])

@@ -13,7 +13,7 @@ from rhhn_fairseq.errors import UsageError
 
 
 def main(argv=None) -> None:
-    parser = make_parser("plot", __doc__, subcommand="attention")
+    parser = make_parser("plot attention", __doc__)
     add = parser.add_argument
     add("checkpoint", help="checkpoint of a translation model")
     add("--text", required=True, help="the sentence to translate")

@@ -20,7 +20,7 @@ def main(argv=None) -> None:
     from rhhn_fairseq.lines import check_output
     from rhhn_fairseq.staging import replace_file
 
-    parser = make_parser("plot", __doc__, subcommand="curves")
+    parser = make_parser("plot curves", __doc__)
     add = parser.add_argument
     add("logs", nargs="+", metavar="LOG", help="output of fairseq-train")
     add("--metric", help=f"name of the figure (default: the first found of {', '.join(curves.PREFERRED)})")

@@ -16,7 +16,7 @@ from rhhn_fairseq.errors import UsageError
 
 
 def main(argv=None) -> None:
-    parser = make_parser("plot", __doc__, subcommand="gradients")
+    parser = make_parser("plot gradients", __doc__)
     add = parser.add_argument
     add("checkpoints", nargs="+", metavar="CHECKPOINT", help="checkpoints of character language models")
     add("--data", help="data directory of the models (default: that of their training)")

@@ -17,7 +17,7 @@ def main(argv=None) -> None:
     from rhhn_fairseq.analysis.blocks import weight_blocks
     from rhhn_fairseq.analysis.curves import run_names
 
-    parser = make_parser("plot", __doc__, subcommand="norms")
+    parser = make_parser("plot norms", __doc__)
     parser.add_argument(
         "checkpoints", nargs="+", metavar="CHECKPOINT", help="checkpoint, or a directory of `rhhn convert`"
     )

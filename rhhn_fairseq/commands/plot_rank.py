@@ -15,7 +15,7 @@ from rhhn_fairseq.commands.parsers import make_parser
 
 
 def main(argv=None) -> None:
-    parser = make_parser("plot", __doc__, subcommand="rank")
+    parser = make_parser("plot rank", __doc__)
     add = parser.add_argument
     add("checkpoints", nargs="+", metavar="CHECKPOINT", help="checkpoints of character language models")
     add("--data", help="data directory of the models (default: that of their training)")

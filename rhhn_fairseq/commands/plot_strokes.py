@@ -16,7 +16,7 @@ MOST_LINES = 200
 
 
 def main(argv=None) -> None:
-    parser = make_parser("plot", __doc__, subcommand="strokes")
+    parser = make_parser("plot strokes", __doc__)
     parser.add_argument("data", help="directory of prepared handwriting")
     parser.add_argument("--split", default="train", help="split to draw from (default: %(default)s)")
     parser.add_argument("--lines", type=int, default=12, help="how many lines (default: %(default)s)")

@@ -16,7 +16,7 @@ from rhhn_fairseq.commands.parsers import make_parser
 
 
 def main(argv=None) -> None:
-    parser = make_parser("plot", __doc__, subcommand="weights")
+    parser = make_parser("plot weights", __doc__)
     add_model(parser)
     add_text(parser)
     parser.add_argument("--title", help="title of the page or picture")

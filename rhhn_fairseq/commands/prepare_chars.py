@@ -23,7 +23,7 @@ from rhhn_fairseq.errors import UsageError
 
 
 def parse_arguments(argv):
-    parser = make_parser("prepare_chars", __doc__)
+    parser = make_parser("prepare", __doc__)
     common = StrictParser(add_help=False)
     common.add_argument("--dest", type=Path, metavar="DIR", help="where to write (default: data-bin/CORPUS)")
     common.add_argument("--force", action="store_true", help="replace a corpus prepared there before")

@@ -22,7 +22,7 @@ from rhhn_fairseq.data.strokes.stroke3 import stroke3
 
 
 def parse_arguments(argv):
-    parser = make_parser("prepare_strokes", __doc__)
+    parser = make_parser("prepare", __doc__)
     common = StrictParser(add_help=False)
     common.add_argument("--dest", type=Path, metavar="DIR", help="where to write (default: data-bin/CORPUS)")
     common.add_argument("--force", action="store_true", help="replace a corpus prepared there before")

@@ -23,7 +23,7 @@ from rhhn_fairseq.data.parallel.prepare import check_options, prepare, report
 
 
 def parse_arguments(argv):
-    parser = make_parser("prepare_translation", __doc__)
+    parser = make_parser("prepare", __doc__)
     common = StrictParser(add_help=False)
     place = "where to write (default: data-bin/CORPUS-SOURCE-TARGET)"
     common.add_argument("--dest", type=Path, metavar="DIR", help=place)

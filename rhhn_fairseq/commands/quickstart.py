@@ -20,7 +20,7 @@ from tqdm import tqdm
 from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, parse_line
 from rhhn_fairseq.commands.parsers import make_parser
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.programs import interpreter, usage
+from rhhn_fairseq.programs import interpreter
 from rhhn_fairseq.staging import no_link
 
 DATA, RUNS = Path("data-bin/quickstart"), Path("checkpoints/quickstart")
@@ -75,8 +75,8 @@ def run_all(log) -> None:
     if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ:
         # The virtual environment is not activated in this terminal.
         print(f"  source {os.path.relpath(sys.prefix)}/bin/activate")
-    print(f'  {usage("sample")} {model} --prompt "class "')
-    print(f"  {usage('prepare_chars')} text --input BOOK.txt --split 90/5/5 --dest data-bin/book")
+    print(f'  rhhn sample {model} --prompt "class "')
+    print("  rhhn prepare text --input BOOK.txt --split 90/5/5 --dest data-bin/book")
     print("  fairseq-train data-bin/book --arch ln_hyperlstm_ptb --save-dir checkpoints/book")
 
 

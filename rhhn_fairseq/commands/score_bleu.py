@@ -17,7 +17,7 @@ MOST_SAMPLES = 1_000_000
 
 
 def main(argv=None) -> None:
-    parser = make_parser("score_bleu", __doc__)
+    parser = make_parser("score", __doc__)
     parser.add_argument("hypotheses", help="translations, one per line, or the output of fairseq-generate")
     parser.add_argument("--reference", metavar="FILE", help="raw reference text, one sentence per line")
     parser.add_argument("--baseline", metavar="FILE", help="a second system, for a paired bootstrap test")

@@ -41,12 +41,6 @@ COMMANDS = {
     "average": Command("average_checkpoints", "average the weights of checkpoints"),
     "convert": Command("convert_checkpoint", "convert checkpoints to safetensors and back"),
     "describe": Command("describe", "layers, shapes and parameter count of an architecture"),
-    "reproduce": Command(
-        "reproduce", "train rows of the papers' tables, and show them beside the papers' figures"
-    ),
-    "tune": Command("tune", "compare cells at equal parameters, time and search effort"),
-    "bench": Command("bench", "measure speed and memory"),
-    "profile": Command("profile_train", "show where the time of a training update goes"),
 }
 
 

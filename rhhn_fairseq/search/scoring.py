@@ -225,7 +225,7 @@ def _sacrebleu_seed(seed: int) -> Iterator[None]:
 
 
 def render(report: dict) -> str:
-    """Formats the report of scripts/score_bleu.py as text."""
+    """Formats the report of ``rhhn score`` as text."""
     bleu, chrf, tokenised = report["sacrebleu"], report["chrf"], report["tokenised_bleu"]
     lines = [
         f"hypotheses    {report['hypotheses']}",

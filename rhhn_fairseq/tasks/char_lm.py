@@ -23,7 +23,6 @@ from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.data.text.words import WordVocabulary, load_vocabulary
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.programs import command
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
 from rhhn_fairseq.tasks.char_batches import BatchDataset, StreamDataset
 from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
@@ -88,7 +87,7 @@ class CharLMTaskConfig(DynamicsTaskConfig):
     def check(self):
         """Raises UsageError for invalid values; fairseq does not call __post_init__."""
         if not self.data or self.data == "???":
-            made = f"that {command('prepare_chars')} made"
+            made = "that rhhn prepare made"
             raise UsageError(f"task.data is not given: name the directory {made}")
         if self.tokens_per_sample < 1:
             raise UsageError(f"--tokens-per-sample {self.tokens_per_sample} is too small, the smallest is 1")

@@ -15,7 +15,6 @@ from sacrebleu.metrics import BLEU
 from rhhn_fairseq.data.parallel.fingerprint import pieces_sha256
 from rhhn_fairseq.data.parallel.sampling import MOST_SEGMENTATIONS, SegmentationSampler
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.programs import command
 from rhhn_fairseq.search.gnmt_score import LENGTH_PENALTIES, GNMTScore, Pruning
 from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
@@ -82,7 +81,7 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
             UsageError: the data directory is missing, an option is out of its range, or only one language is
                 given, or the same for both sides.
         """
-        made = f"{command('prepare_translation')} made"
+        made = "rhhn prepare made"
         if not cfg.data or cfg.data == "???":
             raise UsageError(f"task.data is not given: name the directory that {made}")
         for directory in utils.split_paths(cfg.data):

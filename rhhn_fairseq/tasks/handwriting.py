@@ -12,7 +12,6 @@ from rhhn_fairseq.configuration import typed_config
 from rhhn_fairseq.data.strokes.manifest import StrokeManifest
 from rhhn_fairseq.data.strokes.store import StrokeSplit
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.programs import command
 from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
@@ -42,7 +41,7 @@ class HandwritingTaskConfig(DynamicsTaskConfig):
         """Raises UsageError for invalid values; fairseq does not call __post_init__."""
         if not self.data or self.data == "???":
             raise UsageError(
-                f"task.data is not given: name the directory that {command('prepare_strokes')} made"
+                "task.data is not given: name the directory that rhhn prepare made"
             )
         if not 0 <= self.scale_augment < 1:
             raise UsageError(f"--scale-augment {self.scale_augment} is not in [0, 1)")

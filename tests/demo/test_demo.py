@@ -14,7 +14,6 @@ import urllib.request
 import numpy as np
 import pytest
 import torch
-from helpers import script_cli
 from helpers.browser import opened_page
 from helpers.tiny_char_lm import build_model, build_task, write_corpus
 from helpers.tiny_char_lm import save as save_characters
@@ -281,8 +280,7 @@ def address(models):
 
 @pytest.mark.slow
 def test_the_command_serves_until_ctrl_c():
-    program = script_cli.SCRIPTS / "demo.py"
-    command = [sys.executable, str(program), "--port", "0"]
+    command = [sys.executable, "-m", "rhhn_fairseq", "demo", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         address = process.stdout.readline().split()[0]
         with urllib.request.urlopen(address) as page:

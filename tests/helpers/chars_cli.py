@@ -1,4 +1,4 @@
-"""Runs scripts/prepare_chars.py within the tests' process, and reads back what it made."""
+"""Runs rhhn prepare within the tests' process, and reads back what it made."""
 
 import zipfile
 from pathlib import Path
@@ -9,13 +9,13 @@ from rhhn_fairseq.cli import run as run_main
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 
-SCRIPT = script_cli.SCRIPTS / "prepare_chars.py"
+SCRIPT = script_cli.COMMANDS / "prepare_chars.py"
 SPLITS = ("train", "valid", "test")
 prepare_chars = script_cli.load("prepare_chars")
 
 
 def run(*arguments) -> int:
-    """The exit status of the script."""
+    """The exit status of the command."""
     return run_main(lambda: prepare_chars.main([str(argument) for argument in arguments]))
 
 

@@ -76,11 +76,11 @@ def _run_fork(program, arguments, cwd, timeout, workers=None) -> subprocess.Comp
     return subprocess.CompletedProcess(command, outcome.status, outcome.stdout, outcome.stderr)
 
 
-def run_script(name, *args, check=True) -> subprocess.CompletedProcess:
-    """Runs `scripts/NAME args` as a fork; the result and `check` are those of `run_module`."""
-    result = _run_fork(name, [str(argument) for argument in args], None, HANGS)
+def run_rhhn(*args, check=True) -> subprocess.CompletedProcess:
+    """Runs `rhhn args` as a fork; the result and `check` are those of `run_module`."""
+    result = _run_fork("rhhn", [str(argument) for argument in args], None, HANGS)
     if check and result.returncode != 0:
-        raise AssertionError(f"{name} {args}\n{result.stdout[-5000:]}\n{result.stderr[-5000:]}")
+        raise AssertionError(f"rhhn {args}\n{result.stdout[-5000:]}\n{result.stderr[-5000:]}")
     return result
 
 
@@ -98,7 +98,7 @@ def python(code: str, cwd=None, **environment: str) -> subprocess.CompletedProce
 
 
 class ForkedProgram:
-    """What `rhhn_fairseq.reproduce.running.Program` is, for one of fairseq's programs, as a fork."""
+    """What `experiments.running.Program` is, for one of fairseq's programs, as a fork."""
 
     def __init__(self, command: list[str], threads: int):
         assert threads == 1 and command[:3] == [sys.executable, "-P", "-m"]

@@ -100,7 +100,7 @@ class Programs:
         """Runs one command.
 
         Args:
-            program: train, generate, ... of fairseq_cli, the name of a file in scripts/, or -c.
+            program: train, generate, ... of fairseq_cli, rhhn, or -c.
             arguments: what follows it; for -c, the code to run. cwd: where it runs.
             timeout: seconds before it is stopped.
             stdin: its standard input.
@@ -244,16 +244,16 @@ def run_code(code: str) -> None:
 
 
 def run_program(program: str, arguments: list[str], root: str) -> None:
-    """Runs a program of fairseq, or a script."""
+    """Runs a program of fairseq, or rhhn."""
     sys.argv = [program, *arguments]
     # As in a process of its own: the first import that asks decides for all.
     stream = sys.stdout if program in LOG_TO_STDOUT else sys.stderr
-    # Scripts set nothing up: they show warnings alone.
-    level = logging.WARNING if program.endswith(".py") else logging.INFO
+    # rhhn sets nothing up: it shows warnings alone.
+    level = logging.WARNING if program == "rhhn" else logging.INFO
     logging.basicConfig(format=LOG_FORMAT, datefmt=LOG_DATE, level=level, stream=stream, force=True)
-    if program.endswith(".py"):
-        sys.path[0] = f"{root}/scripts"
-        runpy.run_path(f"{root}/scripts/{program}", run_name="__main__")
+    if program == "rhhn":
+        sys.path[0] = root
+        runpy.run_module("rhhn_fairseq", run_name="__main__")
     else:
         sys.modules[f"fairseq_cli.{program}"].cli_main()
 

@@ -102,7 +102,7 @@ def write_pairs(folder: Path) -> Path:
 
 
 def write_chars(folder: Path) -> Path:
-    """A text as scripts/prepare_chars.py prepares it; its directory."""
+    """A text as rhhn prepare prepares it; its directory."""
     from rhhn_fairseq.data.text.corpora import text_files
     from rhhn_fairseq.data.text.prepare import prepare
 

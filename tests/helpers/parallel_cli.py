@@ -1,4 +1,4 @@
-"""Runs scripts/prepare_translation.py within the tests' process, on small texts of its own."""
+"""Runs rhhn prepare within the tests' process, on small texts of its own."""
 
 import itertools
 import sys
@@ -11,7 +11,7 @@ from helpers.script_cli import manifest_of, names  # noqa: F401  (for the tests)
 from rhhn_fairseq.cli import run as run_main
 from rhhn_fairseq.data.text.stream import StreamWriter
 
-SCRIPT = script_cli.SCRIPTS / "prepare_translation.py"
+SCRIPT = script_cli.COMMANDS / "prepare_translation.py"
 SPLITS = ("train", "valid", "test")
 prepare_translation = script_cli.load("prepare_translation")
 
@@ -49,7 +49,7 @@ SMALL = ["--vocab-size", "60", "--workers", "1"]
 
 
 def run(*arguments) -> int:
-    """The exit status of the script."""
+    """The exit status of the command."""
     return run_main(lambda: prepare_translation.main([str(argument) for argument in arguments]))
 
 
@@ -88,5 +88,5 @@ def binarise_here(command, encoded, total, folder):
 
 
 def script(*arguments) -> list[str]:
-    """The command line of the script as a process of its own."""
-    return [sys.executable, str(SCRIPT), *map(str, arguments)]
+    """The command line as a process of its own."""
+    return [sys.executable, "-m", "rhhn_fairseq", "prepare", *map(str, arguments)]

@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 from types import ModuleType
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+COMMANDS = Path(__file__).parents[2] / "rhhn_fairseq" / "commands"
 
 
 def load(name: str) -> ModuleType:
-    """What ``scripts/NAME.py`` calls."""
+    """The module of a command."""
     return importlib.import_module(f"rhhn_fairseq.commands.{name}")
 
 

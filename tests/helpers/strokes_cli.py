@@ -1,4 +1,4 @@
-"""Runs scripts/prepare_strokes.py within the tests' process, and makes small corpora for it."""
+"""Runs rhhn prepare within the tests' process, and makes small corpora for it."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ from helpers import script_cli
 from helpers.script_cli import manifest_of  # noqa: F401  (for the tests)
 from rhhn_fairseq.cli import run as run_main
 
-SCRIPT = script_cli.SCRIPTS / "prepare_strokes.py"
+SCRIPT = script_cli.COMMANDS / "prepare_strokes.py"
 
 prepare_strokes = script_cli.load("prepare_strokes")
 
 
 def run(*arguments) -> int:
-    """The exit status of the script."""
+    """The exit status of the command."""
     return run_main(lambda: prepare_strokes.main([str(argument) for argument in arguments]))
 
 

@@ -26,7 +26,7 @@ def sentences(split: str) -> list[str]:
 
 
 def prepare(folder: Path) -> Path:
-    """Writes the corpus in the form of scripts/prepare_translation.py, less its manifest; its directory."""
+    """Writes the corpus in the form of rhhn prepare, less its manifest; its directory."""
     texts = {split: {"en": sentences(split)} for split in SPLITS}
     for sides in texts.values():
         sides["fr"] = [french(line) for line in sides["en"]]

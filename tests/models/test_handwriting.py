@@ -410,7 +410,7 @@ def test_refused_directories(tmp_path):
     with pytest.raises(UsageError, match="task.data is not given"):
         HandwritingTask.setup_task(dataclasses.replace(HandwritingTaskConfig(), data="???"))
     with pytest.raises(
-        UsageError, match="has no manifest.json; name a directory that scripts/prepare_strokes.py"
+        UsageError, match="has no manifest.json; name a directory that rhhn prepare"
     ):
         _task(tmp_path)
     (tmp_path / "manifest.json").write_text('{"format": 1, "mode": "text"}')
@@ -454,7 +454,7 @@ def test_a_wrong_directory_ends_in_one_line(tmp_path):
     assert result.returncode == 1
     last = (result.stdout + result.stderr).strip().splitlines()[-1]
     assert last == (
-        f"error: {tmp_path}: has no manifest.json; name a directory that scripts/prepare_strokes.py made"
+        f"error: {tmp_path}: has no manifest.json; name a directory that rhhn prepare made"
     )
 
 

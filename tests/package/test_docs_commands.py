@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,24 +12,24 @@ from rhhn_fairseq.commands.table import COMMANDS, load
 from rhhn_fairseq.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
-# Pages of results and of the lab say how their figures were made at the time.
+# Pages of results say how their figures were made at the time.
 PAGES = sorted(
     path
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    if not {"results", "lab"} & set(path.relative_to(ROOT).parts)
+    if "results" not in path.relative_to(ROOT).parts
 )
 FAIRSEQ = {name for name, entry in COMMANDS.items() if entry.module == "fairseq_programs"}
 
 
-def commands_of(page: Path) -> list[list[str]]:
-    """The words of every ``rhhn`` command in the blocks of a page, continued lines joined."""
+def commands_of(page: Path, program: str = "rhhn ") -> list[list[str]]:
+    """The words of every command of a program in the blocks of a page, continued lines joined."""
     fence = re.compile(r"^```(?:bash|console)?(?: title=.*?)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
     blocks = fence.findall(page.read_text())
     blocks += re.findall(r"((?:^    .*\n)+)", page.read_text(), re.MULTILINE)
     found = []
     for block in blocks:
         for line in block.replace("\\\n", " ").splitlines():
-            match = re.match(r"\s*(?:\$ |\.venv/bin/)*(rhhn .*)", line)
+            match = re.match(rf"\s*(?:\$ |\.venv/bin/)*({program}.*)", line)
             if match:
                 # What follows several spaces is a remark.
                 words = shlex.split(re.split(r"\s[<>|&]|\s{2,}(?!-)", match[1])[0], comments=True)
@@ -46,14 +48,14 @@ def _help_of(command: str, capsys) -> str:
 
 def _subcommand(words: list[str]) -> str:
     """The command, with the corpus or picture that follows it where it has several forms."""
-    several = words[1] in ("prepare", "plot", "bench") and len(words) > 2 and not words[2].startswith("-")
+    several = words[1] in ("prepare", "plot") and len(words) > 2 and not words[2].startswith("-")
     return " ".join(words[1:3]) if several else words[1]
 
 
 def test_commands_are_found():
     """The pages are read as they are meant to be."""
     assert sum(len(commands_of(page)) for page in PAGES) > 40
-    assert commands_of(ROOT / "docs" / "reproduce.md")
+    assert commands_of(ROOT / "docs" / "reproduce.md", "python -m ")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -71,6 +73,21 @@ def test_commands_and_their_options_exist(page, capsys):
             raise AssertionError(f"{page.name}: {' '.join(words)}: {error}") from error
         missing = [option for option in options if not re.search(rf"{option}(?![\w-])", text)]
         assert not missing, f"{page.name}: {' '.join(words)}: no {', '.join(missing)}"
+
+
+@pytest.mark.slow
+def test_benchmarks_and_experiments_have_the_options_that_the_pages_name():
+    """They are run from a checkout, so that a page is all that shows how."""
+    checked = {}
+    for page in PAGES:
+        for _, _, module, *words in commands_of(page, r"python -m (?:benchmarks|experiments)\."):
+            if module not in checked:
+                command = [sys.executable, "-m", module, "--help"]
+                result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+                checked[module] = result.stdout
+            options = {word.split("=")[0] for word in words if word.startswith("--") and word != "--"}
+            assert not [o for o in options if not re.search(rf"{o}(?![\w-])", checked[module])], (page, words)
+    assert len(checked) > 6
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
-    if not {"results", "lab"} & set(path.relative_to(ROOT).parts)
+    if "results" not in path.relative_to(ROOT).parts
 )
 BIN = Path(sys.executable).parent
 BLOCK = re.compile(r"^```bash(?: title=\"(needs [^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -40,8 +40,8 @@ SHORTER = {
     "rhhn prepare files": "--vocab-size 60",
     "rhhn prepare hershey": "--lines 120",
     "rhhn prepare synthetic": "--pairs 500 --vocab-size 300",
-    "rhhn tune": "--seconds 1 --trials 1 --repeats 1",
-    "rhhn reproduce ha-ptb": "--updates 3",
+    "python -m experiments.tune": "--seconds 1 --trials 1 --repeats 1",
+    "python -m experiments.reproduce ha-ptb": "--updates 3",
     "scripts/train_torchrun.sh": "--max-update 3",
     "torchrun --nproc-per-node 2 -m fairseq_cli.train": "--max-update 3 --cpu",
 }
@@ -130,7 +130,7 @@ def _write_files(home: Path, here: Path) -> None:
     """The files that the pages speak of: corpora in the home directory, a reader's own in the working one."""
     for directory in (home / "ptb", home / "multi30k", home / "simple-examples/data", here / "folder"):
         directory.mkdir(parents=True)
-    for name in ("rhhn_fairseq", "configs"):
+    for name in ("rhhn_fairseq", "configs", "benchmarks", "experiments"):
         (here / name).symlink_to(ROOT / name)
     for split, lines in (("train", 700), ("valid", 100), ("test", 60)):
         text = "".join(f" line {n} of some {split} text with <unk> words \n" for n in range(lines))

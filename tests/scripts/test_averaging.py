@@ -1,4 +1,4 @@
-"""Means of the weights of really trained checkpoints, and scripts/average_checkpoints.py."""
+"""Means of the weights of really trained checkpoints, and rhhn average."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,6 @@ from rhhn_fairseq import averaging, cli
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.loading import load_char_lm
 
-SCRIPT = script_cli.SCRIPTS / "average_checkpoints.py"
 script = script_cli.load("average_checkpoints")
 
 

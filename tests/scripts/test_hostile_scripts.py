@@ -1,16 +1,14 @@
-"""The programs in scripts/ in careless and hostile hands: one line, nothing written, nothing waited for."""
+"""The commands in careless and hostile hands: one line, nothing written, nothing waited for."""
 
-import importlib.util
 import os
 import signal
 from pathlib import Path
 
 import pytest
+from helpers import script_cli
 from helpers.cli import HANGS
 
 from rhhn_fairseq import cli
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 # Each line is a command; a word in capitals is what ``places`` makes of it.
 COMMANDS = """
@@ -264,14 +262,6 @@ convert_checkpoint LOOP --vocabulary TEXT --data FOLDER --output NOWHERE
 convert_checkpoint EMPTY --vocabulary TEXT --data FOLDER --output NOWHERE
 convert_checkpoint NOISE --vocabulary TEXT --data FOLDER --output NOWHERE
 convert_checkpoint TEXT --vocabulary TEXT --data FOLDER --output TEXT
-bench
-bench nope
-bench cells --cells nope
-bench cells --smoke --json FOLDER
-bench cells --smoke --png NOWHERE/x.png
-profile_train
-profile_train --updates 0 -- TEXT
-profile_train --json FOLDER -- TEXT
 """.strip().splitlines()
 
 
@@ -302,13 +292,6 @@ def listing(folder: Path) -> dict:
     }
 
 
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(f"hostile_{name}", SCRIPTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def expand(word: str, places: dict) -> str:
     for name in sorted(places, key=len, reverse=True):
         word = word.replace(name, places[name])
@@ -326,7 +309,7 @@ def too_slow(*_):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_one_line_and_nothing_written(command, places, tmp_path, capsys):
     script, *words = command.split()
-    module = load(script)
+    module = script_cli.load(script)
     before = listing(tmp_path)
     before_alarm = signal.signal(signal.SIGALRM, too_slow)
     signal.alarm(HANGS)

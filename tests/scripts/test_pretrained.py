@@ -101,12 +101,11 @@ def test_a_checkpoint_or_pretrained_not_both(script, capsys):
 
 
 def answer_without_fairseq(name: str, *arguments) -> str:
-    """What a script prints where nothing has imported fairseq."""
-    script = script_cli.SCRIPTS / f"{name}.py"
-    command = [f"{name}.py", *map(str, arguments)]
+    """What a command prints where nothing has imported fairseq."""
+    command, root = ["rhhn", name, *map(str, arguments)], str(script_cli.COMMANDS.parents[1])
     program = (
-        f"import runpy, sys; sys.argv = {command}; sys.path.insert(0, {str(script.parents[1])!r})\n"
-        f"try: runpy.run_path({str(script)!r}, run_name='__main__')\n"
+        f"import runpy, sys; sys.argv = {command}; sys.path.insert(0, {root!r})\n"
+        "try: runpy.run_module('rhhn_fairseq', run_name='__main__')\n"
         "except SystemExit as end: assert not end.code, end.code\n"
         "assert 'fairseq' not in sys.modules"
     )

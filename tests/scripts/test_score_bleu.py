@@ -1,4 +1,4 @@
-"""scripts/score_bleu.py: reading, figures against sacreBLEU's own, significance, and what is refused."""
+"""rhhn score: reading, figures against sacreBLEU's own, significance, and what is refused."""
 
 import json
 import os
@@ -12,7 +12,6 @@ from rhhn_fairseq import cli
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.search import scoring
 
-SCRIPT = script_cli.SCRIPTS / "score_bleu.py"
 score_bleu = script_cli.load("score_bleu")
 
 REFERENCES = [

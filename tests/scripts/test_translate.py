@@ -1,4 +1,4 @@
-"""scripts/translate.py and rhhn_fairseq.translate, with a model of fairseq's own that has learnt its text."""
+"""rhhn translate and rhhn_fairseq.translate, with a model of fairseq's own that has learnt its text."""
 
 import hashlib
 import io
@@ -28,7 +28,7 @@ from rhhn_fairseq.models.translation_loading import check_fingerprint, load_tran
 from rhhn_fairseq.search.scoring import read_translations
 from rhhn_fairseq.translate import EMPTY, SearchConfig, Translator, batches
 
-SCRIPT = script_cli.SCRIPTS / "translate.py"
+SCRIPT = script_cli.COMMANDS / "translate.py"
 script = script_cli.load("translate")
 
 
@@ -224,7 +224,7 @@ def test_memory_is_bounded_and_a_closed_pipe_ends_quietly(checkpoint, monkeypatc
 
 def test_line_by_line_through_pipes(checkpoint):
     """What a program that asks for one translation after the other needs: each comes before the next asks."""
-    command = [sys.executable, str(SCRIPT), "--checkpoint", str(checkpoint)]
+    command = [sys.executable, "-m", "rhhn_fairseq", "translate", "--checkpoint", str(checkpoint)]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, **pipes, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
         for question, answer in ((b"the cat\n", b"le chat\n"), (b"\n", b"\n"), (b"two\n", b"deux\n")):

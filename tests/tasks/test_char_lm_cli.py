@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from helpers.cli import USER_DIR, fairseq_train, json_log, run_module, run_script
+from helpers.cli import USER_DIR, fairseq_train, json_log, run_module, run_rhhn
 
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
@@ -181,14 +181,14 @@ def test_evaluation_prints_its_figures_and_its_protocol(corpus, uninterrupted):
 
 def test_sampling_streams_a_seeded_text(corpus, uninterrupted):
     checkpoint = uninterrupted[0] / "checkpoint_best.pt"
-    first = run_script("sample.py", checkpoint, "--prompt", "line 1", "--length", 40, "--seed", 3).stdout
+    first = run_rhhn("sample", checkpoint, "--prompt", "line 1", "--length", 40, "--seed", 3).stdout
     assert first.startswith("line 1") and len(first) == len("line 1") + 40 + 1
     again = [
-        run_script("sample.py", checkpoint, "--prompt", "line 1", "--length", 40, "--seed", seed).stdout
+        run_rhhn("sample", checkpoint, "--prompt", "line 1", "--length", 40, "--seed", seed).stdout
         for seed in (3, 4)
     ]
     assert again[0] == first != again[1]
-    refused = run_script("sample.py", checkpoint, "--prompt", "é", check=False)
+    refused = run_rhhn("sample", checkpoint, "--prompt", "é", check=False)
     assert refused.returncode == 1 and refused.stderr.startswith("error: --prompt has symbols")
 
 

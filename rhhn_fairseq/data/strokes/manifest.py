@@ -7,7 +7,6 @@ from pathlib import Path
 from rhhn_fairseq.data.common.manifest import MANIFEST_NAME, ManifestForm
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.programs import command
 
 KIND = "strokes"
 
@@ -44,7 +43,7 @@ class StrokeManifest:
         manifest = STROKES.read(data_dir)
         if manifest is None:
             raise UsageError(
-                f"{data_dir}: has no {MANIFEST_NAME}; name a directory that {command('prepare_strokes')} made"
+                f"{data_dir}: has no {MANIFEST_NAME}; name a directory that rhhn prepare made"
             )
         return cls(
             manifest["variant"],
@@ -85,5 +84,5 @@ STROKES = ManifestForm(
         "variant": str,
     },
     check=_problem,
-    advice=f"{command('prepare_strokes')} makes one",
+    advice="rhhn prepare makes one",
 )

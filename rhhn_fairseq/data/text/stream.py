@@ -15,7 +15,6 @@ import numpy as np
 from rhhn_fairseq.data.text.vocabulary import EOS, SPECIAL_SYMBOLS
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import refuse_endless
-from rhhn_fairseq.programs import command
 
 # An item holds at most this many symbols, so that a text without newlines can be read in pieces.
 LONGEST_ITEM = 65_536
@@ -94,7 +93,7 @@ def read_index(prefix: str | Path, shortest: int = 0) -> StreamIndex:
             if header.startswith(magic):
                 raise UsageError(
                     f"{path}: has fairseq's dataset implementation '{name}', not 'mmap'; make it "
-                    f"with {command('prepare_chars')} or fairseq-preprocess --dataset-impl mmap"
+                    f"with rhhn prepare or fairseq-preprocess --dataset-impl mmap"
                 )
         if not header.startswith(_MAGIC[: len(header)]) or not header:
             raise UsageError(f"{path}: is not an index of fairseq's mmap format")
@@ -237,7 +236,7 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError as error:
         splits = sorted(other.stem for other in path.parent.glob("*.idx"))
-        advice = f"make it with {command('prepare_chars')}"
+        advice = "make it with rhhn prepare"
         if splits and path.suffix == ".idx":
             advice = f"{path.parent} has the splits {', '.join(splits)}"
         raise UsageError(f"{path}: no such file; {advice}") from error

@@ -19,7 +19,6 @@ from rhhn_fairseq.data.common.sources import text_codes
 from rhhn_fairseq.data.text.manifest import CHARACTERS, DICTIONARY_NAME, MODES
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import refuse_endless
-from rhhn_fairseq.programs import command
 
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 EOS = 2
@@ -272,7 +271,7 @@ def _read_symbols(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such file; make it with {command('prepare_chars')}") from error
+        raise UsageError(f"{path}: no such file; make it with rhhn prepare") from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
@@ -286,7 +285,7 @@ def _read_symbols(path: Path) -> list[str]:
             unescape(symbol)
         except UsageError as error:
             raise UsageError(
-                f"{path}: line {number}: {error}; {command('prepare_chars')} wrote no such dictionary"
+                f"{path}: line {number}: {error}; rhhn prepare wrote no such dictionary"
             ) from error
         symbols.append(symbol)
     return symbols

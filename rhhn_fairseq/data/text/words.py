@@ -126,7 +126,7 @@ class WordDecoder:
 
 
 def load_vocabulary(data_dir: str | Path) -> CharVocabulary | WordVocabulary:
-    """Loads the vocabulary of a directory that scripts/prepare_chars.py or fairseq-preprocess made.
+    """Loads the vocabulary of a directory that ``rhhn prepare`` or fairseq-preprocess made.
 
     Raises:
         UsageError: see the ``load`` of the two.

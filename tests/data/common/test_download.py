@@ -1,4 +1,4 @@
-"""Downloads of scripts/prepare_chars.py, from a server on this machine."""
+"""Downloads of rhhn prepare, from a server on this machine."""
 
 import functools
 import http.server

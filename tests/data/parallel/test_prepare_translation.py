@@ -1,4 +1,4 @@
-"""scripts/prepare_translation.py from the command line: results, refusals, bad input, full disks."""
+"""rhhn prepare from the command line: results, refusals, bad input, full disks."""
 
 import gzip
 import hashlib

@@ -1,4 +1,4 @@
-"""scripts/prepare_translation.py interrupted, killed and started again; and how much memory it takes."""
+"""rhhn prepare interrupted, killed and started again; and how much memory it takes."""
 
 import os
 import re

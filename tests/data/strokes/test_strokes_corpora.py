@@ -1,4 +1,4 @@
-"""scripts/prepare_strokes.py: every corpus, what is written, and what is refused in one line."""
+"""rhhn prepare, of handwriting: every corpus, what is written, and what is refused in one line."""
 
 import hashlib
 import shutil
@@ -444,7 +444,7 @@ def test_statistics_of_another_directory(tmp_path, capsys):
     assert run(*made, tmp_path / "one") == 0
     assert capsys.readouterr().out.startswith("already prepared")
     message = error_of(capsys, *made, tmp_path / "nowhere")
-    assert "has no manifest.json; name a directory that scripts/prepare_strokes.py made" in message
+    assert "has no manifest.json; name a directory that rhhn prepare made" in message
     (tmp_path / "manifest.json").write_text("{}")
     assert "is not the manifest of handwriting" in error_of(capsys, *made, tmp_path)
 

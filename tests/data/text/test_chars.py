@@ -188,7 +188,7 @@ def test_impossible_vocabularies_are_refused(arguments, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no such file; make it with scripts/prepare_chars.py"),
+        (None, "no such file; make it with rhhn prepare"),
         (b"a 1\nb\n", r"line 2 is 'b', not 'SYMBOL COUNT'"),
         (b"a x\n", r"line 1 is 'a x'"),
         (b"the 5\n", r"line 1: 'the' is not an escaped character"),
@@ -369,8 +369,8 @@ def damage(path, offset, data):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda p: (p / "t.idx").unlink(), "t.idx: no such file; make it with scripts/prepare_"),
-        (lambda p: (p / "t.bin").unlink(), "t.bin: no such file; make it with scripts/prepare_"),
+        (lambda p: (p / "t.idx").unlink(), "t.idx: no such file; make it with rhhn prepare"),
+        (lambda p: (p / "t.bin").unlink(), "t.bin: no such file; make it with rhhn prepare"),
         (lambda p: (p / "t.bin").write_bytes(b"\4\0"), "expected 12 bytes .* found 2"),
         (lambda p: (p / "t.bin").write_bytes(b"\4\0" * 9), "expected 12 bytes .* found 18"),
         (lambda p: (p / "t.idx").write_bytes(b""), "not an index of fairseq's mmap format"),

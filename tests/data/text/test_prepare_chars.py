@@ -1,4 +1,4 @@
-"""scripts/prepare_chars.py: texts, checks, interruptions, memory."""
+"""rhhn prepare text: texts, checks, interruptions, memory."""
 
 import gzip
 import json
@@ -357,9 +357,9 @@ def test_a_real_write_failure_is_one_line(tmp_path):
         "import resource, runpy, sys;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
         "sys.argv = sys.argv[1:];"
-        "runpy.run_path(sys.argv[0], run_name='__main__')"
+        "runpy.run_module('rhhn_fairseq', run_name='__main__')"
     )
-    command = [sys.executable, "-c", limited, str(SCRIPT), "text", *options]
+    command = [sys.executable, "-c", limited, "rhhn", "prepare", "text", *options]
     result = subprocess.run([*command, "--dest", str(tmp_path / "dest")], capture_output=True, text=True)
     assert result.returncode == 1
     assert result.stderr == f"error: {tmp_path / 'dest'}: cannot be written (File too large)\n"
@@ -406,7 +406,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path, kind):
 def test_help_and_progress_stay_off_standard_output(tmp_path):
     options = write_splits(tmp_path)
     result = subprocess.run(
-        [sys.executable, str(SCRIPT), "text", *options, "--dest", str(tmp_path / "dest")],
+        [sys.executable, "-m", "rhhn_fairseq", "prepare", "text", *options, "--dest", tmp_path / "dest"],
         capture_output=True,
         text=True,
     )

@@ -1,4 +1,4 @@
-"""scripts/prepare_chars.py: Penn Treebank, enwik8 and the standard library's source."""
+"""rhhn prepare: Penn Treebank, enwik8 and the standard library's source."""
 
 import gzip
 import hashlib

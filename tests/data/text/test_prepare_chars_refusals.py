@@ -1,4 +1,4 @@
-"""What scripts/prepare_chars.py refuses: files, splits and command lines, each in one line."""
+"""What rhhn prepare refuses: files, splits and command lines, each in one line."""
 
 import gzip
 import itertools

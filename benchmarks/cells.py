@@ -1,0 +1,97 @@
+"""Forward and backward of every cell on every backend in every dtype, compared with torch.nn.LSTM."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benchmarks.contenders import (
+    BASELINE,
+    SizesConfig,
+    batch_for,
+    build_layer,
+    check_contenders,
+    contenders_of,
+)
+from benchmarks.floors import Floor, Product, products_of
+from benchmarks.machine import DTYPES, measuring
+from benchmarks.parity import Contender
+from benchmarks.report import ROUNDS, make_report, start
+from benchmarks.timing import interleave, ratio, time_pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(SizesConfig):
+    """What is timed; ``UsageError`` names a value that cannot work."""
+
+
+SMOKE = dict(hidden=8, input=5, batch=3, length=4, hyper_size=4, hyper_embed_size=2, rhn_depth=2, repeats=2)
+
+
+def run(config: Config) -> dict:
+    """Checks and times all contenders; the rows begin with the baseline.
+
+    Raises:
+        UsageError: a cell gives wrong results, or its sizes cannot work.
+    """
+    with measuring(config):
+        contenders, errors, products = [], {}, {}
+        for name in (BASELINE, *config.cells):
+            layers = contenders_of(name, config)
+            errors |= check_contenders(layers, config)
+            contenders += layers
+            products[name] = layer_products(name, config)
+        floors = {
+            (name, dtype): Floor(products[name], config.length, config.device, DTYPES[dtype])
+            for name in products
+            for dtype in config.dtype
+        }
+        batches = {dtype: batch_for(config, dtype) for dtype in config.dtype}
+        by_key = {contender.key: contender for contender in contenders}
+
+        def measure(key):
+            if key in floors:
+                return floors[key].time()
+            with by_key[key].running() as module:
+                return time_pass(module, *batches[by_key[key].dtype])
+
+        seconds = interleave([*by_key, *floors], config.repeats, measure)
+        rows = []
+        for contender in contenders:
+            flop = sum(product.flop(config.length) for product in products[contender.key[0]])
+            rows.append(_row(contender, seconds, flop) | {"error": errors[contender.key]})
+        return make_report("cells", config, rows)
+
+
+def layer_products(name: str, config: SizesConfig) -> list[Product]:
+    """Returns the matrix products of a step of a layer; the baseline has those of the LSTM's cell."""
+    with torch.device("meta"):
+        return products_of(build_layer("lstm" if name == BASELINE else name, config), config.batch)
+
+
+def _row(contender: Contender, seconds: dict, flop: int) -> dict:
+    """Returns the report's entry of one contender, given the seconds of all."""
+    name, backend, dtype = contender.key
+    passes = {key: each.sum(axis=1) for key, each in seconds.items()}
+    own, reference = passes[contender.key], passes.get((name, "reference", dtype))
+    forward, backward = np.median(seconds[contender.key], axis=0)
+    beside = None if reference is None or backend == "reference" else float(np.median(own / reference))
+    return {
+        "cell": name,
+        "backend": backend,
+        "type": dtype,
+        "parameters": sum(p.numel() for p in contender.module.parameters()),
+        "forward ms": 1e3 * float(forward),
+        "backward ms": 1e3 * float(backward),
+        "total ms": 1e3 * float(np.median(own)),
+        "/ nn.LSTM": ratio(own, passes[BASELINE, "torch", dtype]),
+        "/ reference": beside,
+        "GFLOP": flop / 1e9,
+        "GFLOP/s": flop / 1e9 / float(np.median(own)),
+        "% of floor": float(100 * np.median(passes[name, dtype] / own)),
+        ROUNDS: seconds[contender.key].tolist(),
+    }
+
+
+if __name__ == "__main__":
+    start(__name__)

@@ -1,0 +1,306 @@
+"""The page of a table: the paper's figures, ours, what they cost, and the curves."""
+
+import argparse
+import math
+import shlex
+from collections import defaultdict
+from collections.abc import Set
+from pathlib import Path
+
+from experiments.plan import SCALING_RULE, recipe_of
+from experiments.records import Cost, Record
+from experiments.tables import Row, Table
+from rhhn_fairseq.analysis import plotting
+from rhhn_fairseq.analysis.curve_picture import draw_curves
+from rhhn_fairseq.analysis.curves import Curve
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import make_directory
+from rhhn_fairseq.staging import replace_file
+
+Group = tuple[str, float, str, int, tuple[str, ...]]
+"""Row, scale, type, updates, and options of fairseq-train beyond the row's."""
+
+COMMAND_HEADING = "## How it was made"
+
+
+def render(table: Table, records_dir: Path, pages: Path, command: str | None = None) -> Path:
+    """Writes PAGES/TABLE.md and its pictures from the records in RECORDS_DIR; returns the page.
+
+    A picture of a scale that has no curve any more is deleted.
+
+    Args:
+        command: the command that made the records, for the page; None for the one that the page shows.
+
+    Raises:
+        UsageError: a record cannot be read, or a file cannot be written.
+    """
+    make_directory(pages)
+    records, page = read_records(table, records_dir), pages / f"{table.name}.md"
+    command = command or _shown_command(page) or f"python -m experiments.reproduce {table.name}"
+    curves = _curves(table, records)
+    for scale, lines in curves.items():
+        scaled = "" if scale == 1 else f" scaled by {scale:g}"
+        title = f"{table.title}{scaled}, validation during training"
+        with replace_file(pages / _picture(table, scale), follow=False) as file:
+            file.write(plotting.encode(draw_curves(lines, table.scoring.metric, title), "png"))
+    current = {_picture(table, scale) for scale in curves}
+    for picture in (pages / _picture(table, 1), *pages.glob(f"{table.name}-x*.png")):
+        if picture.name not in current:
+            picture.unlink(missing_ok=True)
+    costs = [Cost.load(path) for path in sorted((records_dir / "costs").glob("*.json"))]
+    with replace_file(page, follow=False) as file:
+        file.write(text(table, records, costs, set(curves), command).encode("utf-8"))
+    return page
+
+
+def _picture(table: Table, scale: float) -> str:
+    return f"{table.name}.png" if scale == 1 else f"{table.name}-x{scale:g}.png"
+
+
+def _shown_command(page: Path) -> str | None:
+    """Returns the command that an earlier page shows."""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    _, _, rest = text.partition(f"{COMMAND_HEADING}\n\n    ")
+    return rest.partition("\n")[0] or None
+
+
+def read_records(table: Table, directory: Path) -> list[Record]:
+    """Reads the records of a table, ordered by row and seed. Raises UsageError for an unknown row."""
+    order, records = [row.name for row in table.rows], []
+    for path in sorted(directory.glob("*.json")):
+        records.append(Record.load(path))
+        if records[-1].row not in order:
+            raise UsageError(f"{path}: {table.name} has no row {records[-1].row}")
+    return sorted(records, key=lambda record: (order.index(record.row), -record.scale, record.seed))
+
+
+def text(table: Table, records: list[Record], costs: list[Cost], pictured: Set[float], command: str) -> str:
+    """Returns the page as Markdown.
+
+    Args:
+        pictured: the scales that have a picture.
+    """
+    lines = [f"# {table.title}", ""]
+    if table.notes:
+        lines += [table.notes, ""]
+    lines += [
+        "Read each row with its share of the paper's budget: below 100 %, it was trained for less than the "
+        "paper's model. Ours is the mean over seeds, with the range where there are several.",
+        "",
+    ]
+    # Seeds that were trained with other options or for other budgets stand in rows of their own.
+    groups: dict[Group, list[Record]] = defaultdict(list)
+    for record in records:
+        options = tuple(record.options.get("extra", ()))
+        groups[record.row, record.scale, record.precision, record.updates, options].append(record)
+    full = {key: group for key, group in groups.items() if key[1] == 1}
+    lines += _table(table, full, table.rows) + [""]
+    pictures = {scale: [f"![validation during training]({_picture(table, scale)})", ""] for scale in pictured}
+    lines += pictures.get(1, [])
+    scales = sorted({key[1] for key in groups if key[1] < 1}, reverse=True)
+    for scale in scales:
+        members = {key: group for key, group in groups.items() if key[1] == scale}
+        rule = f"This checks the order of the systems, not the figures. The rule: {SCALING_RULE}."
+        lines += [f"## Scaled by {scale:g}", "", rule, ""]
+        rows = tuple(row for row in table.rows if any(key[0] == row.name for key in members))
+        lines += _table(table, members, rows) + ["", *pictures.get(scale, [])]
+    for record in records:
+        # Curves of smaller trainings are in their records and in their picture.
+        if record.curve and record.scale == 1:
+            lines += _per_epoch(table, record)
+    lines += _costs(table, records, costs)
+    if records:
+        lines += [COMMAND_HEADING, "", f"    {command}", "", *_provenance(table, records)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(table: Table, groups: dict[Group, list[Record]], rows: tuple[Row, ...]) -> list[str]:
+    known = {name for row in rows for name in row.reported}
+    known |= {name for group in groups.values() for record in group for name in record.figures}
+    figures = [name for name, _, _ in table.scoring.figures() if name in known]
+    head = ["system", "parameters", *(f"{name}: paper | ours | difference" for name in figures)]
+    head += ["epochs", "updates", "hours", "share of the paper's budget", "type"]
+    columns = 2 + 3 * len(figures) + 5
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * columns]
+    for row in rows:
+        matching = [group for key, group in groups.items() if key[0] == row.name]
+        for group in matching or [[]]:
+            lines.append("| " + " | ".join(_cells(table, row, group, figures)) + " |")
+    return lines
+
+
+def _cells(table: Table, row: Row, group: list[Record], figures: list[str]) -> list[str]:
+    digits = table.scoring.decimals
+    count = next((record.parameters for record in group if record.parameters), row.parameters)
+    cells = [row.name, f"{count:,}"]
+    for name in figures:
+        paper = row.reported.get(name)
+        values = [record.figures[name] for record in group if name in record.figures]
+        cells.append("" if paper is None else f"{paper:g}")
+        if not values:
+            cells += ["", ""]
+            continue
+        mean = sum(values) / len(values)
+        spread = f" ({min(values):.{digits}f} to {max(values):.{digits}f}, {len(values)} seeds)"
+        cells.append(f"{mean:.{digits}f}" + (spread if len(values) > 1 else ""))
+        cells.append("" if paper is None else f"{mean - paper:+.{digits}f}")
+    if not group:
+        return [*cells, "not run", "", "", "", ""]
+    last = group[0]
+    share = budget_share(row, last)
+    budget = "unknown" if share is None else _percent(share)
+    return [
+        *cells,
+        f"{last.epochs:g}",
+        f"{last.updates:,}",
+        f"{sum(record.seconds for record in group) / len(group) / 3600:.2f}",
+        # The epochs of a smaller training say nothing about the paper's budget.
+        "" if last.scale < 1 else budget,
+        last.precision,
+    ]
+
+
+def _percent(share: float) -> str:
+    """Returns a share in percent, with two digits below ten percent."""
+    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.2g} %"
+
+
+def budget_share(row: Row, record: Record) -> float | None:
+    """Returns the share of the paper's training that a run did; None if the paper does not say.
+
+    Updates of smaller batches than the row's count for less.
+    """
+    if row.updates:
+        return record.updates * _share_of_batch(row, record) / row.updates
+    return record.epochs / row.epochs if row.epochs else None
+
+
+def _share_of_batch(row: Row, record: Record) -> float:
+    """Returns the sequences of an update of a run over those of its row."""
+    own = recipe_of(row)["batch_size"]
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--batch-size", "--max-sentences", type=int, default=own)
+    parser.add_argument("--update-freq", type=int, default=1)
+    try:
+        given, _ = parser.parse_known_args(record.options.get("extra", []))
+    except argparse.ArgumentError:
+        return 1.0  # The number of batches in an update changes from epoch to epoch.
+    return given.batch_size * given.update_freq / own
+
+
+def _per_epoch(table: Table, record: Record) -> list[str]:
+    metric = table.scoring.metric
+    logged = set().union(*(entry["train"] for entry in record.curve))
+    names = [metric] + [name for name in ("ppl", "accuracy") if name != metric and name in logged]
+    validated = [entry for entry in record.curve if entry["valid"]] or record.curve
+    # At most 30 of them, and always the last.
+    shown = validated[:: -math.ceil(len(validated) / 30)][::-1]
+    lines = [f"## {record.row}, seed {record.seed}, by epoch", ""]
+    heads = [f"{split} {name}" for name in names for split in ("train", "valid")]
+    lines += ["| epoch | updates | hours | " + " | ".join(heads) + " |", "|---" * (3 + len(heads)) + "|"]
+    for entry in shown:
+        values = [entry[split].get(name) for name in names for split in ("train", "valid")]
+        cells = ["" if value is None else f"{value:g}" for value in values]
+        hours = f"{entry['seconds'] / 3600:.2f}"
+        lines.append(f"| {entry['epoch']} | {entry['updates']:,} | {hours} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def _costs(table: Table, records: list[Record], measured: list[Cost]) -> list[str]:
+    """Returns what a row takes here, and what the paper's budget would, from measured seconds per update."""
+    done = {record.row: record for record in records if record.scale == 1}
+    costs = {cost.row: cost for cost in measured}
+    costs |= {name: cost for name, record in done.items() if (cost := record.cost()) is not None}
+    head = ["system", "type and machine", "seconds per update", "updates per epoch", "hours per epoch"]
+    head += ["time for the rest of the paper's budget"]
+    lines = ["| " + " | ".join(head) + " |", "|---|---|---|---|---|---|"]
+    for row in table.rows:
+        if row.name not in costs:
+            continue
+        cost = costs[row.name]
+        epoch, seconds = cost.updates_per_epoch, cost.seconds_per_update
+        total = row.updates or (row.epochs * epoch if row.epochs and epoch else None)
+        trained = 0
+        if row.name in done:
+            trained = done[row.name].updates
+            if row.updates:
+                total = row.updates / _share_of_batch(row, done[row.name])
+        rest = "unknown" if total is None else f"{max(0, total - trained) * seconds / 3600:,.0f} hours"
+        hours = "" if epoch is None else f"{epoch * seconds / 3600:.2f}"
+        where = f"{cost.precision}, {_machine(cost)}"
+        # In a table a bar ends the cell, and a new line the row.
+        remark = " ".join(cost.remark.split()).replace("|", "\\|")
+        where += f"; {remark}" if remark else ""
+        cells = [row.name, where, f"{seconds:.3g}", "" if epoch is None else f"{epoch:,}", hours, rest]
+        lines.append("| " + " | ".join(cells) + " |")
+    if len(lines) == 2:
+        return []
+    source = "Seconds per update are from a run's median epoch (with fewer than three epochs, their mean), "
+    source += "or the median of a few updates."
+    return ["## Cost", "", source, "", *lines, ""]
+
+
+def _machine(run: Cost | Record) -> str:
+    threads = {0: "", 1: ", 1 thread"}.get(run.threads, f", {run.threads} threads")
+    return run.device + threads
+
+
+def _provenance(table: Table, records: list[Record]) -> list[str]:
+    """Returns how every run was made; runs that differ only in seed and commit share an entry."""
+    different = {_versions(record) for record in records}
+    of_all = different.pop() if len(different) == 1 else ""
+    alike: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        alike[_how(record, with_versions=not of_all)].append(record)
+    place = f"experiments/records/{table.name}/ROW-sSEED.json"
+    lines = [f"Every run is a file `{place}` of the repository, with its curve.", ""]
+    lines += [f"All with {of_all}.", ""] if of_all else []
+    for how, group in alike.items():
+        seeds = ", ".join(str(record.seed) for record in group)
+        name = f"{group[0].row}, {'seed' if len(group) == 1 else 'seeds'} {seeds}"
+        commits = ", ".join(dict.fromkeys(record.commit for record in group if record.commit))
+        made = f"; commit {commits}" if commits else ""
+        lines.append(f"- {name}{made}; {how}")
+    return lines
+
+
+def _versions(record: Record) -> str:
+    return ", ".join(f"{name} {version}" for name, version in record.versions.items())
+
+
+def _how(record: Record, with_versions: bool) -> str:
+    """Returns what the runs of one entry have in common, with SEED for the number."""
+    words = [] if record.scale == 1 else [f"scale {record.scale:g}"]
+    words.append(f"{_machine(record)}, {record.precision}")
+    words += [record.corpus] if record.corpus else []
+    words += [_versions(record)] if with_versions else []
+    words.append(record.state + (f" ({record.problem})" if record.problem else ""))
+    if record.stopped_by:
+        words.append(f"stopped by {record.stopped_by}")
+    if "train" in record.commands:
+        command = shlex.join(record.commands["train"])
+        seed = f"--seed {record.seed} "
+        words.append(f"`{command.replace(seed, '--seed SEED ').replace(f'-s{record.seed}/', '-sSEED/')}`")
+    elif record.adopted:
+        extra = " ".join(record.options.get("extra", []))
+        words.append("trained by hand" + (f" with `{extra}`" if extra else ""))
+    if record.remark:
+        words.append(" ".join(record.remark.split()))
+    return "; ".join(words)
+
+
+def _curves(table: Table, records: list[Record]) -> dict[float, list[Curve]]:
+    """Returns the curves of the runs by their scale; no scale at which none has two points."""
+    curves: dict[float, list[Curve]] = defaultdict(list)
+    for record in records:
+        points = [
+            (entry["updates"], entry["valid"][table.scoring.metric])
+            for entry in record.curve
+            if table.scoring.metric in entry["valid"]
+        ]
+        if points:
+            size = "" if record.scale == 1 else f" x{record.scale:g}"
+            name = f"{record.row}{size}-s{record.seed}"
+            updates, values = [update for update, _ in points], [value for _, value in points]
+            curves[record.scale].append(Curve(name, "valid", updates, values))
+    return {scale: lines for scale, lines in curves.items() if any(len(line.updates) > 1 for line in lines)}

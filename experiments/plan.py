@@ -1,0 +1,198 @@
+"""One run of a row: its commands, its directory, and how it is scaled down."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import rhhn_fairseq
+from experiments.tables import Row, Table
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.models import char_lm_table, classifier_table, gnmt_table, handwriting_table
+from rhhn_fairseq.programs import interpreter
+
+PRECISIONS = ("float32", "bfloat16")
+USER_DIR = str(Path(rhhn_fairseq.__file__).resolve().parent)
+WIDTHS = ("hidden_size", "hyper_size")
+SIZES = (*WIDTHS, "layers", "rhn_depth", "hyper_embed_size", "encoder_layers", "decoder_layers")
+# A scaled run keeps at least this width, batch and number of epochs.
+SMALLEST_WIDTH = 8
+SMALLEST_BATCH = 4
+FEWEST_EPOCHS = 4
+# The recipes of rows whose papers give no number of epochs say this or less.
+ASSUMED_EPOCHS = 100
+
+SCALING_RULE = (
+    "hidden and hypernetwork widths (rounded down to multiples of 4), batch size, and the length of a text "
+    f"of characters or of a problem times S; epochs times S squared, at least {FEWEST_EPOCHS}"
+)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When a training stops: at the first of these limits that it reaches.
+
+    Attributes:
+        epochs, updates, hours: None for no limit of this kind. patience: validations without a better figure.
+    """
+
+    epochs: int | None = None
+    updates: int | None = None
+    hours: float | None = None
+    patience: int | None = None
+
+    def options(self) -> dict[str, object]:
+        """Returns the limits as options of fairseq-train."""
+        values = {
+            "max_epoch": self.epochs,
+            "max_update": self.updates,
+            "stop_time_hours": self.hours,
+            "patience": self.patience,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of a row.
+
+    Attributes:
+        scale: 1.0 for the paper's size. extra: further options of fairseq-train, as they are typed.
+        protocols: those of the table that are evaluated; empty for all.
+    """
+
+    table: Table
+    row: Row
+    seed: int = 1
+    scale: float = 1.0
+    precision: str = "float32"
+    budget: Budget = Budget()
+    extra: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        if not 0 < self.scale <= 1:
+            raise UsageError(f"--scale {self.scale:g} is not in (0, 1]")
+        if self.scale < 1 and self.table.scoring.program == "generate":
+            raise UsageError(
+                f"--scale {self.scale:g}: {self.table.name} has no smaller form; docs/translation.md has "
+                "smaller systems and corpora"
+            )
+        unknown = [name for name in self.protocols if name not in self.table.scoring.protocols]
+        if unknown:
+            known = ", ".join(filter(None, self.table.scoring.protocols)) or "none"
+            raise UsageError(f"--protocols {unknown[0]}: {self.table.name} has {known}")
+
+    def figures(self) -> list[tuple[str, str, str]]:
+        """Returns the name, subset and protocol of every figure that the run should have."""
+        return [
+            figure
+            for figure in self.table.scoring.figures()
+            if not self.protocols or figure[2] in self.protocols
+        ]
+
+    @property
+    def name(self) -> str:
+        """The run's name below its table: the row, the scale where it is not 1, and the seed."""
+        size = "" if self.scale == 1 else f"-x{self.scale:g}"
+        return f"{self.row.name}{size}-s{self.seed}"
+
+    def options(self) -> dict[str, object]:
+        """Returns the run's options of fairseq-train besides the recipe, without the data directory."""
+        options: dict[str, object] = {"arch": self.row.arch} | dict(self.row.options)
+        if self.scale < 1:
+            options |= _scaled(self.row, self.scale)
+        options |= {"seed": self.seed} | self.budget.options()
+        if self.precision == "bfloat16":
+            options["bf16"] = True
+        return options
+
+
+def train_command(run: Run, place: Path | None, directory: Path, task: dict, device: str) -> list[str]:
+    """Returns the command line of a run's training; run again, it resumes from its last checkpoint.
+
+    Args:
+        place: the data directory. directory: the run's. task: options that follow from the corpus.
+        device: ``cpu`` or ``cuda``.
+    """
+    options = run.options() | task | {"save_dir": str(directory / "checkpoints"), "log_format": "json"}
+    if device == "cpu":
+        options["cpu"] = True
+    data = [] if place is None or "mnist_dir" in task else [str(place)]
+    return [*_program("train"), *data, *flags(options), *run.extra]
+
+
+def evaluation_commands(run: Run, place: Path | None, directory: Path, device: str) -> dict[str, list[str]]:
+    """Returns the command lines of a run's evaluations by the names of their figures."""
+    scoring = run.table.scoring
+    path = str(directory / "checkpoints" / "checkpoint_best.pt")
+    commands = {}
+    for figure, subset, protocol in run.figures():
+        where = [] if place is None or run.table.corpus == "mnist" else [str(place)]
+        options: dict[str, object] = {"path": path} | ({"cpu": True} if device == "cpu" else {})
+        if scoring.program == "eval_lm":
+            options |= {"gen_subset": subset, "protocol": protocol}
+        elif scoring.program == "validate":
+            options |= {"valid_subset": subset, "log_format": "json"}
+        else:
+            options |= {"gen_subset": subset, "remove_bpe": "sentencepiece", "scoring": "sacrebleu"}
+        options |= scoring.options
+        commands[figure] = [*_program(scoring.program), *where, *flags(options)]
+    return commands
+
+
+def flags(options: dict[str, object]) -> list[str]:
+    """Returns options as they are typed: True is a flag alone, None and False are left out."""
+    words = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value is not None and value is not False:
+            words += [flag, str(value)]
+    return words
+
+
+def _program(name: str) -> list[str]:
+    return interpreter("-m", f"fairseq_cli.{name}", "--user-dir", USER_DIR)
+
+
+def _scaled(row: Row, scale: float) -> dict[str, object]:
+    """Returns the options of a smaller run, by ``SCALING_RULE``."""
+    sizes, recipe = _sizes_and_recipe(row)
+    options: dict[str, object] = {
+        name: _width(sizes[name] * scale) for name in WIDTHS if sizes.get(name) is not None
+    }
+    options["batch_size"] = max(SMALLEST_BATCH, round(recipe["batch_size"] * scale))
+    epochs = row.epochs or recipe.get("max_epoch", ASSUMED_EPOCHS)
+    options["max_epoch"] = max(FEWEST_EPOCHS, round(epochs * scale**2))
+    if "length" in row.options:
+        options["length"] = max(1, round(row.options["length"] * scale))
+    return options
+
+
+def sizes_of(run: Run) -> dict[str, object]:
+    """Returns the cell and the sizes of a run's architecture, without those that ``extra`` changes."""
+    options = _sizes_and_recipe(run.row)[0] | run.options()
+    typed = {word.partition("=")[0] for word in run.extra}
+    names = [name for name in ("cell", *SIZES) if f"--{name.replace('_', '-')}" not in typed]
+    return {name: options[name] for name in names if options.get(name) is not None}
+
+
+def _width(value: float) -> int:
+    return max(SMALLEST_WIDTH, 4 * math.floor(value / 4))
+
+
+def recipe_of(row: Row) -> dict:
+    """Returns the training options that the architecture of a row has, such as ``batch_size``."""
+    return _sizes_and_recipe(row)[1]
+
+
+def _sizes_and_recipe(row: Row) -> tuple[dict, dict]:
+    if row.arch in char_lm_table.ARCHITECTURES:
+        return char_lm_table.ARCHITECTURES[row.arch].options, char_lm_table.recipe_of(row.arch)
+    if row.arch in handwriting_table.ARCHITECTURES:
+        return handwriting_table.ARCHITECTURES[row.arch].options, handwriting_table.BASE_RECIPE
+    if row.arch in gnmt_table.ARCHITECTURES:
+        return gnmt_table.ARCHITECTURES[row.arch].options, gnmt_table.recipe_of(row.arch)
+    problem = row.options["problem"]
+    return classifier_table.ARCHITECTURES[row.arch].options, classifier_table.recipe_of(problem)

@@ -1,0 +1,207 @@
+"""Reproduces rows of the papers' tables: prepares, trains, evaluates, and shows the papers' figures beside.
+
+Examples:
+  python -m experiments.reproduce --list
+  python -m experiments.reproduce ha-ptb ln_hyperlstm_ptb --epochs 25 --from-dir ~/ptb --seeds 2
+  python -m experiments.reproduce ha-ptb lstm_ptb --recipe published --seeds 2
+  python -m experiments.reproduce su-ptb --scale 0.1 --seeds 4
+  python -m experiments.reproduce su-ptb hyperrhn_ptb --adopt train.log checkpoints/hyperrhn_ptb --record
+
+The same command resumes an interrupted run from its last checkpoint. Checkpoints, logs, records and a page go
+to --runs. What the repository has recorded is not trained again, and changes only with --record and --render.
+Options of fairseq-train may follow ``--``.
+"""
+
+import argparse
+import math
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+
+from experiments import page, running
+from experiments.plan import PRECISIONS, Budget, Run
+from experiments.records import Record
+from experiments.running import Places
+from experiments.tables import TABLES, Table, table_of
+from rhhn_fairseq import cli
+from rhhn_fairseq.adaptations import ranges
+from rhhn_fairseq.commands.parsers import StrictParser
+from rhhn_fairseq.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS, PAGES = ROOT / "experiments" / "records", ROOT / "docs" / "results"
+RECIPES = ("paper", "published")
+
+
+def main(argv=None) -> None:
+    """Executes a command line. Raises UsageError for anything that the user can fix."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args, extra = _parse(words)
+    if args.list:
+        _list([table_of(args.table)] if args.table else list(TABLES.values()))
+        return
+    if args.table is None:
+        raise UsageError(f"no table is named, choose from {', '.join(TABLES)}, or give --list")
+    table = table_of(args.table)
+    if args.render:
+        print(f"wrote {page.render(table, RECORDS / table.name, PAGES)}")
+        return
+    runs, places = _runs(table, args, extra), Places(args.runs, args.data, args.from_dir)
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
+    if args.dry_run:
+        for run in runs:
+            for command in running.commands(run, places, device):
+                print(shlex.join(running.shell_words(command)))
+        return
+    if args.adopt and len(runs) != 1:
+        raise UsageError(f"--adopt takes over one run, {len(runs)} are named; name one row and one seed")
+    command = shlex.join(["python", "-m", "experiments.reproduce", *words])
+    _execute(runs, places, device, args, command)
+
+
+def _execute(runs: list[Run], places: Places, device: str, args: argparse.Namespace, command: str) -> None:
+    """Executes runs one after another, and renders the page of their records.
+
+    Raises:
+        UsageError: a run failed.
+    """
+    table, failed, trained = runs[0].table, [], False
+    for run in runs:
+        path = RECORDS / table.name / f"{run.name}.json"
+        if not args.again and not places.record(run).exists() and _is_recorded(run, path):
+            print(f"{_summary(run, Record.load(path))}; recorded already, nothing trained", flush=True)
+            continue
+        try:
+            if args.adopt:
+                record = running.adopt(run, places, *args.adopt, threads=args.threads, device=device)
+            else:
+                record = running.execute(run, places, args.threads, device)
+        except UsageError as error:
+            failed.append(f"{run.name} ({error})")
+            print(f"{table.name} {run.name}: {error}", file=sys.stderr, flush=True)
+            continue
+        trained = True
+        print(_summary(run, record), flush=True)
+        if record.state == "failed":
+            failed.append(f"{run.name} ({record.problem})")
+        elif args.record:
+            record.remark = args.record if isinstance(args.record, str) else record.remark
+            record.save(path)
+    if trained and args.record:
+        print(f"wrote {page.render(table, RECORDS / table.name, PAGES, command)}")
+    elif trained:
+        print(f"wrote {page.render(table, places.runs / table.name, places.runs, command)}")
+    if failed:
+        raise UsageError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")
+
+
+def _is_recorded(run: Run, path: Path) -> bool:
+    """Whether the repository has a finished record of a run with its recipe and budget."""
+    if not path.exists():
+        return False
+    record = Record.load(path)
+    limits = {name: value for name, value in vars(run.budget).items() if value is not None}
+    same_recipe = tuple(record.options.get("extra", ())) == run.extra
+    return record.state == "finished" and same_recipe and (not limits or record.budget == limits)
+
+
+def _parse(words: list[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
+    extra: list[str] = []
+    if "--" in words:
+        at = words.index("--")
+        words, extra = words[:at], words[at + 1 :]
+    description, _, rest = __doc__.partition("\n\n")
+    parser = StrictParser(
+        prog="python -m experiments.reproduce",
+        description=description,
+        epilog=rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_options(parser)
+    args = parser.parse_args(words)
+    for name in ("epochs", "updates", "patience", "threads"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise UsageError(f"--{name} {value} is too small, the smallest is 1")
+    if args.hours is not None and not 0 < args.hours < math.inf:
+        raise UsageError(f"--hours {args.hours:g} is not a number above 0")
+    for seed in args.seeds:
+        ranges.check({"--seed": seed})
+    return args, tuple(extra)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("table", nargs="?", metavar="TABLE", help=f"one of {', '.join(TABLES)}")
+    add("rows", nargs="*", metavar="ROW", help="rows of the table (default: all)")
+    # What is done in place of a training.
+    instead = parser.add_mutually_exclusive_group().add_argument
+    instead("--list", action="store_true", help="print the tables, their rows and the papers' figures")
+    instead("--render", action="store_true", help="write the repository's page from its records")
+    instead("--dry-run", action="store_true", help="print the commands, run nothing")
+    help = "take over a training by hand"
+    instead("--adopt", nargs=2, type=Path, metavar=("LOG", "DIR"), help=help)
+    help = "make the finished runs records of the repository, with a remark for the reader"
+    add("--record", nargs="?", const=True, metavar="REMARK", help=help)
+    add("--again", action="store_true", help="train what the repository has recorded, too")
+    help = "the paper's, or that of the row's run in the repository, with its budget (default: paper)"
+    add("--recipe", choices=RECIPES, default="paper", help=help)
+    add("--seeds", nargs="+", type=int, default=[1], metavar="N", help="one run for each (default: 1)")
+    add("--epochs", type=int, metavar="N", help="stop after N epochs (default: the recipe's)")
+    add("--updates", type=int, metavar="N", help="stop after N updates")
+    add("--hours", type=float, metavar="H", help="stop after H hours of training")
+    add("--patience", type=int, metavar="N", help="stop after N validations without a better figure")
+    add("--protocols", nargs="+", default=[], metavar="P", help="evaluate by these only (default: all)")
+    add("--scale", type=float, default=1.0, metavar="S", help="shrink width, data and budget, in (0, 1]")
+    add("--precision", choices=PRECISIONS, default="float32", help="type of the training")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="of the training")
+    add("--threads", type=int, default=1, metavar="N", help="threads of a training on the CPU (default: 1)")
+    add("--from-dir", type=Path, metavar="DIR", help="directory of the corpus's files (default: download)")
+    add("--data", type=Path, default=Path("data-bin"), metavar="DIR", help="prepared corpora (%(default)s)")
+    help = "directory of checkpoints, logs, records and pages (default: %(default)s)"
+    add("--runs", type=Path, default=Path("runs/reproduce"), metavar="DIR", help=help)
+
+
+def _runs(table: Table, args: argparse.Namespace, extra: tuple[str, ...]) -> list[Run]:
+    """Returns the runs that a command line names; UsageError for unknown rows and protocols."""
+    rows = [table.row(name) for name in args.rows] or list(table.rows)
+    budget = Budget(args.epochs, args.updates, args.hours, args.patience)
+    runs = []
+    for seed in args.seeds:
+        for row in rows:
+            own = (args.precision, budget, extra)
+            if args.recipe == "published":
+                own = _published(table, row.name, args.scale)
+            runs.append(Run(table, row, seed, args.scale, *own, tuple(args.protocols)))
+    return runs
+
+
+def _published(table: Table, row: str, scale: float) -> tuple[str, Budget, tuple[str, ...]]:
+    """Returns type, budget and further options of the repository's run of a row."""
+    for record in page.read_records(table, RECORDS / table.name):
+        if (record.row, record.scale) == (row, scale):
+            return record.precision, Budget(**record.budget), tuple(record.options.get("extra", ()))
+    raise UsageError(f"--recipe published: the repository has no run of {row} at scale {scale:g}")
+
+
+def _list(tables: list[Table]) -> None:
+    for table in tables:
+        print(f"{table.name}: {table.title} ({table.scoring.unit})")
+        for row in table.rows:
+            figures = ", ".join(f"{name} {value:g}" for name, value in row.reported.items())
+            budget = (
+                f"{row.epochs:,} epochs" if row.epochs else f"{row.updates:,} updates" if row.updates else ""
+            )
+            print(f"  {row.name:<28} {row.parameters:>12,}  {'; '.join(filter(None, (figures, budget)))}")
+
+
+def _summary(run: Run, record: Record) -> str:
+    figures = ", ".join(f"{name} {value:g}" for name, value in record.figures.items())
+    done = f"{record.epochs:g} epochs, {record.updates:,} updates, {record.seconds / 3600:.2f} h"
+    text = f"{run.table.name} {run.name}: {record.state}, {done}"
+    return "; ".join(filter(None, (text, figures, record.problem)))
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,361 @@
+"""Executes a run: prepare, train, evaluate, record. Every step resumes where an earlier attempt stopped."""
+
+import ctypes
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks.machine import commit, versions
+from experiments import corpora, plan, records
+from experiments.plan import Run
+from experiments.records import Record
+from experiments.tables import Scoring
+from rhhn_fairseq.adaptations.checkpoints import WeightsOnlyTorch
+from rhhn_fairseq.analysis.training_logs import TRAIN, parse_line
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import make_directory
+from rhhn_fairseq.staging import lock, no_link
+
+logger = logging.getLogger(__name__)
+
+LOG = "train.log"
+EVALUATIONS = "evaluation.log"
+
+_BPC = r"(\S+) bits per character, "
+_BLEU = r"BLEU4? = (\S+)"
+# fairseq's line about a GPU.
+_GPU = re.compile(r"total memory = .*; name = (.*\S)")
+_PARAMETERS = re.compile(r": ([\d,]+) parameters; ")
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_STOPS = {"num_updates": "updates", "cumulative_training_time": "hours", "early stop": "patience"}
+
+
+@dataclass(frozen=True)
+class Places:
+    """The directories of runs.
+
+    Attributes:
+        runs: checkpoints, logs and records. data: prepared corpora.
+        from_dir: the files of a corpus that is not downloaded.
+    """
+
+    runs: Path
+    data: Path
+    from_dir: Path | None = None
+
+    def run(self, run: Run) -> Path:
+        """The run's own directory."""
+        return self.runs / run.table.name / run.name
+
+    def record(self, run: Run) -> Path:
+        """The run's record; it becomes one of the repository's only by ``--record``."""
+        return self.runs / run.table.name / f"{run.name}.json"
+
+
+def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> Record:
+    """Executes what is left of a run and returns its record, which is finished or failed.
+
+    A training that was stopped, by a signal or a power cut, resumes from its last checkpoint. A finished run
+    with another budget is trained further and then evaluated again.
+
+    Args:
+        threads: of torch on a CPU. device: ``cpu`` or ``cuda``.
+
+    Raises:
+        UsageError: the corpus is missing, or another process works on the run.
+    """
+    directory, path = places.run(run), places.record(run)
+    make_directory(directory)
+    refusal = (
+        f"{directory}: another process works on this run; wait for it, or give another seed with --seeds"
+    )
+    with lock(directory / ".lock", refusal):
+        record = _open_record(run, path, threads, device)
+        wanted = {name for name, _, _ in run.figures()}
+        if record.state == "finished" and wanted <= record.figures.keys():
+            return record
+        place = corpora.prepare(run.table.corpus, places.data, places.from_dir)
+        task = corpora.task_options(run.table.corpus, place)
+        if run.table.scoring.program == "eval_lm":
+            record.corpus = CharVocabulary.load(place).corpus or ""
+            if run.scale < 1:
+                place = corpora.prepare_share(place, run.scale)
+        if record.state in ("training", "failed"):
+            record.state, record.problem = "training", ""
+            command = plan.train_command(run, place, directory, task, device)
+            record.commands = {"train": shell_words(command)}
+            record.save(path)
+            _train(run, command, directory, record, path, threads)
+            record.save(path)
+            if record.state == "failed":
+                return record
+        for figure, command in plan.evaluation_commands(run, place, directory, device).items():
+            record.commands[figure] = shell_words(command)
+            if figure not in record.figures:
+                record.figures[figure] = _evaluate(run, figure, command, directory, threads)
+                record.save(path)
+        record.state = "finished"
+        record.save(path)
+        return record
+
+
+def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, device: str) -> Record:
+    """Takes over the log and the checkpoints of a training that was started by hand, and evaluates it.
+
+    The type is that of the checkpoint, the GPU that of the log.
+
+    Raises:
+        UsageError: the run has a record or a training here, the file is not a log with the table's figure,
+            there is no checkpoint_best.pt, or it has other sizes than the row or another seed than the run;
+            or its evaluation fails. Nothing is left of it then.
+    """
+    best = checkpoints / "checkpoint_best.pt"
+    place, path = places.run(run) / "checkpoints", places.record(run)
+    if not best.is_file():
+        raise UsageError(f"{checkpoints}: has no checkpoint_best.pt")
+    for known in (path, place):
+        if known.exists() or known.is_symlink():
+            raise UsageError(f"{known}: exists; give another seed with --seeds, or another --runs")
+    record = _new_record(run, threads, device)
+    record.read_curve(log)
+    metric, text = run.table.scoring.metric, log.read_text(errors="replace")
+    logged = run.table.scoring.program != "generate"
+    if logged and not any(metric in epoch["train"] for epoch in record.curve):
+        raise UsageError(f"{log}: has no epoch with the figure {metric}, which {run.table.name} reports")
+    cfg = WeightsOnlyTorch.load(str(best), map_location="cpu").get("cfg") or {}
+    _check_sizes(run, best, cfg)
+    seed = (cfg.get("common") or {}).get("seed", run.seed)
+    if seed != run.seed:
+        raise UsageError(f"{best}: was trained with seed {seed}, not {run.seed}; give --seeds {seed}")
+    record.precision = _precision(cfg)
+    record.options |= {"bf16": record.precision == "bfloat16"}
+    if gpu := _GPU.search(text):
+        record.device, record.threads = gpu[1], 0
+    record.parameters, record.stopped_by = _parameters(text), _stop(text)
+    record.adopted, record.state, record.commit = str(log), "evaluating", ""
+    make_directory(place.parent)
+    place.symlink_to(checkpoints.resolve())
+    record.save(path)
+    try:
+        return execute(run, places, threads, device)
+    except UsageError:
+        path.unlink(missing_ok=True)
+        place.unlink(missing_ok=True)
+        raise
+
+
+def _check_sizes(run: Run, checkpoint: Path, cfg: dict) -> None:
+    """Raises UsageError if a checkpoint's model, by its configuration, has other sizes than the run's."""
+    model = cfg.get("model") or {}
+    for name, size in plan.sizes_of(run).items():
+        if model.get(name) != size:
+            raise UsageError(
+                f"{checkpoint}: its model has {name} {model.get(name)}, but {run.row.name} has {size}"
+            )
+
+
+def _precision(cfg: dict) -> str:
+    """Returns the type of a training, by its configuration."""
+    common = cfg.get("common") or {}
+    for option, precision in (("bf16", "bfloat16"), ("fp16", "float16")):
+        if common.get(option) or common.get(f"memory_efficient_{option}"):
+            return precision
+    return "float32"
+
+
+def commands(run: Run, places: Places, device: str) -> list[list[str]]:
+    """Returns the command lines of a run, training first, as if its corpus were prepared."""
+    name = run.table.corpus
+    place = places.from_dir if corpora.CORPORA[name].prepared is None else places.data / name
+    task = corpora.task_options(name, place)
+    if run.scale < 1 and run.table.scoring.program == "eval_lm":
+        place = places.data / f"{name}-x{run.scale:g}"
+    directory = places.run(run)
+    evaluations = plan.evaluation_commands(run, place, directory, device)
+    return [plan.train_command(run, place, directory, task, device), *evaluations.values()]
+
+
+def shell_words(command: list[str]) -> list[str]:
+    """Returns a command as it is recorded, with ``python`` and the package's name in place of local paths."""
+    names = {sys.executable: "python", plan.USER_DIR: Path(plan.USER_DIR).name}
+    return [names.get(word, word) for word in command if word != "-P"]
+
+
+def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
+    if not path.exists():
+        return _new_record(run, threads, device)
+    record = Record.load(path)
+    fresh = _new_record(run, threads, device)
+    if record.adopted:
+        if any(record.options.get(name) != value for name, value in run.budget.options().items()):
+            raise UsageError(
+                f"{path}: this run was trained by hand and adopted from {record.adopted}; train it further "
+                "by hand, or give another seed with --seeds"
+            )
+        return record
+    if record.options != fresh.options:
+        same = {k: v for k, v in record.options.items() if k not in run.budget.options()}
+        wanted = {k: v for k, v in fresh.options.items() if k not in run.budget.options()}
+        changed = sorted(name for name in same.keys() | wanted.keys() if same.get(name) != wanted.get(name))
+        limits = {"max_epoch", "max_update", "stop_time_hours", "patience"}
+        if set(changed) - limits:
+            raise UsageError(
+                f"{path}: this run was started with other options ({', '.join(changed)}); give another "
+                "seed with --seeds, or another --runs"
+            )
+        # The same training, longer or shorter.
+        record.options, record.budget = fresh.options, fresh.budget
+        record.state, record.figures = "training", {}
+    if record.state != "finished" and fresh.commit and fresh.commit not in record.commit.split(" and "):
+        record.commit = " and ".join(filter(None, (record.commit, fresh.commit)))
+    return record
+
+
+def _new_record(run: Run, threads: int, device: str) -> Record:
+    return Record(
+        table=run.table.name,
+        row=run.row.name,
+        arch=run.row.arch,
+        seed=run.seed,
+        scale=run.scale,
+        precision=run.precision,
+        options={**run.options(), **({"extra": list(run.extra)} if run.extra else {})},
+        budget={name: value for name, value in asdict(run.budget).items() if value is not None},
+        commit=commit(),
+        versions=versions(),
+        device=records.describe_machine(device),
+        threads=threads if device == "cpu" else 0,
+    )
+
+
+def _train(run: Run, command: list[str], directory: Path, record: Record, path: Path, threads: int) -> None:
+    """Trains, and writes the record to ``path`` after every epoch, so a stopped run shows how far it got."""
+    log = directory / LOG
+    last, before, trained = "", log.stat().st_size if log.exists() else 0, False
+    bar = tqdm(desc=f"{run.table.name} {run.name}", unit=" updates", disable=None, dynamic_ncols=True)
+    with open(log, "a", buffering=1, opener=no_link) as file, bar, Program(command, threads) as program:
+        for line in program:
+            file.write(line)
+            last = line.strip() or last
+            figures = parse_line(line)
+            if figures is not None:
+                trained = True
+                bar.n = figures.update
+                bar.set_postfix_str(f"epoch {figures.epoch}")
+                if figures.subset == TRAIN:
+                    record.read_curve(log)
+                    record.save(path)
+    content = log.read_bytes()
+    record.parameters = _parameters(content.decode(errors="replace"))
+    if program.status:
+        record.state, record.problem = "failed", last or f"fairseq-train ended with status {program.status}"
+        record.stopped_by = ""
+        with suppress(UsageError):
+            record.read_curve(log)
+        return
+    # What ended this training, and not an earlier one in the same log, unless nothing was left to train.
+    record.stopped_by = _stop(content[before if trained else 0 :].decode(errors="replace"))
+    record.read_curve(log)
+    record.state = "evaluating"
+
+
+def _evaluate(run: Run, figure: str, command: list[str], directory: Path, threads: int) -> float:
+    """Computes one figure of a trained model.
+
+    Raises:
+        UsageError: the program failed, or printed no such figure.
+    """
+    logger.info("%s %s: %s", run.table.name, run.name, figure)
+    with Program(command, threads) as program:
+        text = "".join(program)
+    with open(directory / EVALUATIONS, "a", opener=no_link) as file:
+        file.write(f"{figure}: {' '.join(shell_words(command))}\n{text}\n")
+    value = None if program.status else _read_figure(run.table.scoring, text)
+    if value is None:
+        lines = text.strip().splitlines() or [f"ended with status {program.status}"]
+        raise UsageError(f"{directory / EVALUATIONS}: no {figure}: {lines[-1]}")
+    return value
+
+
+def _read_figure(scoring: Scoring, text: str) -> float | None:
+    """Returns the figure in what an evaluation printed; None if there is none."""
+    # fairseq-validate's lines lack the number of updates by which logs of trainings are read.
+    patterns = {"eval_lm": _BPC, "generate": _BLEU, "validate": rf'"\w+_{scoring.metric}": "([^"]+)"'}
+    matches = re.findall(patterns[scoring.program], text)
+    return float(matches[-1]) if matches else None
+
+
+class Program:
+    """A program of fairseq and the lines that it prints; use it once, in ``with``.
+
+    However this process ends, the program then ends too and saves what it has. Ctrl-C and SIGTERM reach it
+    through ``__exit__``.
+
+    Attributes:
+        status: the exit status after ``with``.
+    """
+
+    def __init__(self, command: list[str], threads: int):
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            # A terminal's Ctrl-C goes to this process alone, which passes on one signal.
+            start_new_session=True,
+            preexec_fn=_follow_parent,
+        )
+        self.status = 0
+
+    def __enter__(self) -> "Program":
+        return self
+
+    def __iter__(self) -> Iterator[str]:
+        assert self._process.stdout is not None
+        yield from self._process.stdout
+
+    def __exit__(self, kind, *details) -> None:
+        if kind is not None:
+            self._process.send_signal(signal.SIGTERM)
+        self.status = self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def _follow_parent() -> None:
+    """Makes the program end with its parent, so that no training runs unrecorded, and share its priority.
+
+    Linux schedules sessions of processes as groups, so a new session needs the parent's nice value itself.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(os.nice(0)))
+
+
+def _parameters(text: str) -> int | None:
+    matches = _PARAMETERS.findall(text)
+    return int(matches[-1].replace(",", "")) if matches else None
+
+
+def _stop(text: str) -> str:
+    """Returns what ended the training, from fairseq's own words in its log."""
+    for line in reversed(text.splitlines()):
+        if "Stopping training due to" in line or "early stop since" in line:
+            return next((stop for words, stop in _STOPS.items() if words in line), "epochs")
+    return "epochs"

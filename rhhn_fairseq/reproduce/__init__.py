@@ -1,1 +1,0 @@
-"""The papers' tables from one command: prepare, train, evaluate, record, compare."""

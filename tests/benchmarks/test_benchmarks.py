@@ -1,0 +1,378 @@
+"""The benchmarks: the order of the contenders, what is counted, what is checked, and what is reported."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.cli import HANGS
+from helpers.graph_imitation import imitate, imitated_graphs
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import (
+    cells,
+    floors,
+    lm,
+    machine,
+    memory,
+    parity,
+    products,
+    report,
+    scaling,
+    timing,
+    translation,
+)
+from benchmarks.contenders import (
+    BASELINE,
+    batch_for,
+    build_layer,
+    check_contenders,
+    contenders_of,
+    pass_results,
+)
+from benchmarks.floors import Floor, Product, products_of
+from benchmarks.machine import forced, measuring
+from rhhn_fairseq import cli
+from rhhn_fairseq.cells import CELLS, build_cell
+from rhhn_fairseq.cells.lstm import LSTM
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops import policy
+from rhhn_fairseq.ops.gemm import available
+
+ROOT = Path(__file__).parents[2]
+MODULES = (cells, lm, memory, products, scaling, translation)
+
+
+def smoke(module, **changes):
+    return module.Config(**module.SMOKE | {"threads": 1} | changes)
+
+
+def test_contenders_take_turns_and_the_first_round_does_not_count():
+    order = []
+
+    def measure(name):
+        order.append(name)
+        return len(order), 10 * len(order)
+
+    results = timing.interleave(["a", "b", "c"], 2, measure)
+    assert order == ["a", "b", "c"] * 3
+    assert results["a"].tolist() == [[4, 40], [7, 70]]
+    assert results["c"].tolist() == [[6, 60], [9, 90]]
+    # CUDA graphs are recorded in the second call, so two rounds do not count.
+    order.clear()
+    keys = [("lstm", "aten+graphs"), ("lstm", "aten")]
+    assert timing.interleave(keys, 2, lambda key: measure(key)[0])[keys[0]].tolist() == [5, 7]
+
+
+def test_ratios_are_taken_within_a_round():
+    own, base = np.array([6.0, 4.0, 10.0]), np.array([2.0, 4.0, 8.0])
+    assert timing.ratio(own, base) == [1.25, 1.0, 3.0]
+
+
+def test_freed_memory_is_kept_before_the_first_pass(monkeypatch):
+    """As in training: fresh memory would slow the contender that happens to run first."""
+    calls = []
+    monkeypatch.setattr(timing, "keep_freed_memory", lambda: calls.append("kept"))
+    timing.interleave(["a"], 1, lambda name: calls.append(name) or 0.0)
+    assert calls == ["kept", "a", "a"]
+
+
+def test_forward_and_backward_are_timed_from_no_gradients(monkeypatch):
+    clock = iter([1.0, 4.0, 11.0] * 2)
+    monkeypatch.setattr(timing, "now", lambda device: next(clock))
+    layer, gradients = nn.LSTM(2, 3), []
+    for _ in range(2):
+        assert timing.time_pass(layer, torch.ones(4, 1, 2), torch.ones(4, 1, 3)) == (3.0, 7.0)
+        gradients.append(layer.weight_hh_l0.grad.clone())
+    assert torch.equal(*gradients) and gradients[0].any()
+
+
+def test_products_of_an_lstm_by_hand():
+    with torch.device("meta"):
+        found = products_of(build_cell("lstm", 5, 8), B=3)
+    assert found == [
+        Product(1, rows=3, inner=5, columns=32, hoisted=True),
+        Product(1, rows=3, inner=8, columns=32, hoisted=False),
+    ]
+    # 2 operations a weight and row forward, 4 backward, for 4 steps of 3 sequences.
+    assert sum(product.flop(4) for product in found) == 6 * (4 * 3) * 4 * (5 * 8 + 8 * 8)
+
+
+@pytest.mark.parametrize("name, rank", [*((name, 1) for name in CELLS), ("hyperrhn", 3), ("ln_hyperlstm", 2)])
+def test_flop_of_the_equations_and_of_the_floor_are_what_torch_counts(name, rank):
+    config = smoke(cells, hyper_rank=rank)
+    own = cells.layer_products(name, config)
+    flop = sum(product.flop(config.length) for product in own)
+    x = torch.randn(config.length, config.batch, config.input)
+    with forced("reference"), FlopCounterMode(display=False) as counter:
+        build_layer(name, config)(x)
+    assert 3 * counter.get_total_flops() == flop
+    floor = Floor(own, config.length, "cpu", torch.float32)
+    with FlopCounterMode(display=False) as counter:
+        forward, backward = floor.time()
+    assert counter.get_total_flops() == flop and forward > 0 and backward > 0
+
+
+def test_floors_on_a_gpu_are_graphs(monkeypatch):
+    """As far as the CPU can show it, where graphs are imitated."""
+    recorded = []
+    monkeypatch.setattr(floors, "records", lambda device: True)
+    monkeypatch.setattr(floors.graphs, "record", lambda *a: recorded.append(a) or imitate(*a))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    floor = Floor([Product(1, 3, 5, 8, hoisted=False)], 4, "cpu", torch.float32)
+    with FlopCounterMode(display=False) as counter:
+        floor.time()
+    assert len(recorded) == 2 and counter.get_total_flops() == Product(1, 3, 5, 8, hoisted=False).flop(4)
+
+
+def test_figures_of_the_report(monkeypatch):
+    seconds = {
+        (BASELINE, "torch", "float32"): [[1, 1], [2, 2], [3, 5]],
+        ("lstm", "aten", "float32"): [[2, 4], [3, 1], [1, 9]],
+        ("lstm", "reference", "float32"): [[2, 1], [2, 2], [4, 16]],
+        (BASELINE, "float32"): [[1, 2], [1, 1], [1, 4]],
+        ("lstm", "float32"): [[1, 2], [1, 1], [1, 4]],
+    }
+    seconds = {key: np.array(rounds, dtype=float) for key, rounds in seconds.items()}
+    monkeypatch.setattr(cells, "interleave", lambda keys, repeats, measure: seconds)
+    rows = cells.run(smoke(cells, cells=("lstm",), backends=("aten", "reference")))["rows"]
+    base, lstm, reference = rows
+    assert (base["cell"], base["/ nn.LSTM"]) == (BASELINE, [1.0, 1.0, 1.0])
+    assert (lstm["forward ms"], lstm["backward ms"], lstm["total ms"]) == (2000, 4000, 6000)
+    assert lstm["/ nn.LSTM"] == [1.25, 1.0, 3.0]
+    # Of 2, 1 and 0.5.
+    assert lstm["/ reference"] == 1.0 and reference["/ reference"] is base["/ reference"] is None
+    assert lstm["GFLOP/s"] == pytest.approx(29_952 / 1e9 / 6)
+    # Of the seconds 6, 4 and 10; the floor takes 3, 2 and 5.
+    assert lstm["% of floor"] == 50.0
+    # torch's LSTM has two biases.
+    assert lstm["parameters"] == 5 * 32 + 8 * 32 + 32 == base["parameters"] - 32
+    assert lstm[report.ROUNDS] == [[2, 4], [3, 1], [1, 9]]
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("changes", [{}, {"what": "decode"}], ids=str)
+def test_every_benchmark_checks_times_and_reports(module, changes, tmp_path, capsys, monkeypatch):
+    if changes and module is not translation:
+        pytest.skip("is no option of it")
+    monkeypatch.setattr(translation, "DECODED", (1, 2))
+    options = [f"--{name}={value}" for name, value in changes.items()]
+    path = tmp_path / "report.json"
+    report.main(module, ["--smoke", "--threads", "1", "--repeats", "1", "--json", str(path), *options])
+    results = json.loads(path.read_text())
+    _, settings, _, header, line, *shown = capsys.readouterr().out.splitlines()
+    assert "threads 1" in settings and len({len(text) for text in (header, line, shown[0])}) == 1
+    assert results["machine"]["torch"] == torch.__version__ and "commit" in results["machine"]
+    assert results["rows"] and list(tmp_path.iterdir()) == [path]
+    for row in results["rows"]:
+        assert 0 <= row["error"] < 1e-4 and np.min(row[report.ROUNDS]) > 0
+    by = ("cell", "model", "by", "backend", "shape", "product", "doubles", "T", "H", "B", "sentences")
+    named = [tuple(row.get(key) for key in by) for row in results["rows"]]
+    assert len(named) == len(results["rows"])
+    if module is cells:
+        assert {row["cell"] for row in results["rows"]} == {BASELINE, *CELLS}
+        assert {row["backend"] for row in results["rows"] if row["cell"] == "lstm"} >= {
+            "torch_nn", "aten", "reference"
+        }  # fmt: skip
+    if module is products:
+        assert {row["by"] for row in results["rows"]} == set(available())
+    if module is translation:
+        count = results["rows"][-1]["sentences"] * 3 * (1 if changes else 2)
+        assert results["rows"][-1]["tokens/s"] == pytest.approx(1e3 * count / results["rows"][-1]["ms"])
+
+
+def test_a_benchmark_as_its_users_start_it():
+    options = ["--smoke", "--cells", "irnn", "--backends", "reference"]
+    command = [sys.executable, "-m", "benchmarks.cells", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=HANGS, cwd=ROOT, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    rows = [text.split("|")[1].strip() for text in result.stdout.splitlines() if text.startswith("| ")]
+    assert rows == ["cell", BASELINE, "irnn"]
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        (cells, ["--hidden", "0"], "hidden=0 is too small, the smallest is 1"),
+        (cells, ["--cells", "lstm,lstmm"], "--cells lstmm is unknown, choose from elman, grid_rhn, gru, "),
+        (cells, ["--cells", "gru,gru"], "--cells gru,gru names one twice"),
+        (cells, ["--backends", "aten"], "--backends aten: grid_rhn in float32 runs on reference only"),
+        (cells, ["--device", "tpu"], "--device tpu is unknown, choose from cpu, cuda"),
+        (cells, ["--device", "cuda:99"], "--device cuda:99: torch finds"),
+        (cells, ["--json", "/nowhere/x.json"], "--json /nowhere/x.json: there is no directory /nowhere"),
+        (products, ["--shapes", "8x9"], "--shapes 8x9: write 128x1000x4000 for example"),
+        (products, ["--device", "cuda"], "--device cuda: "),
+        (lm, ["--archs", "gnmt"], "--archs gnmt is unknown, choose from "),
+        (translation, ["--archs", "lstm_ptb"], "--archs lstm_ptb is unknown, choose from "),
+        (translation, ["--beam", "20"], "--beam 20 is too large, it must be below --vocab-size 20"),
+    ],
+)
+def test_mistakes_end_in_one_line(module, arguments, message, capsys):
+    assert cli.run(lambda: report.main(module, ["--smoke", *arguments])) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("error: ") and message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_backend_from_the_environment_is_refused():
+    with policy.using(kernel="aten"), pytest.raises(UsageError, match="RHHN_KERNEL=aten: benchmarks force"):
+        cells.run(smoke(cells))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fault", ["doubled", "no gradient", "not finite"])
+def test_a_wrong_cell_is_not_timed(dtype, fault, monkeypatch):
+    """Wrong in one type only, as a kernel would be."""
+    spoil = {
+        "doubled": lambda y: 2 * y,
+        "no gradient": lambda y: y.detach() + 0 * y,
+        "not finite": lambda y: torch.cat([y[:-1], y[-1:] * float("nan")]),
+    }[fault]
+    forward = LSTM.forward
+
+    def wrong(self, x_TBC, *rest):
+        y, state = forward(self, x_TBC, *rest)
+        return (spoil(y) if x_TBC.dtype == dtype and policy.current().kernel != "reference" else y), state
+
+    monkeypatch.setattr(LSTM, "forward", wrong)
+    monkeypatch.setattr(cells, "time_pass", None)
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(UsageError, match=f"^lstm aten .* is wrong and will not be timed: in {name} the "):
+        cells.run(smoke(cells, cells=("gru", "lstm"), dtype=("bfloat16",), backends=("aten", "reference")))
+
+
+def test_the_check_reaches_every_parameter():
+    """Also those behind maps that start at zero: each gradient of each contender is different from zero."""
+    config = smoke(cells)
+    x, gradient = batch_for(config, "float32")
+    for name in (BASELINE, *CELLS):
+        module = build_layer(name, config)
+        results = pass_results(module, x, gradient, rows=2)
+        assert len(results) == 2 + len(list(module.parameters()))
+        assert all(part.any() for part in results.values()), name
+
+
+def test_narrow_types_are_checked_in_float32_too_and_a_deep_model_may_err_as_the_loop(monkeypatch):
+    config = smoke(cells, dtype=("bfloat16",))
+    assert min(check_contenders(contenders_of("ln_lstm", config), config).values()) > 1e-5
+    monkeypatch.setitem(parity.TOLERANCES, "bfloat16", 0.1)
+    errors = {"aten": 0.2, "reference": 0.3}
+
+    def collect(model):
+        off = errors[policy.current().kernel] if model.weight.dtype == torch.bfloat16 else 0.0
+        return {"output": model.weight.detach() * (1 + off)}
+
+    model = nn.Linear(8, 8)
+    deep = parity.Contender(("deep", "aten"), model, nn.Linear(8, 8).bfloat16(), "bfloat16", "aten")
+    deep.module.load_state_dict(model.state_dict())
+    assert parity.check([deep], collect)[deep.key] == pytest.approx(0.2, abs=0.02)
+    errors["reference"] = 0.15
+    with pytest.raises(UsageError, match="^deep aten is wrong and will not be timed: in bfloat16 the output"):
+        parity.check([deep], collect)
+
+
+def test_a_run_leaves_the_settings_as_they_were():
+    before = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
+    drawn = []
+    for _ in range(2):
+        with measuring(smoke(cells, threads=before[0] + 1)):
+            assert torch.get_num_threads() == before[0] + 1
+            drawn.append(torch.rand(3).tolist())
+    assert drawn[0] == drawn[1]
+    assert before == (torch.get_num_threads(), torch.backends.cudnn.allow_tf32)
+
+
+def test_cuda_graphs_are_contenders_of_their_own(monkeypatch):
+    monkeypatch.setattr(machine, "records", lambda device: device == "cpu")
+    recordings = imitated_graphs(monkeypatch)
+    config = smoke(cells, cells=("ln_hyperlstm", "gru"))
+    contenders = contenders_of("ln_hyperlstm", config)
+    backends = [contender.key[1] for contender in contenders]
+    assert backends.index("aten") < backends.index("aten+graphs") < backends.index("reference")
+    assert max(check_contenders(contenders, config).values()) < 1e-5 and len(recordings.kept) == 2
+    replay = recordings.record
+
+    def wrong(call, values, beside):
+        recording = replay(call, values, beside)
+        again = recording.replay
+
+        def spoilt():
+            again()
+            recording.outputs[0].mul_(1.5)
+
+        recording.replay = spoilt
+        return recording
+
+    recordings.record = wrong
+    with pytest.raises(UsageError, match=r"^ln_lstm aten\+graphs float32 is wrong and will not be timed"):
+        check_contenders(contenders_of("ln_lstm", config), config)
+
+
+def test_a_training_step_trains_every_parameter_and_carries_the_state():
+    config = smoke(lm)
+    contenders = lm.build_contenders("ln_hyperlstm_ptb", config)
+    assert contenders[0].key[0] == BASELINE and contenders[-1].key[1] == "reference"
+    for contender in contenders:
+        trainee, before = lm.Trainee(contender, config), [p.clone() for p in contender.module.parameters()]
+        assert trainee.time_step() > 0 and any(part.any() for part in trainee.carry.after)
+        assert trainee.time_step() > 0 and trainee.carry.chunk == 1
+        for old, new in zip(before, contender.module.parameters(), strict=True):
+            assert not torch.equal(old, new)
+
+
+def test_the_peak_is_what_a_pass_holds():
+    """A pass that fills 64 MB and lets them go: the peak is that, whatever was held and freed before it."""
+    fill = """
+import torch
+from benchmarks import memory
+torch.ones(96 << 20, dtype=torch.uint8)
+def time_pass(module, x, gradient):
+    if len(x) > 1:
+        torch.ones(64 << 20, dtype=torch.uint8)
+memory.time_pass = time_pass
+config = memory.Config(**memory.SMOKE, threads=1)
+print(memory.peak_of_this_process(config, ("ln_hyperlstm", "reference", "float32")))
+"""
+    command = [sys.executable, "-c", fill]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if "choose larger sizes" in result.stderr:
+        pytest.skip("the kernel does not let a process forget its peak")
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) == pytest.approx(64 << 20, rel=0.05)
+
+
+def test_one_size_doubles_at_a_time_and_growth_is_its_power():
+    config = smoke(scaling, doublings=2)
+    for (size, n), sizes in config.points().items():
+        field = scaling.SIZES[size]
+        assert sizes == dataclasses.replace(config, **{field: getattr(config, field) * 2**n})
+    # The median over rounds, one of which was disturbed.
+    times = [np.array([1.0, 1.0, 1.0]) * 8**n for n in range(3)]
+    times[2] = times[2] * np.array([1.0, 1.0, 9.0])
+    assert scaling.growth_exponent(times) == pytest.approx(3.0)
+    assert scaling.describe_growth("x", {"T": 1.04}).endswith("T^1.04; linear in T")
+    assert scaling.describe_growth("x", {"T": 1.3}).endswith("; NOT linear in T (more than T^1.1)")
+
+
+def test_each_product_is_made_by_the_library_it_is_named_for(monkeypatch):
+    made = []
+    for name in ("mm", "addmm"):
+        original = getattr(torch, name)
+        monkeypatch.setattr(
+            torch, name, lambda *a, original=original, **k: made.append(a[0].shape) or original(*a, **k)
+        )
+    for (name, by), (call, _) in products.products_of(6, 40, 50).items():
+        made.clear()
+        call()
+        rows = {"x": (6, 40), "d": (6, 50)}[name[0]] if name != "x' dy" else (40, 6)
+        assert made == ([rows] if by == "torch" else [])

@@ -1,0 +1,127 @@
+"""The record of a run: what is read from its log, its file, and the page of all records."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments import page
+from experiments.records import Cost, Record
+from experiments.tables import TABLES
+from rhhn_fairseq.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+HA = TABLES["ha-ptb"]
+
+LOG = """2026-01-01 | INFO | rhhn_fairseq.training | char_lm: 20,735 parameters; cpu, float32; LSTM on native
+{"epoch": 1, "update": 0.5, "bpc": "4.0", "num_updates": "5", "train_wall": "3"}
+{"epoch": 1, "update": 1.0, "bpc": "3.5", "num_updates": "10", "train_wall": "3"}
+{"epoch": 1, "valid_loss": "3", "valid_bpc": "3.25", "valid_num_updates": "10"}
+{"epoch": 1, "train_bpc": "3.75", "train_num_updates": "10", "train_train_wall": "6", "train_wall": "9"}
+{"epoch": 2, "update": 1.5, "bpc": "3.2", "num_updates": "15", "train_wall": "3"}
+"""
+
+
+@pytest.fixture
+def record(tmp_path) -> Record:
+    (tmp_path / "train.log").write_text(LOG)
+    record = Record("ha-ptb", "lstm_ptb", "lstm_ptb", 1, 1.0, "float32", device="a processor")
+    record.read_curve(tmp_path / "train.log")
+    return record
+
+
+def test_the_curve_has_an_entry_an_epoch_and_what_is_begun_counts(record):
+    assert [entry["epoch"] for entry in record.curve] == [1]
+    assert record.curve[0]["valid"]["bpc"] == 3.25 and record.curve[0]["train"]["bpc"] == 3.75
+    assert (record.updates, record.epochs, record.seconds) == (15, 1, 9.0)
+    assert record.cost() == Cost("lstm_ptb", "float32", 0.6, 10, "a processor", 1)
+
+
+def test_lines_that_a_restart_repeats_count_once(tmp_path, record):
+    lines = LOG.splitlines(keepends=True)
+    (tmp_path / "train.log").write_text("".join([*lines, lines[-1]]))
+    before = record.seconds
+    record.read_curve(tmp_path / "train.log")
+    assert record.seconds == before
+
+
+def test_an_epoch_that_was_cut_counts_by_its_updates(tmp_path, record):
+    known = LOG.replace("LSTM on native", "LSTM on native; 10 updates an epoch, the first in 1.0 s")
+    cut = '{"epoch": 2, "train_bpc": "3.1", "train_num_updates": "15", "train_train_wall": "3"}\n'
+    (tmp_path / "train.log").write_text(known + cut)
+    record.read_curve(tmp_path / "train.log")
+    assert (record.updates, record.epochs, record.seconds) == (15, 1.5, 9.0)
+    assert record.cost().updates_per_epoch == 10
+    # It was not validated.
+    assert record.curve[1]["train"] == {"bpc": 3.1} and record.curve[1]["valid"] == {}
+    # fairseq restores the seconds of the epoch's beginning.
+    rest = cut.replace('"15"', '"20"').replace('"3"', '"6"')
+    (tmp_path / "train.log").write_text(known + cut + rest)
+    record.read_curve(tmp_path / "train.log")
+    assert (record.updates, record.epochs, record.seconds) == (20, 2, 12.0)
+    assert [entry["updates"] for entry in record.curve] == [10, 20]
+
+
+def test_an_epoch_that_was_cut_in_its_validation_keeps_its_figure(tmp_path, record):
+    lines = LOG.replace(
+        "LSTM on native", "LSTM on native; 10 updates an epoch, the first in 1.0 s"
+    ).splitlines()
+    rest = """{"epoch": 2, "update": 2.0, "bpc": "3.1", "num_updates": "20", "train_wall": "4"}
+{"epoch": 2, "valid_bpc": "3.05", "valid_num_updates": "15"}
+{"epoch": 2, "valid_bpc": "3.0", "valid_num_updates": "20"}
+{"epoch": 3, "update": 3.0, "bpc": "2.9", "num_updates": "30", "train_wall": "5"}
+{"epoch": 3, "train_bpc": "2.9", "train_num_updates": "30", "train_train_wall": "5", "train_wall": "9"}
+"""
+    (tmp_path / "train.log").write_text("\n".join([*lines, rest]))
+    record.read_curve(tmp_path / "train.log")
+    assert [entry["updates"] for entry in record.curve] == [10, 20, 30]
+    assert record.curve[1] == {"epoch": 2, "updates": 20, "seconds": 13.0, "train": {}, "valid": {"bpc": 3.0}}
+    assert (record.updates, record.epochs, record.seconds) == (30, 3, 18.0)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path, record):
+    record.save(tmp_path / "a" / "b.json")
+    assert Record.load(tmp_path / "a" / "b.json") == record
+    (tmp_path / "c.json").write_text('{"row": 1}')
+    with pytest.raises(UsageError, match=r"c\.json: is no record of a run"):
+        Record.load(tmp_path / "c.json")
+
+
+def test_the_page_shows_paper_ours_difference_and_cost(tmp_path, record):
+    record.figures = {"valid bpc carry": 1.4, "test bpc carry": 1.4}
+    record.save(tmp_path / "lstm_ptb-s1.json")
+    record.seed, record.figures = 2, {"valid bpc carry": 1.5, "test bpc carry": 1.5}
+    record.save(tmp_path / "lstm_ptb-s2.json")
+    # Seeds of another budget or other options stand in rows of their own.
+    record.seed, record.options = 3, {"extra": ["--lr", "0.1"]}
+    record.save(tmp_path / "lstm_ptb-s3.json")
+    text = page.render(HA, tmp_path, tmp_path / "pages", "the command").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| lstm_ptb | 4,254,050 ")]
+    assert len(rows) == 2 and "| 1.347 | 1.450 (1.400 to 1.500, 2 seeds) | +0.103 |" in rows[0]
+    assert "| ln_hyperlstm_ptb | 4,923,154 | 1.281 |  |  | 1.25 |  |  | not run |" in text
+    # The command is kept where no other made records.
+    assert "    the command" in page.render(HA, tmp_path, tmp_path / "pages").read_text()
+    record.row = "rnn_ptb"
+    record.save(tmp_path / "rnn_ptb-s1.json")
+    with pytest.raises(UsageError, match=r"rnn_ptb-s1\.json: ha-ptb has no row rnn_ptb"):
+        page.render(HA, tmp_path, tmp_path / "pages")
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
+def test_the_pages_of_the_repository_are_those_of_its_records(table, tmp_path):
+    """Figures that somebody edits by hand, or a record that is damaged, show here."""
+    own = ROOT / "docs" / "results" / f"{table.name}.md"
+    (tmp_path / own.name).write_text(own.read_text())
+    rendered = page.render(table, ROOT / "experiments" / "records" / table.name, tmp_path)
+    assert rendered.read_text() == own.read_text()
+    for picture in tmp_path.glob("*.png"):
+        assert (own.parent / picture.name).exists() and f"({picture.name})" in own.read_text()
+
+
+def test_the_share_of_the_paper_s_budget_counts_smaller_batches_for_less(record):
+    mnist = TABLES["mnist"]
+    row = mnist.row("pmnist_lstm")
+    run = Record("mnist", row.name, row.arch, 1, 1.0, "float32", updates=50_000)
+    assert page.budget_share(row, run) == 0.5
+    run.options = {"extra": ["--batch-size", "50"]}
+    assert page.budget_share(row, run) == 0.25
+    assert page.budget_share(HA.row("lstm_ptb"), record) is None

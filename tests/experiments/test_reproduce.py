@@ -1,0 +1,261 @@
+"""Rows of the papers' tables: commands, runs that are interrupted, and records that nothing damages."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.models import MODEL_REGISTRY
+from helpers.cli import HANGS
+from helpers.tiny_char_lm import write_corpus
+
+from experiments import plan, reproduce, running
+from experiments.plan import Budget, Run, sizes_of
+from experiments.records import Record
+from experiments.tables import TABLES
+from rhhn_fairseq import cli
+from rhhn_fairseq.describe import build_empty, count_parameters
+from rhhn_fairseq.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = [(table, row) for table in TABLES.values() for row in table.rows]
+HA, SU = TABLES["ha-ptb"], TABLES["su-ptb"]
+EPOCH = '{"epoch": 1, "train_bpc": "3", "train_num_updates": "10", "train_train_wall": "6"}'
+
+
+def a_run(budget=None, **options) -> Run:
+    return Run(HA, HA.row("lstm_ptb"), budget=budget or Budget(), **options)
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch) -> running.Places:
+    """Directories of runs, and of the repository's records and pages; nothing is prepared."""
+    monkeypatch.setattr(reproduce, "RECORDS", tmp_path / "records")
+    monkeypatch.setattr(reproduce, "PAGES", tmp_path / "pages")
+    monkeypatch.setattr(running.corpora, "prepare", lambda *_: tmp_path)
+    monkeypatch.setattr(running.corpora, "task_options", lambda *_: {})
+    monkeypatch.setattr(running.CharVocabulary, "load", lambda _: SimpleNamespace(corpus="a text"))
+    monkeypatch.setattr(running, "_train", None)
+    return running.Places(tmp_path / "runs", tmp_path)
+
+
+def finished(run, path, **figures) -> Record:
+    record = running._new_record(run, 1, "cpu")
+    record.state, record.figures = "finished", {"valid bpc carry": 1.0} | figures
+    record.save(path)
+    return record
+
+
+@pytest.mark.parametrize("table, row", ROWS, ids=[f"{table.name}-{row.name}" for table, row in ROWS])
+def test_a_row_is_an_architecture_with_figures_that_its_table_has(table, row):
+    assert row.arch in MODEL_REGISTRY
+    assert set(row.reported) <= {name for name, _, _ in table.scoring.figures()}
+    assert count_parameters(build_empty(row.arch)) == row.parameters
+
+
+def test_options_of_a_run_are_the_row_s_the_budget_s_and_the_seed():
+    run = Run(SU, SU.row("hyperrhn_ptb"), seed=3, precision="bfloat16", budget=Budget(epochs=4, hours=1.5))
+    options = {"arch": "hyperrhn_ptb", "seed": 3, "max_epoch": 4, "stop_time_hours": 1.5, "bf16": True}
+    assert run.options() == options and run.name == "hyperrhn_ptb-s3"
+    assert plan.flags({"a_b": 1, "c": True, "d": False, "e": None}) == ["--a-b", "1", "--c"]
+    scaled = Run(SU, SU.row("hyperrhn_ptb"), scale=0.1).options()
+    assert (scaled["hidden_size"], scaled["hyper_size"], scaled["batch_size"]) == (100, 12, 26)
+    assert scaled["max_epoch"] == 7
+    assert sizes_of(a_run()) == {"cell": "lstm", "hidden_size": 1000, "layers": 1}
+    assert sizes_of(a_run(extra=("--hidden-size=16",))) == {"cell": "lstm", "layers": 1}
+
+
+@pytest.mark.parametrize(
+    "table, text, figure",
+    [
+        ("ha-ptb", "PTB, test, protocol carry: 1.250000 bits per character, perplexity 2.4", 1.25),
+        ("copying", 'valid | {"valid_loss": "1.8", "valid_accuracy": "7.43", "valid_bsz": "9"}', 7.43),
+        ("ha-wmt", "BLEU = 1.5 9.9/3.0\nBLEU = 38.95 66.1/44.0", 38.95),
+        ("mnist", "Traceback", None),
+    ],
+)
+def test_a_figure_is_read_from_what_the_evaluation_printed(table, text, figure):
+    assert running._read_figure(TABLES[table].scoring, text) == figure
+
+
+def test_what_the_repository_has_recorded_is_not_trained(places, tmp_path, capsys):
+    path = tmp_path / "records" / "ha-ptb" / "lstm_ptb-s1.json"
+    finished(a_run(), path)
+    before = path.read_bytes()
+    reproduce.main(["ha-ptb", "lstm_ptb", "--runs", str(tmp_path / "runs"), "--record"])
+    assert capsys.readouterr().out.endswith("; recorded already, nothing trained\n")
+    assert path.read_bytes() == before and not (tmp_path / "pages").exists()
+    # Another recipe or budget is another run; so is the same one if it is asked for again.
+    for more in (["--epochs", "3"], ["--again"], ["--", "--lr", "0.1"]):
+        with pytest.raises(TypeError, match="not callable"):
+            reproduce.main(["ha-ptb", "lstm_ptb", "--runs", str(tmp_path / more[-1]), *more])
+    assert path.read_bytes() == before
+
+
+def test_a_run_becomes_a_record_of_the_repository_only_by_record(places, tmp_path, monkeypatch):
+    path = tmp_path / "records" / "ha-ptb" / "lstm_ptb-s1.json"
+    record = finished(a_run(), places.record(a_run()), **{"test bpc carry": 1.2})
+    words = ["ha-ptb", "lstm_ptb", "--runs", str(places.runs)]
+    reproduce.main(words)
+    assert not path.exists() and "1.200" in (places.runs / "ha-ptb.md").read_text()
+    reproduce.main([*words, "--record", "a note"])
+    assert Record.load(path).remark == "a note" and Record.load(path).figures == record.figures
+    assert "--record 'a note'" in (tmp_path / "pages" / "ha-ptb.md").read_text()
+    before = path.read_bytes()
+
+    def fail(run, *_):
+        return Record("ha-ptb", "lstm_ptb", "lstm_ptb", 1, 1.0, "float32", state="failed", problem="diverged")
+
+    monkeypatch.setattr(running, "execute", fail)
+    with pytest.raises(UsageError, match=r"1 of 1 runs failed: lstm_ptb-s1 \(diverged\)"):
+        reproduce.main([*words, "--record"])
+    assert path.read_bytes() == before
+
+
+def test_the_published_recipe_is_that_of_the_repository_s_run(capsys):
+    reproduce.main(["ha-ptb", "lstm_ptb", "--recipe", "published", "--seeds", "2", "--dry-run"])
+    train = capsys.readouterr().out.splitlines()[0]
+    assert "--max-epoch 25 --bf16" in train and "--lr 0.004 --lr-scheduler polynomial_decay" in train
+    with pytest.raises(UsageError, match="the repository has no run of lstm_gnmt at scale 1"):
+        reproduce.main(["ha-wmt", "lstm_gnmt", "--recipe", "published", "--dry-run"])
+
+
+def test_a_finished_run_evaluates_the_figure_that_it_lacks(places, monkeypatch):
+    finished(a_run(), places.record(a_run()))
+    monkeypatch.setattr(running, "_evaluate", lambda run, figure, *_: 2.0)
+    record = running.execute(a_run(), places)
+    assert record.figures == {"valid bpc carry": 1.0, "test bpc carry": 2.0}
+
+
+def test_a_record_is_opened_for_another_budget_and_nothing_else(tmp_path):
+    path = tmp_path / "record.json"
+    finished(a_run(Budget(epochs=2)), path)
+    assert running._open_record(a_run(Budget(epochs=2)), path, 1, "cpu").state == "finished"
+    longer = running._open_record(a_run(Budget(epochs=3)), path, 1, "cpu")
+    assert (longer.state, longer.figures, longer.options["max_epoch"]) == ("training", {}, 3)
+    with pytest.raises(UsageError, match=r"started with other options \(bf16\)"):
+        running._open_record(a_run(Budget(epochs=2), precision="bfloat16"), path, 1, "cpu")
+
+
+def printing(*lines, status=0) -> list[str]:
+    """A command that stands in for one of fairseq's."""
+    return [sys.executable, "-c", f"print(*{lines!r}, sep='\\n'); raise SystemExit({status})"]
+
+
+def trained(tmp_path, *lines, status=0) -> Record:
+    record = running._new_record(a_run(), 1, "cpu")
+    running._train(a_run(), printing(*lines, status=status), tmp_path, record, tmp_path / "record.json", 1)
+    return record
+
+
+def test_what_ended_a_training_is_recorded(tmp_path):
+    record = trained(tmp_path, EPOCH, "Stopping training due to num_updates: 10 >= max_update: 10")
+    assert (record.state, record.stopped_by, record.updates) == ("evaluating", "updates", 10)
+    # The log goes on. A training with nothing left to do leaves what was recorded.
+    assert trained(tmp_path, "nothing is left").stopped_by == "updates"
+    record = trained(tmp_path, EPOCH.replace("10", "20").replace("1,", "2,"), "ValueError: no", status=3)
+    assert (record.state, record.problem, record.updates) == ("failed", "ValueError: no", 20)
+    assert Record.load(tmp_path / "record.json").curve == record.curve
+    line = "PTB, test, protocol carry: 1.250000 bits per character, perplexity 2.4"
+    assert running._evaluate(a_run(), "test bpc carry", printing(line), tmp_path, 1) == 1.25
+    with pytest.raises(UsageError, match="evaluation.log: no test bpc carry: PTB, test"):
+        running._evaluate(a_run(), "test bpc carry", printing(line, status=1), tmp_path, 1)
+
+
+def test_only_a_training_of_the_row_is_adopted_and_a_refusal_leaves_nothing(places, tmp_path):
+    log, cfg = tmp_path / "run.log", {"model": sizes_of(a_run()) | {"_name": "char_lm"}, "common": {}}
+
+    def adopt(figure="bpc", seed=1, **sizes):
+        log.write_text(f'{{"epoch": 1, "train_{figure}": "2", "train_num_updates": "3"}}\n')
+        saved = {"model": cfg["model"] | sizes, "common": {"seed": seed}, "task": {"_name": "char_lm"}}
+        torch.save({"cfg": saved, "model": {}}, tmp_path / "checkpoint_best.pt")
+        return running.adopt(a_run(), places, log, tmp_path, 1, "cpu")
+
+    for changes, reason in (
+        ({"figure": "loss"}, "run.log: has no epoch with the figure bpc, which ha-ptb reports"),
+        ({"hidden_size": 16}, "its model has hidden_size 16, but lstm_ptb has 1000"),
+        ({"seed": 7}, "checkpoint_best.pt: was trained with seed 7, not 1; give --seeds 7"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            adopt(**changes)
+        assert not list(places.runs.rglob("checkpoints")) and not list(places.runs.rglob("*.json"))
+    finished(a_run(), places.record(a_run()))
+    before = places.record(a_run()).read_bytes()
+    with pytest.raises(UsageError, match="lstm_ptb-s1.json: exists; give another seed"):
+        adopt()
+    assert places.record(a_run()).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["ha-ptp"], "ha-ptp is no table, choose from su-ptb, ha-ptb"),
+        (["ha-ptb", "lstm"], "ha-ptb has no row lstm, it has lstm_ptb"),
+        ([], "no table is named"),
+        (["ha-ptb", "--scale", "2"], "--scale 2 is not in (0, 1]"),
+        (["ha-ptb", "--epochs", "0"], "--epochs 0 is too small"),
+        (["ha-ptb", "--hours", "nan"], "--hours nan is not a number above 0"),
+        (["ha-ptb", "--adopt", "a", "b"], "--adopt takes over one run, 8 are named"),
+        (["ha-iam", "lstm_900_iam"], "--from-dir is not given: iam-graves cannot be downloaded"),
+        (["su-ptb", "--protocols", "carry:2"], "--protocols carry:2: su-ptb has window:100/95"),
+    ],
+)
+def test_mistakes_end_in_one_line(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    # Runs that fail have said so in a line of their own.
+    assert cli.run(lambda: reproduce.main(arguments)) == 1
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def wait_for(done) -> None:
+    end = time.monotonic() + HANGS
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def processes_in(directory: Path) -> list[Path]:
+    """Running processes whose command line names the directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += [path] if os.fsencode(directory) in path.read_bytes() else []
+    return found
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_and_a_finished_one_is_left_alone(tmp_path):
+    for name in ("data", "corpus"):
+        (tmp_path / name).mkdir()
+    Path(write_corpus(tmp_path / "corpus")).rename(tmp_path / "data" / "ptb")
+    words = ["ha-ptb", "lstm_ptb", "--epochs", "3", "--device", "cpu", "--data", tmp_path / "data"]
+    words += ["--runs", tmp_path / "runs", "--", "--hidden-size", 16, "--batch-size", 2]
+    words += ["--tokens-per-sample", 5, "--log-interval", 1, "--save-interval-updates", 10]
+    command = [sys.executable, "-m", "experiments.reproduce", *map(str, words)]
+    place = tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s1"
+    path, log = place.with_suffix(".json"), place / "train.log"
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        wait_for(lambda: log.exists() and '"num_updates": "70"' in log.read_text())
+        first.kill()
+    # The training ends with what ran it, and saves.
+    wait_for(lambda: not processes_in(place))
+    record = json.loads(path.read_text())
+    # In the second epoch, the record has the first.
+    assert (record["state"], record["epochs"]) == ("training", 1) and record["updates"] < 70
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS, check=False)
+    assert result.returncode == 0, result.stderr
+    record, before = Record.load(path), path.read_bytes()
+    assert (record.state, record.epochs, record.stopped_by) == ("finished", 3, "epochs")
+    assert set(record.figures) == {"valid bpc carry", "test bpc carry"}
+    assert "Loaded checkpoint" in log.read_text()
+    # The small text of this test stands in for PTB, and the page says so.
+    page = (tmp_path / "runs" / "ha-ptb.md").read_text()
+    assert record.corpus.startswith("user text") and record.corpus in page
+    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=HANGS, check=True)
+    assert path.read_bytes() == before

@@ -1,0 +1,144 @@
+"""Comparisons at equal parameters and time: widths, options, trials that are kept, and the page."""
+
+import json
+
+import pytest
+import torch
+from helpers.cli import ForkedProgram
+from helpers.tiny_char_lm import write_corpus
+
+from experiments import study, tune
+from experiments.systems import SPACE, System, build, seconds_per_update, width_of
+from rhhn_fairseq.describe import count_parameters
+from rhhn_fairseq.errors import UsageError
+
+VOCABULARY = 14
+
+
+@pytest.fixture(autouse=True)
+def forks(monkeypatch):
+    monkeypatch.setattr(study, "Program", ForkedProgram)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.mark.parametrize(
+    "text", ["lstm", "gru", "ln_hyperlstm:hyper-size=8", "hyperrhn:hyper-size=8,rhn-depth=3"]
+)
+def test_the_width_is_the_largest_that_fits(text):
+    system = System.parse(text)
+    options = {"cell": system.cell} | system.options
+    width = width_of(options, 30_000, VOCABULARY)
+
+    def count(width):
+        return count_parameters(build(options | {"hidden_size": width}, VOCABULARY, "meta"))
+
+    assert width % 4 == 0 and count(width) <= 30_000 < count(width + 4)
+
+
+def test_a_system_that_does_not_fit_is_refused():
+    with pytest.raises(UsageError, match="--parameters 1,000: hyperlstm of width 64 has .* already"):
+        width_of({"cell": "hyperlstm", "hyper_size": 64}, 1000, VOCABULARY)
+
+
+def test_what_is_given_is_not_searched():
+    assert "hyper_size" in System.parse("hyperrhn").space()
+    given = System.parse("hyperrhn:hyper-size=8,batch-size=16")
+    assert given.options == {"hyper_size": 8, "batch_size": 16}
+    assert not {"hyper_size", "batch_size"} & given.space().keys()
+    assert given.name == "hyperrhn:hyper-size=8,batch-size=16" and System.parse(given.name) == given
+    assert System.parse("rhn").space().keys() <= SPACE.keys()
+
+
+def test_the_range_is_what_the_cell_allows():
+    assert System.parse("rhn").space()["rhn_depth"].low == 1
+    assert System.parse("grid_rhn").space()["rhn_depth"].low == 2
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("lstn", "no cell 'lstn', choose from"),
+        ("lstm:rhn-depth=2", "expected OPTION=VALUE with one of .*forget_bias"),
+        ("lstm:layers=two", "'two' is not of type int"),
+        ("lstm:batch-size=-1", "batch_size -1 is not possible: at least 1"),
+        ("lstm:batching=foo", "batching foo is unknown, choose from lanes, windows"),
+        ("lstm:dropout-mask=foo", "lstm:dropout-mask=foo: .*dropout_mask='foo'"),
+        ("hyper:main-cell=foo", "hyper:main-cell=foo: unknown cell 'foo'"),
+    ],
+)
+def test_bad_systems_end_in_one_line(text, message):
+    with pytest.raises(UsageError, match=message):
+        System.parse(text)
+
+
+def test_more_work_takes_longer():
+    torch.set_num_threads(1)
+    options = {"cell": "lstm", "hidden_size": 64, "batch_size": 8}
+    # Measured: 13 to 17 times as long, so that a busy machine does not decide.
+    assert seconds_per_update(options, 14, 1000) > seconds_per_update(options, 14, 10) > 0
+
+
+def _tune_one(corpus, directory, trials):
+    budget = "--parameters 2000 --symbols 400 --length 20 --best 1 --repeats 1".split()
+    words = [corpus, "gru:batch-size=2", *budget, "--directory", str(directory)]
+    tune.main([*words, "--trials", str(trials)])
+    (entry,) = json.loads((directory / "comparison.json").read_text())["systems"]
+    return entry
+
+
+def test_a_search_that_is_resumed_is_the_same_search(corpus, tmp_path):
+    whole = _tune_one(corpus, tmp_path / "whole", 3)
+    first = _tune_one(corpus, tmp_path / "resumed", 1)
+    # What a repetition leaves that is stopped after a validation.
+    left = next((tmp_path / "resumed").rglob("seed-2/checkpoint_best.pt"))
+    (left.parent / "figures.json").unlink()
+    resumed = _tune_one(corpus, tmp_path / "resumed", 3)
+    assert resumed["trials"][0] == first["trials"][0]
+    options = [[trial["options"] for trial in entry["trials"]] for entry in (whole, resumed)]
+    assert options[0] == options[1] and len({trial["lr"] for trial in options[0]}) == 3
+    figures = [trial["bpc"] for trial in resumed["trials"]]
+    assert all(figure is not None and figure < 4 for figure in figures)
+    assert resumed["repeats"] == whole["repeats"] and resumed["repeats"][0]["test"] < 4
+
+
+def _tune(corpus, directory, *more):
+    systems = ["gru:batch-size=2", "hyperlstm:hyper-size=32"]
+    budget = "--parameters 2000 --seconds 0.1 --trials 1 --length 20 --best 1 --repeats 1".split()
+    # The page is written all the same.
+    with pytest.raises(
+        UsageError, match=r"^hyperlstm:hyper-size=32: no trial succeeded \(--parameters 2,000"
+    ):
+        tune.main([corpus, *systems, *budget, "--directory", str(directory), *more])
+    return json.loads((directory / "comparison.json").read_text())["systems"]
+
+
+def test_trials_are_kept_and_the_best_is_repeated(corpus, tmp_path):
+    first = _tune(corpus, tmp_path)
+    gru, hyper = first
+    assert len(gru["trials"]) == len(hyper["trials"]) == 1
+    (trial,) = gru["trials"]
+    assert trial["bpc"] < 4 and trial["parameters"] <= 2000 and trial["options"]["lr"] == SPACE["lr"].start
+    (failed,) = hyper["trials"]
+    assert failed["bpc"] is None and failed["problem"].startswith(
+        "--parameters 2,000: hyperlstm of width 32 has"
+    )
+    assert [repeat["seed"] for repeat in gru["repeats"]] == [2] and not hyper["repeats"]
+    page = (tmp_path / "comparison.md").read_text()
+    assert "| hyperlstm:hyper-size=32 | | | | 1 (1) | | | | | --parameters 2,000" in page
+    # The same command does nothing again; a second trial is added to the first.
+    assert _tune(corpus, tmp_path) == first
+    more = _tune(corpus, tmp_path, "--trials", "2", "--best", "0")
+    page = tmp_path / "mine.md"
+    _tune(corpus, tmp_path, "--trials", "2", "--best", "0", "--page", str(page))
+    assert page.read_text() == (tmp_path / "comparison.md").read_text().replace(
+        "--best 0", f"--best 0 --page {page}"
+    )
+    assert [entry["trials"][0] for entry in more] == [trial, failed]
+    assert more[0]["trials"][1]["options"]["lr"] != trial["options"]["lr"]
+    with pytest.raises(UsageError, match="its trials have seconds 0.1; give the same or another --directory"):
+        budget = "--parameters 2000 --length 20 --seconds 0.3".split()
+        tune.main([corpus, "gru:batch-size=2", *budget, "--directory", str(tmp_path)])
