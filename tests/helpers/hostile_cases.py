@@ -16,7 +16,6 @@ from helpers.hostile import (
 )
 from helpers.hostile_checkpoints import checkpoint_cases
 from helpers.hostile_data import data_cases
-from helpers.hostile_options import option_cases
 from helpers.tiny_handwriting import prepare_words
 
 
@@ -56,7 +55,6 @@ CASES = [
     ),
     *data_cases(),
     *checkpoint_cases(),
-    *option_cases(),
 ]
 
 # The ordinary suite runs these: some of each family, each of them refused within half a second.

@@ -221,23 +221,6 @@ COMMANDS = {
     "write": ("write.py", "char_lm", lambda s, path: [path, "--text", "a", "--points", 3]),
     "resume": ("train", "gnmt", lambda s, path: training(s, "--restore-file", path, "--max-update", 4)),
 }
-WRITING = [
-    *("weights on the meta device", "NaN weights", "a weight of terabytes", "a weight of another shape"),
-    *("a weight missing", "model a list", "code", "cfg None", "cfg a string", "cfg.model of no known name"),
-    *("cfg.model of absurd width", "cfg.model of huge width", "cfg.model of absurd depth"),
-    *("cfg.model a width of text", "cfg.model a dangling reference", "cfg.model None"),
-]
-# What a program does not look at, and so may accept.
-UNREAD = {
-    "write": {
-        "extra_state None",
-        "optimizer_history None",
-        "task_state a string",
-        "optimizer_history a string",
-        "optimizer_history of numbers",
-        "updates a string",
-    },
-}
 
 
 def _pipe(scene: Scene) -> Path:
@@ -286,24 +269,23 @@ OTHER = {
 
 
 def checkpoint_cases() -> list[Case]:
-    """Every form, in every program that reads it."""
+    """Every form and damage in one of the programs, which share the loader, and every program with one."""
     cases = []
-    for name, (program, model, command) in COMMANDS.items():
-        forms = FORMS | (RESUMPTIONS if name == "resume" else CONFIGURATIONS)
-        for kind, form in forms.items():
-            if kind in UNREAD.get(name, ()):
-                continue
-            slow = name in ("translate", "sample")
-            cases.append(Case(f"checkpoint/{name}/{kind}", program, _form(model, command, form), slow=slow))
-        for kind, damage in FILES.items():
-            slow = name in ("translate", "sample", "write")
-            cases.append(
-                Case(f"checkpoint/{name}/file {kind}", program, _file(model, command, damage), slow=slow)
-            )
+    for number, (kind, form) in enumerate((FORMS | CONFIGURATIONS).items()):
+        name = ("generate", "eval_lm")[number % 2]
+        program, model, command = COMMANDS[name]
+        cases.append(Case(f"checkpoint/{name}/{kind}", program, _form(model, command, form)))
+    for kind, damage in FILES.items():
+        program, model, command = COMMANDS["eval_lm"]
+        cases.append(Case(f"checkpoint/file {kind}", program, _file(model, command, damage)))
+    for kind, form in RESUMPTIONS.items():
+        program, model, command = COMMANDS["resume"]
+        cases.append(Case(f"checkpoint/resume/{kind}", program, _form(model, command, form)))
+    for name in ("translate", "sample", "write", "resume"):
+        program, model, command = COMMANDS[name]
+        form = FORMS["NaN weights"]
+        cases.append(Case(f"checkpoint/{name}", program, _form(model, command, form), slow=name != "resume"))
     write = lambda s, path: [path, "--lines", 1, "--points", 3]  # noqa: E731
-    for kind in WRITING:
-        made = _form("handwriting", write, (FORMS | CONFIGURATIONS)[kind])
-        cases.append(Case(f"handwriting/write/{kind}", "write.py", made, slow=True))
     good = Case("control/write", "write.py", _form("handwriting", write, lambda state: state), harmless=True)
     cases.append(good)
     cases += [Case(f"checkpoint/{kind}", program, arguments) for kind, (program, arguments) in OTHER.items()]
