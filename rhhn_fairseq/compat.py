@@ -59,6 +59,7 @@ ADAPTATIONS = (
     checkpoints.save,
     start.run_a_program,
     start.start_a_training,
+    start.make_an_update,
     restarts.resume,
     stopping.stop_within_a_validation,
     checkpoints.leave_no_empty_directory,
@@ -105,7 +106,6 @@ ADAPTATIONS = (
     logs.repair_inf_score_record,
     logs.silence_known_warnings,
     logs.leave_a_full_log_file,
-    quiet.sum_up_the_start,
 )
 
 _applied: set[str] = set()

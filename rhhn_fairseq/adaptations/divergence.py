@@ -5,6 +5,8 @@ import math
 import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -50,16 +52,6 @@ def end_divergence_in_one_line() -> bool:
                 logger.warning("NaN or infinite gradients: %s%s", ", ".join(bad[:3]), more)
             self.close()
 
-    @in_place_of(trainer.Trainer, "train_step")
-    def train_step_or_one_line(train_step, self, *args, **kwargs):
-        try:
-            return train_step(self, *args, **kwargs)
-        except FloatingPointError as error:
-            if not is_divergence(error):
-                raise
-            what = "the loss or a gradient became NaN or infinite"
-            raise _diverged(self, self.get_num_updates() + 1, what, _largest(self.model)) from error
-
     @in_place_of(trainer.Trainer, "_reduce_and_log_stats")
     def reduce_and_log_stats(reduce, self, logging_outputs, sample_size, grad_norm=None):
         figures = reduce(self, logging_outputs, sample_size, grad_norm)
@@ -80,6 +72,18 @@ def end_divergence_in_one_line() -> bool:
 
     trainer.NanDetector = BriefNanDetector
     return True
+
+
+@contextmanager
+def named(trainer) -> Iterator[None]:
+    """Turns fairseq's error for numbers out of range into one that names the update and the parameter."""
+    try:
+        yield
+    except FloatingPointError as error:
+        if not is_divergence(error):
+            raise
+        what = "the loss or a gradient became NaN or infinite"
+        raise _diverged(trainer, trainer.get_num_updates() + 1, what, _largest(trainer.model)) from error
 
 
 def largest_losses(task) -> dict[str, float]:

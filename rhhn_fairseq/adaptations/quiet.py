@@ -6,9 +6,7 @@ import math
 import os
 import re
 import sys
-import time
 
-from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.ops import backends
 
 logger = logging.getLogger("rhhn_fairseq.training")
@@ -71,33 +69,19 @@ def _pass(pattern: re.Pattern, record: logging.LogRecord) -> bool:
     return False
 
 
-def sum_up_the_start() -> bool:
+def sum_up_the_start(trainer, output: dict | None, seconds: float) -> None:
     """Logs in one line what is trained: its size, the device, the backend, and the updates per epoch.
 
     The line follows the first update, when it is known which backend runs, and has that update's loss and
     time. fairseq's own first figures follow after ``--log-interval`` updates, which may take minutes.
     """
-    from fairseq.trainer import Trainer
-
-    @in_place_of(Trainer, "get_train_iterator")
-    def get_train_iterator(get_iterator, self, *args, **kwargs):
-        batches = get_iterator(self, *args, **kwargs)
-        self.batches_of_an_epoch = len(batches)
-        return batches
-
-    @in_place_of(Trainer, "train_step")
-    def first_step(train_step, self, *args, **kwargs):
-        start = time.perf_counter()
-        output = train_step(self, *args, **kwargs)
-        if not getattr(self, "is_summed_up", False):
-            self.is_summed_up = True
-            logger.info("%s", summary(self, output, time.perf_counter() - start))
-            warning = describe_schedule(self)
-            if warning is not None:
-                logger.warning("%s", warning)
-        return output
-
-    return True
+    if getattr(trainer, "is_summed_up", False):
+        return
+    trainer.is_summed_up = True
+    logger.info("%s", summary(trainer, output, seconds))
+    warning = describe_schedule(trainer)
+    if warning is not None:
+        logger.warning("%s", warning)
 
 
 def describe_schedule(trainer) -> str | None:

@@ -1,6 +1,17 @@
 """How a program of fairseq runs and how its training starts: one function for each, its steps in order."""
 
-from rhhn_fairseq.adaptations import in_place_of, loading, restarts, starting, stopping, torchrun
+import time
+
+from rhhn_fairseq.adaptations import (
+    divergence,
+    in_place_of,
+    loading,
+    quiet,
+    restarts,
+    starting,
+    stopping,
+    torchrun,
+)
 
 
 def run_a_program() -> bool:
@@ -33,6 +44,27 @@ def start_a_training() -> bool:
         extra_state, epochs = load(cfg, trainer, **kwargs)
         restarts.end_where_complete(trainer, extra_state, epochs)
         return extra_state, epochs
+
+    return True
+
+
+def make_an_update() -> bool:
+    """The trainer's step names what diverges, and the first one is summed up."""
+    from fairseq.trainer import Trainer
+
+    @in_place_of(Trainer, "get_train_iterator")
+    def get_train_iterator(get_iterator, self, *args, **kwargs):
+        batches = get_iterator(self, *args, **kwargs)
+        self.batches_of_an_epoch = len(batches)
+        return batches
+
+    @in_place_of(Trainer, "train_step")
+    def train_step(inner, self, *args, **kwargs):
+        started = time.perf_counter()
+        with divergence.named(self):
+            output = inner(self, *args, **kwargs)
+        quiet.sum_up_the_start(self, output, time.perf_counter() - started)
+        return output
 
     return True
 
