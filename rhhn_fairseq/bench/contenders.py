@@ -23,9 +23,9 @@ from rhhn_fairseq.bench.machine import (
     lstm_algorithm,
 )
 from rhhn_fairseq.bench.parity import ORACLE_ROWS, checked, draw_batch, pass_results
-from rhhn_fairseq.cells.base import Cell
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import build_cell, cell_options
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.selection import available_backends, explain
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
@@ -242,9 +242,9 @@ def compiled(cell: Cell, what: str) -> Cell:
                 cell.zero_state(x_TBC.shape[1], x_TBC.device, x_TBC.dtype),
                 backends.make_plan("reference"),
             )
-            return cell.run(x_TBC, state, None, None, None, plan)
+            return cell.run_pass(x_TBC, state, None, None, None, plan)
 
-        # ``run`` skips the choice of a backend, which cannot be traced.
+        # ``run_pass`` skips the choice of a backend, which cannot be traced.
         cell.forward = torch.compile(loop, dynamic=False)
     elif what == "step":
         for tensor in cell.modules():

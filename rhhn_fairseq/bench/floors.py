@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rhhn_fairseq.bench.machine import forced, now, records
-from rhhn_fairseq.cells.base import Cell
 from rhhn_fairseq.cells.rolled_hyper_rhn import RolledHyperRHN
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops import gemm, graphs
 from rhhn_fairseq.ops.gemm import PackedWeight, mm
 

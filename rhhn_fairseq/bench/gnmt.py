@@ -18,8 +18,8 @@ from rhhn_fairseq.bench.machine import DTYPES, BenchConfig, check_distinct, cudn
 from rhhn_fairseq.bench.parity import check_models, with_gradients
 from rhhn_fairseq.bench.report import Column
 from rhhn_fairseq.bench.timing import interleave, ratio
-from rhhn_fairseq.cells.base import Cell
 from rhhn_fairseq.cells.config import option
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.selection import available_backends
 from rhhn_fairseq.describe import count_parameters, known_architectures
 from rhhn_fairseq.errors import UsageError

@@ -29,7 +29,6 @@ from rhhn_fairseq.bench.machine import (
 from rhhn_fairseq.bench.parity import ORACLE_ROWS, check_models, with_gradients
 from rhhn_fairseq.bench.report import Column, draw_bars, make_report
 from rhhn_fairseq.bench.timing import interleave, ratio
-from rhhn_fairseq.cells.base import State
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import cell_options
 from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy
@@ -37,6 +36,7 @@ from rhhn_fairseq.describe import count_parameters, known_architectures
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.models.char_lm import CharLM
+from rhhn_fairseq.ops.loop import State
 from rhhn_fairseq.ops.regularise import sequence_dropout
 from rhhn_fairseq.tasks.carry import Carry
 

@@ -13,12 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, Noise, State, apply_maps, reorder_state
+from rhhn_fairseq.cells.contract import apply_maps
+from rhhn_fairseq.cells.running import Cell, first_positions
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.feedback import FedBackCell
 from rhhn_fairseq.ops.energy import energies
 from rhhn_fairseq.ops.gemm import affine
-from rhhn_fairseq.ops.loop import scan
+from rhhn_fairseq.ops.loop import Noise, State, reorder_state, scan
 
 
 class Memory(NamedTuple):
@@ -199,7 +200,7 @@ class FeedbackCell(nn.Module):
         if state is None:
             state = cell.zero_state(B, x_TBC.device, x_TBC.dtype)
             if cell.begins:
-                g = cell.begin(g, cell.first_positions(T, B, mask_TB, x_TBC.device))
+                g = cell.begin(g, first_positions(T, B, mask_TB, x_TBC.device))
         fed_back = FedBackCell(cell, C, cell.plan_of_steps(x_TBC))
 
         def step(g_t, state, noise_t):

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import State, reorder_state
 from rhhn_fairseq.layers.attention import Memory
 from rhhn_fairseq.ops import graphs, policy
+from rhhn_fairseq.ops.loop import State, reorder_state
 
 logger = logging.getLogger(__name__)
 

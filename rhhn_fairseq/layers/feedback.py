@@ -6,8 +6,10 @@ Shapes: T time, B batch, F columns that are fed back.
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.cells.base import Cell, InputMap, Noise, State, apply_maps
+from rhhn_fairseq.cells.contract import InputMap, apply_maps
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops.backends import Plan
+from rhhn_fairseq.ops.loop import Noise, State
 
 
 class FedBackCell:

@@ -135,18 +135,18 @@ def cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tenso
 
 
 def lstm_step(
-    x_BC: Tensor, state: tuple[Tensor, Tensor], weights: tuple[Tensor, Tensor, Tensor], forget_bias: float
+    g_BG: Tensor, state: tuple[Tensor, Tensor], weight: Tensor, forget_bias: float
 ) -> tuple[Tensor, Tensor]:
     """Runs one step of a plain LSTM with few-row products and compiled gates, without a gradient.
 
     Args:
-        state: h and c [B, H]. weights: W_x [C, 4 H], W_h [H, 4 H] and b [4 H]. All float32 on the CPU.
+        g_BG: x W_x + b [B, 4 H]. state: h and c [B, H]. weight: W_h [H, 4 H]. All float32 on the CPU.
 
     Returns:
         the new h and c.
     """
-    (h, c), (weight_x, weight_h, bias) = state, weights
-    return native.lstm_gates(affine(h, weight_h, affine(x_BC, weight_x, bias)), c, forget_bias)
+    h, c = state
+    return native.lstm_gates(affine(h, weight, g_BG), c, forget_bias)
 
 
 @operation("rhhn::lstm", graphs.captured)

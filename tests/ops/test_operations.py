@@ -10,9 +10,7 @@ from helpers.fused_cells import SIZES, assert_equal, cell_name, make_cell, noise
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from rhhn_fairseq.cells import base as cells_base
-from rhhn_fairseq.cells import build_cell, cell_options
-from rhhn_fairseq.cells.base import reorder_state
+from rhhn_fairseq.cells import build_cell, cell_options, running
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import (
     backends,
@@ -23,6 +21,7 @@ from rhhn_fairseq.ops import (
     sequence,
 )
 from rhhn_fairseq.ops.buffers import Energy
+from rhhn_fairseq.ops.loop import reorder_state
 
 fused_cells = pytest.mark.parametrize("name", SIZES)
 implementations = pytest.mark.parametrize("implementation", ["native", "aten"])
@@ -287,7 +286,7 @@ def test_gradients_accumulate_and_the_graph_can_be_kept(name, implementation, mo
 def test_autocast_keeps_to_the_type_of_the_projection(name, dtype, options, monkeypatch):
     if options == "skip" and "first_step" not in cell_options(cell_name(name)):
         pytest.skip("the cell has no option first_step")
-    monkeypatch.setattr(cells_base, "scan", None)
+    monkeypatch.setattr(running, "scan", None)
     chosen = {"plain": {}, "noisy": noise_options(name), "skip": dict(first_step="skip")}[options]
     cell = make_cell(name, chosen, 16, 32, torch.float32)
     x, noise = torch.randn(5, 3, 16), cell.sample_noise(5, 3)
