@@ -208,7 +208,7 @@ class HyperRHN(Cell):
         config, (gx, trace, *first) = self.config, g
         first_TB1 = first[0] if first else None
         masks = op.gather_masks(mask_TB, first_TB1, noise, config.gal_dropout, gx, config.rhn_depth)
-        numbers = op.Numbers(1.0 / (1.0 - config.recurrent_dropout), config.zoneout)
+        numbers = op.HighwayNumbers(1.0 / (1.0 - config.recurrent_dropout), config.zoneout)
         biases = op.Biases(torch.stack(list(self.bias_s)), self.bias_x, self.z_shift())
         hyper: tuple[Tensor, Tensor] = (trace, self.weight_z)
         if config.hyper_rank > 1:

@@ -88,11 +88,11 @@ class GatedCell(Cell):
             noise["c_detach"] = draw_mask((T, 1, 1), config.c_detach, device, generator)
         return noise
 
-    def numbers(self) -> op.Numbers:
+    def numbers(self) -> op.GatedNumbers:
         """Returns the configuration in the form that fused operations read."""
         config = self.config
         keep_scale = 1.0 / (1.0 - config.recurrent_dropout)
-        return op.Numbers(config.forget_bias, keep_scale, config.zoneout, config.zoneout_c)
+        return op.GatedNumbers(config.forget_bias, keep_scale, config.zoneout, config.zoneout_c)
 
     def update(self, gates, h_BH, c_BH, noise_t, normalise_c=None):
         """Returns the output and the next state from the four gates' sums i, f, g, o ([B, H] each)."""

@@ -183,7 +183,7 @@ class RHN(Cell):
     def _run_highway(self, g, state, mask_TB, noise, plan, trace):
         config, gx = self.config, g[0]
         masks = op.gather_masks(mask_TB, None, noise, config.gal_dropout, gx, config.rhn_depth)
-        numbers = op.Numbers(1.0 / (1.0 - config.recurrent_dropout), config.zoneout, float(trace))
+        numbers = op.HighwayNumbers(1.0 / (1.0 - config.recurrent_dropout), config.zoneout, float(trace))
         biases = op.Biases(torch.stack(list(self.bias_s)))
         y, s = op.highway(gx, state[0], list(self.weight_s), biases, (), masks, numbers, plan)
         return y, (s,)

@@ -184,7 +184,7 @@ class RolledHyperRHN(Cell):
             op.Biases(hyper_bias),
             (),
             masks,
-            op.Numbers(keep_scale, trace=1.0),
+            op.HighwayNumbers(keep_scale, trace=1.0),
             plan,
         )
         # A layer reads the hypernetwork's state after the layer before it.
@@ -201,7 +201,7 @@ class RolledHyperRHN(Cell):
             op.Biases(main_bias, main_bias_x, z_shift),
             (before_TBLN, repeats.expand(L, N, H)),
             masks,
-            op.Numbers(keep_scale, config.zoneout),
+            op.HighwayNumbers(keep_scale, config.zoneout),
             plan,
         )
         return y, (s, hyper_last)

@@ -97,7 +97,6 @@ class Plan(NamedTuple):
         is_fused: whether the cell's operation runs the pass.
         is_single_step: whether this is a step of decoding for few rows, which needs no fused operation.
         records: whether the operation runs as a CUDA graph.
-        text: the plan as an operation's argument; ``read_plan`` is the inverse.
     """
 
     backend: str
@@ -105,7 +104,6 @@ class Plan(NamedTuple):
     is_fused: bool = False
     is_single_step: bool = False
     records: bool = False
-    text: str = ""
 
     def fits_one_call(self, steps: int, rows: int, weights: int, dtype: torch.dtype) -> bool:
         """Whether compiled code runs many steps in one call, each thread its own sequences.
@@ -127,19 +125,23 @@ class Plan(NamedTuple):
 @functools.cache
 def make_plan(backend: str, gemm: str = "torch", is_single_step: bool = False, records: bool = False) -> Plan:
     """Returns a plan, including the fields that follow from the arguments."""
-    return Plan(backend, gemm, backend in FUSED_BACKENDS, is_single_step, records, f"{backend}/{gemm}")
+    return Plan(backend, gemm, backend in FUSED_BACKENDS, is_single_step, records)
 
 
-def read_plan(text: str) -> Plan:
-    """Returns a plan from its ``text``."""
-    if text != TRACED.text:
-        return make_plan(*text.split("/"))
+def plan_of_operation(backend: str, gemm_name: str) -> Plan:
+    """Returns the plan of an operation, which torch lets have arguments of its own types only.
+
+    Args:
+        backend, gemm_name: the first two fields of the plan that was given to it.
+    """
+    if backend != TRACED.backend:
+        return make_plan(backend, gemm_name)
     if native.library() is None:
         return make_plan("aten")
     return make_plan("native", gemm.select_gemm(torch.float32, torch.device("cpu")))
 
 
-TRACED = Plan("traced", is_fused=True, text="traced")
+TRACED = Plan("traced", is_fused=True)
 """The plan of a compiled or exported operation on the CPU: the machine that runs it decides the rest."""
 
 
@@ -337,13 +339,12 @@ def select_traced(
     if forced is not None:
         _check_traced(operation, device, dtype, forced)
     if forced in ("reference", "torch_nn"):
-        return Plan(forced, text=f"{forced}/torch")
+        return Plan(forced)
     if torch.onnx.is_in_onnx_export() or operation not in (*FUSED, "linear_scan"):
-        return Plan("reference", text="reference/torch")
+        return Plan("reference")
     if forced is None and operation in FUSED and device.type == "cpu" and dtype in native.DTYPES:
         return TRACED
-    name = forced or "aten"
-    return Plan(name, is_fused=True, text=f"{name}/torch")
+    return Plan(forced or "aten", is_fused=True)
 
 
 def _check_traced(operation: str | None, device: torch.device, dtype: torch.dtype, forced: str) -> None:

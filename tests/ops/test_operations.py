@@ -354,7 +354,7 @@ def test_a_single_row_may_have_any_stride():
     state = (torch.zeros(1, H, dtype=torch.float64),) * 2
     weight = torch.randn(H, 4 * H, dtype=torch.float64)
     expected, found = (
-        lstm.lstm(g, state, weight, [], lstm.Masks(), lstm.Numbers(1.0), plan)[0] for plan in plans
+        lstm.lstm(g, state, weight, [], lstm.GatedMasks(), lstm.GatedNumbers(1.0), plan)[0] for plan in plans
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
 
@@ -365,6 +365,6 @@ def test_tensors_that_are_not_in_host_memory_are_refused():
     q, mask, elsewhere = torch.zeros(0, 3, 5), torch.zeros(0, 4, dtype=torch.bool), torch.device("meta")
     buffers = Energy(q=q, k=torch.zeros(0, 4, 5, device=elsewhere), v=torch.zeros(5), mask=mask)
     with pytest.raises(ValueError, match=r"^k of strides .* on meta cannot be given to C\+\+"):
-        native.energy(buffers, "forward")
+        native.energy(buffers, None)
     with pytest.raises(ValueError, match=r"^c of strides .* on meta cannot be given to C\+\+"):
         native.lstm_gates(torch.zeros(0, 20), torch.zeros(0, 5, device=elsewhere), 1.0)
