@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rhhn_fairseq.bench.machine import forced, now, records
 from rhhn_fairseq.cells.rolled_hyper_rhn import RolledHyperRHN
 from rhhn_fairseq.cells.running import Cell
-from rhhn_fairseq.ops import gemm, graphs
-from rhhn_fairseq.ops.gemm import PackedWeight, mm
+from rhhn_fairseq.ops.backends import graphs
+from rhhn_fairseq.ops.matmul import gemm
+from rhhn_fairseq.ops.matmul.gemm import PackedWeight, mm
 
 
 def matrix_flop(module: nn.Module, T: int, B: int) -> int:
@@ -171,7 +172,7 @@ def _recorded(run: Callable[[], None]) -> Callable[[], None]:
 class _Factors:
     """Random operands of a product and of its gradients, with buffers for the results.
 
-    Products run as in sequences (``ops.gemm``): those over several steps with a packed matrix. Results have
+    Products run as in sequences (``gemm``): those over several steps with a packed matrix. Results have
     buffers of their own, because operands that were overwritten would grow to infinity within a few
     rounds.
     """

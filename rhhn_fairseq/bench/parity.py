@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rhhn_fairseq.bench.machine import DTYPES, first_calls, forced
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops.gemm import matmul_precision
+from rhhn_fairseq.ops.matmul.gemm import matmul_precision
 
 ORACLE_ROWS = 32
 """Sequences the float64 run reads at a time: the whole batch would take twice the memory of what is timed."""

@@ -22,8 +22,9 @@ from rhhn_fairseq.bench.report import Column, draw_bars, make_report
 from rhhn_fairseq.bench.timing import interleave, ratio
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops import gemm, native
-from rhhn_fairseq.ops.gemm import available
+from rhhn_fairseq.ops import native
+from rhhn_fairseq.ops.matmul import gemm
+from rhhn_fairseq.ops.matmul.gemm import available
 
 STEPS = 50
 """Number of products, one per step of a sequence, for which a matrix is packed."""

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from rhhn_fairseq.cells.config import CellConfig, StateConfig
-from rhhn_fairseq.ops import torch_nn
-from rhhn_fairseq.ops.backends import Plan
-from rhhn_fairseq.ops.gemm import Matrix, affine
+from rhhn_fairseq.ops.backends import Plan, torch_nn
 from rhhn_fairseq.ops.loop import Noise, State, noise_at
+from rhhn_fairseq.ops.matmul.gemm import Matrix, affine
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout
 from rhhn_fairseq.saving import Pretrained
 
@@ -34,7 +33,7 @@ class Contract(Pretrained, nn.Module):
         begins: whether the first step of a sequence without a state differs from the others, see ``begin``.
         operation: name of the fused operation that computes what ``step`` does, see ``backends``; None
             if there is none. A subclass does not inherit it, because it may override ``step``.
-        affine_weights: names of the weights that only ``ops.gemm.affine`` reads, so that they may be
+        affine_weights: names of the weights that only ``ops.matmul.gemm.affine`` reads, so that they may be
             quantised.
         recurrent_weights: names of the weights that multiply a state, which ``layers.weight_drop`` drops;
             inner cells name their own. A cell whose matrices have other names sets both attributes.
@@ -77,7 +76,7 @@ class Contract(Pretrained, nn.Module):
 
         Args:
             columns: the columns of the whole input that ``x_TBC`` has, see ``maps_of``; None for all.
-            gemm: which GEMM to use, see ``ops.gemm.affine``.
+            gemm: which GEMM to use, see ``ops.matmul.gemm.affine``.
         """
         return apply_maps(x_TBC, self.input_maps() if columns is None else self.maps_of(columns), gemm)
 
@@ -142,7 +141,7 @@ class Contract(Pretrained, nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
     def state_matrices(self) -> dict[str, Matrix]:
-        """Returns by name the matrices by which ``step`` multiplies states with ``ops.gemm.affine``.
+        """Returns by name the matrices by which ``step`` multiplies states with ``ops.matmul.gemm.affine``.
 
         A cell that has them can be scaled by any hypernetwork (the cell ``hyper``).
         """
@@ -184,7 +183,7 @@ class Contract(Pretrained, nn.Module):
 
 
 def apply_maps(x: Tensor, maps: tuple[InputMap, ...], gemm: str | None = None) -> tuple[Tensor, ...]:
-    """Returns ``x W + b`` for each weight and bias; x is [..., C], ``gemm`` as for ``ops.gemm.affine``."""
+    """Returns ``x W + b`` for each weight and bias; x is [..., C], ``gemm`` as for ``affine``."""
     g = []
     for weight, bias in maps:
         g.append(affine(x, weight, bias, gemm))

@@ -27,8 +27,8 @@ from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.rhn import highway, init_bias_, layer_masks, naive_highway
 from rhhn_fairseq.cells.running import Cell
-from rhhn_fairseq.ops.gemm import affine
 from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
 
 

@@ -22,9 +22,9 @@ from rhhn_fairseq.cells.contract import glorot_, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
-from rhhn_fairseq.ops import torch_nn
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.backends import torch_nn
 from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import draw_mask, dropout, lerp, zoneout
 
 

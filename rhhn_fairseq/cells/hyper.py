@@ -45,7 +45,7 @@ from rhhn_fairseq.cells.rhn import RHNConfig, RHNTrace, init_bias_, naive_rhn
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
-from rhhn_fairseq.ops.gemm import ScaledWeight
+from rhhn_fairseq.ops.matmul.gemm import ScaledWeight
 
 # Options of the main network that its hypernetwork shares, if both cells have them.
 COMMON = {"rhn_depth", "first_step", "forget_bias"}

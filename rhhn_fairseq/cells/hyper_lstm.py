@@ -58,9 +58,9 @@ from rhhn_fairseq.cells.numpy_math import at, drop
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.ops import hyper_lstm as op
-from rhhn_fairseq.ops.gemm import affine
 from rhhn_fairseq.ops.lstm import gather_masks
-from rhhn_fairseq.ops.rank_scaling import rank_scaled, scaling_matrices
+from rhhn_fairseq.ops.matmul.gemm import affine
+from rhhn_fairseq.ops.matmul.rank_scaling import rank_scaled, scaling_matrices
 from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS, layer_norm
 
 

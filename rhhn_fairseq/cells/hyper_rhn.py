@@ -50,9 +50,9 @@ from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
 from rhhn_fairseq.ops import highway as op
-from rhhn_fairseq.ops.gemm import affine
 from rhhn_fairseq.ops.loop import noise_at
-from rhhn_fairseq.ops.rank_scaling import rank_scaled, scaling_matrices
+from rhhn_fairseq.ops.matmul.gemm import affine
+from rhhn_fairseq.ops.matmul.rank_scaling import rank_scaled, scaling_matrices
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
 
 

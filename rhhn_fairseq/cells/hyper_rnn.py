@@ -37,8 +37,8 @@ from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.simple import ACTIVATIONS, Elman, ElmanConfig
-from rhhn_fairseq.ops.gemm import affine
 from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import zoneout
 
 HYPER_STATES = ("current", "previous")

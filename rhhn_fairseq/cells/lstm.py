@@ -27,10 +27,11 @@ from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
-from rhhn_fairseq.ops import gemm, torch_nn
 from rhhn_fairseq.ops import lstm as op
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.backends import torch_nn
 from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.matmul import gemm
+from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import (
     detach_by_coin,
     draw_mask,

@@ -23,7 +23,7 @@ from rhhn_fairseq.cells.contract import glorot_, orthogonal_
 from rhhn_fairseq.cells.lstm import NOISY, GatedCell, GatedConfig, naive_update
 from rhhn_fairseq.cells.numpy_math import at, drop
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.matmul.gemm import affine
 
 
 @dataclass(frozen=True, kw_only=True)

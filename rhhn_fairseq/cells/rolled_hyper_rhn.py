@@ -36,8 +36,8 @@ from rhhn_fairseq.cells.rhn import highway, init_bias_, layer_masks, naive_highw
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import highway as op
-from rhhn_fairseq.ops.gemm import affine
 from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
 from rhhn_fairseq.ops.sequence import expand_noise
 

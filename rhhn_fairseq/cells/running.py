@@ -15,10 +15,11 @@ from rhhn_fairseq.cells.config import describe_config
 from rhhn_fairseq.cells.contract import Contract
 from rhhn_fairseq.cells.hooks import is_hooked
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops import backends, gemm, lengths, policy, recompute, torch_nn
-from rhhn_fairseq.ops.backends import Plan, Request
+from rhhn_fairseq.ops import backends, policy, recompute
+from rhhn_fairseq.ops.backends import Plan, Request, lengths, torch_nn
 from rhhn_fairseq.ops.buffers import computed_dtype
 from rhhn_fairseq.ops.loop import Noise, State, scan
+from rhhn_fairseq.ops.matmul import gemm
 
 NOISE_WORDS = {
     "c_detach": "c-detach",

@@ -18,8 +18,8 @@ from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.feedback import run_with_feedback
 from rhhn_fairseq.ops.energy import energies
-from rhhn_fairseq.ops.gemm import affine
 from rhhn_fairseq.ops.loop import Noise, State, reorder_state
+from rhhn_fairseq.ops.matmul.gemm import affine
 
 
 class Memory(NamedTuple):

@@ -30,8 +30,8 @@ from rhhn_fairseq.layers.attention import (
     SourceMemory,
 )
 from rhhn_fairseq.layers.stack import Stack, StackConfig
-from rhhn_fairseq.ops.gemm import affine
 from rhhn_fairseq.ops.loop import State
+from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import sequence_dropout
 
 ATTENTION_FORMS = ("paper", "v2")

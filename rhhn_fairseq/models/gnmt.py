@@ -45,8 +45,8 @@ from rhhn_fairseq.models.options import (
     with_cell_options,
 )
 from rhhn_fairseq.models.recipes import HasRecipe
-from rhhn_fairseq.ops.gemm import affine
 from rhhn_fairseq.ops.loop import State
+from rhhn_fairseq.ops.matmul.gemm import affine
 
 SHARED_EMBEDDINGS = ("none", "decoder", "all")
 CELL_INITS = ("uniform", "own")

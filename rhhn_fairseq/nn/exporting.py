@@ -11,7 +11,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.lines import replacing
 from rhhn_fairseq.nn.recurrent import RecurrentLayer
-from rhhn_fairseq.ops.quantised import QuantisedWeight
+from rhhn_fairseq.ops.matmul.quantised import QuantisedWeight
 
 LARGEST = 1 << 31
 """Size in bytes that an ONNX file must stay below."""

@@ -13,9 +13,10 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops import gemm, native, policy
+from rhhn_fairseq.ops import native, policy
 from rhhn_fairseq.ops.buffers import Energy, EnergyGradients, state_dtype
 from rhhn_fairseq.ops.library import differentiate, operation
+from rhhn_fairseq.ops.matmul import gemm
 
 
 def energies(q_NRA: Tensor, k_NSA: Tensor, v_A: Tensor, mask_NS: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from rhhn_fairseq.bench import products
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops.gemm import available
+from rhhn_fairseq.ops.matmul.gemm import available
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench.py"
 

@@ -15,7 +15,7 @@ from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.weight_drop import recurrent_weights
 from rhhn_fairseq.nn import quantize_dynamic
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.matmul.gemm import affine
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,8 @@ from rhhn_fairseq.cells import CELLS, build_cell, cell_options, running
 from rhhn_fairseq.cells.selection import explain
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends as table
-from rhhn_fairseq.ops import native, policy, torch_nn
+from rhhn_fairseq.ops import native, policy
+from rhhn_fairseq.ops.backends import torch_nn
 from rhhn_fairseq.ops.native import build
 
 

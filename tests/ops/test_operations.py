@@ -12,15 +12,10 @@ from torch.utils._pytree import tree_map_only
 
 from rhhn_fairseq.cells import build_cell, cell_options, running
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops import (
-    backends,
-    highway_products,
-    hyper_lstm_passes,
-    lstm,
-    native,
-    sequence,
-)
+from rhhn_fairseq.ops import backends, lstm, native, sequence
 from rhhn_fairseq.ops.buffers import Energy
+from rhhn_fairseq.ops.highway import products
+from rhhn_fairseq.ops.hyper_lstm import passes
 from rhhn_fairseq.ops.loop import reorder_state
 
 fused_cells = pytest.mark.parametrize("name", SIZES)
@@ -143,8 +138,8 @@ def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, b
         monkeypatch.setattr(module, function, lambda *args: calls.append(function) or called(*args))
 
     # Of HyperLSTMs for every part and either network, and once for z; of highways for every part.
-    count(hyper_lstm_passes, "weight_gradient")
-    count(highway_products.Products, "end_block")
+    count(passes, "weight_gradient")
+    count(products.Products, "end_block")
     before = dict(hyper_state="previous") if "lstm" in name and rows == 6 else {}
     cell = make_cell(name, noise_options(name) | before)
     T, B = 7, 3

@@ -18,8 +18,8 @@ from helpers.fused_cells import backends
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends as table
-from rhhn_fairseq.ops import pointwise
 from rhhn_fairseq.ops import triton as implementation
+from rhhn_fairseq.ops.backends import pointwise
 
 CASES = Path(__file__).with_name("triton_cases.py")
 MISSING = implementation.missing()

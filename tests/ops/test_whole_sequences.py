@@ -147,7 +147,7 @@ def test_highways_in_parts_equal_the_loop(name, rows, padded, ran, monkeypatch):
 @pytest.mark.parametrize("T, B, H", [(1, 3, 9), (3, 9, 33), (5, 40, 17)])
 @pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noisy"])
 def test_steps_with_packed_matrices_equal_the_loop(name, T, B, H, noisy, compiled_products, monkeypatch):
-    """The products of networks that are not small, by ``ops.gemm``."""
+    """The products of networks that are not small, by ``ops.matmul.gemm``."""
     no_call_fits(monkeypatch)
     cell = _cell(name, noisy, H)
     x, state, mask = _inputs(cell, T, B, True)

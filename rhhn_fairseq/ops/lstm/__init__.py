@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops import graphs, native, pointwise
-from rhhn_fairseq.ops.backends import Plan, plan_of_operation
+from rhhn_fairseq.ops import native
+from rhhn_fairseq.ops.backends import Plan, graphs, plan_named, pointwise
 from rhhn_fairseq.ops.buffers import Gated, GatedGradients, state_dtype
-from rhhn_fairseq.ops.gemm import PackedWeight, affine
 from rhhn_fairseq.ops.library import differentiate, operation
 from rhhn_fairseq.ops.loop import Noise
+from rhhn_fairseq.ops.matmul.gemm import PackedWeight, affine
 from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
 from rhhn_fairseq.ops.sequence import (
     expand_noise,
@@ -121,7 +121,7 @@ def lstm(
         cast(norm, (wide,) * len(norm)),
         list(masks),
         list(numbers),
-        *plan[:2],
+        plan.name,
     )
     return y, (h.to(h0.dtype), c.to(c0.dtype))
 
@@ -157,8 +157,7 @@ def lstm_op(
     norm: Sequence[Tensor],
     masks: Sequence[Optional[Tensor]],
     numbers: Sequence[float],
-    backend: str,
-    gemm: str,
+    plan: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See ``lstm``; c and norm in the state type, all contiguous, ``masks`` the fields of ``GatedMasks``,
     ``numbers`` those of ``GatedNumbers``.
@@ -167,7 +166,7 @@ def lstm_op(
         outputs [T, B, H], the last h and c; and for the backward pass u [T, B, 4 H], c of all steps, and
         with a mask h of all steps.
     """
-    (h0, c0), masks, how = state, GatedMasks(*masks), plan_of_operation(backend, gemm)
+    (h0, c0), masks, how = state, GatedMasks(*masks), plan_named(plan)
     (T, B, _), H = g.shape, h0.shape[-1]
     y, u = g.new_empty(T, B, H), torch.empty_like(g)
     h = y if masks.real is None else torch.empty_like(y)
@@ -239,8 +238,7 @@ def lstm_backward(
     norm: Sequence[Tensor],
     masks: Sequence[Optional[Tensor]],
     numbers: Sequence[float],
-    backend: str,
-    gemm: str,
+    plan: str,
 ) -> list[Tensor]:
     """The backward pass of ``lstm_op``.
 
@@ -250,7 +248,7 @@ def lstm_backward(
     Returns:
         gradients of g, h0, c0, weight and norm.
     """
-    (dy, *last), masks, how = gradients, GatedMasks(*masks), plan_of_operation(backend, gemm)
+    (dy, *last), masks, how = gradients, GatedMasks(*masks), plan_named(plan)
     buffers = make_buffers((u, *kept), state, norm, masks, GatedNumbers(*numbers))
     T, B, _ = buffers.c.shape
     grads = make_gradients(how, buffers, dy, last, torch.empty_like(u))

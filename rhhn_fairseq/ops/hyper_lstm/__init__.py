@@ -14,10 +14,10 @@ from typing import Optional, Sequence
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops import graphs, native
-from rhhn_fairseq.ops.backends import Plan, plan_of_operation
+from rhhn_fairseq.ops import native
+from rhhn_fairseq.ops.backends import Plan, graphs, plan_named
 from rhhn_fairseq.ops.buffers import state_dtype
-from rhhn_fairseq.ops.hyper_lstm_passes import Backward, Forward, Kept, Weights, make_both_buffers, make_gates
+from rhhn_fairseq.ops.hyper_lstm.passes import Backward, Forward, Kept, Weights, make_both_buffers, make_gates
 from rhhn_fairseq.ops.library import differentiate, operation
 from rhhn_fairseq.ops.lstm import GatedMasks, GatedNumbers, cast
 
@@ -57,7 +57,7 @@ def hyper_lstm(
         list(masks),
         list(numbers),
         previous,
-        *plan[:2],
+        plan.name,
     )
     return y, (h.to(h0.dtype), c.to(c0.dtype), e.to(e0.dtype), k.to(k0.dtype))
 
@@ -71,8 +71,7 @@ def hyper_lstm_op(
     masks: Sequence[Optional[Tensor]],
     numbers: Sequence[float],
     previous: bool,
-    backend: str,
-    gemm: str,
+    plan: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See ``hyper_lstm``; c, k, norms and the weights from weight_d on in the state type, all contiguous.
 
@@ -80,7 +79,7 @@ def hyper_lstm_op(
         outputs [T, B, H], the last h, c, e and k; and the fields of ``Kept``.
     """
     (gx, g_hyper), (h0, c0, e0, k0), w = g, state, Weights(*weights)
-    masks, how, rows = GatedMasks(*masks), plan_of_operation(backend, gemm), gx.new_empty
+    masks, how, rows = GatedMasks(*masks), plan_named(plan), gx.new_empty
     (T, B, _), H, N = gx.shape, h0.shape[-1], e0.shape[-1]
     y = rows(T, B, H)
     h = y if masks.real is None else torch.empty_like(y)
@@ -128,8 +127,7 @@ def hyper_lstm_backward(
     masks: Sequence[Optional[Tensor]],
     numbers: Sequence[float],
     previous: bool,
-    backend: str,
-    gemm: str,
+    plan: str,
 ) -> list[Tensor]:
     """The backward pass of ``hyper_lstm_op``.
 
@@ -140,7 +138,7 @@ def hyper_lstm_backward(
     Returns:
         gradients of gx, g_hyper, h0, c0, e0, k0, the weights and norms.
     """
-    (gx, _), w, how = g, Weights(*weights), plan_of_operation(backend, gemm)
+    (gx, _), w, how = g, Weights(*weights), plan_named(plan)
     backward = Backward(Kept(*kept), gx, state, w, previous, how)
     return backward.run(gradients, norms, GatedMasks(*masks), GatedNumbers(*numbers))
 

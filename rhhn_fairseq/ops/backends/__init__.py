@@ -5,6 +5,7 @@ has to know how the pass runs. ``explain`` gives the reasons.
 """
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from typing import NamedTuple
 import torch
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops import gemm, graphs, native, policy, triton
+from rhhn_fairseq.ops import native, policy, triton
+from rhhn_fairseq.ops.backends import graphs
 from rhhn_fairseq.ops.buffers import AUTOCASTING
+from rhhn_fairseq.ops.matmul import gemm
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +108,11 @@ class Plan(NamedTuple):
     is_single_step: bool = False
     records: bool = False
 
+    @property
+    def name(self) -> str:
+        """The backend and the implementation of products, all that an operation needs to know."""
+        return f"{self.backend}, {self.gemm}"
+
     def fits_one_call(self, steps: int, rows: int, weights: int, dtype: torch.dtype) -> bool:
         """Whether compiled code runs many steps in one call, each thread its own sequences.
 
@@ -128,14 +136,10 @@ def make_plan(backend: str, gemm: str = "torch", is_single_step: bool = False, r
     return Plan(backend, gemm, backend in FUSED_BACKENDS, is_single_step, records)
 
 
-def plan_of_operation(backend: str, gemm_name: str) -> Plan:
-    """Returns the plan of an operation, which torch lets have arguments of its own types only.
-
-    Args:
-        backend, gemm_name: the first two fields of the plan that was given to it.
-    """
-    if backend != TRACED.backend:
-        return make_plan(backend, gemm_name)
+def plan_named(name: str) -> Plan:
+    """Returns a plan by its name, for the operations: torch gives them no objects of this package."""
+    if name in PLANS:
+        return PLANS[name]
     if native.library() is None:
         return make_plan("aten")
     return make_plan("native", gemm.select_gemm(torch.float32, torch.device("cpu")))
@@ -273,6 +277,12 @@ BACKENDS = (
 
 NAMES = tuple(backend.name for backend in BACKENDS)
 FUSED_BACKENDS = tuple(backend.name for backend in BACKENDS if set(FUSED) <= set(backend.operations))
+
+
+PLANS = {
+    plan.name: plan for plan in itertools.starmap(make_plan, itertools.product(FUSED_BACKENDS, policy.GEMMS))
+}
+"""The plans of operations, except ``TRACED``, by their names."""
 
 
 @functools.lru_cache(maxsize=4096)

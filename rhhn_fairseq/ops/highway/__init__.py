@@ -14,10 +14,9 @@ from typing import Any, NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops import graphs, pointwise
-from rhhn_fairseq.ops.backends import Plan, plan_of_operation
+from rhhn_fairseq.ops.backends import Plan, graphs, plan_named, pointwise
 from rhhn_fairseq.ops.buffers import UNSET, Highway, HighwayGradients, state_dtype
-from rhhn_fairseq.ops.highway_products import Products, hypervectors, is_rank_scaled, make_products
+from rhhn_fairseq.ops.highway.products import Products, hypervectors, is_rank_scaled, make_products
 from rhhn_fairseq.ops.library import differentiate, operation
 from rhhn_fairseq.ops.loop import Noise
 from rhhn_fairseq.ops.sequence import (
@@ -138,7 +137,7 @@ def highway(
         [tensor.to(dtype).contiguous() for tensor in hyper],
         list(masks),
         list(numbers),
-        *plan[:2],
+        plan.name,
     )
     return y, s.to(s0.dtype)
 
@@ -152,8 +151,7 @@ def highway_op(
     hyper: Sequence[Tensor],
     masks: Sequence[Optional[Tensor]],
     numbers: Sequence[float],
-    backend: str,
-    gemm: str,
+    plan: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See ``highway``; s0 and biases in the state type, all contiguous.
 
@@ -165,7 +163,7 @@ def highway_op(
         gx.shape,
         len(weights),
         HighwayMasks(*masks),
-        plan_of_operation(backend, gemm),
+        plan_named(plan),
     )
     H = width // 2
     u, s = gx.new_empty(L, T, B, width), s0.new_empty(L, T, B, H)
@@ -267,8 +265,7 @@ def highway_backward(
     hyper: Sequence[Tensor],
     masks: Sequence[Optional[Tensor]],
     numbers: Sequence[float],
-    backend: str,
-    gemm: str,
+    plan: str,
 ) -> list[Tensor]:
     """The backward pass of ``highway_op``.
 
@@ -279,7 +276,7 @@ def highway_backward(
         gradients of gx, s0, the weights, the biases, and the tensors of ``hyper``.
     """
     (dy, ds_last), (u, s, o, z) = gradients, kept
-    (L, T, B, H), masks, how = s.shape, HighwayMasks(*masks), plan_of_operation(backend, gemm)
+    (L, T, B, H), masks, how = s.shape, HighwayMasks(*masks), plan_named(plan)
     z_kept, o_kept = (tensor if tensor.numel() else None for tensor in (z, o))
     buffers = _make_buffers((u, gx, s0, s), Biases(*biases), masks, HighwayNumbers(*numbers), z_kept, o_kept)
     products = make_products(buffers, weights, hyper, masks.gal, how.gemm)

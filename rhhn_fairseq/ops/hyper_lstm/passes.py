@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops import native, pointwise
-from rhhn_fairseq.ops.backends import Plan
+from rhhn_fairseq.ops import native
+from rhhn_fairseq.ops.backends import Plan, pointwise
 from rhhn_fairseq.ops.buffers import Gated, GatedGradients
-from rhhn_fairseq.ops.gemm import PackedWeight
+from rhhn_fairseq.ops.hyper_lstm.rank_scaled_gates import RankScaledGates
 from rhhn_fairseq.ops.lstm import (
     GatedMasks,
     GatedNumbers,
@@ -21,7 +21,7 @@ from rhhn_fairseq.ops.lstm import (
     split_sums,
     state_gradient,
 )
-from rhhn_fairseq.ops.rank_scaled_gates import RankScaledGates
+from rhhn_fairseq.ops.matmul.gemm import PackedWeight
 from rhhn_fairseq.ops.sequence import (
     block_steps,
     operand_blocks,

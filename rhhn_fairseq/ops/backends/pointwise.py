@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops import aten, native, triton
-from rhhn_fairseq.ops.backends import Plan
+from rhhn_fairseq.ops import native, triton
+from rhhn_fairseq.ops.backends import Plan, aten
 from rhhn_fairseq.ops.buffers import Gated, GatedGradients, Highway, HighwayGradients
 
 IMPLEMENTATIONS = {"native": native, "aten": aten, "triton": triton}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rhhn_fairseq.ops.buffers import Highway, HighwayGradients
-from rhhn_fairseq.ops.gemm import PackedWeight, mm
+from rhhn_fairseq.ops.matmul.gemm import PackedWeight, mm
 from rhhn_fairseq.ops.sequence import block_steps, operand_blocks, weight_gradient
 
 BLOCK_ROWS = 256
