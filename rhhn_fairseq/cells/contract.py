@@ -169,7 +169,10 @@ class Contract(Pretrained, nn.Module):
 
     def zero_state(self, B: int, device=None, dtype=None) -> State:
         """Returns the zero state of B sequences."""
-        return tuple(torch.zeros(B, size, device=device, dtype=dtype) for size in self.state_sizes)
+        state = []
+        for size in self.state_sizes:
+            state.append(torch.zeros(B, size, device=device, dtype=dtype))
+        return tuple(state)
 
     def adjust_initial_values(self) -> None:
         """Changes weights that have just been drawn as the options say; by default, nothing.

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from rhhn_fairseq.cells.running import is_hooked
 from rhhn_fairseq.errors import UsageError
 
 
@@ -39,13 +40,3 @@ def with_hooks(cell: nn.Module, method: Callable, *arguments):
         return cell(*arguments)
     finally:
         del cell.forward
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether a module has hooks that run when it is called."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )

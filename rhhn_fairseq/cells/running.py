@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from rhhn_fairseq.cells.config import describe_config
 from rhhn_fairseq.cells.contract import Contract
-from rhhn_fairseq.cells.hooks import is_hooked
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends, policy, recompute
 from rhhn_fairseq.ops.backends import Plan, Request, lengths, torch_nn
@@ -279,3 +278,13 @@ def first_positions(T: int, B: int, mask_TB: Tensor | None, device=None) -> Tens
     if mask_TB is None:
         mask_TB = torch.ones(T, B, dtype=torch.bool, device=device)
     return (mask_TB & (mask_TB.cumsum(0) == 1)).unsqueeze(-1)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a module has hooks that run when it is called."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )

@@ -100,6 +100,7 @@ class Plan(NamedTuple):
         is_fused: whether the cell's operation runs the pass.
         is_single_step: whether this is a step of decoding for few rows, which needs no fused operation.
         records: whether the operation runs as a CUDA graph.
+        name: for the operations, which need no more than the backend and ``gemm``; see ``plan_named``.
     """
 
     backend: str
@@ -107,11 +108,7 @@ class Plan(NamedTuple):
     is_fused: bool = False
     is_single_step: bool = False
     records: bool = False
-
-    @property
-    def name(self) -> str:
-        """The backend and the implementation of products, all that an operation needs to know."""
-        return f"{self.backend}, {self.gemm}"
+    name: str = ""
 
     def fits_one_call(self, steps: int, rows: int, weights: int, dtype: torch.dtype) -> bool:
         """Whether compiled code runs many steps in one call, each thread its own sequences.
@@ -133,7 +130,7 @@ class Plan(NamedTuple):
 @functools.cache
 def make_plan(backend: str, gemm: str = "torch", is_single_step: bool = False, records: bool = False) -> Plan:
     """Returns a plan, including the fields that follow from the arguments."""
-    return Plan(backend, gemm, backend in FUSED_BACKENDS, is_single_step, records)
+    return Plan(backend, gemm, backend in FUSED_BACKENDS, is_single_step, records, f"{backend}, {gemm}")
 
 
 def plan_named(name: str) -> Plan:
@@ -145,7 +142,7 @@ def plan_named(name: str) -> Plan:
     return make_plan("native", gemm.select_gemm(torch.float32, torch.device("cpu")))
 
 
-TRACED = Plan("traced", is_fused=True)
+TRACED = Plan("traced", is_fused=True, name="traced")
 """The plan of a compiled or exported operation on the CPU: the machine that runs it decides the rest."""
 
 
@@ -354,7 +351,8 @@ def select_traced(
         return Plan("reference")
     if forced is None and operation in FUSED and device.type == "cpu" and dtype in native.DTYPES:
         return TRACED
-    return Plan(forced or "aten", is_fused=True)
+    name = forced or "aten"
+    return Plan(name, is_fused=True, name=f"{name}, torch")
 
 
 def _check_traced(operation: str | None, device: torch.device, dtype: torch.dtype, forced: str) -> None:

@@ -107,7 +107,8 @@ def hyper_lstm_sequence(
     for name, vector in zip(("bias_z", "g_hyper", "gal", "share"), vectors, strict=True):
         setattr(recurrence, name, None if vector is None else _address(name, vector))
     first, second = _arguments(*main), _arguments(*hyper)
-    call = getattr(compiled(), f"hyper_lstm_sequence_{direction_of(main[1])}")
+    direction = "forward" if main[1] is None else "backward"
+    call = getattr(compiled(), f"hyper_lstm_sequence_{direction}")
     call(ctypes.addressof(first), ctypes.addressof(second), ctypes.addressof(recurrence))
 
 
