@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from benchmarks.machine import DTYPES, MOST, BenchConfig, check_names, in_graphs
 from benchmarks.parity import Contender, check, with_gradients
-from rhhn_fairseq.cells.base import Cell
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import CELLS, build_cell, cell_options
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.selection import available_backends, explain
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends

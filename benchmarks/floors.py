@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.machine import forced, now, records
-from rhhn_fairseq.cells.base import Cell
-from rhhn_fairseq.ops import gemm, graphs
-from rhhn_fairseq.ops.gemm import PackedWeight, mm
+from rhhn_fairseq.cells.running import Cell
+from rhhn_fairseq.ops.backends import graphs
+from rhhn_fairseq.ops.matmul import gemm
+from rhhn_fairseq.ops.matmul.gemm import PackedWeight, mm
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Floor:
 class _Factors:
     """Random operands of a product and of its gradients, with buffers for the results.
 
-    Products run as in sequences (``ops.gemm``): those over several steps with a packed matrix. Results have
+    Products run as in sequences (``gemm``): those over several steps with a packed matrix. Results have
     buffers of their own, because operands that were overwritten would grow to infinity within a few
     rounds.
     """

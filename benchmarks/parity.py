@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.machine import first_calls, forced
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops.gemm import matmul_precision
+from rhhn_fairseq.ops.matmul.gemm import matmul_precision
 
 # Measured at hidden 1000: in float32 up to 6e-6, but 1e-3 for an IRNN over 300 steps, where rounding flips
 # a few ReLUs; in bfloat16 up to 0.2 (LN HyperLSTM, 50 steps).

@@ -22,7 +22,8 @@ from benchmarks.report import ROUNDS, make_report, start
 from benchmarks.timing import interleave, ratio
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops import gemm, native
+from rhhn_fairseq.ops import native
+from rhhn_fairseq.ops.matmul import gemm
 
 STEPS = 50
 """Number of products, one per step of a sequence, for which a matrix is packed."""

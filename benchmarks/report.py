@@ -14,7 +14,8 @@ from types import ModuleType
 from benchmarks.machine import BenchConfig, describe_machine
 from rhhn_fairseq.cli import run
 from rhhn_fairseq.commands.parsers import StrictParser, add_fields, read_fields
-from rhhn_fairseq.lines import check_output, replacing
+from rhhn_fairseq.lines import check_output
+from rhhn_fairseq.staging import replace_file
 
 ROUNDS = "rounds"
 """What was measured in each round: in JSON, not in the table."""
@@ -57,7 +58,7 @@ def show(report: dict, path: str | None) -> None:
     """Prints a report and writes it to ``path`` as JSON. Raises UsageError if the file system refuses."""
     print(render(report))
     if path is not None:
-        with replacing(path) as file:
+        with replace_file(path) as file:
             file.write((json.dumps(report, indent=2) + "\n").encode())
 
 

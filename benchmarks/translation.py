@@ -19,8 +19,8 @@ from benchmarks.machine import DTYPES, MOST, BenchConfig, check_names, in_graphs
 from benchmarks.models import Dictionaries, rows_of
 from benchmarks.parity import Contender, with_gradients
 from benchmarks.report import make_report, start
-from rhhn_fairseq.cells.base import Cell
 from rhhn_fairseq.cells.config import option
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.selection import available_backends
 from rhhn_fairseq.describe import known_architectures
 from rhhn_fairseq.errors import UsageError

@@ -6,7 +6,7 @@ import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from torch import nn
 
-from rhhn_fairseq.cells.base import Cell
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.selection import explain
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models import char_lm_table, classifier_table, gnmt_table, handwriting_table

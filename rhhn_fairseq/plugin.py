@@ -8,7 +8,7 @@ import importlib.util
 import pkgutil
 
 from rhhn_fairseq import compat
-from rhhn_fairseq.ops import gemm
+from rhhn_fairseq.ops.matmul import gemm
 
 SUBPACKAGES = ("optim", "criterions", "tasks", "models")
 

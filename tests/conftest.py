@@ -9,7 +9,8 @@ import torch
 from helpers.cli import preprocess
 from omegaconf import OmegaConf
 
-from rhhn_fairseq.ops import backends, gemm, policy
+from rhhn_fairseq.ops import backends, policy
+from rhhn_fairseq.ops.matmul import gemm
 
 # The tests' tensors are small, and threads that wait for each other cost more than they bring.
 torch.set_num_threads(1)

@@ -11,7 +11,7 @@ from rhhn_fairseq.adaptations import in_place_of
 # this package, appear in every run on the CPU or a GPU, and call for no action by the user.
 KNOWN_WARNINGS = (
     (FutureWarning, r"`torch\.cuda\.amp\.(autocast|GradScaler)\(args", r"fairseq\..*"),
-    # ops/torch_nn.py passes the cell's separate tensors to cuDNN's LSTM and GRU.
+    # ops/backends/torch_nn.py passes the cell's separate tensors to cuDNN's LSTM and GRU.
     (UserWarning, r"RNN module weights are not part of single contiguous chunk", r"rhhn_fairseq\..*"),
     (UserWarning, r"amp_C fused kernels unavailable", r"fairseq\..*"),
     # A damaged checkpoint; the error that follows says more.

@@ -37,8 +37,8 @@ DETAILS = {
     "fairseq.checkpoint_utils": r"Preparing to save|State of ",
     "rhhn_fairseq.allocator": None,
     "rhhn_fairseq.ops.backends": None,
-    "rhhn_fairseq.ops.gemm": None,
-    "rhhn_fairseq.ops.graphs": None,
+    "rhhn_fairseq.ops.matmul.gemm": None,
+    "rhhn_fairseq.ops.backends.graphs": None,
 }
 
 

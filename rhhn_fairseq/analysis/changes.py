@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, State
 from rhhn_fairseq.cells.hyper import Hyper
 from rhhn_fairseq.cells.hyper_lstm import HyperLSTM
 from rhhn_fairseq.cells.hyper_rhn import HyperRHN
 from rhhn_fairseq.cells.hyper_rnn import FullHyperRNN, PracticalHyperRNN
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.layers.window import WindowStack
+from rhhn_fairseq.ops.loop import State
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ Shapes: T steps, B lines, D entries of the dictionary, L layers.
 """
 
 import copy
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,11 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, Noise, noise_at
 from rhhn_fairseq.cells.hyper_rhn import HyperRHN
 from rhhn_fairseq.cells.lstm import GatedCell
 from rhhn_fairseq.cells.rhn import RHN
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.selection import set_backend
+from rhhn_fairseq.ops.loop import Noise, noise_at
 from rhhn_fairseq.ops.regularise import zoneout
 
 
@@ -175,20 +175,19 @@ def recorded_layers(cells: Sequence[Cell]) -> Iterator[list[list[list[Tensor]]]]
     taken: list[list[list[Tensor]]] = [[] for _ in cells]
     for cell, states in zip(cells, taken, strict=True):
         cell.step = _recording(cell, states)  # type: ignore[method-assign]
-        cell.make_step = functools.partial(getattr, cell, "step")  # type: ignore[method-assign]
     try:
         yield taken
     finally:
         for cell in cells:
-            del cell.step, cell.make_step
+            del cell.step
 
 
 def _recording(cell: Cell, taken: list[list[Tensor]]):
     plain = type(cell).step
 
-    def step(g_t, state, noise_t):
+    def step(g_t, state, noise_t, **shared):
         if not isinstance(cell, (RHN, HyperRHN)):
-            y, new = plain(cell, g_t, state, noise_t)
+            y, new = plain(cell, g_t, state, noise_t, **shared)
             taken.append([y])
             return y, new
         old = state[0]

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, State
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops.loop import State
 
 # Each symbol is a separate step.
 MOST_SYMBOLS = 20_000

@@ -14,10 +14,12 @@ from rhhn_fairseq.cells import (
     rolled_hyper_rhn,
     simple,
 )
-from rhhn_fairseq.cells.base import Cell, detach_state, reorder_state
-from rhhn_fairseq.cells.config import CellConfig, StateConfig
-from rhhn_fairseq.cells.registry import CELLS, build_cell, cell_options
+from rhhn_fairseq.cells.config import CellConfig, StateConfig, option
+from rhhn_fairseq.cells.contract import glorot_, orthogonal_
+from rhhn_fairseq.cells.registry import CELLS, build_cell, cell_options, register_cell
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.selection import set_backend
+from rhhn_fairseq.ops.loop import detach_state, noise_at, reorder_state
 
 __all__ = [
     "CELLS",
@@ -27,6 +29,7 @@ __all__ = [
     "build_cell",
     "cell_options",
     "detach_state",
+    "glorot_",
     "grid_rhn",
     "gru",
     "hyper",
@@ -36,6 +39,10 @@ __all__ = [
     "lstm",
     "minimal",
     "multiplicative",
+    "noise_at",
+    "option",
+    "orthogonal_",
+    "register_cell",
     "reorder_state",
     "rhn",
     "rolled_hyper_rhn",

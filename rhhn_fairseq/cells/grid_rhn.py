@@ -21,12 +21,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import Cell, noise_at, orthogonal_
 from rhhn_fairseq.cells.config import CellConfig, option
+from rhhn_fairseq.cells.contract import orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.rhn import highway, init_bias_, layer_masks, naive_highway
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.cells.running import Cell
+from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
 
 
@@ -108,7 +110,8 @@ class GridRHN(Cell):
         lists = {"weight_s": self.weight_s, "weight_grid": self.weight_grid}
         return {f"{name}.{layer}": w for name, weights in lists.items() for layer, w in enumerate(weights)}
 
-    def step_with(self, matrices, g_t, state, noise_t):
+    def step(self, g_t, state, noise_t, matrices=None):
+        matrices = matrices or (*self.weight_s, *self.weight_grid)
         (old, others), config = state, self.config
         coin, gal = noise_at(noise_t, "h_detach"), noise_at(noise_t, "gal")
         before = (*others.split(config.hidden_size, dim=-1), old)

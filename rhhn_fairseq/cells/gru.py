@@ -17,12 +17,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import Cell, glorot_, noise_at, orthogonal_
 from rhhn_fairseq.cells.config import CellConfig, option
+from rhhn_fairseq.cells.contract import glorot_, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.ops import torch_nn
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.cells.running import Cell
+from rhhn_fairseq.ops.backends import torch_nn
+from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import draw_mask, dropout, lerp, zoneout
 
 
@@ -88,12 +90,12 @@ class GRU(Cell):
     def state_matrices(self):
         return {"weight_h": self.weight_h}
 
-    def step_with(self, matrices, g_t, state, noise_t):
-        (h,), config = state, self.config
+    def step(self, g_t, state, noise_t, matrices=None):
+        (weight_h,), (h,), config = matrices or (self.weight_h,), state, self.config
         H = config.hidden_size
         seen = self.recurrent_input(h, noise_t)
         x_rz, x_n = g_t[0].split((2 * H, H), dim=-1)
-        h_rz, h_n = affine(seen, matrices[0]).split((2 * H, H), dim=-1)
+        h_rz, h_n = affine(seen, weight_h).split((2 * H, H), dim=-1)
         r, z = torch.sigmoid(x_rz + h_rz).chunk(2, dim=-1)
         n = torch.tanh(x_n + r * (h_n + self.bias_n))
         n = dropout(n, config.recurrent_dropout, noise_at(noise_t, "update"))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import is_hooked
+from rhhn_fairseq.cells.running import is_hooked
 from rhhn_fairseq.errors import UsageError
 
 

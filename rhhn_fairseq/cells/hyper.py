@@ -34,17 +34,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, apply_maps
 from rhhn_fairseq.cells.config import CellConfig, StateConfig, option
+from rhhn_fairseq.cells.contract import apply_maps
 from rhhn_fairseq.cells.hooks import with_hooks
 from rhhn_fairseq.cells.hyper_rnn import scaling_rank
 from rhhn_fairseq.cells.lstm import NOISY, GatedConfig
 from rhhn_fairseq.cells.numpy_math import at, drop
 from rhhn_fairseq.cells.registry import CELLS, cell_options, register_cell
 from rhhn_fairseq.cells.rhn import RHNConfig, RHNTrace, init_bias_, naive_rhn
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
-from rhhn_fairseq.ops.gemm import ScaledWeight
+from rhhn_fairseq.ops.matmul.gemm import ScaledWeight
 
 # Options of the main network that its hypernetwork shares, if both cells have them.
 COMMON = {"rhn_depth", "first_step", "forget_bias"}
@@ -345,7 +346,7 @@ class Hyper(Cell):
 
         def run(g, state):
             g, state = self.hyper.prepare(g, state, mask_TB, noise, plan)
-            return self.hyper.run_steps(g, state, mask_TB, noise, plan)
+            return self.hyper.run(g, state, mask_TB, noise, plan)
 
         return with_hooks(self.hyper, run, g, state)
 
@@ -368,7 +369,7 @@ class Hyper(Cell):
         matrices, g_main = self._scale(g_main, maps, e)
         if first and self.main.begins:
             g_main = self.main.begin(g_main, first[0])
-        y, main_state = with_hooks(self.main, self.main.step_with, matrices, g_main, main_state, noise_t)
+        y, main_state = with_hooks(self.main, self.main.step, g_main, main_state, noise_t, matrices)
         return y, (*main_state, *hyper_state)
 
     def _scale(self, g_main, maps, e_B):

@@ -35,8 +35,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import glorot_, orthogonal_
 from rhhn_fairseq.cells.config import option
+from rhhn_fairseq.cells.contract import glorot_, orthogonal_
 from rhhn_fairseq.cells.hooks import with_hooks
 from rhhn_fairseq.cells.hyper_rnn import (
     HYPER_INITS,
@@ -58,9 +58,9 @@ from rhhn_fairseq.cells.numpy_math import at, drop
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.ops import hyper_lstm as op
-from rhhn_fairseq.ops.gemm import affine
 from rhhn_fairseq.ops.lstm import gather_masks
-from rhhn_fairseq.ops.rank_scaling import rank_scaled, scaling_matrices
+from rhhn_fairseq.ops.matmul.gemm import affine
+from rhhn_fairseq.ops.matmul.rank_scaling import rank_scaled, scaling_matrices
 from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS, layer_norm
 
 
@@ -215,7 +215,7 @@ class HyperLSTM(GatedCell):
         rank = e_BN @ self.weight_rank_z, self.weight_rank, self.bias_rank
         return scaling_matrices(first, *rank, self.config.hidden_size).unflatten(-1, (4, -1))
 
-    def run_operation(self, g, state, mask_TB, noise, plan):
+    def run_fused(self, g, state, mask_TB, noise, plan):
         config, scaling = self.config, self.scaling
         weight_z: Tensor = scaling.weight_z
         weight_r = None

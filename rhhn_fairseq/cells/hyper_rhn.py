@@ -31,8 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, noise_at, orthogonal_
 from rhhn_fairseq.cells.config import option
+from rhhn_fairseq.cells.contract import orthogonal_
 from rhhn_fairseq.cells.hooks import with_hooks
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
@@ -46,11 +46,13 @@ from rhhn_fairseq.cells.rhn import (
     naive_rhn,
     shift_transform_,
 )
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
 from rhhn_fairseq.ops import highway as op
-from rhhn_fairseq.ops.gemm import affine
-from rhhn_fairseq.ops.rank_scaling import rank_scaled, scaling_matrices
+from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.matmul.gemm import affine
+from rhhn_fairseq.ops.matmul.rank_scaling import rank_scaled, scaling_matrices
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
 
 
@@ -195,18 +197,18 @@ class HyperRHN(Cell):
         if noise is not None:
             inner = {"update": noise["hyper_update"]} if "hyper_update" in noise else {}
         trace, (hyper_s,) = with_hooks(
-            self.hyper, self.hyper.run_steps, (hyper_g,), (state[1],), mask_TB, inner, plan
+            self.hyper, self.hyper.run, (hyper_g,), (state[1],), mask_TB, inner, plan
         )
         return (x_TBG, trace, *first), (state[0], hyper_s)
 
     def plan_of_steps(self, x_TBC):
         return backends.select(self.hyper.request(x_TBC[:1]))
 
-    def run_operation(self, g, state, mask_TB, noise, plan):
+    def run_fused(self, g, state, mask_TB, noise, plan):
         config, (gx, trace, *first) = self.config, g
         first_TB1 = first[0] if first else None
         masks = op.gather_masks(mask_TB, first_TB1, noise, config.gal_dropout, gx, config.rhn_depth)
-        numbers = op.Numbers(1.0 / (1.0 - config.recurrent_dropout), config.zoneout)
+        numbers = op.HighwayNumbers(1.0 / (1.0 - config.recurrent_dropout), config.zoneout)
         biases = op.Biases(torch.stack(list(self.bias_s)), self.bias_x, self.z_shift())
         hyper: tuple[Tensor, Tensor] = (trace, self.weight_z)
         if config.hyper_rank > 1:

@@ -30,13 +30,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, glorot_, noise_at, orthogonal_
 from rhhn_fairseq.cells.config import CellConfig, option
+from rhhn_fairseq.cells.contract import glorot_, orthogonal_
 from rhhn_fairseq.cells.hooks import with_hooks
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.simple import ACTIVATIONS, Elman, ElmanConfig
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import zoneout
 
 HYPER_STATES = ("current", "previous")

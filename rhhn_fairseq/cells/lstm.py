@@ -21,14 +21,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import Cell, glorot_, noise_at, orthogonal_
 from rhhn_fairseq.cells.config import CellConfig, option
+from rhhn_fairseq.cells.contract import glorot_, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.ops import gemm, torch_nn
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops import lstm as op
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.backends import torch_nn
+from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.matmul import gemm
+from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import (
     detach_by_coin,
     draw_mask,
@@ -86,11 +89,11 @@ class GatedCell(Cell):
             noise["c_detach"] = draw_mask((T, 1, 1), config.c_detach, device, generator)
         return noise
 
-    def numbers(self) -> op.Numbers:
+    def numbers(self) -> op.GatedNumbers:
         """Returns the configuration in the form that fused operations read."""
         config = self.config
         keep_scale = 1.0 / (1.0 - config.recurrent_dropout)
-        return op.Numbers(config.forget_bias, keep_scale, config.zoneout, config.zoneout_c)
+        return op.GatedNumbers(config.forget_bias, keep_scale, config.zoneout, config.zoneout_c)
 
     def update(self, gates, h_BH, c_BH, noise_t, normalise_c=None):
         """Returns the output and the next state from the four gates' sums i, f, g, o ([B, H] each)."""
@@ -178,9 +181,9 @@ class LSTM(GatedCell):
     def state_matrices(self):
         return {"weight_h": self.weight_h}
 
-    def step_with(self, matrices, g_t, state, noise_t):
-        h, c = state
-        a = affine(self.recurrent_input(h, noise_t), matrices[0], g_t[0])
+    def step(self, g_t, state, noise_t, matrices=None):
+        (weight_h,), (h, c) = matrices or (self.weight_h,), state
+        a = affine(self.recurrent_input(h, noise_t), weight_h, g_t[0])
         if not self.config.layer_norm:
             return self.update(a.chunk(4, dim=-1), h, c, noise_t)
         a = layer_norm(a, self.gate_gain, self.gate_shift, gates=4)
@@ -194,17 +197,13 @@ class LSTM(GatedCell):
         """Returns the parameters of layer normalisation; empty without it."""
         return (self.gate_gain, self.gate_shift, self.c_gain, self.c_shift) if self.config.layer_norm else ()
 
-    def run_operation(self, g, state, mask_TB, noise, plan):
+    def run_fused(self, g, state, mask_TB, noise, plan):
+        if plan.is_single_step:
+            h, c = op.lstm_step(g[0][0], state, self.weight_h, self.config.forget_bias)
+            # The output is a copy, because it may be changed in place.
+            return h.unsqueeze(0).clone(), (h, c)
         masks = op.gather_masks(mask_TB, noise, self.config.gal_dropout, g[0])
         return op.lstm(g[0], state, self.weight_h, self.norm(), masks, self.numbers(), plan)
-
-    def run(self, x_TBC, state, first_TB1, mask_TB, noise, plan):
-        if plan.backend != "native" or not plan.is_single_step:
-            return super().run(x_TBC, state, first_TB1, mask_TB, noise, plan)
-        weights = self.weight_x, self.weight_h, self.bias
-        h, c = op.lstm_step(x_TBC[0], state, weights, self.config.forget_bias)
-        # The output is a copy, because it may be changed in place.
-        return h.unsqueeze(0).clone(), (h, c)
 
     def extras(self, mask_TB, noise):
         names = super().extras(mask_TB, noise)

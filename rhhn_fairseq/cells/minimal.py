@@ -23,11 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from rhhn_fairseq.cells.base import Cell, glorot_, noise_at
 from rhhn_fairseq.cells.config import StateConfig
+from rhhn_fairseq.cells.contract import glorot_
 from rhhn_fairseq.cells.numpy_math import at, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops.linear_scan import linear_scan
+from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.regularise import zoneout
 
 
@@ -94,7 +96,7 @@ class MinimalCell(Cell):
         new = zoneout(h, new, self.config.zoneout, noise_at(noise_t, "zoneout"))
         return new, (new,)
 
-    def run_operation(self, g, state, mask_TB, noise, plan):
+    def run_fused(self, g, state, mask_TB, noise, plan):
         (h,), rate = state, self.config.zoneout
         # States that are summed over time need more digits than bfloat16 has.
         wide = torch.promote_types(g[0].dtype, torch.float32)

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import glorot_, orthogonal_
 from rhhn_fairseq.cells.config import option
+from rhhn_fairseq.cells.contract import glorot_, orthogonal_
 from rhhn_fairseq.cells.lstm import NOISY, GatedCell, GatedConfig, naive_update
 from rhhn_fairseq.cells.numpy_math import at, drop
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.matmul.gemm import affine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +101,8 @@ class MLSTM(GatedCell):
     def state_matrices(self):
         return {"weight_mh": self.weight_mh, "weight_m": self.weight_m}
 
-    def step_with(self, matrices, g_t, state, noise_t):
-        inner, outer = matrices
+    def step(self, g_t, state, noise_t, matrices=None):
+        inner, outer = matrices or (self.weight_mh, self.weight_m)
         (h, c), (gates, m_x) = state, g_t
         m = m_x * affine(self.recurrent_input(h, noise_t), inner)
         a = affine(m, outer, gates)
@@ -133,8 +133,8 @@ class MILSTM(GatedCell):
     def state_matrices(self):
         return {"weight_h": self.weight_h}
 
-    def step_with(self, matrices, g_t, state, noise_t):
-        (h, c), (v,) = state, g_t
-        u = affine(self.recurrent_input(h, noise_t), matrices[0])
+    def step(self, g_t, state, noise_t, matrices=None):
+        (weight_h,), (h, c), (v,) = matrices or (self.weight_h,), state, g_t
+        u = affine(self.recurrent_input(h, noise_t), weight_h)
         a = u * torch.addcmul(self.beta_1, self.alpha, v) + torch.addcmul(self.bias, self.beta_2, v)
         return self.update(a.chunk(4, dim=-1), h, c, noise_t)

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields
 
-from rhhn_fairseq.cells.base import Cell
 from rhhn_fairseq.cells.config import StateConfig, resolve_fields
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.saving import KINDS, Kind, Tensors
 

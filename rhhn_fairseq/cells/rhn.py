@@ -24,12 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, noise_at, orthogonal_
 from rhhn_fairseq.cells.config import CellConfig, option
+from rhhn_fairseq.cells.contract import orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops import highway as op
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, lerp, zoneout
 
 
@@ -156,7 +158,7 @@ class RHN(Cell):
         return {f"weight_s.{layer}": weight for layer, weight in enumerate(self.weight_s)}
 
     def layers(self, g_t, s_BH, noise_t, matrices=None) -> list[Tensor]:
-        """Returns each layer's state in a time step; ``matrices`` as in ``step_with``, None for its own."""
+        """Returns each layer's state in a time step; ``matrices`` as in ``step``."""
         config, states = self.config, []
         matrices = self.weight_s if matrices is None else matrices
         s, gal = s_BH, noise_at(noise_t, "gal")
@@ -169,19 +171,19 @@ class RHN(Cell):
             states.append(s)
         return states
 
-    def step_with(self, matrices, g_t, state, noise_t):
+    def step(self, g_t, state, noise_t, matrices=None):
         (old,) = state
         s = self.layers(g_t, old, noise_t, matrices)[-1]
         s = zoneout(old, s, self.config.zoneout, noise_at(noise_t, "zoneout"))
         return s, (s,)
 
-    def run_operation(self, g, state, mask_TB, noise, plan):
+    def run_fused(self, g, state, mask_TB, noise, plan):
         return self._run_highway(g, state, mask_TB, noise, plan, trace=False)
 
     def _run_highway(self, g, state, mask_TB, noise, plan, trace):
         config, gx = self.config, g[0]
         masks = op.gather_masks(mask_TB, None, noise, config.gal_dropout, gx, config.rhn_depth)
-        numbers = op.Numbers(1.0 / (1.0 - config.recurrent_dropout), config.zoneout, float(trace))
+        numbers = op.HighwayNumbers(1.0 / (1.0 - config.recurrent_dropout), config.zoneout, float(trace))
         biases = op.Biases(torch.stack(list(self.bias_s)))
         y, s = op.highway(gx, state[0], list(self.weight_s), biases, (), masks, numbers, plan)
         return y, (s,)
@@ -195,9 +197,9 @@ class RHNTrace(RHN):
 
     operation = "highway"
 
-    def step(self, g_t, state, noise_t):
-        states = self.layers(g_t, state[0], noise_t)
+    def step(self, g_t, state, noise_t, matrices=None):
+        states = self.layers(g_t, state[0], noise_t, matrices)
         return torch.cat(states, dim=-1), (states[-1],)
 
-    def run_operation(self, g, state, mask_TB, noise, plan):
+    def run_fused(self, g, state, mask_TB, noise, plan):
         return self._run_highway(g, state, mask_TB, noise, plan, trace=True)

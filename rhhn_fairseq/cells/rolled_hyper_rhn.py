@@ -22,21 +22,22 @@ recurrent dropout acts on both networks.
 Shapes: T time, B batch, C input, H hidden, N hyper, L depth.
 """
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, noise_at, orthogonal_
 from rhhn_fairseq.cells.config import CellConfig, option
+from rhhn_fairseq.cells.contract import orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.rhn import highway, init_bias_, layer_masks, naive_highway
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import highway as op
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
 from rhhn_fairseq.ops.sequence import expand_noise
 
@@ -160,12 +161,10 @@ class RolledHyperRHN(Cell):
         """Returns the number of zeros around the blocks of all recurrent matrices."""
         return 4 * self.config.rhn_depth * self.config.hidden_size * self.config.hyper_size
 
-    def make_step(self):
-        if type(self).step is not RolledHyperRHN.step:
-            return self.step
-        return functools.partial(self._step, self.recurrent_matrices())
+    def shared_matrices(self):
+        return self.recurrent_matrices()
 
-    def run_operation(self, g, state, mask_TB, noise, plan):
+    def run_fused(self, g, state, mask_TB, noise, plan):
         config, (gx,), (s, hyper_s) = self.config, g, state
         H, N, L = config.hidden_size, config.hyper_size, config.rhn_depth
         main_gx, hyper_gx = self._split(gx, 2)
@@ -185,7 +184,7 @@ class RolledHyperRHN(Cell):
             op.Biases(hyper_bias),
             (),
             masks,
-            op.Numbers(keep_scale, trace=1.0),
+            op.HighwayNumbers(keep_scale, trace=1.0),
             plan,
         )
         # A layer reads the hypernetwork's state after the layer before it.
@@ -202,7 +201,7 @@ class RolledHyperRHN(Cell):
             op.Biases(main_bias, main_bias_x, z_shift),
             (before_TBLN, repeats.expand(L, N, H)),
             masks,
-            op.Numbers(keep_scale, config.zoneout),
+            op.HighwayNumbers(keep_scale, config.zoneout),
             plan,
         )
         return y, (s, hyper_last)
@@ -213,10 +212,8 @@ class RolledHyperRHN(Cell):
         main, hyper = both.unflatten(-1, (groups, -1)).split(sizes, dim=-1)
         return main.flatten(-2).contiguous(), hyper.flatten(-2).contiguous()
 
-    def step(self, g_t, state, noise_t):
-        return self._step(self.recurrent_matrices(), g_t, state, noise_t)
-
-    def _step(self, matrices, g_t, state, noise_t):
+    def step(self, g_t, state, noise_t, matrices=None):
+        matrices = matrices or self.recurrent_matrices()
         (old, hyper_s), config = state, self.config
         H, N = config.hidden_size, config.hyper_size
         ones, gal = torch.ones_like(hyper_s), noise_at(noise_t, "gal")

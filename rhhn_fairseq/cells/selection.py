@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import Cell
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
 from rhhn_fairseq.ops.backends import Request

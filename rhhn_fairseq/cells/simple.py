@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import Cell, glorot_, noise_at, orthogonal_
 from rhhn_fairseq.cells.config import CellConfig, option
+from rhhn_fairseq.cells.contract import glorot_, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.cells.running import Cell
+from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import zoneout
 
 ACTIVATIONS: dict[str, tuple[Callable, Callable]] = {
@@ -118,9 +120,9 @@ class Elman(SimpleCell):
     def state_matrices(self):
         return {"weight_h": self.weight_h}
 
-    def step_with(self, matrices, g_t, state, noise_t):
-        (h,) = state
-        a = affine(self.recurrent_input(h, noise_t), matrices[0], g_t[0])
+    def step(self, g_t, state, noise_t, matrices=None):
+        (weight_h,), (h,) = matrices or (self.weight_h,), state
+        a = affine(self.recurrent_input(h, noise_t), weight_h, g_t[0])
         return self.finish(ACTIVATIONS[self.config.activation][0](a), h, noise_t)
 
 
@@ -150,8 +152,8 @@ class Jordan(SimpleCell):
     def state_matrices(self):
         return {"weight_h": self.weight_h}
 
-    def step_with(self, matrices, g_t, state, noise_t):
-        (y,) = state
-        u = torch.tanh(affine(self.recurrent_input(y, noise_t), matrices[0], g_t[0]))
+    def step(self, g_t, state, noise_t, matrices=None):
+        (weight_h,), (y,) = matrices or (self.weight_h,), state
+        u = torch.tanh(affine(self.recurrent_input(y, noise_t), weight_h, g_t[0]))
         new = affine(u, self.weight_y, self.bias_y)
         return self.finish(ACTIVATIONS[self.config.activation][0](new), y, noise_t)

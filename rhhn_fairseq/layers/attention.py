@@ -13,12 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, Noise, State, apply_maps, reorder_state
+from rhhn_fairseq.cells.contract import apply_maps
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.feedback import FedBackCell
+from rhhn_fairseq.layers.feedback import run_with_feedback
 from rhhn_fairseq.ops.energy import energies
-from rhhn_fairseq.ops.gemm import affine
-from rhhn_fairseq.ops.loop import scan
+from rhhn_fairseq.ops.loop import Noise, State, reorder_state
+from rhhn_fairseq.ops.matmul.gemm import affine
 
 
 class Memory(NamedTuple):
@@ -155,7 +156,7 @@ class FeedbackCell(nn.Module):
 
     GNMT's bottom decoder layer as printed (Wu et al. 2016, equation 4 and figure 1). Its state is only
     the cell's, because the previous state determines the context. ``Cell.prepare``, which for example
-    runs a hypernetwork, runs here step by step.
+    runs a hypernetwork, runs step by step, see ``feedback``.
 
     Args:
         cell: reads an input of width ``C + M``. attention: queried by the cell's output.
@@ -183,31 +184,21 @@ class FeedbackCell(nn.Module):
         Raises:
             UsageError: the widths of input and context do not add up to that of the cell's input.
         """
-        T, B, C = x_TBC.shape
-        M = memory.values_NSM.shape[-1]
-        cell = self.cell
+        C, M, cell = x_TBC.shape[-1], memory.values_NSM.shape[-1], self.cell
         if C + M != cell.config.input_size:
             raise UsageError(
                 f"FeedbackCell: input of width {C} and context of width {M}, the cell reads "
                 f"{cell.config.input_size}"
             )
-        if mask_TB is not None:
-            x_TBC = x_TBC.masked_fill(~mask_TB.unsqueeze(-1), 0.0)
-        if noise is None and self.training:
-            noise = cell.sample_noise(T, B, x_TBC.device)
-        g = apply_maps(x_TBC, cell.maps_of(slice(0, C)))
-        if state is None:
-            state = cell.zero_state(B, x_TBC.device, x_TBC.dtype)
-            if cell.begins:
-                g = cell.begin(g, cell.first_positions(T, B, mask_TB, x_TBC.device))
-        fed_back = FedBackCell(cell, C, cell.plan_of_steps(x_TBC))
 
-        def step(g_t, state, noise_t):
+        def step(advance, state, noise_t):
             context, weight = self.attention(state[0].unsqueeze(0), memory)
-            y_BH, state = fed_back.step(g_t, context[0], state, noise_t)
+            y_BH, state = advance(context[0], state, noise_t)
             return (y_BH, context[0], weight[:, 0]), state
 
-        (y_TBH, context_TBM, weights_TBS), state = scan(step, g, state, mask_TB, noise)
+        (y_TBH, context_TBM, weights_TBS), state = run_with_feedback(
+            cell, step, x_TBC, state, cell.zero_state, mask_TB, noise
+        )
         return y_TBH, context_TBM, weights_TBS.transpose(0, 1), state
 
 

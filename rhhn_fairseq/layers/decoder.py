@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import State, glorot_
 from rhhn_fairseq.cells.config import option
+from rhhn_fairseq.cells.contract import glorot_
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.attention import (
@@ -30,7 +30,8 @@ from rhhn_fairseq.layers.attention import (
     SourceMemory,
 )
 from rhhn_fairseq.layers.stack import Stack, StackConfig
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.loop import State
+from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import sequence_dropout
 
 ATTENTION_FORMS = ("paper", "v2")

@@ -4,7 +4,7 @@ A graph has fixed shapes. Sentences are padded to a power of two and source posi
 ``POSITIONS``. So the batches of a corpus share a few graphs, and a batch in which sentences end one by one
 changes its graph only a few times. The step includes beam search's reordering of the state.
 
-``RHHN_CUDA_GRAPHS=0`` turns it off; see ``ops/graphs.py``.
+``RHHN_CUDA_GRAPHS=0`` turns it off; see ``ops/backends/graphs.py``.
 
 Shapes: B rows, N sentences, S source positions, M memory, V dictionary.
 """
@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import State, reorder_state
 from rhhn_fairseq.layers.attention import Memory
-from rhhn_fairseq.ops import graphs, policy
+from rhhn_fairseq.ops import policy
+from rhhn_fairseq.ops.backends import graphs
+from rhhn_fairseq.ops.loop import State, reorder_state
 
 logger = logging.getLogger(__name__)
 

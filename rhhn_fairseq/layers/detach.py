@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from rhhn_fairseq.cells.base import Cell
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 
 KINDS = ("h_detach", "c_detach")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops.buffers import computed_dtype
-from rhhn_fairseq.ops.gemm import mm, select_gemm
+from rhhn_fairseq.ops.matmul.gemm import mm, select_gemm
 
 FLOAT16_SCALE = 8.0
 """Factor that temporarily scales the gradients of logits in float16.

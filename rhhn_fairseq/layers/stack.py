@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, Noise, State
 from rhhn_fairseq.cells.config import check_fields, option
 from rhhn_fairseq.cells.registry import build_cell
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.weight_drop import call_with_dropped_weights, recurrent_weights
+from rhhn_fairseq.ops.loop import Noise, State
 from rhhn_fairseq.ops.regularise import sequence_dropout
 
 

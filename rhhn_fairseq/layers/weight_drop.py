@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell
+from rhhn_fairseq.cells.running import Cell
 
 
 def call_with_dropped_weights(cell: Cell, rate: float, *arguments):

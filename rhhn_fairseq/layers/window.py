@@ -23,13 +23,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, Noise, State, apply_maps
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import build_cell
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.feedback import FedBackCell
+from rhhn_fairseq.layers.feedback import run_with_feedback
 from rhhn_fairseq.layers.stack import Stack, StackConfig
-from rhhn_fairseq.ops.loop import scan
+from rhhn_fairseq.ops.loop import Noise, State
 from rhhn_fairseq.ops.regularise import sequence_dropout
 
 LOG_LIMIT = 10.0
@@ -108,8 +108,7 @@ class WindowTrace(NamedTuple):
 class WindowCell(nn.Module):
     """A cell that reads ``[x; w]``, where w is the window of its own previous output.
 
-    Its state is the cell's, then w [B, V] and kappa [B, K]. The input's columns are projected outside the
-    loop over time. The window's columns are projected inside, where ``Cell.prepare`` runs as well.
+    Its state is the cell's, then w [B, V] and kappa [B, K]. See ``feedback`` for its loop.
 
     Args:
         cell: reads an input of width ``C + V``. window: has the same sizes.
@@ -123,12 +122,10 @@ class WindowCell(nn.Module):
     def zero_state(self, B: int, device=None, dtype=None) -> State:
         """See ``Cell.zero_state``; the position is at least float32, as half precision loses its steps."""
         V, K = self.state_sizes[-2:]
-        w, kappa = (
-            torch.zeros(B, V, device=device, dtype=dtype),
-            torch.zeros(B, K, device=device, dtype=dtype),
-        )
-        wide = torch.promote_types(kappa.dtype, torch.float32)
-        return (*self.cell.zero_state(B, device, dtype), w, kappa.to(wide))
+        w = torch.zeros(B, V, device=device, dtype=dtype)
+        wide = torch.promote_types(w.dtype, torch.float32)
+        kappa = torch.zeros(B, K, device=device, dtype=wide)
+        return *self.cell.zero_state(B, device, dtype), w, kappa
 
     def forward(
         self,
@@ -146,26 +143,16 @@ class WindowCell(nn.Module):
         Returns:
             outputs [T, B, H], the window's trace and the state after the last step.
         """
-        T, B, C = x_TBC.shape
-        cell = self.cell
-        if mask_TB is not None:
-            x_TBC = x_TBC.masked_fill(~mask_TB.unsqueeze(-1), 0.0)
-        if noise is None and self.training:
-            noise = cell.sample_noise(T, B, x_TBC.device)
-        g = apply_maps(x_TBC, cell.maps_of(slice(0, C)))
-        if state is None:
-            state = self.zero_state(B, x_TBC.device, x_TBC.dtype)
-            if cell.begins:
-                g = cell.begin(g, cell.first_positions(T, B, mask_TB, x_TBC.device))
-        fed_back = FedBackCell(cell, C, cell.plan_of_steps(x_TBC))
 
-        def step(g_t, state, noise_t):
+        def step(advance, state, noise_t):
             *inner, w, kappa = state
-            y_BH, new = fed_back.step(g_t, w, tuple(inner), noise_t)
+            y_BH, new = advance(w, tuple(inner), noise_t)
             w, kappa, phi = self.window(y_BH, kappa, text_BUV)
             return (y_BH, w, phi), (*new, w, kappa)
 
-        (y_TBH, *trace), state = scan(step, g, state, mask_TB, noise)
+        (y_TBH, *trace), state = run_with_feedback(
+            self.cell, step, x_TBC, state, self.zero_state, mask_TB, noise
+        )
         return y_TBH, WindowTrace(*trace), state
 
     def diagnostics(self) -> dict[str, float]:

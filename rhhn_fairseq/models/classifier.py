@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import glorot_
+from rhhn_fairseq.cells.contract import glorot_
 from rhhn_fairseq.cells.registry import CELLS
 from rhhn_fairseq.configuration import typed_config
 from rhhn_fairseq.data.problems.base import Problem

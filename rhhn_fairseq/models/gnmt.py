@@ -23,8 +23,8 @@ from fairseq.models import (
 )
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import Cell, State
 from rhhn_fairseq.cells.registry import CELLS
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.configuration import typed_config
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.attention import Memory
@@ -46,7 +46,8 @@ from rhhn_fairseq.models.options import (
     with_cell_options,
 )
 from rhhn_fairseq.models.recipes import HasRecipe
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.loop import State
+from rhhn_fairseq.ops.matmul.gemm import affine
 
 SHARED_EMBEDDINGS = ("none", "decoder", "all")
 CELL_INITS = ("uniform", "own")

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import glorot_, orthogonal_
+from rhhn_fairseq.cells.contract import glorot_, orthogonal_
 from rhhn_fairseq.cells.rhn import init_bias_
 from rhhn_fairseq.data.text.vocabulary import NEWLINE, CharVocabulary, escape, escape_byte
 from rhhn_fairseq.data.text.words import WordVocabulary

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.base import glorot_
+from rhhn_fairseq.cells.contract import glorot_
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.mixture import output_size

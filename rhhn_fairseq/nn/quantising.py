@@ -5,10 +5,10 @@ import copy
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.base import Cell
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops.quantised import QuantisedWeight
+from rhhn_fairseq.ops.matmul.quantised import QuantisedWeight
 
 SMALLEST = 1 << 18
 """Number of elements from which a weight is faster in integers.

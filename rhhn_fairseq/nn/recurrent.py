@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from rhhn_fairseq.cells.base import State
 from rhhn_fairseq.cells.config import describe_config
 from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.ops.loop import State
 from rhhn_fairseq.saving import Pretrained
 
 USAGE = """Called as torch.nn.LSTM is: ``output, state = layer(input, state)``.

@@ -2,6 +2,7 @@
 
 An operation (``lstm``, ``hyper_lstm``, ``highway``) allocates these for a whole sequence, runs the matrix
 products itself and calls a point-wise implementation (``aten``, ``native``, ``triton``) once or twice a step.
+One object holds the inputs and what the forward pass keeps, another the gradients of the backward pass.
 
 Operands have the type of the activations (float32, float64, bfloat16, float16). States, gradients of states,
 parameters of normalisation and sums have the state type: float64 for float64 operands, else float32.
@@ -16,11 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Masks = Tensor | None
-"""Bool or uint8; None where there is nothing to mask."""
-
 UNSET: Any = None
-"""Default of a tensor that only some networks or passes have. Those that read it set it first."""
+"""Default of a tensor that only some networks have, and only these read."""
 
 
 @functools.cache
@@ -40,7 +38,7 @@ def computed_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     return torch.get_autocast_dtype(device.type)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Gated:
     """A sequence of an LSTM, plain or with layer normalisation, alone or scaled by a hypernetwork.
 
@@ -58,13 +56,6 @@ class Gated:
         c_scale: [T], state type: factors of the gradient through c.
         h0: [B, H]. c0: [B, H], state type. h: [T, B, H], the state after each step. c: the same, state type.
         y: [T, B, H], h with zeros at padding; None without a mask.
-        dy: gradient of the outputs [T, B, H] or None.
-        dh: [B, H], the gradient of h that came through matrices. dh_direct: [B, H], state type, the rest of
-            it, in and out; None if that is always zero. dc: [B, H], state type, in and out.
-        du, dgx, dz: gradients of u, gx and z; du [K, B, 4 H], whose rows may have gaps, holds K steps, from a
-            multiple of K on. dweight_d: [threads, 12, Z, H] and sums: [threads, 14 H], state
-            type, gradients of weight_d and of gate_gain, gate_shift, bias, c_gain and c_shift, summed over
-            rows and steps.
     """
 
     u: Tensor
@@ -82,27 +73,43 @@ class Gated:
     gate_shift: Tensor = UNSET
     c_gain: Tensor = UNSET
     c_shift: Tensor = UNSET
-    mask: Masks = None
-    keep: Masks = None
+    mask: Tensor | None = None
+    keep: Tensor | None = None
     keep_scale: float = 1.0
-    zone_h: Masks = None
-    zone_c: Masks = None
+    zone_h: Tensor | None = None
+    zone_c: Tensor | None = None
     zone_h_rate: float = 0.0
     zone_c_rate: float = 0.0
     c_scale: Tensor | None = None
     y: Tensor = UNSET
-    dy: Tensor | None = None
-    dh: Tensor = UNSET
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedGradients:
+    """What the backward pass of a ``Gated`` reads and writes.
+
+    Attributes:
+        dy: gradient of the outputs [T, B, H] or None.
+        dh: [B, H], the gradient of h that came through matrices. dh_direct: [B, H], state type, the rest of
+            it, in and out; None if that is always zero. dc: [B, H], state type, in and out.
+        du, dgx, dz: gradients of u, gx and z; du [K, B, 4 H], whose rows may have gaps, holds K steps, from a
+            multiple of K on. dweight_d: [threads, 12, Z, H] and sums: [threads, 14 H], state
+            type, gradients of weight_d and of gate_gain, gate_shift, bias, c_gain and c_shift, summed over
+            rows and steps.
+    """
+
+    dy: Tensor | None
+    dh: Tensor
+    dc: Tensor
+    du: Tensor
+    sums: Tensor
     dh_direct: Tensor | None = None
-    dc: Tensor = UNSET
-    du: Tensor = UNSET
     dgx: Tensor = UNSET
     dz: Tensor = UNSET
     dweight_d: Tensor = UNSET
-    sums: Tensor = UNSET
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Highway:
     """A sequence of a recurrent highway network, plain or scaled by hypervectors; one layer is one step.
 
@@ -117,12 +124,6 @@ class Highway:
         s0: [B, H], state type. s: [L, T, B, H], state type, the state after each layer. o: the same as
             operands; None if operands have the state type.
         y: outputs [T, B, H], or [T, B, L H] for the states after all layers; zeros at padding.
-        dy: gradient of y or None. ds: [B, H], the gradient of a layer's output that came through the next
-            matrix. ds_direct: [B, H], state type, the rest of it, in and out. past: [B, H], state type, the
-            gradient that bypasses a time step.
-        du, dgx, dz: gradients of u, gx and z; du [L, K, B, 2 H] and dz [L, K, B, H] hold K steps, from a
-            multiple of K on. sums: [threads, (3 L + 2) H], state type, gradients
-            of bias, bias_x and bias_z, summed over rows and steps.
     """
 
     u: Tensor
@@ -135,20 +136,12 @@ class Highway:
     z: Tensor = UNSET
     bias_x: Tensor | None = None
     bias_z: Tensor = UNSET
-    first: Masks = None
-    mask: Masks = None
-    keep: Masks = None
+    first: Tensor | None = None
+    mask: Tensor | None = None
+    keep: Tensor | None = None
     keep_scale: float = 1.0
-    zone: Masks = None
+    zone: Tensor | None = None
     zone_rate: float = 0.0
-    dy: Tensor | None = None
-    ds: Tensor = UNSET
-    ds_direct: Tensor = UNSET
-    past: Tensor = UNSET
-    du: Tensor = UNSET
-    dgx: Tensor = UNSET
-    dz: Tensor = UNSET
-    sums: Tensor = UNSET
     trace: bool = False
 
     @property
@@ -157,14 +150,36 @@ class Highway:
         return self.s if self.o is None else self.o
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+class HighwayGradients:
+    """What the backward pass of a ``Highway`` reads and writes.
+
+    Attributes:
+        dy: gradient of y or None. ds: [B, H], the gradient of a layer's output that came through the next
+            matrix. ds_direct: [B, H], state type, the rest of it, in and out. past: [B, H], state type, the
+            gradient that bypasses a time step.
+        du, dgx, dz: gradients of u, gx and z; du [L, K, B, 2 H] and dz [L, K, B, H] hold K steps, from a
+            multiple of K on. sums: [threads, (3 L + 2) H], state type, gradients
+            of bias, bias_x and bias_z, summed over rows and steps.
+    """
+
+    dy: Tensor | None
+    ds: Tensor
+    ds_direct: Tensor
+    past: Tensor
+    du: Tensor
+    dgx: Tensor
+    sums: Tensor
+    dz: Tensor = UNSET
+
+
+@dataclass(frozen=True, kw_only=True)
 class Energy:
     """Additive attention between the queries and the source positions of N sentences.
 
     Attributes:
         q: [N, R, A]. k: [N, S, A]. v: [A], state type. mask: [N, S], true at real positions.
-        e: energies [N, R, S], state type, and de: their gradients.
-        dq, dk: gradients of q and k. dv: [threads, A], state type, initially zero.
+        e: energies [N, R, S], state type; only the forward pass writes them.
     """
 
     q: Tensor
@@ -172,7 +187,13 @@ class Energy:
     v: Tensor
     mask: Tensor
     e: Tensor = UNSET
-    de: Tensor = UNSET
-    dq: Tensor = UNSET
-    dk: Tensor = UNSET
-    dv: Tensor = UNSET
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergyGradients:
+    """Gradients of an ``Energy``: of the energies, of q, k and v [threads, A], state type, initially zero."""
+
+    de: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor

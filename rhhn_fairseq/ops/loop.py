@@ -92,3 +92,13 @@ def keep_state(real_B1: Tensor, new: State, old: State) -> State:
         after if after is before else torch.where(real_B1, after, before)
         for after, before in zip(new, old, strict=True)
     )
+
+
+def detach_state(state: State) -> State:
+    """Returns the state detached from the graph, where truncated back-propagation stops."""
+    return tuple(tensor.detach() for tensor in state)
+
+
+def reorder_state(state: State, index_B: Tensor) -> State:
+    """Returns the state of the chosen sequences, for beam search; ``index_B`` may repeat entries."""
+    return tuple(tensor.index_select(0, index_B) for tensor in state)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops.gemm import mm
 from rhhn_fairseq.ops.loop import Noise
+from rhhn_fairseq.ops.matmul.gemm import mm
 
 BLOCK_ROWS = 1536
 """Number of rows beyond which a product over steps gets no faster."""

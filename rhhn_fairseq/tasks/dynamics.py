@@ -28,7 +28,7 @@ from rhhn_fairseq.analysis.blocks import is_matrix
 from rhhn_fairseq.analysis.effective_rank import hyper_vectors, variation_rank
 from rhhn_fairseq.analysis.tracing import CellTrace
 from rhhn_fairseq.analysis.weights import matrix_changes
-from rhhn_fairseq.cells.base import Cell
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops import backends
 
 STEPS = 50

@@ -296,6 +296,6 @@ def test_only_known_warnings_are_silenced():
         warnings.warn_explicit(text, FutureWarning, "f.py", 1, module="rhhn_fairseq.tasks.char_lm")
         warnings.warn_explicit("other", FutureWarning, "f.py", 1, module="fairseq.tasks.fairseq_task")
         weights = "RNN module weights are not part of single contiguous chunk of memory. This means they need"
-        warnings.warn_explicit(weights, UserWarning, "f.py", 1, module="rhhn_fairseq.ops.torch_nn")
+        warnings.warn_explicit(weights, UserWarning, "f.py", 1, module="rhhn_fairseq.ops.backends.torch_nn")
         warnings.warn_explicit(weights, UserWarning, "f.py", 1, module="torch.nn.modules.rnn")
     assert [str(warning.message) for warning in caught] == [text, "other", weights]

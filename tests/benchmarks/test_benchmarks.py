@@ -44,7 +44,7 @@ from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.cells.lstm import LSTM
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import policy
-from rhhn_fairseq.ops.gemm import available
+from rhhn_fairseq.ops.matmul.gemm import available
 
 ROOT = Path(__file__).parents[2]
 MODULES = (cells, lm, memory, products, scaling, translation)

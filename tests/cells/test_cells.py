@@ -14,7 +14,7 @@ from helpers.fused_cells import backends
 from helpers.small_cells import C, H, build, draw_inputs, draw_noise
 
 from rhhn_fairseq.cells import CELLS, build_cell, cell_options, detach_state, reorder_state
-from rhhn_fairseq.cells.base import apply_maps
+from rhhn_fairseq.cells.contract import apply_maps
 from rhhn_fairseq.cells.hyper import scalable_cells
 from rhhn_fairseq.errors import UsageError
 

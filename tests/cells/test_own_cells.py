@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from rhhn_fairseq.cells import CELLS, build_cell
-from rhhn_fairseq.cells.base import Cell
 from rhhn_fairseq.cells.config import CellConfig, option
 from rhhn_fairseq.cells.registry import register_cell
+from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.weight_drop import recurrent_weights
 from rhhn_fairseq.nn import quantize_dynamic
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops.matmul.gemm import affine
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +48,10 @@ def _leaky(weight="weight_h"):
         def state_matrices(self):
             return {weight: getattr(self, weight)}
 
-        def step_with(self, matrices, g_t, state, noise_t):
+        def step(self, g_t, state, noise_t, matrices=None):
+            (matrix,) = matrices or (getattr(self, weight),)
             leak = torch.sigmoid(torch.tensor(self.config.forget_bias))
-            h = leak * state[0] + torch.tanh(affine(state[0], matrices[0], g_t[0]))
+            h = leak * state[0] + torch.tanh(affine(state[0], matrix, g_t[0]))
             return h, (h,)
 
     return Leaky

@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 from rhhn_fairseq import compat
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.cells.registry import CELLS
-from rhhn_fairseq.ops import backends, graphs, policy
+from rhhn_fairseq.ops import backends, policy
+from rhhn_fairseq.ops.backends import graphs
 from rhhn_fairseq.tasks.carry import Carry, gather_states
 
 # ---- What is imitated ----

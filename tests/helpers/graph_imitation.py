@@ -3,7 +3,7 @@
 It has the same aliasing, which is what can go wrong.
 """
 
-from rhhn_fairseq.ops import graphs
+from rhhn_fairseq.ops.backends import graphs
 
 
 def imitate(call, values, beside=None):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from rhhn_fairseq.ops import gemm, native
+from rhhn_fairseq.ops import native
+from rhhn_fairseq.ops.matmul import gemm
 from rhhn_fairseq.ops.native import build as builds
 
 EPSILON = torch.finfo(torch.float32).eps

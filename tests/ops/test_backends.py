@@ -9,12 +9,12 @@ from helpers.cli import python
 from helpers.fused_cells import SIZES, assert_equal, backends, make_cell, run_pass
 from helpers.graph_imitation import imitated_graphs
 
-from rhhn_fairseq.cells import CELLS, build_cell, cell_options
-from rhhn_fairseq.cells import base as cells_base
+from rhhn_fairseq.cells import CELLS, build_cell, cell_options, running
 from rhhn_fairseq.cells.selection import explain
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends as table
-from rhhn_fairseq.ops import native, policy, torch_nn
+from rhhn_fairseq.ops import native, policy
+from rhhn_fairseq.ops.backends import torch_nn
 from rhhn_fairseq.ops.native import build
 
 
@@ -148,7 +148,7 @@ def test_single_steps_of_few_rows_run_as_the_loop(T, B, graph, forced, loop, mon
         monkeypatch.setenv("RHHN_KERNEL", forced)
     cell = make_cell("ln_lstm", ()).eval()
     runs = []
-    monkeypatch.setattr(cells_base, "scan", lambda *args: runs.append(args) or ((x,), args[2]))
+    monkeypatch.setattr(running, "scan", lambda *args: runs.append(args) or ((x,), args[2]))
     x = torch.randn(T, B, 4, dtype=torch.float64)
     with torch.set_grad_enabled(graph):
         cell(x)
@@ -249,7 +249,7 @@ def test_a_cell_may_have_a_backend_of_its_own(monkeypatch):
     monkeypatch.delenv("RHHN_KERNEL", raising=False)
     cell = make_cell("rhn", (), dtype=torch.float32)
     calls = []
-    monkeypatch.setattr(cell, "run_operation", lambda *args: calls.append(args) or (x, None))
+    monkeypatch.setattr(cell, "run_fused", lambda *args: calls.append(args) or (x, None))
     x = torch.randn(2, 2, 4)
     cell(x)
     assert len(calls) == 1

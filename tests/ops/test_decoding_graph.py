@@ -17,7 +17,8 @@ from helpers.graph_imitation import count, imitate, imitated_graphs
 
 import rhhn_fairseq.plugin  # noqa: F401
 from rhhn_fairseq.layers import decoding
-from rhhn_fairseq.ops import graphs, policy
+from rhhn_fairseq.ops import policy
+from rhhn_fairseq.ops.backends import graphs
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from rhhn_fairseq.cells.registry import build_cell
-from rhhn_fairseq.ops import gemm, native
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops import native
+from rhhn_fairseq.ops.matmul import gemm
+from rhhn_fairseq.ops.matmul.gemm import affine
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.output_loss import linear_cross_entropy
-from rhhn_fairseq.ops import backends, gemm, native
-from rhhn_fairseq.ops.gemm import affine
+from rhhn_fairseq.ops import backends, native
+from rhhn_fairseq.ops.matmul import gemm
+from rhhn_fairseq.ops.matmul.gemm import affine
 
 CLOSE = dict(rtol=1e-6, atol=12 * 20 * EPSILON)
 

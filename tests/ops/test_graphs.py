@@ -11,7 +11,8 @@ from helpers.graph_imitation import count, imitate, imitated_graphs
 
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops import graphs, lengths, library, policy
+from rhhn_fairseq.ops import library, policy
+from rhhn_fairseq.ops.backends import graphs, lengths
 
 
 @pytest.fixture

@@ -10,19 +10,13 @@ from helpers.fused_cells import SIZES, assert_equal, cell_name, make_cell, noise
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from rhhn_fairseq.cells import base as cells_base
-from rhhn_fairseq.cells import build_cell, cell_options
-from rhhn_fairseq.cells.base import reorder_state
+from rhhn_fairseq.cells import build_cell, cell_options, running
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops import (
-    backends,
-    highway_products,
-    hyper_lstm_passes,
-    lstm,
-    native,
-    sequence,
-)
+from rhhn_fairseq.ops import backends, lstm, native, sequence
 from rhhn_fairseq.ops.buffers import Energy
+from rhhn_fairseq.ops.highway import products
+from rhhn_fairseq.ops.hyper_lstm import passes
+from rhhn_fairseq.ops.loop import reorder_state
 
 fused_cells = pytest.mark.parametrize("name", SIZES)
 implementations = pytest.mark.parametrize("implementation", ["native", "aten"])
@@ -144,8 +138,8 @@ def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, b
         monkeypatch.setattr(module, function, lambda *args: calls.append(function) or called(*args))
 
     # Of HyperLSTMs for every part and either network, and once for z; of highways for every part.
-    count(hyper_lstm_passes, "weight_gradient")
-    count(highway_products.Products, "end_block")
+    count(passes, "weight_gradient")
+    count(products.Products, "end_block")
     before = dict(hyper_state="previous") if "lstm" in name and rows == 6 else {}
     cell = make_cell(name, noise_options(name) | before)
     T, B = 7, 3
@@ -287,7 +281,7 @@ def test_gradients_accumulate_and_the_graph_can_be_kept(name, implementation, mo
 def test_autocast_keeps_to_the_type_of_the_projection(name, dtype, options, monkeypatch):
     if options == "skip" and "first_step" not in cell_options(cell_name(name)):
         pytest.skip("the cell has no option first_step")
-    monkeypatch.setattr(cells_base, "scan", None)
+    monkeypatch.setattr(running, "scan", None)
     chosen = {"plain": {}, "noisy": noise_options(name), "skip": dict(first_step="skip")}[options]
     cell = make_cell(name, chosen, 16, 32, torch.float32)
     x, noise = torch.randn(5, 3, 16), cell.sample_noise(5, 3)
@@ -355,7 +349,7 @@ def test_a_single_row_may_have_any_stride():
     state = (torch.zeros(1, H, dtype=torch.float64),) * 2
     weight = torch.randn(H, 4 * H, dtype=torch.float64)
     expected, found = (
-        lstm.lstm(g, state, weight, [], lstm.Masks(), lstm.Numbers(1.0), plan)[0] for plan in plans
+        lstm.lstm(g, state, weight, [], lstm.GatedMasks(), lstm.GatedNumbers(1.0), plan)[0] for plan in plans
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
 
@@ -366,6 +360,6 @@ def test_tensors_that_are_not_in_host_memory_are_refused():
     q, mask, elsewhere = torch.zeros(0, 3, 5), torch.zeros(0, 4, dtype=torch.bool), torch.device("meta")
     buffers = Energy(q=q, k=torch.zeros(0, 4, 5, device=elsewhere), v=torch.zeros(5), mask=mask)
     with pytest.raises(ValueError, match=r"^k of strides .* on meta cannot be given to C\+\+"):
-        native.energy(buffers, "forward")
+        native.energy(buffers, None)
     with pytest.raises(ValueError, match=r"^c of strides .* on meta cannot be given to C\+\+"):
         native.lstm_gates(torch.zeros(0, 20), torch.zeros(0, 5, device=elsewhere), 1.0)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops.quantised import QuantisedWeight
+from rhhn_fairseq.ops.matmul.quantised import QuantisedWeight
 
 LARGEST_SUMS = """
 import torch
-from rhhn_fairseq.ops.quantised import QuantisedWeight
+from rhhn_fairseq.ops.matmul.quantised import QuantisedWeight
 
 for sign in (1, -1):
     weight = QuantisedWeight(torch.full((64, 8), float(sign)))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from helpers.fused_cells import RHN_NOISE, assert_equal, make_cell, run_pass
 
-from rhhn_fairseq.ops import highway_products
-from rhhn_fairseq.ops.rank_scaling import rank_scaled, scaling_matrices
+from rhhn_fairseq.ops.highway import products
+from rhhn_fairseq.ops.matmul.rank_scaling import rank_scaled, scaling_matrices
 
 B, N, H = 3, 2, 4
 
@@ -82,7 +82,7 @@ def test_nothing_but_the_operands_is_kept():
 @pytest.mark.parametrize("backend", ["native", "aten"])
 def test_blocks_of_steps_equal_the_loop(block_rows, noise, backend, monkeypatch):
     """Of one step, of two, of which the last is shorter, and of all."""
-    monkeypatch.setattr(highway_products, "BLOCK_ROWS", block_rows)
+    monkeypatch.setattr(products, "BLOCK_ROWS", block_rows)
     cell = make_cell("hyperrhn, rank 3", noise)
     T, B = 5, 2
     x = torch.randn(T, B, 4, dtype=torch.float64)

@@ -18,8 +18,8 @@ from helpers.fused_cells import backends
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends as table
-from rhhn_fairseq.ops import pointwise
 from rhhn_fairseq.ops import triton as implementation
+from rhhn_fairseq.ops.backends import pointwise
 
 CASES = Path(__file__).with_name("triton_cases.py")
 MISSING = implementation.missing()
@@ -263,10 +263,10 @@ def test_sums_have_a_slot_for_every_program():
 
 @installed
 def test_buffers_that_are_not_rows_are_refused():
-    from rhhn_fairseq.ops.lstm import Masks, Numbers, make_buffers
+    from rhhn_fairseq.ops.lstm import GatedMasks, GatedNumbers, make_buffers
 
     h, c = torch.zeros(3, 2, 5), torch.zeros(3, 5, 2).transpose(1, 2)
     u = torch.zeros(3, 2, 20)
-    buffers = make_buffers((u, h, c), (h[0], c[0]), [], Masks(), Numbers(1.0))
+    buffers = make_buffers((u, h, c), (h[0], c[0]), [], GatedMasks(), GatedNumbers(1.0))
     with pytest.raises(ValueError, match="c of strides"):
-        implementation.gated(buffers, "forward")
+        implementation.gated(buffers, None)

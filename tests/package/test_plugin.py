@@ -150,7 +150,7 @@ def test_old_fairseq_is_one_line(tmp_path, init, utils, version):
 def test_matmul_precision_by_torchs_newer_settings(library, value, device, expected):
     run(
         "import torch; from rhhn_fairseq.cells import build_cell;"
-        "from rhhn_fairseq.ops.gemm import matmul_precision;"
+        "from rhhn_fairseq.ops.matmul.gemm import matmul_precision;"
         f"torch.backends.{library}.matmul.fp32_precision = {value!r};"
         f"assert matmul_precision({device!r}) == {expected!r};"
         "build_cell('ln_lstm', 64, 64)(torch.randn(8, 40, 64))"

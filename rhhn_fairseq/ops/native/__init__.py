@@ -12,7 +12,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops.buffers import Energy, Gated, Highway
+from rhhn_fairseq.ops.buffers import (
+    Energy,
+    EnergyGradients,
+    Gated,
+    GatedGradients,
+    Highway,
+    HighwayGradients,
+)
 from rhhn_fairseq.ops.native.build import (
     DTYPES,
     IS_BUILT,
@@ -31,6 +38,8 @@ from rhhn_fairseq.ops.native.build import (
 
 __all__ = ["DTYPES", "IS_BUILT", "library", "multiplies", "runs_sequences"]
 
+Gradients = GatedGradients | HighwayGradients | EnergyGradients
+
 SHARED = 1 << 19
 """Multiplications from which threads share a product."""
 
@@ -40,7 +49,7 @@ FEW_ROWS = range(2, 9)
 
 def many_steps(
     buffers: Gated | Highway,
-    direction: str,
+    gradients: Gradients | None,
     weights: Sequence[Tensor],
     gal: Tensor | None,
     share: Tensor | None,
@@ -50,7 +59,7 @@ def many_steps(
 
     Args:
         buffers: of the steps. An LSTM's ``gx`` is what the products are added to.
-        direction: forward or backward.
+        gradients: for the backward pass; None runs forward.
         weights: the recurrent matrix of each layer, [H, 4 H] or [H, 2 H].
         gal: scaled mask on the state, [B, H]; None for no dropout.
         share: [T], factors of the gradient of the state through the first layer's matrix; None for one.
@@ -58,8 +67,9 @@ def many_steps(
     Returns:
         A function of the first step and of the step after the last.
     """
-    kind = "lstm" if isinstance(buffers, Gated) else "highway"
-    call, panels = _bind(f"{kind}_sequence_{direction}", buffers), pack(weights, direction)
+    kind, direction = "lstm" if isinstance(buffers, Gated) else "highway", direction_of(gradients)
+    call = _bind(f"{kind}_sequence_{direction}", buffers, gradients)
+    panels = pack(weights, direction)
     gal_at, share_at = (None if tensor is None else _address("", tensor) for tensor in (gal, share))
     recurrence = RecurrenceStruct(panels.data_ptr(), gal_at, share_at)
 
@@ -73,9 +83,8 @@ def many_steps(
 
 
 def hyper_lstm_sequence(
-    main: Gated,
-    hyper: Gated,
-    direction: str,
+    main: tuple[Gated, GatedGradients | None],
+    hyper: tuple[Gated, GatedGradients | None],
     panels: Sequence[Tensor],
     vectors: Sequence[Tensor | None],
     previous: bool,
@@ -84,8 +93,8 @@ def hyper_lstm_sequence(
     """Runs some steps of a HyperLSTM; see ``hyper_lstm.hyper_lstm`` for the names.
 
     Args:
-        main, hyper: the buffers of both networks. The main network's rows of u and du continue with the
-            hypernetwork's products of h and their gradients.
+        main, hyper: the buffers of each network, and its gradients for the backward pass or None. The main
+            network's rows of u and du continue with the hypernetwork's products of h and their gradients.
         panels: both matrices of h side by side, [H, 4 (H + N)], weight_e and weight_z, each packed by
             ``pack`` for this direction.
         vectors: bias_z [12 Z], g_hyper [T, B, 4 N] with which the hypernetwork's sums begin, gal and share.
@@ -97,7 +106,8 @@ def hyper_lstm_sequence(
         setattr(recurrence, name, tensor.data_ptr())
     for name, vector in zip(("bias_z", "g_hyper", "gal", "share"), vectors, strict=True):
         setattr(recurrence, name, None if vector is None else _address(name, vector))
-    first, second = _arguments(main), _arguments(hyper)
+    first, second = _arguments(*main), _arguments(*hyper)
+    direction = "forward" if main[1] is None else "backward"
     call = getattr(compiled(), f"hyper_lstm_sequence_{direction}")
     call(ctypes.addressof(first), ctypes.addressof(second), ctypes.addressof(recurrence))
 
@@ -123,17 +133,13 @@ def pack_if_faster(w: Tensor) -> Tensor | None:
     return None if compiled().stays(*w.stride()) else pack([w], "forward")
 
 
-def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
-    """Returns a function that runs one step of ``buffers``.
-
-    Args:
-        direction: forward or backward.
-    """
+def gated(buffers: Gated, gradients: GatedGradients | None) -> Callable[[int], None]:
+    """Returns a function that runs one step of ``buffers``, backward with gradients."""
     name = "lstm" if buffers.weight_d is None else "hyper_lstm"
-    return _bind(f"{name}_{direction}_{DTYPES[buffers.u.dtype]}", buffers)
+    return _bind(f"{name}_{direction_of(gradients)}_{DTYPES[buffers.u.dtype]}", buffers, gradients)
 
 
-def _gated_sizes(buffers: Gated) -> dict[str, int]:
+def _gated_sizes(buffers: Gated, gradients: GatedGradients | None) -> dict[str, int]:
     T, B, H = buffers.c.shape
     keep = buffers.keep
     return dict(
@@ -143,39 +149,39 @@ def _gated_sizes(buffers: Gated) -> dict[str, int]:
         Z=0 if buffers.weight_d is None else buffers.weight_d.shape[1],
         # Of a single row, the other stride may be any number.
         ld_u=buffers.u.stride(1 if B > 1 else 0),
-        D=0 if buffers.du is None else len(buffers.du),
-        ld_du=0 if buffers.du is None else buffers.du.stride(1 if B > 1 else 0),
+        D=0 if gradients is None else len(gradients.du),
+        ld_du=0 if gradients is None else gradients.du.stride(1 if B > 1 else 0),
         keep_t=0 if keep is None or keep.shape[0] == 1 else keep.stride(0),
-        threads=torch.get_num_threads() if buffers.sums is None else len(buffers.sums),
+        threads=torch.get_num_threads() if gradients is None else len(gradients.sums),
     )
 
 
-def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
+def highway(buffers: Highway, gradients: HighwayGradients | None) -> Callable[[int], None]:
     """Returns a function that runs one layer of a time step, number ``t L + l``."""
-    return _bind(f"highway_{direction}_{DTYPES[buffers.u.dtype]}", buffers)
+    return _bind(f"highway_{direction_of(gradients)}_{DTYPES[buffers.u.dtype]}", buffers, gradients)
 
 
-def _highway_sizes(buffers: Highway) -> dict[str, int]:
+def _highway_sizes(buffers: Highway, gradients: HighwayGradients | None) -> dict[str, int]:
     L, T, B, H = buffers.s.shape
     return dict(
         T=T,
         B=B,
         H=H,
         L=L,
-        D=0 if buffers.du is None else buffers.du.shape[1],
+        D=0 if gradients is None else gradients.du.shape[1],
         ld_y=L * H if buffers.trace else H,
-        threads=torch.get_num_threads() if buffers.sums is None else len(buffers.sums),
+        threads=torch.get_num_threads() if gradients is None else len(gradients.sums),
     )
 
 
-def energy(buffers: Energy, direction: str) -> Callable[[int], None]:
-    """Returns a function that computes all of ``buffers`` in one call; it ignores its argument."""
-    return _bind(f"energy_{direction}_{DTYPES[buffers.q.dtype]}", buffers)
+def energy(buffers: Energy, gradients: EnergyGradients | None) -> None:
+    """Computes the energies, or with gradients those of their operands."""
+    _bind(f"energy_{direction_of(gradients)}_{DTYPES[buffers.q.dtype]}", buffers, gradients)(0)
 
 
-def _energy_sizes(buffers: Energy) -> dict[str, int]:
+def _energy_sizes(buffers: Energy, gradients: EnergyGradients | None) -> dict[str, int]:
     (N, R, A), S = buffers.q.shape, buffers.k.shape[1]
-    threads = torch.get_num_threads() if buffers.dv is None else len(buffers.dv)
+    threads = torch.get_num_threads() if gradients is None else len(gradients.dv)
     return dict(B=N, R=R, S=S, A=A, H=R * S * A, threads=threads)
 
 
@@ -244,12 +250,19 @@ def lstm_gates(a: Tensor, c: Tensor, forget_bias: float) -> tuple[Tensor, Tensor
     return h, after
 
 
-def _bind(function: str, buffers: Gated | Highway | Energy) -> Callable[[int], None]:
-    """Binds ``function`` to the addresses of ``buffers`` and keeps these alive."""
-    arguments = _arguments(buffers)
+def direction_of(gradients: Gradients | None) -> str:
+    """Returns the direction of a pass in the names of functions."""
+    return "forward" if gradients is None else "backward"
+
+
+def _bind(
+    function: str, buffers: Gated | Highway | Energy, gradients: Gradients | None
+) -> Callable[[int], None]:
+    """Binds ``function`` to the addresses of buffers and gradients and keeps these alive."""
+    arguments = _arguments(buffers, gradients)
     bound = functools.partial(getattr(compiled(), function), ctypes.addressof(arguments))
     # An address keeps nothing alive; what it points to must live as long as the call.
-    bound.holds = (arguments, buffers)  # type: ignore[attr-defined]  # Nor has a partial.
+    bound.holds = (arguments, buffers, gradients)  # type: ignore[attr-defined]  # Nor has a partial.
     return bound
 
 
@@ -261,16 +274,18 @@ STRUCTURES: dict[type, tuple] = {
 """The C++ structure of each kind of buffers, and the function that returns its sizes."""
 
 
-def _arguments(buffers: Gated | Highway | Energy) -> ctypes.Structure:
-    """Returns the C++ structure of ``buffers``."""
+def _arguments(buffers: Gated | Highway | Energy, gradients: Gradients | None) -> ctypes.Structure:
+    """Returns the C++ structure of buffers and gradients; what is missing stays a null pointer."""
     structure, sizes_of = STRUCTURES[type(buffers)]
-    sizes, values = sizes_of(buffers), vars(buffers)
+    sizes, values = sizes_of(buffers, gradients), vars(buffers)
+    if gradients is not None:
+        values = values | vars(gradients)
     arguments = structure(**sizes)
     for name, kind in structure._fields_:
-        if name in sizes:
+        value = values.get(name)
+        if name in sizes or value is None:
             continue
-        value = values[name]
-        if kind is ctypes.c_void_p and value is not None:
+        if kind is ctypes.c_void_p:
             # Contiguous tensors, nearly all of them, do not need the call of ``_address``.
             plain = value.is_contiguous() and value.is_cpu
             value = value.data_ptr() if plain else _address(name, value)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops.buffers import Gated, Highway
+from rhhn_fairseq.ops.buffers import Gated, GatedGradients, Highway, HighwayGradients
 from rhhn_fairseq.ops.triton.tiles import Tile
 
 OLDEST = (3, 4)
@@ -79,15 +79,17 @@ def slots(shape: Sequence[int], like: Tensor) -> int:
     return Tile.of(*like.shape).blocks if len(shape) == 1 else 1
 
 
-def gated(buffers: Gated, direction: str) -> Callable[[int], None]:
-    """Returns a function that runs one step of ``buffers``, forward or backward."""
+def gated(buffers: Gated, gradients: GatedGradients | None) -> Callable[[int], None]:
+    """Returns a function that runs one step of ``buffers``, backward with gradients."""
     from rhhn_fairseq.ops.triton.steps import GatedStep
 
-    return getattr(GatedStep(buffers, direction), direction)
+    step = GatedStep(buffers, gradients)
+    return step.forward if gradients is None else step.backward
 
 
-def highway(buffers: Highway, direction: str) -> Callable[[int], None]:
+def highway(buffers: Highway, gradients: HighwayGradients | None) -> Callable[[int], None]:
     """Returns a function that runs one layer of a time step, number ``t L + l``."""
     from rhhn_fairseq.ops.triton.steps import HighwayStep
 
-    return getattr(HighwayStep(buffers, direction), direction)
+    step = HighwayStep(buffers, gradients)
+    return step.forward if gradients is None else step.backward

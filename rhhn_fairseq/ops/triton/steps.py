@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops.buffers import UNSET, Gated, Highway
+from rhhn_fairseq.ops.buffers import UNSET, Gated, GatedGradients, Highway, HighwayGradients
 from rhhn_fairseq.ops.triton import gated_step, highway_step
 from rhhn_fairseq.ops.triton.tiles import Tile
 
@@ -24,8 +24,8 @@ class GatedStep:
     torch.bmm computes the scaling vectors d and their gradients, in the type of the operands.
     """
 
-    def __init__(self, p: Gated, direction: str):
-        self.p = p
+    def __init__(self, p: Gated, grads: GatedGradients | None):
+        self.p, self.grads = p, grads
         B, H = p.c0.shape
         tile = Tile.of(B, H)
         self.d: Tensor = UNSET
@@ -35,7 +35,7 @@ class GatedStep:
         if self.z is not None:
             self.weight_d = p.weight_d.to(p.u.dtype)
             self.d = p.u.new_empty(12, B, H)
-            if direction == "backward":
+            if grads is not None:
                 self.dd = p.u.new_empty(12, KEPT_STEPS, B, H)
         self.guard = on_device(p.u.device)
         self.tensors = buffers_of(p, "u gx bias gate_gain gate_shift c_gain c_shift mask keep zone_h zone_c")
@@ -50,13 +50,14 @@ class GatedStep:
             ZONE_C_RATE=p.zone_c_rate,
             **tile.arguments,
         )
-        if direction == "forward":
+        if grads is None:
             self.kernel = gated_step.forward[(tile.blocks,)]
             self.tensors |= buffers_of(p, "h c y")
         else:
-            self.numbers |= dict(LD_DU=_row_stride("du", p.du), DD_STEPS=KEPT_STEPS)
+            self.numbers |= dict(LD_DU=_row_stride("du", grads.du), DD_STEPS=KEPT_STEPS)
             self.kernel = gated_step.backward[(tile.blocks,)]
-            self.tensors |= buffers_of(p, "c_scale dy dh dh_direct dc du dgx sums") | {"dd": self.dd}
+            self.tensors |= buffers_of(p, "c_scale") | {"dd": self.dd}
+            self.tensors |= buffers_of(grads, "dy dh dh_direct dc du dgx sums")
 
     def forward(self, t: int) -> None:
         p = self.p
@@ -65,25 +66,26 @@ class GatedStep:
             self._launch(t, h_before=p.h if t else p.h0)
 
     def backward(self, t: int) -> None:
+        assert self.grads is not None
         with self.guard:
             self._scale(t)
-            self._launch(t, t_du=t % len(self.p.du), t_dd=t % KEPT_STEPS)
+            self._launch(t, t_du=t % len(self.grads.du), t_dd=t % KEPT_STEPS)
             if self.z is not None:
-                dz = self.p.dz[t].unflatten(-1, (12, -1)).transpose(0, 1)
+                dz = self.grads.dz[t].unflatten(-1, (12, -1)).transpose(0, 1)
                 torch.bmm(self.dd[:, t % KEPT_STEPS], self.weight_d.transpose(1, 2), out=dz)
                 if t % KEPT_STEPS == 0:
-                    self._add_to_weight(t)
+                    self._add_to_weight(t, self.grads.dweight_d[0])
 
     def _scale(self, t: int) -> None:
         """Computes the scaling vectors of a step."""
         if self.z is not None:
             torch.bmm(self.z[t], self.weight_d, out=self.d)
 
-    def _add_to_weight(self, t: int) -> None:
+    def _add_to_weight(self, t: int, dweight_d: Tensor) -> None:
         """Adds the gradients of d that are kept, of the steps from t on, to the gradient of weight_d."""
         steps = min(KEPT_STEPS, len(self.p.z) - t)
         z = self.p.z[t : t + steps].flatten(0, 1).unflatten(-1, (12, -1)).permute(1, 2, 0)
-        self.p.dweight_d[0] += torch.bmm(z, self.dd[:, :steps].flatten(1, 2))
+        dweight_d += torch.bmm(z, self.dd[:, :steps].flatten(1, 2))
 
     def _launch(self, t: int, **others: Tensor | int) -> None:
         p = self.p
@@ -102,7 +104,7 @@ class GatedStep:
 class HighwayStep:
     """One layer of ``buffers.Highway``; see there for the names."""
 
-    def __init__(self, p: Highway, direction: str):
+    def __init__(self, p: Highway, grads: HighwayGradients | None):
         self.p = p
         self.L, self.T, self.B, H = p.s.shape
         tile = Tile.of(self.B, H)
@@ -110,7 +112,7 @@ class HighwayStep:
         self.tensors = buffers_of(p, "u z bias bias_z mask keep zone")
         # Arguments that only layer 0 has, and those that only layers with an output have.
         self.of_first = buffers_of(p, "gx bias_x first")
-        self.output = buffers_of(p, "y" if direction == "forward" else "dy")
+        self.output = buffers_of(p, "y") if grads is None else buffers_of(grads, "dy")
         self.numbers = dict(
             T=self.T,
             B=self.B,
@@ -121,14 +123,14 @@ class HighwayStep:
             ZONE_RATE=p.zone_rate,
             **tile.arguments,
         )
-        if direction == "forward":
+        if grads is None:
             self.kernel = highway_step.forward[(tile.blocks,)]
             self.tensors |= buffers_of(p, "s o")
         else:
             self.kernel = highway_step.backward[(tile.blocks,)]
-            self.numbers["D_STEPS"] = p.du.shape[1]
-            self.tensors |= buffers_of(p, "ds ds_direct past du dz sums")
-            self.of_first |= buffers_of(p, "dgx")
+            self.numbers["D_STEPS"] = grads.du.shape[1]
+            self.tensors |= buffers_of(grads, "ds ds_direct past du dz sums")
+            self.of_first |= buffers_of(grads, "dgx")
 
     def forward(self, n: int) -> None:
         t, layer = divmod(n, self.L)
@@ -160,7 +162,7 @@ class HighwayStep:
             )
 
 
-def buffers_of(p: Gated | Highway, names: str) -> dict[str, Any]:
+def buffers_of(p: Gated | Highway | GatedGradients | HighwayGradients, names: str) -> dict[str, Any]:
     """Returns buffers by name, as arguments of a kernel; masks as bytes.
 
     Raises:

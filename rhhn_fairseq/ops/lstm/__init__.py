@@ -8,17 +8,17 @@ is passed in as masks. The operation cannot be differentiated twice.
 Shapes: T time, B batch, H hidden; gates i, f, g, o in every weight's columns.
 """
 
-from typing import NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops import graphs, native, pointwise
-from rhhn_fairseq.ops.backends import Plan, read_plan
-from rhhn_fairseq.ops.buffers import Gated, state_dtype
-from rhhn_fairseq.ops.gemm import PackedWeight, affine
+from rhhn_fairseq.ops import native
+from rhhn_fairseq.ops.backends import Plan, graphs, plan_named, pointwise
+from rhhn_fairseq.ops.buffers import Gated, GatedGradients, state_dtype
 from rhhn_fairseq.ops.library import differentiate, operation
 from rhhn_fairseq.ops.loop import Noise
+from rhhn_fairseq.ops.matmul.gemm import PackedWeight, affine
 from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
 from rhhn_fairseq.ops.sequence import (
     expand_noise,
@@ -35,7 +35,7 @@ SUMS = 14
 """Gradients that the point-wise work sums over rows, in units of H; see ``buffers.Gated.sums``."""
 
 
-class Numbers(NamedTuple):
+class GatedNumbers(NamedTuple):
     """The scalars of a pass.
 
     Attributes:
@@ -49,7 +49,7 @@ class Numbers(NamedTuple):
     zone_c_rate: float = 0.0
 
 
-class Masks(NamedTuple):
+class GatedMasks(NamedTuple):
     """Padding and noise of a pass; every field is optional.
 
     Attributes:
@@ -68,7 +68,7 @@ class Masks(NamedTuple):
     c_share: Tensor | None = None
 
 
-def gather_masks(mask_TB: Tensor | None, noise: Noise | None, gal_rate: float, g_TBG: Tensor) -> Masks:
+def gather_masks(mask_TB: Tensor | None, noise: Noise | None, gal_rate: float, g_TBG: Tensor) -> GatedMasks:
     """Returns the padding and the noise that a cell drew, in the form that the operation takes.
 
     Args:
@@ -81,10 +81,10 @@ def gather_masks(mask_TB: Tensor | None, noise: Noise | None, gal_rate: float, g
     if mask_TB is not None and not mask_TB.is_contiguous():
         mask_TB = mask_TB.contiguous()
     if not noise:
-        return Masks(mask_TB)
+        return GatedMasks(mask_TB)
     (T, B, G), dtype = g_TBG.shape, g_TBG.dtype
     H, update = G // 4, noise.get("update")
-    return Masks(
+    return GatedMasks(
         mask_TB,
         gal_mask(noise, gal_rate, B, H, dtype),
         update if update is None else expand_noise(noise, "update", 1 if len(update) == 1 else T, B, H),
@@ -100,8 +100,8 @@ def lstm(
     state: tuple[Tensor, Tensor],
     weight: Tensor,
     norm: Sequence[Tensor],
-    masks: Masks,
-    numbers: Numbers,
+    masks: GatedMasks,
+    numbers: GatedNumbers,
     plan: Plan,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Runs an LSTM over a sequence.
@@ -121,7 +121,7 @@ def lstm(
         cast(norm, (wide,) * len(norm)),
         list(masks),
         list(numbers),
-        plan.text,
+        plan.name,
     )
     return y, (h.to(h0.dtype), c.to(c0.dtype))
 
@@ -135,18 +135,18 @@ def cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tenso
 
 
 def lstm_step(
-    x_BC: Tensor, state: tuple[Tensor, Tensor], weights: tuple[Tensor, Tensor, Tensor], forget_bias: float
+    g_BG: Tensor, state: tuple[Tensor, Tensor], weight: Tensor, forget_bias: float
 ) -> tuple[Tensor, Tensor]:
     """Runs one step of a plain LSTM with few-row products and compiled gates, without a gradient.
 
     Args:
-        state: h and c [B, H]. weights: W_x [C, 4 H], W_h [H, 4 H] and b [4 H]. All float32 on the CPU.
+        g_BG: x W_x + b [B, 4 H]. state: h and c [B, H]. weight: W_h [H, 4 H]. All float32 on the CPU.
 
     Returns:
         the new h and c.
     """
-    (h, c), (weight_x, weight_h, bias) = state, weights
-    return native.lstm_gates(affine(h, weight_h, affine(x_BC, weight_x, bias)), c, forget_bias)
+    h, c = state
+    return native.lstm_gates(affine(h, weight, g_BG), c, forget_bias)
 
 
 @operation("rhhn::lstm", graphs.captured)
@@ -159,27 +159,25 @@ def lstm_op(
     numbers: Sequence[float],
     plan: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """See ``lstm``; c and norm in the state type, all contiguous, ``masks`` the fields of ``Masks``,
-    ``numbers`` those of ``Numbers``.
+    """See ``lstm``; c and norm in the state type, all contiguous, ``masks`` the fields of ``GatedMasks``,
+    ``numbers`` those of ``GatedNumbers``.
 
     Returns:
         outputs [T, B, H], the last h and c; and for the backward pass u [T, B, 4 H], c of all steps, and
         with a mask h of all steps.
     """
-    (h0, c0), masks, how = state, Masks(*masks), read_plan(plan)
+    (h0, c0), masks, how = state, GatedMasks(*masks), plan_named(plan)
     (T, B, _), H = g.shape, h0.shape[-1]
     y, u = g.new_empty(T, B, H), torch.empty_like(g)
     h = y if masks.real is None else torch.empty_like(y)
     c = c0.new_empty(T, B, H)
-    buffers = make_buffers((u, h, c), state, norm, masks, Numbers(*numbers))
-    buffers.gx = g
-    if masks.real is not None:
-        buffers.y = y
-    run = pointwise.many_steps(how, buffers, "forward", [weight], masks.gal, None)
+    further = {"gx": g} if masks.real is None else {"gx": g, "y": y}
+    buffers = make_buffers((u, h, c), state, norm, masks, GatedNumbers(*numbers), **further)
+    run = pointwise.many_steps(how, buffers, None, [weight], masks.gal, None)
     if run is not None:
         run(0, T)
     else:
-        step = pointwise.gated(how, buffers, "forward")
+        step = pointwise.gated(how, buffers)
         recurrent = PackedWeight(weight, T, B, how.gemm)
         for t, (g_t, u_t, h_t) in enumerate(
             zip(g.unbind(0), u.unbind(0), previous_states(h0, h), strict=True)
@@ -193,45 +191,37 @@ def make_buffers(
     sequence: Sequence[Tensor],
     state: Sequence[Tensor],
     norm: Sequence[Tensor],
-    masks: Masks,
-    numbers: Numbers,
+    masks: GatedMasks,
+    numbers: GatedNumbers,
+    **further: Any,
 ) -> Gated:
     """Returns the buffers that forward and backward share; see ``buffers.Gated`` for the names.
 
     Args:
-        sequence: u, h and c. state: h0 and c0.
+        sequence: u, h and c. state: h0 and c0. further: gx, y, and those of a hypernetwork, by name.
     """
     (u, h, c), (h0, c0) = sequence, state
-    buffers = Gated(u=u, h0=h0, c0=c0, h=h, c=c, forget_bias=numbers.forget_bias, epsilon=LAYER_NORM_EPS)
-    buffers.keep_scale, buffers.zone_h_rate, buffers.zone_c_rate = numbers[1:]
-    buffers.mask, buffers.keep, buffers.c_scale = masks.real, masks.keep, masks.c_share
-    buffers.zone_h, buffers.zone_c = masks.zone_h, masks.zone_c
     if norm:
-        buffers.gate_gain, buffers.gate_shift, buffers.c_gain, buffers.c_shift = norm
-    return buffers
-
-
-def make_both_buffers(
-    sequence: Sequence[Tensor],
-    state: Sequence[Tensor],
-    norms: Sequence[Tensor],
-    masks: Masks,
-    numbers: Numbers,
-) -> tuple[Gated, Gated]:
-    """Returns the buffers of a HyperLSTM's main network and hypernetwork; the latter has no noise of its own.
-
-    Args:
-        sequence: the fields of ``hyper_lstm_passes.Kept``.
-    """
-    u, h, c, a, e, k, _ = sequence
-    half = len(norms) // 2
-    main = make_buffers((u[:, :, : 4 * h.shape[-1]], h, c), state[:2], norms[:half], masks, numbers)
-    plain = Numbers(numbers.forget_bias)
-    return main, make_buffers((a, e, k), state[2:], norms[half:], Masks(masks.real), plain)
+        further |= dict(zip(("gate_gain", "gate_shift", "c_gain", "c_shift"), norm, strict=True))
+    return Gated(
+        u=u,
+        h0=h0,
+        c0=c0,
+        h=h,
+        c=c,
+        epsilon=LAYER_NORM_EPS,
+        mask=masks.real,
+        keep=masks.keep,
+        zone_h=masks.zone_h,
+        zone_c=masks.zone_c,
+        c_scale=masks.c_share,
+        **numbers._asdict(),
+        **further,
+    )
 
 
 @torch.library.register_fake(lstm_op)
-def _(g, state, weight, norm, masks, numbers, plan):
+def _(g, state, weight, norm, masks, numbers, *_):
     (h0, c0), (T, B, _) = state, g.shape
     y, c = g.new_empty(T, B, h0.shape[-1]), c0.new_empty(T, B, h0.shape[-1])
     h = g.new_empty(0) if masks[0] is None else torch.empty_like(y)
@@ -258,50 +248,61 @@ def lstm_backward(
     Returns:
         gradients of g, h0, c0, weight and norm.
     """
-    (dy, *last), masks, how = gradients, Masks(*masks), read_plan(plan)
-    buffers = make_buffers((u, *kept), state, norm, masks, Numbers(*numbers))
+    (dy, *last), masks, how = gradients, GatedMasks(*masks), plan_named(plan)
+    buffers = make_buffers((u, *kept), state, norm, masks, GatedNumbers(*numbers))
     T, B, _ = buffers.c.shape
-    add_gradients(buffers, last, how)
-    buffers.dy = None if dy is None else dy.contiguous()
-    buffers.du = torch.empty_like(buffers.u)
-    run = pointwise.many_steps(how, buffers, "backward", [weight], masks.gal, masks.h_share)
+    grads = make_gradients(how, buffers, dy, last, torch.empty_like(u))
+    run = pointwise.many_steps(how, buffers, grads, [weight], masks.gal, masks.h_share)
     if run is not None:
         run(0, T)
     else:
-        step = pointwise.gated(how, buffers, "backward")
+        step = pointwise.gated(how, buffers, grads)
         recurrent = PackedWeight(weight, T, B, how.gemm, transpose=True)
-        du = buffers.du.unbind(0)
+        du = grads.du.unbind(0)
         for t in reversed(range(T)):
             step(t)
-            recurrent.product(du[t], buffers.dh)
-            through_recurrence(buffers.dh, masks.gal, masks.h_share, t)
-    dweight = weight_gradient(operand_blocks(buffers.h0, buffers.h, masks.gal), buffers.du, how.gemm)
-    _, *dnorm = split_sums(buffers)
-    return [buffers.du, state_gradient(buffers), buffers.dc, dweight, *(dnorm if norm else ())]
+            recurrent.product(du[t], grads.dh)
+            through_recurrence(grads.dh, masks.gal, masks.h_share, t)
+    dweight = weight_gradient(operand_blocks(buffers.h0, buffers.h, masks.gal), grads.du, how.gemm)
+    _, *dnorm = split_sums(grads)
+    return [grads.du, state_gradient(grads), grads.dc, dweight, *(dnorm if norm else ())]
 
 
-def add_gradients(buffers: Gated, last: Sequence[Tensor | None], plan: Plan) -> None:
-    """Sets the gradient buffers, other than dy and du, that every backward pass needs.
+def make_gradients(
+    plan: Plan,
+    buffers: Gated,
+    dy: Tensor | None,
+    last: Sequence[Tensor | None],
+    du: Tensor,
+    **further: Tensor,
+) -> GatedGradients:
+    """Returns the gradients with which the backward pass of ``buffers`` begins.
 
     Args:
-        last: gradients of the last h and c.
+        dy: gradient of the outputs. last: gradients of the last h and c. du: where that of u is written.
+        further: those of a hypernetwork, by name.
     """
-    zoned = buffers.zone_h is not None or buffers.zone_h_rate != 0.0
-    buffers.dh, buffers.dc = or_zeros(last[0], buffers.h0), or_zeros(last[1], buffers.c0)
-    if zoned or buffers.mask is not None:
-        buffers.dh_direct = torch.zeros_like(buffers.c0)
-    buffers.sums = pointwise.gradient_sums(plan, [SUMS * buffers.c0.shape[-1]], buffers.c0)
+    zoned = buffers.zone_h is not None or buffers.zone_h_rate != 0.0 or buffers.mask is not None
+    return GatedGradients(
+        dy=None if dy is None else dy.contiguous(),
+        dh=or_zeros(last[0], buffers.h0),
+        dc=or_zeros(last[1], buffers.c0),
+        du=du,
+        sums=pointwise.gradient_sums(plan, [SUMS * buffers.c0.shape[-1]], buffers.c0),
+        dh_direct=torch.zeros_like(buffers.c0) if zoned else None,
+        **further,
+    )
 
 
-def state_gradient(buffers: Gated) -> Tensor:
+def state_gradient(grads: GatedGradients) -> Tensor:
     """Returns the gradient of h0 after a backward pass."""
-    return buffers.dh if buffers.dh_direct is None else buffers.dh + buffers.dh_direct.to(buffers.dh.dtype)
+    return grads.dh if grads.dh_direct is None else grads.dh + grads.dh_direct.to(grads.dh.dtype)
 
 
-def split_sums(buffers: Gated) -> list[Tensor]:
+def split_sums(grads: GatedGradients) -> list[Tensor]:
     """Returns the gradients of the bias, gate_gain, gate_shift, c_gain and c_shift after a backward pass."""
-    H = buffers.c.shape[-1]
-    gain, shift, bias, *of_c = buffers.sums.sum(0).split((4 * H, 4 * H, 4 * H, H, H))
+    H = grads.dc.shape[-1]
+    gain, shift, bias, *of_c = grads.sums.sum(0).split((4 * H, 4 * H, 4 * H, H, H))
     # An operation's results must not share memory.
     return [piece.clone() for piece in (bias, gain, shift, *of_c)]
 

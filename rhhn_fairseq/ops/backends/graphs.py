@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from rhhn_fairseq.ops import policy
-from rhhn_fairseq.ops.gemm import matmul_precision
 from rhhn_fairseq.ops.library import flatten, unflatten
+from rhhn_fairseq.ops.matmul.gemm import matmul_precision
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from typing import Optional, Sequence
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops import graphs, native
-from rhhn_fairseq.ops.backends import Plan, read_plan
+from rhhn_fairseq.ops import native
+from rhhn_fairseq.ops.backends import Plan, graphs, plan_named
 from rhhn_fairseq.ops.buffers import state_dtype
-from rhhn_fairseq.ops.hyper_lstm_passes import Backward, Forward, Kept, Weights, make_gates
+from rhhn_fairseq.ops.hyper_lstm.passes import Backward, Forward, Kept, Weights, make_both_buffers, make_gates
 from rhhn_fairseq.ops.library import differentiate, operation
-from rhhn_fairseq.ops.lstm import Masks, Numbers, cast, make_both_buffers
+from rhhn_fairseq.ops.lstm import GatedMasks, GatedNumbers, cast
 
 
 def hyper_lstm(
@@ -27,8 +27,8 @@ def hyper_lstm(
     state: tuple[Tensor, ...],
     weights: Weights,
     norms: Sequence[Tensor],
-    masks: Masks,
-    numbers: Numbers,
+    masks: GatedMasks,
+    numbers: GatedNumbers,
     previous: bool,
     plan: Plan,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -57,7 +57,7 @@ def hyper_lstm(
         list(masks),
         list(numbers),
         previous,
-        plan.text,
+        plan.name,
     )
     return y, (h.to(h0.dtype), c.to(c0.dtype), e.to(e0.dtype), k.to(k0.dtype))
 
@@ -79,18 +79,16 @@ def hyper_lstm_op(
         outputs [T, B, H], the last h, c, e and k; and the fields of ``Kept``.
     """
     (gx, g_hyper), (h0, c0, e0, k0), w = g, state, Weights(*weights)
-    masks, how, rows = Masks(*masks), read_plan(plan), gx.new_empty
+    masks, how, rows = GatedMasks(*masks), plan_named(plan), gx.new_empty
     (T, B, _), H, N = gx.shape, h0.shape[-1], e0.shape[-1]
     y = rows(T, B, H)
     h = y if masks.real is None else torch.empty_like(y)
     c, k = c0.new_empty(T, B, H), k0.new_empty(T, B, N)
     kept = Kept(rows(T, B, 4 * (H + N)), h, c, rows(T, B, 4 * N), rows(T, B, N), k, rows(T, B, len(w.bias_z)))
-    main, hyper = make_both_buffers(kept, state, norms, masks, Numbers(*numbers))
     gates = None if w.weight_r is None else make_gates(w, gx, how.gemm)
-    if gates is None:
-        main.gx, main.z, main.weight_d, main.bias = gx, kept.z, w.weight_d, w.bias
-    if masks.real is not None:
-        main.y, hyper.y = y, torch.empty_like(kept.e)
+    main, hyper = make_both_buffers(
+        kept, state, norms, masks, GatedNumbers(*numbers), None if gates else (w, gx), None if h is y else y
+    )
     # For a step or two, as in decoding, copying the weights side by side costs more than a second product.
     merged = torch.cat([w.weight, w.weight_hyper], dim=1) if T >= 4 and gates is None else None
     if merged is not None and how.fits_one_call(
@@ -100,7 +98,7 @@ def hyper_lstm_op(
         for matrix in (merged, w.weight_e, w.weight_z):
             panels.append(native.pack([matrix], "forward"))
         vectors = w.bias_z, g_hyper, masks.gal, None
-        native.hyper_lstm_sequence(main, hyper, "forward", panels, vectors, previous, (0, T))
+        native.hyper_lstm_sequence((main, None), (hyper, None), panels, vectors, previous, (0, T))
     else:
         Forward(kept, w, merged, previous, how, gates).run(main, hyper, g_hyper, masks.gal)
     kept = kept if masks.real is not None else kept._replace(h=rows(0))
@@ -140,9 +138,9 @@ def hyper_lstm_backward(
     Returns:
         gradients of gx, g_hyper, h0, c0, e0, k0, the weights and norms.
     """
-    (gx, _), w, how = g, Weights(*weights), read_plan(plan)
+    (gx, _), w, how = g, Weights(*weights), plan_named(plan)
     backward = Backward(Kept(*kept), gx, state, w, previous, how)
-    return backward.run(gradients, norms, Masks(*masks), Numbers(*numbers))
+    return backward.run(gradients, norms, GatedMasks(*masks), GatedNumbers(*numbers))
 
 
 def _keep(inputs, output):

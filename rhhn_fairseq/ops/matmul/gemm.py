@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import native, policy
 from rhhn_fairseq.ops.library import operation
-from rhhn_fairseq.ops.quantised import QuantisedWeight
+from rhhn_fairseq.ops.matmul.quantised import QuantisedWeight
 
 logger = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ has to know how the pass runs. ``explain`` gives the reasons.
 """
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from typing import NamedTuple
 import torch
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops import gemm, graphs, native, policy, triton
+from rhhn_fairseq.ops import native, policy, triton
+from rhhn_fairseq.ops.backends import graphs
 from rhhn_fairseq.ops.buffers import AUTOCASTING
+from rhhn_fairseq.ops.matmul import gemm
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +100,7 @@ class Plan(NamedTuple):
         is_fused: whether the cell's operation runs the pass.
         is_single_step: whether this is a step of decoding for few rows, which needs no fused operation.
         records: whether the operation runs as a CUDA graph.
-        text: the plan as an operation's argument; ``read_plan`` is the inverse.
+        name: for the operations, which need no more than the backend and ``gemm``; see ``plan_named``.
     """
 
     backend: str
@@ -105,7 +108,7 @@ class Plan(NamedTuple):
     is_fused: bool = False
     is_single_step: bool = False
     records: bool = False
-    text: str = ""
+    name: str = ""
 
     def fits_one_call(self, steps: int, rows: int, weights: int, dtype: torch.dtype) -> bool:
         """Whether compiled code runs many steps in one call, each thread its own sequences.
@@ -127,19 +130,19 @@ class Plan(NamedTuple):
 @functools.cache
 def make_plan(backend: str, gemm: str = "torch", is_single_step: bool = False, records: bool = False) -> Plan:
     """Returns a plan, including the fields that follow from the arguments."""
-    return Plan(backend, gemm, backend in FUSED_BACKENDS, is_single_step, records, f"{backend}/{gemm}")
+    return Plan(backend, gemm, backend in FUSED_BACKENDS, is_single_step, records, f"{backend}, {gemm}")
 
 
-def read_plan(text: str) -> Plan:
-    """Returns a plan from its ``text``."""
-    if text != TRACED.text:
-        return make_plan(*text.split("/"))
+def plan_named(name: str) -> Plan:
+    """Returns a plan by its name, for the operations: torch gives them no objects of this package."""
+    if name in PLANS:
+        return PLANS[name]
     if native.library() is None:
         return make_plan("aten")
     return make_plan("native", gemm.select_gemm(torch.float32, torch.device("cpu")))
 
 
-TRACED = Plan("traced", is_fused=True, text="traced")
+TRACED = Plan("traced", is_fused=True, name="traced")
 """The plan of a compiled or exported operation on the CPU: the machine that runs it decides the rest."""
 
 
@@ -273,6 +276,12 @@ NAMES = tuple(backend.name for backend in BACKENDS)
 FUSED_BACKENDS = tuple(backend.name for backend in BACKENDS if set(FUSED) <= set(backend.operations))
 
 
+PLANS = {
+    plan.name: plan for plan in itertools.starmap(make_plan, itertools.product(FUSED_BACKENDS, policy.GEMMS))
+}
+"""The plans of operations, except ``TRACED``, by their names."""
+
+
 @functools.lru_cache(maxsize=4096)
 def _select(request: Request) -> tuple[str, bool]:
     """Returns the backend of a pass, and whether it is a single step, too small for a fused operation."""
@@ -337,13 +346,13 @@ def select_traced(
     if forced is not None:
         _check_traced(operation, device, dtype, forced)
     if forced in ("reference", "torch_nn"):
-        return Plan(forced, text=f"{forced}/torch")
+        return Plan(forced)
     if torch.onnx.is_in_onnx_export() or operation not in (*FUSED, "linear_scan"):
-        return Plan("reference", text="reference/torch")
+        return Plan("reference")
     if forced is None and operation in FUSED and device.type == "cpu" and dtype in native.DTYPES:
         return TRACED
     name = forced or "aten"
-    return Plan(name, is_fused=True, text=f"{name}/torch")
+    return Plan(name, is_fused=True, name=f"{name}, torch")
 
 
 def _check_traced(operation: str | None, device: torch.device, dtype: torch.dtype, forced: str) -> None:

@@ -9,15 +9,14 @@ Shapes: T time, B batch, H hidden, L layers of a time step, N hyper; halves h, t
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops import graphs, pointwise
-from rhhn_fairseq.ops.backends import Plan, read_plan
-from rhhn_fairseq.ops.buffers import Highway, state_dtype
-from rhhn_fairseq.ops.highway_products import Products, is_rank_scaled, make_products
+from rhhn_fairseq.ops.backends import Plan, graphs, plan_named, pointwise
+from rhhn_fairseq.ops.buffers import UNSET, Highway, HighwayGradients, state_dtype
+from rhhn_fairseq.ops.highway.products import Products, hypervectors, is_rank_scaled, make_products
 from rhhn_fairseq.ops.library import differentiate, operation
 from rhhn_fairseq.ops.loop import Noise
 from rhhn_fairseq.ops.sequence import (
@@ -45,7 +44,7 @@ class Biases(NamedTuple):
     bias_z: Tensor | None = None
 
 
-class Masks(NamedTuple):
+class HighwayMasks(NamedTuple):
     """Padding and noise of a pass; every field is optional.
 
     Attributes:
@@ -63,7 +62,7 @@ class Masks(NamedTuple):
     s_share: Tensor | None = None
 
 
-class Numbers(NamedTuple):
+class HighwayNumbers(NamedTuple):
     """The scalars of a pass.
 
     Attributes:
@@ -84,7 +83,7 @@ def gather_masks(
     gal_rate: float,
     gx_TBG: Tensor,
     layers: int,
-) -> Masks:
+) -> HighwayMasks:
     """Returns the padding and the noise that a cell drew, in the form that the operation takes.
 
     Args:
@@ -96,7 +95,7 @@ def gather_masks(
     """
     (T, B, G), dtype = gx_TBG.shape, gx_TBG.dtype
     H = G // 2
-    return Masks(
+    return HighwayMasks(
         None if mask_TB is None else mask_TB.contiguous(),
         None if first_TB1 is None else first_TB1.squeeze(-1).contiguous(),
         gal_mask(noise, gal_rate, B, H, dtype),
@@ -112,8 +111,8 @@ def highway(
     weights: Sequence[Tensor],
     biases: Biases,
     hyper: Sequence[Tensor],
-    masks: Masks,
-    numbers: Numbers,
+    masks: HighwayMasks,
+    numbers: HighwayNumbers,
     plan: Plan,
 ) -> tuple[Tensor, Tensor]:
     """Runs a recurrent highway network over a sequence.
@@ -138,7 +137,7 @@ def highway(
         [tensor.to(dtype).contiguous() for tensor in hyper],
         list(masks),
         list(numbers),
-        plan.text,
+        plan.name,
     )
     return y, s.to(s0.dtype)
 
@@ -160,17 +159,28 @@ def highway_op(
         outputs; the last state; and for the backward pass u, the states after all layers, the same in the
         type of the operands if that differs, and z without its bias.
     """
-    (T, B, width), L, masks, how = gx.shape, len(weights), Masks(*masks), read_plan(plan)
+    (T, B, width), L, masks, how = (
+        gx.shape,
+        len(weights),
+        HighwayMasks(*masks),
+        plan_named(plan),
+    )
     H = width // 2
     u, s = gx.new_empty(L, T, B, width), s0.new_empty(L, T, B, H)
-    buffers = _make_buffers((u, gx, s0, s), Biases(*biases), masks, Numbers(*numbers))
+    numbers = HighwayNumbers(*numbers)
+    buffers = _make_buffers(
+        (u, gx, s0, s),
+        Biases(*biases),
+        masks,
+        numbers,
+        hypervectors(hyper, s.shape, how.gemm),
+        None if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H),
+        gx.new_empty(T, B, L * H if numbers.trace else H),
+    )
     products = make_products(buffers, weights, hyper, masks.gal, how.gemm)
-    products.start_forward()
-    buffers.y = gx.new_empty(T, B, L * H if buffers.trace else H)
-    buffers.o = None if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
     run = None
     if products.plain:
-        run = pointwise.many_steps(how, buffers, "forward", weights, masks.gal, None)
+        run = pointwise.many_steps(how, buffers, None, weights, masks.gal, None)
     if run is None:
         run = _forward_steps(buffers, products, masks.gal, how)
     for start in range(0, T, products.forward_steps):
@@ -184,7 +194,7 @@ def _forward_steps(
     buffers: Highway, products: Products, gal: Tensor | None, plan: Plan
 ) -> Callable[[int, int], None]:
     """Returns a function that runs some steps forward, with a product and a call for each layer."""
-    step = pointwise.highway(plan, buffers, "forward")
+    step = pointwise.highway(plan, buffers)
     u = [of_layer.unbind(0) for of_layer in buffers.u.unbind(0)]
     states = [of_layer.unbind(0) for of_layer in buffers.operands]
 
@@ -199,28 +209,43 @@ def _forward_steps(
     return run
 
 
-def _make_buffers(sequence: Sequence[Tensor], biases: Biases, masks: Masks, numbers: Numbers) -> Highway:
+def _make_buffers(
+    sequence: Sequence[Tensor],
+    biases: Biases,
+    masks: HighwayMasks,
+    numbers: HighwayNumbers,
+    z: Any,
+    o: Tensor | None,
+    y: Any = None,
+) -> Highway:
     """Returns the buffers that forward and backward share; see ``buffers.Highway`` for the names.
 
     Args:
         sequence: u, gx, s0 and s.
     """
     u, gx, s0, s = sequence
-    buffers = Highway(u=u, gx=gx, s0=s0, s=s, bias=biases.bias, bias_x=biases.bias_x)
-    if biases.bias_z is not None:
-        buffers.bias_z = biases.bias_z
-    buffers.mask, buffers.first, _, buffers.keep, buffers.zone, _ = masks
-    buffers.keep_scale, buffers.zone_rate, buffers.trace = (
-        numbers.keep_scale,
-        numbers.zone_rate,
-        numbers.trace != 0,
+    return Highway(
+        u=u,
+        gx=gx,
+        s0=s0,
+        s=s,
+        z=z,
+        o=o,
+        y=y,
+        **biases._asdict(),
+        first=masks.first,
+        mask=masks.real,
+        keep=masks.keep,
+        zone=masks.zone,
+        keep_scale=numbers.keep_scale,
+        zone_rate=numbers.zone_rate,
+        trace=numbers.trace != 0,
     )
-    return buffers
 
 
 @torch.library.register_fake(highway_op)
-def _(gx, s0, weights, biases, hyper, masks, numbers, plan):
-    (T, B, width), L, trace = gx.shape, len(weights), Numbers(*numbers).trace
+def _(gx, s0, weights, biases, hyper, masks, numbers, *_):
+    (T, B, width), L, trace = gx.shape, len(weights), HighwayNumbers(*numbers).trace
     H = width // 2
     s = s0.new_empty(L, T, B, H)
     o = gx.new_empty(0) if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H)
@@ -251,47 +276,50 @@ def highway_backward(
         gradients of gx, s0, the weights, the biases, and the tensors of ``hyper``.
     """
     (dy, ds_last), (u, s, o, z) = gradients, kept
-    (L, T, B, H), masks, how = s.shape, Masks(*masks), read_plan(plan)
-    buffers = _make_buffers((u, gx, s0, s), Biases(*biases), masks, Numbers(*numbers))
-    buffers.o = o if o.numel() else None
-    if z.numel():
-        buffers.z = z
+    (L, T, B, H), masks, how = s.shape, HighwayMasks(*masks), plan_named(plan)
+    z_kept, o_kept = (tensor if tensor.numel() else None for tensor in (z, o))
+    buffers = _make_buffers((u, gx, s0, s), Biases(*biases), masks, HighwayNumbers(*numbers), z_kept, o_kept)
     products = make_products(buffers, weights, hyper, masks.gal, how.gemm)
-    products.start_backward()
-    buffers.dy = None if dy is None else dy.contiguous()
-    buffers.ds = gx.new_zeros(s0.shape)
-    buffers.ds_direct, buffers.past = or_zeros(ds_last, s0), torch.zeros_like(s0)
     steps = products.steps
-    buffers.du, buffers.dgx = u.new_empty(L, steps, B, 2 * H), torch.empty_like(gx)
-    buffers.sums = pointwise.gradient_sums(how, [(3 * L + 2) * H], s0)
+    grads = HighwayGradients(
+        dy=None if dy is None else dy.contiguous(),
+        ds=gx.new_zeros(s0.shape),
+        ds_direct=or_zeros(ds_last, s0),
+        past=torch.zeros_like(s0),
+        du=u.new_empty(L, steps, B, 2 * H),
+        dgx=torch.empty_like(gx),
+        sums=pointwise.gradient_sums(how, [(3 * L + 2) * H], s0),
+        dz=UNSET if z_kept is None else z.new_empty(L, steps, B, H),
+    )
+    products.start_backward(grads)
     run = None
     if products.plain:
-        run = pointwise.many_steps(how, buffers, "backward", weights, masks.gal, masks.s_share)
+        run = pointwise.many_steps(how, buffers, grads, weights, masks.gal, masks.s_share)
     if run is None:
-        run = _backward_steps(buffers, products, masks, how)
+        run = _backward_steps(buffers, grads, products, masks, how)
     for start in reversed(range(0, T, steps)):
         products.begin_block(start)
         run(start, min(start + steps, T))
         products.end_block(start)
-    ds0, sums = buffers.ds_direct + buffers.ds, buffers.sums.sum(0)
+    ds0, sums = grads.ds_direct + grads.ds, grads.sums.sum(0)
     # Without a hypernetwork the last biases are missing. An operation's results must not share memory.
     pieces = zip(biases, sums.split((2 * L * H, 2 * H, L * H)), strict=False)
     dbiases = [gradient.view_as(bias).clone() for bias, gradient in pieces]
-    return [buffers.dgx, ds0, *products.weight_gradients(), *dbiases, *products.hyper_gradients()]
+    return [grads.dgx, ds0, *products.weight_gradients(), *dbiases, *products.hyper_gradients()]
 
 
 def _backward_steps(
-    buffers: Highway, products: Products, masks: Masks, plan: Plan
+    buffers: Highway, grads: HighwayGradients, products: Products, masks: HighwayMasks, plan: Plan
 ) -> Callable[[int, int], None]:
     """Returns a function that runs some steps backward, with a call and a product for each layer."""
-    L, step = len(buffers.s), pointwise.highway(plan, buffers, "backward")
+    L, step = len(buffers.s), pointwise.highway(plan, buffers, grads)
 
     def run(start: int, stop: int) -> None:
         for t in reversed(range(start, stop)):
             for layer in reversed(range(L)):
                 step(t * L + layer)
                 products.multiply_backward(layer, t)
-                through_recurrence(buffers.ds, masks.gal, None if layer else masks.s_share, t)
+                through_recurrence(grads.ds, masks.gal, None if layer else masks.s_share, t)
 
     return run
 

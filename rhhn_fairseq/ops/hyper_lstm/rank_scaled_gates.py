@@ -9,7 +9,7 @@ Shapes: T time, B batch, H hidden, Z embedding, d terms, of which the first, d_h
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops.gemm import PackedWeight, mm
+from rhhn_fairseq.ops.matmul.gemm import PackedWeight, mm
 
 
 class RankScaledGates:

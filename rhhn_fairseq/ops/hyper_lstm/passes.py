@@ -9,19 +9,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops import native, pointwise
-from rhhn_fairseq.ops.backends import Plan
-from rhhn_fairseq.ops.buffers import Gated
-from rhhn_fairseq.ops.gemm import PackedWeight
+from rhhn_fairseq.ops import native
+from rhhn_fairseq.ops.backends import Plan, pointwise
+from rhhn_fairseq.ops.buffers import Gated, GatedGradients
+from rhhn_fairseq.ops.hyper_lstm.rank_scaled_gates import RankScaledGates
 from rhhn_fairseq.ops.lstm import (
-    Masks,
-    Numbers,
-    add_gradients,
-    make_both_buffers,
+    GatedMasks,
+    GatedNumbers,
+    make_buffers,
+    make_gradients,
     split_sums,
     state_gradient,
 )
-from rhhn_fairseq.ops.rank_scaled_gates import RankScaledGates
+from rhhn_fairseq.ops.matmul.gemm import PackedWeight
 from rhhn_fairseq.ops.sequence import (
     block_steps,
     operand_blocks,
@@ -78,6 +78,34 @@ class Kept(NamedTuple):
     z: Tensor
 
 
+def make_both_buffers(
+    kept: Kept,
+    state: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    masks: GatedMasks,
+    numbers: GatedNumbers,
+    scaled: tuple[Weights, Tensor] | None,
+    y: Tensor | None = None,
+) -> tuple[Gated, Gated]:
+    """Returns the buffers of the main network and of the hypernetwork; the latter has no noise of its own.
+
+    Args:
+        scaled: the weights and gx, if the point-wise work scales the main network's sums. y: its outputs, in
+            a forward pass with a mask.
+    """
+    u, h, c, a, e, k, z = kept
+    half, plain = len(norms) // 2, GatedNumbers(numbers.forget_bias)
+    further, outputs = {}, {}
+    if scaled is not None:
+        weights, gx = scaled
+        further = {"gx": gx, "z": z, "weight_d": weights.weight_d, "bias": weights.bias}
+    if y is not None:
+        further["y"], outputs["y"] = y, torch.empty_like(e)
+    of_h = u[:, :, : 4 * h.shape[-1]]
+    main = make_buffers((of_h, h, c), state[:2], norms[:half], masks, numbers, **further)
+    return main, make_buffers((a, e, k), state[2:], norms[half:], GatedMasks(masks.real), plain, **outputs)
+
+
 class Forward:
     """The forward pass step by step: the products, and a call for each network.
 
@@ -105,7 +133,7 @@ class Forward:
         self.to_z = PackedWeight(weights.weight_z, T, B, plan.gemm)
 
     def run(self, main: Gated, hyper: Gated, g_hyper: Tensor, gal: Tensor | None) -> None:
-        main_step = pointwise.gated(self.plan, main, "forward")
+        main_step = pointwise.gated(self.plan, main)
         run_hyper = self._hypernetwork(main, hyper, g_hyper)
         from_main = zip(
             self.u.unbind(0),
@@ -129,7 +157,7 @@ class Forward:
 
     def _hypernetwork(self, main: Gated, hyper: Gated, g_hyper: Tensor):
         """Returns a function that computes z of a step from the hypernetwork's product of h."""
-        step = pointwise.gated(self.plan, hyper, "forward")
+        step = pointwise.gated(self.plan, hyper)
         rows = zip(
             g_hyper.unbind(0),
             self.sides[1].unbind(0),
@@ -174,23 +202,24 @@ class Backward:
         self.matrices = from_h, weights.weight_e, weights.weight_z
         self.dgx, self.dg_hyper, self.dz = (torch.empty_like(tensor) for tensor in (gx, kept.a, kept.z))
 
-    def run(self, gradients, norms: Sequence[Tensor], masks: Masks, numbers: Numbers) -> list[Tensor]:
+    def run(
+        self, gradients, norms: Sequence[Tensor], masks: GatedMasks, numbers: GatedNumbers
+    ) -> list[Tensor]:
         """See ``hyper_lstm_backward``."""
         dy, *last = gradients
         kept, gemm = self.kept, self.plan.gemm
-        main, hyper = make_both_buffers(kept, self.state, norms, masks, numbers)
-        add_gradients(main, last[:2], self.plan)
-        add_gradients(hyper, last[2:], self.plan)
-        if self.gates is None:
-            main.gx, main.z = self.gx, kept.z
-            main.weight_d, main.bias = self.weights.weight_d, self.weights.bias
-            main.dweight_d = pointwise.gradient_sums(self.plan, main.weight_d.shape, main.c0)
-        main.dy = None if dy is None else dy.contiguous()
+        scaled = (self.weights, self.gx) if self.gates is None else None
+        buffers = make_both_buffers(kept, self.state, norms, masks, numbers, scaled)
         du = kept.u.new_empty(self.steps, *kept.u.shape[1:])
-        main.du, hyper.du = du.split((4 * self.H, 4 * self.N), dim=-1)
-        main.dgx, main.dz = self.dgx, self.dz
+        du_main, du_hyper = du.split((4 * self.H, 4 * self.N), dim=-1)
+        further = {"dgx": self.dgx, "dz": self.dz}
+        if self.gates is None:
+            shape = self.weights.weight_d.shape
+            further["dweight_d"] = pointwise.gradient_sums(self.plan, shape, buffers[0].c0)
+        main = make_gradients(self.plan, buffers[0], dy, last[:2], du_main, **further)
+        hyper = make_gradients(self.plan, buffers[1], None, last[2:], du_hyper)
         du = du if self.gates is None else hyper.du
-        run = self._steps(main, hyper, du, masks)
+        run = self._steps((buffers[0], main), (buffers[1], hyper), du, masks)
         dmerged, dweight_e = torch.empty_like(self.matrices[0]), torch.empty_like(self.matrices[1])
         for start in reversed(range(0, self.T, self.steps)):
             stop = min(start + self.steps, self.T)
@@ -228,29 +257,37 @@ class Backward:
             *((*dnorm, *dhyper_norm) if norms else ()),
         ]
 
-    def _steps(self, main: Gated, hyper: Gated, du_KBU: Tensor, masks: Masks) -> Callable[[int, int], None]:
+    def _steps(
+        self,
+        main: tuple[Gated, GatedGradients],
+        hyper: tuple[Gated, GatedGradients],
+        du_KBU: Tensor,
+        masks: GatedMasks,
+    ) -> Callable[[int, int], None]:
         """Returns a function that runs some steps backward: in one call, or step by step with the products
         and a call for each network.
 
         Args:
+            main, hyper: the buffers of each network, and their gradients.
             du_KBU: gradients of a block's products of h with ``matrices[0]``.
         """
+        buffers, grads = main
         numbers = sum(matrix.numel() for matrix in self.matrices)
-        if self.gates is None and self.plan.fits_one_call(self.steps, self.B, numbers, main.u.dtype):
+        if self.gates is None and self.plan.fits_one_call(self.steps, self.B, numbers, buffers.u.dtype):
             vectors = (None, None, masks.gal, masks.h_share)
             panels = [native.pack([matrix], "backward") for matrix in self.matrices]
 
             def run_in_one_call(start: int, stop: int) -> None:
                 steps = start, stop
-                native.hyper_lstm_sequence(main, hyper, "backward", panels, vectors, self.previous, steps)
+                native.hyper_lstm_sequence(main, hyper, panels, vectors, self.previous, steps)
 
             return run_in_one_call
         to_h, *others = (
             PackedWeight(matrix, self.T, self.B, self.plan.gemm, transpose=True) for matrix in self.matrices
         )
-        main_step = pointwise.gated(self.plan, main, "backward")
-        run_hyper = self._hypernetwork(hyper, *others)
-        du, before = du_KBU.unbind(0), previous_states(main.h0, main.h)
+        main_step = pointwise.gated(self.plan, *main)
+        run_hyper = self._hypernetwork(*hyper, *others)
+        du, before = du_KBU.unbind(0), previous_states(buffers.h0, buffers.h)
 
         def run(start: int, stop: int) -> None:
             for t in reversed(range(start, stop)):
@@ -258,20 +295,22 @@ class Backward:
                 through_gates = None
                 if self.gates is not None:
                     h = before[t] if masks.gal is None else before[t] * masks.gal
-                    du_t = main.du[t % self.steps]
-                    through_gates = self.gates.backward(t, h, self.kept.z[t], du_t, main.dz[t], main.dgx[t])
+                    du_t = grads.du[t % self.steps]
+                    through_gates = self.gates.backward(t, h, self.kept.z[t], du_t, grads.dz[t], grads.dgx[t])
                 run_hyper(t)
-                to_h.product(du[t % self.steps], main.dh)
+                to_h.product(du[t % self.steps], grads.dh)
                 if through_gates is not None:
-                    main.dh += through_gates
-                through_recurrence(main.dh, masks.gal, masks.h_share, t)
+                    grads.dh.add_(through_gates)
+                through_recurrence(grads.dh, masks.gal, masks.h_share, t)
 
         return run
 
-    def _hypernetwork(self, hyper: Gated, to_e: PackedWeight, from_z: PackedWeight) -> Callable[[int], None]:
+    def _hypernetwork(
+        self, buffers: Gated, hyper: GatedGradients, to_e: PackedWeight, from_z: PackedWeight
+    ) -> Callable[[int], None]:
         """Returns a function that turns a step's gradient of z into those of the hypernetwork's sums and
         state."""
-        step = pointwise.gated(self.plan, hyper, "backward")
+        step = pointwise.gated(self.plan, buffers, hyper)
         du, dz = hyper.du.unbind(0), self.dz.unbind(0)
 
         def run(t: int) -> None:

@@ -4,16 +4,17 @@ Gates are kept gate-major, [4, B, H], so that each is one contiguous block.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops.buffers import Gated, Highway
+from rhhn_fairseq.ops.buffers import Gated, GatedGradients, Highway, HighwayGradients
 
 
-def gated(p: Gated, direction: str) -> Callable[[int], None]:
-    """Returns a function that runs one step of a sequence, forward or backward."""
-    return getattr(_GatedStep(p), direction)
+def gated(p: Gated, grads: GatedGradients | None) -> Callable[[int], None]:
+    """Returns a function that runs one step of a sequence, backward with gradients."""
+    return _GatedStep(p, None).forward if grads is None else _GatedStep(p, grads).backward
 
 
 class _GatedStep:
@@ -23,8 +24,8 @@ class _GatedStep:
     the bias of b, and zeros for d_h and d_x. Bias and gradient then come out of products computed anyway.
     """
 
-    def __init__(self, p: Gated):
-        self.p = p
+    def __init__(self, p: Gated, grads: Any):
+        self.p, self.grads = p, grads
         self.dtype = p.c.dtype
         (_, B, H), new = p.c.shape, p.c.new_empty
         self.inner = new(B, H)
@@ -72,7 +73,7 @@ class _GatedStep:
         torch.mul(p.h[t], here, out=p.y[t])
 
     def backward(self, t: int) -> None:
-        p, da = self.p, self.da
+        p, grads, da = self.p, self.grads, self.da
         _, c_old = self._before(t)
         (i, f, g, o), norms = self._gates(t)
         d_i, d_f, d_g, d_o = da
@@ -82,7 +83,7 @@ class _GatedStep:
             inner, c_norm = _normalise(inner, p.c_gain, p.c_shift, p.epsilon)
         inner = torch.tanh(inner, out=inner)
 
-        dh, dc = self._arriving(t), p.dc
+        dh, dc = self._arriving(t), grads.dc
         here = None
         if p.mask is not None:
             # No gradient arrives at padding, so all that is computed from it is zero there.
@@ -98,12 +99,17 @@ class _GatedStep:
         sigmoid_backward(torch.mul(dc_new, c_old, out=d_f), f)
         sigmoid_backward(torch.mul(dc_new, update, out=d_i), i)
         tanh_backward(self._keep_(torch.mul(dc_new, i, out=d_g), t), g)
-        through = dc_new.mul_(f)
+        zoned = p.zone_c is not None or p.zone_c_rate
+        # Without a mask or zoneout, the gradient is computed directly in its buffer.
+        through = torch.mul(dc_new, f, out=grads.dc if here is None and not zoned else dc_new)
         if p.c_scale is not None:
             through.mul_(p.c_scale[t])
-        if p.zone_c is not None or p.zone_c_rate:
+        if zoned:
             through.add_(dc * stays)
-        p.dc = through if here is None else torch.where(here, through, p.dc)
+        if here is not None:
+            torch.where(here, through, grads.dc, out=grads.dc)
+        elif zoned:
+            grads.dc.copy_(through)
         if norms is not None:
             da = self._gates_backward(da, norms)
         self._spread(t, da)
@@ -166,33 +172,33 @@ class _GatedStep:
 
     def _arriving(self, t: int) -> Tensor:
         """Returns the gradient of the new h, free to modify; stores in dh_direct what bypasses the step."""
-        p = self.p
-        through = p.dh.to(self.dtype)
-        dh = through.clone() if p.dy is None else through + p.dy[t]
-        if p.dh_direct is None:
+        p, grads = self.p, self.grads
+        through = grads.dh.to(self.dtype)
+        dh = through.clone() if grads.dy is None else through + grads.dy[t]
+        if grads.dh_direct is None:
             return dh
         stays = share(p.zone_h, t, p.zone_h_rate, self.dtype)
-        everything = dh + p.dh_direct
+        everything = dh + grads.dh_direct
         past = everything * stays
         if p.mask is not None:
             # Padding has no output, so dy does not count there.
-            past = torch.where(p.mask[t].bool().unsqueeze(-1), past, through + p.dh_direct)
-        p.dh_direct.copy_(past)
+            past = torch.where(p.mask[t].bool().unsqueeze(-1), past, through + grads.dh_direct)
+        grads.dh_direct.copy_(past)
         return everything * (1 - stays)
 
     def _add(self, row: int, gradients: Tensor) -> None:
         """Adds to rows of ``buffers.Gated.sums``: gate gains from row 0, shifts 4, biases 8, c's 12."""
-        sums = self.p.sums[0].view(-1, gradients.shape[-1])
+        sums = self.grads.sums[0].view(-1, gradients.shape[-1])
         sums[row : row + len(gradients)].add_(gradients)
 
     def _spread(self, t: int, da: Tensor) -> None:
         """Computes the gradients of the summands from that of the gates' sums, [4, B, H]."""
-        p = self.p
-        du = self._gate_major(p.du[t % len(p.du)])
+        p, grads = self.p, self.grads
+        du = self._gate_major(grads.du[t % len(grads.du)])
         if p.weight_d is None:
             du.copy_(da)
             return
-        u, gx, dgx = (self._gate_major(rows) for rows in (p.u[t], p.gx[t], p.dgx[t]))
+        u, gx, dgx = (self._gate_major(rows) for rows in (p.u[t], p.gx[t], grads.dgx[t]))
         d_h, d_x, _ = self.d.chunk(3)
         torch.mul(da, d_h, out=du)
         torch.mul(da, d_x, out=dgx)
@@ -200,23 +206,23 @@ class _GatedStep:
         torch.mul(da, gx.to(self.dtype), out=self.dd[4:8])
         # The last third of dd is da itself, see __init__; ``_gates`` has filled z for this step.
         self.dweight.baddbmm_(self.z.transpose(1, 2), self.dd)
-        self._by_kind(p.dz[t]).copy_(torch.bmm(self.dd, p.weight_d.transpose(1, 2)))
+        self._by_kind(grads.dz[t]).copy_(torch.bmm(self.dd, p.weight_d.transpose(1, 2)))
         if t == 0:
             # The last step of the backward pass.
-            p.dweight_d[0].add_(self.dweight[:, :-1])
+            grads.dweight_d[0].add_(self.dweight[:, :-1])
             self._add(8, self.dweight[8:, -1])
 
 
-def highway(p: Highway, direction: str) -> Callable[[int], None]:
-    """Returns a function that runs one layer of a time step, number ``t L + l``, forward or backward."""
-    return getattr(_HighwayStep(p), direction)
+def highway(p: Highway, grads: HighwayGradients | None) -> Callable[[int], None]:
+    """Returns a function that runs one layer of a time step, number ``t L + l``, backward with gradients."""
+    return _HighwayStep(p, None).forward if grads is None else _HighwayStep(p, grads).backward
 
 
 class _HighwayStep:
     """One layer of ``buffers.Highway``; see there for the names, and cells/rhn.py for the equations."""
 
-    def __init__(self, p: Highway):
-        self.p = p
+    def __init__(self, p: Highway, grads: Any):
+        self.p, self.grads = p, grads
         self.L, _, _, self.H = p.s.shape
         self.dtype = p.s.dtype
 
@@ -239,20 +245,20 @@ class _HighwayStep:
             p.o[layer, t].copy_(new)
 
     def backward(self, n: int) -> None:
-        p, (t, layer) = self.p, divmod(n, self.L)
+        p, grads, (t, layer) = self.p, self.grads, divmod(n, self.L)
         H, last = self.H, layer == self.L - 1
         here = None if p.mask is None else p.mask[t].bool().unsqueeze(-1)
-        ds = p.ds_direct + p.ds
+        ds = grads.ds_direct + grads.ds
         arriving = ds
-        if p.dy is not None and (last or p.trace):
-            ds = ds + (p.dy[t, :, layer * H : (layer + 1) * H] if p.trace else p.dy[t])
+        if grads.dy is not None and (last or p.trace):
+            ds = ds + (grads.dy[t, :, layer * H : (layer + 1) * H] if p.trace else grads.dy[t])
         if here is not None:
             ds = ds * here
         if last:
             # With ``trace`` the last layer is read before zoneout, but then there is no zoneout.
             stays = share(p.zone, t, p.zone_rate, self.dtype)
             past = ds * stays
-            p.past.copy_(past if here is None else torch.where(here, past, arriving))
+            grads.past.copy_(past if here is None else torch.where(here, past, arriving))
             ds = ds * (1 - stays)
         h, gate = self._halves(t, layer)
         old = self._before(t, layer)
@@ -263,9 +269,9 @@ class _HighwayStep:
             ],
             dim=-1,
         )
-        p.ds_direct.copy_(ds * (1 - gate))
+        grads.ds_direct.copy_(ds * (1 - gate))
         if layer == 0:
-            p.ds_direct.add_(p.past)
+            grads.ds_direct.add_(grads.past)
         self._spread(t, layer, da)
 
     def _start(self, t: int) -> Tensor:
@@ -311,24 +317,24 @@ class _HighwayStep:
 
     def _spread(self, t: int, layer: int, da: Tensor) -> None:
         """Computes the gradients of the summands from that of the sums."""
-        p, width, H = self.p, 2 * self.H, self.H
+        p, grads, width, H = self.p, self.grads, 2 * self.H, self.H
         biased = da
         if layer == 0 and p.first is not None:
             biased = da * ~p.first[t].bool().unsqueeze(-1)
-        p.sums[0, layer * width : (layer + 1) * width] += biased.sum(0)
+        grads.sums[0, layer * width : (layer + 1) * width] += biased.sum(0)
         if layer == 0 and p.bias_x is not None:
-            p.sums[0, self.L * width : (self.L + 1) * width] += da.sum(0)
+            grads.sums[0, self.L * width : (self.L + 1) * width] += da.sum(0)
         du = da
         if p.z is not None:
             halves = da.unflatten(-1, (2, -1))
             products = self._products(t, layer).unflatten(-1, (2, -1))
             dz = (halves * products).sum(1)
-            p.dz[layer, t % p.dz.shape[1]].copy_(dz)
-            p.sums[0, (self.L + 1) * width :].view(-1, H)[layer] += dz.sum(0)
+            grads.dz[layer, t % grads.dz.shape[1]].copy_(dz)
+            grads.sums[0, (self.L + 1) * width :].view(-1, H)[layer] += dz.sum(0)
             du = (halves * self._scaling(t, layer)).flatten(-2)
-        p.du[layer, t % p.du.shape[1]].copy_(du)
+        grads.du[layer, t % grads.du.shape[1]].copy_(du)
         if layer == 0:
-            p.dgx[t].copy_(du)
+            grads.dgx[t].copy_(du)
 
 
 def _normalise(x: Tensor, gain: Tensor | None, shift: Tensor | None, epsilon: float) -> tuple[Tensor, tuple]:

@@ -5,27 +5,27 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops import aten, native, triton
-from rhhn_fairseq.ops.backends import Plan
-from rhhn_fairseq.ops.buffers import Gated, Highway
+from rhhn_fairseq.ops import native, triton
+from rhhn_fairseq.ops.backends import Plan, aten
+from rhhn_fairseq.ops.buffers import Gated, GatedGradients, Highway, HighwayGradients
 
 IMPLEMENTATIONS = {"native": native, "aten": aten, "triton": triton}
 
 
-def gated(plan: Plan, buffers: Gated, direction: str) -> Callable[[int], None]:
-    """Returns a function that runs one step of ``buffers``, forward or backward."""
-    return IMPLEMENTATIONS[plan.backend].gated(buffers, direction)
+def gated(plan: Plan, buffers: Gated, gradients: GatedGradients | None = None) -> Callable[[int], None]:
+    """Returns a function that runs one step of ``buffers``, backward with gradients."""
+    return IMPLEMENTATIONS[plan.backend].gated(buffers, gradients)
 
 
-def highway(plan: Plan, buffers: Highway, direction: str) -> Callable[[int], None]:
-    """Returns a function that runs one layer of a time step, number ``t L + l``, forward or backward."""
-    return IMPLEMENTATIONS[plan.backend].highway(buffers, direction)
+def highway(plan: Plan, buffers: Highway, gradients: HighwayGradients | None = None) -> Callable[[int], None]:
+    """Returns a function that runs one layer of a time step, number ``t L + l``, backward with gradients."""
+    return IMPLEMENTATIONS[plan.backend].highway(buffers, gradients)
 
 
 def many_steps(
     plan: Plan,
     buffers: Gated | Highway,
-    direction: str,
+    gradients: GatedGradients | HighwayGradients | None,
     weights: Sequence[Tensor],
     gal: Tensor | None,
     share: Tensor | None,
@@ -35,7 +35,7 @@ def many_steps(
     T, B = buffers.u.shape[-3:-1]
     if not plan.fits_one_call(T, B, sum(weight.numel() for weight in weights), buffers.u.dtype):
         return None
-    return native.many_steps(buffers, direction, weights, gal, share)
+    return native.many_steps(buffers, gradients, weights, gal, share)
 
 
 def gradient_sums(plan: Plan, shape: Sequence[int], like: Tensor) -> Tensor:

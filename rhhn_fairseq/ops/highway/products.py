@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops.buffers import Highway
-from rhhn_fairseq.ops.gemm import PackedWeight, mm
+from rhhn_fairseq.ops.buffers import Highway, HighwayGradients
+from rhhn_fairseq.ops.matmul.gemm import PackedWeight, mm
 from rhhn_fairseq.ops.sequence import block_steps, operand_blocks, weight_gradient
 
 BLOCK_ROWS = 256
@@ -36,6 +36,16 @@ def is_rank_scaled(hyper: Sequence[Tensor], layers: int) -> bool:
         return False
     states_TBX, weight = hyper
     return weight.shape[1] == states_TBX.shape[-1] // layers + 1
+
+
+def hypervectors(hyper: Sequence[Tensor], shape: torch.Size, gemm: str) -> Tensor | None:
+    """Returns z [L, T, B, H] without its bias; None without a hypernetwork, or if it is not kept."""
+    if not hyper or is_rank_scaled(hyper, shape[0]):
+        return None
+    states, weight_z = hyper
+    z = weight_z.new_empty(shape)
+    mm(rows_by_layer(states.unflatten(-1, (shape[0], -1))), weight_z, z.flatten(1, 2), gemm=gemm)
+    return z
 
 
 def rows_by_layer(tensor_KBLN: Tensor) -> Tensor:
@@ -84,10 +94,7 @@ class Products:
     @functools.cached_property
     def du(self) -> list[tuple[Tensor, ...]]:
         """Gradients of the products, [B, 2 H], by layer and step of a block."""
-        return [of_layer.unbind(0) for of_layer in self.p.du.unbind(0)]
-
-    def start_forward(self) -> None:
-        """Called before the forward pass."""
+        return [of_layer.unbind(0) for of_layer in self.grads.du.unbind(0)]
 
     def begin_block(self, t: int) -> None:
         """Called before the steps of the block that starts at step t, in either direction."""
@@ -96,12 +103,14 @@ class Products:
         """Writes the product of ``read`` [B, H] with a layer's matrix at step t to ``out`` [B, 2 H]."""
         self.packed[layer].product(read, out)
 
-    def start_backward(self) -> None:
+    def start_backward(self, grads: HighwayGradients) -> None:
+        """Called before the backward pass."""
+        self.grads = grads
         self.dweights = [self.p.u.new_empty(self.H, 2 * self.H) for _ in self.weights]
 
     def multiply_backward(self, layer: int, t: int) -> None:
-        """Writes the gradient of a product's input to ``p.ds``, from that of the product in ``p.du``."""
-        self.packed_transposes[layer].product(self.du[layer][t % self.steps], self.p.ds)
+        """Writes the gradient of a product's input to ``ds``, from that of the product in ``du``."""
+        self.packed_transposes[layer].product(self.du[layer][t % self.steps], self.grads.ds)
 
     def end_block(self, t: int) -> None:
         """Adds the weights' gradients of the block that starts at step t; the last block, run first, writes
@@ -111,7 +120,7 @@ class Products:
         blocks = [operand_blocks(p.s0.to(states.dtype), states[-1], gal, steps)]
         for below in states[:-1, steps]:
             blocks.append([below if gal is None else below * gal])
-        du = p.du[:, : steps.stop - t]
+        du = self.grads.du[:, : steps.stop - t]
         for own, read, du_TBG in zip(self.dweights, blocks, du, strict=True):
             weight_gradient(read, du_TBG, self.gemm, own, add=steps.stop < self.T)
 
@@ -136,18 +145,13 @@ class ScaledProducts(Products):
         states, self.weight_z = hyper
         self.hyper_TBLN = states.unflatten(-1, (self.L, -1))
 
-    def start_forward(self):
-        self.p.z = self.weight_z.new_empty(self.p.s.shape)
-        mm(rows_by_layer(self.hyper_TBLN), self.weight_z, self.p.z.flatten(1, 2), gemm=self.gemm)
-
-    def start_backward(self):
-        super().start_backward()
-        self.p.dz = self.weight_z.new_empty(self.L, self.steps, self.B, self.H)
+    def start_backward(self, grads):
+        super().start_backward(grads)
         self.dhyper_TBLN, self.dweight_z = torch.empty_like(self.hyper_TBLN), torch.empty_like(self.weight_z)
 
     def end_block(self, t):
         super().end_block(t)
-        block, dz = slice(t, t + self.steps), self.p.dz[:, : self.T - t].flatten(1, 2)
+        block, dz = slice(t, t + self.steps), self.grads.dz[:, : self.T - t].flatten(1, 2)
         mm(dz, self.weight_z.mT, rows_by_layer(self.dhyper_TBLN[block]), gemm=self.gemm)
         before = self.dweight_z if block.stop < self.T else None
         mm(rows_by_layer(self.hyper_TBLN[block]).mT, dz, self.dweight_z, before, self.gemm)
@@ -209,7 +213,8 @@ class RankScaledProducts(Products):
         self.products *= self.b[layer, k].unsqueeze(2)
         torch.sum(self.products, 0, out=out.view(self.B, 2, self.H))
 
-    def start_backward(self):
+    def start_backward(self, grads):
+        self.grads = grads
         L, K, new = self.L, self.steps, self.products.new_empty
         self.inputs = new(L, K, self.d, self.B, self.H)
         self.dproducts = new(L, K, self.d, self.B, 2, self.H)
@@ -238,7 +243,7 @@ class RankScaledProducts(Products):
         self.packed_transposes[layer].product(rows, self.dinputs.flatten(0, 1))
         torch.mul(self.dinputs[1:], read, out=dvectors[self.d :])
         self.dinputs[1:] *= self.a[layer, k]
-        torch.sum(self.dinputs, 0, out=self.p.ds)
+        torch.sum(self.dinputs, 0, out=self.grads.ds)
 
     def end_block(self, t):
         K = min(self.steps, self.T - t)
