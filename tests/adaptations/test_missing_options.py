@@ -40,7 +40,7 @@ def test_what_is_missing_is_named(program, arguments, line):
         ("--criterion cross_entropy --best-checkpoint-metric bpc", "choose from loss, nll_loss, ppl"),
         ("--max-update 1 --dynamic-eval-lr 1e-3", "--dynamic-eval-lr goes with --dynamic-eval"),
         ("--dynamic-eval --dynamic-eval-lr -1e-4", "--dynamic-eval-lr -0.0001 --dynamic-eval-decay"),
-        ("--hidden-size 0", "--hidden-size 0 is not possible: at least 1 and at most 1e+06"),
+        ("--hidden-size 0", "--hidden-size 0 is too small, the smallest is 1"),
         ("--lr-scheduler pass_through", "--lr-scheduler pass_through needs --optimizer composite"),
     ],
 )

@@ -71,7 +71,7 @@ def test_the_range_is_what_the_cell_allows():
         ("lstm:lr-scheduler=foo", "lr_scheduler foo is unknown, choose from .*cosine"),
         ("lstm:batching=foo", "batching foo is unknown, choose from lanes, windows"),
         ("lstm:activation-reg=-1", "activation_reg -1.0 is not possible: at least 0"),
-        ("lstm:dropout-mask=foo", "lstm:dropout-mask=foo: .*dropout_mask='foo'"),
+        ("lstm:dropout-mask=foo", "lstm:dropout-mask=foo: --dropout-mask foo is unknown"),
         ("lstm:zoneout=2", "lstm:zoneout=2: .*zoneout=2.0 is too large"),
         ("hyper:hyper-cell=foo", "hyper:hyper-cell=foo: .*foo"),
         ("hyper:main-cell=foo", "hyper:main-cell=foo: unknown cell 'foo'"),
