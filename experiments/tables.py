@@ -109,7 +109,7 @@ def _char_lm(source: str, protocol: str) -> tuple[Row, ...]:
 
 def _handwriting() -> tuple[Row, ...]:
     rows = [
-        Row(name, name, row.parameters, {"valid nats_seq": float(row.loss)})
+        Row(name, name, row.parameters, {"valid nats_seq": float(row.valid)})
         for name, row in handwriting_table.ARCHITECTURES.items()
     ]
     # The paper's repetition of Graves 2013: neither dropout nor scaled strokes.

@@ -2,8 +2,7 @@
 
 fairseq checks few of them. A negative learning rate trains away from the data, a NaN corrupts every weight,
 an interval of 0 causes a division by zero after the first epoch, and `--max-epoch -1` ends with status 0
-before the first update. The project's cells, models and tasks check their own options; rows here add what
-only the whole program knows, such as a bound against sizes for which no machine has the memory.
+before the first update. The project's cells, layers, models and tasks declare and check their own options.
 """
 
 import json
@@ -57,8 +56,6 @@ class Range:
 
 FINITE = Range(-math.inf, math.inf, above=True, below=True)
 STRENGTH = Range(0, math.inf, below=True)
-# Sizes of models, whose own checks are stricter. Beyond this a layer's weights alone would fill terabytes.
-WIDTH, DEPTH = Range(0, 10**6), Range(1, 1000)
 # Each worker is a process beside the training; more than a few per core only fill memory.
 WORKERS = Range(0, max(32, 4 * (os.cpu_count() or 1)))
 
@@ -92,9 +89,6 @@ TABLE = {
     Range(0, 1, below=True): "adam_betas momentum label_smoothing",
     Range(0, 1, above=True): "lr_shrink",
     Range(0, 1, above=True, also=-1): "sampling_topp",
-    Range(1, WIDTH.high): "hidden_size",
-    WIDTH: "embed_dim hyper_size hyper_embed_size attention_size",
-    DEPTH: "layers encoder_layers decoder_layers rhn_depth",
     # Lengths to far higher powers, and far longer translations, overflow.
     Range(-10, 10): "lenpen",
     Range(0, 1000): "max_len_a",

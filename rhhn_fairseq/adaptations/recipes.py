@@ -2,14 +2,21 @@
 
 fairseq's own defaults for task, criterion, optimizer and learning rate are not tuned to any model: with only
 an architecture, training failed with "Must specify batch size", or ran at a learning rate of 0.25.
+
+``fill`` completes what the user gave. A command line (``--arch NAME``) and Hydra (``model._name=NAME``)
+differ only in how they say what was given, and in where the result goes.
 """
 
 import argparse
 import dataclasses
+import functools
 import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.errors import UsageError
@@ -20,6 +27,8 @@ ARCHITECTURES = "such as ln_hyperlstm_ptb; docs/reference/architectures.md lists
 """What a message says where no architecture is named."""
 
 COMPONENTS = ("task", "criterion", "optimizer", "lr_scheduler")
+# Sections of a tree in which fairseq keeps the options that belong to no component.
+SECTIONS = ("dataset", "optimization", "checkpoint")
 
 # An option is not filled in if the user gave one that controls the same thing.
 ALTERNATIVES = {
@@ -33,16 +42,25 @@ ALTERNATIVES = {
 # These depend on the criterion, which defines the metrics.
 METRIC = ("best_checkpoint_metric", "maximize_best_checkpoint_metric")
 
+# fairseq copies these values by interpolation, which may already be resolved.
+COPIES = {
+    "optimization.lr": ("optimizer.lr", "lr_scheduler.lr"),
+    "dataset.batch_size": ("dataset.batch_size_valid",),
+    "dataset.max_tokens": ("dataset.max_tokens_valid",),
+}
 
-def fill(recipe: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
-    """Returns the options of a recipe that apply beside those that the user gave.
+
+def fill(arch: str | None, given: Mapping[str, object]) -> dict[str, object]:
+    """Returns the options of an architecture's recipe that apply beside those that the user gave.
 
     An option of the recipe's task, criterion, optimizer or scheduler is left out if the user chose another
     one that has no such option.
 
     Args:
-        recipe: option names and values. given: what the user gave, in the same form.
+        arch: the architecture; fairseq's own, and None, have no recipe.
+        given: what the user gave, by name.
     """
+    recipe = recipe_of(arch, given)
     components = {kind: given.get(kind, recipe.get(kind)) for kind in COMPONENTS}
     filled = {}
     for name, value in recipe.items():
@@ -185,8 +203,124 @@ class _Filler:
         self.arch = given.get("arch", parser.get_default("arch"))
         if self.arch is None and is_command_line(self.arguments):
             raise UsageError(f"--arch is missing: name an architecture, {ARCHITECTURES}")
-        filled = fill(recipe_of(self.arch, given), given)
+        filled = fill(self.arch, given)
         if not self.complete:
             filled = {kind: filled[kind] for kind in COMPONENTS if kind in filled}
         self.filled, self.complete = filled, True
         parser.set_defaults(**filled)
+
+
+def fill_in_configuration() -> bool:
+    """``fairseq-hydra-train model._name=NAME`` gets its defaults from the recipe of the architecture.
+
+    fairseq's ``add_defaults`` completes a configuration after the user's modules are imported.
+    ``fairseq_cli.train`` calls it too, after it has parsed a command line; then nothing is filled in.
+    """
+    from fairseq.dataclass import initialize
+
+    # If fairseq's program imported the user directory, it holds its own reference to the function.
+    for module in (initialize, sys.modules.get("fairseq_cli.train")):
+        if hasattr(module, "add_defaults"):
+            module.add_defaults = _filling(module.add_defaults)
+    return True
+
+
+def _filling(inner):
+    from rhhn_fairseq.adaptations.hydra_configs import separate_jobs
+
+    @functools.wraps(inner)
+    def add_defaults(cfg):
+        keys = keys_of_the_user()
+        if keys is not None:
+            # Without a model, fairseq asks for a batch size.
+            if cfg.get("model") is None and OmegaConf.select(cfg, "common_eval.path") is None:
+                raise UsageError(
+                    "no model is configured: choose an architecture by model._name=NAME with a file "
+                    f"(--config-name char_lm), or by model=NAME without one, {ARCHITECTURES}"
+                )
+            fill_tree(cfg, keys)
+            separate_jobs(cfg)
+        inner(cfg)
+
+    return add_defaults
+
+
+def keys_of_the_user() -> set[str] | None:
+    """Returns the dotted keys in the user's overrides and configuration files; None outside of Hydra."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return None
+    hydra = HydraConfig.get()
+    keys = {override.lstrip("+~").split("=", 1)[0].split("@")[0] for override in hydra.overrides.task}
+    for source in hydra.runtime.config_sources:
+        # fairseq's own file sets nothing of a training.
+        if source.schema == "file":
+            keys |= _keys_in_file(Path(source.path) / hydra.job.config_name)
+    return keys
+
+
+def _keys_in_file(path: Path) -> set[str]:
+    """Returns the dotted keys in a file and in the files of its defaults list."""
+    path = path.with_name(f"{path.name.removesuffix('.yaml')}.yaml")
+    if not path.is_file():
+        return set()
+    content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    shared = [path.parent / entry for entry in content.pop("defaults", []) if isinstance(entry, str)]
+    return set(_dotted(content)).union(*map(_keys_in_file, shared))
+
+
+def _dotted(tree, prefix: str = "") -> Iterator[str]:
+    if not isinstance(tree, Mapping):
+        yield prefix.removesuffix(".")
+        return
+    for key, value in tree.items():
+        yield from _dotted(value, f"{prefix}{key}.")
+
+
+def fill_tree(cfg: DictConfig, keys: set[str]) -> None:
+    """Sets the options of the model's recipe that are not among ``keys``, which are dotted."""
+    names = {kind: _name(cfg.get(kind)) for kind in ("model", *COMPONENTS)}
+    given = {}
+    for key in keys:
+        section, _, option = key.partition(".")
+        if section in COMPONENTS and option in ("", "_name"):
+            # A component that is set to null counts as not given.
+            given |= {section: names[section]} if names[section] is not None else {}
+        elif option and section in (*COMPONENTS, *SECTIONS):
+            given[option] = OmegaConf.select(cfg, key)
+    filled = fill(names["model"], given)
+    before = OmegaConf.to_container(cfg, resolve=False)
+    with open_dict(cfg):
+        for kind in COMPONENTS:
+            if filled.get(kind, names[kind]) != names[kind]:
+                # Only the options that the user gave for it are kept.
+                own = [key.partition(".")[2] for key in keys if key.startswith(f"{kind}.")]
+                cfg[kind] = {key: OmegaConf.select(cfg[kind], key) for key in own} | {"_name": filled[kind]}
+        for name in filled.keys() - set(COMPONENTS):
+            _set(cfg, _section(cfg, name), name, filled[name], keys)
+    if OmegaConf.to_container(cfg, resolve=False) != before:
+        announce(names["model"], filled)
+
+
+def _name(component) -> str | None:
+    return component if isinstance(component, str) else getattr(component, "_name", None)
+
+
+def _section(cfg: DictConfig, name: str) -> str:
+    from fairseq.dataclass.configs import FairseqConfig
+
+    for section in SECTIONS:
+        if name in FairseqConfig.__dataclass_fields__[section].type.__dataclass_fields__:
+            return section
+    names = {kind: _name(cfg.get(kind)) for kind in COMPONENTS}
+    return next(kind for kind in COMPONENTS if name in fields_of(kind, names))
+
+
+def _set(cfg: DictConfig, section: str, name: str, value, keys: set[str]) -> None:
+    cfg[section][name] = value
+    for copy in COPIES.get(f"{section}.{name}", ()):
+        section, name = copy.split(".")
+        node = cfg.get(section) or {}
+        if name in node and copy not in keys and not OmegaConf.is_interpolation(node, name):
+            node[name] = value

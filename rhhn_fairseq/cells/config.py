@@ -2,13 +2,18 @@
 
 import math
 from dataclasses import MISSING, dataclass, field, fields
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 from rhhn_fairseq.errors import UsageError
 
+# Beyond these, the weights of one layer would fill terabytes.
+WIDEST, DEEPEST = 10**6, 1000
+
 
 def option(default=MISSING, *, help, choices=None, low=None, high=None, below=None):
-    """Returns a field of a cell's configuration with a help string and limits on its values.
+    """Returns a field of a configuration with a help string and limits on its values.
+
+    It is the only declaration of an option: checks and command lines read it.
 
     Args:
         default: the default value; if it is left out, the field is required.
@@ -24,8 +29,8 @@ def option(default=MISSING, *, help, choices=None, low=None, high=None, below=No
 class StateConfig:
     """Sizes and options of every cell. They are checked when built; ``UsageError`` names the field."""
 
-    input_size: int = option(help="width of the input", low=1)
-    hidden_size: int = option(help="width of the state and of the output", low=1)
+    input_size: int = option(help="width of the input", low=1, high=WIDEST)
+    hidden_size: int = option(help="width of the state and of the output", low=1, high=WIDEST)
     zoneout: float = option(
         0.0, help="probability that a unit of the output state keeps its value", low=0, below=1
     )
@@ -65,24 +70,31 @@ def resolve_fields(config: type) -> None:
         spec.type = hints[spec.name]
 
 
-def check_fields(config) -> None:
-    """Raises UsageError for the first field made by ``option`` whose value it does not allow."""
+def check_fields(config, flags: bool = False) -> None:
+    """Raises UsageError for the first field made by ``option`` whose value it does not allow.
+
+    Args:
+        flags: whether the message names the option of the command line, and not the field.
+    """
+    owner = type(config).__name__.removesuffix("Config")
     for spec in fields(config):
-        if spec.metadata:
-            _check_field(type(config).__name__, spec, getattr(config, spec.name))
+        value = getattr(config, spec.name)
+        if spec.metadata and value is not None:
+            field = f"{spec.name}={value!r}"
+            flag = f"--{spec.name.replace('_', '-')} {value}"
+            _check_field(flag if flags else f"{owner}: {field}" if owner else field, spec, value)
 
 
-def _check_field(owner: str, spec, value) -> None:
+def _check_field(where: str, spec, value) -> None:
     """Raises UsageError unless ``value`` has the field's type and lies within its limits."""
-    owner = owner.removesuffix("Config")
-    where = f"{owner}: {spec.name}={value!r}" if owner else f"{spec.name}={value!r}"
-    if spec.type is int and (isinstance(value, bool) or not isinstance(value, int)):
+    kind = next((kind for kind in get_args(spec.type) if kind is not type(None)), spec.type)
+    if kind is int and (isinstance(value, bool) or not isinstance(value, int)):
         raise UsageError(f"{where} is not a whole number")
-    if spec.type is bool and not isinstance(value, bool):
+    if kind is bool and not isinstance(value, bool):
         raise UsageError(f"{where} is neither True nor False")
-    if spec.type is float and (isinstance(value, bool) or not isinstance(value, int | float)):
+    if kind is float and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise UsageError(f"{where} is not a number")
-    if spec.type is float and not math.isfinite(value):
+    if kind is float and not math.isfinite(value):
         raise UsageError(f"{where} is not a finite number")
     limits = spec.metadata
     if limits["choices"] is not None and value not in limits["choices"]:

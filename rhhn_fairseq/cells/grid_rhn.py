@@ -36,7 +36,7 @@ from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zone
 class GridRHNConfig(CellConfig):
     """Options of the grid RHN."""
 
-    rhn_depth: int = option(7, help="layers in one time step", low=2)
+    rhn_depth: int = option(7, help="layers in one time step", low=2, high=1000)
     recurrent_dropout: float = option(0.0, help="drop units of the transform gate t", low=0, below=1)
 
 

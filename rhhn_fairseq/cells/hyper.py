@@ -66,8 +66,8 @@ class HyperConfig(RHNConfig, GatedConfig):
 
     main_cell: str = option("lstm", help="the cell whose weights are scaled")
     hyper_cell: str = option("lstm", help="the cell that is the hypernetwork")
-    hyper_size: int = option(128, help="width of the hypernetwork", low=1)
-    hyper_embed_size: int = option(4, help="width of the embeddings z", low=1)
+    hyper_size: int = option(128, help="width of the hypernetwork", low=1, high=10**6)
+    hyper_embed_size: int = option(4, help="width of the embeddings z", low=1, high=10**6)
     hyper_input: str = option(
         "xh",
         help="what the hypernetwork reads: x, or x and the main network's previous output",

@@ -68,8 +68,8 @@ from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS, layer_norm
 class HyperLSTMConfig(GatedConfig):
     """Options of the HyperLSTM."""
 
-    hyper_size: int = option(128, help="width of the hypernetwork", low=1)
-    hyper_embed_size: int = option(4, help="width of the embeddings z", low=1)
+    hyper_size: int = option(128, help="width of the hypernetwork", low=1, high=10**6)
+    hyper_embed_size: int = option(4, help="width of the embeddings z", low=1, high=10**6)
     layer_norm: bool = option(False, help="normalise the gates and c, in both networks")
     hyper_state: str = option(
         "current", help="compute z from this state of the hypernetwork", choices=HYPER_STATES

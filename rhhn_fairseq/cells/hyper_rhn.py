@@ -60,7 +60,7 @@ from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zone
 class HyperRHNConfig(RHNConfig):
     """Options of the HyperRHN."""
 
-    hyper_size: int = option(128, help="width of the hypernetwork", low=1)
+    hyper_size: int = option(128, help="width of the hypernetwork", low=1, high=10**6)
     hyper_bias: float = option(0.0, help="constant added to the hypervectors z")
     hyper_rank: int = option(1, help="outer products that scale a recurrent matrix", low=1)
 

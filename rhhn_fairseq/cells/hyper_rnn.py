@@ -107,8 +107,8 @@ def naive_scaling(p, prefix, e, gate, gates):
 class HyperRNNConfig(CellConfig):
     """Options of the HyperRNN."""
 
-    hyper_size: int = option(128, help="width of the hypernetwork", low=1)
-    hyper_embed_size: int = option(16, help="width of the embeddings z", low=1)
+    hyper_size: int = option(128, help="width of the hypernetwork", low=1, high=10**6)
+    hyper_embed_size: int = option(16, help="width of the embeddings z", low=1, high=10**6)
     hyper_form: str = option(
         "practical",
         help="scale the columns of fixed matrices, or combine hyper_embed_size matrices",

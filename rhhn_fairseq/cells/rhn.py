@@ -39,7 +39,7 @@ from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, lerp
 class RHNConfig(CellConfig):
     """Options of the recurrent highway network."""
 
-    rhn_depth: int = option(7, help="layers in one time step", low=1)
+    rhn_depth: int = option(7, help="layers in one time step", low=1, high=1000)
     recurrent_dropout: float = option(0.0, help="drop units of the transform gate t", low=0, below=1)
     first_step: str = option(
         "full",

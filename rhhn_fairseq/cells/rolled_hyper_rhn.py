@@ -46,9 +46,9 @@ from rhhn_fairseq.ops.sequence import expand_noise
 class RolledHyperRHNConfig(CellConfig):
     """Options of the rolled HyperRHN."""
 
-    rhn_depth: int = option(7, help="layers in one time step", low=1)
+    rhn_depth: int = option(7, help="layers in one time step", low=1, high=1000)
     recurrent_dropout: float = option(0.0, help="drop units of the transform gate t", low=0, below=1)
-    hyper_size: int = option(128, help="width of the hypernetwork", low=1)
+    hyper_size: int = option(128, help="width of the hypernetwork", low=1, high=10**6)
     hyper_bias: float = option(1.0, help="constant added to the hypervectors z")
 
     def __post_init__(self):

@@ -42,15 +42,26 @@ ATTENTION_SCORES = ("additive", "general")
 class DecoderConfig(StackConfig):
     """A stack's options, whose layers include the bottom one, and those of the attention."""
 
-    attention: str = option("paper", help="form of the attention", choices=ATTENTION_FORMS)
-    attention_score: str = option(
-        "additive", help="how a source position is scored", choices=ATTENTION_SCORES
+    attention: str = option(
+        "paper",
+        help="'paper': the query is the bottom layer's output of the step before, the context goes to all "
+        "layers; 'v2': the query is its current output, the context goes to the layers above",
+        choices=ATTENTION_FORMS,
     )
-    attention_size: int = option(help="width of the additive attention's hidden layer", low=1)
+    attention_score: str = option(
+        "additive",
+        help="'additive': one hidden layer; 'general': Luong's product of query and source",
+        choices=ATTENTION_SCORES,
+    )
+    attention_size: int = option(
+        0, help="width of the additive attention's hidden layer; 0: the hidden size", low=0
+    )
     attention_normalised: bool = option(False, help="weight-normalise the attention's output vector")
-    context_dropout: float = option(0.0, help="dropout on the context", low=0, below=1)
+    context_dropout: float = option(
+        0.0, help="dropout on the context that the upper layers read", low=0, below=1
+    )
     context_to_output: bool = option(
-        False, help="combine the last layer's output with the context (Luong et al. 2015, equation 5)"
+        False, help="combine the last layer's output with the context, as Luong et al. 2015 do (equation 5)"
     )
 
     def __post_init__(self):
@@ -73,16 +84,21 @@ class DecoderConfig(StackConfig):
                 "Decoder: residual_from=1, but the bottom layer reads embeddings; the smallest is 2"
             )
 
+    @property
+    def attention_width(self) -> int:
+        """Width of the attention's hidden layer."""
+        return self.attention_size or self.hidden_size
+
     def build_attention(self) -> Attention:
         """Builds the decoder's side of the attention."""
         if self.attention_score == "general":
             return GeneralAttention(self.hidden_size, self.context_size)
-        return AdditiveAttention(self.hidden_size, self.attention_size, self.attention_normalised)
+        return AdditiveAttention(self.hidden_size, self.attention_width, self.attention_normalised)
 
     def build_memory(self) -> SourceMemory:
         """Builds the encoder's side of the attention."""
         return SourceMemory(
-            self.context_size, None if self.attention_score == "general" else self.attention_size
+            self.context_size, None if self.attention_score == "general" else self.attention_width
         )
 
     def upper(self) -> StackConfig:

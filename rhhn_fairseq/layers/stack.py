@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.config import check_fields, option
-from rhhn_fairseq.cells.registry import build_cell
+from rhhn_fairseq.cells.config import DEEPEST, WIDEST, check_fields, option
+from rhhn_fairseq.cells.registry import CELLS, build_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.weight_drop import call_with_dropped_weights, recurrent_weights
@@ -22,27 +22,30 @@ from rhhn_fairseq.ops.regularise import sequence_dropout
 class StackConfig:
     """Sizes and connections of a stack; ``UsageError`` names the invalid field."""
 
-    cell: str = option(help="name of the cell, one of rhhn_fairseq.cells.CELLS")
+    cell: str = option(help=f"recurrent cell: {', '.join(sorted(CELLS))}")
     input_size: int = option(help="width of the input", low=1)
-    hidden_size: int = option(help="width of a layer in one direction", low=1)
-    layers: int = option(1, help="number of layers", low=1)
+    hidden_size: int = option(help="width of a recurrent layer in one direction", low=1, high=WIDEST)
+    layers: int = option(1, help="recurrent layers", low=1, high=DEEPEST)
     context_size: int = option(0, help="width of what every layer reads beside the one below", low=0)
     bidirectional_layers: int = option(
         0, help="how many of the first layers read in both directions and give both outputs", low=0
     )
     residual_from: int = option(
-        0,
-        help="layer (counted from 1) from which on a layer's input is added to its output; 0 for none",
-        low=0,
+        0, help="first layer (counted from 1) whose input is added to its output; 0: none", low=0
     )
-    input_dropout: float = option(0.0, help="dropout on the input of the first layer", low=0, below=1)
+    input_dropout: float = option(0.0, help="dropout on the first layer's input", low=0, below=1)
     layer_dropout: float = option(0.0, help="dropout between layers", low=0, below=1)
-    output_dropout: float = option(0.0, help="dropout on the output of the last layer", low=0, below=1)
+    output_dropout: float = option(0.0, help="dropout on the last layer's output", low=0, below=1)
     weight_drop: float = option(
-        0.0, help="drop connections of the recurrent matrices, others in every pass", low=0, below=1
+        0.0,
+        help="drop connections of the recurrent matrices, others in every pass (Merity 2018)",
+        low=0,
+        below=1,
     )
     dropout_mask: str = option(
-        "step", help="whether those dropouts draw a mask every step or once", choices=("step", "sequence")
+        "step",
+        help="these dropouts draw a mask for every 'step' or every 'sequence'",
+        choices=("step", "sequence"),
     )
     cell_options: dict = field(default_factory=dict)
 

@@ -4,13 +4,13 @@ Shapes: T time, B batch, V symbols that occur, D entries of the dictionary.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Optional
 
 from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor
 
-from rhhn_fairseq.cells.registry import CELLS
+from rhhn_fairseq.cells.config import WIDEST, option
 from rhhn_fairseq.configuration import typed_config
 from rhhn_fairseq.data.text.lanes import PAD
 from rhhn_fairseq.data.text.vocabulary import UNK, CharVocabulary, escape
@@ -18,45 +18,44 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES, BASE_RECIPE, recipe_of
 from rhhn_fairseq.models.options import (
-    StackOptions,
-    check_probability,
+    STACK,
+    check_options,
     check_shapes,
+    fairseq_dataclass,
     register_architecture,
-    stack_options,
-    with_cell_options,
+    taken,
 )
 from rhhn_fairseq.models.recipes import HasRecipe
 from rhhn_fairseq.networks.character import CharacterNetwork
 
-OUTPUT_INITS = ("glorot", "orthogonal")
+LAYERS = (*STACK, "weight_drop")
 
 
-@dataclass
-class CharLMBaseConfig(StackOptions):
-    cell: str = field(
-        default="ln_hyperlstm", metadata={"help": f"recurrent cell: {', '.join(sorted(CELLS))}"}
+@dataclass(frozen=True, kw_only=True)
+class CharacterOptions:
+    """What the model has besides its layers."""
+
+    embed_dim: int = option(0, help="width of the symbol embeddings; 0: one-hot input", low=0, high=WIDEST)
+    embedding_dropout: float = option(
+        0.0,
+        help="probability of dropping a symbol's embedding, the same symbols in the whole batch",
+        low=0,
+        below=1,
     )
-    hidden_size: int = field(default=1000, metadata={"help": "width of a recurrent layer"})
-    embed_dim: int = field(default=0, metadata={"help": "width of the symbol embeddings; 0: one-hot input"})
-    embedding_dropout: float = field(
-        default=0.0,
-        metadata={
-            "help": "probability of dropping a symbol's embedding, the same symbols in the whole batch"
-        },
-    )
-    weight_drop: float = field(
-        default=0.0,
-        metadata={"help": "drop connections of the recurrent matrices, others in every batch (Merity 2018)"},
-    )
-    output_init: str = field(
-        default="glorot",
-        metadata={
-            "help": "output layer and embeddings: 'glorot' with zero bias, or 'orthogonal' with uniform bias"
-        },
+    output_init: str = option(
+        "glorot",
+        help="output layer and embeddings: 'glorot' with zero bias, or 'orthogonal' with uniform bias",
+        choices=("glorot", "orthogonal"),
     )
 
 
-CharLMConfig = with_cell_options("CharLMConfig", CharLMBaseConfig, __name__)
+CharLMConfig = fairseq_dataclass(
+    "CharLMConfig",
+    __name__,
+    {StackConfig: LAYERS, CharacterOptions: None},
+    cell="ln_hyperlstm",
+    hidden_size=1000,
+)
 
 
 @register_model("char_lm", dataclass=CharLMConfig)
@@ -73,19 +72,11 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
     from_pretrained = vars(BaseFairseqModel)["from_pretrained"]
 
     def __init__(self, config, vocabulary):
-        if config.output_init not in OUTPUT_INITS:
-            raise UsageError(
-                f"--output-init {config.output_init} is unknown, choose from {', '.join(OUTPUT_INITS)}"
-            )
-        if config.embed_dim < 0:
-            raise UsageError(f"--embed-dim {config.embed_dim} is too small, the smallest is 0 (one-hot)")
-        dropped = check_probability(config, "embedding_dropout")
-        symbols = len(vocabulary.model_indices())
-        weight_drop = check_probability(config, "weight_drop")
-        inputs = config.embed_dim or symbols
-        stack = StackConfig(input_size=inputs, weight_drop=weight_drop, **stack_options(config))
+        check_options(config)
+        inputs = config.embed_dim or len(vocabulary.model_indices())
+        stack = StackConfig(input_size=inputs, **taken(config, LAYERS))
         orthogonal = config.output_init == "orthogonal"
-        super().__init__(stack, vocabulary, config.embed_dim, dropped, orthogonal)
+        super().__init__(stack, vocabulary, config.embed_dim, config.embedding_dropout, orthogonal)
 
     @classmethod
     def build_model(cls, cfg, task):

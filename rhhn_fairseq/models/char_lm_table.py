@@ -4,44 +4,31 @@ Ha = Ha, Dai, Le 2016 (arXiv 1609.09106), tables 1 and 2; Suarez = Suarez 2017 (
 is the count that the printed sizes give; it equals the paper's figure unless a note says otherwise.
 """
 
-from dataclasses import dataclass
-
-from rhhn_fairseq.models.recipes import Recipe
+from rhhn_fairseq.models.recipes import Architecture, Recipe
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row of a table.
-
-    Attributes:
-        options: what differs from the model's defaults.
-        source: paper and table. vocab_size: symbols of its corpus.
-        parameters: the exact count at that vocabulary.
-        printed: the count as the paper prints it, None where it has no such model.
-        valid, test: the paper's bits per character, None where it gives none.
-        measured: the result of a training here, for models that are in no paper.
-    """
-
-    options: dict
-    source: str
-    vocab_size: int
-    parameters: int
-    printed: str | None = None
-    valid: float | None = None
-    test: float | None = None
-    measured: str | None = None
-
-    def reported(self) -> str:
-        """Returns in one line what the paper reports for it, or what was measured."""
-        if self.measured is not None:
-            return f"{self.measured} ({self.source})"
-        if self.printed is None:
-            return f"no figures with {self.vocab_size} symbols ({self.source})"
-        scores = [f"{name} {value}" for name, value in (("valid", self.valid), ("test", self.test)) if value]
-        return (
-            f"{self.printed} with {self.vocab_size} symbols; {' and '.join(scores)} bits per character "
-            f"({self.source})"
-        )
+def _row(
+    options: dict,
+    source: str,
+    vocab_size: int,
+    parameters: int,
+    printed: str | None = None,
+    valid: float | None = None,
+    test: float | None = None,
+    measured: str | None = None,
+) -> Architecture:
+    scores = " and ".join(f"{name} {bits}" for name, bits in (("valid", valid), ("test", test)) if bits)
+    figures = f"{scores} bits per character" if scores else measured
+    return Architecture(
+        options=options,
+        parameters=parameters,
+        vocab_size=vocab_size,
+        source=source,
+        printed=printed,
+        valid=valid,
+        test=test,
+        figures=figures,
+    )
 
 
 def _dropped(rate: float, layers: int = 1) -> dict:
@@ -88,19 +75,19 @@ PTB_MODERN = "docs/results/recipes_ptb_300k.md"
 PTB_MODERN_FULL = "docs/results/recipes_ptb_full_size.md"
 
 ARCHITECTURES = {
-    "lstm_ptb": Row(_ha("lstm"), PTB, 50, 4_254_050, "4.25 M", 1.347, 1.312),
-    "lstm_1250_ptb": Row(_ha("lstm", 1250), PTB, 50, 6_567_550, "6.57 M", 1.340, 1.306),
-    "lstm_2layer_ptb": Row(_ha("lstm", layers=2), PTB, 50, 12_258_050, "12.26 M", 1.312, 1.281),
-    "ln_lstm_ptb": Row(_ha("ln_lstm"), PTB, 50, 4_264_050, "4.26 M", 1.300, 1.267),
-    "hyperlstm_ptb": Row(_ha("hyperlstm", **HYPER_PTB), PTB, 50, 4_911_874, "4.91 M", 1.296, 1.265),
-    "ln_hyperlstm_ptb": Row(_ha("ln_hyperlstm", **HYPER_PTB), PTB, 50, 4_923_154, "4.92 M", 1.281, 1.250),
-    "ln_hyperlstm_large_ptb": Row(
+    "lstm_ptb": _row(_ha("lstm"), PTB, 50, 4_254_050, "4.25 M", 1.347, 1.312),
+    "lstm_1250_ptb": _row(_ha("lstm", 1250), PTB, 50, 6_567_550, "6.57 M", 1.340, 1.306),
+    "lstm_2layer_ptb": _row(_ha("lstm", layers=2), PTB, 50, 12_258_050, "12.26 M", 1.312, 1.281),
+    "ln_lstm_ptb": _row(_ha("ln_lstm"), PTB, 50, 4_264_050, "4.26 M", 1.300, 1.267),
+    "hyperlstm_ptb": _row(_ha("hyperlstm", **HYPER_PTB), PTB, 50, 4_911_874, "4.91 M", 1.296, 1.265),
+    "ln_hyperlstm_ptb": _row(_ha("ln_hyperlstm", **HYPER_PTB), PTB, 50, 4_923_154, "4.92 M", 1.281, 1.250),
+    "ln_hyperlstm_large_ptb": _row(
         _ha("ln_hyperlstm", rate=0.15, **LARGE_PTB), PTB, 50, 5_085_682, "5.06 M", 1.263, 1.233
     ),
-    "ln_hyperlstm_2layer_ptb": Row(
+    "ln_hyperlstm_2layer_ptb": _row(
         _ha("ln_hyperlstm", rate=0.2, layers=2, **LARGE_PTB), PTB, 50, 14_407_714, "14.41 M", 1.245, 1.219
     ),
-    "lstm_1125_ptb": Row(
+    "lstm_1125_ptb": _row(
         {"cell": "lstm", "hidden_size": 1125, "layers": 2, "recurrent_dropout": 0.1} | SUAREZ,
         PTB_SUAREZ,
         50,
@@ -108,7 +95,7 @@ ARCHITECTURES = {
         "15.6 M",
         1.29,
     ),
-    "rhn_ptb": Row(
+    "rhn_ptb": _row(
         {"cell": "rhn", "hidden_size": 1000, "rhn_depth": 7, "recurrent_dropout": 0.35} | SUAREZ,
         PTB_SUAREZ,
         50,
@@ -116,7 +103,7 @@ ARCHITECTURES = {
         "14.0 M",
         1.24,
     ),
-    "hyperrhn_ptb": Row(
+    "hyperrhn_ptb": _row(
         {
             "cell": "hyperrhn",
             "hidden_size": 1000,
@@ -133,7 +120,7 @@ ARCHITECTURES = {
         1.19,
     ),
     # The paper gives the figure without its split, and the HyperRHN's parameter count, but no size.
-    "grid_rhn_ptb": Row(
+    "grid_rhn_ptb": _row(
         {"cell": "grid_rhn", "hidden_size": 736, "rhn_depth": 7, "recurrent_dropout": 0.35} | SUAREZ,
         GRID_SUAREZ,
         50,
@@ -141,7 +128,7 @@ ARCHITECTURES = {
         "that of its HyperRHN",
         1.40,
     ),
-    "hyper_gru_rhn_ptb": Row(
+    "hyper_gru_rhn_ptb": _row(
         {
             "cell": "hyper",
             "hidden_size": 1000,
@@ -158,7 +145,7 @@ ARCHITECTURES = {
         50,
         15_084_432,
     ),
-    "hyperrhn_rank2_ptb": Row(
+    "hyperrhn_rank2_ptb": _row(
         {
             "cell": "hyperrhn",
             "hidden_size": 1000,
@@ -172,7 +159,7 @@ ARCHITECTURES = {
         50,
         17_068_736,
     ),
-    "rolled_hyperrhn_ptb": Row(
+    "rolled_hyperrhn_ptb": _row(
         {
             "cell": "rolled_hyperrhn",
             "hidden_size": 1000,
@@ -185,37 +172,37 @@ ARCHITECTURES = {
         50,
         14_359_736,
     ),
-    "mingru_ptb": Row(_minimal("mingru"), PTB_FENG, 50, 4_156_050),
-    "minlstm_ptb": Row(_minimal("minlstm"), PTB_FENG, 50, 6_209_050),
-    "ln_hyperlstm_modern": Row(
+    "mingru_ptb": _row(_minimal("mingru"), PTB_FENG, 50, 4_156_050),
+    "minlstm_ptb": _row(_minimal("minlstm"), PTB_FENG, 50, 6_209_050),
+    "ln_hyperlstm_modern": _row(
         {"cell": "ln_hyperlstm", "hidden_size": 196, "hyper_size": 64},
         PTB_MODERN,
         50,
         298_226,
         measured="valid 1.629 and test 1.584 bits per character after one epoch, protocol carry",
     ),
-    "hyperrhn_modern": Row(
+    "hyperrhn_modern": _row(
         {"cell": "hyperrhn", "hidden_size": 228, "rhn_depth": 2, "hyper_size": 64},
         PTB_MODERN,
         50,
         296_362,
         measured="valid 1.617 and test 1.570 bits per character after one epoch, protocol carry",
     ),
-    "lstm_modern": Row(
+    "lstm_modern": _row(
         {"cell": "lstm", "hidden_size": 240},
         PTB_MODERN,
         50,
         291_410,
         measured="valid 1.636 and test 1.591 bits per character after one epoch, protocol carry",
     ),
-    "ln_hyperlstm_1000_modern": Row(
+    "ln_hyperlstm_1000_modern": _row(
         {"cell": "ln_hyperlstm", "hidden_size": 1000} | HYPER_PTB | MODERN_DROPOUT,
         PTB_MODERN_FULL,
         50,
         4_923_154,
         measured="valid 1.290 (carry:32) and test 1.256 (carry) bits per character after forty epochs",
     ),
-    "hyperrhn_1000_modern": Row(
+    "hyperrhn_1000_modern": _row(
         {
             "cell": "hyperrhn",
             "hidden_size": 1000,
@@ -230,23 +217,23 @@ ARCHITECTURES = {
         15_313_274,
         measured="valid 1.314 and test 1.281 bits per character after four epochs, protocol carry:32",
     ),
-    "lstm_1080_modern": Row(
+    "lstm_1080_modern": _row(
         {"cell": "lstm", "hidden_size": 1080} | MODERN_DROPOUT,
         PTB_MODERN_FULL,
         50,
         4_939_970,
         measured="valid 1.280 (carry:32) and test 1.249 (carry) bits per character after forty epochs",
     ),
-    "lstm_enwik8": Row(_enwik8("lstm", 1800, 0.0), ENWIK8, 205, 14_812_405, "14.81 M", test=1.470),
-    "lstm_2000_enwik8": Row(_enwik8("lstm", 2000, 0.0), ENWIK8, 205, 18_058_205, "18.06 M", test=1.461),
-    "ln_lstm_enwik8": Row(_enwik8("ln_lstm", 1800, 0.1), ENWIK8, 205, 14_830_405, "14.82 M", test=1.402),
-    "hyperlstm_enwik8": Row(
+    "lstm_enwik8": _row(_enwik8("lstm", 1800, 0.0), ENWIK8, 205, 14_812_405, "14.81 M", test=1.470),
+    "lstm_2000_enwik8": _row(_enwik8("lstm", 2000, 0.0), ENWIK8, 205, 18_058_205, "18.06 M", test=1.461),
+    "ln_lstm_enwik8": _row(_enwik8("ln_lstm", 1800, 0.1), ENWIK8, 205, 14_830_405, "14.82 M", test=1.402),
+    "hyperlstm_enwik8": _row(
         _enwik8("hyperlstm", 1800, 0.1, **HYPER_ENWIK8), ENWIK8, 205, 18_708_213, "18.71 M", test=1.391
     ),
-    "ln_hyperlstm_enwik8": Row(
+    "ln_hyperlstm_enwik8": _row(
         _enwik8("ln_hyperlstm", 1800, 0.1, **HYPER_ENWIK8), ENWIK8, 205, 18_728_773, "18.78 M", test=1.353
     ),
-    "ln_hyperlstm_2048_enwik8": Row(
+    "ln_hyperlstm_2048_enwik8": _row(
         _enwik8("ln_hyperlstm", 2048, 0.15, hyper_size=512, hyper_embed_size=64),
         ENWIK8,
         205,
@@ -258,7 +245,7 @@ ARCHITECTURES = {
 
 # Zilly's table prints 46 M, the count with one-hot input; the repository has embeddings as wide as the
 # state, with dropout on them.
-ARCHITECTURES["rhn_enwik8"] = Row(
+ARCHITECTURES["rhn_enwik8"] = _row(
     {
         "cell": "rhn",
         "hidden_size": 1500,

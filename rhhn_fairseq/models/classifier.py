@@ -7,15 +7,12 @@ first, each of which has read the whole sequence.
 Shapes: T time, B batch, C numbers per step, H width of the layers' output, K width of an answer.
 """
 
-from dataclasses import dataclass, field
-
 import torch
 import torch.nn.functional as F
 from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
 from rhhn_fairseq.cells.contract import glorot_
-from rhhn_fairseq.cells.registry import CELLS
 from rhhn_fairseq.configuration import typed_config
 from rhhn_fairseq.data.problems.base import Problem
 from rhhn_fairseq.data.problems.registry import blank_problem
@@ -23,25 +20,20 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.classifier_table import ARCHITECTURES, BASE_PROBLEM, recipe_of
 from rhhn_fairseq.models.options import (
-    StackOptions,
+    STACK,
+    check_options,
     check_shapes,
+    fairseq_dataclass,
     register_architecture,
-    stack_options,
-    with_cell_options,
+    taken,
 )
 from rhhn_fairseq.models.recipes import HasRecipe
 
+LAYERS = (*STACK, "bidirectional_layers")
 
-@dataclass
-class ClassifierBaseConfig(StackOptions):
-    cell: str = field(default="lstm", metadata={"help": f"recurrent cell: {', '.join(sorted(CELLS))}"})
-    hidden_size: int = field(default=128, metadata={"help": "width of a recurrent layer in one direction"})
-    bidirectional_layers: int = field(
-        default=0, metadata={"help": "how many of the first layers read in both directions"}
-    )
-
-
-ClassifierConfig = with_cell_options("ClassifierConfig", ClassifierBaseConfig, __name__)
+ClassifierConfig = fairseq_dataclass(
+    "ClassifierConfig", __name__, {StackConfig: LAYERS}, cell="lstm", hidden_size=128
+)
 
 
 @register_model("classifier", dataclass=ClassifierConfig)
@@ -57,8 +49,8 @@ class Classifier(HasRecipe, BaseFairseqModel):
     def __init__(self, config, problem: Problem):
         super().__init__()
         self.per_step, self.problem_name = problem.per_step, problem.name
-        options = stack_options(config) | {"bidirectional_layers": config.bidirectional_layers}
-        self.stack = Stack(StackConfig(input_size=problem.input_size, **options))
+        check_options(config)
+        self.stack = Stack(StackConfig(input_size=problem.input_size, **taken(config, LAYERS)))
         self.both_ways = config.bidirectional_layers == config.layers
         self.weight_out = nn.Parameter(torch.empty(self.stack.output_size, problem.output_size))
         self.bias_out = nn.Parameter(torch.zeros(problem.output_size))

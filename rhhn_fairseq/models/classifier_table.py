@@ -6,34 +6,11 @@ they have the LSTM's width, and a highway network of depth 2 also has nearly its
 Ka has two biases per gate, of which only the sum matters; here it has one.
 """
 
-from dataclasses import dataclass
-
-from rhhn_fairseq.models.recipes import Recipe
-
-
-@dataclass(frozen=True)
-class Row:
-    """One architecture.
-
-    Attributes:
-        options: what differs from the model's defaults.
-        problem: the ``--problem`` that it is for; those for MNIST serve pmnist, digits and pdigits too.
-        parameters: the exact count for that problem; for copying, with scalar inputs.
-        source: where the size is from; None for sizes that are in no paper.
-    """
-
-    options: dict
-    problem: str
-    parameters: int
-    source: str | None = None
-
-    def reported(self) -> str | None:
-        """Returns in one line where the size is from."""
-        return self.source and f"of this size in {self.source}"
-
+from rhhn_fairseq.models.recipes import Architecture, Recipe
 
 HYPER = {"hyper_size": 32, "hyper_embed_size": 4}
 CELLS = {
+    "elman": {"cell": "elman"},
     "lstm": {"cell": "lstm"},
     "hyperlstm": {"cell": "hyperlstm"} | HYPER,
     "rhn": {"cell": "rhn", "rhn_depth": 2},
@@ -41,8 +18,15 @@ CELLS = {
 }
 
 
-def _row(cell: str, hidden: int, problem: str, parameters: int, source: str | None = None) -> Row:
-    return Row(CELLS[cell] | {"hidden_size": hidden}, problem, parameters, source)
+def _row(cell: str, hidden: int, problem: str, parameters: int, source: str | None = None) -> Architecture:
+    """Those for MNIST serve pmnist, digits and pdigits too; that for copying has scalar inputs."""
+    return Architecture(
+        options=CELLS[cell] | {"hidden_size": hidden},
+        problem=problem,
+        parameters=parameters,
+        source=source,
+        figures="a model of this size",
+    )
 
 
 ARCHITECTURES = {
@@ -58,7 +42,7 @@ ARCHITECTURES = {
     "hyperlstm_mnist": _row("hyperlstm", 100, "mnist", 65_330),
     "rhn_mnist": _row("rhn", 100, "mnist", 41_810),
     "hyperrhn_mnist": _row("hyperrhn", 100, "mnist", 52_762),
-    "elman_xor": Row({"cell": "elman", "hidden_size": 16}, "xor", 322),
+    "elman_xor": _row("elman", 16, "xor", 322),
 }
 
 SHARED = {

@@ -9,12 +9,11 @@ Shapes: S source time, T target time, B batch, V dictionary, H hidden, E embeddi
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Optional
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.dataclass import FairseqDataclass
 from fairseq.models import (
     FairseqEncoder,
     FairseqEncoderDecoderModel,
@@ -23,125 +22,91 @@ from fairseq.models import (
 )
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.registry import CELLS
+from rhhn_fairseq.cells.config import DEEPEST, WIDEST, option
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.configuration import typed_config
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.attention import Memory
-from rhhn_fairseq.layers.decoder import (
-    ATTENTION_FORMS,
-    ATTENTION_SCORES,
-    AttentionDecoder,
-    DecoderConfig,
-)
+from rhhn_fairseq.layers.decoder import AttentionDecoder, DecoderConfig
 from rhhn_fairseq.layers.decoding import decoding_step
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.gnmt_table import ARCHITECTURES, BASE_RECIPE, recipe_of
 from rhhn_fairseq.models.options import (
-    check_probability,
+    check_options,
     check_shapes,
-    flag,
-    given_cell_options,
+    fairseq_dataclass,
     register_architecture,
-    with_cell_options,
+    taken,
 )
 from rhhn_fairseq.models.recipes import HasRecipe
 from rhhn_fairseq.ops.loop import State
 from rhhn_fairseq.ops.matmul.gemm import affine
 
-SHARED_EMBEDDINGS = ("none", "decoder", "all")
-CELL_INITS = ("uniform", "own")
-DECODER_STARTS = ("zeros", "encoder")
 FINGERPRINT_BYTES = 32
 
 # A recurrent network has no maximum length; the task's --max-source-positions limits what is read.
 MAX_POSITIONS = 1_000_000
 
 
-@dataclass
-class GNMTBaseConfig(FairseqDataclass):
-    cell: str = field(default="lstm", metadata={"help": f"recurrent cell: {', '.join(sorted(CELLS))}"})
-    hidden_size: int = field(default=1024, metadata={"help": "width of a recurrent layer in one direction"})
-    embed_dim: int = field(default=1024, metadata={"help": "width of the embeddings"})
-    encoder_layers: int = field(default=8, metadata={"help": "recurrent layers of the encoder"})
-    decoder_layers: int = field(default=8, metadata={"help": "recurrent layers of the decoder"})
-    bidirectional_layers: int = field(
-        default=1, metadata={"help": "how many of the first encoder layers read in both directions"}
+# Options of both sides, and those of the decoder alone.
+SIDES = ("cell", "hidden_size", "residual_from", "dropout_mask")
+DECODER = (
+    *("attention", "attention_score", "attention_size", "attention_normalised"),
+    *("context_dropout", "context_to_output"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationOptions:
+    """What the model has besides its layers."""
+
+    embed_dim: int = option(1024, help="width of the embeddings", low=1, high=WIDEST)
+    encoder_layers: int = option(8, help="recurrent layers of the encoder", low=1, high=DEEPEST)
+    decoder_layers: int = option(8, help="recurrent layers of the decoder", low=1, high=DEEPEST)
+    decoder_start: str = option(
+        "zeros",
+        help="the decoder's first state: 'zeros', or the last state of the 'encoder', layer by layer",
+        choices=("zeros", "encoder"),
     )
-    residual_from: int = field(
-        default=3,
-        metadata={"help": "first layer of encoder and decoder with a residual connection; 0: none"},
+    share_embeddings: str = option(
+        "none",
+        help="'decoder': the output layer's table is the decoder's embeddings; 'all': the encoder's too, "
+        "which needs a joint dictionary; 'none': three tables",
+        choices=("none", "decoder", "all"),
     )
-    attention: str = field(
-        default="paper",
-        metadata={
-            "help": "'paper': the query is the bottom decoder layer's output of the step before, the context "
-            "goes to all layers; 'v2': the query is its current output, the context goes to the layers above"
-        },
+    dropout: float = option(0.2, help="dropout on the input of every layer", low=0, below=1)
+    output_dropout: Optional[float] = option(
+        None, help="dropout on the last decoder layer's output (default: --dropout)", low=0, below=1
     )
-    attention_score: str = field(
-        default="additive",
-        metadata={"help": "'additive': one hidden layer; 'general': Luong's product of query and source"},
+    init_range: float = option(
+        0.04, help="initialise weights uniformly within plus and minus this; 0: each layer's default", low=0
     )
-    attention_size: int = field(
-        default=0, metadata={"help": "width of the additive attention's hidden layer; 0: --hidden-size"}
+    init_width: int = option(
+        0,
+        help="the --hidden-size that --init-range is meant for; other widths use the range times "
+        "sqrt(this / width), so that signals keep their size; 0: the same range for all",
+        low=0,
     )
-    attention_normalised: bool = field(
-        default=False, metadata={"help": "weight-normalise the attention's output vector"}
+    init_cells: str = option(
+        "uniform",
+        help="initialisation of the cells: 'uniform' within --init-range, unless they have gains or scaling "
+        "vectors, or each cell's 'own'",
+        choices=("uniform", "own"),
     )
-    decoder_start: str = field(
-        default="zeros",
-        metadata={
-            "help": "the decoder's first state: 'zeros', or the last state of the 'encoder', layer by layer"
-        },
-    )
-    share_embeddings: str = field(
-        default="none",
-        metadata={
-            "help": "'decoder': the output layer's table is the decoder's embeddings; 'all': the encoder's "
-            "too, which needs a joint dictionary; 'none': three tables"
-        },
-    )
-    dropout: float = field(default=0.2, metadata={"help": "dropout on the input of every layer"})
-    output_dropout: Optional[float] = field(
-        default=None, metadata={"help": "dropout on the last decoder layer's output (default: --dropout)"}
-    )
-    context_dropout: float = field(
-        default=0.0, metadata={"help": "dropout on the context that the layers above the first read"}
-    )
-    context_to_output: bool = field(
-        default=False,
-        metadata={"help": "combine the last layer's output with the context, as Luong et al. 2015 do"},
-    )
-    dropout_mask: str = field(
-        default="step",
-        metadata={"help": "these dropouts draw a mask for every 'step' or every 'sequence'"},
-    )
-    init_range: float = field(
-        default=0.04,
-        metadata={"help": "initialise weights uniformly within plus and minus this; 0: each layer's default"},
-    )
-    init_width: int = field(
-        default=0,
-        metadata={
-            "help": "the --hidden-size that --init-range is meant for; other widths use the range times "
-            "sqrt(this / width), so that signals keep their size; 0: the same range for all"
-        },
-    )
-    init_cells: str = field(
-        default="uniform",
-        metadata={
-            "help": "initialisation of the cells: 'uniform' within --init-range, unless they have gains or "
-            "scaling vectors, or each cell's 'own'"
-        },
-    )
-    init_attention: float = field(
-        default=0.0,
-        metadata={"help": "--init-range of the attention's maps of query and source; 0: --init-range"},
+    init_attention: float = option(
+        0.0, help="--init-range of the attention's maps of query and source; 0: --init-range", low=0
     )
 
 
-GNMTConfig = with_cell_options("GNMTConfig", GNMTBaseConfig, __name__)
+GNMTConfig = fairseq_dataclass(
+    "GNMTConfig",
+    __name__,
+    {DecoderConfig: (*SIDES, "bidirectional_layers", *DECODER), TranslationOptions: None},
+    cell="lstm",
+    hidden_size=1024,
+    bidirectional_layers=1,
+    residual_from=3,
+)
 
 
 class GNMTEncoder(FairseqEncoder):
@@ -321,20 +286,14 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
             target_table = _embedding(len(target), config.embed_dim, target.pad())
         stack = Stack(
             StackConfig(
-                cell=config.cell,
-                input_size=config.embed_dim,
-                hidden_size=config.hidden_size,
-                layers=config.encoder_layers,
-                bidirectional_layers=config.bidirectional_layers,
-                residual_from=config.residual_from if config.residual_from <= config.encoder_layers else 0,
-                input_dropout=config.dropout,
-                layer_dropout=config.dropout,
-                dropout_mask=config.dropout_mask,
-                cell_options=given_cell_options(config),
+                **_layers(config, config.encoder_layers), bidirectional_layers=config.bidirectional_layers
             )
         )
-        decoder_config = _decoder_config(
-            config, stack.output_size, config.attention_size or config.hidden_size
+        dropped = config.dropout if config.output_dropout is None else config.output_dropout
+        decoder_config = DecoderConfig(
+            **_layers(config, config.decoder_layers, DECODER),
+            output_dropout=dropped,
+            context_size=stack.output_size,
         )
         decoder, memory = AttentionDecoder(decoder_config), decoder_config.build_memory()
         start_sizes = decoder.state_sizes if config.decoder_start == "encoder" else None
@@ -418,27 +377,7 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
 
 
 def _check(config, source, target) -> None:
-    for name, known in (
-        ("attention", ATTENTION_FORMS),
-        ("attention_score", ATTENTION_SCORES),
-        ("share_embeddings", SHARED_EMBEDDINGS),
-        ("init_cells", CELL_INITS),
-        ("decoder_start", DECODER_STARTS),
-    ):
-        if getattr(config, name) not in known:
-            raise UsageError(
-                f"{flag(name)} {getattr(config, name)} is unknown, choose from {', '.join(known)}"
-            )
-    for name in ("hidden_size", "embed_dim", "encoder_layers", "decoder_layers"):
-        if getattr(config, name) < 1:
-            raise UsageError(f"{flag(name)} {getattr(config, name)} is too small, the smallest is 1")
-    for name in ("dropout", "context_dropout"):
-        check_probability(config, name)
-    if config.output_dropout is not None:
-        check_probability(config, "output_dropout")
-    for name in ("init_range", "init_width", "init_attention", "attention_size", "residual_from"):
-        if not getattr(config, name) >= 0:
-            raise UsageError(f"{flag(name)} {getattr(config, name)} is too small, the smallest is 0")
+    check_options(config)
     if config.share_embeddings == "all" and getattr(source, "symbols", 0) != getattr(target, "symbols", 0):
         raise UsageError(
             f"--share-embeddings all: the dictionaries differ ({len(source)} and {len(target)} entries); "
@@ -446,26 +385,13 @@ def _check(config, source, target) -> None:
         )
 
 
-def _decoder_config(config, context_size: int, attention_size: int) -> DecoderConfig:
-    return DecoderConfig(
-        cell=config.cell,
-        input_size=config.embed_dim,
-        hidden_size=config.hidden_size,
-        layers=config.decoder_layers,
-        residual_from=config.residual_from if config.residual_from <= config.decoder_layers else 0,
-        input_dropout=config.dropout,
-        layer_dropout=config.dropout,
-        output_dropout=config.dropout if config.output_dropout is None else config.output_dropout,
-        dropout_mask=config.dropout_mask,
-        cell_options=given_cell_options(config),
-        context_size=context_size,
-        context_dropout=config.context_dropout,
-        context_to_output=config.context_to_output,
-        attention=config.attention,
-        attention_score=config.attention_score,
-        attention_size=attention_size,
-        attention_normalised=config.attention_normalised,
-    )
+def _layers(config, layers: int, more: tuple[str, ...] = ()) -> dict:
+    """Returns the fields of ``StackConfig`` for one side of the model, and those named in ``more``."""
+    options = taken(config, (*SIDES, *more))
+    # On a side with fewer layers there is no residual connection.
+    options["residual_from"] *= config.residual_from <= layers
+    rates = {"input_dropout": config.dropout, "layer_dropout": config.dropout}
+    return options | rates | {"input_size": config.embed_dim, "layers": layers}
 
 
 def _embedding(entries: int, width: int, padding_idx: int) -> nn.Embedding:

@@ -5,35 +5,7 @@ WMT'14 En-Fr with 32,000 wordpieces on newstest2014 as tokenised BLEU. A row wit
 paper.
 """
 
-from dataclasses import dataclass
-
-from rhhn_fairseq.models.recipes import Recipe
-
-
-@dataclass(frozen=True)
-class Row:
-    """One architecture.
-
-    Attributes:
-        options: what differs from the model's defaults, which are GNMT's sizes.
-        vocab_size: entries of its joint dictionary, including fairseq's own.
-        parameters: the exact count at that size. printed: the count as the paper prints it.
-        source: paper and table. scores: what the paper reports.
-    """
-
-    options: dict
-    vocab_size: int
-    parameters: int
-    printed: str | None = None
-    source: str | None = None
-    scores: str | None = None
-
-    def reported(self) -> str | None:
-        """Returns in one line what the paper reports for it."""
-        if self.source is None:
-            return None
-        return f"{self.printed} with {self.vocab_size:,} wordpieces; {self.scores} ({self.source})"
-
+from rhhn_fairseq.models.recipes import Architecture, Recipe
 
 # The sizes of the paper's hypernetwork are not printed; these come closest to its count.
 HYPER = {"hyper_size": 192, "hyper_embed_size": 32}
@@ -92,8 +64,16 @@ SHARED = {
 }
 
 PRINTED = {
-    "lstm_gnmt": ("280.7 M", "Ha, WMT'14 En-Fr", "BLEU 38.95, log-perplexity 1.027"),
-    "hyperlstm_gnmt": ("325.5 M", "Ha, WMT'14 En-Fr", "BLEU 40.03, log-perplexity 0.993"),
+    "lstm_gnmt": {
+        "printed": "280.7 M",
+        "source": "Ha, WMT'14 En-Fr",
+        "figures": "BLEU 38.95, log-perplexity 1.027",
+    },
+    "hyperlstm_gnmt": {
+        "printed": "325.5 M",
+        "source": "Ha, WMT'14 En-Fr",
+        "figures": "BLEU 40.03, log-perplexity 0.993",
+    },
 }
 COUNTS = {
     "lstm_gnmt": 280_859_904,
@@ -112,11 +92,11 @@ COUNTS = {
 VOCABULARIES = {"gnmt": 32_000, "gnmt_iwslt": 8_000, "gnmt_small": 8_000}
 
 ARCHITECTURES = {
-    f"{cell}_{size}": Row(
-        CELLS[cell] | SHARED[size] | hyper,
-        VOCABULARIES[size],
-        COUNTS[f"{cell}_{size}"],
-        *PRINTED.get(f"{cell}_{size}", ()),
+    f"{cell}_{size}": Architecture(
+        options=CELLS[cell] | SHARED[size] | hyper,
+        vocab_size=VOCABULARIES[size],
+        parameters=COUNTS[f"{cell}_{size}"],
+        **PRINTED.get(f"{cell}_{size}", {}),
     )
     for size, cells in SIZES.items()
     for cell, hyper in cells.items()

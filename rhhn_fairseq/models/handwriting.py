@@ -4,12 +4,12 @@ Graves 2013 (arXiv 1308.0850), sections 4 and 5, and Ha, Dai, Le 2016 (arXiv 160
 ``--window K`` the model also reads a text, through Graves's window.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from fairseq.models import BaseFairseqModel, register_model
 
-from rhhn_fairseq.cells.registry import CELLS
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.configuration import typed_config
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
@@ -17,11 +17,12 @@ from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.layers.window import WindowConfig
 from rhhn_fairseq.models.handwriting_table import ARCHITECTURES, BASE_RECIPE
 from rhhn_fairseq.models.options import (
-    StackOptions,
+    STACK,
+    check_options,
     check_shapes,
+    fairseq_dataclass,
     register_architecture,
-    stack_options,
-    with_cell_options,
+    taken,
 )
 from rhhn_fairseq.models.recipes import HasRecipe
 from rhhn_fairseq.networks.strokes import POINT_SIZE, StrokeNetwork
@@ -30,17 +31,17 @@ from rhhn_fairseq.networks.strokes import POINT_SIZE, StrokeNetwork
 POINTS_PER_SYMBOL = 25.0
 
 
-@dataclass
-class HandwritingBaseConfig(StackOptions):
-    cell: str = field(default="lstm", metadata={"help": f"recurrent cell: {', '.join(sorted(CELLS))}"})
-    hidden_size: int = field(default=900, metadata={"help": "width of a recurrent layer"})
-    mixtures: int = field(default=20, metadata={"help": "Gaussians in the mixture"})
-    window: int = field(
-        default=0, metadata={"help": "Gaussians of the window over the text; 0: the model reads no text"}
-    )
+@dataclass(frozen=True, kw_only=True)
+class StrokeOptions:
+    """What the model has besides its layers."""
+
+    mixtures: int = option(20, help="Gaussians in the mixture", low=1)
+    window: int = option(0, help="Gaussians of the window over the text; 0: the model reads no text", low=0)
 
 
-HandwritingConfig = with_cell_options("HandwritingConfig", HandwritingBaseConfig, __name__)
+HandwritingConfig = fairseq_dataclass(
+    "HandwritingConfig", __name__, {StackConfig: STACK, StrokeOptions: None}, cell="lstm", hidden_size=900
+)
 
 
 @register_model("handwriting", dataclass=HandwritingConfig)
@@ -58,11 +59,8 @@ class Handwriting(HasRecipe, StrokeNetwork, BaseFairseqModel):
     from_pretrained = vars(BaseFairseqModel)["from_pretrained"]
 
     def __init__(self, config, normalisation: Normalisation, symbols: str, points_per_symbol: float):
-        if config.mixtures < 1:
-            raise UsageError(f"--mixtures {config.mixtures} is too small, the smallest is 1")
-        if config.window < 0:
-            raise UsageError(f"--window {config.window} is too small, the smallest is 0 (no text)")
-        stack = StackConfig(input_size=POINT_SIZE, **stack_options(config))
+        check_options(config)
+        stack = StackConfig(input_size=POINT_SIZE, **taken(config, STACK))
         if config.window:
             if not symbols:
                 raise UsageError(
@@ -71,7 +69,7 @@ class Handwriting(HasRecipe, StrokeNetwork, BaseFairseqModel):
                 )
             speed = points_per_symbol or POINTS_PER_SYMBOL
             reading = {"symbols": len(symbols), "window": config.window, "points_per_symbol": speed}
-            stack = WindowConfig(input_size=POINT_SIZE, **stack_options(config), **reading)
+            stack = WindowConfig(input_size=POINT_SIZE, **taken(config, STACK), **reading)
         super().__init__(stack, normalisation, symbols if config.window else "", config.mixtures)
 
     @classmethod

@@ -4,37 +4,21 @@ Ha = Ha, Dai, Le 2016 (arXiv 1609.09106), section 4.3: a mixture of 20 Gaussians
 count that the printed sizes give; it equals the paper's figure unless a comment says otherwise.
 """
 
-from dataclasses import dataclass
+from rhhn_fairseq.models.recipes import Architecture
 
 SOURCE = "Ha section 4.3, IAM-OnDB"
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row of the table.
-
-    Attributes:
-        options: what differs from the model's defaults.
-        parameters: the exact count. loss: the paper's validation loss in nats per sequence.
-        printed: the count as the paper prints it, where it differs.
-        vocab_size: symbols of the text that the model reads; without a window it reads none, and any number
-            gives the same model.
-    """
-
-    options: dict
-    parameters: int
-    loss: int
-    vocab_size: int = 1
-    printed: str | None = None
-
-    @property
-    def count(self) -> str:
-        """The paper's count."""
-        return self.printed or f"{self.parameters / 1e6:.2f} M"
-
-    def reported(self) -> str:
-        """Returns in one line what the paper reports for it."""
-        return f"{self.count}; loss {self.loss:,} nats per sequence ({SOURCE})"
+def _row(options: dict, parameters: int, loss: int, printed: str | None = None) -> Architecture:
+    """``loss`` is the paper's validation loss in nats per sequence. Without a window any vocabulary fits."""
+    return Architecture(
+        options=options,
+        parameters=parameters,
+        vocab_size=1,
+        source=SOURCE,
+        valid=loss,
+        figures=f"{printed or f'{parameters / 1e6:.2f} M'}; loss {loss:,} nats per sequence",
+    )
 
 
 def _ha(cell: str, hidden: int = 900, layers: int = 1, **hyper) -> dict:
@@ -47,15 +31,15 @@ def _ha(cell: str, hidden: int = 900, layers: int = 1, **hyper) -> dict:
 HYPER = {"hyper_size": 128, "hyper_embed_size": 4}
 
 ARCHITECTURES = {
-    "lstm_900_iam": Row(_ha("lstm"), 3_363_421, -1055),
-    "lstm_1000_iam": Row(_ha("lstm", 1000), 4_137_121, -1048),
-    "lstm_3x400_iam": Row(_ha("lstm", 400, 3), 3_258_121, -1068),
-    "lstm_2x650_iam": Row(_ha("lstm", 650, 2), 5_161_771, -1135),
-    "ln_lstm_900_iam": Row(_ha("ln_lstm"), 3_372_421, -1096),
+    "lstm_900_iam": _row(_ha("lstm"), 3_363_421, -1055),
+    "lstm_1000_iam": _row(_ha("lstm", 1000), 4_137_121, -1048),
+    "lstm_3x400_iam": _row(_ha("lstm", 400, 3), 3_258_121, -1068),
+    "lstm_2x650_iam": _row(_ha("lstm", 650, 2), 5_161_771, -1135),
+    "ln_lstm_900_iam": _row(_ha("ln_lstm"), 3_372_421, -1096),
     # The gains and shifts of layer normalisation are 10,000 numbers; the paper prints the LSTM's count.
-    "ln_lstm_1000_iam": Row(_ha("ln_lstm", 1000), 4_147_121, -1106, printed="4.14 M"),
-    "hyperlstm_900_iam": Row(_ha("hyperlstm", **HYPER), 3_941_181, -1162),
-    "ln_hyperlstm_900_iam": Row(_ha("ln_hyperlstm", **HYPER), 3_951_461, -1067),
+    "ln_lstm_1000_iam": _row(_ha("ln_lstm", 1000), 4_147_121, -1106, printed="4.14 M"),
+    "hyperlstm_900_iam": _row(_ha("hyperlstm", **HYPER), 3_941_181, -1162),
+    "ln_hyperlstm_900_iam": _row(_ha("ln_hyperlstm", **HYPER), 3_951_461, -1067),
 }
 
 # No paper gives the number of epochs. ``--arch handwriting`` uses the same recipe.

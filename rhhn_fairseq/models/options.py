@@ -1,36 +1,63 @@
-"""What the models share: the cells' options as fields of a configuration, and their registration."""
+"""Fairseq's dataclasses of the models' options, derived from what the layers and cells declare.
+
+An option is declared once, by ``cells.config.option`` in the dataclass of the layer or the model that has it.
+"""
 
 import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import field
 from typing import Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model
 
+from rhhn_fairseq.cells.config import check_fields, option
 from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.recipes import Recipe
 
+STACK = (
+    *("cell", "hidden_size", "layers", "residual_from"),
+    *("input_dropout", "layer_dropout", "output_dropout", "dropout_mask"),
+)
+"""Options of ``layers.stack.StackConfig`` that models of one stack have."""
 
-@dataclass
-class StackOptions(FairseqDataclass):
-    """Options of a stack of layers, besides those of its cell."""
 
-    layers: int = field(default=1, metadata={"help": "recurrent layers"})
-    residual_from: int = field(
-        default=0, metadata={"help": "first layer with a residual connection; 0: none"}
-    )
-    input_dropout: float = field(default=0.0, metadata={"help": "dropout on the first layer's input"})
-    layer_dropout: float = field(default=0.0, metadata={"help": "dropout between layers"})
-    output_dropout: float = field(default=0.0, metadata={"help": "dropout on the last layer's output"})
-    dropout_mask: str = field(
-        default="step",
-        metadata={"help": "these dropouts draw a mask for every 'step' or every 'sequence'"},
+def fairseq_dataclass(name: str, module: str, declared: dict[type, Iterable[str] | None], **defaults) -> type:
+    """Returns a dataclass for fairseq with options that others declare, and those of every cell.
+
+    Args:
+        name, module: of the new class.
+        declared: dataclasses with the names of the fields to take; None takes all.
+        defaults: by name, defaults in place of those declared.
+    """
+    specs = {
+        spec.name: spec
+        for kind, names in declared.items()
+        for spec in dataclasses.fields(kind)
+        if names is None or spec.name in names
+    }
+    own = [
+        (
+            key,
+            spec.type,
+            field(
+                default=defaults.get(key, spec.default), metadata={**spec.metadata, "help": _text_of(spec)}
+            ),
+        )
+        for key, spec in specs.items()
+    ]
+    options = [*own, *(spec for spec in _cell_fields() if spec[0] not in specs)]
+    return dataclasses.make_dataclass(
+        name, options, bases=(FairseqDataclass,), namespace={"__module__": module}
     )
 
 
 def _cell_fields():
-    """A field for every option of every registered cell; None leaves the cell's own default."""
+    """A field for every option of every registered cell; None leaves the cell's own default.
+
+    The cell that is built checks their values, because limits may differ between cells.
+    """
     # Type of an option, then its texts, then its defaults and the cells that have them.
     options: dict[str, tuple[type, dict[str, dict[str, list[str]]]]] = {}
     for name, entry in sorted(CELLS.items()):
@@ -43,15 +70,15 @@ def _cell_fields():
             default = defaults[spec.name]
             shown = f"{default:g}" if isinstance(default, float) else str(default).lower()
             texts.setdefault(_text_of(spec), {}).setdefault(shown, []).append(name)
-    for option, (kind, texts) in options.items():
+    for name, (kind, texts) in options.items():
         help = "; ".join(f"{text}; default {_list_defaults(cells)}" for text, cells in texts.items())
-        yield option, Optional[kind], field(default=None, metadata={"help": help})
+        yield name, Optional[kind], option(None, help=help)
 
 
 def _text_of(spec: dataclasses.Field) -> str:
-    """Returns what an option of a cell does, and the words that it takes."""
-    choices = spec.metadata["choices"]
-    return spec.metadata["help"] + (f": {', '.join(choices)}" if choices else "")
+    """Returns what an option does, and the words that it takes unless the text has them in quotes."""
+    help, choices = spec.metadata["help"], spec.metadata["choices"] or ()
+    return help if all(f"'{word}'" in help for word in choices) else f"{help}: {', '.join(choices)}"
 
 
 def _list_defaults(cells_of: dict[str, list[str]]) -> str:
@@ -64,13 +91,14 @@ def _list_defaults(cells_of: dict[str, list[str]]) -> str:
 CELL_OPTIONS = [name for name, _, _ in _cell_fields()]
 
 
-def with_cell_options(name: str, base: type, module: str) -> type:
-    """Returns a configuration class that adds a field for every option of every cell to ``base``."""
-    return dataclasses.make_dataclass(name, _cell_fields(), bases=(base,), namespace={"__module__": module})
+def check_options(config) -> None:
+    """Raises UsageError for the first option of a model that is not as declared."""
+    # Those of cells are checked when a cell is built.
+    check_fields(config, flags=True)
 
 
-def given_cell_options(config) -> dict:
-    """Returns the cell's options that the configuration sets.
+def taken(config, names: Iterable[str]) -> dict:
+    """Returns the options of these names, and the cell's options that the configuration sets.
 
     Raises:
         UsageError: the cell is unknown, or does not have one of the options.
@@ -82,22 +110,9 @@ def given_cell_options(config) -> dict:
         if name not in known:
             raise UsageError(
                 f"{flag(name)} is not an option of the cell {config.cell}, it has "
-                + ", ".join(flag(option) for option in sorted(known) if option in CELL_OPTIONS)
+                + ", ".join(flag(other) for other in sorted(known) if other in CELL_OPTIONS)
             )
-    return given
-
-
-def stack_options(config) -> dict:
-    """Returns the fields that a model's configuration and ``layers.stack.StackConfig`` have in common.
-
-    Raises:
-        UsageError: see ``given_cell_options``.
-    """
-    names = ("cell", "hidden_size", "layers", "residual_from", "dropout_mask")
-    dropouts = ("input_dropout", "layer_dropout", "output_dropout")
-    return {name: getattr(config, name) for name in names + dropouts} | {
-        "cell_options": given_cell_options(config)
-    }
+    return {name: getattr(config, name) for name in names} | {"cell_options": given}
 
 
 def check_shapes(model, state_dict: dict, kind: str, place: str, advice: str) -> None:
@@ -123,14 +138,6 @@ def check_shapes(model, state_dict: dict, kind: str, place: str, advice: str) ->
 def flag(name: str) -> str:
     """Returns a field's name on the command line."""
     return "--" + name.replace("_", "-")
-
-
-def check_probability(config, name: str) -> float:
-    """Returns the configuration's value of ``name``; raises UsageError unless it is in [0, 1)."""
-    value = getattr(config, name)
-    if not 0 <= value < 1:
-        raise UsageError(f"{flag(name)} {value} is not in [0, 1)")
-    return value
 
 
 def register_architecture(

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.cli import USER_DIR, python, run_module
-from helpers.config_files import RECIPES
 from helpers.programs import run
 from helpers.tiny_char_lm import write_corpus
 
-from rhhn_fairseq.adaptations import hydra_configs, hydra_recipes
+from rhhn_fairseq.adaptations import hydra_configs
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -25,28 +24,11 @@ def composed(*arguments) -> str:
     return outcome.text
 
 
-def test_the_names_are_unique():
-    assert len({path.stem for path in RECIPES}) == len(RECIPES)
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("ln_hyperlstm_ptb", "_name: ln_hyperlstm_ptb"),
-        ("hyperrhn_gnmt_small.yaml", "_name: gnmt_translation"),
-        ("lstm_900_iam", "_name: handwriting"),
-        ("lstm_adding_200", "problem: adding"),
-    ],
-)
-def test_a_configuration_of_each_system(name, line):
-    """Those of different systems have shared files of the same names, which must not be mixed."""
-    assert line in composed("--config-name", name)
-
-
-def test_the_same_as_from_its_directory():
-    folder = hydra_configs.CONFIGS / "gnmt"
-    own = composed("--config-name", "lstm_gnmt_small")
-    assert own == composed("--config-dir", str(folder), "--config-name", "lstm_gnmt_small")
+@pytest.mark.parametrize("name", ["char_lm", "gnmt.yaml"])
+def test_the_same_as_from_its_directory(name):
+    own = composed("--config-name", name)
+    assert "save_dir: checkpoints/${model._name}" in own
+    assert own == composed("--config-dir", str(hydra_configs.CONFIGS), "--config-name", name)
 
 
 def test_fairseqs_own_configuration_stays_the_default():
@@ -55,16 +37,16 @@ def test_fairseqs_own_configuration_stays_the_default():
 
 
 def test_a_directory_of_ones_own_comes_first(tmp_path):
-    (tmp_path / "lstm_ptb.yaml").write_text("common:\n  seed: 77\n")
-    shown = composed("--config-dir", str(tmp_path), "--config-name", "lstm_ptb")
+    (tmp_path / "char_lm.yaml").write_text("common:\n  seed: 77\n")
+    shown = composed("--config-dir", str(tmp_path), "--config-name", "char_lm")
     assert "seed: 77" in shown and "_name: char_lm" not in shown
 
 
 def test_an_unknown_name_ends_in_one_line():
-    outcome = run("hydra_train", ["--config-name", "ln_hyperlstm_ptbx"])
+    """fairseq would train its default configuration."""
+    outcome = run("hydra_train", ["--config-name", "charlm", "model=lstm_ptb"])
     assert outcome.kind == "refused"
-    said = "--config-name ln_hyperlstm_ptbx is unknown without a --config-dir, did you mean ln_hyperlstm_ptb "
-    assert outcome.text.startswith(said)
+    assert outcome.text.startswith("--config-name charlm: there is no charlm.yaml: did you mean char_lm?")
 
 
 @pytest.mark.parametrize(
@@ -81,15 +63,15 @@ def test_an_unknown_name_ends_in_one_line():
     ],
 )
 def test_an_option_that_the_file_lacks(override, line):
-    outcome = run("hydra_train", ["--config-name", "hyperlstm_gnmt_small", override])
+    outcome = run("hydra_train", ["--config-name", "gnmt", override])
     assert outcome.kind == "refused" and line in outcome.text
 
 
 @pytest.mark.parametrize(
     "name, metric, line",
     [
-        ("lstm_ptb", "bpd", "char_cross_entropy logs no such figure, choose from loss, bpc, ppl, accuracy"),
-        ("lstm_gnmt_small", "bleu", "--best-checkpoint-metric bleu needs --eval-bleu"),
+        ("char_lm", "bpd", "char_cross_entropy logs no such figure, choose from loss, bpc, ppl, accuracy"),
+        ("gnmt", "bleu", "--best-checkpoint-metric bleu needs --eval-bleu"),
     ],
 )
 def test_the_figure_of_the_best_checkpoint_is_checked_at_the_start(tmp_path, name, metric, line):
@@ -101,10 +83,15 @@ def test_the_figure_of_the_best_checkpoint_is_checked_at_the_start(tmp_path, nam
 def sweep(folder: Path) -> list[str]:
     """A sweep of two jobs of three updates, which have 8 and 12 units."""
     write_corpus(folder)
-    model = ["model.hidden_size=8,12", "dataset.batch_size=2", "task.tokens_per_sample=7"]
-    limits = ["optimization.max_update=3", "optimization.max_epoch=0", "lr_scheduler.total_num_update=3"]
+    model = [
+        "model._name=lstm_modern",
+        "+model.hidden_size=8,12",
+        "dataset.batch_size=2",
+        "+task.tokens_per_sample=7",
+    ]
+    limits = ["optimization.max_update=3"]
     more = [f"task.data={folder / 'data'}", f"common.user_dir={USER_DIR}", "common.cpu=true"]
-    name = ["--config-name", "lstm_modern", "--multirun", "hydra.sweep.dir=sweep"]
+    name = ["--config-name", "char_lm", "--multirun", "hydra.sweep.dir=sweep"]
     return [*name, *model, *limits, *more]
 
 
@@ -167,4 +154,4 @@ def test_jobs_of_a_sweep_share_no_directory(tmp_path):
 def test_directories_that_differ_by_job(monkeypatch, given, value, differs):
     line = ["fairseq-hydra-train", "model.hidden_size=8,12"]
     monkeypatch.setattr("sys.argv", line if given is None else [*line, f"checkpoint.save_dir={given}"])
-    assert hydra_recipes.differs_by_job("checkpoint.save_dir", value) == differs
+    assert hydra_configs.differs_by_job("checkpoint.save_dir", value) == differs

@@ -3,7 +3,6 @@
 import pytest
 from fairseq import options
 from helpers.cli import USER_DIR, run_module
-from helpers.config_files import ROOT
 from helpers.programs import run
 from helpers.tiny_char_lm import write_corpus
 
@@ -41,7 +40,7 @@ def test_what_is_missing_is_named(program, arguments, line):
         ("--criterion cross_entropy --best-checkpoint-metric bpc", "choose from loss, nll_loss, ppl"),
         ("--max-update 1 --dynamic-eval-lr 1e-3", "--dynamic-eval-lr goes with --dynamic-eval"),
         ("--dynamic-eval --dynamic-eval-lr -1e-4", "--dynamic-eval-lr -0.0001 --dynamic-eval-decay"),
-        ("--hidden-size 0", "--hidden-size 0 is not possible: at least 1 and at most 1e+06"),
+        ("--hidden-size 0", "--hidden-size 0 is too small, the smallest is 1"),
         ("--lr-scheduler pass_through", "--lr-scheduler pass_through needs --optimizer composite"),
     ],
 )
@@ -65,19 +64,13 @@ def test_a_text_is_no_data_directory(tmp_path):
 def test_hydra_names_a_missing_model(tmp_path, arguments):
     result = run_module("fairseq_cli.hydra_train", arguments, check=False, cwd=tmp_path)
     assert result.returncode == 1
-    last = result.stderr.splitlines()[-1]
-    assert last.startswith(
-        "error: no model is configured: choose a file by --config-name, or an architecture "
-    )
-    # Neither Hydra's files nor its warnings.
-    assert result.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+    assert result.stderr.splitlines()[-1].startswith("error: no model is configured: choose an architecture ")
+    assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("system", ["gnmt/lstm_gnmt_small", "char_lm/lstm_ptb"])
-def test_hydra_names_missing_data(tmp_path, system):
-    task, name = system.split("/")
-    arguments = ["--config-dir", ROOT / "configs" / task, "--config-name", name]
-    arguments += [f"common.user_dir={USER_DIR}", "common.cpu=true"]
+@pytest.mark.parametrize("name", ["gnmt", "char_lm"])
+def test_hydra_names_missing_data(tmp_path, name):
+    arguments = ["--config-name", name, f"common.user_dir={USER_DIR}", "common.cpu=true"]
     result = run_module("fairseq_cli.hydra_train", arguments, check=False, cwd=tmp_path)
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith(

@@ -66,7 +66,7 @@ def test_the_range_is_what_the_cell_allows():
         ("lstm:layers=two", "'two' is not of type int"),
         ("lstm:batch-size=-1", "batch_size -1 is not possible: at least 1"),
         ("lstm:batching=foo", "batching foo is unknown, choose from lanes, windows"),
-        ("lstm:dropout-mask=foo", "lstm:dropout-mask=foo: .*dropout_mask='foo'"),
+        ("lstm:dropout-mask=foo", "lstm:dropout-mask=foo: "),
         ("hyper:main-cell=foo", "hyper:main-cell=foo: unknown cell 'foo'"),
     ],
 )

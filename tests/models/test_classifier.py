@@ -125,12 +125,12 @@ def test_both_directions_of_the_last_layer_have_read_everything(layers, both):
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"hidden_size": 0}, "hidden_size=0"),
+        ({"hidden_size": 0}, "--hidden-size 0 is too small"),
         ({"cell": "lstmm"}, "unknown cell 'lstmm'"),
         ({"bidirectional_layers": 2}, "bidirectional_layers=2 is more than layers=1"),
         ({"rhn_depth": 2}, "--rhn-depth is not an option of the cell lstm"),
         ({"h_detach": 1.5}, "h_detach=1.5 is too large"),
-        ({"output_dropout": 1.0}, "output_dropout=1.0"),
+        ({"output_dropout": 1.0}, "--output-dropout 1.0 is too large"),
         ({"cell": "rhn", "c_detach": 0.5}, "--c-detach is not an option of the cell rhn"),
     ],
 )

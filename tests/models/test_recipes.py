@@ -1,7 +1,5 @@
 """An architecture brings what it is trained with, and what the user gives takes precedence."""
 
-import ast
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +7,7 @@ from fairseq import options
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.registry import REGISTRIES
-from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from helpers.cli import USER_DIR, run_module
-from helpers.config_files import ROOT
 from helpers.idx_files import write_mnist
 from helpers.option_walk import Workplace
 from helpers.programs import run
@@ -21,8 +16,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
-from rhhn_fairseq.adaptations.hydra_recipes import fill_tree, keys_of_the_user
-from rhhn_fairseq.adaptations.recipes import fill, given_options, recipe_of
+from rhhn_fairseq.adaptations.recipes import (
+    fill,
+    fill_tree,
+    given_options,
+    keys_of_the_user,
+    recipe_of,
+)
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.models import char_lm_table, classifier_table, gnmt_table, handwriting_table
@@ -33,13 +33,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 TABLES = (char_lm_table, gnmt_table, handwriting_table, classifier_table)
 ARCHITECTURES = [name for table in TABLES for name in table.ARCHITECTURES]
 BASES = ["char_lm", "gnmt", "handwriting", "classifier"]
-TRAINED_OTHERWISE = ("lstm_gnmt_sgd",)
-SECTIONS = ("task", "criterion", "optimizer", "lr_scheduler", "optimization", "dataset", "checkpoint")
-# Names of places.
-OF_THE_PLACE = ("data", "save_dir")
-# The second file for copying differs from the recipe in its delay.
-DELAY = ("lstm_copying_300_hdetach", "length")
-CONFIGS = sorted(p for p in (ROOT / "configs").glob("*/*.yaml") if p.stem not in TRAINED_OTHERWISE)
 
 
 def parse(*arguments):
@@ -61,50 +54,6 @@ def test_an_architecture_alone_is_a_whole_training(arch):
     assert found == recipe
     assert args.batch_size or args.max_tokens
     assert args.max_epoch or args.max_update
-
-
-def defaults_of(section: str, name: str | None) -> dict:
-    """fairseq's defaults of a section of a configuration, or those of the component of this name."""
-    registries = {kind: entry["dataclass_registry"] for kind, entry in REGISTRIES.items()}
-    registry = (registries | {"task": TASK_DATACLASS_REGISTRY}).get(section)
-    config = FairseqConfig.__dataclass_fields__[section].type if registry is None else registry[name]
-    return {spec.name: getattr(config(), spec.name) for spec in dataclasses.fields(config)}
-
-
-def values_of(path):
-    """What a file says, and the files that it shares with others."""
-    values = OmegaConf.load(path)
-    shared = [path.parent / f"{entry}.yaml" for entry in values.pop("defaults") if isinstance(entry, str)]
-    return OmegaConf.merge(values, *(OmegaConf.load(file) for file in shared if file.is_file()))
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_recipe_says_what_the_file_says(path):
-    by_file = OmegaConf.to_container(values_of(path))
-    recipe = dict(recipe_of(by_file["model"]["_name"], by_file["task"]))
-    for section in SECTIONS:
-        name = by_file[section].pop("_name", None)
-        assert name == recipe.pop(section, None), section
-        default = defaults_of(section, name)
-        for option, value in by_file[section].items():
-            expected = recipe.pop(option, default[option])
-            if option == "adam_betas":
-                expected = list(ast.literal_eval(str(expected)))
-            if (section, expected) == ("task", None):
-                # The file writes out what the task makes of no value.
-                continue
-            if option not in OF_THE_PLACE and (path.stem, option) != DELAY:
-                assert value == expected, option
-    assert not recipe
-
-
-def test_every_file_under_hydra_stays_as_it_is():
-    for path in sorted((ROOT / "configs").glob("*/*.yaml")):
-        cfg = values_of(path)
-        keys = {f"{section}.{name}" for section in cfg if section != "hydra" for name in cfg[section]}
-        before = OmegaConf.to_container(cfg)
-        fill_tree(cfg, keys)
-        assert OmegaConf.to_container(cfg) == before, path
 
 
 GIVEN = [
@@ -246,11 +195,9 @@ def test_what_a_tree_says_takes_precedence():
 
 
 def test_fill_heeds_what_says_the_same_in_another_way():
-    recipe = {"task": "char_lm", "optimizer": "adam", "criterion": "char_cross_entropy", "batch_size": 4}
-    assert fill(recipe, {"max_tokens": 5, "task": "char_lm"}) == {
-        "optimizer": "adam",
-        "criterion": "char_cross_entropy",
-    }
+    filled = fill("lstm_ptb", {"max_tokens": 5, "task": "char_lm", "max_update": 3})
+    assert not {"batch_size", "task", "max_epoch"} & set(filled) and filled["lr"] == [1e-3]
+    assert fill("lstm_lm", {}) == fill(None, {}) == {}
 
 
 def test_every_model_of_the_project_has_a_recipe():
