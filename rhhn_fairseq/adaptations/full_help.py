@@ -3,29 +3,19 @@
 import argparse
 import sys
 
-from rhhn_fairseq.adaptations import in_place_of
-
 HELP = {"-h", "--help"}
 
 
-def list_all_options() -> bool:
+def postponed(parser: argparse.ArgumentParser, arguments, then):
     """``fairseq-train --arch NAME --help`` lists no option of the model, the task or the criterion.
 
     fairseq parses a command line twice, first to find these components, then with their options. It answers
     ``--help`` at the first pass. Here the answer waits for the second, whose defaults are those of the
     architecture's recipe. Without ``--arch`` (in other programs ``--task``) the components are not known, and
-    the answer is fairseq's.
+    the answer is fairseq's. Returns what to call before each pass; that calls ``then``.
     """
-    from fairseq import options
-
-    @in_place_of(options, "parse_args_and_arch")
-    def parse_args_and_arch(inner, parser, input_args=None, *args, modify_parser=None, **kwargs):
-        words = set(sys.argv[1:] if input_args is None else map(str, input_args))
-        if HELP & words and _names_components(parser, words):
-            modify_parser = _Postponed(modify_parser)
-        return inner(parser, input_args, *args, modify_parser=modify_parser, **kwargs)
-
-    return True
+    words = set(sys.argv[1:] if arguments is None else map(str, arguments))
+    return _Postponed(then) if HELP & words and _names_components(parser, words) else then
 
 
 def _names_components(parser: argparse.ArgumentParser, words: set[str]) -> bool:

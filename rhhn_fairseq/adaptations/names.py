@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Collection, Iterable
 
-from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.errors import UsageError, printable
 
 # Tasks whose batches only their own models can read, with the base class of these and the valid losses.
@@ -129,22 +128,15 @@ def check_best_metric(metric: str | None, criterion: str | None, optional: Colle
         )
 
 
-def name_the_nearest() -> bool:
+def name_the_nearest(parser: argparse.ArgumentParser) -> None:
     """argparse prints all options of the program, about a hundred lines, before the error.
 
-    If it knows the valid names, as for an architecture or a task, it prints all of these as well.
+    If it knows the valid names, as for an architecture or a task, it prints all of these as well. The parser
+    was created before the plugin was loaded, so this one instance is changed.
     """
-    from fairseq import options
-
-    @in_place_of(options, "parse_args_and_arch")
-    def parse_args_and_arch(parse, parser, *args, **kwargs):
-        # The parser was created before the plugin was loaded, so this one instance is patched.
-        parser.error = functools.partial(end_in_one_line, parser)
-        # argparse takes -1e-4 for an option.
-        parser._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
-        return parse(parser, *args, **kwargs)
-
-    return True
+    parser.error = functools.partial(end_in_one_line, parser)
+    # argparse takes -1e-4 for an option.
+    parser._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
 
 
 def end_in_one_line(parser: argparse.ArgumentParser, message: str) -> None:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -202,28 +203,26 @@ def options_of(cfg: DictConfig) -> dict[str, object]:
     }
 
 
-def check_options() -> bool:
-    """Checks options after arguments are parsed and when a task is set up; see the module's docstring.
+def check_command_line(namespace: Namespace) -> None:
+    """Checks the options of a command line, and makes the best checkpoint's direction that of its figure."""
+    given = vars(namespace)
+    check({"--" + name.replace("_", "-"): value for name, value in given.items()})
+    # Evaluation programs have an architecture and a criterion too, but do not use them.
+    names = ("task", "arch", "criterion") if "max_update" in given else ("task",)
+    check_combination(*(given.get(name) for name in names))
+    if "max_update" in given:
+        optional = [name for name, option in OPTIONAL_FIGURES.items() if given.get(_plain(option))]
+        check_best_metric(given.get("best_checkpoint_metric"), given.get("criterion"), optional)
+        if given.get("best_checkpoint_metric") in HIGHER_IS_BETTER:
+            namespace.maximize_best_checkpoint_metric = True
 
-    The second check is for Hydra, under which the program is already running when the plugin is loaded.
+
+def check_configuration() -> bool:
+    """Checks the options when a task is set up.
+
+    Under Hydra the program is already running when the plugin is loaded, and there is no command line.
     """
-    from fairseq import options, tasks
-
-    @in_place_of(options, "parse_args_and_arch")
-    def parse_args_and_arch(parse, parser, *args, **kwargs):
-        parsed = parse(parser, *args, **kwargs)
-        namespace = parsed[0] if isinstance(parsed, tuple) else parsed
-        given = vars(namespace)
-        check({"--" + name.replace("_", "-"): value for name, value in given.items()})
-        # Evaluation programs have an architecture and a criterion too, but do not use them.
-        names = ("task", "arch", "criterion") if "max_update" in given else ("task",)
-        check_combination(*(given.get(name) for name in names))
-        if "max_update" in given:
-            optional = [name for name, option in OPTIONAL_FIGURES.items() if given.get(_plain(option))]
-            check_best_metric(given.get("best_checkpoint_metric"), given.get("criterion"), optional)
-            if given.get("best_checkpoint_metric") in HIGHER_IS_BETTER:
-                namespace.maximize_best_checkpoint_metric = True
-        return parsed
+    from fairseq import tasks
 
     @in_place_of(tasks, "setup_task")
     def setup_task(setup, cfg, **kwargs):

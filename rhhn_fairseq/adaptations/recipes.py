@@ -18,7 +18,6 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger("rhhn_fairseq.recipes")
@@ -159,30 +158,24 @@ def is_command_line(arguments: Iterable[str] | None) -> bool:
     return arguments is None and not {"-h", "--help"} & set(sys.argv[1:])
 
 
-def fill_in_command_line() -> bool:
+def filled_in(parser: argparse.ArgumentParser, arguments, then):
     """``fairseq-train --arch NAME`` gets its defaults from the recipe of the architecture.
 
     Without ``--arch``, fairseq ends in a RuntimeError without a message; here the error is one line.
 
     fairseq parses a command line twice, first to find task, criterion, optimizer and scheduler, then with
-    their options; before each pass it lets the caller change the defaults.
+    their options; before each pass it lets the caller change the defaults. Returns what to call there, and
+    ``then`` in a program that does not train.
     """
-    from fairseq import options
+    # fairseq-generate has an --arch as well, but does not use it.
+    trains = any(action.dest == "max_update" for action in parser._actions)
+    return _Filler(arguments, then) if trains else then
 
-    @in_place_of(options, "parse_args_and_arch")
-    def parse_args_and_arch(
-        inner, parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
-    ):
-        # fairseq-generate has an --arch as well, but does not use it.
-        trains = any(action.dest == "max_update" for action in parser._actions)
-        if suppress_defaults or not trains:
-            return inner(parser, input_args, parse_known, suppress_defaults, modify_parser)
-        filler = _Filler(input_args, modify_parser)
-        parsed = inner(parser, input_args, parse_known, suppress_defaults, filler)
+
+def announce_filled(filler) -> None:
+    """Logs what a function of ``filled_in`` has filled in; nothing for any other."""
+    if isinstance(filler, _Filler):
         announce(filler.arch, filler.filled)
-        return parsed
-
-    return True
 
 
 class _Filler:

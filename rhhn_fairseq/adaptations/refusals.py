@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.errors import UsageError
 
 JOINED_BY_EVAL_LM = (None, "subword_nmt", "@@ ")
@@ -136,30 +135,18 @@ REFUSALS = (
         "in fairseq-eval-lm joins the pieces of subword_nmt only; leave it out for a model of characters",
     ),
 )
-def refuse_what_cannot_work() -> bool:
-    """Makes fairseq raise UsageError for the options in REFUSALS after it has parsed a command line.
-
-    fairseq-generate ignores ``--num-shards``; here it translates the share that the option names.
-    """
-    from fairseq import options
-
-    @in_place_of(options, "parse_args_and_arch")
-    def parse_args_and_arch(inner, parser, *args, suppress_defaults=False, **kwargs):
-        parsed = inner(parser, *args, suppress_defaults=suppress_defaults, **kwargs)
-        if isinstance(parsed, Namespace) and not suppress_defaults:
-            check(parsed)
-            if _searches_data(parsed):
-                _divide_sentences(parsed)
-        return parsed
-
-    return True
 
 
 def check(args: Namespace) -> None:
-    """Raises UsageError for the first option that is refused."""
+    """Raises UsageError for the first option that is refused.
+
+    fairseq-generate ignores ``--num-shards``; here it translates the share that the option names.
+    """
     for refusal in REFUSALS:
         if refusal.applies(args):
             raise UsageError(f"{refusal.option} {refusal.reason}")
+    if _searches_data(args):
+        _divide_sentences(args)
 
 
 def _divide_sentences(args: Namespace) -> None:

@@ -10,7 +10,6 @@ import functools
 import logging
 import os
 
-from rhhn_fairseq.adaptations import in_place_of
 from rhhn_fairseq.adaptations.checkpoints import WeightsOnlyTorch
 from rhhn_fairseq.adaptations.recipes import given_options, is_command_line
 from rhhn_fairseq.errors import UsageError
@@ -22,24 +21,14 @@ logger = logging.getLogger("rhhn_fairseq.recipes")
 SIZES = ("batch_size", "max_tokens")
 
 
-def take_task_from_checkpoint() -> bool:
+def taken_from_checkpoint(parser: argparse.ArgumentParser, arguments, then):
     """Makes the task and its options in the checkpoint of ``--path`` the defaults of programs that read it.
 
     If ``--task`` is given, fairseq's defaults are unchanged. Without ``--path``, three of these programs end
-    in a traceback; here the error is one line.
+    in a traceback; here the error is one line. Returns what to call before each pass; that calls ``then``.
     """
-    from fairseq import options
-
-    @in_place_of(options, "parse_args_and_arch")
-    def parse_args_and_arch(
-        inner, parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
-    ):
-        names = {action.dest for action in parser._actions}
-        if not suppress_defaults and {"path", "task"} <= names:
-            modify_parser = _Stored(input_args, modify_parser)
-        return inner(parser, input_args, parse_known, suppress_defaults, modify_parser)
-
-    return True
+    reads = {"path", "task"} <= {action.dest for action in parser._actions}
+    return _Stored(arguments, then) if reads else then
 
 
 class _Stored:
