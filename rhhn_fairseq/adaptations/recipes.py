@@ -18,6 +18,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from rhhn_fairseq.adaptations.hydra_configs import separate_jobs
 from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger("rhhn_fairseq.recipes")
@@ -219,8 +220,6 @@ def fill_in_configuration() -> bool:
 
 
 def _filling(inner):
-    from rhhn_fairseq.adaptations.hydra_configs import separate_jobs
-
     @functools.wraps(inner)
     def add_defaults(cfg):
         keys = keys_of_the_user()
