@@ -102,11 +102,11 @@ def test_excepthook(capsys, monkeypatch):
 
 def test_hydra_ends_in_one_line(tiny_corpus, tmp_path):
     """end_hydra_in_one_line."""
-    arguments = hydra_arguments(tiny_corpus, tmp_path, "checkpoint.restore_file=nowhere.pt")
+    arguments = hydra_arguments(tiny_corpus, tmp_path, "optimization.max_update=-1")
     result = run_module("fairseq_cli.hydra_train", arguments, check=False, cwd=tmp_path)
     assert result.returncode == 1
     errors = result.stderr.splitlines()
-    assert errors[-1] == "error: --restore-file nowhere.pt: there is no such checkpoint file"
+    assert errors[-1] == "error: optimization.max_update -1 is not possible: at least 0"
     assert "Traceback" not in result.stderr and "overrides" not in result.stderr
 
 
