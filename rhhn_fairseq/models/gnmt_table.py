@@ -10,7 +10,7 @@ from rhhn_fairseq.models.recipes import Architecture, Recipe
 # The sizes of the paper's hypernetwork are not printed; these come closest to its count.
 HYPER = {"hyper_size": 192, "hyper_embed_size": 32}
 # On one machine's corpora a model gets a few thousand updates, and its initialisation and the place of its
-# attention decide what they achieve; docs/translation.md has the measurements behind these choices.
+# attention decide what they achieve; experiments/notes/gnmt_initialisation.md has the measurements.
 CELLS = {
     "lstm": {"cell": "lstm"},
     "hyperlstm": {"cell": "ln_hyperlstm", "init_cells": "own"},
@@ -114,7 +114,7 @@ PAPER = {
     "max_update": 1_000_000,
     "no_epoch_checkpoints": True,
 }
-# docs/translation.md has the measurements behind these.
+# experiments/notes/gnmt_initialisation.md has the measurements behind these.
 ONE_MACHINE = {
     "task": "gnmt_translation",
     "criterion": "label_smoothed_cross_entropy",

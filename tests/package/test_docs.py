@@ -45,10 +45,11 @@ def test_the_table_has_every_variable_of_the_source():
     assert sorted(listed) == sorted(read)
 
 
-def test_every_page_is_in_the_navigation():
-    named = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    pages = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")]
-    assert sorted(named) == sorted(pages)
+def test_every_page_is_in_the_navigation_under_its_title():
+    named = re.findall(r'^ +- "?(.*?)"?: (\S+\.md)$', (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {str(path.relative_to(DOCS)): path.read_text() for path in DOCS.rglob("*.md")}
+    titles = {name: re.search(r"^# (.*)$", text, re.MULTILINE).group(1) for name, text in pages.items()}
+    assert sorted((page, title) for title, page in named) == sorted(titles.items())
 
 
 def test_the_page_of_commands_has_every_command():

@@ -43,7 +43,6 @@ SHORTER = {
     "python -m experiments.tune": "--seconds 1 --trials 1 --repeats 1",
     "python -m experiments.reproduce ha-ptb": "--updates 3",
     "scripts/train_torchrun.sh": "--max-update 3",
-    "torchrun --nproc-per-node 2 -m fairseq_cli.train": "--max-update 3 --cpu",
 }
 TRAIN = "fairseq-train data-bin/ptb --arch char_lm --hidden-size 16 --batch-size 4 --save-dir"
 TRANSLATE = "rhhn prepare multi30k --from-dir ~/multi30k"

@@ -49,7 +49,7 @@ SEQUENCE_STEPS = 4
 """Steps from which packing the matrices for one call pays off."""
 
 MEASURED_ON_GPU = (torch.float32, torch.bfloat16)
-"""Types of operands in which the Triton kernels were faster than ``aten`` (docs/results/speed_gpu.md)."""
+"""Types of operands in which the Triton kernels were faster than ``aten`` (docs/results/speed.md)."""
 
 
 class Request(NamedTuple):
