@@ -49,7 +49,7 @@ def test_a_data_worker_ends_for_its_parent_only():
     next(batches)
     (worker,) = multiprocessing.active_children()
     worker.terminate()
-    worker.join(30)
+    worker.join(300)
     assert worker.exitcode == 0
 
 

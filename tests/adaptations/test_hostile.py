@@ -311,7 +311,7 @@ def test_a_program_writes_its_traceback_to_a_file_or_to_the_screen(tmp_path):
         assert result.returncode == 1
         last = result.stderr.splitlines()[-1]
         assert ("Traceback" in result.stderr) == (wanted == "1")
-        assert last.startswith("KeyError" if wanted == "1" else "error: 'key' (KeyError, in fairseq_cli")
+        assert last.startswith("KeyError" if wanted == "1" else "error: 'key' (KeyError, in __main__)")
     assert len(list(tmp_path.glob("rhhn-*.traceback.txt"))) == 1
 
 
