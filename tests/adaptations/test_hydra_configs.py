@@ -50,24 +50,6 @@ def test_an_unknown_name_ends_in_one_line():
 
 
 @pytest.mark.parametrize(
-    "override, line",
-    [
-        (
-            "task.subword_sampling=0.2",
-            "the configuration has no task.subword_sampling: +task.subword_sampling=",
-        ),
-        (
-            "optimization.max_updat=3",
-            "the configuration has no optimization.max_updat: did you mean max_update?",
-        ),
-    ],
-)
-def test_an_option_that_the_file_lacks(override, line):
-    outcome = run("hydra_train", ["--config-name", "gnmt", override])
-    assert outcome.kind == "refused" and line in outcome.text
-
-
-@pytest.mark.parametrize(
     "name, metric, line",
     [
         ("char_lm", "bpd", "char_cross_entropy logs no such figure, choose from loss, bpc, ppl, accuracy"),

@@ -41,7 +41,6 @@ def test_what_is_missing_is_named(program, arguments, line):
         ("--max-update 1 --dynamic-eval-lr 1e-3", "--dynamic-eval-lr goes with --dynamic-eval"),
         ("--dynamic-eval --dynamic-eval-lr -1e-4", "--dynamic-eval-lr -0.0001 --dynamic-eval-decay"),
         ("--hidden-size 0", "--hidden-size 0 is too small, the smallest is 1"),
-        ("--lr-scheduler pass_through", "--lr-scheduler pass_through needs --optimizer composite"),
     ],
 )
 def test_what_does_not_go_together_is_named(tmp_path, options, line):

@@ -153,14 +153,14 @@ def test_a_copy_that_is_cut_short_replaces_nothing(tmp_path, monkeypatch):
     last.write_bytes(b"old")
 
     def killed(source, destination):
-        Path(destination).write_bytes(Path(source).read_bytes()[:1500])
+        destination.write(source.read(1500))
         raise KeyboardInterrupt
 
     plain = staticmethod(lambda source, destination, overwrite=False: shutil.copyfile(source, destination))
     monkeypatch.setattr(PathManager, "copy", plain)
     assert restarts.copy_completely()
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "copyfile", killed)
+        patch.setattr(shutil, "copyfileobj", killed)
         with pytest.raises(KeyboardInterrupt):
             PathManager.copy(str(saved), str(last), overwrite=True)
     assert last.read_bytes() == b"old"

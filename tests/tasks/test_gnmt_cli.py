@@ -9,7 +9,6 @@ import pytest
 import sentencepiece
 import torch
 from helpers.cli import fairseq_train, json_log, model_of, run_module
-from helpers.programs import run
 
 from rhhn_fairseq.adaptations.alignments import replace_unk
 from rhhn_fairseq.errors import UsageError
@@ -135,64 +134,6 @@ def _average(names, path):
     return mean
 
 
-@pytest.mark.parametrize(
-    "program, options, line",
-    [
-        ("eval_lm", (), "the checkpoint holds no language model (its task is GNMTTranslationTask): "),
-        (
-            "generate",
-            ("--max-tokens", 2),
-            "--max-tokens or --max-tokens-valid 2 is less than the longest sentence: ",
-        ),
-        (
-            "interactive",
-            ("--bpe", "sentencepiece", "--sentencepiece-model", "no"),
-            "no: there is no such file",
-        ),
-        (
-            "interactive",
-            ("--bpe", "sentencepiece", "--sentencepiece-model", __file__),
-            f"{__file__}: is not a model of sentencepiece",
-        ),
-        (
-            "interactive",
-            ("--bpe", "sentencepiece"),
-            "sentencepiece_model has no value: give --sentencepiece-model",
-        ),
-        (
-            "interactive",
-            ("--print-alignment", "soft"),
-            "--print-alignment soft is written by fairseq-generate",
-        ),
-        (
-            "generate",
-            ("--max-source-positions", 1, "--skip-invalid-size-inputs-valid-test"),
-            "no sentence is left: ",
-        ),
-        (
-            "validate",
-            ("--max-source-positions", 1, "--skip-invalid-size-inputs-valid-test"),
-            "no sentence is left: ",
-        ),
-        (
-            "generate",
-            ("--num-shards", 50, "--shard-id", 45, "--batch-size", 8),
-            "no sentence is left for --shard-id 45: the data set has fewer batches than --num-shards 50",
-        ),
-        (
-            "generate",
-            ("--max-source-positions", 2, "--max-target-positions", 100),
-            "sentence 4 of the data set, counted from 0, has 3 and 3 tokens, more than the model takes",
-        ),
-        ("validate", ("--model-overrides", "text"), "--model-overrides text: it takes a dictionary such as "),
-        ("validate", ("--model-overrides", 5), "--model-overrides, "),
-    ],
-)
-def test_mistakes_end_in_one_line(corpus, trained, program, options, line):
-    outcome = run(program, [corpus, "--path", trained / "checkpoint_best.pt", *options])
-    assert outcome.kind == "refused" and outcome.text.removeprefix("error: ").startswith(line), outcome.text
-
-
 @pytest.mark.slow
 def test_interactive_prefix_and_limits(corpus, trained, tmp_path):
     path = trained / "checkpoint_best.pt"
@@ -285,9 +226,6 @@ def test_generation_without_targets_and_in_shards(corpus, trained, tmp_path, mon
     for end in ("bin", "idx"):
         (sources / f"test.en-fr.fr.{end}").unlink()
     assert _lines(_generate(sources, path=path).stdout, "H") == expected
-    for option in (["--prefix-size", 1], ["--score-reference"]):
-        outcome = run("generate", [sources, "--path", path, "--beam", 1, *option])
-        assert outcome.kind == "refused" and outcome.text.startswith(option[0]), outcome.text
     shards = [
         _lines(_generate(corpus, "--num-shards", 2, "--shard-id", shard, path=path).stdout, "H")
         for shard in (0, 1)
