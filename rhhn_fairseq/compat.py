@@ -85,7 +85,6 @@ ADAPTATIONS = (
     memory.keep_memory_of_programs,
     hydra_configs.look_in_the_package,
     recipes.fill_in_configuration,
-    searches.search_as_promised,
     searches.leave_out_symbols_without_a_score,
     divergence.end_divergence_in_one_line,
     datasets.check_data_files,

@@ -18,5 +18,6 @@ class UsageError(ValueError):
     command-line programs print that line and exit with status 1, without a traceback.
     """
 
-    def __init__(self, message: str = ""):
-        super().__init__(printable(str(message)))
+    def __str__(self) -> str:
+        # Not at its construction, which torch.compile traces.
+        return printable(super().__str__())

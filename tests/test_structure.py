@@ -30,9 +30,6 @@ IMPORTED_IN_FUNCTIONS = {
     "ops/triton/interpreter.py": {"triton"},
 }
 
-# Words that say nothing of what a name stands for. A name that contains one is replaced by the field's term.
-VAGUE = set("part parts found whose way whole there pays chosen laid near far".split())
-
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -115,21 +112,6 @@ def test_functions_import_optional_packages_only():
     assert not refused
 
 
-def test_names_in_python_say_what_they_stand_for():
-    python = [
-        path
-        for folder in ("rhhn_fairseq", "scripts", "tests/helpers")
-        for path in (ROOT / folder).rglob("*.py")
-    ]
-    vague = [
-        f"{path.relative_to(ROOT)}:{line} {name}"
-        for path in sorted(python)
-        for name, line in given_names(ast.parse(path.read_bytes()))
-        if words(name) & VAGUE
-    ]
-    assert not vague
-
-
 def test_names_in_cpp_say_what_they_stand_for():
     vague = [
         f"{path.name}:{line} {name}"
@@ -138,18 +120,6 @@ def test_names_in_cpp_say_what_they_stand_for():
         for name, line in cpp_names(path.read_text())
         if words(name) & VAGUE
     ]
-    assert not vague
-
-
-def test_helpers_of_tests_have_names_that_say_what_they_do():
-    vague = []
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, FUNCTION) and not node.name.startswith("test_"):
-                names = [node.name, *parameters(node)]
-                vague += [
-                    f"{path.relative_to(ROOT)}:{node.lineno} {name}" for name in names if words(name) & VAGUE
-                ]
     assert not vague
 
 

@@ -103,7 +103,7 @@ def check_state(name: str, state) -> None:
             most = MOST_SETTINGS if key in ("cfg", "args") else MOST_VALUES
             _check_values(f"checkpoint {name}: {key}", value, most)
     for key in ("cfg", "args"):
-        _check_settings(f"checkpoint {name}: {key}", state.get(key))
+        _check_settings(f"checkpoint {name}: {key}", state.get(key), state.get(key))
     for key, kinds in FORM.items():
         for value in _values(state, key.split(".")):
             if not isinstance(value, kinds) or isinstance(value, bool):
@@ -184,15 +184,27 @@ def _check_values(where: str, value, most: int) -> None:
     raise UsageError(f"{where} is nested more than {DEEPEST} levels deep, no checkpoint is")
 
 
-def _check_settings(where: str, settings) -> None:
-    """Raises UsageError for a setting that STORED does not allow, and for one that refers to another."""
+def _check_settings(where: str, settings, root) -> None:
+    """Raises UsageError for a setting that STORED does not allow, and for one that refers to others.
+
+    A default of fairseq's, such as ``${common.fp16}``, may stand for a value of ``root``, or a short list.
+    """
     for name, value in _members(settings):
-        if isinstance(value, str) and "${" in value:
+        if isinstance(value, str) and "${" in value and not _is_one_value(value, root):
             raise UsageError(f"{where}.{name} is {value!r}: a checkpoint holds values, not references")
         allowed = STORED.get(name)
         if allowed is not None and value is not None and not allowed.fullmatch(str(value)):
             raise UsageError(f"{where}.{name} is {value!r}, which a checkpoint may not set")
-        _check_settings(f"{where}.{name}", value)
+        _check_settings(f"{where}.{name}", value, root)
+
+
+def _is_one_value(reference: str, root) -> bool:
+    """Returns whether a text refers to a value or a short list, which refers to nothing else."""
+    target = re.fullmatch(r"\$\{(\w+)\.(\w+)\}", reference)
+    section = dict(_members(root)).get(target[1]) if target else None
+    value = dict(_members(section)).get(target[2], {}) if target else {}
+    flat = not isinstance(value, Mapping) and len(_members(value)) < 100
+    return flat and not any(_members(member) for _, member in _members(value)) and "${" not in str(value)
 
 
 class _Allowance(TorchFunctionMode):

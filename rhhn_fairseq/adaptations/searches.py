@@ -1,18 +1,6 @@
-"""Fixes for fairseq's search algorithms."""
+"""Fixes for fairseq's scorer; ``tasks/searches.py`` replaces its searches."""
 
 from rhhn_fairseq.adaptations import in_place_of
-
-
-def search_as_promised() -> bool:
-    """Repeated n-grams, the source's length and diverse groups; ``beams`` says what fairseq's searches do."""
-    from fairseq import search, sequence_generator
-
-    from rhhn_fairseq.adaptations.beams import DiverseGroups, NGramBlock, SourceLengthSearch
-
-    search.DiverseBeamSearch = DiverseGroups
-    search.LengthConstrainedBeamSearch = SourceLengthSearch
-    sequence_generator.NGramRepeatBlock = NGramBlock
-    return True
 
 
 def leave_out_symbols_without_a_score() -> bool:

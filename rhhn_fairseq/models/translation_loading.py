@@ -12,6 +12,7 @@ from fairseq.tasks.translation import TranslationTask
 from sentencepiece import SentencePieceProcessor
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.saving import weight_problem
 
 PIECES_NAME = "pieces.model"
 
@@ -70,6 +71,9 @@ def _load(checkpoint: str, overrides: dict, task):
             [checkpoint], arg_overrides=overrides, task=task
         )
     except OSError as error:
+        if error.filename is None:
+            # fairseq's own error for a checkpoint that is missing.
+            raise UsageError(str(error)) from error
         raise UsageError(
             f"{error.filename}: cannot be read ({error.strerror}), but {checkpoint} needs it; name the "
             "directory of its dictionaries with --data"
@@ -93,6 +97,9 @@ def _load(checkpoint: str, overrides: dict, task):
         raise
     if not (isinstance(model, FairseqEncoderDecoderModel) and isinstance(task, TranslationTask)):
         raise UsageError(f"{checkpoint} holds a {type(model).__name__}, not a translation model")
+    for name, weight in model.state_dict().items():
+        if problem := weight_problem(name, weight):
+            raise UsageError(f"checkpoint {checkpoint}: {name} {problem}")
     return model, task
 
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import rhhn_fairseq.plugin  # noqa: F401
 from rhhn_fairseq import averaging
+from rhhn_fairseq.adaptations import forms
 from rhhn_fairseq.adaptations.expressions import evaluate
 from rhhn_fairseq.adaptations.stored_task import stored_defaults
 from rhhn_fairseq.data.strokes.iam import _points
@@ -90,6 +91,16 @@ HANGING = {
         "cfg": {**state["cfg"], "model": {**state["cfg"]["model"], **references(11)}},
     },
 }
+def test_defaults_of_fairseq_may_refer_to_one_value():
+    """As in checkpoints that ``rhhn convert`` writes."""
+    root = {"common": {"seed": 1, "all": {}}, "optimization": {"update_freq": [1, 2]}}
+    root["task"] = {"x": "${a.b}"}
+    for name, holds in (("common.seed", True), ("optimization.update_freq", True), ("common.all", False)):
+        assert forms._is_one_value("${" + name + "}", root) == holds
+    for text in ("${task.x}", "${task}", "${common.seed}${common.seed}", "${oc.env:HOME}", "${nowhere.x}"):
+        assert not forms._is_one_value(text, root)
+
+
 LOADERS = {
     "a program's": lambda path: stored_defaults({"path": str(path)}),
     "fairseq's": lambda path: checkpoint_utils.load_model_ensemble([str(path)]),

@@ -319,7 +319,7 @@ def test_passes_that_are_not_recorded_are_not_filled_up(recordings, monkeypatch)
         read = []
         cell = _cell(name)
         project = cell.project
-        monkeypatch.setattr(cell, "project", lambda x, gemm: read.append(len(x)) or project(x, gemm))
+        monkeypatch.setattr(cell, "project", lambda x, **gemm: read.append(len(x)) or project(x, **gemm))
         monkeypatch.setenv("RHHN_KERNEL", backend)
         y, _ = cell(x)
         assert len(y) == 17

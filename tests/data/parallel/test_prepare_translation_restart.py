@@ -91,8 +91,7 @@ def test_other_options_begin_again_where_they_matter(tmp_path, capsys, monkeypat
 
     def stages(*options):
         capsys.readouterr()
-        with pytest.raises(ZeroDivisionError):
-            run(*command, *options)
+        assert run(*command, *options) == 1
         return said(capsys)
 
     assert stages("--vocab-size", 60) == STAGES
@@ -121,8 +120,7 @@ def test_sentences_of_another_seed_are_made_again(tmp_path, capsys, monkeypatch)
         (["--pairs", 31, "--seed", 2], STAGES[:2]),
     ):
         capsys.readouterr()
-        with pytest.raises(ZeroDivisionError):
-            run("synthetic", *options, "--dest", tmp_path / "dest")
+        assert run("synthetic", *options, "--dest", tmp_path / "dest") == 1
         assert said(capsys) == expected
 
 
@@ -184,8 +182,7 @@ def test_a_run_that_was_killed_after_its_last_step_leaves_no_stages(tmp_path, mo
     assert run(*command) == 0 and not work.exists()
     # Stages that another request may use stay.
     monkeypatch.setattr(prepare, "encode_texts", lambda *arguments: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        run(*command, "--max-words", 50, "--force")
+    assert run(*command, "--max-words", 50, "--force") == 1
     left = names(work)
     assert run(*command) == 0 and names(work) == left == ["pieces", "pieces.json", "texts", "texts.json"]
 

@@ -1,4 +1,4 @@
-"""Searches that do what their options promise, in place of fairseq's; ``searches`` installs them.
+"""Searches that do what their options promise. They take the place of fairseq's, for the models of both.
 
 Shapes: B sentences, K beams, V vocabulary, G groups of K / G beams.
 """
@@ -6,6 +6,7 @@ Shapes: B sentences, K beams, V vocabulary, G groups of K / G beams.
 import math
 
 import torch
+from fairseq import search, sequence_generator
 from fairseq.search import BeamSearch, Search
 from torch import nn
 
@@ -107,3 +108,8 @@ class DiverseGroups(Search):
     def update_constraints(self, active_hypos):
         """Notes the groups of the candidates with which the search goes on."""
         self.group_BK = self.candidate_groups.gather(1, active_hypos)
+
+
+search.DiverseBeamSearch = DiverseGroups
+search.LengthConstrainedBeamSearch = SourceLengthSearch
+sequence_generator.NGramRepeatBlock = NGramBlock
