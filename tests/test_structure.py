@@ -1,9 +1,8 @@
-"""How the package is built: which module imports which, what names say, how many parameters functions take,
+"""How the package is built: which module imports which, how many parameters functions take,
 how many calls a pass makes."""
 
 import ast
 import functools
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -51,11 +50,6 @@ def imports_in_functions(tree: ast.AST) -> list[str]:
     return names
 
 
-def words(name: str) -> set[str]:
-    """The words of a name in snake case or camel case, in small letters."""
-    return set(re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().split("_"))
-
-
 def given_names(tree: ast.AST):
     """The names of functions, classes, parameters, variables and attributes of a module, with their lines."""
     for node in ast.walk(tree):
@@ -69,15 +63,6 @@ def given_names(tree: ast.AST):
             yield node.attr, node.lineno
         elif isinstance(node, ast.alias) and node.asname:
             yield node.asname, node.lineno
-
-
-def cpp_names(source: str):
-    """Words of a C++ source outside of its comments and strings, with their lines."""
-    blank = lambda match: re.sub(r"[^\n]", " ", match[0])  # noqa: E731
-    code = re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\\\.|[^\"\\\\])*\"", blank, source, flags=re.DOTALL)
-    for number, line in enumerate(code.splitlines(), start=1):
-        for name in re.findall(r"[A-Za-z_]\w*", line):
-            yield name, number
 
 
 def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
@@ -110,17 +95,6 @@ def test_functions_import_optional_packages_only():
             if not any(name == package or name.startswith(f"{package}.") for package in allowed):
                 refused.append(f"{path}: {name}")
     assert not refused
-
-
-def test_names_in_cpp_say_what_they_stand_for():
-    vague = [
-        f"{path.name}:{line} {name}"
-        for pattern in ("*.cpp", "*.h")
-        for path in sorted((PACKAGE / "ops" / "native").glob(pattern))
-        for name, line in cpp_names(path.read_text())
-        if words(name) & VAGUE
-    ]
-    assert not vague
 
 
 def test_functions_have_ten_parameters_at_most():
