@@ -50,21 +50,6 @@ def imports_in_functions(tree: ast.AST) -> list[str]:
     return names
 
 
-def given_names(tree: ast.AST):
-    """The names of functions, classes, parameters, variables and attributes of a module, with their lines."""
-    for node in ast.walk(tree):
-        if isinstance(node, (*FUNCTION, ast.ClassDef)):
-            yield node.name, node.lineno
-        elif isinstance(node, ast.arg):
-            yield node.arg, node.lineno
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id, node.lineno
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr, node.lineno
-        elif isinstance(node, ast.alias) and node.asname:
-            yield node.asname, node.lineno
-
-
 def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     """Names of a function's parameters, without ``self`` and ``cls``."""
     args = function.args
