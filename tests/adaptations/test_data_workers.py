@@ -41,13 +41,13 @@ def test_a_data_worker_ends_for_its_parent_only():
     """A signal to the process group, which the training notes, does not end it."""
     batches = iter(reader(6))
     next(batches)
-    (worker,) = multiprocessing.active_children()
+    (worker,) = batches._workers
     for name in ("-TERM", "-INT"):
         subprocess.run(["kill", name, str(worker.pid)], check=True)
     assert len(list(batches)) == 5
     batches = iter(reader(6))
     next(batches)
-    (worker,) = multiprocessing.active_children()
+    (worker,) = batches._workers
     worker.terminate()
     worker.join(300)
     assert worker.exitcode == 0
