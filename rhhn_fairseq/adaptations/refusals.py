@@ -1,16 +1,10 @@
-"""Refuses in one line each of fairseq's options that cannot work here.
-
-Otherwise they end in an AssertionError, an ImportError or a KeyError from deep within fairseq.
-"""
+"""Refuses in one line each of fairseq's options that would have no effect, or another than it says."""
 
 import functools
-import importlib.util
 import os
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
 
 from rhhn_fairseq.errors import UsageError
 
@@ -26,22 +20,6 @@ class Refusal:
     reason: str
 
 
-def _missing(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is None
-    except ModuleNotFoundError:
-        # Its parent package is missing.
-        return True
-
-
-def _trains_ours(args: Namespace) -> bool:
-    """Returns whether a model of this package is trained."""
-    from fairseq.models import ARCH_MODEL_REGISTRY
-
-    model = ARCH_MODEL_REGISTRY.get(getattr(args, "arch", None))
-    return model is not None and model.__module__.split(".")[0] == __name__.split(".")[0]
-
-
 def _searches_data(args: Namespace) -> bool:
     """Returns whether the program is fairseq-generate, whose sentences come from a data directory."""
     return hasattr(args, "beam") and not hasattr(args, "buffer_size")
@@ -51,14 +29,6 @@ def _compares_validations(args: Namespace) -> bool:
     """Returns whether validation figures decide when to stop, what to keep or how fast to learn."""
     plateaus = args.lr_scheduler == "reduce_lr_on_plateau"
     return args.patience > 0 or args.keep_best_checkpoints > 0 or plateaus
-
-
-def _on_cpu(args: Namespace) -> bool:
-    return args.cpu or not torch.cuda.is_available()
-
-
-def _translates_once(args: Namespace) -> bool:
-    return _searches_data(args) and args.task in ("translation", "gnmt_translation")
 
 
 def _reads_input(args: Namespace) -> bool:
