@@ -21,8 +21,8 @@ from benchmarks.parity import Contender, with_gradients
 from benchmarks.report import make_report, start
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import cell_options
+from rhhn_fairseq.cli.describing import known_architectures
 from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy
-from rhhn_fairseq.describe import known_architectures
 from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.models.char_lm import CharLM
 from rhhn_fairseq.ops.loop import State

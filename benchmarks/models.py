@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.parity import Contender, check
 from benchmarks.report import ROUNDS
 from benchmarks.timing import interleave, ratio
-from rhhn_fairseq.describe import count_parameters
+from rhhn_fairseq.cli.describing import count_parameters
 
 
 class Dictionaries:

@@ -22,8 +22,8 @@ from fairseq_cli import train
 
 from benchmarks.machine import describe_machine
 from benchmarks.report import show
-from rhhn_fairseq.cli import run
-from rhhn_fairseq.commands.parsers import StrictParser
+from rhhn_fairseq.cli.parsers import StrictParser
+from rhhn_fairseq.cli.running import run
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.lines import check_output
 

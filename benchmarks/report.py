@@ -12,8 +12,8 @@ from dataclasses import asdict
 from types import ModuleType
 
 from benchmarks.machine import BenchConfig, describe_machine
-from rhhn_fairseq.cli import run
-from rhhn_fairseq.commands.parsers import StrictParser, add_fields, read_fields
+from rhhn_fairseq.cli.parsers import StrictParser, add_fields, read_fields
+from rhhn_fairseq.cli.running import run
 from rhhn_fairseq.lines import check_output
 from rhhn_fairseq.staging import replace_file
 

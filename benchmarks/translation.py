@@ -22,7 +22,7 @@ from benchmarks.report import make_report, start
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.selection import available_backends
-from rhhn_fairseq.describe import known_architectures
+from rhhn_fairseq.cli.describing import known_architectures
 from rhhn_fairseq.errors import UsageError
 
 FAIRSEQ, PREFERRED = "fairseq lstm", "preferred"

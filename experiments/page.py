@@ -10,11 +10,11 @@ from pathlib import Path
 from experiments.plan import SCALING_RULE, recipe_of
 from experiments.records import Cost, Record
 from experiments.tables import Row, Table
-from rhhn_fairseq.analysis import plotting
-from rhhn_fairseq.analysis.curve_picture import draw_curves
-from rhhn_fairseq.analysis.curves import Curve
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import make_directory
+from rhhn_fairseq.inspection import plotting
+from rhhn_fairseq.inspection.curve_picture import draw_curves
+from rhhn_fairseq.inspection.curves import Curve
 from rhhn_fairseq.staging import replace_file
 
 Group = tuple[str, float, str, int, tuple[str, ...]]

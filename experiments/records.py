@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import cpu_model
-from rhhn_fairseq.analysis.training_logs import TRAIN, TRAIN_INNER, read_log
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import make_directory, read_json
+from rhhn_fairseq.inspection.training_logs import TRAIN, TRAIN_INNER, read_log
 from rhhn_fairseq.staging import replace_file
 
 _EPOCH = re.compile(r"; ([\d,]+) updates an epoch")

@@ -25,9 +25,9 @@ from experiments.plan import PRECISIONS, Budget, Run
 from experiments.records import Record
 from experiments.running import Places
 from experiments.tables import TABLES, Table, table_of
-from rhhn_fairseq import cli
-from rhhn_fairseq.adaptations import ranges
-from rhhn_fairseq.commands.parsers import StrictParser
+from rhhn_fairseq.cli import running as cli
+from rhhn_fairseq.cli.parsers import StrictParser
+from rhhn_fairseq.compat import ranges
 from rhhn_fairseq.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,11 +19,11 @@ from experiments import corpora, plan, records
 from experiments.plan import Run
 from experiments.records import Record
 from experiments.tables import Scoring
-from rhhn_fairseq.adaptations.checkpoints import WeightsOnlyTorch
-from rhhn_fairseq.analysis.training_logs import TRAIN, parse_line
+from rhhn_fairseq.compat.checkpoints import WeightsOnlyTorch
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import make_directory
+from rhhn_fairseq.inspection.training_logs import TRAIN, parse_line
 from rhhn_fairseq.staging import lock, no_link
 
 logger = logging.getLogger(__name__)

@@ -19,12 +19,12 @@ from experiments.plan import USER_DIR, flags
 from experiments.records import write_json
 from experiments.running import Program
 from experiments.systems import System, build, seconds_per_update, width_of
-from rhhn_fairseq.analysis.training_logs import parse_line
+from rhhn_fairseq.cli.describing import count_parameters
 from rhhn_fairseq.data.text.words import load_vocabulary
-from rhhn_fairseq.describe import count_parameters
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.files import make_directory, read_json
+from rhhn_fairseq.inspection.training_logs import parse_line
 from rhhn_fairseq.programs import interpreter
 from rhhn_fairseq.staging import no_link
 

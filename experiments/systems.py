@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from fairseq.optim.lr_scheduler import LR_SCHEDULER_REGISTRY
 
-from rhhn_fairseq.adaptations import ranges
 from rhhn_fairseq.cells.registry import CELLS, cell_options
-from rhhn_fairseq.describe import count_parameters
+from rhhn_fairseq.cli.describing import count_parameters
+from rhhn_fairseq.compat import ranges
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.char_lm import CharLM, CharLMConfig
 from rhhn_fairseq.models.char_lm_table import BASE_RECIPE

@@ -23,9 +23,9 @@ from benchmarks.machine import commit, versions
 from experiments import comparison, records
 from experiments.study import Budget, Trial, Tuning
 from experiments.systems import System
-from rhhn_fairseq import cli
-from rhhn_fairseq.adaptations import ranges
-from rhhn_fairseq.commands.parsers import StrictParser
+from rhhn_fairseq.cli import running as cli
+from rhhn_fairseq.cli.parsers import StrictParser
+from rhhn_fairseq.compat import ranges
 from rhhn_fairseq.data.text.words import load_vocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import make_directory

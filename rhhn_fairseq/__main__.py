@@ -2,7 +2,7 @@
 
 import sys
 
-from rhhn_fairseq.commands.table import main
+from rhhn_fairseq.cli.table import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import pkgutil
 
-from rhhn_fairseq import compat
+from rhhn_fairseq.compat import applying
 from rhhn_fairseq.ops.matmul import gemm
 
 SUBPACKAGES = ("optim", "criterions", "tasks", "models")
@@ -27,7 +27,7 @@ def import_modules(package: str) -> list[str]:
     return names
 
 
-compat.apply()
+applying.apply()
 for subpackage in SUBPACKAGES:
     import_modules(f"{__package__}.{subpackage}")
 # After the imports, because another thread may still be importing this module.

@@ -20,9 +20,9 @@ PACKAGE = ROOT / "rhhn_fairseq"
 # Packages that a function may import, by file or folder. fairseq's modules are adapted when they are loaded,
 # not before. The others are optional, or slow to import and needed by few callers.
 IMPORTED_IN_FUNCTIONS = {
-    "adaptations": {"fairseq", "hydra"},
+    "compat": {"fairseq", "hydra"},
     # --help answers at once.
-    "commands": {"rhhn_fairseq", "torch", "tqdm"},
+    "cli": {"rhhn_fairseq", "torch", "tqdm"},
     "data/problems/images.py": {"sklearn"},
     "data/strokes/hershey.py": {"HersheyFonts"},
     "ops/triton/__init__.py": {"triton", "rhhn_fairseq.ops.triton"},

@@ -13,13 +13,13 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-from rhhn_fairseq.analysis.colours import QUANTITY, QUANTITY_OF_LINES
-from rhhn_fairseq.analysis.weight_page import embedded
 from rhhn_fairseq.demo.streams import Models, line_rows, measure, text_rows
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
-from rhhn_fairseq.search.sampling import SamplingConfig
-from rhhn_fairseq.writing.sampling import WritingConfig
+from rhhn_fairseq.generate.characters import SamplingConfig
+from rhhn_fairseq.generate.strokes import WritingConfig
+from rhhn_fairseq.inspection.colours import QUANTITY, QUANTITY_OF_LINES
+from rhhn_fairseq.inspection.weight_page import embedded
 
 with needed_for("the page needs"):
     import uvicorn

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.analysis.changes import step_changes, watch
-from rhhn_fairseq.analysis.colours import colour_limit
-from rhhn_fairseq.analysis.weights import shown
 from rhhn_fairseq.data.text.prompt import prompt_indices
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.data.text.words import WordVocabulary
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.search.sampling import SamplingConfig, draw
-from rhhn_fairseq.writing.sampling import WritingConfig, Written, draw_points, matrix_names
-from rhhn_fairseq.writing.smoothing import stub
+from rhhn_fairseq.generate.characters import SamplingConfig, draw
+from rhhn_fairseq.generate.smoothing import stub
+from rhhn_fairseq.generate.strokes import WritingConfig, Written, draw_points, matrix_names
+from rhhn_fairseq.inspection.changes import step_changes, watch
+from rhhn_fairseq.inspection.colours import colour_limit
+from rhhn_fairseq.inspection.weights import shown
 
 # Lengths and prompts of the samples that measure a model's scale.
 MEASURED_SYMBOLS, MEASURED_POINTS = 200, 200

@@ -1,4 +1,4 @@
-"""Model ``char_lm``: the network of ``networks/character.py`` for fairseq.
+"""Model ``char_lm``: the network of ``nn/character.py`` for fairseq.
 
 Shapes: T time, B batch, V symbols that occur, D entries of the dictionary.
 """
@@ -11,7 +11,7 @@ from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor
 
 from rhhn_fairseq.cells.config import WIDEST, option
-from rhhn_fairseq.configuration import typed_config
+from rhhn_fairseq.compat.configuration import typed_config
 from rhhn_fairseq.data.text.lanes import PAD
 from rhhn_fairseq.data.text.vocabulary import UNK, CharVocabulary, escape
 from rhhn_fairseq.errors import UsageError
@@ -26,7 +26,7 @@ from rhhn_fairseq.models.options import (
     taken,
 )
 from rhhn_fairseq.models.recipes import HasRecipe
-from rhhn_fairseq.networks.character import CharacterNetwork
+from rhhn_fairseq.nn.character import CharacterNetwork
 
 LAYERS = (*STACK, "weight_drop")
 

@@ -13,7 +13,7 @@ from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
 from rhhn_fairseq.cells.contract import glorot_
-from rhhn_fairseq.configuration import typed_config
+from rhhn_fairseq.compat.configuration import typed_config
 from rhhn_fairseq.data.problems.base import Problem
 from rhhn_fairseq.data.problems.registry import blank_problem
 from rhhn_fairseq.errors import UsageError

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from rhhn_fairseq.cells.config import DEEPEST, WIDEST, option
 from rhhn_fairseq.cells.running import Cell
-from rhhn_fairseq.configuration import typed_config
+from rhhn_fairseq.compat.configuration import typed_config
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.attention import Memory
 from rhhn_fairseq.layers.decoder import AttentionDecoder, DecoderConfig

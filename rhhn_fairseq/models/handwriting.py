@@ -1,4 +1,4 @@
-"""Model ``handwriting``: the network of ``networks/strokes.py`` for fairseq.
+"""Model ``handwriting``: the network of ``nn/strokes.py`` for fairseq.
 
 Graves 2013 (arXiv 1308.0850), sections 4 and 5, and Ha, Dai, Le 2016 (arXiv 1609.09106), section 4.3. With
 ``--window K`` the model also reads a text, through Graves's window.
@@ -10,7 +10,7 @@ import torch
 from fairseq.models import BaseFairseqModel, register_model
 
 from rhhn_fairseq.cells.config import option
-from rhhn_fairseq.configuration import typed_config
+from rhhn_fairseq.compat.configuration import typed_config
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import StackConfig
@@ -25,7 +25,7 @@ from rhhn_fairseq.models.options import (
     taken,
 )
 from rhhn_fairseq.models.recipes import HasRecipe
-from rhhn_fairseq.networks.strokes import POINT_SIZE, StrokeNetwork
+from rhhn_fairseq.nn.strokes import POINT_SIZE, StrokeNetwork
 
 # Steps per character in IAM-OnDB, used where the data do not say.
 POINTS_PER_SYMBOL = 25.0

@@ -7,8 +7,8 @@ from fairseq import checkpoint_utils
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from omegaconf import OmegaConf
 
-from rhhn_fairseq.adaptations.forms import allowance
-from rhhn_fairseq.adaptations.ranges import check
+from rhhn_fairseq.compat.forms import allowance
+from rhhn_fairseq.compat.ranges import check
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.handwriting import Handwriting

@@ -2,7 +2,7 @@
 
 A recipe is a dictionary of fairseq's options by name, such as ``batch_size``. The ``*_table.py`` files hold
 the recipes next to the architectures.
-``rhhn_fairseq.adaptations.recipes`` applies them.
+``rhhn_fairseq.compat.recipes`` applies them.
 """
 
 from collections.abc import Mapping

@@ -5,8 +5,7 @@ numpy. ``docs/layers.md`` says what they support beyond a plain call.
 """
 
 from rhhn_fairseq.cells.selection import set_backend
-from rhhn_fairseq.networks.character import CharacterNetwork
-from rhhn_fairseq.networks.strokes import StrokeNetwork
+from rhhn_fairseq.nn.character import CharacterNetwork
 from rhhn_fairseq.nn.exporting import export_onnx
 from rhhn_fairseq.nn.layers import (
     GRU,
@@ -31,6 +30,7 @@ from rhhn_fairseq.nn.layers import (
 )
 from rhhn_fairseq.nn.quantising import quantize_dynamic
 from rhhn_fairseq.nn.recurrent import RecurrentLayer
+from rhhn_fairseq.nn.strokes import StrokeNetwork
 from rhhn_fairseq.saving import from_pretrained, packaged, save_pretrained
 
 __all__ = [

@@ -14,7 +14,7 @@ from fairseq.data import Dictionary
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
-from rhhn_fairseq.configuration import typed_config
+from rhhn_fairseq.compat.configuration import typed_config
 from rhhn_fairseq.data.text.lanes import Lanes, RandomWindows
 from rhhn_fairseq.data.text.manifest import CHARACTERS
 from rhhn_fairseq.data.text.prompt import first_input, prompt_indices

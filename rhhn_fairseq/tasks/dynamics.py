@@ -24,11 +24,11 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
-from rhhn_fairseq.analysis.blocks import is_matrix
-from rhhn_fairseq.analysis.effective_rank import hyper_vectors, variation_rank
-from rhhn_fairseq.analysis.tracing import CellTrace
-from rhhn_fairseq.analysis.weights import matrix_changes
 from rhhn_fairseq.cells.running import Cell
+from rhhn_fairseq.inspection.blocks import is_matrix
+from rhhn_fairseq.inspection.effective_rank import hyper_vectors, variation_rank
+from rhhn_fairseq.inspection.tracing import CellTrace
+from rhhn_fairseq.inspection.weights import matrix_changes
 from rhhn_fairseq.ops import backends
 
 STEPS = 50

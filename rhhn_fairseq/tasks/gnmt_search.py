@@ -6,7 +6,7 @@ from fairseq.search import BeamSearch
 from fairseq.sequence_generator import SequenceGenerator
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.search.gnmt_score import GNMTScore, Pruning
+from rhhn_fairseq.generate.gnmt_score import GNMTScore, Pruning
 
 ALIGNMENTS = {"hard": utils.extract_hard_alignment, "soft": utils.extract_soft_alignment}
 

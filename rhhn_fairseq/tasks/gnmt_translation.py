@@ -15,7 +15,7 @@ from sacrebleu.metrics import BLEU
 from rhhn_fairseq.data.parallel.fingerprint import pieces_sha256
 from rhhn_fairseq.data.parallel.sampling import MOST_SEGMENTATIONS, SegmentationSampler
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.search.gnmt_score import LENGTH_PENALTIES, GNMTScore, Pruning
+from rhhn_fairseq.generate.gnmt_score import LENGTH_PENALTIES, GNMTScore, Pruning
 from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
 from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics

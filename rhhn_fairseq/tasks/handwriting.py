@@ -8,7 +8,7 @@ import torch
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
-from rhhn_fairseq.configuration import typed_config
+from rhhn_fairseq.compat.configuration import typed_config
 from rhhn_fairseq.data.strokes.manifest import StrokeManifest
 from rhhn_fairseq.data.strokes.store import StrokeSplit
 from rhhn_fairseq.errors import UsageError

@@ -8,7 +8,7 @@ import torch
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 
-from rhhn_fairseq.configuration import typed_config
+from rhhn_fairseq.compat.configuration import typed_config
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.problems.base import GeneratedProblem, Problem
 from rhhn_fairseq.data.problems.batches import FreshBatches, StoredBatches, evaluation_set, training_set

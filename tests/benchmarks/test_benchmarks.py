@@ -39,9 +39,9 @@ from benchmarks.contenders import (
 )
 from benchmarks.floors import Floor, Product, products_of
 from benchmarks.machine import forced, measuring
-from rhhn_fairseq import cli
 from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.cells.lstm import LSTM
+from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import policy
 from rhhn_fairseq.ops.matmul.gemm import available

@@ -23,15 +23,15 @@ from helpers.tiny_reader import build as build_characters
 from starlette.testclient import TestClient
 
 from rhhn_fairseq import nn
-from rhhn_fairseq.analysis.weights import read_text
-from rhhn_fairseq.commands import demo
+from rhhn_fairseq.cli import demo
 from rhhn_fairseq.demo import server
 from rhhn_fairseq.demo.streams import Models, line_rows, measure, text_rows
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.generate.characters import SamplingConfig, generate
+from rhhn_fairseq.generate.strokes import WritingConfig
+from rhhn_fairseq.generate.strokes import write as write_lines
+from rhhn_fairseq.inspection.weights import read_text
 from rhhn_fairseq.models.handwriting import HandwritingConfig
-from rhhn_fairseq.search.sampling import SamplingConfig, generate
-from rhhn_fairseq.writing.sampling import WritingConfig
-from rhhn_fairseq.writing.sampling import write as write_lines
 
 ADDRESS = "http://127.0.0.1:8000"
 TEXT = {"prompt": "def ", "length": 20, "temperature": 0.5, "seed": 4}

@@ -19,8 +19,8 @@ from experiments import plan, reproduce, running
 from experiments.plan import Budget, Run, sizes_of
 from experiments.records import Record
 from experiments.tables import TABLES
-from rhhn_fairseq import cli
-from rhhn_fairseq.describe import build_empty, count_parameters
+from rhhn_fairseq.cli import running as cli
+from rhhn_fairseq.cli.describing import build_empty, count_parameters
 from rhhn_fairseq.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from helpers import script_cli
 from helpers.script_cli import manifest_of, names  # noqa: F401  (for the tests)
-from rhhn_fairseq.cli import run as run_main
+from rhhn_fairseq.cli.running import run as run_main
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 

@@ -41,7 +41,7 @@ PRELOADED = {
         "torch",
         *(f"fairseq_cli.{name}" for name in CLI),
         "rhhn_fairseq.plugin",
-        "rhhn_fairseq.translate",
+        "rhhn_fairseq.cli.translation",
     ),
     "torch": ("torch", "torch.distributed", "torch.utils.tensorboard", "sacrebleu", "scipy.stats", "sklearn"),
 }

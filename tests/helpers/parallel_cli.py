@@ -8,7 +8,7 @@ import numpy as np
 
 from helpers import script_cli
 from helpers.script_cli import manifest_of, names  # noqa: F401  (for the tests)
-from rhhn_fairseq.cli import run as run_main
+from rhhn_fairseq.cli.running import run as run_main
 from rhhn_fairseq.data.text.stream import StreamWriter
 
 SCRIPT = script_cli.COMMANDS / "prepare_translation.py"

@@ -10,7 +10,7 @@ COMMANDS = Path(__file__).parents[2] / "rhhn_fairseq" / "commands"
 
 def load(name: str) -> ModuleType:
     """The module of a command."""
-    return importlib.import_module(f"rhhn_fairseq.commands.{name}")
+    return importlib.import_module(f"rhhn_fairseq.cli.{name}")
 
 
 def error_of(run, capsys, *arguments, silent: bool = True) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 
 from helpers import script_cli
 from helpers.script_cli import manifest_of  # noqa: F401  (for the tests)
-from rhhn_fairseq.cli import run as run_main
+from rhhn_fairseq.cli.running import run as run_main
 
 SCRIPT = script_cli.COMMANDS / "prepare_strokes.py"
 

@@ -4,7 +4,7 @@ import torch
 
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.layers.stack import StackConfig
-from rhhn_fairseq.networks.character import CharacterNetwork
+from rhhn_fairseq.nn.character import CharacterNetwork
 
 SYMBOLS = list("abcd <")
 

@@ -12,10 +12,10 @@ from helpers.tiny_char_lm import TRAIN, VALID, build_model, build_task, direct_b
 from omegaconf import OmegaConf
 
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
+from rhhn_fairseq.cli.describing import build_empty, count_parameters, describe, describe_backends
 from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
-from rhhn_fairseq.describe import build_empty, count_parameters, describe, describe_backends
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES
 from rhhn_fairseq.tasks.carry import Carry

@@ -8,9 +8,9 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from helpers import golden_models, in_process, tiny_char_lm
 from helpers.cli import USER_DIR, run_module
 
-from rhhn_fairseq import averaging, cli
-from rhhn_fairseq.commands import convert_checkpoint
-from rhhn_fairseq.conversion import to_checkpoint, to_directory
+from rhhn_fairseq.cli import averaging, convert_checkpoint
+from rhhn_fairseq.cli import running as cli
+from rhhn_fairseq.cli.conversion import to_checkpoint, to_directory
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.errors import UsageError

@@ -13,11 +13,11 @@ from helpers.tiny_handwriting import NORMALISATION, SYMBOLS, build, prepare_word
 from omegaconf import OmegaConf
 
 from rhhn_fairseq.cells import CELLS, build_cell, cell_options
+from rhhn_fairseq.cli.describing import build_empty, count_parameters, describe
 from rhhn_fairseq.criterions.mixture_density import MixtureDensity
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.data.strokes.points import Line, from_offsets
 from rhhn_fairseq.data.strokes.store import StrokeSplit, write_split
-from rhhn_fairseq.describe import build_empty, count_parameters, describe
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.window import UNKNOWN, Window, WindowCell, WindowConfig, WindowStack, one_hot
 from rhhn_fairseq.models.handwriting import Handwriting, HandwritingConfig

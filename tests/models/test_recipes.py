@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
-from rhhn_fairseq.adaptations.recipes import (
+from rhhn_fairseq.compat.recipes import (
     fill,
     fill_tree,
     given_options,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rhhn_fairseq.cells import CELLS, build_cell
-from rhhn_fairseq.commands.table import COMMANDS
+from rhhn_fairseq.cli.table import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rhhn_fairseq.commands.table import COMMANDS, load
+from rhhn_fairseq.cli.table import COMMANDS, load
 from rhhn_fairseq.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]

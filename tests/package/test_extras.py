@@ -5,15 +5,15 @@ import sys
 import pytest
 from helpers.script_cli import error_of
 
-from rhhn_fairseq import cli
-from rhhn_fairseq.commands import table
+from rhhn_fairseq.cli import running as cli
+from rhhn_fairseq.cli import table
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 
 MODULES = (
-    "rhhn_fairseq.analysis.plotting",
-    "rhhn_fairseq.analysis.curve_picture",
-    "rhhn_fairseq.writing.picture",
+    "rhhn_fairseq.inspection.plotting",
+    "rhhn_fairseq.inspection.curve_picture",
+    "rhhn_fairseq.generate.picture",
     "rhhn_fairseq.data.parallel.synthetic",
     "rhhn_fairseq.demo.server",
 )

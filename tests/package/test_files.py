@@ -11,7 +11,7 @@ import zipfile
 
 import pytest
 
-from rhhn_fairseq import cli
+from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.data.common.sources import FileSource
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import read_json, read_regular, readable, tar_files
@@ -110,8 +110,8 @@ PROGRAMS = {
 
 def ran(program: str, redirection: str, unbuffered: bool):
     """Status and errors of a program, the output of which goes elsewhere."""
-    text = "import sys; from rhhn_fairseq.cli import run; from rhhn_fairseq.errors import UsageError\n"
-    text += f"def main():\n    {program}\nsys.exit(run(main))"
+    text = "from rhhn_fairseq.cli.running import run\nfrom rhhn_fairseq.errors import UsageError\n"
+    text += f"def main():\n    {program}\nexit(run(main))"
     environment = {**os.environ, "PYTHONUNBUFFERED": "1" if unbuffered else ""}
     command = f'"$0" -c "$1" {redirection}; exit ${{PIPESTATUS[0]}}'
     result = subprocess.run(

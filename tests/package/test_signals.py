@@ -20,8 +20,8 @@ from helpers.cli import HANGS, USER_DIR, fairseq_train, json_log, model_of
 from helpers.in_process import LOG, Log, char_lm, train
 from helpers.parallel_cli import error_of, script, sentences, write_files
 
-from rhhn_fairseq import cli
-from rhhn_fairseq.adaptations.stopping import StopRequest
+from rhhn_fairseq.cli import running as cli
+from rhhn_fairseq.compat.stopping import StopRequest
 from rhhn_fairseq.data.parallel.prepare import most_workers
 from rhhn_fairseq.signals import Terminated, interrupted_by_sigterm
 
@@ -307,7 +307,7 @@ def test_a_second_interruption_ends_at_once():
 
 STUCK = """
 import ctypes
-from rhhn_fairseq.adaptations import stopping
+from rhhn_fairseq.compat import stopping
 stopping.SECONDS_TO_AGREE = 0.2
 stopping.StopRequest().listen(several=True)
 print("ready", flush=True)

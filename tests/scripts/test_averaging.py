@@ -9,7 +9,8 @@ from helpers import script_cli
 from helpers.cli import USER_DIR, fairseq_train, run_module
 from helpers.tiny_char_lm import write_corpus
 
-from rhhn_fairseq import averaging, cli
+from rhhn_fairseq.cli import averaging
+from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.loading import load_char_lm
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import script_cli
 
-from rhhn_fairseq import cli
+from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.data.text.corpora import ptb
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.data.text.stream import open_stream

@@ -8,12 +8,12 @@ from helpers import golden_models, script_cli
 from helpers.cli import python
 from helpers.tiny_char_lm import build_model, build_task, write_corpus
 
-from rhhn_fairseq import cli
+from rhhn_fairseq.cli import running as cli
+from rhhn_fairseq.generate.strokes import WritingConfig
+from rhhn_fairseq.generate.strokes import write as write_lines
 from rhhn_fairseq.models.handwriting_loading import load_handwriting
 from rhhn_fairseq.nn import LSTM, StrokeNetwork
 from rhhn_fairseq.saving import PACKAGED
-from rhhn_fairseq.writing.sampling import WritingConfig
-from rhhn_fairseq.writing.sampling import write as write_lines
 
 sample, write = script_cli.load("sample"), script_cli.load("write")
 convert = script_cli.load("convert_checkpoint")

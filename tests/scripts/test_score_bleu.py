@@ -8,9 +8,9 @@ import pytest
 from helpers import script_cli
 from sacrebleu.metrics import BLEU, CHRF
 
-from rhhn_fairseq import cli
+from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.search import scoring
+from rhhn_fairseq.generate import scoring
 
 score_bleu = script_cli.load("score_bleu")
 

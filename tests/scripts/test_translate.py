@@ -1,4 +1,4 @@
-"""rhhn translate and rhhn_fairseq.translate, with a model of fairseq's own that has learnt its text."""
+"""rhhn translate and rhhn_fairseq.cli.translation, with a model of fairseq's own that has learnt its text."""
 
 import hashlib
 import io
@@ -22,11 +22,11 @@ from helpers.tiny_translation import arguments, french, prepare, sentences, trai
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhhn_fairseq import cli
+from rhhn_fairseq.cli import running as cli
+from rhhn_fairseq.cli.translation import EMPTY, SearchConfig, Translator, batches
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.generate.scoring import read_translations
 from rhhn_fairseq.models.translation_loading import check_fingerprint, load_translation_models
-from rhhn_fairseq.search.scoring import read_translations
-from rhhn_fairseq.translate import EMPTY, SearchConfig, Translator, batches
 
 SCRIPT = script_cli.COMMANDS / "translate.py"
 script = script_cli.load("translate")

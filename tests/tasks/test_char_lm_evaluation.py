@@ -17,7 +17,7 @@ from helpers.tiny_char_lm import (
     write_corpus,
 )
 
-from rhhn_fairseq import compat
+from rhhn_fairseq.compat import applying as compat
 from rhhn_fairseq.data.text.corpora import ptb
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.data.text.stream import open_stream

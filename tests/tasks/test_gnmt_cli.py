@@ -10,7 +10,7 @@ import sentencepiece
 import torch
 from helpers.cli import fairseq_train, json_log, model_of, run_module
 
-from rhhn_fairseq.adaptations.alignments import replace_unk
+from rhhn_fairseq.compat.alignments import replace_unk
 from rhhn_fairseq.errors import UsageError
 
 WORDS = {"red": "rouge", "blue": "bleu", "dog": "chien", "cat": "chat", "sees": "voit", "house": "maison"}

@@ -8,18 +8,18 @@ from helpers.in_process import char_lm, train
 from helpers.programs import run
 from helpers.tiny_char_lm import TEST, TRAIN, build_model, build_task, iterator, save, write_corpus
 
-from rhhn_fairseq.analysis.weights import read_text
-from rhhn_fairseq.commands.demo import load_models
-from rhhn_fairseq.conversion import to_checkpoint, to_directory
+from rhhn_fairseq.cli.conversion import to_checkpoint, to_directory
+from rhhn_fairseq.cli.demo import load_models
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.data.text.prompt import prompt_indices
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.data.text.words import WordVocabulary
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.generate.characters import SamplingConfig, generate
+from rhhn_fairseq.inspection.weights import read_text
 from rhhn_fairseq.models.loading import beginning_of, load_char_lm
 from rhhn_fairseq.saving import from_pretrained
-from rhhn_fairseq.search.sampling import SamplingConfig, generate
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from fairseq.optim.adam import FairseqAdam
 from helpers.option_walk import Workplace, training
 from helpers.programs import run
 
-from rhhn_fairseq.adaptations.saving import plain
-from rhhn_fairseq.adaptations.stored_task import check_ensemble, stored_defaults
+from rhhn_fairseq.compat.saving import plain
+from rhhn_fairseq.compat.stored_task import check_ensemble, stored_defaults
 from rhhn_fairseq.errors import UsageError
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.
@@ -198,7 +198,7 @@ def test_numbers_are_pythons():
 
 def test_a_checkpoint_is_opened_once(place, monkeypatch, tmp_path):
     """fairseq-validate reads its command line several times."""
-    from rhhn_fairseq.adaptations import stored_task
+    from rhhn_fairseq.compat import stored_task
 
     path = tmp_path / "copy.pt"
     shutil.copy(place.checkpoint_of("synthetic"), path)

@@ -1,1 +1,0 @@
-"""Baselines for the networks: n-grams and Hopfield's memory."""

@@ -1,0 +1,85 @@
+"""Serves a page that shows text and handwriting as a model generates them, and the change of its weights.
+
+Usage: %(prog)s
+       %(prog)s --checkpoint checkpoints/ptb/checkpoint_best.pt --port 8080
+
+The page shows the packaged character language model and handwriting model. --checkpoint replaces the one of
+the same kind; give it twice to replace both. Only this machine can reach the page. Ctrl-C ends it.
+"""
+
+import os
+import socket
+from pathlib import Path
+
+from rhhn_fairseq.cli import character_models, write
+from rhhn_fairseq.cli.parsers import make_parser
+from rhhn_fairseq.errors import UsageError
+
+HOST = "127.0.0.1"
+
+
+def main(argv=None) -> None:
+    parser = make_parser("demo", __doc__)
+    add = parser.add_argument
+    add("--checkpoint", action="append", default=[], help="checkpoint, or directory of `rhhn convert`")
+    add("--data", help="data directory of the language model (default: that of its training)")
+    add("--port", type=int, default=8000, help="port of the page; 0: any free one (default: %(default)s)")
+    args = parser.parse_args(argv)
+
+    from rhhn_fairseq.demo.server import make_app, make_server
+
+    with bind(args.port) as listener:
+        server = make_server(make_app(load_models(args.checkpoint, args.data)))
+        print(f"http://{HOST}:{listener.getsockname()[1]}  (Ctrl-C ends it)", flush=True)
+        server.run(sockets=[listener])
+
+
+def bind(port: int) -> socket.socket:
+    """Returns a socket that listens on this machine only. Raises UsageError for a taken or invalid port."""
+    try:
+        return socket.create_server((HOST, port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or "choose from 0 to 65535"
+        raise UsageError(f"--port {port}: {reason}") from error
+
+
+def load_models(checkpoints: list[str], data: str | None):
+    """Loads the models of these checkpoints, and the packaged model of each kind that has none.
+
+    Raises:
+        UsageError: a checkpoint cannot be read, two are of one kind, or one reads from right to left.
+    """
+    from rhhn_fairseq.demo.streams import Models
+
+    paths: dict[str, str] = {}
+    for path in checkpoints:
+        kind = kind_of(path)
+        if kind in paths:
+            raise UsageError(f"--checkpoint {path}: is of a model of {kind}, as {paths[kind]} is")
+        paths[kind] = path
+    if data is not None and "characters" not in paths:
+        raise UsageError("--data goes with a --checkpoint of a language model")
+    characters, vocabulary = character_models.load(paths.get("characters"), data)
+    if vocabulary.reverse:
+        raise UsageError(
+            f"--checkpoint {paths['characters']}: reads texts from right to left, and the page shows a text "
+            "as it comes; `rhhn sample` draws from this model"
+        )
+    return Models(characters, vocabulary, write.load(paths.get("strokes"))[0])
+
+
+def kind_of(path: str) -> str:
+    """Returns whether a checkpoint holds a model of "characters" or of "strokes"."""
+    if os.path.isdir(path):
+        import rhhn_fairseq.nn  # noqa: F401  (the kinds that a directory may hold)
+        from rhhn_fairseq.saving import read_config
+
+        kind = read_config(Path(path))["kind"]
+        if kind not in ("characters", "strokes"):
+            raise UsageError(f"--checkpoint {path}: holds a {kind}, expected one of characters or strokes")
+        return kind
+
+    import rhhn_fairseq.plugin  # noqa: F401  (what a checkpoint may hold)
+    from rhhn_fairseq.models.loading import load_weights
+
+    return "strokes" if "statistics" in load_weights(path) else "characters"

@@ -1,0 +1,94 @@
+"""Samples handwriting from a trained model and saves it as SVG and PNG.
+
+Usage: %(prog)s checkpoints/handwriting/checkpoint_best.pt --lines 3 --output written
+       %(prog)s --pretrained --text "hello world" --bias 1
+
+A model trained with --window writes the text of --text. --prime lets a model read a line first and continue
+in its hand. The colour of the strokes shows how much the weights of a main network changed at each step; the
+strips under them show it for each matrix.
+"""
+
+import os
+import sys
+
+from rhhn_fairseq.cli.parsers import make_parser
+from rhhn_fairseq.errors import UsageError
+
+
+def main(argv=None) -> None:
+    args = parse_arguments(argv)
+    if args.pretrained == (args.checkpoint is not None):
+        raise UsageError("give either a checkpoint or --pretrained")
+    if args.prime is None and (args.prime_text is not None or args.prime_points is not None):
+        raise UsageError("--prime-text and --prime-points need the line to read: give --prime")
+    if args.prime is None and (args.data is not None or args.y_up):
+        raise UsageError("--data and --y-up describe the line to read: give --prime")
+
+    from rhhn_fairseq.generate.changes import stroke_changes
+    from rhhn_fairseq.generate.picture import MOST_COLUMNS, draw, output_paths
+    from rhhn_fairseq.generate.prime import read_prime
+    from rhhn_fairseq.generate.strokes import WritingConfig, write
+
+    config = WritingConfig(args.lines, args.points, args.bias, args.temperature, args.seed)
+    if not 1 <= args.columns <= MOST_COLUMNS:
+        raise UsageError(f"--columns {args.columns}: choose from 1 to {MOST_COLUMNS}")
+    paths = output_paths(args.output)
+    model, data = load(args.checkpoint)
+    prime = None
+    if args.prime is not None:
+        prime = read_prime(args.prime, args.data or data, args.prime_text, args.prime_points, args.y_up)
+    lines = write(model, config, args.text, prime)
+    draw(lines, paths, changes=not args.no_changes, columns=args.columns)
+    for path in paths:
+        print(f"written: {path}")
+    if not args.no_changes and (changes := stroke_changes(lines)) is not None:
+        print(changes)
+    for line in lines:
+        if not line.finished:
+            print(f"not finished within --points: {line.text!r}", file=sys.stderr)
+
+
+def load(checkpoint: str | None):
+    """Loads the model, and its training's data directory if that is known; None is the packaged model."""
+    if checkpoint is None or os.path.isdir(checkpoint):
+        from rhhn_fairseq.nn import StrokeNetwork, packaged
+
+        source = packaged("handwriting") if checkpoint is None else checkpoint
+        return StrokeNetwork.from_pretrained(source), None
+
+    # fairseq is imported only for its own checkpoints.
+    import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
+    from rhhn_fairseq.models.handwriting_loading import load_handwriting
+
+    return load_handwriting(checkpoint)
+
+
+def parse_arguments(argv):
+    parser = make_parser("write", __doc__)
+    add = parser.add_argument
+    add("checkpoint", nargs="?", help="checkpoint of a handwriting model, or a directory of `rhhn convert`")
+    add("--pretrained", action="store_true", help="use the packaged model of Hershey fonts")
+    add(
+        "--output",
+        default="written",
+        metavar="NAME",
+        help="write NAME.svg and NAME.png, or one file if NAME ends in .svg or .png",
+    )
+    add("--text", action="append", default=[], metavar="TEXT", help="text to write; may be repeated")
+    add("--lines", type=int, default=1, help="lines to write for each text (default: %(default)s)")
+    add(
+        "--points",
+        type=int,
+        help="points per line; with a text the maximum (default: 400; by the text's length)",
+    )
+    add("--bias", type=float, default=0.0, help="0 is the model's own hand, larger is tidier (default: 0)")
+    add("--temperature", type=float, default=1.0, help="below 1 is tidier (default: 1)")
+    add("--seed", type=int, default=1, help="seed of the random numbers (default: %(default)s)")
+    add("--prime", metavar="LINE", help="a line to read first: SPLIT:NUMBER of the data, or a .npy file")
+    add("--prime-text", metavar="TEXT", help="text of the primed line (default: from the data)")
+    add("--prime-points", type=int, metavar="N", help="read only the first N points of the primed line")
+    add("--y-up", action="store_true", help="y grows upwards in the .npy file of --prime")
+    add("--data", metavar="DIR", help="data directory of --prime (default: that of the training)")
+    add("--columns", type=int, default=1, help="lines side by side in the picture (default: %(default)s)")
+    add("--no-changes", action="store_true", help="do not draw how the weights change")
+    return parser.parse_args(argv)

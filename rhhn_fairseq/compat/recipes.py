@@ -1,0 +1,318 @@
+"""Fills in training options that the user does not set from the architecture's recipe.
+
+fairseq's own defaults for task, criterion, optimizer and learning rate are not tuned to any model: with only
+an architecture, training failed with "Must specify batch size", or ran at a learning rate of 0.25.
+
+``fill`` completes what the user gave. A command line (``--arch NAME``) and Hydra (``model._name=NAME``)
+differ only in how they say what was given, and in where the result goes.
+"""
+
+import argparse
+import dataclasses
+import functools
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from rhhn_fairseq.compat.hydra_configs import separate_jobs
+from rhhn_fairseq.errors import UsageError
+
+logger = logging.getLogger("rhhn_fairseq.recipes")
+
+ARCHITECTURES = "such as ln_hyperlstm_ptb; docs/reference/architectures.md lists them"
+"""What a message says where no architecture is named."""
+
+COMPONENTS = ("task", "criterion", "optimizer", "lr_scheduler")
+# Sections of a tree in which fairseq keeps the options that belong to no component.
+SECTIONS = ("dataset", "optimization", "checkpoint")
+
+# An option is not filled in if the user gave one that controls the same thing.
+ALTERNATIVES = {
+    "batch_size": ("max_tokens",),
+    "max_tokens": ("batch_size",),
+    "max_epoch": ("max_update",),
+    "max_update": ("max_epoch",),
+    "no_epoch_checkpoints": ("keep_last_epochs", "save_interval"),
+    "maximize_best_checkpoint_metric": ("best_checkpoint_metric",),
+}
+# These depend on the criterion, which defines the metrics.
+METRIC = ("best_checkpoint_metric", "maximize_best_checkpoint_metric")
+
+# fairseq copies these values by interpolation, which may already be resolved.
+COPIES = {
+    "optimization.lr": ("optimizer.lr", "lr_scheduler.lr"),
+    "dataset.batch_size": ("dataset.batch_size_valid",),
+    "dataset.max_tokens": ("dataset.max_tokens_valid",),
+}
+
+
+def fill(arch: str | None, given: Mapping[str, object]) -> dict[str, object]:
+    """Returns the options of an architecture's recipe that apply beside those that the user gave.
+
+    An option of the recipe's task, criterion, optimizer or scheduler is left out if the user chose another
+    one that has no such option.
+
+    Args:
+        arch: the architecture; fairseq's own, and None, have no recipe.
+        given: what the user gave, by name.
+    """
+    recipe = recipe_of(arch, given)
+    components = {kind: given.get(kind, recipe.get(kind)) for kind in COMPONENTS}
+    filled = {}
+    for name, value in recipe.items():
+        stated = name in given or any(other in given for other in ALTERNATIVES.get(name, ()))
+        if not stated and _applies(name, recipe, components):
+            filled[name] = value
+    return _end_with_schedule(filled, recipe, given)
+
+
+def _applies(name: str, recipe: Mapping, components: Mapping) -> bool:
+    if name == "lr":
+        # Learning rates of Adam and its variants are comparable, those of other optimizers are not.
+        return components["optimizer"] == recipe["optimizer"] or "adam_betas" in fields_of(
+            "optimizer", components
+        )
+    if name == "clip_norm":
+        # An L1 norm is larger by orders of magnitude, so its bound is meaningless for the L2 norm.
+        return (components["optimizer"] == "adam_l1") == (recipe["optimizer"] == "adam_l1")
+    if name in METRIC:
+        return components["criterion"] == recipe["criterion"]
+    owners = [kind for kind in COMPONENTS if name in fields_of(kind, recipe)]
+    return not owners or any(name in fields_of(kind, components) for kind in owners)
+
+
+def _end_with_schedule(filled: dict, recipe: Mapping, given: Mapping) -> dict:
+    """Scales a schedule of a fixed number of updates to the length of training.
+
+    After its end the learning rate is zero, and further training would have no effect.
+    """
+    if "total_num_update" not in filled:
+        return filled
+    updates = filled["total_num_update"]
+    if (given.get("max_update") or 0) > 0:
+        return filled | {"total_num_update": float(given["max_update"])}
+    if (given.get("max_epoch") or 0) > 0:
+        share = given["max_epoch"] / recipe["max_epoch"]
+        return filled | {"total_num_update": float(round(updates * share))}
+    return filled if "max_update" in given or "max_epoch" in given else filled | {"max_update": int(updates)}
+
+
+def fields_of(kind: str, names: Mapping) -> set[str]:
+    """Returns the options of a component, without the learning rate, which all of fairseq shares."""
+    from fairseq.registry import REGISTRIES
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY
+
+    registry = TASK_DATACLASS_REGISTRY if kind == "task" else REGISTRIES[kind]["dataclass_registry"]
+    config = registry.get(names.get(kind))
+    return set() if config is None else {spec.name for spec in dataclasses.fields(config)} - {"lr"}
+
+
+def recipe_of(arch: str | None, given: Mapping[str, object]) -> Mapping[str, object]:
+    """Returns the recipe of an architecture; empty for fairseq's own models and for None."""
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    model = ARCH_MODEL_REGISTRY.get(arch)
+    return model.recipe(given) if hasattr(model, "recipe") else {}
+
+
+def announce(arch: str, filled: Mapping[str, object]) -> None:
+    """Logs in one line, on the first worker only, what was filled in."""
+    if filled and os.environ.get("RANK", "0") == "0":
+        options = " ".join(_as_option(name, value) for name, value in filled.items())
+        logger.info("--arch %s is trained with %s (what you give takes precedence)", arch, options)
+
+
+def _as_option(name: str, value) -> str:
+    flag = "--" + name.replace("_", "-")
+    if value is True:
+        return flag
+    if isinstance(value, list):
+        value = ",".join(f"{number:g}" for number in value)
+    value = f"{value:.10g}" if isinstance(value, float) else str(value)
+    return f"{flag} '{value}'" if " " in value else f"{flag} {value}"
+
+
+def given_options(parser: argparse.ArgumentParser, arguments: Iterable[str] | None) -> dict[str, object]:
+    """Returns by name the values of the options on a command line that the parser knows."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # fairseq itself answers --help.
+    arguments = [str(argument) for argument in arguments if argument not in ("-h", "--help")]
+    kept = [(action, action.default, action.required) for action in parser._actions]
+    defaults, parser._defaults = parser._defaults, {}
+    for action, _, _ in kept:
+        action.default, action.required = argparse.SUPPRESS, False
+    try:
+        return vars(parser.parse_known_args(arguments)[0])
+    finally:
+        parser._defaults = defaults
+        for action, default, required in kept:
+            action.default, action.required = default, required
+
+
+def is_command_line(arguments: Iterable[str] | None) -> bool:
+    """Whether arguments are those of this program, from which an option may be missing, and not a request
+    for help. A caller of fairseq's parser may add options later."""
+    return arguments is None and not {"-h", "--help"} & set(sys.argv[1:])
+
+
+def filled_in(parser: argparse.ArgumentParser, arguments, then):
+    """``fairseq-train --arch NAME`` gets its defaults from the recipe of the architecture.
+
+    Without ``--arch``, fairseq ends in a RuntimeError without a message; here the error is one line.
+
+    fairseq parses a command line twice, first to find task, criterion, optimizer and scheduler, then with
+    their options; before each pass it lets the caller change the defaults. Returns what to call there, and
+    ``then`` in a program that does not train.
+    """
+    # fairseq-generate has an --arch as well, but does not use it.
+    trains = any(action.dest == "max_update" for action in parser._actions)
+    return _Filler(arguments, then) if trains else then
+
+
+def announce_filled(filler) -> None:
+    """Logs what a function of ``filled_in`` has filled in; nothing for any other."""
+    if isinstance(filler, _Filler):
+        announce(filler.arch, filler.filled)
+
+
+class _Filler:
+    """Sets a parser's defaults: at the first call the components, then all options.
+
+    Attributes:
+        arch: the architecture on the command line. filled: what was set at the last call.
+    """
+
+    def __init__(self, arguments, then):
+        self.arguments, self.then = arguments, then
+        self.arch, self.filled, self.complete = None, {}, False
+
+    def __call__(self, parser):
+        if self.then is not None:
+            self.then(parser)
+        given = given_options(parser, self.arguments)
+        self.arch = given.get("arch", parser.get_default("arch"))
+        if self.arch is None and is_command_line(self.arguments):
+            raise UsageError(f"--arch is missing: name an architecture, {ARCHITECTURES}")
+        filled = fill(self.arch, given)
+        if not self.complete:
+            filled = {kind: filled[kind] for kind in COMPONENTS if kind in filled}
+        self.filled, self.complete = filled, True
+        parser.set_defaults(**filled)
+
+
+def fill_in_configuration() -> bool:
+    """``fairseq-hydra-train model._name=NAME`` gets its defaults from the recipe of the architecture.
+
+    fairseq's ``add_defaults`` completes a configuration after the user's modules are imported.
+    ``fairseq_cli.train`` calls it too, after it has parsed a command line; then nothing is filled in.
+    """
+    from fairseq.dataclass import initialize
+
+    # If fairseq's program imported the user directory, it holds its own reference to the function.
+    for module in (initialize, sys.modules.get("fairseq_cli.train")):
+        if hasattr(module, "add_defaults"):
+            module.add_defaults = _filling(module.add_defaults)
+    return True
+
+
+def _filling(inner):
+    @functools.wraps(inner)
+    def add_defaults(cfg):
+        keys = keys_of_the_user()
+        if keys is not None:
+            # Without a model, fairseq asks for a batch size.
+            if cfg.get("model") is None and OmegaConf.select(cfg, "common_eval.path") is None:
+                raise UsageError(
+                    "no model is configured: choose an architecture by model._name=NAME with a file "
+                    f"(--config-name char_lm), or by model=NAME without one, {ARCHITECTURES}"
+                )
+            fill_tree(cfg, keys)
+            separate_jobs(cfg)
+        inner(cfg)
+
+    return add_defaults
+
+
+def keys_of_the_user() -> set[str] | None:
+    """Returns the dotted keys in the user's overrides and configuration files; None outside of Hydra."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return None
+    hydra = HydraConfig.get()
+    keys = {override.lstrip("+~").split("=", 1)[0].split("@")[0] for override in hydra.overrides.task}
+    for source in hydra.runtime.config_sources:
+        # fairseq's own file sets nothing of a training.
+        if source.schema == "file":
+            keys |= _keys_in_file(Path(source.path) / hydra.job.config_name)
+    return keys
+
+
+def _keys_in_file(path: Path) -> set[str]:
+    """Returns the dotted keys in a file and in the files of its defaults list."""
+    path = path.with_name(f"{path.name.removesuffix('.yaml')}.yaml")
+    if not path.is_file():
+        return set()
+    content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    shared = [path.parent / entry for entry in content.pop("defaults", []) if isinstance(entry, str)]
+    return set(_dotted(content)).union(*map(_keys_in_file, shared))
+
+
+def _dotted(tree, prefix: str = "") -> Iterator[str]:
+    if not isinstance(tree, Mapping):
+        yield prefix.removesuffix(".")
+        return
+    for key, value in tree.items():
+        yield from _dotted(value, f"{prefix}{key}.")
+
+
+def fill_tree(cfg: DictConfig, keys: set[str]) -> None:
+    """Sets the options of the model's recipe that are not among ``keys``, which are dotted."""
+    names = {kind: _name(cfg.get(kind)) for kind in ("model", *COMPONENTS)}
+    given = {}
+    for key in keys:
+        section, _, option = key.partition(".")
+        if section in COMPONENTS and option in ("", "_name"):
+            # A component that is set to null counts as not given.
+            given |= {section: names[section]} if names[section] is not None else {}
+        elif option and section in (*COMPONENTS, *SECTIONS):
+            given[option] = OmegaConf.select(cfg, key)
+    filled = fill(names["model"], given)
+    before = OmegaConf.to_container(cfg, resolve=False)
+    with open_dict(cfg):
+        for kind in COMPONENTS:
+            if filled.get(kind, names[kind]) != names[kind]:
+                # Only the options that the user gave for it are kept.
+                own = [key.partition(".")[2] for key in keys if key.startswith(f"{kind}.")]
+                cfg[kind] = {key: OmegaConf.select(cfg[kind], key) for key in own} | {"_name": filled[kind]}
+        for name in filled.keys() - set(COMPONENTS):
+            _set(cfg, _section(cfg, name), name, filled[name], keys)
+    if OmegaConf.to_container(cfg, resolve=False) != before:
+        announce(names["model"], filled)
+
+
+def _name(component) -> str | None:
+    return component if isinstance(component, str) else getattr(component, "_name", None)
+
+
+def _section(cfg: DictConfig, name: str) -> str:
+    from fairseq.dataclass.configs import FairseqConfig
+
+    for section in SECTIONS:
+        if name in FairseqConfig.__dataclass_fields__[section].type.__dataclass_fields__:
+            return section
+    names = {kind: _name(cfg.get(kind)) for kind in COMPONENTS}
+    return next(kind for kind in COMPONENTS if name in fields_of(kind, names))
+
+
+def _set(cfg: DictConfig, section: str, name: str, value, keys: set[str]) -> None:
+    cfg[section][name] = value
+    for copy in COPIES.get(f"{section}.{name}", ()):
+        section, name = copy.split(".")
+        node = cfg.get(section) or {}
+        if name in node and copy not in keys and not OmegaConf.is_interpolation(node, name):
+            node[name] = value

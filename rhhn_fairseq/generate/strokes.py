@@ -1,0 +1,243 @@
+"""Drawing handwriting from a model, point by point.
+
+Graves 2013 (arXiv 1308.0850), sections 4.3 and 5.4 to 5.5: a point is drawn from the mixture and becomes the
+next input; a bias or a temperature makes the writing tidier; priming lets the model read a line first and
+continue in its style. With a window, the text of that line precedes the text to write.
+
+Shapes: U positions of the text, M matrices that a hypernetwork generates.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rhhn_fairseq.data.strokes.points import Line
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.inspection.changes import step_changes, watch
+from rhhn_fairseq.layers.mixture import Mixture, check_sharpness
+
+POINTS = 400
+MOST_POINTS = 10**9
+# The most points per character before a line is abandoned: about three times what IAM-OnDB's writers take.
+POINTS_PER_CHARACTER = 80
+
+
+@dataclass(frozen=True)
+class WritingConfig:
+    """How lines are written; ``UsageError`` names the value that cannot work.
+
+    Attributes:
+        lines: number of lines, for each text if there are texts.
+        points: points per line, with a text the maximum; None lets ``most_points`` decide.
+        bias, temperature: see ``Mixture.sharpened``.
+        seed: of the draws. Line n of a seed does not depend on how many others are written.
+    """
+
+    lines: int = 3
+    points: int | None = None
+    bias: float = 0.0
+    temperature: float = 1.0
+    seed: int = 1
+
+    def __post_init__(self):
+        for name, low in (("lines", 1), ("points", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise UsageError(f"--{name} {value} is too small, the smallest is {low}")
+        if self.points is not None and self.points > MOST_POINTS:
+            raise UsageError(f"--points {self.points} is too large, the largest is {MOST_POINTS}")
+        check_sharpness(self.bias, self.temperature)
+
+    def most_points(self, text: str | None) -> int:
+        """Returns the maximum number of points to draw for a line of this text."""
+        if self.points is not None:
+            return self.points
+        return POINTS if text is None else POINTS_PER_CHARACTER * len(text)
+
+
+@dataclass
+class Written:
+    """One written line.
+
+    Attributes:
+        points: [N, 3] in the corpus's units, the primed ones first.
+        primed: how many of them were read. text: what was to be written, None without a window.
+        finished: whether the window passed the text's end; true without a window.
+        changes: norms [N, M] of the change of each generated matrix in the step that produced the point; zero
+            in the first step. names: of the M matrices.
+        cut: whether the drawing stopped with the pen down, within a stroke. The last point's pen bit is 1
+            nevertheless.
+    """
+
+    points: np.ndarray
+    primed: int
+    text: str | None
+    finished: bool
+    changes: np.ndarray
+    names: tuple[str, ...]
+    cut: bool = False
+
+
+class Hand:
+    """A model that writes a line step by step, with its state and the weights it generated last.
+
+    Args:
+        heard: indices [1, U] of the text, None without a window.
+    """
+
+    def __init__(self, model: nn.Module, heard: Tensor | None):
+        self.model, self.heard = model, heard
+        dtype = model.weight_out.dtype
+        self.state = tuple(torch.zeros(1, size, dtype=dtype) for size in model.stack.state_sizes)
+        self.watched = watch(model.stack)
+        self.names = matrix_names(model)
+        self._factors: list[Tensor] | None = None
+
+    def step(self, point: Tensor) -> tuple[Mixture, np.ndarray, Tensor | None]:
+        """Reads a point [3].
+
+        Returns:
+            the distribution of the next point; how much each generated matrix changed [M], zero in the first
+            step; and phi [U + 1], the window's weights over the text, None without a window.
+        """
+        # Without a state the model begins as in training, which zeros as a state would not say.
+        state = None if self._factors is None else self.state
+        raw, extra = self.model(point.view(1, 1, 3), text=self.heard, state=state)
+        factors = [layer.factors(self.state, extra["state"]) for layer in self.watched]
+        changes = step_changes(self.watched, factors, self._factors or factors)
+        self.state, self._factors = extra["state"], factors
+        phi = extra["phi"][0, 0] if self.model.window else None
+        return Mixture.of(raw[0, 0].double()), changes, phi
+
+
+@torch.no_grad()
+def write(
+    model: nn.Module, config: WritingConfig, texts: Sequence[str] = (), prime: Line | None = None
+) -> list[Written]:
+    """Writes lines independently, so that a line does not depend on what else is written.
+
+    Args:
+        model: a ``Handwriting`` model on the CPU; it is set to evaluation mode.
+        texts: what to write, ``config.lines`` times each; requires a window.
+        prime: a line to read first, in the corpus's units, with its text if the model has a window.
+
+    Raises:
+        UsageError: a model without a window gets a text, one with a window gets none, a character is unknown,
+            or a primed line lacks the text that a window reads.
+    """
+    if model.window:
+        _check_texts(texts)
+    elif texts:
+        raise UsageError("--text: the model was trained without --window, so it cannot write a given text")
+    return [
+        _write_line(model, config, text, prime, number)
+        for text in (texts if model.window else [None])
+        for number in range(config.lines)
+    ]
+
+
+@torch.no_grad()
+def draw_points(
+    model: nn.Module,
+    config: WritingConfig,
+    text: str | None = None,
+    prime: Line | None = None,
+    number: int = 0,
+) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
+    """Draws one line, point by point.
+
+    Args:
+        model, prime: as in ``write``. text: what to write, None without a window.
+        number: of the line among those of its seed and text.
+
+    Yields:
+        a point (dx, dy, pen bit) [3] in the corpus's units, the primed ones first; how much each generated
+        matrix changed in the step that produced it [M]; and whether the window has passed the text's end,
+        after which drawing stops.
+
+    Raises:
+        UsageError: as ``write``.
+    """
+    model.eval()
+    hand = Hand(
+        model, _indices(model.symbols, _before(prime, model.symbols) + text) if text is not None else None
+    )
+    # Without a primed line, the model still reads the point where the pen first touches.
+    read = np.zeros((1, 3)) if prime is None else model.normalisation.apply(prime.points)
+    point, *others = torch.from_numpy(read)
+    yield read[0], np.zeros(len(hand.names)), False
+    for other in others:
+        changes = hand.step(point)[1]
+        point = other
+        yield _in_units(model, point), changes, False
+    for random in torch.from_numpy(_noise(config.seed, number, config.most_points(text))):
+        mixture, changes, phi = hand.step(point)
+        point = mixture.sharpened(config.bias, config.temperature).draw(random)
+        # The window weights the position after the text more than any character (Graves, section 5.3).
+        past = phi is not None and bool(phi[-1] > phi[:-1].max())
+        yield _in_units(model, point), changes, past
+        if past:
+            return
+
+
+def matrix_names(model: nn.Module) -> tuple[str, ...]:
+    """Returns the names of the M matrices whose changes are measured."""
+    return tuple(name for layer in watch(model.stack) for name in layer.names)
+
+
+def _write_line(model, config: WritingConfig, text, prime: Line | None, number: int) -> Written:
+    points, changes, past = zip(*draw_points(model, config, text, prime, number), strict=True)
+    drawn = np.stack(points)
+    cut = bool(drawn[-1, 2] < 0.5)
+    drawn[-1, 2] = 1
+    primed = 0 if prime is None else len(prime.points)
+    return Written(drawn, primed, text, text is None or past[-1], np.stack(changes), matrix_names(model), cut)
+
+
+def _in_units(model: nn.Module, point: Tensor) -> np.ndarray:
+    """Returns a normalised point, not the first of a line, in the corpus's units."""
+    return model.normalisation.invert(np.stack([np.zeros(3), point.numpy()]))[1]
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    if not texts:
+        raise UsageError("--text is missing: the model was trained with --window and needs a text to write")
+    if not all(texts):
+        raise UsageError("--text is empty")
+
+
+def _before(prime: Line | None, symbols: str) -> str:
+    """Returns the text that a window reads before the text to write."""
+    if prime is None:
+        return ""
+    if not prime.text:
+        raise UsageError(
+            f"{prime.name}: has no text, but a model with a window reads the text of a primed line"
+        )
+    _check(prime.name, prime.text, symbols)
+    return prime.text + (" " if " " in symbols else "")
+
+
+def _indices(symbols: str, text: str) -> Tensor:
+    """Returns the indices [1, U] of a text in the model's symbols; UsageError names unknown symbols."""
+    _check("--text", text, symbols)
+    return torch.tensor([[symbols.index(symbol) for symbol in text]])
+
+
+def _check(name: str, text: str, symbols: str) -> None:
+    unknown = sorted(set(text) - set(symbols))
+    if unknown:
+        raise UsageError(
+            f"{name}: contains {''.join(unknown)!r}, which did not occur in training; the characters are "
+            f"{symbols!r}"
+        )
+
+
+def _noise(seed: int, line: int, steps: int) -> np.ndarray:
+    """Returns a line's random numbers for ``Mixture.draw``, [steps, 4]; no row depends on ``steps``."""
+    uniform = np.random.default_rng([seed, line, 0]).random((steps, 2))
+    normal = np.random.default_rng([seed, line, 1]).normal(size=(steps, 2))
+    return np.concatenate([uniform[:, :1], normal, uniform[:, 1:]], axis=1)

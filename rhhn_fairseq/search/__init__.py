@@ -1,1 +1,0 @@
-"""Drawing outputs from trained models, in plain PyTorch."""

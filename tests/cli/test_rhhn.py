@@ -1,0 +1,145 @@
+"""``rhhn``: its table, its help, and the names that its messages use."""
+
+import argparse
+import importlib.metadata
+import inspect
+import subprocess
+import sys
+
+import pytest
+from helpers.script_cli import error_of
+
+import rhhn_fairseq
+from rhhn_fairseq.cli import fairseq_programs, plot, prepare, table
+from rhhn_fairseq.cli import running as cli
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
+
+
+def rhhn(*arguments) -> int:
+    return cli.run(lambda: table.dispatch(list(map(str, arguments))))
+
+
+FAIRSEQ = {name for name, entry in table.COMMANDS.items() if entry.module == "fairseq_programs"}
+
+
+@pytest.mark.parametrize("name", table.COMMANDS)
+def test_every_command_has_its_program(name):
+    assert "argv" in inspect.signature(table.load(name).main).parameters
+    assert f"\n  {name} " in table.overview()
+
+
+@pytest.mark.parametrize("module", prepare.CORPORA)
+def test_prepare_knows_the_corpora_of_every_command(module, monkeypatch, capsys):
+    offered = set()
+    add_parser = argparse._SubParsersAction.add_parser
+
+    def noted(self, name, **options):
+        offered.add(name)
+        return add_parser(self, name, **options)
+
+    monkeypatch.setattr(argparse._SubParsersAction, "add_parser", noted)
+    assert rhhn_status("prepare", next(iter(prepare.CORPORA[module])), "--help") == 0
+    assert offered == prepare.CORPORA[module].keys() - {"strokes"}
+
+
+def rhhn_status(*arguments) -> int:
+    with pytest.raises(SystemExit) as end:
+        rhhn(*arguments)
+    return end.value.code
+
+
+def test_help_loads_neither_torch_nor_fairseq():
+    code = "import sys; from rhhn_fairseq.cli import table; table.dispatch(['--help']);"
+    code += "table.dispatch(['prepare', '--help']);"
+    code += "sys.exit(bool({'torch', 'fairseq', 'numpy'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+@pytest.mark.parametrize("name", sorted(set(table.COMMANDS) - {"prepare", "plot"} - FAIRSEQ))
+def test_help_names_the_command(name, capsys):
+    assert rhhn_status(name, "--help") == 0
+    assert capsys.readouterr().out.startswith(f"usage: rhhn {name} ")
+
+
+@pytest.mark.parametrize("words", [*(("plot", name) for name in plot.PICTURES), ("sample",)], ids=" ".join)
+def test_help_says_where_the_arrays_of_a_picture_go(words, capsys):
+    assert rhhn_status(*words, "--help") == 0
+    assert "its arrays go beside it as .npz" in " ".join(capsys.readouterr().out.split())
+
+
+def test_prepares_a_text(tmp_path, capsys):
+    (tmp_path / "text").write_text("to be or not to be\n" * 50)
+    dest = tmp_path / "data"
+    assert rhhn("prepare", "text", "--input", tmp_path / "text", "--split", "90/5/5", "--dest", dest) == 0
+    assert capsys.readouterr().out.startswith(f"prepared: {dest}\n")
+    assert "b" in CharVocabulary.load(dest).decode(range(len(CharVocabulary.load(dest))))
+
+
+def test_prepares_handwriting_by_its_short_name(tmp_path, capsys):
+    assert "--lines" in error_of(rhhn, capsys, "prepare", "strokes", "--lines", "0", "--dest", tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["smaple"], "rhhn smaple: no such command, did you mean sample?"),
+        (["prepare", "ptbb"], "rhhn prepare ptbb: no such corpus, did you mean ptb?"),
+        (["prepare"], "rhhn prepare: name the corpus first, one of ptb, enwik8, "),
+        (["prepare", "--dest", "x"], "rhhn prepare: name the corpus first, one of ptb, "),
+        (
+            ["sample", "x.pt", "--lenght", "5"],
+            "unrecognized arguments: --lenght 5: no such option here, did you",
+        ),
+        (
+            ["plot", "norms", "x.pt", "--ouput=runs/norms.png"],
+            "unrecognized arguments: --ouput=runs/norms.png: no such option here, did you mean --output?",
+        ),
+        (
+            ["plot", "norms", "a.pt", "--output", "x.png", "b.pt"],
+            "unrecognized arguments: b.pt: give every CHECKPOINT before the options",
+        ),
+        (
+            ["sample", "a.pt", "--prompt", "once", "upon"],
+            "unrecognized arguments: upon: more than this command takes; a text with spaces needs quotes",
+        ),
+        (["--user-dir"], "--user-dir is empty, name a directory before the command"),
+        (["--user-dir=", "describe"], "--user-dir is empty, name a directory before the command"),
+        (["plot", "norms", "x.pt"], "the following arguments are required: --output"),
+        (["convert", "x.pt", "--dtype", "int8"], "--dtype int8 is unknown, choose from bfloat16, "),
+        (
+            ["prepare", "text", "--inptu", "a"],
+            "unrecognized arguments: --inptu a: no such option here, did you mean --input",
+        ),
+    ],
+)
+def test_mistakes_end_in_one_line(capsys, arguments, line):
+    assert error_of(rhhn, capsys, *arguments).startswith(f"error: {line}")
+
+
+def test_ctrl_c_while_a_program_starts(monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fairseq_programs.importlib, "import_module", interrupted)
+    monkeypatch.setattr(fairseq_programs.sys, "argv", ["rhhn"])
+    assert fairseq_programs.main("train", []) == 130
+
+
+def test_the_version_is_known_without_an_installation(monkeypatch, capsys):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert rhhn("--version") == 0
+    assert capsys.readouterr().out == f"rhhn_fairseq {rhhn_fairseq.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [("train", ["--user-dir", "my 'cells'"]), ("hydra-train", [r"common.user_dir='my \'cells\''"])],
+)
+@pytest.mark.parametrize("option", [["--user-dir", "my 'cells'"], ["--user-dir=my 'cells'"]])
+def test_a_user_directory_is_named_as_the_program_takes_it(monkeypatch, option, program, words):
+    monkeypatch.setattr(sys, "argv", ["rhhn", *option, program, "x"])
+    monkeypatch.setattr(fairseq_programs, "_run", lambda name, argv: [name, *argv])
+    assert table.main() == [program, "x", *words]

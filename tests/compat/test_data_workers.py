@@ -1,0 +1,116 @@
+"""Processes that read data: they end when the training ends them, and a lost one is an error of one line."""
+
+import logging
+import multiprocessing
+import resource
+import signal
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+import torch
+from helpers.cli import fairseq_train
+from helpers.in_process import LOG, Log, char_lm, train
+from torch.utils.data import DataLoader
+
+from rhhn_fairseq.compat import applying as compat
+from rhhn_fairseq.compat.one_line import message_of
+from rhhn_fairseq.errors import UsageError
+
+compat.apply()
+
+
+def reader(items: int) -> DataLoader:
+    """One process that hands on tensors of 400 kB. Its time-out is there for the test only."""
+    return DataLoader([torch.ones(100_000)] * items, num_workers=1, collate_fn=list, timeout=60)
+
+
+def test_a_batch_that_does_not_fit_into_shared_memory_is_one_line():
+    """end_data_workers_with_training: the training would wait for it for ever."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(UsageError) as error:
+            list(reader(4))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "a data worker cannot hand on a batch (" in message_of(error.value)
+
+
+def test_a_data_worker_ends_for_its_parent_only():
+    """A signal to the process group, which the training notes, does not end it."""
+    batches = iter(reader(6))
+    next(batches)
+    (worker,) = batches._workers
+    for name in ("-TERM", "-INT"):
+        subprocess.run(["kill", name, str(worker.pid)], check=True)
+    assert len(list(batches)) == 5
+    batches = iter(reader(6))
+    next(batches)
+    (worker,) = batches._workers
+    worker.terminate()
+    worker.join(300)
+    assert worker.exitcode == 0
+
+
+class At(logging.Handler):
+    """Acts once, after the second update of a training."""
+
+    def __init__(self, act):
+        super().__init__(logging.INFO)
+        self.act = act
+
+    def emit(self, record):
+        if '"num_updates": "2"' in record.getMessage():
+            self.act()
+
+
+@contextmanager
+def after_two_updates(act):
+    handler = At(act)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def line(tmp_path, *options):
+    return char_lm(tmp_path / "corpus", tmp_path / "run", "--num-workers", 1, "--max-update", 20, *options)
+
+
+def kill_workers():
+    for worker in multiprocessing.active_children():
+        worker.kill()
+
+
+def test_a_killed_data_worker_is_one_line(tmp_path):
+    lost = pytest.raises(UsageError, match=r"^DataLoader worker \(pid.*; if memory or /dev/shm is full")
+    with after_two_updates(kill_workers), lost:
+        train(*line(tmp_path))
+
+
+def lose_worker_to_signal():
+    """A signal to the group has also ended a worker, and PyTorch says so between two updates."""
+    signal.raise_signal(signal.SIGTERM)
+    raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Terminated. ")
+
+
+def test_a_signal_wins_over_the_error_that_it_causes(tmp_path):
+    """stop_with_a_checkpoint: the run that goes on has the losses of one that was not interrupted."""
+    first = Log()
+    with after_two_updates(lose_worker_to_signal), pytest.raises(SystemExit) as ended:
+        train(*line(tmp_path), log=first)
+    assert ended.value.code == 143
+    assert any("SIGTERM: stopped after update 2; the same command" in text for text in first.messages)
+    whole = train(*line(tmp_path, "--save-dir", tmp_path / "whole"))
+    # The error came while update 2 was being logged, so the next logged loss is the mean of two updates.
+    assert train(*line(tmp_path)).losses[1:] == whole.losses[3:]
+
+
+def test_a_full_log_file_is_one_line(tmp_path):
+    """leave_a_full_log_file: it was a traceback for each line of the log."""
+    result = fairseq_train([*line(tmp_path), *LOG, "--log-file", "/dev/full", "--max-epoch", 1])
+    expected = "/dev/full: cannot be written (No space left on device); no more is logged there"
+    assert [text for text in result.stderr.splitlines() if "Warning" not in text] == [expected]
+    assert (tmp_path / "run" / "checkpoint_last.pt").exists()

@@ -1,0 +1,414 @@
+"""Going on with a training: with other workers, and from the checkpoint that is right."""
+
+import math
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from helpers import tiny_translation
+from helpers.cli import HANGS, fairseq_train, json_log, lstm, model_of
+from helpers.in_process import LOG, char_lm, train
+from helpers.lock_holder import holder
+
+from rhhn_fairseq.cli.averaging import average
+from rhhn_fairseq.compat.restarts import position_of_worker
+from rhhn_fairseq.data.text.corpora import text_files
+from rhhn_fairseq.data.text.prepare import prepare
+from rhhn_fairseq.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return tmp_path_factory.mktemp("corpus")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(corpus, tmp_path_factory):
+    """A run into its second epoch that is not interrupted: its log and its directory."""
+    save_dir = tmp_path_factory.mktemp("whole")
+    log = train(*char_lm(corpus, save_dir, "--max-update", 30, "--save-interval-updates", 13))
+    assert len(log.losses) == 30 and float(log.updates[-1]["epoch"]) == 2
+    return log, save_dir
+
+
+def same_parameters(one, other) -> bool:
+    expected, found = model_of(one), model_of(other)
+    return expected.keys() == found.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize(
+    "seen, workers, frequency, expected",
+    [
+        (40, 1, 2, (40, 0)),
+        (40, 2, 1, (20, 0)),
+        (40, 2, 2, (20, 0)),
+        (42, 2, 2, (20, 2)),
+        (3, 2, 1, (1, 1)),
+        (1, 4, 1, (0, 1)),
+    ],
+)
+def test_position_of_worker(seen, workers, frequency, expected):
+    assert position_of_worker(seen, workers, frequency) == expected
+
+
+def as_of_two_workers(path, place):
+    """Rewrites a checkpoint of one worker with --update-freq 2 as two workers would have saved it."""
+    state = torch.load(path, weights_only=True)
+    state["cfg"]["distributed_training"]["distributed_world_size"] = 2
+    state["extra_state"]["train_iterator"]["iterations_in_epoch"] //= 2
+    torch.save(state, place)
+
+
+def test_one_worker_goes_on_where_two_stopped(corpus, uninterrupted, tmp_path):
+    """count_batches_of_all_workers: the lanes are the same, so the losses are."""
+    saved = tmp_path / "two.pt"
+    as_of_two_workers(uninterrupted[1] / "checkpoint_1_13.pt", saved)
+    rest = train(*char_lm(corpus, tmp_path / "rest", "--max-update", 30, "--restore-file", saved))
+    assert rest.losses == uninterrupted[0].losses[13:]
+    assert same_parameters(uninterrupted[1], tmp_path / "rest")
+
+
+def test_an_update_that_is_cut_is_begun_again(corpus, uninterrupted, tmp_path):
+    """13 updates of 2 batches are no whole number of updates of 4."""
+    options = ["--batching", "windows", "--max-epoch", 1, "--save-interval-updates", 13]
+    train(*char_lm(corpus, tmp_path, *options, "--max-update", 13))
+    log = train(*char_lm(corpus, tmp_path, *options, "--update-freq", 4))
+    (warning,) = [message for message in log.messages if "trained on again" in message]
+    assert "saved after batch 26 of an epoch" in warning and "the last 2 batches" in warning
+
+
+def test_batches_grouped_by_the_number_of_workers_are_refused(corpus, uninterrupted, tmp_path):
+    saved = tmp_path / "two.pt"
+    as_of_two_workers(uninterrupted[1] / "checkpoint_1_13.pt", saved)
+    options = ["--max-epoch", 2, "--restore-file", saved, "--grouped-shuffling"]
+    with pytest.raises(UsageError, match="by 2 worker.s., this run has 1: --grouped-shuffling"):
+        train(*char_lm(corpus, tmp_path / "rest", *options))
+    assert train(*char_lm(corpus, tmp_path / "rest", *options, "--reset-dataloader")).updates
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(HANGS)
+@pytest.mark.parametrize("task", ["char_lm", "language_modeling"])
+@pytest.mark.parametrize("before, after", [(2, 1), (1, 2)])
+def test_resuming_with_other_workers(corpus, tiny_corpus, tmp_path, task, before, after):
+    """Two workers to one with --update-freq 2, and back, as real processes."""
+
+    def arguments(save_dir, workers, *more):
+        frequency = ["--update-freq", 2 // workers, "--no-epoch-checkpoints", *more]
+        if task == "char_lm":
+            return [*char_lm(corpus, save_dir, *LOG), *frequency]
+        return lstm(tiny_corpus, save_dir, "--clip-norm", 1, "--cpu", "--disable-validation", *frequency)
+
+    def losses(result):
+        return [record["loss"] for record in json_log(result.stdout) if record["tag"] == "train_inner"]
+
+    end = ["--max-update", 12, "--save-interval-updates", 5]
+    expected = fairseq_train(arguments(tmp_path / "whole", before, *end), workers=before)
+    fairseq_train(arguments(tmp_path / "cut", before, "--max-update", 5), workers=before)
+    rest = fairseq_train(arguments(tmp_path / "cut", after, *end), workers=after)
+    assert len(losses(expected)) == 12
+    assert losses(rest) == losses(expected)[5:]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def zeros(path):
+    """What a power failure can leave: blocks that were never written."""
+    content = path.read_bytes()
+    middle = len(content) // 2
+    path.write_bytes(content[:middle] + bytes(512) + content[middle + 512 :])
+
+
+@pytest.fixture
+def stopped(uninterrupted, tmp_path):
+    """A directory with checkpoints after 13, 26 and 30 updates."""
+    for number, path in enumerate(sorted(uninterrupted[1].iterdir())):
+        copied = shutil.copy(path, tmp_path)
+        os.utime(copied, (number, number))
+    assert {"checkpoint_1_13.pt", "checkpoint_last.pt"} < {path.name for path in tmp_path.iterdir()}
+    return tmp_path
+
+
+@pytest.mark.parametrize("spoil", [cut, empty, zeros])
+def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_good_one(corpus, uninterrupted, stopped, spoil):
+    """start_from_a_good_checkpoint; the newest name is damaged as well, and the oldest file the youngest."""
+    older = sorted(stopped.glob("checkpoint_*_*.pt"), key=lambda path: path.stat().st_mtime)
+    names = [path.name for path in older]
+    assert names == ["checkpoint_1_13.pt", "checkpoint_2_26.pt"]
+    (stopped / "checkpoint_best.pt").write_bytes(b"PK")
+    os.utime(older[0])
+    spoil(stopped / "checkpoint_last.pt")
+    log = train(*char_lm(corpus, stopped, "--max-update", 30))
+    (warning,) = [message for message in log.messages if "going on from" in message]
+    assert str(stopped / "checkpoint_last.pt") in warning and str(stopped / "checkpoint_2_26.pt") in warning
+    assert log.losses == uninterrupted[0].losses[26:]
+    assert same_parameters(uninterrupted[1], stopped)
+
+
+def test_a_directory_in_the_place_of_the_last_checkpoint_is_refused(corpus, stopped):
+    (stopped / "checkpoint_last.pt").unlink()
+    (stopped / "checkpoint_last.pt").mkdir()
+    newest = stopped / "checkpoint_2_26.pt"
+    with pytest.raises(UsageError, match=rf"last.pt: is a directory.* --restore-file {newest}$"):
+        train(*char_lm(corpus, stopped, "--max-update", 30))
+
+
+def test_a_missing_last_checkpoint_is_no_start_from_scratch(corpus, uninterrupted, stopped):
+    (stopped / "checkpoint_last.pt").unlink()
+    newest = stopped / "checkpoint_2_26.pt"
+    with pytest.raises(UsageError, match=rf"last.pt: is missing .* --restore-file {newest}$"):
+        train(*char_lm(corpus, stopped, "--max-update", 30))
+    assert not (stopped / ".training.lock").exists()
+    log = train(*char_lm(corpus, stopped, "--max-update", 30, "--restore-file", newest))
+    assert log.losses == uninterrupted[0].losses[26:]
+
+
+def test_nothing_but_damage_is_refused_by_its_name(corpus, tmp_path):
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"PK")
+    with pytest.raises(UsageError, match=f"checkpoint {tmp_path}/checkpoint_last.pt cannot be read"):
+        train(*char_lm(corpus, tmp_path, "--max-update", 30))
+
+
+def test_a_hostile_last_checkpoint_is_not_passed_over(corpus, stopped):
+    torch.save({"model": {}, "call": Path.cwd}, stopped / "checkpoint_last.pt")
+    with pytest.raises(UsageError, match="checkpoint_last.pt is refused: it would load"):
+        train(*char_lm(corpus, stopped, "--max-update", 30))
+
+
+def test_two_trainings_in_one_directory(corpus, tmp_path):
+    """train_alone: the second is refused before it has read or written a checkpoint."""
+    with holder(tmp_path / ".training.lock"):
+        with pytest.raises(UsageError, match=rf"--save-dir {tmp_path}: is in use by another training"):
+            train(*char_lm(corpus, tmp_path, "--max-update", 1))
+        assert [path.name for path in tmp_path.iterdir()] == [".training.lock"]
+        train(*char_lm(corpus, tmp_path, "--max-update", 1, "--no-save"))
+    (tmp_path / ".checkpoint_1_1.pt.0123abcd.tmp").write_bytes(b"cut short by a kill")
+    train(*char_lm(corpus, tmp_path, "--max-update", 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_last.pt"]
+
+
+# Nothing improves after the first validation.
+STUCK = ["--optimizer", "sgd", "--lr", 1e-30, "--patience", 3, "--max-epoch", 9]
+
+
+@pytest.mark.parametrize(
+    "epochs, reset, last",
+    [(2, (), 4), (3, (), 4), (2, ("--reset-meters",), 6), (2, ("--reset-optimizer",), 6)],
+)
+def test_patience_goes_on_counting(corpus, tmp_path, epochs, reset, last):
+    """continue_patience: the count of another training of this process is not taken over either."""
+    line = [option for option in char_lm(corpus, tmp_path, *STUCK) if option != "--disable-validation"]
+    train(*line, "--max-epoch", epochs)
+    log = train(*line, *reset)
+    assert sum("early stop" in message for message in log.messages) == 1
+    assert torch.load(tmp_path / "checkpoint_last.pt")["extra_state"]["train_iterator"]["epoch"] == last + 1
+
+
+def test_a_second_training_has_a_best_score_of_its_own(corpus, tmp_path):
+    """continue_patience: after a better training of the same process, too, the best checkpoint is written."""
+    for name, rate in (("good", 0.01), ("bad", 1e-30)):
+        line = char_lm(corpus, tmp_path / name, "--lr", rate, "--max-epoch", 1)
+        train(*[option for option in line if option != "--disable-validation"])
+        assert (tmp_path / name / "checkpoint_best.pt").is_file()
+
+
+def test_a_plateau_is_counted_across_restarts(corpus, tmp_path):
+    """continue_plateaus: nothing improves enough, so the rate falls after every third validation."""
+    options = ["--lr-scheduler", "reduce_lr_on_plateau", "--lr-patience", 1, "--lr-threshold", 10]
+    options += ["--lr-shrink", 0.5, "--max-epoch", 6]
+    line = [
+        option for option in char_lm(corpus, tmp_path / "one", *options) if option != "--disable-validation"
+    ]
+    rates = {float(update["epoch"]): update["lr"] for update in train(*line).updates}
+    line = [str(tmp_path / "many") if option == tmp_path / "one" else option for option in line]
+    again = {}
+    for epochs in range(1, 7):
+        log = train(*line, "--max-epoch", epochs)
+        again |= {float(update["epoch"]): update["lr"] for update in log.updates}
+    assert again == rates and len(set(rates.values())) > 1
+    other = char_lm(corpus, tmp_path / "other", "--max-update", 3)
+    train(*other)
+    other.remove("--disable-validation")
+    with pytest.raises(UsageError, match="the checkpoint is of another schedule; give --reset-lr-scheduler"):
+        train(*other, *options)
+
+
+def test_a_plateau_is_counted_without_the_optimizer_s_state(corpus, tmp_path):
+    """continue_plateaus: the rate falls after every validation, and no restart raises it."""
+    options = ["--lr-scheduler", "reduce_lr_on_plateau", "--lr-patience", 0, "--lr-threshold", 10]
+    options += ["--lr-shrink", 0.5, "--no-save-optimizer-state"]
+    line = [option for option in char_lm(corpus, tmp_path, *options) if option != "--disable-validation"]
+    rates = {}
+    for epochs in (2, 3, 4):
+        log = train(*line, "--max-epoch", epochs)
+        rates |= {float(update["epoch"]): update["lr"] for update in log.updates}
+    assert rates == {1.0: "0.01", 2.0: "0.005", 3.0: "0.0025", 4.0: "0.00125"}
+
+
+def test_updates_are_counted_without_the_optimizer_s_state(corpus, tmp_path):
+    """continue_without_optimizer"""
+    line = char_lm(corpus, tmp_path, "--no-save-optimizer-state")
+    train(*line, "--max-update", 4)
+    log = train(*line, "--max-update", 6)
+    assert [update["num_updates"] for update in log.updates] == ["5", "6"]
+    assert any("has no state of the optimizer, which begins anew" in message for message in log.messages)
+    assert not train(*line, "--max-update", 6).updates
+    log = train(*line, "--max-update", 2, "--reset-optimizer")
+    assert [update["num_updates"] for update in log.updates] == ["1", "2"]
+
+
+def test_the_best_checkpoints_of_a_negative_figure(tmp_path):
+    """keep_the_best_of_negative_figures"""
+    names = [f"checkpoint.best_loss_{value}.pt" for value in ("3.1000", "-2.5810", "-12.9280")]
+    for name in names:
+        (tmp_path / name).touch()
+    pattern = r"checkpoint\.best_{}_(\d+\.?\d*){}\.pt".format("loss", "")
+    paths = checkpoint_utils.checkpoint_paths(str(tmp_path), pattern=pattern)
+    assert [Path(path).name for path in paths] == names
+
+
+def test_the_clock_goes_on(corpus, tmp_path):
+    """continue_clock: from the checkpoint's time, but from 0 where another model is fine-tuned."""
+    train(*char_lm(corpus, tmp_path / "first", "--max-update", 5))
+    last = tmp_path / "first" / "checkpoint_last.pt"
+    state = torch.load(last)
+    state["extra_state"]["previous_training_time"] = 7200.0
+    torch.save(state, last)
+    for name, option, earlier in (("on", "--restore-file", 7200), ("fine", "--finetune-from-model", 0)):
+        limits = ["--max-update", 8, "--stop-time-hours", 3 if earlier else 1]
+        log = train(*char_lm(corpus, tmp_path / name, *limits, option, last))
+        assert log.updates
+        assert all(earlier <= float(update["wall"]) < earlier + 600 for update in log.updates)
+
+
+@pytest.mark.parametrize(
+    "limit, reason",
+    [
+        (("--max-update", 5), "--max-update 5"),
+        (("--max-epoch", 1), "--max-epoch 1"),
+        (STUCK, "--patience 3"),
+        (("--max-epoch", 2, "--stop-time-hours", 1e-9), "--stop-time-hours 1e-09"),
+    ],
+)
+def test_a_complete_training_makes_no_update(corpus, tmp_path, limit, reason):
+    """end_where_complete: the checkpoint keeps its time, and a later limit trains on."""
+    line = [option for option in char_lm(corpus, tmp_path, *limit) if option != "--disable-validation"]
+    assert train(*line).updates
+    saved = (tmp_path / "checkpoint_last.pt").stat().st_mtime_ns
+    log = train(*line)
+    assert not log.updates
+    assert (tmp_path / "checkpoint_last.pt").stat().st_mtime_ns == saved
+    assert (
+        [message for message in log.messages if message.startswith("training is complete at update")]
+        == [message for message in log.messages if message.endswith(f": {reason}")]
+        != []
+    )
+    further = ["--max-update", 7] if "--max-update" in limit else ["--max-epoch", 20, "--patience", 5]
+    assert train(*line, *further, "--stop-time-hours", 0).updates
+
+
+@pytest.mark.parametrize("source", ["--restore-file", "--finetune-from-model"])
+def test_an_average_begins_with_a_checkpoint_that_has_none(corpus, tmp_path, source):
+    """begin_with_the_checkpoint: a decay of 1 leaves the average as it begins."""
+    train(*char_lm(corpus, tmp_path / "plain", "--max-update", 3))
+    saved = tmp_path / "plain" / "checkpoint_last.pt"
+    average = ["--store-ema", "--ema-decay", 1, source, saved, "--max-update", 6]
+    log = train(*char_lm(corpus, tmp_path / "averaged", *average))
+    assert f"{saved} holds no average of the weights; the average begins with its weights" in log.messages
+    last = torch.load(tmp_path / "averaged" / "checkpoint_last.pt", weights_only=True)
+    expected = model_of(tmp_path / "plain")
+    assert all(torch.equal(value, expected[key]) for key, value in last["extra_state"]["ema"].items())
+    assert not all(torch.equal(value, expected[key]) for key, value in last["model"].items())
+
+
+def test_an_average_of_every_third_update_goes_on(corpus, tmp_path):
+    """count_updates_across_restarts"""
+    average = ["--store-ema", "--ema-decay", 0.5, "--ema-update-freq", 3, "--max-update"]
+    train(*char_lm(corpus, tmp_path / "whole", *average, 7))
+    for updates in (4, 7):
+        train(*char_lm(corpus, tmp_path / "stopped", *average, updates))
+    whole, stopped = (
+        torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=True)["extra_state"]["ema"]
+        for name in ("whole", "stopped")
+    )
+    assert all(torch.equal(stopped[key], value) for key, value in whole.items())
+
+
+@pytest.mark.parametrize("option", ["--tokens-per-sample 14", "--batch-size 1", "--max-tokens 7", "--seed 5"])
+def test_other_batches_in_mid_epoch_are_refused(corpus, uninterrupted, tmp_path, option):
+    """count_batches_of_all_workers: the position in an epoch would skip some sentences and repeat others."""
+    saved = uninterrupted[1] / "checkpoint_1_13.pt"
+    options = ["--max-update", 14, *option.split(), "--restore-file", saved]
+    name, value = option.split()
+    with pytest.raises(UsageError, match=f"in mid-epoch with {name} .*, this run has {value}: sentences"):
+        train(*char_lm(corpus, tmp_path, *options))
+    log = train(*char_lm(corpus, tmp_path / "reset", *options, "--reset-dataloader"))
+    assert len(log.losses) == 1 and float(log.updates[0]["epoch"]) == 1
+
+
+def test_fine_tuning_may_have_other_batches(corpus, uninterrupted, tmp_path):
+    start = ["--finetune-from-model", uninterrupted[1] / "checkpoint_1_13.pt", "--batch-size", 1]
+    assert len(train(*char_lm(corpus, tmp_path, *start, "--max-update", 1)).losses) == 1
+
+
+def test_translation_in_mid_epoch_with_other_batches_is_refused(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    data = tiny_translation.prepare(tmp_path / "corpus")
+    train(*tiny_translation.lstm(data, tmp_path / "run", "--max-update", 5, size=8))
+    refused = pytest.raises(UsageError, match="in mid-epoch with --max-tokens 100, this run has 200")
+    with refused:
+        train(*tiny_translation.lstm(data, tmp_path / "run", "--max-update", 9, "--max-tokens", 200, size=8))
+
+
+@pytest.mark.parametrize("options", [["--no-epoch-checkpoints"], ["--save-interval", 3]])
+def test_an_interval_of_updates_as_long_as_an_epoch_is_saved(corpus, tmp_path, options):
+    """save_by_updates_at_the_end_of_an_epoch. An epoch has 22 updates."""
+    line = char_lm(corpus, tmp_path / "run", *options, "--save-interval-updates", 11, "--max-update", 34)
+    if "--save-interval" in options:
+        line.remove("--no-epoch-checkpoints")
+    log = train(*line)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"checkpoint_1_11.pt", "checkpoint_1_22.pt", "checkpoint_2_33.pt"} <= names
+    start = ["--restore-file", tmp_path / "run" / "checkpoint_1_22.pt", "--max-update", 34]
+    resumed = train(*char_lm(corpus, tmp_path / "resumed", *start))
+    assert log.losses[22:] == resumed.losses and float(resumed.updates[0]["epoch"]) == 2
+
+
+@pytest.mark.parametrize("before, after", [("lanes", "windows"), ("windows", "lanes")])
+def test_another_batching_in_mid_epoch_is_refused(corpus, tmp_path, before, after):
+    train(*char_lm(corpus, tmp_path, "--max-update", 5, "--batching", before))
+    with pytest.raises(UsageError, match=f"trained with --batching {before}, this run has {after}"):
+        train(*char_lm(corpus, tmp_path, "--max-update", 9, "--batching", after))
+
+
+def test_an_average_of_weights_in_16_bits_is_in_float32(corpus, tmp_path):
+    options = ["--bf16", "--store-ema", "--ema-decay", 0.998, "--max-update", 20]
+    train(*char_lm(corpus, tmp_path, *options))
+    extra = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["extra_state"]
+    exact = {name: each for name, each in extra["ema_fp32_params"].items() if each.is_floating_point()}
+    assert exact and all(tensor.dtype == torch.float32 for tensor in exact.values())
+    averaged = average([tmp_path / "checkpoint_last.pt"], ema=True)["model"]
+    assert all(torch.equal(averaged[name], tensor) for name, tensor in exact.items())
+
+
+def test_fairseq_s_criterion_skips_unknown_symbols(corpus, tmp_path):
+    files = {}
+    for split, text in (("train", "abc " * 400), ("valid", "abc ? abc " * 20), ("test", "abc " * 20)):
+        files[split] = [tmp_path / f"{split}.txt"]
+        files[split][0].write_text(text)
+    prepare(text_files(files, as_bytes=False), tmp_path / "data")
+    arguments = char_lm(tmp_path, tmp_path / "run", "--max-update", 3)
+    arguments.remove("--disable-validation")
+    arguments[arguments.index("char_cross_entropy")] = "cross_entropy"
+    log = train(*arguments)
+    assert all(math.isfinite(float(loss)) for loss in log.losses)
+    assert (tmp_path / "run" / "checkpoint_last.pt").exists()

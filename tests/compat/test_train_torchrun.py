@@ -1,0 +1,332 @@
+"""scripts/train_torchrun.sh: the command it starts, what it refuses, and workers that are killed."""
+
+import inspect
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import FairseqDataset
+from fairseq.file_io import PathManager
+from fairseq.tasks import FairseqTask
+from helpers.cli import HANGS, USER_DIR, json_log, model_of
+from helpers.tiny_translation import lstm, prepare
+from helpers.torchrun_script import SCRIPT, environment
+
+from rhhn_fairseq.compat import restarts
+
+RUN = ["data", "--save-dir", "runs"]
+
+
+def launch(*arguments, **values):
+    command = ["bash", str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(**values), timeout=HANGS)
+
+
+def command(*arguments, **values) -> str:
+    """What would be run, without the interpreter's path."""
+    result = launch("--dry-run", *arguments, **values)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.replace(sys.executable, "python").removesuffix("\n")
+
+
+def refusal(*arguments, **values) -> str:
+    result = launch(*arguments, **values)
+    assert result.returncode == 1 and result.stdout == ""
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_one_machine():
+    expected = (
+        "OMP_NUM_THREADS=1 python -m torch.distributed.run --standalone --local-addr localhost "
+        "--nproc-per-node 500 --max-restarts 3 -m fairseq_cli.train data --save-dir runs --cpu "
+        f"--user-dir {USER_DIR}"
+    )
+    assert command("--nproc", 500, *RUN, "--cpu") == expected
+    assert command("--nproc", 500, "--", *RUN, "--cpu") == expected
+    assert command(*RUN, "--cpu", NPROC="500") == expected
+    # An option goes before the environment, and what is fairseq's own stays as it is.
+    assert command("--nproc=500", *RUN, "--cpu") == expected
+    own = [*RUN, "--user-dir", "mine"]
+    other = command("--nproc", 2, "--max-restarts", 0, *own, NPROC="7", MAX_RESTARTS="5")
+    assert other.endswith(f"--nproc-per-node 2 --max-restarts 0 -m fairseq_cli.train {' '.join(own)}")
+
+
+def test_threads_are_shared_out():
+    cores = len(os.sched_getaffinity(0))
+    assert command("--nproc", 1, *RUN).startswith(f"OMP_NUM_THREADS={cores} ")
+    assert command("--nproc", 2 * cores, *RUN).startswith("OMP_NUM_THREADS=1 ")
+    assert command("--nproc", 1, *RUN, OMP_NUM_THREADS="77").startswith("OMP_NUM_THREADS=77 ")
+
+
+def test_several_machines():
+    shown = command("--nproc", 4, "--nnodes", 2, "--rdzv-endpoint", "first:29400", *RUN)
+    assert "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint first:29400 --rdzv-id rhhn_fairseq" in shown
+    # The name leads nowhere, so torchrun is left to find out.
+    assert "--standalone" not in shown and "--local-addr" not in shown
+    shown = command("--nproc", 4, "--nnodes", 2, "--rdzv-endpoint", "127.0.0.1:29400", *RUN)
+    assert "--rdzv-id rhhn_fairseq --local-addr 127.0.0.1 --nproc-per-node 4" in shown
+    values = {"NNODES": "2:4", "RDZV_ENDPOINT": "first:1", "RDZV_ID": "mine", "NPROC": "1"}
+    assert "--nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint first:1 --rdzv-id mine" in command(
+        *RUN, **values
+    )
+
+
+def test_a_slurm_step(tmp_path):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        '#!/bin/sh\n[ "$*" = "show hostnames gpu[07-09]" ] && printf "gpu07\\ngpu08\\ngpu09\\n"\n'
+    )
+    scontrol.chmod(0o755)
+    step = {"SLURM_JOB_ID": "123456", "SLURM_STEP_NODELIST": "gpu[07-09]", "SLURM_STEP_NUM_NODES": "3"}
+    step |= {"SLURM_STEP_NUM_TASKS": "3", "PATH": f"{tmp_path}:{os.environ['PATH']}", "NPROC": "8"}
+    assert "--nnodes 3 --rdzv-backend c10d --rdzv-endpoint gpu07:29856 --rdzv-id 123456" in command(
+        *RUN, **step
+    )
+    by_hand = command("--rdzv-endpoint", "gpu08:1", *RUN, **step)
+    assert "--rdzv-endpoint gpu08:1 --rdzv-id 123456" in by_hand
+    error = refusal(*RUN, **step | {"SLURM_STEP_NUM_TASKS": "24"})
+    assert "srun started 24 tasks on 3 nodes, one a node is right" in error
+    # In an allocation but not under srun, this machine is all there is.
+    assert "--standalone" in command(*RUN, SLURM_JOB_ID="1", SLURM_JOB_NUM_NODES="3", NPROC="8")
+
+
+def test_help_names_every_option():
+    shown = launch("--help")
+    assert shown.returncode == 0 and shown.stderr == ""
+    read = re.findall(r"^ +(--[a-z-]+)\) (\w+)=", SCRIPT.read_text(), re.MULTILINE)
+    assert len(read) == 6
+    for option, _ in read:
+        assert f"\n  {option} " in shown.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        ([], "name a data directory"),
+        (["data", "--cpu"], "--save-dir is missing"),
+        (["--nproc"], "--nproc needs a value"),
+        (["--nproc", "0", *RUN], "--nproc 0 is not a number of workers"),
+        (["--nproc", "two", *RUN], "--nproc two is not"),
+        (["--nnodes", "2-4", *RUN], "--nnodes 2-4 is not"),
+        (["--nnodes", "2", "--nproc", "1", *RUN], "--nnodes 2 needs --rdzv-endpoint HOST:PORT"),
+        (["--max-restarts", "-1", *RUN], "--max-restarts -1 is not"),
+        ([*RUN, "--cpu"], "--cpu needs the number of workers: --nproc N"),
+        ([*RUN, "--cpu", "--nproc", "2"], "--nproc is an option of this script: give it before the data"),
+        (["--nproc=2", *RUN, "--max-restarts=0"], "--max-restarts is an option of this script"),
+        ([*RUN, "--restore-file", "x.pt"], "--restore-file would apply to every restart"),
+        ([*RUN, "--restore-file=x.pt"], "--restore-file would apply to every restart"),
+        ([*RUN, "--reset-dataloader"], "--reset-dataloader would apply"),
+        ([*RUN, "--no-last-checkpoints"], "--no-last-checkpoints leaves no last checkpoint"),
+        ([*RUN, "--no-save"], "--no-save leaves no last checkpoint"),
+    ],
+)
+def test_refusals_are_one_line(arguments, reason):
+    assert reason in refusal(*arguments)
+
+
+def test_what_only_restarts_forbid():
+    shown = command("--nproc", 1, "--max-restarts", 0, *RUN, "--restore-file", "x.pt", "--no-save")
+    assert "--restore-file x.pt --no-save" in shown
+    assert "--finetune-from-model x.pt" in command("--nproc", 1, *RUN, "--finetune-from-model", "x.pt")
+    assert "--save-dir=here" in command("--nproc", 1, "data", "--save-dir=here")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_the_number_of_workers_is_asked_for():
+    assert "there is no GPU here; for workers on the CPU pass --nproc N" in refusal(*RUN)
+
+
+def test_a_copy_that_is_cut_short_replaces_nothing(tmp_path, monkeypatch):
+    """copy_completely: what fairseq saves it copies to checkpoint_last.pt, a worker can be killed then."""
+    saved, last = tmp_path / "checkpoint_1_500.pt", tmp_path / "checkpoint_last.pt"
+    saved.write_bytes(b"new" * 1000)
+    last.write_bytes(b"old")
+
+    def killed(source, destination):
+        destination.write(source.read(1500))
+        raise KeyboardInterrupt
+
+    plain = staticmethod(lambda source, destination, overwrite=False: shutil.copyfile(source, destination))
+    monkeypatch.setattr(PathManager, "copy", plain)
+    assert restarts.copy_completely()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", killed)
+        with pytest.raises(KeyboardInterrupt):
+            PathManager.copy(str(saved), str(last), overwrite=True)
+    assert last.read_bytes() == b"old"
+    assert PathManager.copy(str(saved), str(last), overwrite=True)
+    assert last.read_bytes() == saved.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_1_500.pt", "checkpoint_last.pt"]
+    assert not restarts.copy_completely()
+
+
+class Words(FairseqDataset):
+    """Sentences of one or two words; those of equal length come in a random order, as fairseq's do."""
+
+    def __len__(self):
+        return 40
+
+    def ordered_indices(self):
+        shuffled = np.random.permutation(len(self))
+        return shuffled[np.argsort(shuffled % 2, kind="mergesort")]
+
+    def num_tokens(self, index):
+        return 1 + index % 2
+
+    num_tokens_vec = None
+    size = num_tokens
+
+    def batch_by_size(self, indices, **options):
+        return [list(indices[first : first + 4]) for first in range(0, len(indices), 4)]
+
+    def __getitem__(self, index):
+        return index
+
+    def collater(self, samples):
+        return samples
+
+
+def batches_of_epoch_three(**options):
+    """What a run that has trained since epoch 1 sees in epoch 3, and what one sees that starts there."""
+    seen = []
+    for start_epoch in (1, 3):
+        task, words = FairseqTask(None), Words()
+        for epoch in range(start_epoch, 4):
+            iterator = task.get_batch_iterator(words, seed=5, epoch=epoch, **options)
+            assert iterator.next_epoch_idx == epoch
+            batches = list(iterator.next_epoch_itr())
+        seen.append(batches)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory'")
+def test_a_restart_has_the_batches_of_the_run_it_goes_on_with(monkeypatch):
+    """batch_alike_in_every_start."""
+    plain = inspect.unwrap(FairseqTask.get_batch_iterator)
+    monkeypatch.setattr(FairseqTask, "get_batch_iterator", plain)
+    went_on, started = batches_of_epoch_three()
+    assert went_on != started
+    assert restarts.batch_alike_in_every_start()
+    went_on, started = batches_of_epoch_three()
+    assert went_on == started
+    assert sorted(sum(went_on, [])) == list(range(40))
+    # Batches that are made anew for every epoch were alike before.
+    went_on, started = batches_of_epoch_three(update_epoch_batch_itr=True)
+    assert went_on == started
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("corpus"))
+
+
+def training(data, save_dir) -> list[str]:
+    options = ["--max-update", 60, "--save-interval-updates", 7, "--no-epoch-checkpoints"]
+    options += ["--log-format", "json", "--log-interval", 1, "--num-workers", 0]
+    return [str(argument) for argument in lstm(data, save_dir, *options, size=16)]
+
+
+@contextmanager
+def start(*arguments, **values):
+    """The launcher, all of whose output comes through one pipe; it has ended when the context has."""
+    process = subprocess.Popen(
+        ["bash", str(SCRIPT), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(OMP_NUM_THREADS="1", **values),
+    )
+    with process:
+        try:
+            yield process
+        except BaseException:
+            # torchrun ends its workers, which are in sessions of their own.
+            process.terminate()
+            raise
+
+
+def updates(line: str) -> list[int]:
+    return [int(record["num_updates"]) for record in json_log(line) if record["tag"] == "train_inner"]
+
+
+def worker(agent: int, rank: int) -> int:
+    """The process of a worker of the launcher, which has become torchrun."""
+    for child in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
+        if f"RANK={rank}" in Path(f"/proc/{child}/environ").read_text().split("\0"):
+            return int(child)
+    raise AssertionError(f"{agent} has no worker {rank}")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, tmp_path_factory):
+    save_dir = tmp_path_factory.mktemp("undisturbed")
+    with start("--nproc", 2, *training(data, save_dir)) as process:
+        log = process.stdout.read()
+    assert process.returncode == 0, log
+    return model_of(save_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(HANGS)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds the workers in /proc")
+def test_a_killed_worker_comes_back_and_goes_on(data, undisturbed, tmp_path, rank):
+    log, seen, killed_at = [], [], None
+    with start("--nproc", 2, *training(data, tmp_path)) as process:
+        for line in process.stdout:
+            log.append(line)
+            seen += updates(line)
+            if killed_at is None and seen[-1:] == [25]:
+                os.kill(worker(process.pid, rank), signal.SIGKILL)
+                killed_at = len(log)
+    output = "".join(log)
+    assert process.returncode == 0, output
+    before, after = "".join(log[:killed_at]), "".join(log[killed_at:])
+    assert "Loaded checkpoint" not in before
+    # They may have come a little further before they were stopped.
+    (place,) = re.findall(r"Loaded checkpoint (\S+) \(epoch \d+ @ (\d+) updates\)", after)
+    assert place[0] == str(tmp_path / "checkpoint_last.pt")
+    resumed_at = int(place[1])
+    assert 21 <= resumed_at < 60
+    left = 60 - resumed_at
+    assert seen[:-left] == list(range(1, len(seen) - left + 1))
+    assert seen[-left:] == list(range(resumed_at + 1, 61))
+    found = model_of(tmp_path)
+    assert all(torch.equal(found[name], value) for name, value in undisturbed.items())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(HANGS)
+def test_restarts_are_counted(data, tmp_path):
+    """What fails at every start ends after the restarts that were asked for, with its reason."""
+    arguments = [*training(data, tmp_path), "--task", "nothing"]
+    with start("--nproc", 1, "--max-restarts", 1, *arguments) as process:
+        log = process.stdout.read()
+    assert process.returncode == 1
+    assert log.count("--task nothing is unknown") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(HANGS)
+def test_two_machines_meet(data, undisturbed, tmp_path):
+    """Two agents on this machine, a worker each, train what two workers of one agent train."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        endpoint = f"localhost:{free.getsockname()[1]}"
+    options = ["--nnodes", 2, "--nproc", 1, "--rdzv-endpoint", endpoint]
+    with start(*options, *training(data, tmp_path)) as one, start(*options, *training(data, tmp_path)) as two:
+        logs = one.communicate(timeout=HANGS)[0], two.communicate(timeout=HANGS)[0]
+    assert (one.returncode, two.returncode) == (0, 0), logs
+    assert sorted(len(updates(log)) for log in logs) == [0, 60]
+    found = model_of(tmp_path)
+    assert all(torch.equal(found[name], value) for name, value in undisturbed.items())

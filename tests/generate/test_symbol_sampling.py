@@ -1,0 +1,55 @@
+"""Drawing symbols: the frequencies are those of the model, changed by temperature and top-k as asked."""
+
+import pytest
+import torch
+
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.generate.characters import SamplingConfig, draw
+
+ROWS = 20_000
+LOGITS = torch.tensor([1.0, float("-inf"), 0.0, 2.0, -1.0])
+
+# Five standard deviations of a frequency that is one half.
+NOISE = 5 * 0.5 / ROWS**0.5
+
+
+def drawn(seed=1, **options) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return draw(LOGITS.expand(ROWS, -1), SamplingConfig(**options), generator)
+
+
+def frequencies(draws) -> torch.Tensor:
+    return torch.bincount(draws, minlength=len(LOGITS)) / ROWS
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_frequencies_are_those_of_the_logits_over_the_temperature(temperature):
+    expected = (LOGITS / temperature).softmax(0)
+    shares = frequencies(drawn(temperature=temperature))
+    torch.testing.assert_close(shares, expected, rtol=0, atol=NOISE)
+    assert shares[1] == 0
+
+
+def test_top_k_draws_from_the_likeliest():
+    shares = frequencies(drawn(top_k=2))
+    expected = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0])
+    expected[[3, 0]] = torch.tensor([2.0, 1.0]).softmax(0)
+    torch.testing.assert_close(shares, expected, rtol=0, atol=NOISE)
+    assert torch.equal(drawn(top_k=9), drawn(top_k=0))
+
+
+def test_the_seed_decides():
+    assert torch.equal(drawn(seed=3), drawn(seed=3))
+    assert not torch.equal(drawn(seed=3), drawn(seed=4))
+
+
+def test_temperature_zero_takes_the_likeliest_and_a_small_one_does_not_overflow():
+    assert (drawn(temperature=0.0) == 3).all() and (drawn(temperature=1e-30) == 3).all()
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": -1.0}, {"temperature": float("inf")}, {"top_k": -1}, {"seed": 2**64}]
+)
+def test_what_cannot_be_drawn_is_refused(options):
+    with pytest.raises(UsageError, match=next(iter(options)).replace("_", "-")):
+        SamplingConfig(**options)

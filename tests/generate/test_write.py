@@ -1,0 +1,453 @@
+"""Writing from a handwriting model: what is drawn, how weights change, pictures, and scripts/write.py."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers import tiny_handwriting
+from helpers.strokes_cli import random_rows
+from helpers.tiny_handwriting import NORMALISATION, build, disturb
+from helpers.written_pictures import svg_lines
+from matplotlib.colors import to_hex
+from matplotlib.image import imread
+
+from rhhn_fairseq.data.strokes.points import Line, from_offsets
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.generate import picture
+from rhhn_fairseq.generate.changes import stroke_changes
+from rhhn_fairseq.generate.grid import stroke_grid
+from rhhn_fairseq.generate.picture import column_changes, draw, draw_lines, output_paths
+from rhhn_fairseq.generate.smoothing import smoothed, stub
+from rhhn_fairseq.generate.strokes import Hand, WritingConfig, Written, write
+from rhhn_fairseq.inspection.changes import step_changes, watch
+from rhhn_fairseq.inspection.colours import QUANTITY_OF_LINES
+from rhhn_fairseq.inspection.plotting import LINE_COLOUR_MAP
+from rhhn_fairseq.layers.mixture import Mixture
+from rhhn_fairseq.models.handwriting_loading import load_handwriting
+
+
+@pytest.mark.parametrize("cell, options", [("ln_hyperlstm", {}), ("rhn", {"first_step": "skip"})])
+def test_points_are_drawn_one_after_the_other(cell, options):
+    """By hand: each point is drawn from the mixture after the ones before, read as one sequence."""
+    model = disturb(build(cell, **options))
+    (line,) = write(model, WritingConfig(lines=1, points=12, bias=0.3, temperature=0.8, seed=5))
+    assert line.points.shape == (13, 3) and line.finished and line.text is None and line.primed == 0
+    assert line.points[0].tolist() == [0, 0, 0] and line.points[-1, 2] == 1
+    read = torch.from_numpy(NORMALISATION.apply(line.points))
+    with torch.no_grad():
+        raw, _ = model(read[None])
+    uniform = np.random.default_rng([5, 0, 0]).random((12, 2))
+    normal = np.random.default_rng([5, 0, 1]).normal(size=(12, 2))
+    for t in range(11):
+        noise = torch.from_numpy(np.r_[uniform[t, 0], normal[t], uniform[t, 1]])
+        drawn = Mixture.of(raw[0, t].double()).sharpened(0.3, 0.8).draw(noise)
+        # One pass over the sequence rounds otherwise than single steps in float32.
+        torch.testing.assert_close(drawn, read[t + 1], rtol=0, atol=1e-4)
+
+
+def test_lines_follow_from_seed_and_number():
+    model = build()
+    two = write(model, WritingConfig(lines=2, points=10))
+    three = write(model, WritingConfig(lines=3, points=15))
+    for one, other in zip(two, three, strict=False):
+        # The last point of a line has the pen lifted.
+        np.testing.assert_array_equal(one.points[:-1], other.points[:10])
+    assert (two[0].points != two[1].points).any()
+    other = write(model, WritingConfig(lines=1, points=10, seed=2))[0]
+    assert (other.points != two[0].points).any()
+    before = torch.random.get_rng_state()
+    write(model, WritingConfig(lines=1, points=3))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_model_in_training_mode_writes_as_in_evaluation():
+    model = build(output_dropout=0.5, recurrent_dropout=0.5)
+    first, again = (
+        write(each, WritingConfig(lines=1, points=5))[0] for each in (model.eval(), model.train())
+    )
+    np.testing.assert_array_equal(first.points, again.points)
+
+
+def test_the_most_points_of_a_line():
+    assert WritingConfig().most_points(None) == 400 and WritingConfig().most_points("abc") == 240
+    assert WritingConfig(points=7).most_points("abc") == 7
+
+
+def test_a_bias_makes_writing_tidier():
+    model = build()
+    spread = [
+        np.std(
+            np.concatenate(
+                [w.points[1:, :2] for w in write(model, WritingConfig(lines=8, points=40, bias=b))]
+            )
+        )
+        for b in (0.0, 1.0, 3.0)
+    ]
+    assert spread[0] > 1.5 * spread[1] > 1.5 * spread[2]
+
+
+def test_a_primed_line_is_read_before_writing():
+    model = disturb(build("hyperlstm"))
+    prime = Line("p", from_offsets(random_rows(9), "p"))
+    line = write(model, WritingConfig(lines=1, points=6), prime=prime)[0]
+    assert line.primed == 10 and line.points.shape == (16, 3)
+    np.testing.assert_allclose(line.points[:10], prime.points, rtol=0, atol=1e-9)
+    assert line.changes.shape == (16, 4)
+    # Row n has the change of reading point n - 1.
+    hand = Hand(model, None)
+    with torch.no_grad():
+        steps = [hand.step(torch.from_numpy(point))[1] for point in NORMALISATION.apply(prime.points)]
+    np.testing.assert_array_equal(line.changes[:11], [np.zeros(4), *steps])
+    # What comes after depends on what was read.
+    moved = dataclasses.replace(prime, points=prime.points * (3, 1, 1))
+    other = write(model, WritingConfig(lines=1, points=6), prime=moved)[0]
+    assert np.abs(other.points[10:] - line.points[10:]).max() > 1e-3
+
+
+def _speedy(model, kappa_step):
+    """A model whose window moves by a fixed step a point."""
+    window = model.stack.first.window
+    with torch.no_grad():
+        window.weight.zero_()
+        window.bias.zero_()
+        window.bias[-len(window.bias) // 3 :] = np.log(kappa_step)
+    return model
+
+
+def test_writing_ends_when_the_window_has_passed_the_text():
+    model = _speedy(build(window=2), 0.5)
+    short, long = write(model, WritingConfig(lines=1), ["abc", "abcdab"])
+    # Position 4 is nearer than 3 after 8 steps of 0.5: kappa is 4 > 3.5. The first row is no step.
+    assert (short.finished, long.finished) == (True, True)
+    assert [len(short.points), len(long.points)] == [1 + 8, 1 + 14]
+    assert [short.text, long.text] == ["abc", "abcdab"]
+    slow = write(_speedy(model, 0.01), WritingConfig(lines=2, points=20), ["ab", "c"])
+    assert [(line.finished, len(line.points)) for line in slow] == [(False, 21)] * 4
+    assert [line.text for line in slow] == ["ab", "ab", "c", "c"]
+    prime = Line("p", from_offsets(random_rows(5), "p"), "ab")
+    (line,) = write(_speedy(model, 0.5), WritingConfig(lines=1), ["abc"], prime)
+    # "ab abc" has six characters, and reading six points moved the window already.
+    assert line.finished and len(line.points) == 1 + 14 and line.primed == 6
+
+
+def test_the_end_outweighs_every_character_when_writing_ends(monkeypatch):
+    weights = iter([[0.5, 0.1, 0.2], [0.3, 0.1, 0.3], [0.3, 0.3, 0.4]])
+    step = Hand.step
+    monkeypatch.setattr(Hand, "step", lambda *given: (*step(*given)[:2], torch.tensor(next(weights))))
+    (line,) = write(build(window=2), WritingConfig(lines=1), ["ab"])
+    assert line.finished and len(line.points) == 1 + 3
+
+
+def test_a_model_without_spaces_reads_a_primed_line(monkeypatch):
+    monkeypatch.setattr(tiny_handwriting, "SYMBOLS", "_abcdeh")
+    model = build(window=2)
+    prime = Line("p", from_offsets(random_rows(5), "p"), "ab")
+    (line,) = write(model, WritingConfig(lines=1, points=3), ["ab"], prime)
+    assert line.primed == 6 and line.text == "ab"
+
+
+def test_refused_writing():
+    plain, reading = build(), build(window=2)
+    config = WritingConfig(lines=1, points=3)
+    with pytest.raises(UsageError, match="--text: the model was trained without --window"):
+        write(plain, config, ["a"])
+    with pytest.raises(UsageError, match="--text is missing: the model was trained with --window"):
+        write(reading, config)
+    with pytest.raises(UsageError, match="--text is empty"):
+        write(reading, config, ["a", ""])
+    with pytest.raises(UsageError, match="--text: contains '!z', .*; the characters are ' abcdeh'"):
+        write(reading, config, ["az!"])
+    with pytest.raises(UsageError, match="p: has no text, but a model with a window reads"):
+        write(reading, config, ["a"], Line("p", np.zeros((3, 3))))
+    for options, reason in (
+        ({"lines": 0}, "--lines 0 is too small, the smallest is 1"),
+        ({"points": 0}, "--points 0 is too small"),
+        ({"points": 10**20}, "--points 1(0{20}) is too large, the largest is 1000000000"),
+        ({"seed": -1}, "--seed -1 is too small"),
+        ({"bias": -1.0}, "--bias -1.0"),
+        ({"temperature": 0.0}, "--temperature 0.0"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            WritingConfig(**options)
+
+
+def _generated(cell, state):
+    """The recurrent matrices that a cell generates from its state after a step, made in full."""
+    name = type(cell).__name__
+    if name == "HyperRHN":
+        z = state[1][0] @ cell.weight_z[-1] + cell.bias_z[-1]
+        return list((cell.weight_s[-1] * torch.cat([z, z])).chunk(2, dim=1))
+    if name == "FullHyperRNN":
+        z = state[1][0] @ cell.weight_zh + cell.bias_zh
+        return [torch.einsum("k,hkj->hj", z, cell.weight_h)]
+    gates = 4 if name == "HyperLSTM" else 1
+    d = cell.scaling(state[2 if name == "HyperLSTM" else 1])[0]
+    return [block * d[gate, 0] for gate, block in enumerate(cell.weight_h.chunk(gates, dim=1))]
+
+
+def _cells(model, state):
+    """Every layer's cell, with its part of the state."""
+    stack, start = model.stack, 0
+    cells = (
+        list(stack.cells)
+        if not model.window
+        else [stack.first.cell, *(stack.upper.cells if stack.upper else ())]
+    )
+    for number, cell in enumerate(cells):
+        yield cell, state[start : start + len(cell.state_sizes)]
+        # The window and its place come after the first cell's state.
+        start += len(cell.state_sizes) + (2 if model.window and number == 0 else 0)
+
+
+@pytest.mark.parametrize(
+    "cell, options, names",
+    [
+        ("hyperlstm", {}, ("i", "f", "g", "o")),
+        ("ln_hyperlstm", {"hyper_state": "previous"}, ("i", "f", "g", "o")),
+        ("hyperrnn", {}, ("W",)),
+        ("hyperrnn", {"hyper_form": "full"}, ("W",)),
+        ("hyperrhn", {"rhn_depth": 2}, ("h", "t")),
+    ],
+)
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("window", [0, 2])
+def test_changes_are_the_norms_of_the_matrices_changes(cell, options, names, layers, window):
+    model = disturb(build(cell, window, layers=layers, **options)).double()
+    text = torch.tensor([[0, 1, 2]]) if window else None
+    hand = Hand(model, text)
+    assert hand.names == (names if layers == 1 else tuple(f"{n} {m}" for n in (1, 2) for m in names))
+    points = torch.randn(5, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    matrices = []
+    found = []
+    for t in range(5):
+        before = hand.state
+        with torch.no_grad():
+            found.append(hand.step(points[t])[1])
+        after = before if options.get("hyper_state") == "previous" else hand.state
+        matrices.append([m for cell, part in _cells(model, after) for m in _generated(cell, part)])
+    assert found[0].tolist() == [0.0] * len(hand.names)
+    for t in range(1, 5):
+        expected = [
+            (now - last).norm().item() for now, last in zip(matrices[t], matrices[t - 1], strict=True)
+        ]
+        np.testing.assert_allclose(found[t], expected, rtol=1e-9)
+        assert min(expected) > 1e-6
+
+
+def test_models_whose_weights_do_not_change_have_no_changes():
+    for cell in ("lstm", "gru", "rhn"):
+        model = build(cell)
+        assert watch(model.stack) == [] and step_changes([], [], []).shape == (0,)
+        line = write(model, WritingConfig(lines=1, points=3))[0]
+        assert line.changes.shape == (4, 0) and line.names == ()
+
+
+def _written(strokes, changes=None, primed=0, names=()):
+    """A line of horizontal strokes, each a list of x, at y = 0, 1, ..."""
+    rows, last = [], np.zeros(2)
+    for y, stroke in enumerate(strokes):
+        for number, x in enumerate(stroke):
+            rows.append([*(np.array([x, y]) - last), number == len(stroke) - 1])
+            last = np.array([x, y])
+    points = np.array(rows, dtype=np.float64)
+    changes = np.zeros((len(points), 0)) if changes is None else np.array(changes, dtype=np.float64)
+    return Written(points, primed, None, True, changes, names)
+
+
+def test_mean_changes_by_place_in_a_stroke():
+    # The pen is lifted after points 2 and 5; a step has the change of reading the point before.
+    points = np.zeros((8, 3))
+    points[[2, 5, 7], 2] = 1
+    changes = np.array([[9.0], [9.0], [1.0], [5.0], [7.0], [3.0], [15.0], [17.0]])
+    line = Written(points, 0, None, True, changes, ("i",))
+    seen = stroke_changes([line, dataclasses.replace(line, primed=5)])
+    # Within: steps 2 and 5, then 5. At the end: 3 and 6, then 6. At the start: 4 and 7, then 7.
+    assert seen.within == pytest.approx((1 + 3 + 3) / 3)
+    assert seen.at_the_end == pytest.approx((5 + 15 + 15) / 3)
+    assert seen.at_the_start == pytest.approx((7 + 17 + 17) / 3)
+    two = dataclasses.replace(line, changes=np.hstack([changes, 7 * changes]), names=("i", "f"))
+    assert stroke_changes([two]).at_the_end == pytest.approx(5 * stroke_changes([line]).at_the_end)
+    assert stroke_changes([dataclasses.replace(line, names=(), changes=np.zeros((8, 0)))]) is None
+    one_stroke = dataclasses.replace(line, points=points[3:6], changes=changes[3:6])
+    assert stroke_changes([one_stroke]) is None
+    no_start = dataclasses.replace(line, points=points[:4], changes=changes[:4])
+    assert stroke_changes([no_start]) is None
+    # Two strokes of two points, and a dot, which ends a stroke.
+    points[:, 2] = [0, 1, 0, 1, 1, 0, 0, 1]
+    short = stroke_changes([dataclasses.replace(line, points=points[:6], changes=changes[:6])])
+    assert np.isnan(short.within) and (short.at_the_end, short.at_the_start) == ((1 + 7 + 3) / 3, 5)
+
+
+def test_column_changes_lie_under_the_pens_way():
+    line = _written([[0, 4], [8, 2]], [[0], [1.0], [3.0], [2.0]], names=("W",))
+    found = column_changes(line, columns=8)[0]
+    # From 0 to 4 at 1, up and on to 8 at 3, back to 2 at 2; columns hold the largest.
+    assert found.tolist() == [1, 1, 2, 2, 3, 3, 3, 3]
+    at_the_right = _written([[0, 4], [4]], [[0], [1.0], [5.0]], names=("W",))
+    assert column_changes(at_the_right, columns=2)[0].tolist() == [1, 5]
+    still = _written([[5, 5]], [[0], [7.0]], names=("W",))
+    assert column_changes(still, columns=3)[0].tolist() == [7, 0, 0]
+
+
+def test_the_picture_lifts_the_pen_and_keeps_proportions(tmp_path):
+    line = _written([[0, 10, 20], [5, 25], [30]])
+    (path,) = output_paths(tmp_path / "a.svg")
+    draw([line], [path])
+    found = svg_lines(path)
+    black = found["#000000"]
+    assert [len(stroke) for stroke in black][:2] == [3, 2]
+    first, second = black[0], black[1]
+    unit = (first[1, 0] - first[0, 0]) / 10
+    np.testing.assert_allclose(first[:, 0] - first[0, 0], [0, 10 * unit, 20 * unit], atol=1e-3)
+    # y grows downwards in both, at the same scale.
+    np.testing.assert_allclose(second[0] - first[0], [5 * unit, unit], atol=1e-2)
+
+
+def test_lines_stand_in_columns(tmp_path):
+    lines = [_written([[0, 10]]), _written([[0, 20]]), _written([[0, 5]])]
+    draw(lines, [tmp_path / "a.svg"], columns=2)
+    first, second, third = svg_lines(tmp_path / "a.svg")["#000000"]
+    assert second[0, 1] == pytest.approx(first[0, 1], abs=1e-3) and second[0, 0] > first[1, 0]
+    assert third[0, 0] == pytest.approx(first[0, 0], abs=1e-3) and third[0, 1] > first[0, 1]
+    # All at one scale.
+    widths = [stroke[1, 0] - stroke[0, 0] for stroke in (first, second, third)]
+    np.testing.assert_allclose(np.array(widths) / widths[0], [1, 2, 0.5], rtol=1e-4)
+
+
+def test_heights_of_pictures():
+    flat, tall = _written([[0, 10]]), _written([[0, 0.001]] * 3)
+    edges = 2 * picture.GAP + 0.2
+    assert draw_lines([flat]).get_figheight() == pytest.approx(edges)
+    assert draw_lines([flat], captions=["a"]).get_figheight() == pytest.approx(edges + picture.CAPTION)
+    assert draw_lines([tall]).get_figheight() == pytest.approx(edges + picture.TALLEST)
+
+
+def test_captions_are_no_formulas():
+    figure = draw_lines([_written([[0, 10]])] * 2, changes=False, captions=["x$_$y", "price $$"])
+    figure.canvas.draw()
+    assert [text.get_text() for text in figure.texts] == ["x$_$y", "price $$"]
+    assert not any(text.get_parse_math() for text in figure.texts)
+
+
+def test_captions_have_room_in_their_column():
+    points = np.array([[0, 0, 0], [1, 0, 1]])
+    split = SimpleNamespace(points=lambda number: points, texts=["", "a" * 200])
+    figure = stroke_grid(split, "train", [0, 1], columns=2)
+    assert [text.get_text() for text in figure.texts] == ["train:0", f"train:1  {'a' * 51}"]
+
+
+def test_primed_points_have_a_colour_of_their_own(tmp_path):
+    whole = _written([[0, 10, 20, 30, 40]], primed=3)
+    draw([whole], [tmp_path / "a.svg"])
+    found = svg_lines(tmp_path / "a.svg")
+    (blue,), (black,) = found["#d55e00"], found["#000000"]
+    # The pen stayed down, so the writing begins where the reading ended.
+    np.testing.assert_allclose(black[0], blue[-1], atol=1e-3)
+    assert (len(blue), len(black)) == (3, 3)
+    lifted = _written([[0, 10], [20, 30]], primed=2)
+    draw([lifted], [tmp_path / "b.svg"])
+    found = svg_lines(tmp_path / "b.svg")
+    assert (len(found["#d55e00"][0]), len(found["#000000"][0])) == (2, 2)
+    draw([_written([[0, 10], [20]], primed=3)], [tmp_path / "dot.svg"])
+    assert svg_lines(tmp_path / "dot.svg").keys() == {"#d55e00"}
+    gap = found["#000000"][0][0] - found["#d55e00"][0][-1]
+    assert gap[0] == pytest.approx(found["#d55e00"][0][-1][0] - found["#d55e00"][0][0][0], abs=1e-2)
+
+
+def test_a_dot_is_drawn_in_png(tmp_path):
+    """A stroke of one point, and one whose points are all in one place."""
+    for number, dot in enumerate(([5], [5, 5, 5])):
+        path = tmp_path / f"{number}.png"
+        draw([_written([[0], dot, [10]])], [path])
+        inked = np.flatnonzero((imread(path)[..., 0] < 0.8).any(axis=0))
+        # Three dots, each one pen wide, over the whole width of the page.
+        groups = np.split(inked, np.flatnonzero(np.diff(inked) > 1) + 1)
+        middles = [group.mean() for group in groups]
+        assert len(groups) == 3 and max(map(len, groups)) <= 4
+        assert middles[1] - middles[0] == pytest.approx(middles[2] - middles[1], abs=1)
+
+
+def test_changes_are_the_colour_of_the_strokes(tmp_path):
+    changes = [[0, 0], *[[0, 0]] * 4, *[[1.0, 7.0]] * 5]
+    line = _written([[*range(5)], [*range(5, 10)]], changes, names=("f", "o"))
+    draw([line, line], [tmp_path / "a.svg", tmp_path / "b.svg"])
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    strokes = svg_lines(tmp_path / "a.svg")
+    # The root mean square of the second stroke's changes is 5 of 7, the 98th percentile.
+    strong = to_hex(LINE_COLOUR_MAP(5 / 7))
+    assert strokes.keys() == {QUANTITY_OF_LINES[0], strong}
+    assert [len(stroke) for colour in strokes.values() for stroke in colour] == [5] * 4
+    draw([line], [tmp_path / "a.png", tmp_path / "b.png"])
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    draw([line], [tmp_path / "plain.svg"], changes=False)
+    assert svg_lines(tmp_path / "plain.svg").keys() == {"#000000"}
+
+
+def test_smooth_curves_go_through_the_points():
+    """Against the recursion of Catmull-Rom splines by Barry and Goldman 1988, centripetal."""
+    stroke = np.random.default_rng(1).normal(size=(6, 2))
+    curves = smoothed(stroke)
+    np.testing.assert_array_equal(curves[:, 0], stroke[:-1])
+    np.testing.assert_array_equal(curves[:, 3], stroke[1:])
+    for number in range(1, 4):
+        p = stroke[number - 1 : number + 3]
+        t = np.r_[0, np.cumsum(np.sqrt(np.linalg.norm(np.diff(p, axis=0), axis=1)))]
+        for u in (0.2, 0.5, 0.9):
+            at = t[1] + u * (t[2] - t[1])
+            levels = p
+            for width in (1, 2):
+                levels = [
+                    ((t[k + width] - at) * levels[k] + (at - t[k]) * levels[k + 1]) / (t[k + width] - t[k])
+                    for k in range(4 - width)
+                ]
+            expected = ((t[2] - at) * levels[0] + (at - t[1]) * levels[1]) / (t[2] - t[1])
+            bernstein = np.array([(1 - u) ** 3, 3 * u * (1 - u) ** 2, 3 * u * u * (1 - u), u**3])
+            np.testing.assert_allclose(bernstein @ curves[number], expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(3 * (curves[0, 1] - stroke[0]), stroke[1] - stroke[0])
+    np.testing.assert_allclose(3 * (stroke[-1] - curves[-1, 2]), stroke[-1] - stroke[-2])
+    # The pen may rest.
+    assert np.isfinite(smoothed(np.array([[0.0, 0.0]] * 3 + [[1.0, 0.0]]))).all()
+    np.testing.assert_allclose(smoothed(np.array([[0.0, 0.0], [3.0, 6.0]]))[0, 1:3], [[1, 2], [2, 4]])
+
+
+def test_a_stroke_that_the_end_cut_off_is_not_drawn(tmp_path):
+    whole, started = _written([[0, 10, 20]]), _written([[0, 10, 20], [40, 42]])
+    draw([dataclasses.replace(started, cut=True)], [tmp_path / "a.svg"])
+    draw([whole], [tmp_path / "b.svg"])
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    # Strokes that the pen lifted, longer ones, and what was only read stay.
+    assert stub(started) == 0 and stub(dataclasses.replace(started, cut=True)) == 2
+    assert stub(dataclasses.replace(_written([[0], [1, 2, 3]]), cut=True)) == 0
+    assert stub(dataclasses.replace(started, cut=True, primed=4)) == 0
+    assert stub(dataclasses.replace(_written([[0, 1]]), cut=True)) == 0
+
+
+def test_lines_cut_off_are_known(trained):
+    model, _ = load_handwriting(str(trained / "plain.pt"))
+    with torch.no_grad():
+        model.bias_out[0] = -50.0
+    assert write(model, WritingConfig(lines=1, points=3))[0].cut
+    with torch.no_grad():
+        model.bias_out[0] = 50.0
+    assert not write(model, WritingConfig(lines=1, points=3))[0].cut
+
+
+def test_output_paths(tmp_path):
+    assert [path.name for path in output_paths(tmp_path / "a")] == ["a.svg", "a.png"]
+    assert [path.name for path in output_paths(tmp_path / "v1.5")] == ["v1.5.svg", "v1.5.png"]
+    assert output_paths(tmp_path / "a.png") == [tmp_path / "a.png"]
+    assert output_paths(tmp_path / "a.SVG") == [tmp_path / "a.SVG"]
+    with pytest.raises(UsageError, match="there is no folder .*nowhere"):
+        output_paths(tmp_path / "nowhere" / "a")
+    with pytest.raises(UsageError, match="there is no folder xxx"):
+        output_paths(f"{'x' * 300}/a")
+    long = output_paths(tmp_path / ("x" * 300))
+    with pytest.raises(UsageError, match=r"x\.svg: cannot be written \(File name too long\)"):
+        draw([_written([[0, 10]])], long)
+    with pytest.raises(UsageError, match="--output '/' names no file"):
+        output_paths("/")
+    for name in ("a.jpg", "a.JPG"):
+        with pytest.raises(UsageError, match=f"{name}: a picture is written as svg or png"):
+            output_paths(tmp_path / name)
