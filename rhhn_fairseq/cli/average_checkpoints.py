@@ -24,7 +24,7 @@ def main(argv=None) -> None:
     if args.by is not None and args.last is None:
         raise UsageError(f"--by {args.by} goes with --last")
 
-    from rhhn_fairseq import averaging
+    from rhhn_fairseq.cli import averaging
     from rhhn_fairseq.lines import check_output
 
     paths = select_checkpoints(args, averaging)

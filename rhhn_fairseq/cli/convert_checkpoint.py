@@ -25,7 +25,7 @@ def main(argv=None) -> None:
     _check(args, is_directory)
 
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
-    from rhhn_fairseq import averaging, conversion, suarez
+    from rhhn_fairseq.cli import author_weights, averaging, conversion
     from rhhn_fairseq.lines import check_output
     from rhhn_fairseq.saving import DTYPES
 
@@ -34,7 +34,7 @@ def main(argv=None) -> None:
         if is_directory:
             checkpoint = conversion.to_checkpoint(args.source, args.data)
         else:
-            checkpoint = suarez.convert(args.source, args.vocabulary, args.data)
+            checkpoint = author_weights.convert(args.source, args.vocabulary, args.data)
         averaging.save(checkpoint, args.output)
         name, weights = checkpoint["cfg"]["model"]["_name"], checkpoint["model"]
     else:

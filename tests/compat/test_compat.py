@@ -16,12 +16,13 @@ from fairseq.distributed import utils as distributed_utils
 from helpers.cli import fairseq_train, hydra_arguments, lstm, python, run_module
 from hydra.core.utils import JobReturn, JobStatus
 
+import rhhn_fairseq
 from rhhn_fairseq.compat import applying as compat
 from rhhn_fairseq.compat import logs, mentions, one_line
 from rhhn_fairseq.compat.divergence import is_divergence
 from rhhn_fairseq.errors import UsageError
 
-PACKAGE = os.path.dirname(compat.__file__)
+PACKAGE = os.path.dirname(rhhn_fairseq.__file__)
 compat.apply()
 
 
@@ -36,7 +37,7 @@ def test_apply_again_changes_nothing(caplog):
 def test_each_adaptation_is_logged_once():
     code = (
         "import logging; logging.basicConfig(level=logging.DEBUG)\n"
-        "import rhhn_fairseq.plugin; rhhn_fairseq.plugin.compat.apply()"
+        "import rhhn_fairseq.plugin; rhhn_fairseq.plugin.applying.apply()"
     )
     result = python(code)
     (line,) = re.findall(r"DEBUG:rhhn_fairseq.compat:(.*)", result.stderr)

@@ -110,8 +110,8 @@ PROGRAMS = {
 
 def ran(program: str, redirection: str, unbuffered: bool):
     """Status and errors of a program, the output of which goes elsewhere."""
-    text = "from rhhn_fairseq.cli.running import run\nfrom rhhn_fairseq.errors import UsageError\n"
-    text += f"def main():\n    {program}\nexit(run(main))"
+    text = "import sys\nfrom rhhn_fairseq.cli.running import run\n"
+    text += f"from rhhn_fairseq.errors import UsageError\ndef main():\n    {program}\nexit(run(main))"
     environment = {**os.environ, "PYTHONUNBUFFERED": "1" if unbuffered else ""}
     command = f'"$0" -c "$1" {redirection}; exit ${{PIPESTATUS[0]}}'
     result = subprocess.run(
