@@ -4,12 +4,9 @@
 - ``lm``: training steps of character language models, beside the same models with ``torch.nn.LSTM``
 - ``translation``: training passes or beam search of translation models, beside fairseq's ``lstm``
 - ``memory``: peak memory of a cell's forward and backward by backend
-- ``products``: float32 matrix products on the CPU, beside torch's
-- ``scaling``: time per token as length, width and batch double
 - ``profile``: where the time of an update of ``fairseq-train`` goes
-- ``quantised``: what 8-bit weights cost a character model in bits, and save in time
 
-Each of the first six has ``Config`` (a dataclass of what is measured), ``SMOKE`` (sizes that run everything
+Each but the last has ``Config`` (a dataclass of what is measured), ``SMOKE`` (sizes that run everything
 within seconds), ``COLUMNS`` (its table) and ``run(config)``, which returns a report. They share ``machine``
 (device, threads, forced backends), ``contenders`` (the layers), ``parity`` (results against float64, before
 anything is timed), ``timing`` (rounds in which every contender runs once), ``floors`` (operations, and the

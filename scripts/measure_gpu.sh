@@ -9,7 +9,7 @@
 #   tests    what only a GPU can show: Triton's kernels, CUDA graphs, parity
 #   gated    LSTM, LN LSTM, HyperLSTM and LN HyperLSTM of 1000 units beside cuDNN's LSTM, with and without graphs
 #   highway  RHN and HyperRHN, 7 x 1000/128
-#   lm, train, decode, memory, scaling   the benchmark's commands of these names, in bfloat16 where they have types
+#   lm, train, decode, memory   the benchmark's commands of these names, in bfloat16 where they have types
 #
 # DEVICE=cuda:1 takes another GPU; SMOKE=1 tries the commands out at tiny sizes, also with DEVICE=cpu.
 set -uo pipefail
@@ -20,7 +20,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # The package need not be installed.
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
-STEPS=(tests gated highway lm train decode memory scaling)
+STEPS=(tests gated highway lm train decode memory)
 DEVICE=${DEVICE:-cuda}
 PYTHON=${PYTHON:-$(command -v python || echo python3)}
 
@@ -66,8 +66,6 @@ run_step() {
         train) bench translation --what train "${archs[@]}" -- --vocab-size 32000 --sentences 128 --length 32 ;;
         decode) bench translation --what decode "${archs[@]}" --beam 4 -- --vocab-size 32000 ;;
         memory) bench memory --cells ln_hyperlstm --dtype bfloat16 -- "${big[@]}" ;;
-        # Two doublings: graphs of 400 steps of a highway, forward and backward, would have some 100,000 nodes.
-        scaling) bench scaling --cells lstm,ln_hyperlstm,rhn,hyperrhn --dtype bfloat16 -- --doublings 2 --repeats 3 ;;
     esac
 }
 

@@ -122,7 +122,7 @@ def test_usage(arguments, tmp_path):
 
 @pytest.mark.slow
 def test_all_benchmarks(tmp_path):
-    steps = ("gated", "highway", "lm", "train", "decode", "memory", "scaling")
+    steps = ("gated", "highway", "lm", "train", "decode", "memory")
     found = run(tmp_path, *steps)
     assert found.returncode == 0, found.stdout + found.stderr
     assert len(list(tmp_path.iterdir())) == 2 * len(steps)
