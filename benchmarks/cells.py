@@ -15,9 +15,9 @@ from benchmarks.contenders import (
 )
 from benchmarks.floors import Floor, Product, products_of
 from benchmarks.machine import DTYPES, measuring
-from benchmarks.parity import Contender
-from benchmarks.report import ROUNDS, make_report, start
-from benchmarks.timing import interleave, ratio, time_pass
+from benchmarks.models import rows_of
+from benchmarks.report import make_report, start
+from benchmarks.timing import interleave, time_pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +56,14 @@ def run(config: Config) -> dict:
                 return time_pass(module, *batches[by_key[key].dtype])
 
         seconds = interleave([*by_key, *floors], config.repeats, measure)
-        rows = []
-        for contender in contenders:
-            flop = sum(product.flop(config.length) for product in products[contender.key[0]])
-            rows.append(_row(contender, seconds, flop) | {"error": errors[contender.key]})
+        tokens = config.length * config.batch
+        rows = rows_of(contenders, errors, {key: seconds[key] for key in by_key}, tokens)
+        for contender, row in zip(contenders, rows, strict=True):
+            name, _, dtype = contender.key
+            flop = sum(product.flop(config.length) for product in products[name])
+            own = seconds[contender.key].sum(axis=1)
+            row["GFLOP"], row["GFLOP/s"] = flop / 1e9, flop / 1e9 / float(np.median(own))
+            row["% of floor"] = float(100 * np.median(seconds[name, dtype].sum(axis=1) / own))
         return make_report("cells", config, rows)
 
 
@@ -67,30 +71,6 @@ def layer_products(name: str, config: SizesConfig) -> list[Product]:
     """Returns the matrix products of a step of a layer; the baseline has those of the LSTM's cell."""
     with torch.device("meta"):
         return products_of(build_layer("lstm" if name == BASELINE else name, config), config.batch)
-
-
-def _row(contender: Contender, seconds: dict, flop: int) -> dict:
-    """Returns the report's entry of one contender, given the seconds of all."""
-    name, backend, dtype = contender.key
-    passes = {key: each.sum(axis=1) for key, each in seconds.items()}
-    own, reference = passes[contender.key], passes.get((name, "reference", dtype))
-    forward, backward = np.median(seconds[contender.key], axis=0)
-    beside = None if reference is None or backend == "reference" else float(np.median(own / reference))
-    return {
-        "cell": name,
-        "backend": backend,
-        "type": dtype,
-        "parameters": sum(p.numel() for p in contender.module.parameters()),
-        "forward ms": 1e3 * float(forward),
-        "backward ms": 1e3 * float(backward),
-        "total ms": 1e3 * float(np.median(own)),
-        "/ nn.LSTM": ratio(own, passes[BASELINE, "torch", dtype]),
-        "/ reference": beside,
-        "GFLOP": flop / 1e9,
-        "GFLOP/s": flop / 1e9 / float(np.median(own)),
-        "% of floor": float(100 * np.median(passes[name, dtype] / own)),
-        ROUNDS: seconds[contender.key].tolist(),
-    }
 
 
 if __name__ == "__main__":

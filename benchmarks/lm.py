@@ -1,4 +1,4 @@
-"""Training steps of character language models, compared with the same model with torch.nn.LSTM.
+"""Training steps of character language models, compared with the same model with torch's LSTM as its layers.
 
 A step is the model with the carried state, the loss, the backward pass and Adam, on random text.
 
@@ -6,6 +6,7 @@ Shapes: T time, B batch, C input, H hidden.
 """
 
 import copy
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -17,16 +18,15 @@ import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from benchmarks.contenders import BASELINE, ORACLE_ROWS, check_backends, select_backends
 from benchmarks.machine import DTYPES, MOST, BenchConfig, check_names, measuring, now
 from benchmarks.models import Dictionaries, rows_of
-from benchmarks.parity import Contender, with_gradients
+from benchmarks.parity import Contender, check, with_gradients
 from benchmarks.report import make_report, start
+from benchmarks.timing import interleave
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import cell_options
 from rhhn_fairseq.cli.describing import known_architectures
 from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy
-from rhhn_fairseq.layers.stack import StackConfig
-from rhhn_fairseq.models.char_lm import CharLM
-from rhhn_fairseq.ops.loop import State
-from rhhn_fairseq.ops.regularise import sequence_dropout
+from rhhn_fairseq.models.char_lm import CharLM, CharLMConfig
+from rhhn_fairseq.models.options import CELL_OPTIONS
 from rhhn_fairseq.tasks.carry import Carry
 
 
@@ -53,34 +53,6 @@ class Config(BenchConfig):
 SMOKE = dict(
     archs=("ln_hyperlstm_ptb",), vocab_size=12, hidden=16, hyper_size=8, batch=3, length=5, repeats=1
 )
-
-
-class TorchStack(nn.Module):
-    """torch.nn.LSTM in place of a ``Stack``, with the same width, depth and dropout between layers.
-
-    Residual connections and a cell's own features, such as recurrent dropout, are left out.
-    """
-
-    def __init__(self, config: StackConfig):
-        super().__init__()
-        self.config = config
-        self.lstm = nn.LSTM(
-            config.input_size, config.hidden_size, config.layers, dropout=config.layer_dropout
-        )
-
-    def forward(
-        self, x_TBC: Tensor, state: State | None = None, mask_TB=None, drop_output: bool = True
-    ) -> tuple[Tensor, State]:
-        """Like ``Stack.forward``, for text without padding."""
-        y, after = self.lstm(self._drop(x_TBC, self.config.input_dropout), state)
-        return self.drop_output(y) if drop_output else y, after
-
-    def drop_output(self, y_TBH: Tensor) -> Tensor:
-        """Like ``Stack.drop_output``."""
-        return self._drop(y_TBH, self.config.output_dropout)
-
-    def _drop(self, x_TBC: Tensor, rate: float) -> Tensor:
-        return sequence_dropout(x_TBC, rate, self.training, self.config.dropout_mask == "sequence")
 
 
 class Trainee:
@@ -138,14 +110,16 @@ def build_contenders(arch: str, config: Config) -> list[Contender]:
     options = MODEL_DATACLASS_REGISTRY[arch](**{key: size for key, size in sizes.items() if size})
     torch.manual_seed(0)
     model = MODEL_REGISTRY[arch].for_vocabulary(options, config.vocab_size).to(config.device)
-    plain = copy.deepcopy(model)
-    plain.stack = TorchStack(plain.stack.config).to(config.device)
+    # Residual connections stay; what only the architecture's cell has, such as its dropout, does not.
+    shared = {spec.name: getattr(options, spec.name) for spec in dataclasses.fields(options)}
+    shared = {name: value for name, value in shared.items() if name not in ("_name", "cell", *CELL_OPTIONS)}
+    plain = CharLM.for_vocabulary(CharLMConfig(cell="lstm", **shared), config.vocab_size).to(config.device)
 
     def contender(key, master, forces):
         return Contender(key, master, copy.deepcopy(master).to(DTYPES[config.dtype]), config.dtype, forces)
 
     own = select_backends(arch, model.stack.cells[0], config, config.dtype)
-    baseline = contender((BASELINE, f"torch, {arch}"), plain, None)
+    baseline = contender((BASELINE, f"torch, {arch}"), plain, "torch_nn")
     return [baseline, *(contender((arch, backend), model, backend) for backend in own)]
 
 
@@ -162,9 +136,11 @@ def run(config: Config) -> dict:
             trainees = {contender.key: Trainee(contender, config) for contender in contenders}
             collect = next(iter(trainees.values())).results
             count = config.batch * config.length
-            rows += rows_of(
-                contenders, collect, lambda key, own=trainees: own[key].time_step(), config.repeats, count
+            errors = check(contenders, collect)
+            seconds = interleave(
+                list(errors), config.repeats, lambda key, own=trainees: own[key].time_step()
             )
+            rows += rows_of(contenders, errors, seconds, count)
         return make_report("lm", config, rows)
 
 

@@ -1,13 +1,12 @@
-"""What the benchmarks of whole models share: their tables, and rows of seconds beside a baseline's."""
+"""What the benchmarks of layers and of whole models share: the rows of their reports, beside a baseline's."""
 
-from collections.abc import Callable
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from benchmarks.parity import Contender, check
+from benchmarks.parity import Contender
 from benchmarks.report import ROUNDS
-from benchmarks.timing import interleave, ratio
-from rhhn_fairseq.cli.describing import count_parameters
+from benchmarks.timing import ratio
 
 
 class Dictionaries:
@@ -19,38 +18,29 @@ class Dictionaries:
 
 
 def rows_of(
-    contenders: list[Contender], collect: Callable, measure: Callable, repeats: int, count: int
+    contenders: Sequence[Contender], errors: dict, seconds: dict[Hashable, np.ndarray], count: int
 ) -> list[dict]:
-    """Checks every model, times each once a round, and returns the rows of a report.
+    """Returns the rows of a report.
 
     Args:
-        contenders: the first is what the others are compared with.
-        collect: maps a model to tensors, for the check. measure: maps a key to seconds.
-        count: symbols or tokens of a pass.
-
-    Raises:
-        UsageError: a model gives wrong results.
+        contenders: the first of each type is what the others of that type are compared with.
+        seconds: [repeats], or forward and backward [repeats, 2], by key. count: symbols or tokens of a pass.
     """
-    errors = check(contenders, collect)
-    seconds = interleave(list(errors), repeats, measure)
-    baseline = contenders[0].key
-    rows = []
+    passes = {key: own.reshape(len(own), -1).sum(axis=1) for key, own in seconds.items()}
+    baselines, rows = {}, []
     for contender in contenders:
-        key, own = contender.key, seconds[contender.key]
-        reference = seconds.get((key[0], "reference"))
-        beside = reference is not None and key[1] != "reference"
-        row = {
-            "model": key[0],
-            "backend": key[1],
-            "type": contender.dtype,
-            "parameters": count_parameters(contender.module),
-            "ms": 1e3 * float(np.median(own)),
-            "tokens/s": count / float(np.median(own)),
-            # The baseline's seconds divided by the model's are the model's speed divided by the baseline's.
-            f"speed / {baseline[0]}": ratio(seconds[baseline], own),
-            "speed / reference": float(np.median(reference / own)) if beside else None,
-            "error": errors[key],
-            ROUNDS: own.tolist(),
-        }
-        rows.append(row)
+        key, own = contender.key, passes[contender.key]
+        baseline = baselines.setdefault(contender.dtype, key)
+        reference = None if key[1] == "reference" else passes.get((key[0], "reference", *key[2:]))
+        parts = np.median(seconds[key].reshape(len(own), -1), axis=0)
+        titles = ("forward ms", "backward ms")[: len(parts) if len(parts) > 1 else 0]
+        rows.append(
+            {"name": key[0], "backend": key[1], "type": contender.dtype}
+            | {"parameters": sum(p.numel() for p in contender.module.parameters())}
+            | {title: 1e3 * float(part) for title, part in zip(titles, parts, strict=False)}
+            | {"total ms": 1e3 * float(np.median(own)), "tokens/s": count / float(np.median(own))}
+            | {f"/ {baseline[0]}": ratio(own, passes[baseline])}
+            | {"/ reference": None if reference is None else float(np.median(own / reference))}
+            | {"error": errors[key], ROUNDS: seconds[key].tolist()}
+        )
     return rows

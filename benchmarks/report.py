@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from types import ModuleType
 
+from tabulate import tabulate
+
 from benchmarks.machine import BenchConfig, describe_machine
 from rhhn_fairseq.cli.parsers import StrictParser, add_fields, read_fields
 from rhhn_fairseq.cli.running import run
@@ -69,11 +71,8 @@ def render(report: dict) -> str:
     table = [[title, *(_cell(row.get(title)) for row in report["rows"])] for title in titles]
     # A column in which no row has a value is left out.
     table = [texts for texts in table if set(texts[1:]) != {"-"}]
-    for number, row in enumerate(zip(*table, strict=True)):
-        widths = [max(map(len, texts)) for texts in table]
-        lines.append(f"| {' | '.join(text.ljust(width) for text, width in zip(row, widths, strict=True))} |")
-        if number == 0:
-            lines.append("|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    head, *body = zip(*table, strict=True)
+    lines.append(tabulate(body, headers=head, tablefmt="github", disable_numparse=True))
     return "\n".join([*lines, *([""] if report["notes"] else []), *report["notes"]])
 
 

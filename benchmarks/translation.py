@@ -17,8 +17,9 @@ from torch import Tensor, nn
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from benchmarks.machine import DTYPES, MOST, BenchConfig, check_names, in_graphs, measuring, now
 from benchmarks.models import Dictionaries, rows_of
-from benchmarks.parity import Contender, with_gradients
+from benchmarks.parity import Contender, check, with_gradients
 from benchmarks.report import make_report, start
+from benchmarks.timing import interleave
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.selection import available_backends
@@ -106,8 +107,7 @@ def build_models(config: Config) -> tuple[dict[str, nn.Module], Dictionary]:
 def backends_of(model: nn.Module, config: Config) -> list[str]:
     """Returns the backends that a model is compared on; fairseq's runs on ``torch``.
 
-    By default these are its cells' preferred backend and the reference, and on a GPU the backends whose loops
-    can be recorded, as CUDA graphs; only the reference if no cell has another backend.
+    By default these are its cells' preferred backend, the reference, and on a GPU CUDA graphs.
 
     Raises:
         UsageError: its cells do not run on a requested backend.
@@ -116,12 +116,11 @@ def backends_of(model: nn.Module, config: Config) -> list[str]:
     if not cells:
         return ["torch"]
     of_cells = [available_backends(cell, config.device, DTYPES[config.dtype], padded=True) for cell in cells]
-    common = [name for name in max(of_cells, key=len) if all(name in names for names in of_cells)]
+    common = [name for name in of_cells[0] if all(name in names for names in of_cells)]
     recorded = in_graphs(common, config.device)
     if config.backends:
         check_names("backends", config.backends, (PREFERRED, *common, *recorded))
-        return list(config.backends)
-    return [PREFERRED, *recorded, "reference"] if max(map(len, of_cells)) > 1 else ["reference"]
+    return list(config.backends) or [PREFERRED, *recorded, "reference"]
 
 
 def draw_sentences(config: Config, dictionary: Dictionary, count: int) -> Tensor:
@@ -210,8 +209,9 @@ def run(config: Config) -> dict:
 
             # Of a training, source and target tokens are counted; of a search the target's.
             counted = tokens.numel() * (2 if config.what == "train" else 1)
-            timed = rows_of(contenders, collect, measure, config.repeats, counted)
-            rows += [{"sentences": count} | row for row in timed]
+            errors = check(contenders, collect)
+            seconds = interleave(list(errors), config.repeats, measure)
+            rows += [{"sentences": count} | row for row in rows_of(contenders, errors, seconds, counted)]
         return make_report(f"translation {config.what}", config, rows)
 
 

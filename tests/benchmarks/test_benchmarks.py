@@ -140,7 +140,7 @@ def test_figures_of_the_report(monkeypatch):
     monkeypatch.setattr(cells, "interleave", lambda keys, repeats, measure: seconds)
     rows = cells.run(smoke(cells, cells=("lstm",), backends=("aten", "reference")))["rows"]
     base, lstm, reference = rows
-    assert (base["cell"], base["/ nn.LSTM"]) == (BASELINE, [1.0, 1.0, 1.0])
+    assert (base["name"], base["/ nn.LSTM"]) == (BASELINE, [1.0, 1.0, 1.0])
     assert (lstm["forward ms"], lstm["backward ms"], lstm["total ms"]) == (2000, 4000, 6000)
     assert lstm["/ nn.LSTM"] == [1.25, 1.0, 3.0]
     # Of 2, 1 and 0.5.
@@ -169,17 +169,17 @@ def test_every_benchmark_checks_times_and_reports(module, changes, tmp_path, cap
     assert results["rows"] and list(tmp_path.iterdir()) == [path]
     for row in results["rows"]:
         assert 0 <= row["error"] < 1e-4 and np.min(row[report.ROUNDS]) > 0
-    by = ("cell", "model", "backend", "sentences")
+    by = ("name", "cell", "backend", "sentences")
     named = [tuple(row.get(key) for key in by) for row in results["rows"]]
     assert len(named) == len(results["rows"])
     if module is cells:
-        assert {row["cell"] for row in results["rows"]} == {BASELINE, *CELLS}
-        assert {row["backend"] for row in results["rows"] if row["cell"] == "lstm"} >= {
+        assert {row["name"] for row in results["rows"]} == {BASELINE, *CELLS}
+        assert {row["backend"] for row in results["rows"] if row["name"] == "lstm"} >= {
             "torch_nn", "aten", "reference"
         }  # fmt: skip
     if module is translation:
         count = results["rows"][-1]["sentences"] * 3 * (1 if changes else 2)
-        assert results["rows"][-1]["tokens/s"] == pytest.approx(1e3 * count / results["rows"][-1]["ms"])
+        assert results["rows"][-1]["tokens/s"] == pytest.approx(1e3 * count / results["rows"][-1]["total ms"])
 
 
 def test_a_benchmark_as_its_users_start_it():
@@ -191,7 +191,7 @@ def test_a_benchmark_as_its_users_start_it():
     )
     assert (result.returncode, result.stderr) == (0, "")
     rows = [text.split("|")[1].strip() for text in result.stdout.splitlines() if text.startswith("| ")]
-    assert rows == ["cell", BASELINE, "irnn"]
+    assert rows == ["name", BASELINE, "irnn"]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_every_step_has_its_files(tmp_path):
     names = {path.name for path in (tmp_path / "new").iterdir()}
     assert names == {f"{step}.{kind}" for step in ("highway", "train") for kind in ("txt", "json")}
     rows = json.loads((tmp_path / "new" / "highway.json").read_text())["rows"]
-    assert {(row["cell"], row["type"]) for row in rows} >= {("hyperrhn", "bfloat16"), ("rhn", "float32")}
+    assert {(row["name"], row["type"]) for row in rows} >= {("hyperrhn", "bfloat16"), ("rhn", "float32")}
     rows = json.loads((tmp_path / "new" / "train.json").read_text())["rows"]
     assert {row["type"] for row in rows} == {"bfloat16"}
 
@@ -65,7 +65,7 @@ def test_a_benchmark_that_fails_is_run_without_triton(tmp_path):
     assert found.stderr.endswith(": highway memory\n")
     assert (out / "highway.txt").read_text() == ""
     rows = json.loads((out / "highway-no-triton.json").read_text())["rows"]
-    assert {row["backend"] for row in rows if row["cell"] == "hyperrhn"} == {"aten", "reference"}
+    assert {row["backend"] for row in rows if row["name"] == "hyperrhn"} == {"aten", "reference"}
     names = {"highway", "memory", "highway-no-triton", "memory-no-triton"}
     assert {path.stem for path in out.iterdir()} == names
 
