@@ -47,7 +47,7 @@ def render(table: Table, records_dir: Path, pages: Path, command: str | None = N
     for picture in (pages / _picture(table, 1), *pages.glob(f"{table.name}-x*.png")):
         if picture.name not in current:
             picture.unlink(missing_ok=True)
-    costs = [Cost.load(path) for path in sorted((records_dir / "costs").glob("*.json"))]
+    costs = costs_of(records, records_dir)
     with replace_file(page, follow=False) as file:
         file.write(text(table, records, costs, set(curves), command).encode("utf-8"))
     return page
@@ -74,7 +74,16 @@ def read_records(table: Table, directory: Path) -> list[Record]:
     return sorted(records, key=lambda record: (order.index(record.row), -record.scale, record.seed))
 
 
-def text(table: Table, records: list[Record], costs: list[Cost], pictured: Set[float], command: str) -> str:
+def costs_of(records: list[Record], directory: Path) -> dict[str, Cost]:
+    """Returns what an update takes, by row: as a run measured, else as a file of ``costs`` says."""
+    costs = {cost.row: cost for cost in map(Cost.load, sorted((directory / "costs").glob("*.json")))}
+    runs = {record.row: record for record in records if record.scale == 1}
+    return costs | {name: cost for name, record in runs.items() if (cost := record.cost()) is not None}
+
+
+def text(
+    table: Table, records: list[Record], costs: dict[str, Cost], pictured: Set[float], command: str
+) -> str:
     """Returns the page as Markdown.
 
     Args:
@@ -206,11 +215,9 @@ def _per_epoch(table: Table, record: Record) -> list[str]:
     return [*lines, ""]
 
 
-def _costs(table: Table, records: list[Record], measured: list[Cost]) -> list[str]:
+def _costs(table: Table, records: list[Record], costs: dict[str, Cost]) -> list[str]:
     """Returns what a row takes here, and what the paper's budget would, from measured seconds per update."""
     done = {record.row: record for record in records if record.scale == 1}
-    costs = {cost.row: cost for cost in measured}
-    costs |= {name: cost for name, record in done.items() if (cost := record.cost()) is not None}
     head = ["system", "type and machine", "seconds per update", "updates per epoch", "hours per epoch"]
     head += ["time for the rest of the paper's budget"]
     lines = ["| " + " | ".join(head) + " |", "|---|---|---|---|---|---|"]

@@ -13,7 +13,6 @@ from rhhn_fairseq.programs import interpreter
 PRECISIONS = ("float32", "bfloat16")
 USER_DIR = str(Path(rhhn_fairseq.__file__).resolve().parent)
 WIDTHS = ("hidden_size", "hyper_size")
-SIZES = (*WIDTHS, "layers", "rhn_depth", "hyper_embed_size", "encoder_layers", "decoder_layers")
 # A scaled run keeps at least this width, batch and number of epochs.
 SMALLEST_WIDTH = 8
 SMALLEST_BATCH = 4
@@ -57,7 +56,6 @@ class Run:
 
     Attributes:
         scale: 1.0 for the paper's size. extra: further options of fairseq-train, as they are typed.
-        protocols: those of the table that are evaluated; empty for all.
     """
 
     table: Table
@@ -67,7 +65,6 @@ class Run:
     precision: str = "float32"
     budget: Budget = Budget()
     extra: tuple[str, ...] = ()
-    protocols: tuple[str, ...] = ()
 
     def __post_init__(self):
         if not 0 < self.scale <= 1:
@@ -77,19 +74,6 @@ class Run:
                 f"--scale {self.scale:g}: {self.table.name} has no smaller form; docs/translation.md has "
                 "smaller systems and corpora"
             )
-        unknown = [name for name in self.protocols if name not in self.table.scoring.protocols]
-        if unknown:
-            known = ", ".join(filter(None, self.table.scoring.protocols)) or "none"
-            raise UsageError(f"--protocols {unknown[0]}: {self.table.name} has {known}")
-
-    def figures(self) -> list[tuple[str, str, str]]:
-        """Returns the name, subset and protocol of every figure that the run should have."""
-        return [
-            figure
-            for figure in self.table.scoring.figures()
-            if not self.protocols or figure[2] in self.protocols
-        ]
-
     @property
     def name(self) -> str:
         """The run's name below its table: the row, the scale where it is not 1, and the seed."""
@@ -126,7 +110,7 @@ def evaluation_commands(run: Run, place: Path | None, directory: Path, device: s
     scoring = run.table.scoring
     path = str(directory / "checkpoints" / "checkpoint_best.pt")
     commands = {}
-    for figure, subset, protocol in run.figures():
+    for figure, subset, protocol in scoring.figures():
         where = [] if place is None or run.table.corpus == "mnist" else [str(place)]
         options: dict[str, object] = {"path": path} | ({"cpu": True} if device == "cpu" else {})
         if scoring.program == "eval_lm":
@@ -168,14 +152,6 @@ def _scaled(row: Row, scale: float) -> dict[str, object]:
     if "length" in row.options:
         options["length"] = max(1, round(row.options["length"] * scale))
     return options
-
-
-def sizes_of(run: Run) -> dict[str, object]:
-    """Returns the cell and the sizes of a run's architecture, without those that ``extra`` changes."""
-    options = _sizes_and_recipe(run.row)[0] | run.options()
-    typed = {word.partition("=")[0] for word in run.extra}
-    names = [name for name in ("cell", *SIZES) if f"--{name.replace('_', '-')}" not in typed]
-    return {name: options[name] for name in names if options.get(name) is not None}
 
 
 def _width(value: float) -> int:

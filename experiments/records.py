@@ -142,13 +142,6 @@ class Record:
         first = validations[0].subset if validations else None
         valid = {record.update: record for record in validations if record.subset == first}
         self.updates_per_epoch = updates_per_epoch(log.read_text(errors="replace"))
-        per_epoch = self.updates_per_epoch or 0
-        for update, record in valid.items():
-            if 0 < update == (record.epoch or 0) * per_epoch and record.epoch not in last_of:
-                # A signal during this validation cut off the epoch's own line.
-                lines = [line for at, line in inner.items() if update - per_epoch < at <= update]
-                wall = sum(line.figures.get("train_wall", 0.0) for line in lines)
-                ends[update] = dataclasses.replace(record, figures={"train_wall": wall})
         self.curve, seconds = [], 0.0
         for update in sorted(ends):
             seconds += ends[update].figures.get("train_wall", 0.0)

@@ -5,7 +5,6 @@ Examples:
   python -m experiments.reproduce ha-ptb ln_hyperlstm_ptb --epochs 25 --from-dir ~/ptb --seeds 2
   python -m experiments.reproduce ha-ptb lstm_ptb --recipe published --seeds 2
   python -m experiments.reproduce su-ptb --scale 0.1 --seeds 4
-  python -m experiments.reproduce su-ptb hyperrhn_ptb --adopt train.log checkpoints/hyperrhn_ptb --record
 
 The same command resumes an interrupted run from its last checkpoint. Checkpoints, logs, records and a page go
 to --runs. What the repository has recorded is not trained again, and changes only with --record and --render.
@@ -55,8 +54,6 @@ def main(argv=None) -> None:
             for command in running.commands(run, places, device):
                 print(shlex.join(running.shell_words(command)))
         return
-    if args.adopt and len(runs) != 1:
-        raise UsageError(f"--adopt takes over one run, {len(runs)} are named; name one row and one seed")
     command = shlex.join(["python", "-m", "experiments.reproduce", *words])
     _execute(runs, places, device, args, command)
 
@@ -74,10 +71,7 @@ def _execute(runs: list[Run], places: Places, device: str, args: argparse.Namesp
             print(f"{_summary(run, Record.load(path))}; recorded already, nothing trained", flush=True)
             continue
         try:
-            if args.adopt:
-                record = running.adopt(run, places, *args.adopt, threads=args.threads, device=device)
-            else:
-                record = running.execute(run, places, args.threads, device)
+            record = running.execute(run, places, args.threads, device)
         except UsageError as error:
             failed.append(f"{run.name} ({error})")
             print(f"{table.name} {run.name}: {error}", file=sys.stderr, flush=True)
@@ -140,8 +134,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     instead("--list", action="store_true", help="print the tables, their rows and the papers' figures")
     instead("--render", action="store_true", help="write the repository's page from its records")
     instead("--dry-run", action="store_true", help="print the commands, run nothing")
-    help = "take over a training by hand"
-    instead("--adopt", nargs=2, type=Path, metavar=("LOG", "DIR"), help=help)
     help = "make the finished runs records of the repository, with a remark for the reader"
     add("--record", nargs="?", const=True, metavar="REMARK", help=help)
     add("--again", action="store_true", help="train what the repository has recorded, too")
@@ -152,7 +144,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--updates", type=int, metavar="N", help="stop after N updates")
     add("--hours", type=float, metavar="H", help="stop after H hours of training")
     add("--patience", type=int, metavar="N", help="stop after N validations without a better figure")
-    add("--protocols", nargs="+", default=[], metavar="P", help="evaluate by these only (default: all)")
     add("--scale", type=float, default=1.0, metavar="S", help="shrink width, data and budget, in (0, 1]")
     add("--precision", choices=PRECISIONS, default="float32", help="type of the training")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="of the training")
@@ -164,7 +155,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _runs(table: Table, args: argparse.Namespace, extra: tuple[str, ...]) -> list[Run]:
-    """Returns the runs that a command line names; UsageError for unknown rows and protocols."""
+    """Returns the runs that a command line names; UsageError for unknown rows."""
     rows = [table.row(name) for name in args.rows] or list(table.rows)
     budget = Budget(args.epochs, args.updates, args.hours, args.patience)
     runs = []
@@ -173,7 +164,7 @@ def _runs(table: Table, args: argparse.Namespace, extra: tuple[str, ...]) -> lis
             own = (args.precision, budget, extra)
             if args.recipe == "published":
                 own = _published(table, row.name, args.scale)
-            runs.append(Run(table, row, seed, args.scale, *own, tuple(args.protocols)))
+            runs.append(Run(table, row, seed, args.scale, *own))
     return runs
 
 
@@ -186,14 +177,19 @@ def _published(table: Table, row: str, scale: float) -> tuple[str, Budget, tuple
 
 
 def _list(tables: list[Table]) -> None:
+    """Prints the rows with the papers' figures and budgets, and what an epoch costs where it was measured."""
     for table in tables:
         print(f"{table.name}: {table.title} ({table.scoring.unit})")
+        costs = page.costs_of(page.read_records(table, RECORDS / table.name), RECORDS / table.name)
         for row in table.rows:
-            figures = ", ".join(f"{name} {value:g}" for name, value in row.reported.items())
-            budget = (
-                f"{row.epochs:,} epochs" if row.epochs else f"{row.updates:,} updates" if row.updates else ""
-            )
-            print(f"  {row.name:<28} {row.parameters:>12,}  {'; '.join(filter(None, (figures, budget)))}")
+            words = [f"{name} {value:g}" for name, value in row.reported.items()]
+            words += [f"{n:,} {unit}" for n, unit in ((row.epochs, "epochs"), (row.updates, "updates")) if n]
+            if cost := costs.get(row.name):
+                hours = (cost.updates_per_epoch or 1) * cost.seconds_per_update / 3600
+                each = "an epoch" if cost.updates_per_epoch else "an update"
+                where = f"{cost.threads} thread" if cost.threads else cost.device
+                words.append(f"{hours:.2g} h {each} ({where}, {cost.precision})")
+            print(f"  {row.name:<28} {row.parameters:>12,}  {'; '.join(words)}")
 
 
 def _summary(run: Run, record: Record) -> str:

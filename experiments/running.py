@@ -19,7 +19,6 @@ from experiments import corpora, plan, records
 from experiments.plan import Run
 from experiments.records import Record
 from experiments.tables import Scoring
-from rhhn_fairseq.compat.checkpoints import WeightsOnlyTorch
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import make_directory
@@ -31,10 +30,8 @@ logger = logging.getLogger(__name__)
 LOG = "train.log"
 EVALUATIONS = "evaluation.log"
 
-_BPC = r"(\S+) bits per character, "
+BPC = r"(\S+) bits per character, "
 _BLEU = r"BLEU4? = (\S+)"
-# fairseq's line about a GPU.
-_GPU = re.compile(r"total memory = .*; name = (.*\S)")
 _PARAMETERS = re.compile(r": ([\d,]+) parameters; ")
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -82,7 +79,7 @@ def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> 
     )
     with lock(directory / ".lock", refusal):
         record = _open_record(run, path, threads, device)
-        wanted = {name for name, _, _ in run.figures()}
+        wanted = {name for name, _, _ in run.table.scoring.figures()}
         if record.state == "finished" and wanted <= record.figures.keys():
             return record
         place = corpora.prepare(run.table.corpus, places.data, places.from_dir)
@@ -110,70 +107,6 @@ def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> 
         return record
 
 
-def adopt(run: Run, places: Places, log: Path, checkpoints: Path, threads: int, device: str) -> Record:
-    """Takes over the log and the checkpoints of a training that was started by hand, and evaluates it.
-
-    The type is that of the checkpoint, the GPU that of the log.
-
-    Raises:
-        UsageError: the run has a record or a training here, the file is not a log with the table's figure,
-            there is no checkpoint_best.pt, or it has other sizes than the row or another seed than the run;
-            or its evaluation fails. Nothing is left of it then.
-    """
-    best = checkpoints / "checkpoint_best.pt"
-    place, path = places.run(run) / "checkpoints", places.record(run)
-    if not best.is_file():
-        raise UsageError(f"{checkpoints}: has no checkpoint_best.pt")
-    for known in (path, place):
-        if known.exists() or known.is_symlink():
-            raise UsageError(f"{known}: exists; give another seed with --seeds, or another --runs")
-    record = _new_record(run, threads, device)
-    record.read_curve(log)
-    metric, text = run.table.scoring.metric, log.read_text(errors="replace")
-    logged = run.table.scoring.program != "generate"
-    if logged and not any(metric in epoch["train"] for epoch in record.curve):
-        raise UsageError(f"{log}: has no epoch with the figure {metric}, which {run.table.name} reports")
-    cfg = WeightsOnlyTorch.load(str(best), map_location="cpu").get("cfg") or {}
-    _check_sizes(run, best, cfg)
-    seed = (cfg.get("common") or {}).get("seed", run.seed)
-    if seed != run.seed:
-        raise UsageError(f"{best}: was trained with seed {seed}, not {run.seed}; give --seeds {seed}")
-    record.precision = _precision(cfg)
-    record.options |= {"bf16": record.precision == "bfloat16"}
-    if gpu := _GPU.search(text):
-        record.device, record.threads = gpu[1], 0
-    record.parameters, record.stopped_by = _parameters(text), _stop(text)
-    record.adopted, record.state, record.commit = str(log), "evaluating", ""
-    make_directory(place.parent)
-    place.symlink_to(checkpoints.resolve())
-    record.save(path)
-    try:
-        return execute(run, places, threads, device)
-    except UsageError:
-        path.unlink(missing_ok=True)
-        place.unlink(missing_ok=True)
-        raise
-
-
-def _check_sizes(run: Run, checkpoint: Path, cfg: dict) -> None:
-    """Raises UsageError if a checkpoint's model, by its configuration, has other sizes than the run's."""
-    model = cfg.get("model") or {}
-    for name, size in plan.sizes_of(run).items():
-        if model.get(name) != size:
-            raise UsageError(
-                f"{checkpoint}: its model has {name} {model.get(name)}, but {run.row.name} has {size}"
-            )
-
-
-def _precision(cfg: dict) -> str:
-    """Returns the type of a training, by its configuration."""
-    common = cfg.get("common") or {}
-    for option, precision in (("bf16", "bfloat16"), ("fp16", "float16")):
-        if common.get(option) or common.get(f"memory_efficient_{option}"):
-            return precision
-    return "float32"
-
-
 def commands(run: Run, places: Places, device: str) -> list[list[str]]:
     """Returns the command lines of a run, training first, as if its corpus were prepared."""
     name = run.table.corpus
@@ -197,13 +130,6 @@ def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
         return _new_record(run, threads, device)
     record = Record.load(path)
     fresh = _new_record(run, threads, device)
-    if record.adopted:
-        if any(record.options.get(name) != value for name, value in run.budget.options().items()):
-            raise UsageError(
-                f"{path}: this run was trained by hand and adopted from {record.adopted}; train it further "
-                "by hand, or give another seed with --seeds"
-            )
-        return record
     if record.options != fresh.options:
         same = {k: v for k, v in record.options.items() if k not in run.budget.options()}
         wanted = {k: v for k, v in fresh.options.items() if k not in run.budget.options()}
@@ -291,7 +217,7 @@ def _evaluate(run: Run, figure: str, command: list[str], directory: Path, thread
 def _read_figure(scoring: Scoring, text: str) -> float | None:
     """Returns the figure in what an evaluation printed; None if there is none."""
     # fairseq-validate's lines lack the number of updates by which logs of trainings are read.
-    patterns = {"eval_lm": _BPC, "generate": _BLEU, "validate": rf'"\w+_{scoring.metric}": "([^"]+)"'}
+    patterns = {"eval_lm": BPC, "generate": _BLEU, "validate": rf'"\w+_{scoring.metric}": "([^"]+)"'}
     matches = re.findall(patterns[scoring.program], text)
     return float(matches[-1]) if matches else None
 

@@ -1,5 +1,6 @@
 """What is tuned in a character language model, and what is fixed: its cell, its parameters, its time."""
 
+import bisect
 import dataclasses
 import time
 import typing
@@ -7,7 +8,6 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from fairseq.optim.lr_scheduler import LR_SCHEDULER_REGISTRY
 
 from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.cli.describing import count_parameters
@@ -27,24 +27,13 @@ TIMED_UPDATES = 5
 
 @dataclass(frozen=True)
 class Dimension:
-    """An option that is searched.
-
-    Attributes:
-        low, high: its range; None if ``choices`` are given. log: whether to draw on a logarithmic scale.
-        start: its value in the first trial.
-    """
+    """An option that is searched: its value in the first trial, and its range or its choices."""
 
     start: float
     low: float | None = None
     high: float | None = None
     log: bool = False
     choices: tuple = ()
-
-    def above(self, lowest: float | None) -> "Dimension":
-        """Returns the part of the range that a cell allows: a grid RHN has at least two layers."""
-        if lowest is None or self.low is None or lowest <= self.low:
-            return self
-        return dataclasses.replace(self, low=lowest, start=max(self.start, lowest))
 
     def draw(self, trial, name: str):
         """Returns the value that an Optuna trial suggests."""
@@ -53,11 +42,6 @@ class Dimension:
         if isinstance(self.start, int):
             return trial.suggest_int(name, self.low, self.high)
         return trial.suggest_float(name, self.low, self.high, log=self.log)
-
-    def __str__(self):
-        if self.choices:
-            return ", ".join(map(str, self.choices))
-        return f"{self.low:g} to {self.high:g}" + (", by the logarithm" if self.log else "")
 
 
 # By the names of fairseq-train's options. Those of cells apply to the cells that have them.
@@ -82,8 +66,6 @@ RECIPE = {
     "weight_decay": float,
     "clip_norm": float,
 }
-
-CHOICES = {"batching": ("lanes", "windows"), "lr_scheduler": sorted(LR_SCHEDULER_REGISTRY)}
 
 
 @dataclass(frozen=True)
@@ -123,9 +105,6 @@ class System:
 
     def check(self) -> None:
         """Raises UsageError for options that no trial could be trained with."""
-        for name, known in CHOICES.items():
-            if name in self.options and self.options[name] not in known:
-                raise UsageError(f"{name} {self.options[name]} is unknown, choose from {', '.join(known)}")
         start = {name: axis.start for name, axis in self.space().items()}
         options = {"cell": self.cell} | start | self.options
         # Wide enough for any hypernetwork.
@@ -144,8 +123,11 @@ class System:
         names = ["lr", "batch_size", "output_dropout", "rhn_depth" if "rhn_depth" in known else "layers"]
         names += ["hyper_size"] if "hyper_size" in known else []
         names += next(([name] for name in ("recurrent_dropout", "zoneout") if name in known), [])
-        lowest = {spec.name: spec.metadata.get("low") for spec in dataclasses.fields(CELLS[self.cell].config)}
-        return {name: SPACE[name].above(lowest.get(name)) for name in names if name not in self.options}
+        space = {name: SPACE[name] for name in names if name not in self.options}
+        if self.cell == "grid_rhn" and "rhn_depth" in space:
+            # It has at least two layers.
+            space["rhn_depth"] = dataclasses.replace(SPACE["rhn_depth"], low=2)
+        return space
 
 
 def _read_option(cell: str, word: str) -> tuple[str, object]:
@@ -167,15 +149,10 @@ def _read_option(cell: str, word: str) -> tuple[str, object]:
     return name, option
 
 
-def model_options(options: dict) -> dict:
-    """Returns those options of fairseq-train that are the model's."""
-    fields = {spec.name for spec in dataclasses.fields(CharLMConfig)}
-    return {name: value for name, value in options.items() if name in fields}
-
-
 def build(options: dict, vocab_size: int, device: str = "cpu") -> CharLM:
     """Returns a model with these options of fairseq-train and random weights."""
-    config = CharLMConfig(**model_options(options))
+    fields = {spec.name for spec in dataclasses.fields(CharLMConfig)}
+    config = CharLMConfig(**{name: value for name, value in options.items() if name in fields})
     with torch.device(device):
         return CharLM.for_vocabulary(config, vocab_size)
 
@@ -191,19 +168,13 @@ def width_of(options: dict, parameters: int, vocab_size: int) -> int:
         return count_parameters(build(options | {"hidden_size": width}, vocab_size, "meta"))
 
     smallest = max(WIDTH_STEP, -(-options.get("hyper_size", 1) // WIDTH_STEP) * WIDTH_STEP)
-    low, high = smallest // WIDTH_STEP, WIDEST // WIDTH_STEP
-    if count(low * WIDTH_STEP) > parameters:
+    widths = range(smallest, WIDEST + 1, WIDTH_STEP)
+    if count(smallest) > parameters:
         raise UsageError(
             f"--parameters {parameters:,}: {options['cell']} of width {smallest} has "
-            f"{count(low * WIDTH_STEP):,} already"
+            f"{count(smallest):,} already"
         )
-    while low < high:
-        middle = (low + high + 1) // 2
-        if count(middle * WIDTH_STEP) <= parameters:
-            low = middle
-        else:
-            high = middle - 1
-    return low * WIDTH_STEP
+    return widths[bisect.bisect_right(widths, parameters, key=count) - 1]
 
 
 def seconds_per_update(options: dict, vocab_size: int, length: int) -> float:

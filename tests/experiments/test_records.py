@@ -61,23 +61,6 @@ def test_an_epoch_that_was_cut_counts_by_its_updates(tmp_path, record):
     assert [entry["updates"] for entry in record.curve] == [10, 20]
 
 
-def test_an_epoch_that_was_cut_in_its_validation_keeps_its_figure(tmp_path, record):
-    lines = LOG.replace(
-        "LSTM on native", "LSTM on native; 10 updates an epoch, the first in 1.0 s"
-    ).splitlines()
-    rest = """{"epoch": 2, "update": 2.0, "bpc": "3.1", "num_updates": "20", "train_wall": "4"}
-{"epoch": 2, "valid_bpc": "3.05", "valid_num_updates": "15"}
-{"epoch": 2, "valid_bpc": "3.0", "valid_num_updates": "20"}
-{"epoch": 3, "update": 3.0, "bpc": "2.9", "num_updates": "30", "train_wall": "5"}
-{"epoch": 3, "train_bpc": "2.9", "train_num_updates": "30", "train_train_wall": "5", "train_wall": "9"}
-"""
-    (tmp_path / "train.log").write_text("\n".join([*lines, rest]))
-    record.read_curve(tmp_path / "train.log")
-    assert [entry["updates"] for entry in record.curve] == [10, 20, 30]
-    assert record.curve[1] == {"epoch": 2, "updates": 20, "seconds": 13.0, "train": {}, "valid": {"bpc": 3.0}}
-    assert (record.updates, record.epochs, record.seconds) == (30, 3, 18.0)
-
-
 def test_a_record_is_read_as_it_was_written(tmp_path, record):
     record.save(tmp_path / "a" / "b.json")
     assert Record.load(tmp_path / "a" / "b.json") == record

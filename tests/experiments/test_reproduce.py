@@ -10,13 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from fairseq.models import MODEL_REGISTRY
 from helpers.cli import HANGS
 from helpers.tiny_char_lm import write_corpus
 
 from experiments import plan, reproduce, running
-from experiments.plan import Budget, Run, sizes_of
+from experiments.plan import Budget, Run
 from experiments.records import Record
 from experiments.tables import TABLES
 from rhhn_fairseq.cli import running as cli
@@ -67,8 +66,6 @@ def test_options_of_a_run_are_the_row_s_the_budget_s_and_the_seed():
     scaled = Run(SU, SU.row("hyperrhn_ptb"), scale=0.1).options()
     assert (scaled["hidden_size"], scaled["hyper_size"], scaled["batch_size"]) == (100, 12, 26)
     assert scaled["max_epoch"] == 7
-    assert sizes_of(a_run()) == {"cell": "lstm", "hidden_size": 1000, "layers": 1}
-    assert sizes_of(a_run(extra=("--hidden-size=16",))) == {"cell": "lstm", "layers": 1}
 
 
 @pytest.mark.parametrize(
@@ -168,30 +165,6 @@ def test_what_ended_a_training_is_recorded(tmp_path):
         running._evaluate(a_run(), "test bpc carry", printing(line, status=1), tmp_path, 1)
 
 
-def test_only_a_training_of_the_row_is_adopted_and_a_refusal_leaves_nothing(places, tmp_path):
-    log, cfg = tmp_path / "run.log", {"model": sizes_of(a_run()) | {"_name": "char_lm"}, "common": {}}
-
-    def adopt(figure="bpc", seed=1, **sizes):
-        log.write_text(f'{{"epoch": 1, "train_{figure}": "2", "train_num_updates": "3"}}\n')
-        saved = {"model": cfg["model"] | sizes, "common": {"seed": seed}, "task": {"_name": "char_lm"}}
-        torch.save({"cfg": saved, "model": {}}, tmp_path / "checkpoint_best.pt")
-        return running.adopt(a_run(), places, log, tmp_path, 1, "cpu")
-
-    for changes, reason in (
-        ({"figure": "loss"}, "run.log: has no epoch with the figure bpc, which ha-ptb reports"),
-        ({"hidden_size": 16}, "its model has hidden_size 16, but lstm_ptb has 1000"),
-        ({"seed": 7}, "checkpoint_best.pt: was trained with seed 7, not 1; give --seeds 7"),
-    ):
-        with pytest.raises(UsageError, match=reason):
-            adopt(**changes)
-        assert not list(places.runs.rglob("checkpoints")) and not list(places.runs.rglob("*.json"))
-    finished(a_run(), places.record(a_run()))
-    before = places.record(a_run()).read_bytes()
-    with pytest.raises(UsageError, match="lstm_ptb-s1.json: exists; give another seed"):
-        adopt()
-    assert places.record(a_run()).read_bytes() == before
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -201,9 +174,7 @@ def test_only_a_training_of_the_row_is_adopted_and_a_refusal_leaves_nothing(plac
         (["ha-ptb", "--scale", "2"], "--scale 2 is not in (0, 1]"),
         (["ha-ptb", "--epochs", "0"], "--epochs 0 is too small"),
         (["ha-ptb", "--hours", "nan"], "--hours nan is not a number above 0"),
-        (["ha-ptb", "--adopt", "a", "b"], "--adopt takes over one run, 8 are named"),
         (["ha-iam", "lstm_900_iam"], "--from-dir is not given: iam-graves cannot be downloaded"),
-        (["su-ptb", "--protocols", "carry:2"], "--protocols carry:2: su-ptb has window:100/95"),
     ],
 )
 def test_mistakes_end_in_one_line(capsys, tmp_path, monkeypatch, arguments, message):
