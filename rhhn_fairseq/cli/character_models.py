@@ -52,19 +52,13 @@ def given_text(args) -> str:
     """Returns the text that the arguments give, of a length that can be traced symbol by symbol.
 
     Raises:
-        UsageError: it is empty or too long, or its file cannot be read or is not UTF-8.
+        UsageError: it is empty or too long, or its file cannot be read.
     """
     from rhhn_fairseq.files import read_regular
     from rhhn_fairseq.inspection.tracing import MOST_SYMBOLS, check_length
 
-    if args.file is None:
-        text = args.text
-    else:
-        # A character has at most four bytes in UTF-8.
-        content = read_regular(args.file, 4 * MOST_SYMBOLS)
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{args.file}: is not UTF-8 (byte {error.start + 1})") from error
+    # A character has at most four bytes in UTF-8.
+    most = 4 * MOST_SYMBOLS
+    text = args.text if args.file is None else read_regular(args.file, most).decode("utf-8")
     check_length(len(text))
     return text

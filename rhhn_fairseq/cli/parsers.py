@@ -51,6 +51,20 @@ def make_parser(name: str, text: str, **options) -> StrictParser:
     )
 
 
+def picture_parser(name: str, text: str) -> StrictParser:
+    """Returns the parser of a command that draws a picture with a title, see ``make_parser``."""
+    parser = make_parser(f"plot {name}", text)
+    add_output(parser)
+    parser.add_argument("--title", help="title of the picture")
+    return parser
+
+
+def add_output(parser) -> None:
+    """Adds the option that names the picture."""
+    text = "picture, PNG or SVG; its arrays go beside it as .npz"
+    parser.add_argument("--output", required=True, metavar="FILE", help=text)
+
+
 def add_fields(parser, *defaults) -> None:
     """Adds an option for every field of the configurations, with their values as defaults."""
     for config in defaults:

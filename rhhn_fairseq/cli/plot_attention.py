@@ -8,12 +8,12 @@ The sentence is translated by beam search, and the attention is that of the best
 
 import os
 
-from rhhn_fairseq.cli.parsers import make_parser
+from rhhn_fairseq.cli.parsers import picture_parser
 from rhhn_fairseq.errors import UsageError
 
 
 def main(argv=None) -> None:
-    parser = make_parser("plot attention", __doc__)
+    parser = picture_parser("attention", __doc__)
     add = parser.add_argument
     add("checkpoint", help="checkpoint of a translation model")
     add("--text", required=True, help="the sentence to translate")
@@ -24,10 +24,6 @@ def main(argv=None) -> None:
         help="sentencepiece model (default: pieces.model in the data directory)",
     )
     add("--beam", type=int, default=5, help="width of the beam (default: %(default)s)")
-    add("--title", help="title of the picture")
-    add(
-        "--output", required=True, metavar="FILE", help="picture, PNG or SVG; its arrays go beside it as .npz"
-    )
     args = parser.parse_args(argv)
 
     from rhhn_fairseq.inspection import attention, plotting

@@ -11,12 +11,12 @@ through c_{t+1}.
 
 import os
 
-from rhhn_fairseq.cli.parsers import make_parser
+from rhhn_fairseq.cli.parsers import picture_parser
 from rhhn_fairseq.errors import UsageError
 
 
 def main(argv=None) -> None:
-    parser = make_parser("plot gradients", __doc__)
+    parser = picture_parser("gradients", __doc__)
     add = parser.add_argument
     add("checkpoints", nargs="+", metavar="CHECKPOINT", help="checkpoints of character language models")
     add("--data", help="data directory of the models (default: that of their training)")
@@ -32,10 +32,6 @@ def main(argv=None) -> None:
     )
     add("--shares", action="store_true", help="draw how much of the gradient comes through h")
     add("--seed", type=int, default=1, help="seed of coins and initial models (default: %(default)s)")
-    add("--title", help="title of the picture")
-    add(
-        "--output", required=True, metavar="FILE", help="picture, PNG or SVG; its arrays go beside it as .npz"
-    )
     args = parser.parse_args(argv)
     for name, low in (("steps", 2), ("lines", 1), ("draws", 1), ("seed", 0)):
         if getattr(args, name) < low:

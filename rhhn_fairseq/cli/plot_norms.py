@@ -8,7 +8,7 @@ Any checkpoint of fairseq's can be drawn, and directories of `rhhn convert` (Sua
 
 import os
 
-from rhhn_fairseq.cli.parsers import make_parser
+from rhhn_fairseq.cli.parsers import picture_parser
 from rhhn_fairseq.errors import UsageError
 
 
@@ -17,15 +17,11 @@ def main(argv=None) -> None:
     from rhhn_fairseq.inspection.blocks import weight_blocks
     from rhhn_fairseq.inspection.curves import run_names
 
-    parser = make_parser("plot norms", __doc__)
+    parser = picture_parser("norms", __doc__)
     parser.add_argument(
         "checkpoints", nargs="+", metavar="CHECKPOINT", help="checkpoint, or a directory of `rhhn convert`"
     )
     parser.add_argument("--match", default="", metavar="TEXT", help="only blocks whose names contain this")
-    parser.add_argument("--title", help="title of the picture")
-    parser.add_argument(
-        "--output", required=True, metavar="FILE", help="picture, PNG or SVG; its arrays go beside it as .npz"
-    )
     args = parser.parse_args(argv)
     plotting.check_picture("--output", args.output, args.checkpoints)
 

@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 
 from rhhn_fairseq.cli.character_models import add_text, given_text
-from rhhn_fairseq.cli.parsers import make_parser
+from rhhn_fairseq.cli.parsers import picture_parser
 
 
 def main(argv=None) -> None:
-    parser = make_parser("plot rank", __doc__)
+    parser = picture_parser("rank", __doc__)
     add = parser.add_argument
     add("checkpoints", nargs="+", metavar="CHECKPOINT", help="checkpoints of character language models")
     add("--data", help="data directory of the models (default: that of their training)")
@@ -25,10 +25,6 @@ def main(argv=None) -> None:
         type=int,
         default=500,
         help="symbols of the validation text to read, without --text (default: 500)",
-    )
-    add("--title", help="title of the picture")
-    add(
-        "--output", required=True, metavar="FILE", help="picture, PNG or SVG; its arrays go beside it as .npz"
     )
     args = parser.parse_args(argv)
 

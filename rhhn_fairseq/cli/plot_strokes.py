@@ -9,7 +9,7 @@ The lines are chosen at random, and drawn at one scale. Their numbers are those 
 
 import os
 
-from rhhn_fairseq.cli.parsers import make_parser
+from rhhn_fairseq.cli.parsers import add_output, make_parser
 from rhhn_fairseq.errors import UsageError
 
 MOST_LINES = 200
@@ -24,9 +24,7 @@ def main(argv=None) -> None:
     parser.add_argument(
         "--seed", type=int, default=1, help="seed of the choice of lines (default: %(default)s)"
     )
-    parser.add_argument(
-        "--output", required=True, metavar="FILE", help="picture, PNG or SVG; its arrays go beside it as .npz"
-    )
+    add_output(parser)
     args = parser.parse_args(argv)
 
     from rhhn_fairseq.generate.picture import MOST_COLUMNS

@@ -43,12 +43,8 @@ def main(argv=None) -> None:
         "--log", type=Path, default=RUNS / "details.log", help="file for the details (default: %(default)s)"
     )
     log = parser.parse_args(argv).log
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        file = open(log, "a", encoding="utf-8", opener=no_link)  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise UsageError(f"--log {log}: cannot be written ({error.strerror})") from error
-    with file:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a", encoding="utf-8", opener=no_link) as file:
         print(f"details   {log}", flush=True)
         run_all(file)
 

@@ -153,20 +153,13 @@ def test_refused_writing():
     config = WritingConfig(lines=1, points=3)
     with pytest.raises(UsageError, match="--text: the model was trained without --window"):
         write(plain, config, ["a"])
-    with pytest.raises(UsageError, match="--text is missing: the model was trained with --window"):
-        write(reading, config)
-    with pytest.raises(UsageError, match="--text is empty"):
-        write(reading, config, ["a", ""])
     with pytest.raises(UsageError, match="--text: contains '!z', .*; the characters are ' abcdeh'"):
         write(reading, config, ["az!"])
     with pytest.raises(UsageError, match="p: has no text, but a model with a window reads"):
         write(reading, config, ["a"], Line("p", np.zeros((3, 3))))
     for options, reason in (
         ({"lines": 0}, "--lines 0 is too small, the smallest is 1"),
-        ({"points": 0}, "--points 0 is too small"),
         ({"points": 10**20}, "--points 1(0{20}) is too large, the largest is 1000000000"),
-        ({"seed": -1}, "--seed -1 is too small"),
-        ({"bias": -1.0}, "--bias -1.0"),
         ({"temperature": 0.0}, "--temperature 0.0"),
     ):
         with pytest.raises(UsageError, match=reason):
@@ -441,13 +434,5 @@ def test_output_paths(tmp_path):
     assert output_paths(tmp_path / "a.SVG") == [tmp_path / "a.SVG"]
     with pytest.raises(UsageError, match="there is no folder .*nowhere"):
         output_paths(tmp_path / "nowhere" / "a")
-    with pytest.raises(UsageError, match="there is no folder xxx"):
-        output_paths(f"{'x' * 300}/a")
-    long = output_paths(tmp_path / ("x" * 300))
-    with pytest.raises(UsageError, match=r"x\.svg: cannot be written \(File name too long\)"):
-        draw([_written([[0, 10]])], long)
-    with pytest.raises(UsageError, match="--output '/' names no file"):
-        output_paths("/")
-    for name in ("a.jpg", "a.JPG"):
-        with pytest.raises(UsageError, match=f"{name}: a picture is written as svg or png"):
-            output_paths(tmp_path / name)
+    with pytest.raises(UsageError, match="a.JPG: a picture is written as svg or png"):
+        output_paths(tmp_path / "a.JPG")

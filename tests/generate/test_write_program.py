@@ -106,11 +106,6 @@ def test_the_program_refuses_in_one_line(trained, tmp_path, capsys):
     plain = trained / "plain.pt"
     assert "the model was trained without --window" in refused(plain, "--text", "a")
     assert "--text is missing" in refused(trained / "window.pt")
-    assert "--text: contains 'Z', which did not" in refused(trained / "window.pt", "--text", "Z")
-    assert "--columns 0: choose from 1 to 20" in refused(plain, "--columns", 0)
-    assert "--columns 21: choose from 1 to 20" in refused(plain, "--columns", 21)
-    assert "--bias -2.0 is not" in refused(plain, "--bias", -2)
-    assert "nowhere.pt" in refused(tmp_path / "nowhere.pt")
     assert "has lines 0 to 23" in refused(plain, "--prime", "train:24")
     state = torch.load(plain, weights_only=True)
     state["model"]["weight_out"].fill_(float("nan"))
@@ -120,10 +115,6 @@ def test_the_program_refuses_in_one_line(trained, tmp_path, capsys):
     state["cfg"]["model"]["_name"] = "char_lm"
     torch.save(state, trained / "other.pt")
     assert "holds a model 'char_lm', not a handwriting model" in refused(trained / "other.pt")
-
-
-def test_one_line_unless_more_are_asked_for():
-    assert write_script.parse_arguments(["model.pt"]).lines == 1
 
 
 def test_prepared_lines_are_drawn_in_a_grid(trained, tmp_path, capsys):

@@ -156,12 +156,3 @@ def test_no_file_of_the_corpus_is_overwritten(prepared):
     with pytest.raises(UsageError, match="is the file .* that is read; name another"):
         script_cli.load("baseline_ngram").main([str(prepared), "--json", str(prepared / "dict.txt")])
     assert (prepared / "dict.txt").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--max-order", "0"], ["--max-order", "99"], ["--splits", "dev"], ["--json", "no/x.json"]]
-)
-def test_wrong_options_end_in_one_line(prepared, arguments):
-    with pytest.raises(UsageError) as raised:
-        script_cli.load("baseline_ngram").main([str(prepared), *arguments])
-    assert "\n" not in str(raised.value)

@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 import torch
 from helpers import script_cli, tiny_char_lm
-from helpers.script_cli import error_of
 from helpers.tiny_reader import build
 
 from rhhn_fairseq.cells import hyper
 from rhhn_fairseq.cells.hyper_rnn import naive_scaling
 from rhhn_fairseq.cells.rhn import naive_rhn
-from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.data.text.prompt import prompt_indices
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.inspection.blocks import Block, weight_blocks
+from rhhn_fairseq.inspection.blocks import weight_blocks
 from rhhn_fairseq.inspection.effective_rank import effective_rank, hyper_vectors, variation_rank
 from rhhn_fairseq.inspection.norms import block_label
 from rhhn_fairseq.inspection.rank import Rank, rank_arrays, rank_of
@@ -61,11 +59,6 @@ def test_blocks_are_matrices_with_their_norms():
 )
 def test_labels_name_the_layer(name, label):
     assert block_label(name) == label
-
-
-def test_no_matrix_is_refused():
-    with pytest.raises(UsageError, match="has no matrix of weights"):
-        weight_blocks({"bias": torch.ones(3), "codes": torch.ones(2, 2, dtype=torch.long)})
 
 
 def test_effective_rank_counts_equal_directions():
@@ -212,22 +205,3 @@ def test_pictures_of_checkpoints(checkpoints, tmp_path, capsys):
     place = norms["checkpoint_1_2.blocks"].tolist().index("weight_out")
     assert norms["checkpoint_1_2.norms"][place] == pytest.approx(expected, rel=1e-6)
     assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".svg", ".npz"}
-
-
-def test_mistakes_are_one_line(checkpoints, tmp_path, capsys):
-    def norms(*words):
-        return cli.run(lambda: plot_norms.main(list(words)))
-
-    def rank(*words):
-        return cli.run(lambda: plot_rank.main(list(words)))
-
-    output = ["--output", str(tmp_path / "a.png")]
-    assert "--match xyz: no matrix of" in error_of(norms, capsys, checkpoints[0], "--match", "xyz", *output)
-    assert "a.gif: the name of a picture" in error_of(norms, capsys, checkpoints[0], "--output", "a.gif")
-    assert "is given twice" in error_of(rank, capsys, checkpoints[0], checkpoints[0], *output)
-    assert "may have 1 to 20,000" in error_of(rank, capsys, checkpoints[0], "--symbols", "0", *output)
-    assert not list(tmp_path.iterdir())
-
-
-def test_one_weight_of_a_block():
-    assert Block("a", 6.0, 9).root_mean_square == 2.0

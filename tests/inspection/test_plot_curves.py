@@ -55,18 +55,15 @@ def test_every_form_of_a_line_is_read(before, tag, text, expected):
     [
         "",
         TIME + 'fairseq_cli.train | begin validation on "valid" subset',
-        TIME + "fairseq.trainer | Loaded checkpoint a.pt (epoch 2 @ 250 updates)",
         TIME + 'valid | {"epoch": 2, "valid_loss": "0.4',
         TIME + "fairseq_cli.train | {'_name': None, 'common': {'seed': 1}}",
         TIME + 'valid | {"epoch": 2, "valid_loss": "0.4"}',
         TIME + "valid | valid on 'test' subset | loss 0.4 | accuracy 3",
         JSON_INNER.replace("300", "nan"),
-        INNER.replace("num_updates=300", "num_updates=inf"),
         INNER.replace("002", "2" * 5000),
-        TRAIN.replace("002", "2" * 5000),
         '{"num_updates": ' + "[" * 100_000 + "]" * 100_000 + "}",
     ],
-    ids=range(12),
+    ids=range(9),
 )
 def test_other_lines_are_passed_over(line):
     assert parse_line(line) is None
@@ -119,12 +116,6 @@ def test_after_a_restart_the_later_line_of_an_update_holds(tmp_path):
     path.write_text(path.read_text() + again.read_text())
     (curve,) = read_curves([str(path)], "accuracy", ["valid"])
     assert curve.updates == [100, 200, 300] and curve.values == [1, 5, 3]
-
-
-def test_damaged_bytes_do_no_harm(tmp_path):
-    path = Path(_log(tmp_path / "a.log", [1]))
-    path.write_bytes(b"\xff\xfe\0 not text\r" + path.read_bytes())
-    assert len(read_log(path)) == 1
 
 
 def test_names_of_runs():
@@ -209,13 +200,6 @@ def test_better_says_which_value_is_the_best(tmp_path, capsys):
     assert "| a_s1 | 300 | 3 | 200 | 2 |" in capsys.readouterr().out
 
 
-def test_an_svg_is_written_by_its_ending(tmp_path):
-    for name in ("a.svg", "b.svg"):
-        plot_curves.main([_log(tmp_path / "a.log", [1, 2]), "--output", str(tmp_path / name)])
-    assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
 def _add_inner(path):
     with open(path, "a") as file:
         file.write(f"{TIME}train_inner | {INNER}\n")
@@ -240,12 +224,6 @@ def test_seeds_are_a_line_in_a_band():
         (red, "--", "o", "h, train"),
     ]
     assert bands == 1
-
-
-def test_lines_differ_after_the_last_colour():
-    curves = [Curve(f"{name}_s1", "valid", [1, 2], [1.0, 2.0]) for name in "abcdefgh"]
-    look, _ = _drawn(draw_curves(curves, "bpc"))
-    assert len({line[:2] for line in look}) == 8
 
 
 def test_the_legend_is_within_the_picture():
@@ -362,17 +340,13 @@ def test_the_metric_is_one_that_all_logs_have(tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments, reason",
     [
-        (["nowhere.log"], "nowhere.log: cannot be read (No such file or directory)"),
         (["{empty}"], "empty.log: contains no training metrics"),
         (["{good}", "--metric", "bleu"], "has no metric 'bleu' in valid, it has accuracy"),
         (["{good}", "--subsets", "test"], "has no subset 'test', it has valid"),
-        (["{good}", "--subsets", ","], "--subsets names no subset"),
-        (["{good}", "{good}"], "good.log: is given twice"),
         (
             ["{good}", "--output", "{folder}/curves.gif"],
             "curves.gif: the name of a picture ends in .png or .svg",
         ),
-        (["{good}", "--output", "{folder}/no/curves.png"], "no/curves.png: there is no directory"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, arguments, reason):

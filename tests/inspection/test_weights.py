@@ -16,12 +16,11 @@ from matplotlib.image import imread
 from rhhn_fairseq.cells.hyper import below, naive_scaling
 from rhhn_fairseq.cells.rhn import naive_rhn
 from rhhn_fairseq.data.text.prompt import prompt_indices
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.inspection import weights
 from rhhn_fairseq.inspection.colours import colour_limit
 from rhhn_fairseq.inspection.plotting import save
 from rhhn_fairseq.inspection.weight_page import weight_page
-from rhhn_fairseq.inspection.weight_picture import MOST_LINES, TEXT_ROWS, draw_weights, wrapped
+from rhhn_fairseq.inspection.weight_picture import TEXT_ROWS, draw_weights, wrapped
 from rhhn_fairseq.inspection.weights import Reading, read_text
 
 HYPER = dict(hyper_size=3, hyper_embed_size=2)
@@ -156,14 +155,6 @@ def test_no_more_candidates_than_the_model_has_symbols(monkeypatch):
     np.testing.assert_allclose(reading.expected.sum(axis=1), 1.0, rtol=1e-12)
 
 
-def test_refused_readings():
-    network, vocabulary = build("lstm")
-    with pytest.raises(UsageError, match="the weights of LSTM do not change: no hypernetwork"):
-        read_text(network, vocabulary, prompt_indices(vocabulary, "ab"))
-    with pytest.raises(UsageError, match="the text has 0 symbols, it may have 1 to 20,000"):
-        read_text(network, vocabulary, prompt_indices(vocabulary, ""))
-
-
 def reading_of(text: str, names=("i", "f")) -> Reading:
     draws = np.random.default_rng(1)
     T = len(text)
@@ -210,11 +201,6 @@ def test_the_strongest_colour_is_a_percentile_above_zero():
     assert colour_limit(np.arange(101.0)) == 98.0
     assert colour_limit(np.r_[np.zeros(1000), 5.0]) == 5.0
     assert colour_limit(np.zeros(3)) == colour_limit(np.zeros((0, 2))) == 1.0
-
-
-def test_a_long_text_is_no_picture():
-    with pytest.raises(UsageError, match=f"takes {MOST_LINES + 1} lines .* draw a page"):
-        draw_weights(reading_of("a\n" * (MOST_LINES + 1)))
 
 
 def data_of(page: str) -> dict:

@@ -174,7 +174,6 @@ def test_what_cannot_be_averaged(trained, tmp_path, capsys):
     assert "other.pt has more and" in refused(lambda state: state["model"].update(more=torch.zeros(1)))
     assert f"has {name} and" in refused(lambda state: state["model"].pop(name))
     assert f"{name} holds NaN" in refused(lambda state: state["model"][name].fill_(float("nan")))
-    assert "model is of type list" in refused(lambda state: state.update(model=[1]))
     refusal = refused(lambda state: state["model"].update({name: "text"}))
     assert "is of type str, not a named tensor" in refusal
     assert "is given twice" in run(capsys, good, good, "--output", output, status=1)
@@ -183,15 +182,8 @@ def test_what_cannot_be_averaged(trained, tmp_path, capsys):
         assert reason in run(capsys, good, path, "--output", output, status=1)
     assert "is a directory; say which" in run(capsys, trained, "--output", output, status=1)
     assert "take one directory" in run(capsys, trained, trained, "--last", 1, "--output", output, status=1)
-    assert "--last 0 is too small" in run(capsys, trained, "--last", 0, "--output", output, status=1)
     assert "cannot be read" in run(capsys, good, "--best", 1, "--output", output, status=1)
-    unwritable = tmp_path / "no" / "such" / "folder.pt"
-    assert "there is no directory" in run(capsys, good, "--output", unwritable, status=1)
-    assert "is a directory, name a file" in run(capsys, good, "--output", tmp_path, status=1)
-    assert "cannot be written" in run(capsys, good, "--output", "/dev/full", status=1)
-    (tmp_path / "itself").symlink_to("itself")
-    assert "cannot be written" in run(capsys, good, "--output", tmp_path / "itself", status=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["itself", "other.pt", "text.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.pt", "text.pt"]
 
 
 def test_integers_and_shared_tables(trained, tmp_path):

@@ -178,7 +178,6 @@ def test_the_evaluation_scores_what_the_equations_say(corpus, tmp_path, capsys, 
 
 MISTAKES = {
     "a name is missing": (lambda s: s.pop("cell.RHNCell.cell.1.bias"), "has no cell.RHNCell.cell.1.bias"),
-    "no embedding": (lambda s: s.pop("embed.weight"), "has no embed.weight"),
     "a name too many": (lambda s: s.update({"extra": torch.zeros(2)}), "has extra, which"),
     "a layer too few": (
         lambda s: (s.pop("cell.RHNCell.cell.2.weight"), s.pop("cell.RHNCell.cell.2.bias")),
@@ -188,9 +187,7 @@ MISTAKES = {
         lambda s: s.update({"cell.upscaleProj.1.weight": torch.zeros(4, 7)}),
         "cell.upscaleProj.1.weight has shape [4, 7], [7, 4] is expected",
     ),
-    "no matrix": (lambda s: s.update({"unembed.weight": torch.zeros(7)}), "unembed.weight has shape [7]"),
     "not finite": (lambda s: s["unembed.bias"].fill_(math.nan), "unembed.bias holds NaN"),
-    "not a tensor": (lambda s: s.update({"embed.weight": 3}), "embed.weight is of type int"),
 }
 
 
@@ -232,9 +229,6 @@ def test_a_pickle_with_code_is_refused_and_does_not_run(corpus, tmp_path, capsys
     "text, message",
     [
         ("__import__('os').system('true')", "is no Python dictionary written as a literal"),
-        ("{'a': 0", "is no Python dictionary written as a literal"),
-        ("['a']", "holds a list"),
-        ("{'ab': 0}", "'ab': 0 is not a character and its index"),
         ("{'a': 0, 'b': 2}", "the indices of its 2 characters are not 0 to 1"),
         ("{'a': 0, 'b': 1}", "has 2 characters"),
         (repr({chr(0x4E00 + index): index for index in range(40)}), "only there"),
@@ -247,14 +241,3 @@ def test_wrong_vocabularies_are_one_line(corpus, tmp_path, capsys, text, message
     vocabulary.write_text(text, encoding="utf-8")
     refused = run(capsys, weights, vocabulary, data, tmp_path / "ours.pt", status=1)
     assert message in refused and "vocab.txt" in refused
-
-
-def test_a_corpus_of_words_is_refused_in_one_line(corpus, tmp_path, capsys):
-    _, characters = corpus
-    weights, vocabulary = write(tmp_path, state_dict(len(characters), **TINY), characters)
-    words = tmp_path / "words"
-    words.mkdir()
-    (words / "preprocess.log").touch()
-    (words / "dict.txt").write_text("the 3\ncat 2\n")
-    refused = run(capsys, weights, vocabulary, words, tmp_path / "ours.pt", status=1)
-    assert f"--data {words}: is a corpus of words; prepare the author's corpus with" in refused

@@ -9,7 +9,6 @@ from helpers import script_cli
 from sacrebleu.metrics import BLEU, CHRF
 
 from rhhn_fairseq.cli import running as cli
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.generate import scoring
 
 score_bleu = script_cli.load("score_bleu")
@@ -172,32 +171,18 @@ def test_the_program_compares_two_systems(files, tmp_path, capsys):
 
 REFUSED = {
     "counts": (HYPOTHESES[:3], REFERENCES, "3 sentences and {ref} has 4: line 4 of {ref} has no counterpart"),
-    "more hypotheses": ([*HYPOTHESES, "x"], REFERENCES, "line 5 of {hyp} has no counterpart"),
     "generated counts": (GENERATED, REFERENCES, "line 4 of {ref} has no counterpart"),
     "empty hypotheses": ("", REFERENCES, "{hyp}: is empty"),
-    "empty reference": (HYPOTHESES, "", "{ref}: is empty"),
     "missing number": (["D-0\t0\ta", "D-2\t0\tb"], REFERENCES, "{hyp}: no line D-1, although there is D-2"),
-    "second output": (GENERATED + GENERATED, REFERENCES, "{hyp}: line 22 is S-2 for the second time"),
     "second hypothesis": (
         ["D-0\t0\ta", "D-1\t0\tb", "D-0\t0\tc"],
         REFERENCES,
         "{hyp}: line 3 is D-0 for the second time",
     ),
     "bytes": (b"un\ndeux \xe9t\xe9\n", REFERENCES, "{hyp}: line 2 is not UTF-8 (byte 6 of the line, 0xe9)"),
-    "reference bytes": (HYPOTHESES, b"\xff\xfe", "{ref}: line 1 is not UTF-8"),
     "references in the output": (["D-0\t0\ta", "D-1\t0\tb", "T-0\ta"], None, "2 hypotheses and 1 references"),
     "no references": (HYPOTHESES, None, "{hyp} holds no references (T- lines): name them with --reference"),
-    "samples": (HYPOTHESES, REFERENCES, "--samples 0 is too small", "--samples", "0"),
-    "seed": (HYPOTHESES, REFERENCES, "--seed 0 is too small", "--seed", "0"),
     "language": (HYPOTHESES, REFERENCES, "no rules to tokenise language 'xx'", "--language", "xx"),
-    "baseline": (HYPOTHESES, REFERENCES, "no such file", "--baseline", "/nowhere/base.fr"),
-    "json": (
-        HYPOTHESES,
-        REFERENCES,
-        "/nowhere/a.json: there is no directory /nowhere",
-        "--json",
-        "/nowhere/a.json",
-    ),
 }
 
 
@@ -211,11 +196,6 @@ def test_refusals_are_one_line(case, tmp_path, capsys):
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
     assert reason.format(**names).lower() in error.lower()
-
-
-def test_a_directory_is_no_file(tmp_path):
-    with pytest.raises(UsageError, match="cannot be read"):
-        scoring.read_translations(str(tmp_path))
 
 
 def test_no_input_is_overwritten(tmp_path, capsys):

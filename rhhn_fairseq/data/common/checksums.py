@@ -45,10 +45,7 @@ def check_files(directory: Path, sizes: Mapping[str, int], sums: Mapping[str, st
             raise UsageError(f"{path}: has {actual:,} bytes, expected {size:,} bytes; {advice}")
         if name not in sums:
             continue
-        try:
-            sha256 = describe_file(path)["sha256"]
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from error
+        sha256 = describe_file(path)["sha256"]
         if sha256 != sums[name]:
             raise UsageError(
                 f"{path}: was changed (SHA-256 {sha256[:16]}…, recorded is {sums[name][:16]}…); {advice}"

@@ -4,7 +4,6 @@ import http.client
 import os
 import re
 import stat
-import tempfile
 import urllib.error
 import urllib.request
 import zipfile
@@ -22,15 +21,8 @@ _BLOCK = 1 << 18
 
 
 def default_download_dir() -> Path:
-    """Returns where downloads are kept: $XDG_CACHE_HOME/rhhn_fairseq, else ~/.cache/rhhn_fairseq.
-
-    Without a home directory, it is in the system's directory for temporary files.
-    """
-    cache = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(cache) if cache else Path.home() / ".cache") / "rhhn_fairseq"
-    except RuntimeError:
-        return Path(tempfile.gettempdir()) / "rhhn_fairseq"
+    """Returns where downloads are kept: $XDG_CACHE_HOME/rhhn_fairseq, else ~/.cache/rhhn_fairseq."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "rhhn_fairseq"
 
 
 def download(

@@ -1,8 +1,6 @@
 """``manifest.json``: what a prepared directory holds, from which input, made by which versions."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -14,9 +12,6 @@ MANIFEST_NAME = "manifest.json"
 SPLITS = ("train", "valid", "test")
 ADVICE = "prepare the corpus again with --force"
 
-# What messages call each type if an entry has another one.
-_WORDS = {dict: "an object", bool: "true or false", int: "a whole number", str: "a string"}
-
 
 def load_manifest(data_dir: str | Path) -> object | None:
     """Returns the content of a directory's manifest, or None without a manifest. Raises UsageError."""
@@ -24,24 +19,6 @@ def load_manifest(data_dir: str | Path) -> object | None:
         return read_json(Path(data_dir) / MANIFEST_NAME, ADVICE)
     except FileNotFoundError:
         return None
-
-
-@contextmanager
-def intact(data_dir: str | Path) -> Iterator[None]:
-    """Raises a one-line UsageError if an entry of a manifest turns out to be missing or of another type."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        raise UsageError(
-            f"{Path(data_dir) / MANIFEST_NAME}: is not as it was written ({type(error).__name__}: {error}); "
-            f"{ADVICE}"
-        ) from error
-
-
-def no_problem(manifest: dict) -> None:
-    """The check of forms without their own: finds no problem."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +30,11 @@ class ManifestForm:
         kind: the entry ``kind``; None for character corpora, whose manifests have no such entry.
         format: the entry ``format``. It is incremented when a change makes directories prepared earlier
             unreadable or different.
-        types: the type of every entry that a reader relies on.
-        check: returns what else is wrong with a manifest, or None.
-        advice: what to do about a directory of another kind.
     """
 
     corpus: str
     kind: str | None
     format: int
-    types: Mapping[str, type]
-    check: Callable[[dict], str | None] = no_problem
-    advice: str = ADVICE
 
     def read(self, data_dir: str | Path) -> dict | None:
         """Returns the manifest of a prepared directory, or None without one.
@@ -76,20 +47,13 @@ class ManifestForm:
             return None
         path = Path(data_dir) / MANIFEST_NAME
         if not isinstance(manifest, dict) or not manifest or manifest.get("kind") != self.kind:
-            raise UsageError(f"{path}: is not the manifest of {self.corpus}; {self.advice}")
-        if problem := self._problem(manifest):
-            raise UsageError(f"{path}: {problem}; {ADVICE}")
-        return manifest
-
-    def _problem(self, manifest: dict) -> str | None:
+            raise UsageError(f"{path}: is not the manifest of {self.corpus}; {ADVICE}")
         if manifest.get("format") != self.format:
-            return f"has format {manifest.get('format')!r}, this version reads format {self.format}"
-        for key, kind in self.types.items():
-            if key not in manifest:
-                return f"{key} is missing"
-            if not isinstance(manifest[key], kind):
-                return f"{key} is not {_WORDS[kind]}"
-        return self.check(manifest)
+            raise UsageError(
+                f"{path}: has format {manifest.get('format')!r}, this version reads format {self.format}; "
+                f"{ADVICE}"
+            )
+        return manifest
 
 
 def write_manifest(data_dir: Path, manifest: dict) -> None:

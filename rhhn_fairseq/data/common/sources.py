@@ -66,15 +66,8 @@ Source = FileSource | MemorySource
 def user_file(path: str | Path) -> FileSource:
     """Returns a text file named by the user. Raises UsageError unless it is a file that can be re-read."""
     path = Path(path)
-    # For a path without access rights os.path returns False, where Path raises.
-    if os.path.isdir(path):
-        raise UsageError(f"{path}: is a directory, not a file")
-    if not os.path.exists(path):
-        raise UsageError(f"{path}: no such file")
     if not os.path.isfile(path):
-        raise UsageError(
-            f"{path}: is not a regular file; pipes are not supported, because the text is read twice"
-        )
+        raise UsageError(f"{path}: no such file; pipes are not supported, because the text is read twice")
     if path.name.endswith(TAR_SUFFIXES):
         raise UsageError(f"{path}: is an archive; unpack it first")
     return FileSource(path)

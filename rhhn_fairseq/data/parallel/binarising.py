@@ -1,7 +1,6 @@
 """The fourth stage: runs fairseq-preprocess and checks its output."""
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -47,7 +46,7 @@ def binarise(encoded: Path, subsets: dict[str, dict], vocab_size: int, workers: 
     encoded: the folder with SUBSET.LANG and dict.txt. subsets: for each subset and language the counts
     of encoding, which the binary files must match.
 
-    Raises UsageError if fairseq-preprocess fails; OSError if the cause was one such as a full disk.
+    Raises UsageError if fairseq-preprocess fails.
     """
     source, target = subsets["train"]
     pieces = workers * _PIECES_PER_WORKER if workers > 1 else 1
@@ -145,7 +144,8 @@ def _run(command: list[str], directory: Path, total: int, folder: Path) -> None:
                 process.wait()
         if process.returncode:
             output.seek(0)
-            raise _failure(output.read().decode("utf-8", "replace"), process.returncode)
+            last = output.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise UsageError(f"fairseq-preprocess ended with status {process.returncode} ({last[:300]})")
     # fairseq leaves its log there.
     (folder / "preprocess.log").unlink(missing_ok=True)
 
@@ -157,11 +157,3 @@ def _bytes_written(folder: Path) -> int:
         with suppress(FileNotFoundError):
             size += path.stat().st_size
     return size
-
-
-def _failure(output: str, status: int) -> Exception:
-    """Returns the exception for what fairseq-preprocess printed before it ended with ``status``."""
-    if match := re.search(r"OSError: \[Errno (\d+)\] (.*)", output):
-        return OSError(int(match[1]), match[2])
-    last = output.strip().rpartition("\n")[2]
-    return UsageError(f"fairseq-preprocess ended with status {status} ({last[:300] or 'no message'})")

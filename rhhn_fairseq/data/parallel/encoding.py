@@ -9,7 +9,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import chain
 from multiprocessing import get_context, parent_process
@@ -21,7 +20,6 @@ import numpy as np
 from tqdm import tqdm
 
 from rhhn_fairseq.data.parallel.pieces import load_pieces
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.programs import safe_spawning
 
 DICTIONARY_NAME = "dict.txt"
@@ -137,10 +135,5 @@ def _pool(pieces: Path, workers: int):
 
     try:
         yield encode_blocks
-    except BrokenProcessPool as error:
-        raise UsageError(
-            f"--workers {workers}: a process that encodes was killed, probably because memory ran out; "
-            "run again to continue, with fewer workers"
-        ) from error
     finally:
         executor.shutdown(cancel_futures=True)

@@ -18,9 +18,4 @@ def is_parallel_file(name: str) -> bool:
     return bool(_OWN.fullmatch(name))
 
 
-PARALLEL = ManifestForm(
-    corpus="a parallel corpus",
-    kind=KIND,
-    format=FORMAT,
-    types={"request": dict, "files": dict, "splits": dict},
-)
+PARALLEL = ManifestForm("a parallel corpus", KIND, FORMAT)

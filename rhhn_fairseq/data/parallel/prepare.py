@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rhhn_fairseq.data.common.checksums import check_files, describe_file
 from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, publish, resolved
-from rhhn_fairseq.data.common.manifest import check_request, installed_version, intact, write_manifest
+from rhhn_fairseq.data.common.manifest import check_request, installed_version, write_manifest
 from rhhn_fairseq.data.parallel.binarising import binarise
 from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig
 from rhhn_fairseq.data.parallel.corpora import Corpus
@@ -58,12 +58,10 @@ def prepare(
         "inputs": _inputs(corpus),
     }
     if not force and (manifest := PARALLEL.read(dest)) is not None:
-        with intact(dest):
-            check_request(dest, manifest["request"], request, ("split", "language", "sha256"))
-            files = manifest["files"].items()
-            sums = {name: entry["sha256"] for name, entry in files if "sha256" in entry}
-            check_files(dest, {name: entry["bytes"] for name, entry in files}, sums)
-            report(manifest)
+        check_request(dest, manifest["request"], request, ("split", "language", "sha256"))
+        files = manifest["files"].items()
+        sums = {name: entry["sha256"] for name, entry in files if "sha256" in entry}
+        check_files(dest, {name: entry["bytes"] for name, entry in files}, sums)
         # A run that was killed at its very end leaves them.
         remove_unless_resumable(work, BINARY)
         return manifest, True
@@ -197,10 +195,7 @@ def _inputs(corpus: Corpus) -> list[dict]:
         for pairs in groups:
             for language, text in zip(corpus.languages, pairs.texts, strict=bool(pairs.texts)):
                 if text.path not in checksums:
-                    try:
-                        checksums[text.path] = describe_file(text.path)
-                    except OSError as error:
-                        raise UsageError(f"{text.path}: cannot be read ({error.strerror})") from error
+                    checksums[text.path] = describe_file(text.path)
                 inputs.append(
                     {
                         "split": split,

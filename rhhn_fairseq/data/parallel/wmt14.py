@@ -1,6 +1,5 @@
 """WMT 2014, English to French: five corpora to train on, newstest2012 and 2013 to validate, 2014 to test."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,16 +134,12 @@ class _Shelf:
             path = download(SERVER + archive.path, self._download_dir)
         else:
             path = Path(self._from_dir) / archive.file_name
-            # For a path without access rights os.path returns False, where Path raises.
-            if not os.path.isfile(path):
+            if not path.is_file():
                 raise UsageError(
                     f"--from-dir {self._from_dir}: has no {archive.file_name}; "
                     f"it is at {SERVER}{archive.path}"
                 )
-        try:
-            actual = describe_file(path)
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+        actual = describe_file(path)
         self.files[path] = actual
         if self._verify:
             self._check(path, archive, actual)
@@ -163,15 +158,12 @@ class _Shelf:
                 )
             return
         record = path.with_name(path.name + ".sha256")
-        try:
-            # A record without text is what a full disk left of it.
-            recorded = record.read_text(encoding="utf-8").split()[:1] if record.is_file() else None
-            if not recorded and self._from_dir is None:
-                with replace_file(record, follow=False) as file:
-                    # In the format of sha256sum, which can check it as well.
-                    file.write(f"{actual['sha256']}  {path.name}\n".encode())
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{record}: cannot be read or written ({error})") from error
+        # A record without text is what a full disk left of it.
+        recorded = record.read_text(encoding="utf-8").split()[:1] if record.is_file() else None
+        if not recorded and self._from_dir is None:
+            with replace_file(record, follow=False) as file:
+                # In the format of sha256sum, which can check it as well.
+                file.write(f"{actual['sha256']}  {path.name}\n".encode())
         if recorded and recorded != [actual["sha256"]]:
             raise UsageError(
                 f"{path}: SHA-256 {actual['sha256']} is not the one in {record.name}, recorded when the file "

@@ -36,29 +36,20 @@ def read_idx(path: str | Path, dimensions: int) -> np.ndarray:
     source = FileSource(Path(path))
     header_bytes = 4 + 4 * dimensions
     header = b"".join(source.chunks(0, header_bytes))
-    if not header:
-        raise UsageError(f"{path}: is empty, an IDX file is expected")
     magic = bytes((0, 0, UNSIGNED_BYTES, dimensions))
-    if header[:4] != magic:
+    if header[:4] != magic or len(header) < header_bytes:
         raise UsageError(
-            f"{path}: begins with {header[:4].hex()}, an IDX file of {_kind(dimensions)} begins with "
-            f"{magic.hex()}"
+            f"{path}: begins with {header[:4].hex()}, an IDX file of {dimensions} dimensions begins with "
+            f"{magic.hex()} and their sizes"
         )
-    if len(header) < header_bytes:
-        raise UsageError(f"{path}: is cut off within its header, after {len(header)} bytes")
     shape = tuple(int(size) for size in np.frombuffer(header, dtype=">u4", offset=4))
-    if 0 in shape:
-        raise UsageError(f"{path}: holds no {_kind(dimensions)}, its header says {_times(shape)}")
     size = math.prod(shape)
-    if size > LARGEST:
-        raise UsageError(
-            f"{path}: its header says {_times(shape)} bytes, which does not fit a file of this kind"
-        )
     # Reads one byte more than expected, to notice a longer file.
-    data = b"".join(source.chunks(header_bytes, header_bytes + size + 1))
-    if len(data) != size:
-        held = f"only {len(data):,}" if len(data) < size else "more"
-        raise UsageError(f"{path}: its header says {_times(shape)} = {size:,} bytes, but it contains {held}")
+    data = b"".join(source.chunks(header_bytes, header_bytes + size + 1)) if size <= LARGEST else b""
+    if not size or len(data) != size:
+        raise UsageError(
+            f"{path}: its header says {' x '.join(map(str, shape))} bytes, which it does not contain"
+        )
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 
@@ -75,11 +66,3 @@ def read_labelled_images(images: str | Path, labels: str | Path) -> tuple[np.nda
             "together"
         )
     return pixels, classes
-
-
-def _kind(dimensions: int) -> str:
-    return {IMAGES: "images", LABELS: "labels"}.get(dimensions, f"{dimensions} dimensions")
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return " x ".join(f"{size:,}" for size in shape)

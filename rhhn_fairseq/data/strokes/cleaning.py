@@ -49,9 +49,6 @@ class CleaningConfig:
             raise UsageError(f"--max-points {self.max_points} is below --min-points {self.min_points}")
         if not 1 <= self.max_step < float("inf"):
             raise UsageError(f"--max-step {self.max_step}: must be a number of 1 or more")
-        for name, known in (("outliers", OUTLIERS), ("scale", SCALES)):
-            if getattr(self, name) not in known:
-                raise UsageError(f"--{name} {getattr(self, name)}: choose from {', '.join(known)}")
 
 
 def clean(line: Line, config: CleaningConfig) -> tuple[np.ndarray | str, int]:

@@ -50,13 +50,7 @@ _LEFT_ALONE = re.compile("original|lineimages", re.IGNORECASE)
 
 
 def iam(from_dir: Path, protocol: str = "task1") -> StrokeCorpus:
-    """Returns the lines of IAM-OnDB in the splits that ``protocol`` names.
-
-    Raises:
-        UsageError: there is no such protocol.
-    """
-    if protocol not in PROTOCOLS:
-        raise UsageError(f"--protocol {protocol}: choose from {', '.join(PROTOCOLS)}")
+    """Returns the lines of IAM-OnDB in the splits that ``protocol`` names."""
     return StrokeCorpus(
         "iam",
         f"IAM-OnDB, line strokes, {protocol} split",

@@ -42,47 +42,15 @@ class StrokeManifest:
         """Loads the manifest of a prepared directory; UsageError if there is none or it cannot be read."""
         manifest = STROKES.read(data_dir)
         if manifest is None:
-            raise UsageError(
-                f"{data_dir}: has no {MANIFEST_NAME}; name a directory that rhhn prepare made"
-            )
+            raise UsageError(f"{data_dir}: has no {MANIFEST_NAME}; name a directory that rhhn prepare made")
+        statistics = manifest["statistics"]
         return cls(
             manifest["variant"],
             tuple(manifest["splits"]),
-            normalisation_of(manifest),
+            Normalisation(tuple(statistics["mean"]), tuple(statistics["std"])),
             manifest["symbols"],
             manifest["points_per_symbol"],
         )
 
 
-def normalisation_of(manifest: dict) -> Normalisation:
-    """Returns the normalisation that a manifest holds."""
-    statistics = manifest["statistics"]
-    return Normalisation(tuple(statistics["mean"]), tuple(statistics["std"]))
-
-
-def _problem(manifest: dict) -> str | None:
-    try:
-        normalisation_of(manifest)
-        points = manifest["points_per_symbol"]
-        if not 0 <= points < float("inf"):
-            return f"points_per_symbol is {points}, not a number of 0 or more"
-    except (KeyError, TypeError, ValueError) as error:
-        return f"its statistics cannot be read ({error})"
-    return None
-
-
-STROKES = ManifestForm(
-    corpus="handwriting",
-    kind=KIND,
-    format=FORMAT,
-    types={
-        "request": dict,
-        "files": dict,
-        "splits": dict,
-        "statistics": dict,
-        "symbols": str,
-        "variant": str,
-    },
-    check=_problem,
-    advice="rhhn prepare makes one",
-)
+STROKES = ManifestForm("handwriting", KIND, FORMAT)

@@ -44,10 +44,8 @@ class Normalisation:
                 proportions, ``none`` changes nothing.
 
         Raises:
-            UsageError: the kind is unknown, or the measured deviation of dx or dy is zero.
+            UsageError: the measured deviation of dx or dy is zero.
         """
-        if kind not in KINDS:
-            raise UsageError(f"--normalise {kind}: choose from {', '.join(KINDS)}")
         mean, std = np.zeros(2), np.ones(2)
         if kind == "standard":
             mean, std = offsets.mean(axis=0), offsets.std(axis=0)

@@ -1,11 +1,13 @@
 """Reads lists of arrays as NumPy pickles them, without unpickling.
 
-A pickle is a program for a small stack machine. The machine here records each call, the function's name and
-its arguments; nothing is ever called. The records are then compared with the few forms that NumPy has
-written for arrays of numbers since Python 2, and the numbers are taken from their bytes.
+A pickle is a program for a small stack machine. Here the machine finds no function, only records: each call
+becomes the function's name and its arguments. The records are then compared with the few forms that NumPy
+has written for arrays of numbers since Python 2, and the numbers are taken from their bytes.
 """
 
+import io
 import math
+import pickle
 import pickletools
 from dataclasses import dataclass
 
@@ -36,6 +38,9 @@ class Function:
 
     name: str
 
+    def __call__(self, *arguments):
+        return Call(self.name, arguments)
+
 
 @dataclass(eq=False)
 class Call:
@@ -44,6 +49,13 @@ class Call:
     function: str
     arguments: tuple
     state: object = None
+
+    def __setstate__(self, state) -> None:
+        self.state = state
+
+
+UNPICKLING = (pickle.UnpicklingError, AttributeError, EOFError, IndexError, KeyError, TypeError)
+"""What a damaged pickle raises besides ValueError."""
 
 
 def parse_object_array(content: bytes, shape: tuple[int, ...], limit: int) -> np.ndarray:
@@ -64,7 +76,7 @@ def parse_object_array(content: bytes, shape: tuple[int, ...], limit: int) -> np
         outer = _call(run(content), "_reconstruct")
         _check_reconstruct(outer)
         version, outer_shape, dtype, fortran, elements = outer.state
-    except (IndexError, KeyError, TypeError) as error:
+    except UNPICKLING as error:
         raise ValueError("its pickle is not that of an array") from error
     if (version, fortran) != (1, False) or not _is_object_dtype(dtype) or not isinstance(elements, list):
         raise ValueError("its pickle is not that of a list of arrays")
@@ -177,84 +189,41 @@ def _number_dtype(value) -> np.dtype:
     return np.dtype(order + code)
 
 
-_PUSHES = {
-    *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "SHORT_BINSTRING", "BINSTRING"),
-    *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
-    "BYTEARRAY8",
-}
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+# What pickles of numbers, texts, bytes, tuples, lists and calls consist of.
+_INSTRUCTIONS = set(
+    """
+    PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT
+    SHORT_BINSTRING BINSTRING SHORT_BINUNICODE BINUNICODE BINUNICODE8 SHORT_BINBYTES BINBYTES BINBYTES8
+    BYTEARRAY8 EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS BINPUT LONG_BINPUT MEMOIZE
+    BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BUILD
+    """.split()
+)
+
+
+class _Recorder(pickle.Unpickler):
+    """An unpickler that finds no function, only names that record their calls."""
+
+    def find_class(self, module: str, name: str) -> Function:
+        known = _FUNCTIONS.get((module.rpartition(".")[2], name))
+        if known is None or module.partition(".")[0] not in _MODULES:
+            asked = " ".join(f"{module[:40]}.{name[:40]}".split())
+            raise ValueError(f"it asks for {asked}, which no array needs")
+        return Function(known)
 
 
 def run(content: bytes):
-    """Returns what a pickle of numbers, texts, bytes, tuples, lists and calls would make, calling nothing.
+    """Returns the values of a pickle, with records in place of calls.
 
     Raises:
         ValueError: it has another instruction, or names a function that no array needs.
-        IndexError, KeyError, TypeError: it pops from an empty stack, or a value is not of the right kind.
+        Exception: another one of ``UNPICKLING``, if it is damaged.
     """
-    stack: list = []
-    # The stacks that were put aside, one for each open mark.
-    outer: list[list] = []
-    memo: dict[int, object] = {}
     for count, (instruction, argument, _) in enumerate(pickletools.genops(content)):
-        name = instruction.name
         if count > MOST_INSTRUCTIONS:
             raise ValueError(f"its pickle has more than {MOST_INSTRUCTIONS:,} instructions")
-        if name in _PUSHES:
-            stack.append(argument)
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif name in _TUPLES:
-            items = tuple(stack.pop() for _ in range(_TUPLES[name]))
-            stack.append(items[::-1])
-        elif name == "EMPTY_LIST":
-            stack.append([])
-        elif name == "MARK":
-            outer.append(stack)
-            stack = []
-        elif name == "TUPLE":
-            items, stack = tuple(stack), outer.pop()
-            stack.append(items)
-        elif name == "APPENDS":
-            items, stack = stack, outer.pop()
-            _of(list, stack[-1]).extend(items)
-        elif name == "APPEND":
-            item = stack.pop()
-            _of(list, stack[-1]).append(item)
-        elif name in ("BINPUT", "LONG_BINPUT"):
-            memo[argument] = stack[-1]
-        elif name == "MEMOIZE":
-            memo[len(memo)] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[argument])
-        elif name == "GLOBAL":
-            stack.append(_function(*argument.split(" ", 1)))
-        elif name == "STACK_GLOBAL":
-            item = _of(str, stack.pop())
-            stack.append(_function(_of(str, stack.pop()), item))
-        elif name == "REDUCE":
-            arguments = _of(tuple, stack.pop())
-            stack.append(Call(_of(Function, stack.pop()).name, arguments))
-        elif name == "BUILD":
-            state = stack.pop()
-            _of(Call, stack[-1]).state = state
-        elif name == "STOP":
-            return stack.pop()
-        elif name not in ("PROTO", "FRAME"):
-            raise ValueError(f"its pickle has an instruction {name}, which no array needs")
-    raise ValueError("its pickle ends too early")
-
-
-def _of(kind: type, value):
-    if not isinstance(value, kind):
-        raise TypeError(f"a {type(value).__name__} where a {kind.__name__} was expected")
-    return value
-
-
-def _function(module: str, name: str) -> Function:
-    known = _FUNCTIONS.get((module.rpartition(".")[2], name))
-    if known is None or module.partition(".")[0] not in _MODULES:
-        asked = " ".join(f"{module[:40]}.{name[:40]}".split())
-        raise ValueError(f"it asks for {asked}, which no array needs")
-    return Function(known)
+        if instruction.name not in _INSTRUCTIONS:
+            raise ValueError(f"its pickle has an instruction {instruction.name}, which no array needs")
+        # The unpickler allocates memory for all numbers below.
+        if instruction.name in ("BINPUT", "LONG_BINPUT") and argument > count:
+            raise ValueError("its pickle skips numbers of values")
+    return _Recorder(io.BytesIO(content), encoding="latin1").load()

@@ -8,7 +8,7 @@ import numpy as np
 
 from rhhn_fairseq.data.common.checksums import check_files, describe_file
 from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, resolved, staged
-from rhhn_fairseq.data.common.manifest import check_request, installed_version, intact, write_manifest
+from rhhn_fairseq.data.common.manifest import check_request, installed_version, write_manifest
 from rhhn_fairseq.data.strokes.cleaning import REASONS, CleaningConfig, clean
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.manifest import (
@@ -61,10 +61,8 @@ def prepare(
         "inputs": loaded.inputs,
     }
     if prepared is not None:
-        with intact(dest):
-            check_request(dest, prepared["request"], request, ("sha256",))
-            check_files(dest, prepared["files"], prepared.get("sha256", {}))
-            report(prepared)
+        check_request(dest, prepared["request"], request, ("sha256",))
+        check_files(dest, prepared["files"], prepared.get("sha256", {}))
         return prepared, True
     with staged(dest) as stage:
         manifest = _build(corpus, loaded, request, cleaning, given, stage)

@@ -42,22 +42,17 @@ class StrokeSplit:
             UsageError: it is not there, or its files do not fit together.
         """
         paths = {kind: Path(directory) / f"{split}.{kind}" for kind in ("points.npy", "starts.npy", "jsonl")}
-        try:
-            self._points = np.load(paths["points.npy"], mmap_mode="r", allow_pickle=False)
-            self._starts = np.load(paths["starts.npy"], allow_pickle=False)
-            entries = [json.loads(line) for line in paths["jsonl"].read_text(encoding="ascii").splitlines()]
-            self.names = [entry["name"] for entry in entries]
-            self.texts = [entry.get("text", "") for entry in entries]
-        except FileNotFoundError as error:
+        if not paths["points.npy"].exists():
             others = sorted(path.name.split(".")[0] for path in Path(directory).glob("*.points.npy"))
             raise UsageError(
-                f"{error.filename}: is missing; the directory has these splits of handwriting: "
+                f"{paths['points.npy']}: is missing; the directory has these splits of handwriting: "
                 f"{', '.join(others) or 'none'}"
-            ) from error
-        except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise UsageError(
-                f"{directory}: its {split} split cannot be read ({error}); prepare it again with --force"
-            ) from error
+            )
+        self._points = np.load(paths["points.npy"], mmap_mode="r", allow_pickle=False)
+        self._starts = np.load(paths["starts.npy"], allow_pickle=False)
+        entries = [json.loads(line) for line in paths["jsonl"].read_text(encoding="ascii").splitlines()]
+        self.names = [entry["name"] for entry in entries]
+        self.texts = [entry.get("text", "") for entry in entries]
         starts = self._starts
         fits = (
             (self._points.dtype, starts.dtype) == (np.float32, np.int64)

@@ -21,7 +21,7 @@ from rhhn_fairseq.data.common.checksums import describe_file
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.strokes.arrays import LARGEST, read_arrays
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
-from rhhn_fairseq.data.strokes.points import FIRST_ROWS, Line, from_offsets
+from rhhn_fairseq.data.strokes.points import Line, from_offsets
 from rhhn_fairseq.data.text.corpora import parse_split
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import read_regular, readable
@@ -40,10 +40,8 @@ def stroke3(
         first_row, y_up: see ``from_offsets``.
 
     Raises:
-        UsageError: an option is out of its range.
+        UsageError: the percentages do not add up to 100.
     """
-    if first_row not in FIRST_ROWS:
-        raise UsageError(f"--first-row {first_row}: choose from {', '.join(FIRST_ROWS)}")
     paths = [Path(path) for path in paths]
     parse_split(split)
     return StrokeCorpus(
@@ -138,20 +136,13 @@ def _text(file: Path | None) -> str | None:
         return None
     if file.suffix == ".txt":
         # Editors on Windows write a mark before the text, and two symbols for the end of a line.
-        text = _decoded(read_regular(file, LARGEST), file)
+        text = read_regular(file, LARGEST).decode("utf-8")
         return text.removeprefix("\ufeff").replace("\r\n", "\n").strip()
     loaded = read_arrays(file).get("")
     if loaded is None or loaded.ndim or loaded.dtype.kind not in "SU":
         raise UsageError(f"{file}: expected one text, as numpy.save stores it")
     text = loaded.item()
-    return text if isinstance(text, str) else _decoded(text, file)
-
-
-def _decoded(content: bytes, path: Path) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: is not UTF-8 (byte {error.start})") from error
+    return text if isinstance(text, str) else text.decode("utf-8")
 
 
 def _cut(lines: list[Line], split: str, seed: int, splits: dict[str, list[Line]]) -> None:

@@ -90,10 +90,8 @@ def ptb(variant: str, from_dir: Path | None, download_dir: Path) -> Corpus:
         space.
 
     Raises:
-        UsageError: the variant is unknown, or a file is missing or cannot be downloaded.
+        UsageError: a file is missing or cannot be downloaded.
     """
-    if variant not in PTB_VARIANTS:
-        raise UsageError(f"--variant {variant}: choose from {', '.join(PTB_VARIANTS)}")
     if variant == "mikolov-char":
         return _mikolov_char(from_dir)
     sources = {

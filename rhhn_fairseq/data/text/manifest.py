@@ -17,24 +17,4 @@ def is_data_file(name: str) -> bool:
     return name in DATA_FILES
 
 
-def _problem(manifest: dict) -> str | None:
-    if manifest["mode"] not in MODES:
-        return f"mode is {manifest['mode']!r}, not one of {', '.join(MODES)}"
-    return None
-
-
-CHARACTERS = ManifestForm(
-    corpus="a character corpus",
-    kind=None,
-    format=FORMAT,
-    types={
-        "mode": str,
-        "newline_occurs": bool,
-        "symbols": int,
-        "variant": str,
-        "request": dict,
-        "files": dict,
-        "splits": dict,
-    },
-    check=_problem,
-)
+CHARACTERS = ManifestForm("a character corpus", kind=None, format=FORMAT)

@@ -18,7 +18,6 @@ from rhhn_fairseq.data.common.manifest import (
     SPLITS,
     check_request,
     installed_version,
-    intact,
     write_manifest,
 )
 from rhhn_fairseq.data.common.sources import Source, next_character, read_codes
@@ -52,12 +51,8 @@ def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool 
         "inputs": inputs,
     }
     if not force and (manifest := CHARACTERS.read(dest)) is not None:
-        with intact(dest):
-            check_request(dest, manifest["request"], request, ("split", "sha256"))
-            check_files(
-                dest, {name: manifest["files"][name] for name in DATA_FILES}, manifest.get("sha256", {})
-            )
-            report(manifest)
+        check_request(dest, manifest["request"], request, ("split", "sha256"))
+        check_files(dest, manifest["files"], manifest.get("sha256", {}))
         return manifest, True
     stretches = _stretches(corpus, inputs)
     with staged(dest) as stage:

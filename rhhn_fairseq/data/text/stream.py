@@ -67,7 +67,7 @@ def open_stream(prefix: str | Path, vocab_size: int) -> np.memmap:
     index = read_index(prefix)
     path = _with_suffix(prefix, ".bin")
     expected = index.symbols * index.dtype.itemsize
-    actual = _size(path)
+    actual = path.stat().st_size
     if actual != expected:
         raise UsageError(
             f"{path}: expected {expected:,} bytes by its .idx file, found {actual:,}; "
@@ -86,7 +86,7 @@ def read_index(prefix: str | Path, shortest: int = 0) -> StreamIndex:
         shortest: the smallest size that an item may have.
     """
     path = _with_suffix(Path(prefix), ".idx")
-    size = _size(path)
+    size = path.stat().st_size
     with _open(path) as file:
         header = file.read(_HEADER.size)
         for magic, name in OTHER_FORMATS.items():
@@ -231,22 +231,6 @@ def _with_suffix(prefix: Path, suffix: str) -> Path:
     return prefix.with_name(prefix.name + suffix)
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError as error:
-        splits = sorted(other.stem for other in path.parent.glob("*.idx"))
-        advice = "make it with rhhn prepare"
-        if splits and path.suffix == ".idx":
-            advice = f"{path.parent} has the splits {', '.join(splits)}"
-        raise UsageError(f"{path}: no such file; {advice}") from error
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
-
-
 def _open(path: Path):
     refuse_endless(path)
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+    return path.open("rb")

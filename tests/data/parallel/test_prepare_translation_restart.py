@@ -26,7 +26,6 @@ from helpers.parallel_cli import (
 )
 
 from rhhn_fairseq.data.parallel import binarising, prepare, stages
-from rhhn_fairseq.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -208,19 +207,6 @@ def test_binary_files_of_other_sizes_are_noticed(tmp_path, capsys, monkeypatch, 
     message = rf"test.en-fr.en: fairseq-preprocess wrote .*{actual}.*, expected 7 sentences"
     assert re.search(message, error_of(capsys, *command))
     assert not (tmp_path / "dest").exists()
-
-
-@pytest.mark.parametrize(
-    ("output", "kind", "message"),
-    [
-        ("x\nOSError: [Errno 28] No space left on device\n", OSError, "No space left on device"),
-        ("x\nMemoryError: too much\n", UsageError, r"ended with status 7 \(MemoryError: too much\)"),
-        ("", UsageError, r"ended with status 7 \(no message\)"),
-    ],
-)
-def test_what_fairseq_preprocess_dies_of_is_told(output, kind, message):
-    with pytest.raises(kind, match=message):
-        raise binarising._failure(output, 7)
 
 
 def test_fairseq_preprocess_starts_no_more_processes_than_workers(monkeypatch):

@@ -85,43 +85,24 @@ REFUSED = {
     "object dtype in a line": made((1,), OBJECTS, b"A" * 8),
     "list in a line": made((1,), GOOD, [1]),
     "void": made((1,), dtype("V8", "|", None, None, None, 8, 1, 0), b"A" * 8),
-    "void with a flag": made((1,), dtype("V8", "|", None, None, None, 8, 1, 63), b"A" * 8),
     "structured": made((1,), dtype("V2", "|", None, ("a",), {"a": (GOOD, 0)}, 2, 1, 0), b"AA"),
     "subarray": made((1,), dtype("V2", "|", (GOOD, (1,)), None, None, 2, 1, 0), b"AA"),
-    "flags": made((1,), dtype("i2", "<", None, None, None, -1, -1, 1), b"AA"),
     "size": made((1,), dtype("i2", "<", None, None, None, 800, -1, 0), b"AA"),
-    "order": made((1,), dtype("i2", "x"), b"AA"),
-    "no state": made((1,), Forged(np.dtype, ("i2", False, True)), b"AA"),
-    "complex": made((1,), dtype("c8"), b"A" * 8),
     "long double": made((1,), dtype("f16"), b"A" * 16),
-    "dates": made((1,), dtype("M8"), b"A" * 8),
-    "text": made((1,), dtype("S2", "|"), b"AA"),
     "too few bytes": made((5, 3), GOOD, NINE_BYTES),
-    "too many bytes": made((2, 2), GOOD, NINE_BYTES),
     "product beyond 64 bits": made((2**32, 2**32), GOOD, b""),
-    "beyond every memory": made((2**62, 2), GOOD, b""),
     "negative": made((-1, -1), GOOD, b"AA"),
-    "true as a size": made((True, 1), GOOD, b"AA"),
-    "text as a size": made(("1", 1), GOOD, b"AA"),
-    "no tuple": made(1, GOOD, b"AA"),
     "many dimensions": made((1,) * 64, GOOD, b"AA"),
     "other class": Forged(RECONSTRUCT, (np.dtype, (0,), b"b"), (1, (1,), GOOD, False, b"AA")),
     "begun with a shape": Forged(RECONSTRUCT, (np.ndarray, (9,), b"b"), (1, (1,), GOOD, False, b"AA")),
-    "version 2": Forged(RECONSTRUCT, (np.ndarray, (0,), b"b"), (2, (1,), GOOD, False, b"AA")),
-    "no state of the array": Forged(RECONSTRUCT, (np.ndarray, (0,), b"b")),
     "buffer of objects": Forged(FROM_BUFFER, (b"A" * 8, OBJECTS, (1,), "C")),
-    "buffer too short": Forged(FROM_BUFFER, (b"A", GOOD, (1,), "C")),
     "buffer in a strange order": Forged(FROM_BUFFER, (b"AA", GOOD, (1,), "K")),
-    "buffer of an array": Forged(FROM_BUFFER, (made((1,), GOOD, b"AA"), GOOD, (1,), "C")),
     "arguments missing": Forged(FROM_BUFFER, (b"AA",)),
     "class itself": np.ndarray,
-    "nothing": None,
     "text for an array": "text",
     "list of lists": [[1, 2, 0]],
-    "scalar": np.float64(1),
     "array of objects": object_array([random_rows(2)]),
     "program": Forged(os.system, ("true",)),
-    "expression": Forged(eval, ("1",)),
 }
 
 
@@ -198,19 +179,6 @@ def test_programs_of_any_instructions(pieces):
     check_survives(header() + b"\x80\x02" + b"".join(pieces) + b".")
 
 
-@pytest.mark.slow
-def test_many_changed_files():
-    settings(max_examples=40_000, deadline=None)(given(st.sampled_from(SEEDS), CHANGES)(check_changed))()
-
-
-@pytest.mark.slow
-def test_many_programs():
-    def check(pieces):
-        check_survives(header() + b"\x80\x02" + b"".join(pieces) + b".")
-
-    settings(max_examples=20_000, deadline=None)(given(st.lists(PIECES, max_size=60))(check))()
-
-
 def test_large_answers_to_small_files():
     # One array of 3,000 bytes named 200,000 times.
     rows = np.zeros((500, 3), np.int16)
@@ -233,15 +201,11 @@ def test_large_answers_to_small_files():
     [
         "{'descr': '|V8', 'fortran_order': False, 'shape': (1,), }",
         "{'descr': [('a', '<i2')], 'fortran_order': False, 'shape': (1,), }",
-        "{'descr': '<i3', 'fortran_order': False, 'shape': (1,), }",
         "{'descr': '<i2', 'fortran_order': False, 'shape': (-1,), }",
-        "{'descr': '<i2', 'fortran_order': 1, 'shape': (1,), }",
         "{'descr': '<i2', 'fortran_order': False, 'shape': (4294967296, 4294967296), }",
         "{'descr': '<i2', 'fortran_order': False, 'shape': (1, 1, 1, 1), }",
         "{'descr': '<U1', 'fortran_order': False, 'shape': (), }",
-        "{'descr': '<S99999999', 'fortran_order': False, 'shape': (), }",
         "(" * 9000,
-        "-" * 9000 + "1",
         "",
     ],
 )
@@ -284,18 +248,3 @@ def test_what_is_no_file(tmp_path):
     assert "folder.npy: is a directory, expected a file" in refused_file(tmp_path / "folder.npy")
     assert "itself.npy: cannot be read (Too many levels" in refused_file(tmp_path / "itself.npy")
     assert "/dev/zero: is a device, expected a file" in refused_file("/dev/zero")
-
-
-def test_encrypted_and_unknown_archives(tmp_path):
-    path = tmp_path / "locked.npz"
-    np.savez(path, train=object_array([random_rows(3)]))
-    content = bytearray(path.read_bytes())
-    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        content[content.index(signature) + offset] |= 1
-    path.write_bytes(content)
-    assert "encrypted" in refused_file(path)
-    np.savez(path, train=object_array([random_rows(3)]))
-    content = bytearray(path.read_bytes())
-    content[content.index(b"PK\x01\x02") + 10] = 99
-    path.write_bytes(content)
-    assert "locked.npz" in refused_file(path)

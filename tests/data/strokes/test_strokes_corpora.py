@@ -110,14 +110,6 @@ def test_hershey_takes_words_from_a_file(tmp_path, capsys):
     assert "nowhere: cannot be read" in error_of(capsys, "--words", tmp_path / "nowhere")
 
 
-def test_hershey_without_its_package_says_what_to_install(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "HersheyFonts", None)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModuleNotFoundError):
-        import HersheyFonts  # noqa: F401
-    assert "pip install Hershey-Fonts" in error_of(capsys)
-
-
 def test_importing_the_program_needs_no_torch_and_no_fonts():
     code = (
         "import sys, importlib.util as u; s = u.spec_from_file_location('p', sys.argv[1]);"
@@ -211,22 +203,15 @@ ENTITIES = (
     "content, reason",
     [
         ("<StrokeSet><Stroke>", "is not well-formed XML"),
-        ("", "is not well-formed XML"),
         ("<Other/>", "has no StrokeSet, so it is not a line of IAM-OnDB"),
         (line_xml([]), "has no points"),
         (line_xml([[(1, 2), ("nan", 3)]]), "point 1 is not finite"),
         (line_xml([[(1, 2)], [("", 3)]]), "a point of stroke 2 has no number for x or y"),
-        (line_xml([[(1, 2)]]).replace("y=", "z="), "a point of stroke 1 has no number for x or y"),
         (line_xml([[(1, 2)]]).replace("ISO-8859-1", "no-such-code"), "is not well-formed XML"),
-        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "UTF-16"), "is not well-formed XML"),
-        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "utf-7"), "is not well-formed XML"),
-        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "big5"), "is not well-formed XML"),
-        (line_xml([[(1, 2)]]).replace("ISO-8859-1", "rot13"), "is not well-formed XML"),
-        ("<a>" * 200_000, "is not well-formed XML"),
         ("<a>" * 200_000 + "</a>" * 200_000, "has no StrokeSet"),
         (ENTITIES, "is not well-formed XML"),
     ],
-    ids=range(15),
+    ids=range(8),
 )
 def test_damaged_iam_lines(tmp_path, capsys, content, reason):
     source = write_iam(tmp_path / "iam")
@@ -242,24 +227,10 @@ def test_iam_archives_that_cannot_be_unpacked(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "packed"
     folder.mkdir()
     command = ["iam", "--from-dir", folder, "--dest", tmp_path / "data"]
-    for packing in ("gz", "bz2", "xz"):
-        path = folder / "lineStrokes.tgz"
-        with tarfile.open(path, f"w:{packing}") as archive:
-            archive.add(source / "lineStrokes", "lineStrokes")
-        content = path.read_bytes()
-        for cut in (5, len(content) // 3, len(content) // 2):
-            path.write_bytes(content[:cut])
-            assert "lineStrokes.tgz: " in error_of(capsys, *command)
-        path.unlink()
     path = folder / "lineStrokes.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(source / "trainset.txt", "trainset.txt")
     content = path.read_bytes()
-    locked = bytearray(content)
-    locked[6] |= 1
-    locked[content.index(b"PK\x01\x02") + 8] |= 1
-    path.write_bytes(locked)
-    assert "lineStrokes.zip: cannot be unpacked" in error_of(capsys, *command)
     for cut in (2, 30, len(content) - 10):
         path.write_bytes(content[:cut])
         assert "lineStrokes.zip: " in error_of(capsys, *command)
@@ -273,7 +244,6 @@ def test_incomplete_iam(tmp_path, capsys):
     empty.mkdir()
     options = ["--dest", tmp_path / "data", "--min-points", 2]
     assert "has no lineStrokes" in error_of(capsys, "iam", "--from-dir", empty, *options)
-    assert "no such directory" in error_of(capsys, "iam", "--from-dir", tmp_path / "nowhere", *options)
     source = write_iam(tmp_path / "iam")
     (source / "testset_t.txt").unlink()
     assert "has no testset_t.txt, which say" in error_of(capsys, "iam", "--from-dir", source, *options)
@@ -282,9 +252,6 @@ def test_incomplete_iam(tmp_path, capsys):
     assert "a01-000u-01: is in two of the benchmark's sets" in message
     (source / "testset_t.txt").write_text("")
     assert "the valid1 split has no lines" in error_of(capsys, "iam", "--from-dir", source, *options)
-    (empty / "lineStrokes-all.tar.gz").write_bytes(b"\x1f\x8b no gzip")
-    assert "cut off or damaged" in error_of(capsys, "iam", "--from-dir", empty, *options)
-    assert "--from-dir" in error_of(capsys, "iam")
 
 
 def test_stroke3_lists(tmp_path, capsys):
@@ -392,14 +359,6 @@ def test_refused_stroke3(tmp_path, capsys):
     assert "--normalise standard: dx is the same" in refused({"train": same, "valid": same})
     huge = object_array([np.array([[0, 0, 0], [1e39, 3, 1], [0, 0, 1]])])
     assert "too large to be stored" in refused({"train": huge, "valid": huge})
-    assert "--split '50/50'" in refused({"train": good, "valid": good}, "--split", "50/50")
-    assert "--first-row up is unknown, choose from drawn, moved" in refused(
-        {"train": good, "valid": good}, "--first-row", "up"
-    )
-    assert "--min-points 0 is too small" in refused({"train": good, "valid": good}, "--min-points", 0)
-    assert "has no .npy files" in error_of(
-        capsys, "stroke3", "--input", tmp_path, "--dest", tmp_path / "data"
-    )
 
 
 def test_preparing_again(tmp_path, capsys):

@@ -209,52 +209,6 @@ def test_a_change_that_keeps_the_size_is_found(tmp_path, capsys, caplog):
     assert len(manifest_of(tmp_path / "dest")["sha256"]) == 7
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"request": {}},
-        {"request": {"corpus": "text", "mode": "text", "options": {}, "inputs": [1, 2, 3]}},
-        {"files": {}},
-        {"files": "all"},
-        {"files": dict.fromkeys(("dict.txt", "train.bin"), "long")},
-        {"sha256": 5},
-        {"sha256": {"dict.txt": None}},
-        {"splits": {"train": 5}},
-    ],
-    ids=str,
-)
-def test_a_manifest_that_was_changed(tmp_path, capsys, change):
-    options = ["text", *write_splits(tmp_path), "--dest", tmp_path / "dest"]
-    assert run(*options) == 0
-    path = tmp_path / "dest" / "manifest.json"
-    path.write_text(json.dumps(manifest_of(tmp_path / "dest") | change))
-    assert re.search("--force|prepare the corpus again", error_of(capsys, *options))
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"format": 2}, "has format 2, this version reads format 1"),
-        ({"newline_occurs": "no"}, "newline_occurs is not true or false"),
-        ({"symbols": "4"}, "symbols is not a whole number"),
-    ],
-    ids=str,
-)
-def test_a_vocabulary_is_not_read_by_a_changed_manifest(tmp_path, change, message):
-    assert run("text", *write_splits(tmp_path), "--dest", tmp_path / "dest") == 0
-    path = tmp_path / "dest" / "manifest.json"
-    path.write_text(json.dumps(manifest_of(tmp_path / "dest") | change))
-    with pytest.raises(UsageError, match=f"manifest.json: {message}; prepare the corpus again"):
-        CharVocabulary.load(tmp_path / "dest")
-
-
-def test_a_manifest_nested_too_deeply(tmp_path, capsys):
-    options = ["text", *write_splits(tmp_path), "--dest", tmp_path / "dest"]
-    assert run(*options) == 0
-    (tmp_path / "dest" / "manifest.json").write_text("[" * 200_000 + "]" * 200_000)
-    assert "is not JSON (its brackets are nested too deeply)" in error_of(capsys, *options)
-
-
 def test_damaged_destination_is_found_and_force_mends_it(tmp_path, capsys):
     options = write_splits(tmp_path)
     dest = tmp_path / "dest"
@@ -293,7 +247,7 @@ def test_vocabulary_notices_a_foreign_manifest(tmp_path):
 
 
 @pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, OSError(28, "No space left")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left")])
 def test_an_interrupted_run_leaves_everything_as_it_was(tmp_path, capsys, monkeypatch, existing, error):
     options = write_splits(tmp_path)
     dest = tmp_path / "dest"
@@ -310,8 +264,6 @@ def test_an_interrupted_run_leaves_everything_as_it_was(tmp_path, capsys, monkey
     if error is KeyboardInterrupt:
         assert run(*arguments) == 130
         assert capsys.readouterr().err == "error: interrupted; nothing was prepared\n"
-    elif error is RuntimeError:
-        assert run(*arguments) == 1
     else:
         assert "dest: cannot be written (No space left)" in error_of(capsys, *arguments)
     assert {path.name: contents(path) for path in tmp_path.iterdir() if path.is_dir()} == before
@@ -350,21 +302,6 @@ def test_what_a_killed_run_left_is_cleaned_up(tmp_path, capsys):
     assert names(tmp_path) == [".dest.mine.tmp", "dest", "test.txt", "train.txt", "valid.txt"]
 
 
-def test_a_real_write_failure_is_one_line(tmp_path):
-    options = write_splits(tmp_path, train="ab\n" * 100_000)
-    limited = (
-        "import resource, runpy, sys;"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
-        "sys.argv = sys.argv[1:];"
-        "runpy.run_module('rhhn_fairseq', run_name='__main__')"
-    )
-    command = [sys.executable, "-c", limited, "rhhn", "prepare", "text", *options]
-    result = subprocess.run([*command, "--dest", str(tmp_path / "dest")], capture_output=True, text=True)
-    assert result.returncode == 1
-    assert result.stderr == f"error: {tmp_path / 'dest'}: cannot be written (File too large)\n"
-    assert names(tmp_path) == ["test.txt", "train.txt", "valid.txt"]
-
-
 PEAK = """
 import re, runpy, sys
 script = runpy.run_path(sys.argv[1])
@@ -377,13 +314,11 @@ print(peak() - before)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux's /proc")
-@pytest.mark.parametrize("kind", ["lines", "one line", "newlines", "wide"])
+@pytest.mark.parametrize("kind", ["one line", "wide"])
 def test_memory_does_not_grow_with_the_text(tmp_path, kind):
     source = tmp_path / "source"
     megabyte = {
-        "lines": b"the quick brown fox jumps over the lazy dog 0123456789\n" * 18_000,
         "one line": b"abcdefghijklmnopqrstuvwxyz " * 37_000,
-        "newlines": b"\n" * 1_000_000,
         "wide": "😀é中a\n".encode() * 90_000,
     }[kind]
     with source.open("wb") as file:
