@@ -47,14 +47,7 @@ class Reading:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns all attributes as arrays, by name."""
-        return {
-            "symbols": np.array(self.symbols),
-            "names": np.array(self.names),
-            "changes": self.changes,
-            "probabilities": self.probabilities,
-            "candidates": np.array(self.candidates),
-            "expected": self.expected,
-        }
+        return {name: np.asarray(value) for name, value in vars(self).items()}
 
 
 def read_text(

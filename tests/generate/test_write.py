@@ -70,11 +70,6 @@ def test_a_model_in_training_mode_writes_as_in_evaluation():
     np.testing.assert_array_equal(first.points, again.points)
 
 
-def test_the_most_points_of_a_line():
-    assert WritingConfig().most_points(None) == 400 and WritingConfig().most_points("abc") == 240
-    assert WritingConfig(points=7).most_points("abc") == 7
-
-
 def test_a_bias_makes_writing_tidier():
     model = build()
     spread = [

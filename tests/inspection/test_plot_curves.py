@@ -191,15 +191,6 @@ def test_picture_and_table_are_written(tmp_path, capsys):
     }  # fmt: skip
 
 
-def test_better_says_which_value_is_the_best(tmp_path, capsys):
-    log = _log(tmp_path / "a_s1.log", [1, 3, 2])
-    plot_curves.main([log, "--better", "min"])
-    lowest = capsys.readouterr().out
-    plot_curves.main([log])
-    assert "| a_s1 | 300 | 1 | 100 | 2 |" in lowest
-    assert "| a_s1 | 300 | 3 | 200 | 2 |" in capsys.readouterr().out
-
-
 def _add_inner(path):
     with open(path, "a") as file:
         file.write(f"{TIME}train_inner | {INNER}\n")

@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 
 from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.cli.translation import EMPTY, SearchConfig, Translator, batches
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.generate.scoring import read_translations
-from rhhn_fairseq.models.translation_loading import check_fingerprint, load_translation_models
+from rhhn_fairseq.models.translation_loading import load_translation_models
 
 SCRIPT = script_cli.COMMANDS / "translate.py"
 script = script_cli.load("translate")
@@ -141,14 +140,6 @@ def test_a_line_of_ten_thousand_pieces_is_cut_with_one_warning(translate, caplog
     with caplog.at_level(logging.WARNING):
         translate(source, "--max-source-pieces", 300, "--beam", 1, "--buffer-size", 1)
     assert "line 2 has 10000 pieces" in caplog.text and "lines were cut" not in caplog.text
-
-
-def test_a_long_line_is_cut_to_what_the_task_takes_by_default(translate, caplog):
-    with caplog.at_level(logging.WARNING):
-        output = translate(b"one two " * 5000 + b"\n", "--beam", 1, "--max-len-a", 0, "--max-len-b", 5)
-    assert output.count(b"\n") == 1 and len(output.split()) <= 5
-    assert "line 1 has 10000 pieces and is cut to the first 1023" in caplog.text
-    assert "is more than the model takes, 1023" in translate(b"", "--max-source-pieces", 100_000, status=1)
 
 
 def test_bytes_that_are_no_text(translate, tmp_path):
@@ -375,20 +366,6 @@ def test_dictionaries_and_pieces_alone_are_enough(translate, data, tmp_path):
     (tmp_path / "pieces.model").rename(tmp_path / "moved")
     assert f"{tmp_path}/pieces.model: cannot be read" in translate(b"one\n", *options, status=1)
     assert translate(b"one\n", *options, "--sentencepiece-model", tmp_path / "moved") == b"un\n"
-
-
-def test_the_fingerprint_of_the_checkpoint(other_pieces):
-    model = torch.nn.Module()
-    check_fingerprint(model, "a.pt", "00" * 32, other_pieces)
-    model.register_buffer("pieces_sha256", torch.zeros(32, dtype=torch.long))
-    check_fingerprint(model, "a.pt", "ff" * 32, other_pieces)
-    model.pieces_sha256[:] = torch.arange(200, 232)
-    right = bytes(range(200, 232)).hex()
-    check_fingerprint(model, "a.pt", right, other_pieces)
-    with pytest.raises(UsageError) as caught:
-        check_fingerprint(model, "a.pt", "ff" * 32, other_pieces)
-    for part in (str(other_pieces), "a.pt", right, "ff" * 32):
-        assert part in str(caught.value)
 
 
 def test_a_model_that_diverged_is_refused(translate, checkpoint, tmp_path):

@@ -67,7 +67,7 @@ def user_file(path: str | Path) -> FileSource:
     """Returns a text file named by the user. Raises UsageError unless it is a file that can be re-read."""
     path = Path(path)
     if not os.path.isfile(path):
-        raise UsageError(f"{path}: no such file; pipes are not supported, because the text is read twice")
+        raise UsageError(f"{path}: no such file; directories and pipes are not read")
     if path.name.endswith(TAR_SUFFIXES):
         raise UsageError(f"{path}: is an archive; unpack it first")
     return FileSource(path)
@@ -93,19 +93,12 @@ def find_in_directory(directory: Path, name: str) -> FileSource:
             return FileSource(path)
     with readable(str(directory)):
         paths = sorted(directory.iterdir())
-    matches, damaged = [], None
+    matches = []
     for path in paths:
         if path.is_file() and path.name.endswith((".zip", *TAR_SUFFIXES)):
-            try:
-                members = _members(path)
-            except UsageError as error:
-                # It may be an archive of something else.
-                damaged = damaged or error
-                continue
+            members = _members(path)
             matches += [FileSource(path, member) for member in members if member.rpartition("/")[2] == name]
     if not matches:
-        if damaged:
-            raise damaged
         raise UsageError(
             f"--from-dir {directory}: has no {name}, plain, packed as .gz or .zip, or in a .tgz, "
             ".tar or .zip archive"

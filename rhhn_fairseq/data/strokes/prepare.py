@@ -97,7 +97,7 @@ def _build(corpus, loaded: Loaded, request, cleaning, given, stage: Path) -> dic
         splits[split], counts[split] = _clean(lines, cleaning)
     for split in ("train", "valid", *splits):
         if not splits.get(split):
-            raise UsageError(_empty(split, counts.get(split), cleaning))
+            raise UsageError(_empty(split, counts.get(split)))
     train = splits["train"]
     normalisation = given
     if normalisation is None:
@@ -151,16 +151,9 @@ def _clean(lines: list[Line], config: CleaningConfig) -> tuple[list[Line], dict]
     return kept, counts
 
 
-def _empty(split: str, counts: dict | None, cleaning: CleaningConfig) -> str:
+def _empty(split: str, counts: dict | None) -> str:
     if counts is None:
         return f"the corpus has no {split} split"
-    dropped = counts["dropped"]
-    if not any(dropped.values()):
-        return f"the {split} split has no lines"
-    why = {
-        "short": f"fewer than {cleaning.min_points} points (--min-points)",
-        "long": f"more than {cleaning.max_points} points (--max-points)",
-        "flat": f"no extent to scale by (--scale {cleaning.scale})",
-    }
-    reasons = ", ".join(f"{number} with {why[reason]}" for reason, number in dropped.items() if number)
-    return f"the {split} split has no lines left, dropped were {reasons}"
+    reasons = ", ".join(f"{number} {reason}" for reason, number in counts["dropped"].items() if number)
+    left = f" left, dropped were {reasons}; see --min-points, --max-points and --scale" if reasons else ""
+    return f"the {split} split has no lines{left}"

@@ -109,20 +109,6 @@ def test_other_options_begin_again_where_they_matter(tmp_path, capsys, monkeypat
     assert stages("--vocab-size", 61, "--max-words", 50) == STAGES
 
 
-def test_sentences_of_another_seed_are_made_again(tmp_path, capsys, monkeypatch):
-    """They come from no file whose content could be compared."""
-    monkeypatch.setattr(prepare, "train_pieces", lambda *arguments: 1 / 0)
-    for options, expected in (
-        (["--pairs", 30, "--seed", 1], STAGES[:2]),
-        (["--pairs", 30, "--seed", 1], ["texts: finished before", "pieces"]),
-        (["--pairs", 30, "--seed", 2], STAGES[:2]),
-        (["--pairs", 31, "--seed", 2], STAGES[:2]),
-    ):
-        capsys.readouterr()
-        assert run("synthetic", *options, "--dest", tmp_path / "dest") == 1
-        assert said(capsys) == expected
-
-
 def test_a_failure_after_the_last_stage_repeats_nothing(tmp_path, capsys, monkeypatch, uninterrupted):
     command = ["files", *write_files(tmp_path), *SMALL, "--dest", tmp_path / "dest"]
 

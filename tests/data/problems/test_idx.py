@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import http.server
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -111,7 +110,6 @@ def test_names_with_a_dot_are_found(tmp_path):
     [
         ("16/5/1", "--mnist-split 16/5/1 takes 21 images of a file that holds 20"),
         ("12/5/11", "--mnist-split 12/5/11 takes 11 images of a file that holds 10"),
-        ("t10k:6/2/3", "--mnist-split t10k:6/2/3 takes 11 images of a file that holds 10"),
     ],
 )
 def test_splits_that_are_too_large_are_refused(tmp_path, split, reason):
@@ -201,13 +199,6 @@ def test_files_are_downloaded_once(server, tmp_path):
 def test_only_what_is_needed_is_downloaded(server, tmp_path):
     load_mnist(None, tmp_path / "cache", MnistSplit.parse("t10k:6/2/2"))
     assert sorted(server.asked) == [f"/mnist/t10k-{name}-ubyte.gz" for name in ("images-idx3", "labels-idx1")]
-
-
-def test_workers_that_start_together_download_once(server, tmp_path):
-    load = functools.partial(load_mnist, None, tmp_path / "cache", MnistSplit.parse("t10k:6/2/2"))
-    with ThreadPoolExecutor(4) as workers:
-        found = [future.result() for future in [workers.submit(load) for _ in range(4)]]
-    assert len(server.asked) == 2 and all(len(splits["train"][0]) == 6 for splits in found)
 
 
 @pytest.mark.parametrize(

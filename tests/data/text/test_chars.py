@@ -17,7 +17,6 @@ from rhhn_fairseq.data.text import stream as stream_module
 from rhhn_fairseq.data.text.stream import (
     LONGEST_ITEM,
     StreamWriter,
-    cut_lines,
     open_stream,
     read_index,
     storage_dtype,
@@ -294,12 +293,6 @@ def test_an_index_is_written_and_read_in_several_blocks(tmp_path, monkeypatch):
     damage(tmp_path / "ours.idx", 26 + 8 * 4 + 7 * 8, struct.pack("<q", 28))
     with pytest.raises(UsageError, match="ours.idx: its items do not follow one another"):
         read_index(tmp_path / "ours")
-
-
-def test_cut_lines_counts():
-    lines = np.array([1, LONGEST_ITEM, LONGEST_ITEM + 1, 3 * LONGEST_ITEM])
-    assert cut_lines(lines).tolist() == [1] + [LONGEST_ITEM] * 2 + [1] + [LONGEST_ITEM] * 3
-    assert cut_lines(np.zeros(0, dtype=np.int64)).size == 0
 
 
 @pytest.mark.parametrize("vocab_size", [5, 65_499, 65_500, 1_114_112])

@@ -337,17 +337,6 @@ def test_memory_does_not_grow_with_the_text(tmp_path, kind):
     assert kibibytes < 120 * 1024
 
 
-def test_help_and_progress_stay_off_standard_output(tmp_path):
-    options = write_splits(tmp_path)
-    result = subprocess.run(
-        [sys.executable, "-m", "rhhn_fairseq", "prepare", "text", *options, "--dest", tmp_path / "dest"],
-        capture_output=True,
-        text=True,
-    )
-    assert (result.returncode, result.stderr) == (0, "")
-    assert len(result.stdout.splitlines()) == 6
-
-
 def test_preparing_needs_no_fairseq(tmp_path):
     code = (
         "import sys, runpy; main = runpy.run_path(sys.argv[1])['main']; main(sys.argv[2:]);"

@@ -16,7 +16,7 @@ def spoiled_zip(path):
 
 
 BAD_FILES = [
-    (lambda p: os.mkfifo(p), "no such file; pipes are not"),
+    (lambda p: os.mkfifo(p), "no such file; directories and pipes"),
     (lambda p: p.write_bytes(b""), "is empty"),
     (lambda p: p.write_bytes(b"abc\0"), "byte 3 is NUL.*--bytes"),
     (lambda p: p.write_bytes(b"ab\xe9\n"), "byte 2 is not UTF-8.*--bytes"),
