@@ -29,10 +29,9 @@ from rhhn_fairseq.layers.attention import (
     QueryingCell,
     SourceMemory,
 )
-from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.layers.stack import FeedbackStack, StackConfig
 from rhhn_fairseq.ops.loop import State
 from rhhn_fairseq.ops.matmul.gemm import affine
-from rhhn_fairseq.ops.regularise import sequence_dropout
 
 ATTENTION_FORMS = ("paper", "v2")
 ATTENTION_SCORES = ("additive", "general")
@@ -66,22 +65,13 @@ class DecoderConfig(StackConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.bidirectional_layers:
-            raise UsageError(
-                f"Decoder: bidirectional_layers={self.bidirectional_layers}, but it reads forwards only"
-            )
+        self.check_feedback()
         if self.context_size < 1:
             raise UsageError(f"Decoder: context_size={self.context_size} is too small, the smallest is 1")
         if self.attention == "v2" and self.layers < 2:
             raise UsageError(
                 "Decoder: attention v2 gives the context to the layers above the first, so layers=1 is too "
                 "few; take 2 or more, or the paper's form"
-            )
-        if self.weight_drop:
-            raise UsageError(f"Decoder: weight_drop={self.weight_drop} is not supported")
-        if self.residual_from == 1:
-            raise UsageError(
-                "Decoder: residual_from=1, but the bottom layer reads embeddings; the smallest is 2"
             )
 
     @property
@@ -101,37 +91,28 @@ class DecoderConfig(StackConfig):
             self.context_size, None if self.attention_score == "general" else self.attention_width
         )
 
-    def upper(self) -> StackConfig:
-        """Returns the options of the layers above the bottom one; output dropout is applied after them."""
-        return StackConfig(**self.above_first(self.context_size))
 
+class AttentionDecoder(FeedbackStack):
+    """See the module's docstring."""
 
-class AttentionDecoder(nn.Module):
-    """See the module's docstring.
-
-    Attributes:
-        state_sizes: widths of the state's tensors, layer after layer, each in its cell's order.
-        output_size: width of the output.
-    """
+    config: DecoderConfig
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
-        self.config = config
         feeds = config.attention == "paper"
         reads = config.input_size + (config.context_size if feeds else 0)
         cell = build_cell(config.cell, reads, config.hidden_size, **config.cell_options)
-        attention = config.build_attention()
-        self.bottom = (FeedbackCell if feeds else QueryingCell)(cell, attention)
-        self.upper = Stack(config.upper()) if config.layers > 1 else None
+        self.bottom = (FeedbackCell if feeds else QueryingCell)(cell, config.build_attention())
+        self.build_upper(self.bottom, config, config.context_size)
         self.weight_o = None
         if config.context_to_output:
             self.weight_o = nn.Parameter(
                 torch.empty(config.hidden_size + config.context_size, config.hidden_size)
             )
             glorot_(self.weight_o)
-        above = self.upper.state_sizes if self.upper else ()
-        self.state_sizes = (*self.bottom.state_sizes, *above)
-        self.output_size = config.hidden_size
+
+    def each_cell(self):
+        return [self.bottom.cell, *(self.upper.cells if self.upper else ())]
 
     def forward(
         self,
@@ -152,28 +133,12 @@ class AttentionDecoder(nn.Module):
             outputs [T, B, H], attention weights [B, T, S] and the state after the last step.
         """
         config = self.config
-        count = len(self.bottom.state_sizes)
-        state = memory.start_rows() if state is None else state
-        low, high = (None, None) if state is None else (state[:count], state[count:])
-        x_TBC = self._drop(x_TBC, config.input_dropout)
+        low, high = self.split_state(memory.start_rows() if state is None else state)
+        x_TBC = self.drop(x_TBC, config.input_dropout)
         y, context, weights, low = self.bottom(x_TBC, memory, low, mask_TB)
-        context = self._drop(context, config.context_dropout)
-        state = low
-        if self.upper is not None:
-            y, high = self.upper(y, high, mask_TB, context_TBM=context)
-            state = (*low, *high)
+        context = self.drop(context, config.context_dropout)
+        y, state = self.run_upper(y, low, high, mask_TB, context)
         if self.weight_o is not None:
-            y = self._drop(y, config.layer_dropout)
+            y = self.drop(y, config.layer_dropout)
             y = torch.tanh(affine(torch.cat([y, context], dim=-1), self.weight_o))
-        return self._drop(y, config.output_dropout), weights, state
-
-    def _drop(self, x: Tensor, rate: float) -> Tensor:
-        return sequence_dropout(x, rate, self.training, self.config.dropout_mask == "sequence")
-
-    def diagnostics(self) -> dict[str, float]:
-        """The cells' diagnostics, by layer counted from 1."""
-        numbers = {f"layer1_{key}": value for key, value in self.bottom.cell.diagnostics().items()}
-        above = self.upper.cells if self.upper else ()
-        for layer, cell in enumerate(above, start=2):
-            numbers |= {f"layer{layer}_{key}": value for key, value in cell.diagnostics().items()}
-        return numbers
+        return self.drop(y, config.output_dropout), weights, state

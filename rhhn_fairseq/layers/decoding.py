@@ -9,6 +9,7 @@ changes its graph only a few times. The step includes beam search's reordering o
 Shapes: B rows, N sentences, S source positions, M memory, V dictionary.
 """
 
+import functools
 import logging
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
@@ -32,8 +33,6 @@ Step = Callable[[Tensor, Memory, State], tuple[Tensor, Tensor, State]]
 # A graph reads the weights at their addresses, so it belongs to its module and is freed with it.
 _recordings: WeakKeyDictionary[nn.Module, graphs.Recordings] = WeakKeyDictionary()
 
-_told: set[str] = set()
-
 
 def decoding_step(
     module: nn.Module, step: Step, tokens_B1: Tensor, memory: Memory, state: State, order_B: Tensor | None
@@ -50,7 +49,8 @@ def decoding_step(
     if not _as_graph(module, tensors):
         return step(tokens_B1, memory, state if order_B is None else reorder_state(state, order_B))
     B, (N, S) = len(tokens_B1), memory.mask_NS.shape
-    more_N = _power_of_two(N) - N
+    # Up to the next power of two.
+    more_N = (1 << (N - 1).bit_length()) - N
     rows, more_S = (N + more_N) * memory.beams, -S % POSITIONS
     if order_B is not None and len(state[0]) > rows:
         state, order_B = reorder_state(state, order_B), None
@@ -90,17 +90,12 @@ def _as_graph(module: nn.Module, tensors: list[Tensor]) -> bool:
         return False
     if torch.is_autocast_enabled(device.type):
         # The graph would read autocast's copies of the weights.
-        return _tell("without CUDA graphs, which autocast does not support", False)
-    return _tell("as CUDA graphs", True)
+        _log_once("without CUDA graphs, which autocast does not support")
+        return False
+    _log_once("as CUDA graphs")
+    return True
 
 
-def _tell(how: str, answer: bool) -> bool:
-    if how not in _told:
-        _told.add(how)
-        logger.info("decoding steps run %s", how)
-    return answer
-
-
-def _power_of_two(count: int) -> int:
-    """Returns the smallest power of two that is at least ``count``."""
-    return 1 << (count - 1).bit_length()
+@functools.cache
+def _log_once(how: str) -> None:
+    logger.info("decoding steps run %s", how)

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from rhhn_fairseq.cells.config import check_fields, option
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 
@@ -19,40 +20,29 @@ KINDS = ("h_detach", "c_detach")
 
 @dataclass(frozen=True, kw_only=True)
 class DetachSchedule:
-    """How the probabilities change; ``UsageError`` names the invalid field.
+    """How the probabilities change; ``UsageError`` names the invalid option of the command line.
 
     Attributes:
-        h_detach_final: final value for h-detach, reached after ``anneal_updates``; None for no change.
-        c_detach_final: the same for c-detach.
-        anneal_updates: number of updates that the change takes; None if there is none.
-        until: update from which on nothing is detached; None for never.
+        detach_anneal_updates: number of updates that the change takes; None if there is none.
+        detach_until: update from which on nothing is detached; None for never.
     """
 
-    h_detach_final: float | None = None
-    c_detach_final: float | None = None
-    anneal_updates: int | None = None
-    until: int | None = None
+    h_detach_final: float | None = option(None, help="final value for h-detach", low=0, high=1)
+    c_detach_final: float | None = option(None, help="the same for c-detach", low=0, high=1)
+    detach_anneal_updates: int | None = option(None, help="updates until the final values", low=1)
+    detach_until: int | None = option(None, help="update from which nothing is detached", low=1)
 
     def __post_init__(self):
-        every = {kind: self.final(kind) for kind in KINDS}
-        finals = {kind: value for kind, value in every.items() if value is not None}
-        for kind, final in finals.items():
-            if not 0 <= final <= 1:
-                raise UsageError(f"{_flag(kind)}-final {final} is not in [0, 1]")
-        if finals and self.anneal_updates is None:
-            raise UsageError(f"{_flag(next(iter(finals)))}-final needs --detach-anneal-updates N")
-        if self.anneal_updates is not None and not finals:
+        check_fields(self, flags=True)
+        finals = [kind for kind in KINDS if self.final(kind) is not None]
+        if finals and self.detach_anneal_updates is None:
+            raise UsageError(f"{_flag(finals[0])}-final needs --detach-anneal-updates N")
+        if self.detach_anneal_updates is not None and not finals:
             raise UsageError("--detach-anneal-updates needs --h-detach-final P or --c-detach-final P")
-        for option, value in (
-            ("--detach-anneal-updates", self.anneal_updates),
-            ("--detach-until", self.until),
-        ):
-            if value is not None and value < 1:
-                raise UsageError(f"{option} {value} is too small, the smallest is 1")
 
     def __bool__(self):
         """Whether anything changes at all."""
-        return self.anneal_updates is not None or self.until is not None
+        return self.detach_anneal_updates is not None or self.detach_until is not None
 
     def final(self, kind: str) -> float | None:
         """Returns the final probability of ``h_detach`` or ``c_detach``."""
@@ -60,15 +50,15 @@ class DetachSchedule:
 
     def probability(self, kind: str, start: float, update: int) -> float:
         """Returns a kind's probability in the pass after ``update`` updates, if it began at ``start``."""
-        if self.until is not None and update >= self.until:
+        if self.detach_until is not None and update >= self.detach_until:
             return 0.0
         final = self.final(kind)
-        if final is None or self.anneal_updates is None:
+        if final is None or self.detach_anneal_updates is None:
             return start
         # Rounding must not make the end differ from the final value.
-        if update >= self.anneal_updates:
+        if update >= self.detach_anneal_updates:
             return final
-        return start + (final - start) * update / self.anneal_updates
+        return start + (final - start) * update / self.detach_anneal_updates
 
 
 class DetachAnnealing:
@@ -93,8 +83,8 @@ class DetachAnnealing:
             self._starts[kind] = max(starts, default=0.0)
             if schedule.final(kind) is not None and not self._starts[kind]:
                 raise UsageError(f"{_flag(kind)}-final {schedule.final(kind)} needs {_flag(kind)} P")
-        if schedule.until is not None and not any(self._starts.values()):
-            raise UsageError(f"--detach-until {schedule.until} needs --h-detach P or --c-detach P")
+        if schedule.detach_until is not None and not any(self._starts.values()):
+            raise UsageError(f"--detach-until {schedule.detach_until} needs --h-detach P or --c-detach P")
 
     def probabilities(self, update: int) -> dict[str, float]:
         """Returns the probabilities after ``update`` updates, for the kinds that the model started with."""

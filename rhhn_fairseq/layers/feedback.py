@@ -45,7 +45,7 @@ def run_with_feedback(
         x_TBC = x_TBC.masked_fill(~mask_TB.unsqueeze(-1), 0.0)
     if noise is None and cell.training:
         noise = cell.sample_noise(T, B, x_TBC.device)
-    g = cell.project(x_TBC, slice(0, C))
+    g = apply_maps(x_TBC, cell.maps_of(slice(0, C)))
     if state is None:
         state = zero_state(B, x_TBC.device, x_TBC.dtype)
         if cell.begins:

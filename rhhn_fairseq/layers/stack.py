@@ -5,15 +5,16 @@ Shapes: T time, B batch, C input, H hidden.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rhhn_fairseq.cells.config import DEEPEST, WIDEST, check_fields, option
 from rhhn_fairseq.cells.registry import CELLS, build_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.weight_drop import call_with_dropped_weights, recurrent_weights
 from rhhn_fairseq.ops.loop import Noise, State
 from rhhn_fairseq.ops.regularise import sequence_dropout
 
@@ -60,9 +61,19 @@ class StackConfig:
                 f"Stack: residual_from={self.residual_from} is past the last of {self.layers} layers"
             )
 
-    def above_first(self, context_size: int) -> dict:
-        """Returns the fields of the stack above the first layer, which reads its outputs and a context."""
-        return dict(
+    def check_feedback(self) -> None:
+        """Raises UsageError for options that a stack whose first layer has feedback does not support."""
+        name = type(self).__name__.removesuffix("Config")
+        for field_name in ("bidirectional_layers", "weight_drop"):
+            if value := getattr(self, field_name):
+                raise UsageError(f"{name}: {field_name}={value} is not supported")
+        if self.residual_from == 1:
+            raise UsageError(f"{name}: residual_from=1 is too small, the smallest is 2")
+
+    def upper(self, context_size: int) -> "StackConfig":
+        """Returns the options of the layers above the first, which read its outputs and a context; output
+        dropout is applied after them."""
+        return StackConfig(
             cell=self.cell,
             input_size=self.hidden_size,
             hidden_size=self.hidden_size,
@@ -84,13 +95,37 @@ class StackConfig:
         return self.input_size if layer == 0 else self.hidden_size * self.directions(layer - 1)
 
 
-class Stack(nn.Module):
-    """Layers of one cell, each reading the output of the one below.
+class Layers(nn.Module):
+    """What all stacks have in common.
 
     Attributes:
         output_size: width of the output.
         state_sizes: widths of the state's tensors, layer after layer, each in its cell's order.
     """
+
+    config: StackConfig
+    output_size: int
+    state_sizes: tuple[int, ...]
+
+    def each_cell(self) -> Sequence[Cell]:
+        """Returns the forward cell of each layer."""
+        raise NotImplementedError(f"{type(self).__name__} has no cells")
+
+    def drop(self, x_TBC: Tensor, rate: float) -> Tensor:
+        """Applies dropout with masks as the configuration asks for."""
+        return sequence_dropout(x_TBC, rate, self.training, self.config.dropout_mask == "sequence")
+
+    def diagnostics(self) -> dict[str, float]:
+        """The cells' diagnostics, by layer counted from 1."""
+        return {
+            f"layer{layer}_{key}": value
+            for layer, cell in enumerate(self.each_cell(), start=1)
+            for key, value in cell.diagnostics().items()
+        }
+
+
+class Stack(Layers):
+    """Layers of one cell, each reading the output of the one below."""
 
     def __init__(self, config: StackConfig):
         super().__init__()
@@ -181,10 +216,10 @@ class Stack(nn.Module):
             in the order of ``starts``.
         """
         config = self.config
-        y = self._drop(x_TBC, config.input_dropout)
+        y = self.drop(x_TBC, config.input_dropout)
         finals, backward_finals = [], []
         for layer, cell in enumerate(self.cells):
-            below = y if layer == 0 else self._drop(y, config.layer_dropout)
+            below = y if layer == 0 else self.drop(y, config.layer_dropout)
             read = below if context_TBM is None else torch.cat([below, context_TBM], dim=-1)
             inner = None if noise is None else noise[layer]
             y, final = self._call(cell, read, starts[layer], mask_TB, inner)
@@ -203,10 +238,10 @@ class Stack(nn.Module):
 
     def drop_output(self, y_TBH: Tensor) -> Tensor:
         """Applies dropout to the last layer's outputs."""
-        return self._drop(y_TBH, self.config.output_dropout)
+        return self.drop(y_TBH, self.config.output_dropout)
 
-    def _drop(self, x: Tensor, rate: float) -> Tensor:
-        return sequence_dropout(x, rate, self.training, self.config.dropout_mask == "sequence")
+    def each_cell(self):
+        return self.cells
 
     def _call(self, cell: Cell, *arguments) -> tuple[Tensor, State]:
         if self.training and self.config.weight_drop:
@@ -222,10 +257,61 @@ class Stack(nn.Module):
         y, final = self._call(self.backward_cells[layer], x_TBC.flip(0), start, mask, noise)
         return y.flip(0), final
 
-    def diagnostics(self) -> dict[str, float]:
-        """The cells' diagnostics, by layer counted from 1."""
-        return {
-            f"layer{layer}_{key}": value
-            for layer, cell in enumerate(self.cells, start=1)
-            for key, value in cell.diagnostics().items()
-        }
+
+class FeedbackStack(Layers):
+    """A layer with feedback and a ``Stack`` above it, which reads what is fed back as its context.
+
+    Attributes:
+        upper: the layers above the first; None if there are none. first_state: number of the first's states.
+    """
+
+    upper: Stack | None
+    first_state: int
+
+    def build_upper(self, first: Any, config: StackConfig, context_size: int) -> None:
+        """Builds the layers above ``first``, a module with ``state_sizes`` and ``cell``."""
+        self.config, self.output_size = config, config.hidden_size
+        self.upper = Stack(config.upper(context_size)) if config.layers > 1 else None
+        self.state_sizes = (*first.state_sizes, *(self.upper.state_sizes if self.upper else ()))
+        self.first_state = len(first.state_sizes)
+
+    def split_state(self, state: State | None) -> tuple[State | None, State | None]:
+        """Returns the states of the first layer and of those above it."""
+        return (
+            (None, None)
+            if state is None
+            else (tuple(state[: self.first_state]), tuple(state[self.first_state :]))
+        )
+
+    def run_upper(
+        self, y_TBH: Tensor, low: State, high: State | None, mask_TB: Tensor | None, context_TBM: Tensor
+    ) -> tuple[Tensor, State]:
+        """Returns the outputs of the last layer and the state of all, from those of the first."""
+        if self.upper is None:
+            return y_TBH, low
+        y_TBH, high = self.upper(y_TBH, high, mask_TB, context_TBM=context_TBM)
+        return y_TBH, (*low, *high)
+
+
+def call_with_dropped_weights(cell: Cell, rate: float, *arguments):
+    """Calls ``cell(*arguments)`` with each weight of its recurrent matrices set to zero with probability
+    ``rate``, and the others divided by 1 - ``rate`` (Merity et al. 2018, section 2).
+
+    One mask serves all steps of a pass, so the fused operations need no change.
+    """
+    dropped = {name: F.dropout(weight, rate) for name, weight in recurrent_weights(cell).items()}
+    return torch.func.functional_call(cell, dropped, arguments)
+
+
+def recurrent_weights(cell: Cell) -> dict[str, Tensor]:
+    """Returns by name the matrices that multiply a state of the cell, or of a cell inside it."""
+    weights: dict[str, Tensor] = {}
+    for prefix, module in cell.named_modules():
+        named = module.weights_named("recurrent_weights") if isinstance(module, Cell) else {}
+        for name, weight in named.items():
+            path = f"{prefix}.{name}" if prefix else name
+            if isinstance(weight, nn.ParameterList):
+                weights |= {f"{path}.{i}": matrix for i, matrix in enumerate(weight)}
+            else:
+                weights[path] = weight
+    return weights

@@ -28,9 +28,8 @@ from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.feedback import run_with_feedback
-from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.layers.stack import FeedbackStack, StackConfig
 from rhhn_fairseq.ops.loop import Noise, State
-from rhhn_fairseq.ops.regularise import sequence_dropout
 
 LOG_LIMIT = 10.0
 
@@ -54,18 +53,9 @@ class WindowConfig(StackConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.bidirectional_layers or self.context_size:
-            raise UsageError("WindowStack: it reads forwards only, and its one context is the window")
-        if self.weight_drop:
-            raise UsageError(f"WindowStack: weight_drop={self.weight_drop} is not supported")
-        if self.residual_from == 1:
-            raise UsageError(
-                "WindowStack: residual_from=1, but the first layer reads points; the smallest is 2"
-            )
-
-    def upper(self) -> StackConfig:
-        """Returns the options of the layers above the first one."""
-        return StackConfig(**self.above_first(self.symbols), output_dropout=self.output_dropout)
+        self.check_feedback()
+        if self.context_size:
+            raise UsageError(f"Window: context_size={self.context_size}, but its one context is the window")
 
 
 class Window(nn.Module):
@@ -155,27 +145,19 @@ class WindowCell(nn.Module):
         )
         return y_TBH, WindowTrace(*trace), state
 
-    def diagnostics(self) -> dict[str, float]:
-        return self.cell.diagnostics()
 
-
-class WindowStack(nn.Module):
-    """Layers of one cell, the first of which moves a window along a text that all layers read.
-
-    Attributes:
-        output_size: width of the output.
-        state_sizes: widths of the state's tensors, layer after layer.
-    """
+class WindowStack(FeedbackStack):
+    """Layers of one cell, the first of which moves a window along a text that all layers read."""
 
     def __init__(self, config: WindowConfig):
         super().__init__()
-        self.config = config
         reads = config.input_size + config.symbols
         cell = build_cell(config.cell, reads, config.hidden_size, **config.cell_options)
         self.first = WindowCell(cell, Window(config), config)
-        self.upper = Stack(config.upper()) if config.layers > 1 else None
-        self.state_sizes = (*self.first.state_sizes, *(self.upper.state_sizes if self.upper else ()))
-        self.output_size = config.hidden_size
+        self.build_upper(self.first, config, config.symbols)
+
+    def each_cell(self):
+        return [self.first.cell, *(self.upper.cells if self.upper else ())]
 
     def forward(
         self,
@@ -185,23 +167,8 @@ class WindowStack(nn.Module):
         mask_TB: Tensor | None = None,
     ) -> tuple[Tensor, State, Tensor]:
         """Outputs [T, B, H], the next state and phi [T, B, U + 1]; arguments as in ``WindowCell.forward``."""
-        count = len(self.first.state_sizes)
-        low, high = (None, None) if state is None else (tuple(state[:count]), tuple(state[count:]))
-        x_TBC = self._drop(x_TBC, self.config.input_dropout)
+        low, high = self.split_state(state)
+        x_TBC = self.drop(x_TBC, self.config.input_dropout)
         y, trace, low = self.first(x_TBC, text_BUV, low, mask_TB)
-        if self.upper is None:
-            return self._drop(y, self.config.output_dropout), low, trace.phi_TBU
-        y, high = self.upper(y, high, mask_TB, context_TBM=trace.window_TBV)
-        return y, (*low, *high), trace.phi_TBU
-
-    def _drop(self, x: Tensor, rate: float) -> Tensor:
-        return sequence_dropout(x, rate, self.training, self.config.dropout_mask == "sequence")
-
-    def diagnostics(self) -> dict[str, float]:
-        """The cells' diagnostics, by layer counted from 1."""
-        cells = [self.first, *(self.upper.cells if self.upper else ())]
-        return {
-            f"layer{layer}_{key}": value
-            for layer, cell in enumerate(cells, start=1)
-            for key, value in cell.diagnostics().items()
-        }
+        y, state = self.run_upper(y, low, high, mask_TB, trace.window_TBV)
+        return self.drop(y, self.config.output_dropout), state, trace.phi_TBU

@@ -1,6 +1,6 @@
 """Base of tasks that change the probabilities of h-detach and c-detach during training."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Optional
 
 from fairseq.dataclass import FairseqDataclass
@@ -45,12 +45,7 @@ class DetachingTask:
 
     def detach_schedule(self) -> DetachSchedule:
         """Returns the schedule that the task's options define; raises UsageError if it is invalid."""
-        return DetachSchedule(
-            h_detach_final=self.cfg.h_detach_final,
-            c_detach_final=self.cfg.c_detach_final,
-            anneal_updates=self.cfg.detach_anneal_updates,
-            until=self.cfg.detach_until,
-        )
+        return DetachSchedule(**{spec.name: getattr(self.cfg, spec.name) for spec in fields(DetachSchedule)})
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         if self.annealing is not None:

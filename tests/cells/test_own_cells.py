@@ -13,7 +13,7 @@ from rhhn_fairseq.cells.config import CellConfig, option
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.weight_drop import recurrent_weights
+from rhhn_fairseq.layers.stack import recurrent_weights
 from rhhn_fairseq.nn import quantize_dynamic
 from rhhn_fairseq.ops.matmul.gemm import affine
 

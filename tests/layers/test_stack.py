@@ -36,15 +36,6 @@ def test_equals_torch_bidirectional_two_layers():
     torch.testing.assert_close(stack(_x())[0], theirs(_x())[0], rtol=0, atol=1e-14)
 
 
-def test_residual_adds_the_layers_input_from_the_given_layer():
-    stack = _stack(layers=3, residual_from=2)
-    x = _x()
-    one, _ = stack.cells[0](x)
-    two = stack.cells[1](one)[0] + one
-    three = stack.cells[2](two)[0] + two
-    torch.testing.assert_close(stack(x)[0], three, rtol=0, atol=1e-14)
-
-
 @pytest.mark.parametrize("cell", CELLS)
 def test_any_cell_carries_its_state(cell):
     stack = _stack(cell, layers=2, residual_from=2).eval()
@@ -91,13 +82,11 @@ def test_each_dropout_acts_at_its_place():
     torch.testing.assert_close(y, dropout(second, 0.6), rtol=0, atol=0)
 
 
-def test_evaluation_drops_nothing():
-    assert torch.equal(_stack(layers=2, **RATES).eval()(_x())[0], _stack(layers=2).eval()(_x())[0])
-
-
-def test_one_mask_may_serve_a_sequence():
-    y = _stack(layers=1, output_dropout=0.5, dropout_mask="sequence").train()(_x())[0]
+def test_evaluation_drops_nothing_and_one_mask_may_serve_a_sequence():
+    stack = _stack(layers=2, dropout_mask="sequence", **RATES)
+    y = stack.train()(_x())[0]
     assert torch.equal(y[0] == 0, y[-1] == 0) and (y[0] == 0).any()
+    assert torch.equal(stack.eval()(_x())[0], _stack(layers=2).eval()(_x())[0])
 
 
 def test_every_cell_gets_its_own_noise():

@@ -20,11 +20,6 @@ def _inputs():
     return torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64), text
 
 
-def test_evaluation_draws_no_noise():
-    noisy = _stack(cell_options={"recurrent_dropout": 0.5}).eval()
-    assert torch.equal(noisy(*_inputs())[0], _stack().eval()(*_inputs())[0])
-
-
 @pytest.mark.parametrize("layers", [1, 2])
 def test_each_dropout_acts_at_its_place(layers):
     """Against the layers called by hand, which draw the masks in the same order."""

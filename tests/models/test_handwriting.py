@@ -199,8 +199,8 @@ def test_refused_windows():
         with pytest.raises(UsageError, match=reason):
             WindowConfig(cell="lstm", input_size=C, hidden_size=H, symbols=V, **options)
 
-    refused("residual_from=1, but the first layer reads points", residual_from=1)
-    refused("it reads forwards", bidirectional_layers=1)
+    refused("residual_from=1 is too small", residual_from=1)
+    refused("bidirectional_layers=1 is not supported", bidirectional_layers=1)
     refused("window=0 is too small", window=0)
     with pytest.raises(UsageError, match="--window -1 is too small"):
         build(window=-1)
