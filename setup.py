@@ -1,8 +1,8 @@
 """Builds the compiled point-wise kernels and adds the autoload file; all other metadata is in setup.cfg.
 
-The C++ sources are built for this processor; with ``RHHN_NATIVE=all``, as for wheels that others install, once
-for every level of processor that ``rhhn_fairseq.ops.native`` may load. Where a build fails, installation goes on
-and the package uses torch's own operations instead.
+The C++ sources are built for this processor; with ``RHHN_NATIVE=all``, as for wheels that others install,
+once for every level of processor that ``rhhn_fairseq.ops.native`` may load. Where a build fails, installation
+goes on and the package uses torch's own operations instead.
 """
 
 import copy

@@ -4,8 +4,8 @@
 
 MODEL is a checkpoint, a directory of `rhhn convert`, or "packaged". The recogniser is a bidirectional LSTM
 of this package with torch's CTC loss (Graves et al. 2006). It learns from words in the same fonts, half
-of them random letters, within some five minutes of one core, and is kept in runs/legibility. The figure is the
-character error rate in percent, upper and lower case taken as one: several letters differ in size alone.
+of them random letters, within some five minutes of one core, and is kept in runs/legibility. The figure is
+the character error rate in percent, upper and lower case taken as one: several letters differ in size alone.
 """
 
 import argparse
