@@ -40,13 +40,10 @@ step() {
 step "installing into $PWD/.venv: torch and what builds fairseq"
 pip install --upgrade pip
 pip install torch numpy Cython setuptools wheel
-# fairseq-fixed comes as source. It builds against the torch that is there, on all cores, without debugging
-# information; in an environment of its own it would fetch torch again.
-settings=$(mktemp)
-trap 'rm -f "$settings"' EXIT
-printf '[build_ext]\nparallel = %s\n' "$(nproc)" > "$settings"
+# fairseq-fixed comes as source. It builds against the torch that is there, without debugging information; in an
+# environment of its own it would fetch torch again.
 step "compiling fairseq"
-DIST_EXTRA_CONFIG=$settings CFLAGS="-g0 -O1" pip install --no-build-isolation fairseq-fixed==0.12.3.1
+CFLAGS="-g0 -O1" pip install --no-build-isolation fairseq-fixed==0.12.3.1
 step "compiling this package's kernels, and installing what it needs"
 pip install --no-build-isolation --editable ".[$extra]"
 printf '%s\n' "$wanted" > "$stamp"
