@@ -1,8 +1,11 @@
 """Synthetic handwriting: how the pen moves along the strokes of a font."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from rhhn_fairseq.data.strokes.hershey import SMOOTHING, HersheyConfig, _joined, _pen, _smooth, hershey
+from rhhn_fairseq.data.strokes.words import WORDS
 
 
 def test_smooth_numbers_have_variance_one_and_forget_after_a_few():
@@ -36,3 +39,10 @@ def test_lines_have_one_word_to_the_most():
     assert {len(text.split()) for text in texts["train"]} == {1, 2, 3}
     assert len(texts["train"]) == 60 and len(texts["valid"]) == len(texts["test"]) == 3
     assert texts["train"][:3] != texts["valid"] != texts["test"]
+
+
+def test_half_of_the_words_are_random_letters_and_some_have_doubled_ones():
+    lines = hershey(HersheyConfig(lines=300, max_words=1)).load().splits["train"]
+    made = [word for line in lines if (word := line.text.lower().strip(",.?!")) not in WORDS]
+    assert 100 < len(made) < 200
+    assert sum(any(a == b for a, b in pairwise(word)) for word in made) > len(made) / 5

@@ -94,7 +94,8 @@ def test_hershey_draws_what_the_font_has(tmp_path):
 
 def test_hershey_takes_words_from_a_file(tmp_path, capsys):
     (tmp_path / "words.txt").write_text("zig\nzag")
-    assert run("--words", tmp_path / "words.txt", "--lines", 10, "--dest", tmp_path / "data") == 0
+    known = ["--words", tmp_path / "words.txt", "--letters", 0]
+    assert run(*known, "--lines", 10, "--dest", tmp_path / "data") == 0
     words = {
         word.strip(",.?!").lower()
         for text in StrokeSplit(tmp_path / "data", "train").texts
