@@ -26,8 +26,8 @@ def test_strokes_that_touch_are_one_without_a_repeated_point():
 def test_the_pen_goes_from_end_to_end_and_a_dot_is_one_point():
     config = HersheyConfig(jitter=0.0)
     points = _pen(config, np.array([[0.0, 0.0], [60.0, 0.0], [100.0, 0.0]]), np.random.default_rng(1))
-    assert len(points) == 13 and points[0].tolist() == [0, 0] and points[-1].tolist() == [100, 0]
-    # Its steps are 8 in the mean, and uneven.
+    assert len(points) == 9 and points[0].tolist() == [0, 0] and points[-1].tolist() == [100, 0]
+    # Its steps are 12 in the mean, and uneven.
     steps = np.diff(points[:, 0])
     assert (steps > 0).all() and steps.std() > 0.5
     assert _pen(config, np.array([[5.0, 6.0]]), np.random.default_rng(1)).tolist() == [[5, 6]]
