@@ -1,10 +1,12 @@
 """Builds the compiled point-wise kernels and adds the autoload file; all other metadata is in setup.cfg.
 
-The C++ sources are built once for every level of processor that ``rhhn_fairseq.ops.native`` may load.
-Where a build fails, installation goes on and the package uses torch's own operations instead.
+The C++ sources are built for this processor; with ``RHHN_NATIVE=all``, as for wheels that others install,
+once for every level of processor that ``rhhn_fairseq.ops.native`` may load. Where a build fails, installation
+goes on and the package uses torch's own operations instead.
 """
 
 import copy
+import os
 import platform
 import shutil
 import sys
@@ -19,6 +21,13 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     LEVELS["avx2"] = ["-march=x86-64-v3"]
     # prefetchw, which level 4 does not name: every processor with AVX-512 has it.
     LEVELS["avx512"] = ["-march=x86-64-v4", "-mprefer-vector-width=512", "-mprfchw"]
+    # What torch asks for before it names a processor AVX2 or AVX512, by the names of the kernel.
+    NEEDED = {"avx512": "avx512f avx512bw avx512vl avx512dq fma avx2 bmi2", "avx2": "avx2 fma bmi2"}
+    cpuinfo = Path("/proc/cpuinfo")
+    if os.environ.get("RHHN_NATIVE") != "all" and cpuinfo.exists():
+        flags = set(cpuinfo.read_text().partition("flags")[2].partition("\n")[0].split())
+        here = next((level for level, names in NEEDED.items() if flags >= set(names.split())), "any")
+        LEVELS = {here: LEVELS[here]}
 
 HERE = Path("rhhn_fairseq/ops/native")
 SOURCES = ("energy.cpp", "gated.cpp", "highway.cpp", "hyper_sequence.cpp", "matmul.cpp", "product.cpp")

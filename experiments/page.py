@@ -1,8 +1,6 @@
 """The page of a table: the paper's figures, ours, what they cost, and the curves."""
 
 import argparse
-import math
-import shlex
 from collections import defaultdict
 from collections.abc import Set
 from pathlib import Path
@@ -113,10 +111,6 @@ def text(
         lines += [f"## Scaled by {scale:g}", "", rule, ""]
         rows = tuple(row for row in table.rows if any(key[0] == row.name for key in members))
         lines += _table(table, members, rows) + ["", *pictures.get(scale, [])]
-    for record in records:
-        # Curves of smaller trainings are in their records and in their picture.
-        if record.curve and record.scale == 1:
-            lines += _per_epoch(table, record)
     lines += _costs(table, records, costs)
     if records:
         lines += [COMMAND_HEADING, "", f"    {command}", "", *_provenance(table, records)]
@@ -197,24 +191,6 @@ def _share_of_batch(row: Row, record: Record) -> float:
     return given.batch_size * given.update_freq / own
 
 
-def _per_epoch(table: Table, record: Record) -> list[str]:
-    metric = table.scoring.metric
-    logged = set().union(*(entry["train"] for entry in record.curve))
-    names = [metric] + [name for name in ("ppl", "accuracy") if name != metric and name in logged]
-    validated = [entry for entry in record.curve if entry["valid"]] or record.curve
-    # At most 30 of them, and always the last.
-    shown = validated[:: -math.ceil(len(validated) / 30)][::-1]
-    lines = [f"## {record.row}, seed {record.seed}, by epoch", ""]
-    heads = [f"{split} {name}" for name in names for split in ("train", "valid")]
-    lines += ["| epoch | updates | hours | " + " | ".join(heads) + " |", "|---" * (3 + len(heads)) + "|"]
-    for entry in shown:
-        values = [entry[split].get(name) for name in names for split in ("train", "valid")]
-        cells = ["" if value is None else f"{value:g}" for value in values]
-        hours = f"{entry['seconds'] / 3600:.2f}"
-        lines.append(f"| {entry['epoch']} | {entry['updates']:,} | {hours} | " + " | ".join(cells) + " |")
-    return [*lines, ""]
-
-
 def _costs(table: Table, records: list[Record], costs: dict[str, Cost]) -> list[str]:
     """Returns what a row takes here, and what the paper's budget would, from measured seconds per update."""
     done = {record.row: record for record in records if record.scale == 1}
@@ -235,9 +211,6 @@ def _costs(table: Table, records: list[Record], costs: dict[str, Cost]) -> list[
         rest = "unknown" if total is None else f"{max(0, total - trained) * seconds / 3600:,.0f} hours"
         hours = "" if epoch is None else f"{epoch * seconds / 3600:.2f}"
         where = f"{cost.precision}, {_machine(cost)}"
-        # In a table a bar ends the cell, and a new line the row.
-        remark = " ".join(cost.remark.split()).replace("|", "\\|")
-        where += f"; {remark}" if remark else ""
         cells = [row.name, where, f"{seconds:.3g}", "" if epoch is None else f"{epoch:,}", hours, rest]
         lines.append("| " + " | ".join(cells) + " |")
     if len(lines) == 2:
@@ -253,47 +226,15 @@ def _machine(run: Cost | Record) -> str:
 
 
 def _provenance(table: Table, records: list[Record]) -> list[str]:
-    """Returns how every run was made; runs that differ only in seed and commit share an entry."""
-    different = {_versions(record) for record in records}
-    of_all = different.pop() if len(different) == 1 else ""
-    alike: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        alike[_how(record, with_versions=not of_all)].append(record)
+    """Returns where the runs' commands, versions and curves are, and what is remarked on them."""
     place = f"experiments/records/{table.name}/ROW-sSEED.json"
-    lines = [f"Every run is a file `{place}` of the repository, with its curve.", ""]
-    lines += [f"All with {of_all}.", ""] if of_all else []
-    for how, group in alike.items():
-        seeds = ", ".join(str(record.seed) for record in group)
-        name = f"{group[0].row}, {'seed' if len(group) == 1 else 'seeds'} {seeds}"
-        commits = ", ".join(dict.fromkeys(record.commit for record in group if record.commit))
-        made = f"; commit {commits}" if commits else ""
-        lines.append(f"- {name}{made}; {how}")
-    return lines
-
-
-def _versions(record: Record) -> str:
-    return ", ".join(f"{name} {version}" for name, version in record.versions.items())
-
-
-def _how(record: Record, with_versions: bool) -> str:
-    """Returns what the runs of one entry have in common, with SEED for the number."""
-    words = [] if record.scale == 1 else [f"scale {record.scale:g}"]
-    words.append(f"{_machine(record)}, {record.precision}")
-    words += [record.corpus] if record.corpus else []
-    words += [_versions(record)] if with_versions else []
-    words.append(record.state + (f" ({record.problem})" if record.problem else ""))
-    if record.stopped_by:
-        words.append(f"stopped by {record.stopped_by}")
-    if "train" in record.commands:
-        command = shlex.join(record.commands["train"])
-        seed = f"--seed {record.seed} "
-        words.append(f"`{command.replace(seed, '--seed SEED ').replace(f'-s{record.seed}/', '-sSEED/')}`")
-    elif record.adopted:
-        extra = " ".join(record.options.get("extra", []))
-        words.append("trained by hand" + (f" with `{extra}`" if extra else ""))
-    if record.remark:
-        words.append(" ".join(record.remark.split()))
-    return "; ".join(words)
+    lines = [f"Every run is a file `{place}` of the repository: its command, commit, versions and curve.", ""]
+    remarked: dict[str, list[str]] = defaultdict(list)
+    for record in records:
+        remark = "; ".join(filter(None, [record.problem, " ".join(record.remark.split())]))
+        if remark:
+            remarked[remark].append(record.row)
+    return lines + [f"- {', '.join(dict.fromkeys(rows))}: {remark}" for remark, rows in remarked.items()]
 
 
 def _curves(table: Table, records: list[Record]) -> dict[float, list[Curve]]:

@@ -3,6 +3,8 @@
 # Usage: scripts/test.sh [pytest options], for example scripts/test.sh --slow -k cells.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# Every build of the kernels, because they are compared with one another.
+export RHHN_NATIVE=all
 bash scripts/install.sh dev
 .venv/bin/python -m ruff check .
 .venv/bin/lint-imports --no-logo

@@ -98,6 +98,7 @@ fi
 if [ -z "$nproc" ]; then
     ! given --cpu || fail "--cpu needs the number of workers: --nproc N"
     nproc=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+    [ "$nproc" != 0 ] || [ -z "$dry_run" ] || { echo "no GPU here: the command for one worker" >&2; nproc=1; }
     [ "$nproc" != 0 ] || fail "there is no GPU here; for workers on the CPU pass --nproc N"
 fi
 [[ $nproc =~ ^[1-9][0-9]*$ ]] || fail "--nproc $nproc is not a number of workers, the smallest is 1"

@@ -73,7 +73,7 @@ def run_all(log) -> None:
         print(f"  source {os.path.relpath(sys.prefix)}/bin/activate")
     print(f'  rhhn sample {model} --prompt "class "')
     print("  rhhn prepare text --input BOOK.txt --split 90/5/5 --dest data-bin/book")
-    print("  fairseq-train data-bin/book --arch ln_hyperlstm_ptb --save-dir checkpoints/book")
+    print("  rhhn train data-bin/book --arch ln_hyperlstm_modern --max-epoch 3 --save-dir checkpoints/book")
 
 
 def folder(name: str) -> Path:

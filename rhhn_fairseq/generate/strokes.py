@@ -162,9 +162,12 @@ def draw_points(
         UsageError: as ``write``.
     """
     model.eval()
-    hand = Hand(
-        model, _indices(model.symbols, _before(prime, model.symbols) + text) if text is not None else None
-    )
+    heard = None
+    if text is not None:
+        # With a space after the text the model finishes the last letter as it finishes any word.
+        space = " " if " " in model.symbols else ""
+        heard = _indices(model.symbols, _before(prime, model.symbols) + text + space)
+    hand = Hand(model, heard)
     # Without a primed line, the model still reads the point where the pen first touches.
     read = np.zeros((1, 3)) if prime is None else model.normalisation.apply(prime.points)
     point, *others = torch.from_numpy(read)
@@ -190,11 +193,15 @@ def matrix_names(model: nn.Module) -> tuple[str, ...]:
 
 def _write_line(model, config: WritingConfig, text, prime: Line | None, number: int) -> Written:
     points, changes, past = zip(*draw_points(model, config, text, prime, number), strict=True)
-    drawn = np.stack(points)
+    drawn, changes = np.stack(points), np.stack(changes)
+    if text is not None and past[-1] and " " in model.symbols and drawn[:, 2].any():
+        # A stroke begun after the last letter belongs to a word that nobody asked for.
+        last = int(np.flatnonzero(drawn[:, 2])[-1]) + 1
+        drawn, changes = drawn[:last], changes[:last]
     cut = bool(drawn[-1, 2] < 0.5)
     drawn[-1, 2] = 1
     primed = 0 if prime is None else len(prime.points)
-    return Written(drawn, primed, text, text is None or past[-1], np.stack(changes), matrix_names(model), cut)
+    return Written(drawn, primed, text, text is None or past[-1], changes, matrix_names(model), cut)
 
 
 def _in_units(model: nn.Module, point: Tensor) -> np.ndarray:

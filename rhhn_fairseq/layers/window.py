@@ -50,6 +50,12 @@ class WindowConfig(StackConfig):
     symbols: int = option(help="different characters, the width of the window", low=1)
     window: int = option(10, help="Gaussians of the window", low=1)
     points_per_symbol: float = option(25.0, help="steps a character takes at the start of training", low=0.1)
+    window_start: str = option(
+        "zeros",
+        help="what the first step reads: zeros (Graves 2013), or the first character, so that a line's first "
+        "stroke can depend on the text",
+        choices=("zeros", "first"),
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -106,7 +112,7 @@ class WindowCell(nn.Module):
 
     def __init__(self, cell: Cell, window: Window, config: WindowConfig):
         super().__init__()
-        self.cell, self.window = cell, window
+        self.cell, self.window, self.start = cell, window, config.window_start
         self.state_sizes = (*cell.state_sizes, config.symbols, config.window)
 
     def zero_state(self, B: int, device=None, dtype=None) -> State:
@@ -140,9 +146,11 @@ class WindowCell(nn.Module):
             w, kappa, phi = self.window(y_BH, kappa, text_BUV)
             return (y_BH, w, phi), (*new, w, kappa)
 
-        (y_TBH, *trace), state = run_with_feedback(
-            self.cell, step, x_TBC, state, self.zero_state, mask_TB, noise
-        )
+        def start(B, device, dtype):
+            *inner, w, kappa = self.zero_state(B, device, dtype)
+            return *inner, text_BUV[:, 0].to(w) if self.start == "first" else w, kappa
+
+        (y_TBH, *trace), state = run_with_feedback(self.cell, step, x_TBC, state, start, mask_TB, noise)
         return y_TBH, WindowTrace(*trace), state
 
 

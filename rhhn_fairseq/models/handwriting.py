@@ -15,7 +15,7 @@ from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.layers.window import WindowConfig
-from rhhn_fairseq.models.handwriting_table import ARCHITECTURES, BASE_RECIPE
+from rhhn_fairseq.models.handwriting_table import ARCHITECTURES, BASE_RECIPE, WORDS_RECIPE
 from rhhn_fairseq.models.options import (
     STACK,
     check_options,
@@ -36,12 +36,13 @@ class StrokeOptions:
     """What the model has besides its layers."""
 
     mixtures: int = option(20, help="Gaussians in the mixture", low=1)
-    window: int = option(0, help="Gaussians of the window over the text; 0: the model reads no text", low=0)
+    window: int = option(
+        0, help="Gaussians of the window over the text; 0: no text is read, -1: 10 if lines have one", low=-1
+    )
 
 
-HandwritingConfig = fairseq_dataclass(
-    "HandwritingConfig", __name__, {StackConfig: STACK, StrokeOptions: None}, cell="lstm", hidden_size=900
-)
+DECLARED = {StackConfig: STACK, StrokeOptions: None, WindowConfig: ("window_start",)}
+HandwritingConfig = fairseq_dataclass("HandwritingConfig", __name__, DECLARED, cell="lstm", hidden_size=900)
 
 
 @register_model("handwriting", dataclass=HandwritingConfig)
@@ -54,23 +55,24 @@ class Handwriting(HasRecipe, StrokeNetwork, BaseFairseqModel):
         points_per_symbol: points per character in the training lines, 0 if they have no text.
     """
 
-    RECIPE = BASE_RECIPE
+    RECIPE = WORDS_RECIPE
     # fairseq's own, which reads checkpoints.
     from_pretrained = vars(BaseFairseqModel)["from_pretrained"]
 
     def __init__(self, config, normalisation: Normalisation, symbols: str, points_per_symbol: float):
         check_options(config)
         stack = StackConfig(input_size=POINT_SIZE, **taken(config, STACK))
-        if config.window:
+        window = config.window if config.window >= 0 else 10 * bool(symbols)
+        if window:
             if not symbols:
                 raise UsageError(
-                    f"--window {config.window} reads the text of each line, and the training lines have "
+                    f"--window {window} reads the text of each line, and the training lines have "
                     "none; prepare a corpus with texts, or leave --window out"
                 )
-            speed = points_per_symbol or POINTS_PER_SYMBOL
-            reading = {"symbols": len(symbols), "window": config.window, "points_per_symbol": speed}
+            reading = {"symbols": len(symbols), "window": window, "window_start": config.window_start}
+            reading["points_per_symbol"] = points_per_symbol or POINTS_PER_SYMBOL
             stack = WindowConfig(input_size=POINT_SIZE, **taken(config, STACK), **reading)
-        super().__init__(stack, normalisation, symbols if config.window else "", config.mixtures)
+        super().__init__(stack, normalisation, symbols if window else "", config.mixtures)
 
     @classmethod
     def build_model(cls, cfg, task):

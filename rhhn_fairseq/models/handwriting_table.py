@@ -42,7 +42,7 @@ ARCHITECTURES = {
     "ln_hyperlstm_900_iam": _row(_ha("ln_hyperlstm", **HYPER), 3_951_461, -1067),
 }
 
-# No paper gives the number of epochs. ``--arch handwriting`` uses the same recipe.
+# No paper gives the number of epochs.
 BASE_RECIPE = {
     "task": "handwriting",
     "criterion": "mixture_density",
@@ -53,4 +53,18 @@ BASE_RECIPE = {
     "batch_size": 32,
     "max_epoch": 100,
     "no_epoch_checkpoints": True,
+}
+
+# Of ``--arch handwriting``: legible words in a quarter of an hour of one core (docs/results/handwriting.md).
+WORDS_RECIPE = BASE_RECIPE | {
+    "hidden_size": 256,
+    "mixtures": 8,
+    "window": -1,
+    "window_start": "first",
+    "optimizer": "fused_adam",
+    "lr": [0.005],
+    "lr_scheduler": "polynomial_decay",
+    "warmup_updates": 50,
+    "total_num_update": 2000.0,
+    "max_epoch": 8,
 }

@@ -144,6 +144,8 @@ def test_what_only_restarts_forbid():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu_the_number_of_workers_is_asked_for():
     assert "there is no GPU here; for workers on the CPU pass --nproc N" in refusal(*RUN)
+    # What would be run can be read on any machine.
+    assert "--nproc-per-node 1" in command(*RUN)
 
 
 def test_a_copy_that_is_cut_short_replaces_nothing(tmp_path, monkeypatch):

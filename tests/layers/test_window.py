@@ -33,3 +33,15 @@ def test_each_dropout_acts_at_its_place(layers):
         read = torch.cat([dropout(expected, 0.4), trace.window_TBV], dim=-1)
         expected = stack.upper.cells[0](read)[0]
     torch.testing.assert_close(y, dropout(expected, 0.6), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("start, depends", [("zeros", False), ("first", True)])
+def test_the_first_step_reads_the_first_character_where_it_is_asked_to(start, depends):
+    stack = _stack(window_start=start).eval()
+    x, text = _inputs()
+    other = text.roll(1, dims=-1)
+    assert torch.equal(stack(x, text)[0][0], stack(x, other)[0][0]) != depends
+    # A pass that goes on from a state reads what the window saw last, not the beginning again.
+    whole = stack(x, text)[0]
+    _, state, _ = stack(x[:2], text)
+    torch.testing.assert_close(stack(x[2:], text, state)[0], whole[2:], rtol=0, atol=0)

@@ -7,6 +7,7 @@ smooth random displacement. Glyphs that touch, as in the script fonts, are writt
 """
 
 import hashlib
+import string
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +23,7 @@ from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.files import read_regular
 
 DISTRIBUTION = "Hershey-Fonts"
-FONTS = "futural,cursive,scripts"
+FONTS = "futural"
 
 # One font height, from descender to ascender, in units; a drawing of this size has steps of a few units.
 HEIGHT = 100.0
@@ -39,28 +40,32 @@ class HersheyConfig:
     """What lines look like; ``UsageError`` names a value that cannot work."""
 
     lines: int = field(
-        default=2000, metadata={"help": "lines to train on; valid and test have a twentieth each"}
+        default=8000, metadata={"help": "lines to train on; valid and test have a twentieth each"}
+    )
+    letters: float = field(
+        default=0.5,
+        metadata={"help": "share of words of random letters, so that every pair of letters occurs"},
     )
     max_words: int = field(default=2, metadata={"help": "largest number of words in a line"})
     fonts: str = field(
         default=FONTS,
-        metadata={"help": "Hershey fonts, with commas between; the default ones are single-stroke"},
+        metadata={"help": "Hershey fonts, with commas between; futural, cursive, scripts are single-stroke"},
     )
     slant: float = field(default=8.0, metadata={"help": "standard deviation of a line's slant, in degrees"})
     size: float = field(
         default=0.12, metadata={"help": "standard deviation of the logarithm of a line's size"}
     )
     jitter: float = field(
-        default=0.008, metadata={"help": "standard deviation of a point's displacement, in font heights"}
+        default=0.006, metadata={"help": "standard deviation of a point's displacement, in font heights"}
     )
-    step: float = field(default=0.08, metadata={"help": "mean distance between points, in font heights"})
+    step: float = field(default=0.12, metadata={"help": "mean distance between points, in font heights"})
     seed: int = field(default=1, metadata={"help": "random seed; each seed produces different lines"})
 
     def __post_init__(self):
         for name, low in (("lines", 1), ("max_words", 1), ("seed", 0)):
             if getattr(self, name) < low:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be {low} or more")
-        for name, high in (("slant", 45), ("size", 1), ("jitter", 0.5)):
+        for name, high in (("letters", 1), ("slant", 45), ("size", 1), ("jitter", 0.5)):
             if not 0 <= getattr(self, name) <= high:
                 raise UsageError(f"--{name} {getattr(self, name)}: must lie between 0 and {high}")
         if not 0.01 <= self.step <= 1:
@@ -129,7 +134,7 @@ def _read_words(path: Path) -> tuple[list[str], list[dict]]:
 def _line(config: HersheyConfig, fonts: dict, words: list[str], split: str, number: int) -> Line:
     rng = np.random.default_rng([config.seed, SPLITS.index(split), number])
     numbers = rng.integers(len(words), size=rng.integers(1, config.max_words + 1))
-    text = " ".join(words[number] for number in numbers)
+    text = " ".join(_word(config, words[number], rng) for number in numbers)
     if rng.random() < 0.25:
         text = text[0].upper() + text[1:]
     if rng.random() < 0.15:
@@ -141,6 +146,16 @@ def _line(config: HersheyConfig, fonts: dict, words: list[str], split: str, numb
         raise UsageError(f"{name}: the font has no strokes for {text!r}")
     form = _form(config, rng)
     return Line(name, from_strokes([_pen(config, stroke @ form, rng) for stroke in strokes], name), text)
+
+
+def _word(config: HersheyConfig, word: str, rng: np.random.Generator) -> str:
+    """Returns the word, or one to eight random letters, a third of which have a doubled one."""
+    if rng.random() >= config.letters:
+        return word
+    letters = list(rng.choice(list(string.ascii_lowercase), size=rng.integers(1, 9)))
+    if rng.random() < 1 / 3:
+        letters.insert(place := rng.integers(len(letters)), letters[place])
+    return "".join(letters)
 
 
 def _joined(strokes: list[np.ndarray]) -> list[np.ndarray]:
