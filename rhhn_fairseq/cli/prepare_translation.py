@@ -117,7 +117,7 @@ def main(argv=None) -> None:
     check_options(dest, arguments.workers, arguments.force)
     corpus = choose_corpus(arguments)
     try:
-        manifest, reused = prepare(corpus, cleaning, pieces, dest, arguments.workers, arguments.force)
+        manifest, reused = prepare(corpus, dest, cleaning, pieces, arguments.workers, arguments.force)
     except KeyboardInterrupt:
         print("interrupted; the same command continues at the first unfinished stage", file=sys.stderr)
         raise

@@ -12,7 +12,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import II
 from sacrebleu.metrics import BLEU
 
-from rhhn_fairseq.data.parallel.fingerprint import pieces_sha256
+from rhhn_fairseq.data.parallel.manifest import pieces_sha256
 from rhhn_fairseq.data.parallel.sampling import MOST_SEGMENTATIONS, SegmentationSampler
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.generate.gnmt_score import LENGTH_PENALTIES, GNMTScore, Pruning

@@ -14,7 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.staging import lock, no_link
+from rhhn_fairseq.files import lock, no_link
 
 TIMEOUT_SECONDS = 30
 _BLOCK = 1 << 18

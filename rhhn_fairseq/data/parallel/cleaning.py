@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from rhhn_fairseq.data.parallel.lines import RawPair
+from rhhn_fairseq.data.parallel.corpora import RawPair
 from rhhn_fairseq.errors import UsageError
 
 REASONS = ("encoding", "empty", "length", "ratio", "duplicate")

@@ -1,7 +1,7 @@
-"""The third stage: cuts every sentence into pieces, as fairseq-preprocess reads them; writes the dictionary.
+"""The third stage: cuts every sentence into pieces and writes the files that fairseq-preprocess writes.
 
-In the encoded text a space separates the pieces; characters outside the
-model's vocabulary become ``<unk>``, which is also fairseq's name for them. Empty lines stay empty.
+A sentence is its pieces' entries in the dictionary and one end of sentence. Characters outside the model's
+vocabulary become ``<unk>``. An empty line is an end of sentence alone.
 """
 
 import os
@@ -20,17 +20,19 @@ import numpy as np
 from tqdm import tqdm
 
 from rhhn_fairseq.data.parallel.pieces import load_pieces
+from rhhn_fairseq.data.text.stream import StreamWriter
+from rhhn_fairseq.data.text.vocabulary import EOS, UNK
 from rhhn_fairseq.programs import safe_spawning
-
-DICTIONARY_NAME = "dict.txt"
 
 _BLOCK_BYTES = 1 << 20
 # <unk>, <s> and </s> come first in sentencepiece's list; in fairseq's they are known without being listed.
 _SPECIAL = 3
+# fairseq's sizes of sentences have 32 bits.
+_LONGEST_SENTENCE = (1 << 31) - 1
 
 
 def encode_texts(texts: dict[str, dict[str, Path]], pieces: Path, folder: Path, workers: int) -> dict:
-    """Encodes all subsets into SUBSET.LANG in ``folder``, and writes dict.txt.
+    """Encodes all subsets into SUBSET.SOURCE-TARGET.LANG.bin and .idx in ``folder``; writes dict.LANG.txt.
 
     texts: for each subset and language the file with its sentences. pieces: the model's folder.
     workers: processes that encode at the same time; the result does not depend on it.
@@ -39,56 +41,60 @@ def encode_texts(texts: dict[str, dict[str, Path]], pieces: Path, folder: Path, 
     line) and unknown tokens.
     """
     processor = load_pieces(pieces)
-    counts = np.zeros(processor.vocab_size(), dtype=np.int64)
+    size = processor.vocab_size()
+    # fairseq has <pad> besides sentencepiece's special symbols, and another order of them.
+    entries = np.arange(size) + 1
+    entries[[processor.unk_id(), processor.eos_id()]] = UNK, EOS
+    training = np.zeros(size, dtype=np.int64)
     result = {}
     with safe_spawning(), _pool(pieces, workers) as encode_blocks:
         for subset, languages in texts.items():
             result[subset] = {}
             for language, path in languages.items():
-                counted = _encode_file(encode_blocks, path, folder / f"{subset}.{language}", counts.size)
+                prefix = folder / f"{subset}.{'-'.join(languages)}.{language}"
+                counts = _encode_file(encode_blocks, path, prefix, entries)
                 if subset == "train":
-                    counts += counted["counts"]
+                    training += counts
                 result[subset][language] = {
-                    "sentences": counted["lines"],
-                    "tokens": int(counted["counts"].sum()) + counted["lines"],
-                    "unknown": int(counted["counts"][processor.unk_id()]),
+                    "sentences": int(counts[processor.eos_id()]),
+                    "tokens": int(counts.sum()),
+                    "unknown": int(counts[processor.unk_id()]),
                 }
-    with (folder / DICTIONARY_NAME).open("w", encoding="utf-8", newline="\n") as file:
-        for index in range(_SPECIAL, counts.size):
-            file.write(f"{processor.id_to_piece(index)} {counts[index]}\n")
+    listed = [f"{processor.id_to_piece(index)} {training[index]}\n" for index in range(_SPECIAL, size)]
+    for language in texts["train"]:
+        (folder / f"dict.{language}.txt").write_text("".join(listed), encoding="utf-8", newline="\n")
     return result
 
 
-def _encode_file(encode_blocks, path: Path, encoded: Path, vocabulary: int) -> dict:
-    counts = np.zeros(vocabulary, dtype=np.int64)
-    lines = 0
+def _encode_file(encode_blocks, path: Path, prefix: Path, entries: np.ndarray) -> np.ndarray:
+    """Writes a text's binary files; returns how often each piece and the end of a sentence occur, [V]."""
+    counts = np.zeros(entries.size, dtype=np.int64)
     size = path.stat().st_size
     progress = tqdm(desc=f"encoding {path.name}", total=size, unit="B", unit_scale=True, disable=None)
-    with progress, path.open("rb") as file, encoded.open("wb") as output:
-        blocks = iter(lambda: file.readlines(_BLOCK_BYTES), [])
-        for text, block_counts, block_lines, block_bytes in encode_blocks(blocks):
-            output.write(text)
-            counts += block_counts
-            lines += block_lines
+    with (
+        progress,
+        path.open("rb") as file,
+        StreamWriter(prefix, entries.size + 1, _LONGEST_SENTENCE) as writer,
+    ):
+        for pieces, block_bytes in encode_blocks(iter(lambda: file.readlines(_BLOCK_BYTES), [])):
+            indices = entries[pieces]
+            writer.write(indices, indices == EOS)
+            counts += np.bincount(pieces, minlength=counts.size)
             progress.update(block_bytes)
-    return {"counts": counts, "lines": lines}
+    return counts
 
 
 class _Encoder:
-    """The sentencepiece model of a process, and its pieces as bytes."""
+    """The sentencepiece model of a process."""
 
     def __init__(self, pieces: Path):
         self.processor = load_pieces(pieces)
-        self.pieces = [self.processor.id_to_piece(i).encode() for i in range(self.processor.vocab_size())]
 
-    def encode(self, block: list[bytes]) -> tuple[bytes, np.ndarray, int, int]:
-        """Returns the encoded lines, how often each piece occurs [V], and the block's lines and bytes."""
+    def encode(self, block: list[bytes]) -> tuple[np.ndarray, int]:
+        """Returns the pieces of the lines and their ends [T], and the block's bytes."""
         sentences = [line.decode("utf-8").removesuffix("\n") for line in block]
-        indices = self.processor.encode(sentences, num_threads=1)
-        text = b"".join([b" ".join([self.pieces[i] for i in sentence]) + b"\n" for sentence in indices])
-        symbols = np.fromiter(chain.from_iterable(indices), dtype=np.int64)
-        counts = np.bincount(symbols, minlength=len(self.pieces))
-        return text, counts, len(block), sum(map(len, block))
+        pieces = self.processor.encode(sentences, num_threads=1, add_eos=True)
+        return np.fromiter(chain.from_iterable(pieces), dtype=np.int32), sum(map(len, block))
 
 
 _encoder: _Encoder | None = None

@@ -9,8 +9,8 @@ from pathlib import Path
 import sentencepiece
 from tqdm import tqdm
 
-from rhhn_fairseq.data.parallel.lines import LONGEST_LINE
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import LONGEST_LINE
 
 MODEL_NAME = "pieces.model"
 VOCABULARY_NAME = "pieces.vocab"

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rhhn_fairseq.data.common.checksums import describe_file
+from rhhn_fairseq.data.common.manifest import describe_file
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.staging import replace_file
+from rhhn_fairseq.files import replace_file
 
 
 class Stages:

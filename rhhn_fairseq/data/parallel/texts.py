@@ -15,12 +15,18 @@ import numpy as np
 from tqdm import tqdm
 
 from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig, clean
-from rhhn_fairseq.data.parallel.corpora import Corpus
-from rhhn_fairseq.data.parallel.duplicates import KEY, mark_duplicates
-from rhhn_fairseq.data.parallel.lines import LONGEST_LINE, Pairs
+from rhhn_fairseq.data.parallel.corpora import Corpus, Pairs
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import LONGEST_LINE
 
 RAW = "raw"
+
+KEY = np.dtype(">u8")
+"""Eight bytes of a hash. Two of 36 million different pairs share a key with a probability of 1 in 28,000."""
+
+KEYS_IN_MEMORY = 1 << 21
+"""Keys that are compared at a time, on average; each takes about 24 bytes then."""
+
 _BLOCK = 1 << 16
 
 
@@ -112,6 +118,47 @@ def _copy_unmarked(path: Path, marks: Path, final: Path) -> None:
             keep = np.frombuffer(block, dtype=np.uint8) == 0
             kept.writelines(compress(islice(lines, len(block)), keep.tolist()))
             progress.update(len(block))
+
+
+def mark_duplicates(keys: Path, marks: Path) -> int:
+    """Writes a byte for each key: 1 if the same key came before, else 0; returns the number of ones.
+
+    The keys are divided into ranges, and each pass over the file compares the keys of one range.
+    """
+    count = keys.stat().st_size // KEY.itemsize
+    ranges = 1 + count // KEYS_IN_MEMORY
+    # Written, not only reserved: writing to a mapped file on a full disk would kill the process.
+    with marks.open("wb") as file:
+        for first in range(0, count, _BLOCK):
+            file.write(bytes(min(_BLOCK, count - first)))
+    if not count:
+        return 0
+    total = 0
+    marked = np.memmap(marks, dtype=np.uint8, mode="r+")
+    for index in range(ranges):
+        values, positions = _keys_in_range(keys, index, ranges)
+        order = np.argsort(values, kind="stable")
+        values, positions = values[order], positions[order]
+        repeated = positions[1:][values[1:] == values[:-1]]
+        marked[repeated] = 1
+        total += repeated.size
+    marked.flush()
+    return total
+
+
+def _keys_in_range(keys: Path, index: int, ranges: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the keys in one range, [K] uint64, and their positions in the file, [K] int64."""
+    values, positions = [], []
+    start = 0
+    with keys.open("rb") as file:
+        while block := file.read(_BLOCK * KEY.itemsize):
+            read = np.frombuffer(block, dtype=KEY).astype(np.uint64)
+            # The upper half of a key times the number of ranges, shifted by 32 bits, is the range of the key.
+            inside = np.flatnonzero((read >> np.uint64(32)) * np.uint64(ranges) >> np.uint64(32) == index)
+            values.append(read[inside])
+            positions.append(start + inside)
+            start += read.size
+    return np.concatenate(values), np.concatenate(positions)
 
 
 def _summary(name: str, counter: Counter) -> dict:

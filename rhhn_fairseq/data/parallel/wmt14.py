@@ -1,16 +1,17 @@
 """WMT 2014, English to French: five corpora to train on, newstest2012 and 2013 to validate, 2014 to test."""
 
-from collections.abc import Sequence
+import html
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from rhhn_fairseq.data.common.checksums import describe_file
 from rhhn_fairseq.data.common.download import download
-from rhhn_fairseq.data.parallel.archives import ArchiveText, member_names
-from rhhn_fairseq.data.parallel.corpora import Corpus
-from rhhn_fairseq.data.parallel.lines import TextPairs
+from rhhn_fairseq.data.common.manifest import describe_file
+from rhhn_fairseq.data.common.sources import FileSource, archive_members
+from rhhn_fairseq.data.parallel.corpora import Corpus, TextPairs
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.staging import replace_file
+from rhhn_fairseq.files import readable, replace_file
 
 SERVER = "http://www.statmt.org/"
 
@@ -95,7 +96,8 @@ def wmt14(corpora: Sequence[str], from_dir: Path | None, download_dir: Path, ver
     shelf = _Shelf(from_dir, download_dir, verify)
     valid = []
     dev = shelf.fetch(_DEV)
-    present = member_names(dev)
+    with readable(str(dev)):
+        present = {PurePosixPath(name).name for name, _ in archive_members(dev)}
     for year in (2012, 2013):
         choices = [tuple(name.format(year=year) for name in pair) for pair in _DEV_MEMBERS]
         # If neither is there, reading the first says so.
@@ -116,7 +118,22 @@ def wmt14(corpora: Sequence[str], from_dir: Path | None, download_dir: Path, ver
 
 
 def _pairs(name: str, path: Path, members: tuple[str, str]) -> TextPairs:
-    return TextPairs(name, tuple(ArchiveText(path, member) for member in members))
+    kind = Sgml if members[0].endswith(".sgm") else FileSource
+    return TextPairs(name, tuple(kind(path, member) for member in members))
+
+
+class Sgml(FileSource):
+    """An SGML document in an archive: the text of each <seg> is a line, with entities such as &amp; resolved.
+
+    Bytes that are not UTF-8 stay as they are.
+    """
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yields the lines."""
+        text = b"".join(super().chunks()).decode("utf-8", "surrogateescape")
+        for segment in re.findall(r"<seg\b[^>]*>(.*?)</seg>", text, re.DOTALL | re.IGNORECASE):
+            line = " ".join(html.unescape(segment).split())
+            yield f"{line}\n".encode("utf-8", "surrogateescape")
 
 
 class _Shelf:

@@ -13,20 +13,18 @@ Archives with ``original`` or ``lineImages`` in their name are skipped.
 
 import hashlib
 import re
-import tarfile
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree
 
 import numpy as np
 from tqdm import tqdm
 
-from rhhn_fairseq.data.common.sources import check_directory
+from rhhn_fairseq.data.common.sources import ARCHIVE_SUFFIXES, archive_members, check_directory
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.points import Line, from_strokes
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import read_regular, read_within, readable, tar_files
+from rhhn_fairseq.files import read_regular, read_within, readable
 
 PROTOCOLS = {
     "task1": {"train": ["trainset"], "valid": ["testset_v"], "valid1": ["testset_t"], "test": ["testset_f"]},
@@ -45,7 +43,6 @@ LARGEST = 1 << 26
 
 # A line's strokes, a form's text, and the sets.
 _WANTED = re.compile(rf"\w+-\w+-\d+\.xml|\w+-\w+\.txt|({'|'.join(SETS)})\.txt")
-_ARCHIVE = re.compile(r".*\.(tar\.gz|tgz|tar|zip)")
 _LEFT_ALONE = re.compile("original|lineimages", re.IGNORECASE)
 
 
@@ -198,23 +195,10 @@ def _files(from_dir: Path) -> Iterator[tuple[str, bytes]]:
             with readable(str(path)):
                 yield path.as_posix(), read_regular(path, LARGEST)
     for path in paths:
-        if _ARCHIVE.fullmatch(path.name) and not _LEFT_ALONE.search(path.name):
+        if path.name.endswith(ARCHIVE_SUFFIXES) and not _LEFT_ALONE.search(path.name):
             with readable(str(path)):
-                yield from _members(path, wanted)
-
-
-def _members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    if path.name.endswith(".zip"):
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                if wanted(PurePosixPath(name).name):
-                    place = f"{path.as_posix()}:{name}"
-                    with archive.open(name) as file:
-                        yield place, read_within(file, LARGEST, place)
-        return
-    # Read from front to back, because every step backwards would unpack it from its start.
-    with tarfile.open(path, "r|*") as archive:
-        for entry in tar_files(archive):
-            if wanted(PurePosixPath(entry.name).name):
-                place = f"{path.as_posix()}:{entry.name}"
-                yield place, read_within(archive.extractfile(entry), LARGEST, place)
+                for name, open_member in archive_members(path):
+                    if wanted(PurePosixPath(name).name):
+                        place = f"{path.as_posix()}:{name}"
+                        with open_member() as file:
+                            yield place, read_within(file, LARGEST, place)

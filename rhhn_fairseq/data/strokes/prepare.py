@@ -1,23 +1,15 @@
 """Prepares a corpus of handwriting: cleans, measures and writes it, completely or not at all."""
 
 import dataclasses
-import platform
 from pathlib import Path
 
 import numpy as np
 
-from rhhn_fairseq.data.common.checksums import check_files, describe_file
-from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, resolved, staged
-from rhhn_fairseq.data.common.manifest import check_request, installed_version, write_manifest
+from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, staged
+from rhhn_fairseq.data.common.manifest import describe_file, versions, write_manifest
 from rhhn_fairseq.data.strokes.cleaning import REASONS, CleaningConfig, clean
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
-from rhhn_fairseq.data.strokes.manifest import (
-    FORMAT,
-    KIND,
-    STROKES,
-    StrokeManifest,
-    is_stroke_file,
-)
+from rhhn_fairseq.data.strokes.manifest import STROKES, StrokeManifest
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.data.strokes.points import Line
 from rhhn_fairseq.data.strokes.store import write_split
@@ -46,11 +38,9 @@ def prepare(
         UsageError: input that is unreadable, damaged, or leaves a split without lines; a ``dest`` that holds
             something else.
     """
-    dest = resolved(dest)
-    check_replaceable(dest, force, is_stroke_file)
+    check_replaceable(dest, force, STROKES)
     # Before the corpus is read, which may take minutes.
     given = None if statistics_of is None else StrokeManifest.load(statistics_of).normalisation
-    prepared = None if force else STROKES.read(dest)
     loaded = corpus.load()
     request = {
         "corpus": corpus.name,
@@ -60,10 +50,8 @@ def prepare(
         "statistics": None if given is None else {"mean": list(given.mean), "std": list(given.std)},
         "inputs": loaded.inputs,
     }
-    if prepared is not None:
-        check_request(dest, prepared["request"], request, ("sha256",))
-        check_files(dest, prepared["files"], prepared.get("sha256", {}))
-        return prepared, True
+    if not force and (manifest := STROKES.reusable(dest, request)) is not None:
+        return manifest, True
     with staged(dest) as stage:
         manifest = _build(corpus, loaded, request, cleaning, given, stage)
     return manifest, False
@@ -110,8 +98,8 @@ def _build(corpus, loaded: Loaded, request, cleaning, given, stage: Path) -> dic
     letters = sum(len(line.text) for line in written)
     files = {path.name: describe_file(path) for path in sorted(stage.iterdir())}
     manifest = {
-        "kind": KIND,
-        "format": FORMAT,
+        "kind": STROKES.kind,
+        "format": STROKES.format,
         "variant": corpus.variant,
         "symbols": symbols,
         "points_per_symbol": sum(len(line.points) for line in written) / letters if letters else 0.0,
@@ -121,7 +109,7 @@ def _build(corpus, loaded: Loaded, request, cleaning, given, stage: Path) -> dic
         "request": request,
         "files": {name: entry["bytes"] for name, entry in files.items()},
         "sha256": {name: entry["sha256"] for name, entry in files.items()},
-        "versions": {"python": platform.python_version(), "rhhn_fairseq": installed_version("rhhn-fairseq")},
+        "versions": versions("rhhn_fairseq"),
     }
     write_manifest(stage, manifest)
     return manifest

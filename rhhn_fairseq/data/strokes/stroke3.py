@@ -17,8 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rhhn_fairseq.data.common.checksums import describe_file
-from rhhn_fairseq.data.common.manifest import SPLITS
+from rhhn_fairseq.data.common.manifest import SPLITS, describe_file
 from rhhn_fairseq.data.strokes.arrays import LARGEST, read_arrays
 from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.points import Line, from_offsets

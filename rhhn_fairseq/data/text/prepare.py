@@ -5,24 +5,17 @@ encoding. Memory does not grow with the corpus.
 """
 
 import hashlib
-import platform
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from rhhn_fairseq.data.common.checksums import check_files, describe_file
-from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, resolved, staged
-from rhhn_fairseq.data.common.manifest import (
-    SPLITS,
-    check_request,
-    installed_version,
-    write_manifest,
-)
+from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, staged
+from rhhn_fairseq.data.common.manifest import SPLITS, describe_file, versions, write_manifest
 from rhhn_fairseq.data.common.sources import Source, next_character, read_codes
 from rhhn_fairseq.data.text.corpora import Corpus, Input
-from rhhn_fairseq.data.text.manifest import CHARACTERS, DATA_FILES, DICTIONARY_NAME, FORMAT, is_data_file
+from rhhn_fairseq.data.text.manifest import CHARACTERS, DATA_FILES, DICTIONARY_NAME
 from rhhn_fairseq.data.text.stream import StreamWriter
 from rhhn_fairseq.data.text.vocabulary import NEWLINE, UNK, CharVocabulary, escape, escape_byte
 from rhhn_fairseq.errors import UsageError
@@ -41,8 +34,7 @@ def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool 
     Raises UsageError for input that is empty, unreadable, or not the published one; and for a
     ``dest`` that holds something else.
     """
-    dest = resolved(dest)
-    check_destination(dest, force)
+    check_replaceable(dest, force, CHARACTERS)
     inputs = [_inspect(entry, verify) for entry in corpus.inputs]
     request = {
         "corpus": corpus.name,
@@ -50,19 +42,12 @@ def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool 
         "options": corpus.options,
         "inputs": inputs,
     }
-    if not force and (manifest := CHARACTERS.read(dest)) is not None:
-        check_request(dest, manifest["request"], request, ("split", "sha256"))
-        check_files(dest, manifest["files"], manifest.get("sha256", {}))
+    if not force and (manifest := CHARACTERS.reusable(dest, request)) is not None:
         return manifest, True
     stretches = _stretches(corpus, inputs)
     with staged(dest) as stage:
         manifest = _build(corpus, request, stretches, stage, verify)
     return manifest, False
-
-
-def check_destination(dest: str | Path, force: bool) -> None:
-    """Raises UsageError if ``dest`` must not be replaced; see ``prepare``."""
-    check_replaceable(resolved(dest), force, is_data_file)
 
 
 def report(manifest: dict) -> str:
@@ -144,7 +129,7 @@ def _build(
     number = len(vocabulary.model_indices())
     files = {name: describe_file(stage / name) for name in DATA_FILES}
     manifest = {
-        "format": FORMAT,
+        "format": CHARACTERS.format,
         "variant": f"{corpus.variant}, {number} symbols",
         "mode": corpus.mode,
         "newline_occurs": vocabulary.newline_occurs,
@@ -153,11 +138,7 @@ def _build(
         "request": request,
         "files": {name: entry["bytes"] for name, entry in files.items()},
         "sha256": {name: entry["sha256"] for name, entry in files.items()},
-        "versions": {
-            "python": platform.python_version(),
-            "fairseq": installed_version("fairseq-fixed", "fairseq"),
-            "rhhn_fairseq": installed_version("rhhn-fairseq"),
-        },
+        "versions": versions("fairseq", "rhhn_fairseq"),
     }
     write_manifest(stage, manifest)
     return manifest

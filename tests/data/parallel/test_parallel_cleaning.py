@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhhn_fairseq.data.common.sources import MemorySource
-from rhhn_fairseq.data.parallel import duplicates, texts
+from rhhn_fairseq.data.parallel import texts
 from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig, clean
-from rhhn_fairseq.data.parallel.corpora import Corpus
-from rhhn_fairseq.data.parallel.duplicates import KEY, mark_duplicates
-from rhhn_fairseq.data.parallel.lines import TextPairs
-from rhhn_fairseq.data.parallel.texts import write_texts
+from rhhn_fairseq.data.parallel.corpora import Corpus, TextPairs
+from rhhn_fairseq.data.parallel.texts import KEY, mark_duplicates, write_texts
 from rhhn_fairseq.errors import UsageError
 
 LIMITS = CleaningConfig(max_words=5, max_chars=40, max_ratio=2.0)
@@ -55,8 +53,8 @@ def test_what_is_cleaned_and_what_is_dropped(source, target, expected):
 def test_duplicates_are_all_but_the_first(numbers, in_memory):
     spread = [number * (2**64 // 41) for number in numbers]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duplicates, "KEYS_IN_MEMORY", in_memory)
-        patch.setattr(duplicates, "_BLOCK", 7)
+        patch.setattr(texts, "KEYS_IN_MEMORY", in_memory)
+        patch.setattr(texts, "_BLOCK", 7)
         keys, marks = Path(folder, "keys"), Path(folder, "marks")
         keys.write_bytes(np.array(spread, dtype=KEY).tobytes())
         expected = [number in numbers[:position] for position, number in enumerate(numbers)]

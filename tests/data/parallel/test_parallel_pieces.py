@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections import Counter
 from concurrent.futures.process import BrokenProcessPool
+from itertools import chain
 
 import pytest
+from fairseq.data import Dictionary, data_utils
 from helpers.cli import HANGS
 from helpers.parallel_cli import lines_of, sentences
 
@@ -124,55 +126,28 @@ AWKWARD = [
 ]
 
 
-def encode(texts, model, tmp_path, name, workers):
-    folder = tmp_path / name
-    folder.mkdir()
-    counts = encode_texts(subsets(texts, tmp_path, AWKWARD), model, folder, workers)
-    return folder, counts
-
-
-def test_every_line_stays_and_is_cut_as_sentencepiece_cuts_it(texts, model, tmp_path):
-    folder, counts = encode(texts, model, tmp_path, "encoded", 1)
-    processor = load_pieces(model)
-    encoded = lines_of(folder / "test.en")
-    assert len(encoded) == len(AWKWARD)
-    known = {processor.id_to_piece(index) for index in range(3, processor.vocab_size())}
-    for line, text in zip(encoded, AWKWARD, strict=True):
-        indices = processor.encode(text)
-        assert line.split() == [processor.id_to_piece(index) for index in indices]
-        assert set(line.split()) <= known | {"<unk>"}
-    assert encoded[1] == encoded[2] == ""
-    assert len(encoded[7].split()) == 10_000
-    tokens = sum(len(line.split()) for line in encoded)
-    unknown = sum(line.split().count("<unk>") for line in encoded)
-    assert counts["test"]["en"] == {"sentences": 9, "tokens": tokens + 9, "unknown": unknown}
-    assert counts["test"]["fr"] == {"sentences": 9, "tokens": 9, "unknown": 0}
-    assert unknown > 0
-
-
-def test_the_dictionary_counts_the_training_text(texts, model, tmp_path):
-    folder, counts = encode(texts, model, tmp_path, "encoded", 1)
-    processor = load_pieces(model)
-    seen = Counter(piece for text in texts for piece in (folder / text.name).read_text().split())
-    expected = [f"{(piece := processor.id_to_piece(index))} {seen[piece]}" for index in range(3, 59)]
-    assert lines_of(folder / "dict.txt") == expected
-    assert counts["train"]["en"]["sentences"] == counts["train"]["fr"]["sentences"] == 300
-
-
-def test_no_piece_holds_white_space(model):
-    processor = load_pieces(model)
-    for index in range(processor.vocab_size()):
-        assert processor.id_to_piece(index).split() == [processor.id_to_piece(index)]
-
-
-def test_several_workers_write_the_same(texts, model, tmp_path, monkeypatch):
+def test_every_line_stays_and_is_cut_as_sentencepiece_cuts_it(texts, model, tmp_path, monkeypatch):
     # Many small blocks, so that workers finish out of order.
     monkeypatch.setattr(encoding, "_BLOCK_BYTES", 300)
-    one, counts = encode(texts, model, tmp_path, "one", 1)
-    two, same_counts = encode(texts, model, tmp_path, "two", 2)
-    assert counts == same_counts
-    for path in one.iterdir():
-        assert path.read_bytes() == (two / path.name).read_bytes()
+    found, files = [], []
+    for workers in (1, 2):
+        folder = tmp_path / f"{workers} workers"
+        folder.mkdir()
+        found.append(encode_texts(subsets(texts, tmp_path, AWKWARD), model, folder, workers))
+        files.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert found[0] == found[1] and files[0] == files[1]
+    counts = found[0]
+    processor, dictionary = load_pieces(model), Dictionary.load(str(folder / "dict.en.txt"))
+    dataset = data_utils.load_indexed_dataset(str(folder / "test.en-fr.en"), dictionary)
+    cut = [processor.encode(text) for text in AWKWARD]
+    known = [[processor.id_to_piece(index) for index in pieces] for pieces in cut]
+    assert [[dictionary[index] for index in item] for item in dataset] == [[*line, "</s>"] for line in known]
+    tokens, unknown = sum(map(len, cut)), sum(line.count("<unk>") for line in known)
+    assert counts["test"]["en"] == {"sentences": 9, "tokens": tokens + 9, "unknown": unknown}
+    assert counts["test"]["fr"] == {"sentences": 9, "tokens": 9, "unknown": 0}
+    assert unknown > 0 and counts["train"]["en"]["sentences"] == 300
+    seen = Counter(chain.from_iterable(processor.encode(line) for text in texts for line in lines_of(text)))
+    assert dictionary.count[dictionary.nspecial :] == [seen[index] for index in range(3, 59)]
 
 
 def test_a_killed_worker_is_an_error(model, monkeypatch):
