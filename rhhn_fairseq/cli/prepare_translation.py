@@ -1,4 +1,4 @@
-"""Prepare a parallel corpus for translation: clean it, learn pieces, encode, fairseq-preprocess.
+"""Prepare a parallel corpus for translation: clean it, learn pieces, encode and binarise it.
 
 Examples:
   %(prog)s synthetic --dest data-bin/synthetic-en-fr
@@ -32,7 +32,7 @@ def parse_arguments(argv):
         "--workers",
         type=int,
         default=usable_processors(),
-        help="processes that encode and binarise (default: %(default)s)",
+        help="processes that encode (default: %(default)s)",
     )
     subparsers = parser.add_subparsers(dest="corpus", metavar="CORPUS", required=True)
 

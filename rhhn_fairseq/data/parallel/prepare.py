@@ -17,10 +17,11 @@ from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig
 from rhhn_fairseq.data.parallel.corpora import Corpus
 from rhhn_fairseq.data.parallel.encoding import encode_texts
 from rhhn_fairseq.data.parallel.manifest import PARALLEL
-from rhhn_fairseq.data.parallel.pieces import MODEL_NAME, PiecesConfig, train_pieces
+from rhhn_fairseq.data.parallel.pieces import MODEL_NAME, VOCABULARY_NAME, PiecesConfig, train_pieces
 from rhhn_fairseq.data.parallel.stages import Stages, remove_unless_resumable, stages_in
 from rhhn_fairseq.data.parallel.texts import RAW, write_texts
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import count_lines
 
 TEXTS, PIECES, BINARY = "texts", "pieces", "binary"
 
@@ -39,7 +40,7 @@ def prepare(
 ) -> tuple[dict, bool]:
     """Prepares ``corpus`` in the directory ``dest``; returns its manifest, and whether it was there already.
 
-    workers: processes that encode and binarise. force: replace what an earlier run left at ``dest``, and
+    workers: processes that encode. force: replace what an earlier run left at ``dest``, and
     begin at the first stage. say: called with a message about each stage.
 
     Raises UsageError for input that is unreadable or does not fit together, for a full disk, and for a
@@ -125,6 +126,10 @@ def _build(
         asdict(pieces),
         lambda folder: train_pieces(list(subsets["train"].values()), pairs, pieces, folder),
     )
+    # The list lacks fairseq's <pad>.
+    vocab_size = 1 + count_lines(stages.folder(PIECES) / VOCABULARY_NAME)
+    if vocab_size < pieces.vocab_size:
+        stages.say(f"--vocab-size {pieces.vocab_size}: the text is too small for it, {vocab_size} is taken")
     counts = stages.run(
         BINARY, {}, lambda folder: encode_texts(subsets, stages.folder(PIECES), folder, workers)
     )
@@ -134,7 +139,7 @@ def _build(
         "corpus": corpus.name,
         "source_lang": corpus.source_lang,
         "target_lang": corpus.target_lang,
-        "vocab_size": pieces.vocab_size,
+        "vocab_size": vocab_size,
         "pieces_sha256": stages.files(PIECES)[MODEL_NAME]["sha256"],
         "pieces_learnt_from": learnt["sentences"],
         "cleaning": texts["cleaning"],

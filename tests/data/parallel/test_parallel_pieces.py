@@ -65,11 +65,6 @@ def test_bad_options_are_refused(option, value):
         PiecesConfig(**{option: value})
 
 
-def test_a_size_beyond_the_text_is_refused_with_a_possible_one(texts, tmp_path):
-    with pytest.raises(RuntimeError, match=r"value <= \d+"):
-        learn(texts, tmp_path / "bad", vocab_size=100_000)
-
-
 @pytest.mark.parametrize(("limit", "expected"), [(2, [299]), (6, [99, 199, 299]), (1000, range(300))])
 def test_the_sample_is_spread_evenly_and_both_sides_of_a_pair_are_in_it(texts, limit, expected):
     take = min(300, limit // 2)

@@ -92,6 +92,24 @@ def test_the_directory_is_what_fairseq_and_scoring_read(tmp_path, capsys):
     assert re.search(r"^test +fr +9 +\d+ +\d+ +1  test\.en$", output, re.M)
 
 
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_a_text_too_small_for_the_vocabulary_has_the_largest_that_fits(tmp_path, capsys, model_type):
+    command = ["files", *write_files(tmp_path), "--workers", 1, "--model-type", model_type]
+    dest = tmp_path / "dest"
+    assert run(*command, "--dest", dest) == 0
+    size = len(Dictionary.load(str(dest / "dict.en.txt")))
+    said = capsys.readouterr().out
+    assert f"\n--vocab-size 32000: the text is too small for it, {size} is taken\n" in said
+    assert 60 < size == manifest_of(dest)["vocab_size"] < 32_000
+    # It fits exactly, and one entry more does not.
+    for wanted, taken in ((size, False), (size + 1, True)):
+        assert run(*command, "--vocab-size", wanted, "--dest", tmp_path / str(wanted)) == 0
+        assert ("is taken" in capsys.readouterr().out) == taken
+    # The request is what was asked for.
+    assert run(*command, "--dest", dest) == 0
+    assert "already prepared" in capsys.readouterr().out
+
+
 def test_languages_and_several_test_sets(tmp_path):
     options = write_files(tmp_path)
     (tmp_path / "more.de").write_text("a man\n")
