@@ -13,7 +13,7 @@ from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.problems.base import GeneratedProblem, Problem
 from rhhn_fairseq.data.problems.batches import FreshBatches, StoredBatches, evaluation_set, training_set
 from rhhn_fairseq.data.problems.generated import COPYING_INPUTS
-from rhhn_fairseq.data.problems.mnist import STANDARD_SPLIT, T10K_SPLIT
+from rhhn_fairseq.data.problems.images import STANDARD_SPLIT, T10K_SPLIT
 from rhhn_fairseq.data.problems.registry import OPTIONS, PROBLEMS, build_problem
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import pass_seed

@@ -1,5 +1,7 @@
 """Fetches the public corpora, continuing where an earlier attempt broke off."""
 
+import gzip
+import hashlib
 import http.client
 import os
 import re
@@ -7,7 +9,7 @@ import stat
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable
+import zlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,9 +30,8 @@ def default_download_dir() -> Path:
 def download(
     url: str,
     directory: Path,
-    timeout: float = TIMEOUT_SECONDS,
     option: str = "--from-dir",
-    find_fault: Callable[[Path], str | None] = lambda path: None,
+    md5: str | None = None,
 ) -> Path:
     """Downloads ``url`` into ``directory`` unless it is already there; returns its path.
 
@@ -39,8 +40,7 @@ def download(
 
     Args:
         option: the alternative that messages name.
-        find_fault: is given the complete file before it is renamed; returns why it is not the file that was
-            wanted, or None.
+        md5: of the content of a .gz, which is compared.
 
     Raises:
         UsageError: the server cannot be reached, refuses, stops early, or sends another file.
@@ -57,13 +57,13 @@ def download(
         with lock(path.parent / ".lock", waiting, wait=True):
             if path.is_file():
                 return path
-            total = _fetch(url, partial, timeout)
+            total = _fetch(url, partial)
             if total is not None and partial.stat().st_size != total:
                 raise UsageError(
                     f"{url}: the connection ended after {partial.stat().st_size:,} of {total:,} bytes; "
                     f"run the command again to continue, or pass {option} DIR with the files"
                 )
-            if fault := _archive_fault(path.name, partial) or find_fault(partial):
+            if fault := _fault(path.name, partial, md5):
                 partial.unlink()
                 raise UsageError(
                     f"{url}: what was downloaded {fault}, and is removed; get the files another way and pass "
@@ -79,17 +79,23 @@ def download(
     return path
 
 
-def _archive_fault(name: str, path: Path) -> str | None:
-    """Returns why the file is not an archive of the kind that its name says; None if it is, or need not be.
+def _fault(name: str, path: Path, md5: str | None) -> str | None:
+    """Returns why the file is not of its name's kind, or not the one with that MD5; None if it is.
 
     Networks that ask for a login answer with a page instead of the file.
     """
     if name.endswith(".zip") and not zipfile.is_zipfile(path):
         return "is not a zip archive"
-    if name.endswith((".gz", ".tgz")):
-        with path.open("rb") as file:
-            if file.read(2) != b"\x1f\x8b":
-                return "is not a gzip file"
+    if name.endswith((".gz", ".tgz")) and path.open("rb").read(2) != b"\x1f\x8b":
+        return "is not a gzip file"
+    if md5:
+        try:
+            with gzip.open(path) as file:
+                found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        except (OSError, EOFError, zlib.error) as error:
+            return f"is damaged ({error})"
+        if found != md5:
+            return f"is not the published file (its MD5 is {found}, not {md5})"
     return None
 
 
@@ -103,7 +109,7 @@ def _size_of_partial(partial: Path) -> int:
     return 0
 
 
-def _fetch(url: str, partial: Path, timeout: float) -> int | None:
+def _fetch(url: str, partial: Path) -> int | None:
     """Fetches the rest of ``partial``; returns the total number of bytes, or None if it is unknown."""
     have = _size_of_partial(partial)
     headers = {"User-Agent": "rhhn_fairseq"}
@@ -111,7 +117,7 @@ def _fetch(url: str, partial: Path, timeout: float) -> int | None:
         headers["Range"] = f"bytes={have}-"
     request = urllib.request.Request(url, headers=headers)
     try:
-        response = urllib.request.urlopen(request, timeout=timeout)
+        response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         # 416: nothing follows ``have``, so the file is complete, or it is a piece of another file.
         if error.code != 416:
@@ -120,7 +126,7 @@ def _fetch(url: str, partial: Path, timeout: float) -> int | None:
         if error.headers.get("Content-Range") == f"bytes */{have}":
             return have
         partial.unlink()
-        return _fetch(url, partial, timeout)
+        return _fetch(url, partial)
     with response:
         start = _first_byte(response, have)
         length = response.headers.get("Content-Length")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -10,8 +9,7 @@ from rhhn_fairseq.data.common.download import default_download_dir
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.problems.base import Problem
 from rhhn_fairseq.data.problems.generated import Adding, Copying, TemporalXor
-from rhhn_fairseq.data.problems.images import MNIST_BRIGHTEST, PixelSequences, digits, mnist
-from rhhn_fairseq.data.problems.mnist import STANDARD_SPLIT
+from rhhn_fairseq.data.problems.images import MNIST_BRIGHTEST, STANDARD_SPLIT, PixelSequences, digits, mnist
 from rhhn_fairseq.errors import UsageError
 
 
@@ -31,20 +29,15 @@ PERMUTATION = {"permutation_seed": 0}
 MNIST = {"mnist_dir": None, "mnist_split": STANDARD_SPLIT}
 
 
-def _copying(name, length, copying_input):
-    return Copying(length, copying_input)
-
-
 def _mnist(name, mnist_dir, mnist_split, permutation_seed=None):
-    return mnist(name, mnist_dir, _download_dir(), mnist_split, permutation_seed)
-
-
-def _download_dir() -> Path:
-    return default_download_dir() / "mnist"
+    return mnist(name, mnist_dir, default_download_dir() / "mnist", mnist_split, permutation_seed)
 
 
 PROBLEMS = {
-    "copying": Entry(_copying, {"length": 100, "copying_input": "scalar"}),
+    "copying": Entry(
+        lambda name, length, copying_input: Copying(length, copying_input),
+        {"length": 100, "copying_input": "scalar"},
+    ),
     "adding": Entry(lambda name, length: Adding(length), {"length": 100}),
     "xor": Entry(lambda name, length: TemporalXor(length), {"length": 30}),
     "digits": Entry(digits, {}),

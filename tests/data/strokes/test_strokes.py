@@ -217,7 +217,7 @@ def test_damaged_files(tmp_path):
     bad = tmp_path / "bad"
     for cut in (0, 3, 40, 300, len(content) - 30):
         bad.write_bytes(content[:cut])
-        with pytest.raises(UsageError, match="bad: (is (empty|neither)|the archive is cut off or damaged)"):
+        with pytest.raises(UsageError, match="bad: is cut off or damaged"):
             read_arrays(bad)
     np.save(tmp_path / "rows.npy", random_rows(50))
     for cut in (8, 100, 200):

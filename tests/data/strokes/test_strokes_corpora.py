@@ -375,7 +375,7 @@ def test_preparing_again(tmp_path, capsys):
         capsys, *options, "--normalise", "none"
     )
     _lists(tmp_path, train=21)
-    assert "is not the one recorded in" in error_of(capsys, *options)
+    assert "lists.npz differs" in error_of(capsys, *options)
     assert contents(dest) == before
     assert run(*options, "--force", "--min-points", 7) == 0
     assert manifest_of(dest)["splits"]["train"]["lines"] == 21
