@@ -59,7 +59,7 @@ def parse_arguments(argv):
     ptb = subparsers.add_parser("ptb", parents=[common, public], help="Penn Treebank")
     ptb.add_argument(
         "--variant",
-        choices=corpora.PTB_VARIANTS,
+        choices=tuple(corpora.PTB_VARIANTS),
         default="raw",
         help="raw (default): the word-level files as characters, as Ha and Suarez read them; char: without "
         "the outer spaces of lines, the text of ptb.char; mikolov-char: from the ptb.char files",

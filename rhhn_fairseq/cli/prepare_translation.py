@@ -17,9 +17,9 @@ from pathlib import Path
 from rhhn_fairseq.cli.parsers import StrictParser, add_fields, make_parser, read_fields
 from rhhn_fairseq.data.common.download import default_download_dir
 from rhhn_fairseq.data.parallel import corpora, wmt14
-from rhhn_fairseq.data.parallel.cleaning import CleaningConfig
 from rhhn_fairseq.data.parallel.pieces import PiecesConfig
 from rhhn_fairseq.data.parallel.prepare import check_options, prepare, report
+from rhhn_fairseq.data.parallel.texts import CleaningConfig
 
 
 def parse_arguments(argv):
@@ -32,7 +32,7 @@ def parse_arguments(argv):
         "--workers",
         type=int,
         default=usable_processors(),
-        help="processes that encode (default: %(default)s)",
+        help="threads that encode (default: %(default)s)",
     )
     subparsers = parser.add_subparsers(dest="corpus", metavar="CORPUS", required=True)
 

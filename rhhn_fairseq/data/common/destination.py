@@ -33,7 +33,9 @@ def check_replaceable(dest: Path, force: bool, form: ManifestForm) -> None:
                 f"{dest}: is the current directory or holds it, so it cannot be replaced; run this elsewhere"
             )
     with readable(str(dest)):
-        present = list(_contents(dest, form))
+        present = [f"{path.name}/" if path.is_dir() else path.name for path in sorted(dest.iterdir())]
+        folders = [name for name in present if name.endswith("/") and form.is_own(name)]
+        present += [name + path.name for name in folders for path in sorted((dest / name).iterdir())]
     foreign = [name for name in present if not form.is_own(name)]
     if foreign:
         raise UsageError(
@@ -41,15 +43,6 @@ def check_replaceable(dest: Path, force: bool, form: ManifestForm) -> None:
         )
     if present and MANIFEST_NAME not in present and not force:
         raise UsageError(f"{dest}: holds files but no {MANIFEST_NAME}; --force replaces them")
-
-
-def _contents(dest: Path, form: ManifestForm) -> Iterator[str]:
-    """Yields the names in ``dest`` in order, and the names in those folders that belong there."""
-    for path in sorted(dest.iterdir()):
-        name = f"{path.name}/" if path.is_dir() else path.name
-        yield name
-        if path.is_dir() and form.is_own(name):
-            yield from (name + inner.name for inner in sorted(path.iterdir()))
 
 
 def one_at_a_time(prepare: Callable) -> Callable:

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import http.client
 import os
-import re
 import stat
 import urllib.error
 import urllib.request
@@ -27,12 +26,7 @@ def default_download_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "rhhn_fairseq"
 
 
-def download(
-    url: str,
-    directory: Path,
-    option: str = "--from-dir",
-    md5: str | None = None,
-) -> Path:
+def download(url: str, directory: Path, option: str = "--from-dir", md5: str | None = None) -> Path:
     """Downloads ``url`` into ``directory`` unless it is already there; returns its path.
 
     The bytes go to NAME.part, which is renamed when complete; a NAME.part from an earlier attempt
@@ -128,7 +122,11 @@ def _fetch(url: str, partial: Path) -> int | None:
         partial.unlink()
         return _fetch(url, partial)
     with response:
-        start = _first_byte(response, have)
+        start = 0
+        if response.status == 206:
+            start, content_range = have, response.headers.get("Content-Range") or ""
+            if not content_range.startswith(f"bytes {have}-"):
+                raise http.client.HTTPException(f"asked for bytes from {have}, got {content_range!r}")
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else None
         progress = tqdm(
@@ -140,14 +138,3 @@ def _fetch(url: str, partial: Path) -> int | None:
                 file.write(block)
                 progress.update(len(block))
     return total
-
-
-def _first_byte(response, have: int) -> int:
-    """Returns the offset of the response's first byte: ``have`` if the server continues, else 0."""
-    content_range = response.headers.get("Content-Range") or ""
-    match = re.match(r"bytes (\d+)-", content_range)
-    if response.status != 206:
-        return 0
-    if not match or int(match[1]) != have:
-        raise http.client.HTTPException(f"asked for bytes from {have}, got {content_range!r}")
-    return have

@@ -133,16 +133,15 @@ def _check_files(directory: Path, manifest: dict) -> None:
         # The size is known at once, the checksum of a large file after a minute.
         if not path.is_file() or path.stat().st_size != entry["bytes"]:
             raise UsageError(f"{path}: is missing or has not the {entry['bytes']:,} bytes expected; {advice}")
-        if entry["sha256"] is None:
-            logger.warning("%s: no SHA-256 is recorded, so only the size was compared; %s", path, advice)
-        elif describe_file(path)["sha256"] != entry["sha256"]:
+        if entry["sha256"] and describe_file(path)["sha256"] != entry["sha256"]:
             raise UsageError(f"{path}: was changed since it was prepared; {advice}")
+    if entry["sha256"] is None:
+        logger.warning("%s: no SHA-256 is recorded, so only sizes were compared; %s", directory, advice)
 
 
 def write_manifest(data_dir: Path, manifest: dict) -> None:
     """Writes ``manifest`` as readable JSON, ASCII only."""
-    text = json.dumps(manifest, indent=2) + "\n"
-    (Path(data_dir) / MANIFEST_NAME).write_text(text, encoding="ascii", newline="\n")
+    (data_dir / MANIFEST_NAME).write_text(json.dumps(manifest, indent=2) + "\n", "ascii", newline="\n")
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -1,14 +1,15 @@
 """Sources of text: plain and packed files, archives and memory, read as chunks of bytes."""
 
+import codecs
 import gzip
 import os
 import tarfile
 import zipfile
-from codecs import utf_8_decode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -175,32 +176,25 @@ def read_codes(
         for chunk in source.chunks(start, stop):
             yield np.frombuffer(chunk, dtype=np.uint8)
         return
-    # The bytes of a character that the next chunk completes.
-    unfinished = b""
-    offset = start
-    for chunk in source.chunks(start, stop):
-        text, offset, unfinished = _decode(source.name, unfinished + chunk, offset, False, errors)
-        yield text_codes(text)
-    text, _, _ = _decode(source.name, unfinished, offset, True, errors)
-    if text:
-        yield text_codes(text)
-
-
-def _decode(name: str, data: bytes, offset: int, final: bool, errors: str) -> tuple[str, int, bytes]:
-    try:
-        text, consumed = utf_8_decode(data, errors, final)
-    except UnicodeDecodeError as error:
-        nul = data.find(b"\0", 0, error.start)
-        position, problem = (nul, "NUL") if nul >= 0 else (error.start, "not UTF-8")
-    else:
-        position, problem = data.find(b"\0", 0, consumed), "NUL"
-        if position < 0:
-            return text, offset + consumed, data[consumed:]
-    raise UsageError(
-        f"{name}: byte {offset + position} is {problem}, so this is not text; "
-        "--bytes takes any file, byte by byte"
-        + ("" if problem == "NUL" else ", and --errors replace reads U+FFFD there")
-    )
+    # It keeps the bytes of a character that the next chunk completes.
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    for chunk in chain(source.chunks(start, stop), (b"",)):
+        held = len(decoder.getstate()[0])
+        fault, place = "NUL", chunk.find(b"\0")
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            if not 0 <= place < error.start - held:
+                fault, place = "not UTF-8", error.start - held
+        if fault != "NUL" or place >= 0:
+            advice = "" if fault == "NUL" else ", and --errors replace reads U+FFFD there"
+            raise UsageError(
+                f"{source.name}: byte {start + place} is {fault}, so this is not text; "
+                f"--bytes takes any file, byte by byte{advice}"
+            )
+        start += len(chunk)
+        if text:
+            yield text_codes(text)
 
 
 def text_codes(text: str) -> np.ndarray:

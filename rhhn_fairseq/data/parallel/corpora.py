@@ -117,18 +117,13 @@ def files(paths: dict[str, Sequence[Path] | None], source_lang: str, target_lang
         UsageError: a split lacks files or has unequal numbers of them, a file is missing, or a language is
             invalid.
     """
-    missing = [
-        f"--{split}-{side}" for split in SPLITS for side in ("src", "tgt") if not paths[f"{split}_{side}"]
-    ]
-    if missing:
-        raise UsageError(f"{', '.join(missing)}: missing; name source and target files of all three splits")
     pairs = {}
     for split in SPLITS:
-        sources, targets = paths[f"{split}_src"], paths[f"{split}_tgt"]
-        if len(sources) != len(targets):
+        sources, targets = (paths[f"{split}_{side}"] or () for side in ("src", "tgt"))
+        if not sources or len(sources) != len(targets):
             raise UsageError(
-                f"--{split}-src names {len(sources)} files, but --{split}-tgt {len(targets)}; "
-                "they belong together one by one"
+                f"--{split}-src names {len(sources)} files, and --{split}-tgt {len(targets)}; "
+                "name source and target files of all three splits, which belong together one by one"
             )
         pairs[split] = tuple(
             TextPairs(Path(source).name, (user_file(source), user_file(target)))

@@ -82,7 +82,8 @@ def _learn(sentences: Iterator[str], config: PiecesConfig, exact: bool) -> bytes
         sentence_iterator=sentences,
         model_writer=model,
         vocab_size=config.vocab_size - _MORE_IN_FAIRSEQ,
-        hard_vocab_limit=exact,
+        # The model stores the options that are given, so those of earlier versions have no other.
+        **({} if exact else {"hard_vocab_limit": False}),
         model_type=config.model_type,
         character_coverage=config.character_coverage,
         split_digits=config.split_digits,

@@ -13,13 +13,12 @@ from pathlib import Path
 
 from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, publish
 from rhhn_fairseq.data.common.manifest import describe_file, versions, write_manifest
-from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig
 from rhhn_fairseq.data.parallel.corpora import Corpus
 from rhhn_fairseq.data.parallel.encoding import encode_texts
 from rhhn_fairseq.data.parallel.manifest import PARALLEL
 from rhhn_fairseq.data.parallel.pieces import MODEL_NAME, VOCABULARY_NAME, PiecesConfig, train_pieces
 from rhhn_fairseq.data.parallel.stages import Stages, remove_unless_resumable, stages_in
-from rhhn_fairseq.data.parallel.texts import RAW, write_texts
+from rhhn_fairseq.data.parallel.texts import RAW, REASONS, CleaningConfig, write_texts
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import count_lines
 
@@ -40,7 +39,7 @@ def prepare(
 ) -> tuple[dict, bool]:
     """Prepares ``corpus`` in the directory ``dest``; returns its manifest, and whether it was there already.
 
-    workers: processes that encode. force: replace what an earlier run left at ``dest``, and
+    workers: threads that encode. force: replace what an earlier run left at ``dest``, and
     begin at the first stage. say: called with a message about each stage.
 
     Raises UsageError for input that is unreadable or does not fit together, for a full disk, and for a
@@ -152,17 +151,12 @@ def _build(
 
 def _splits(texts: dict, counts: dict) -> dict:
     """Returns each subset's name and, by language, its sentences, tokens, unknown tokens and empty lines."""
+    training = {"name": " + ".join(text["name"] for text in texts["cleaning"]), "empty": {}}
     splits = {}
     for subset, languages in counts.items():
-        evaluation = texts["evaluation"].get(subset)
-        name = evaluation["name"] if evaluation else " + ".join(text["name"] for text in texts["cleaning"])
-        splits[subset] = {
-            "name": name,
-            "languages": {
-                language: {**counted, "empty": evaluation["empty"][language] if evaluation else 0}
-                for language, counted in languages.items()
-            },
-        }
+        text = texts["evaluation"].get(subset, training)
+        counted = {key: {**entry, "empty": text["empty"].get(key, 0)} for key, entry in languages.items()}
+        splits[subset] = {"name": text["name"], "languages": counted}
     return splits
 
 
@@ -188,17 +182,11 @@ def _inputs(corpus: Corpus) -> list[dict]:
             for language, text in zip(corpus.languages, pairs.texts, strict=bool(pairs.texts)):
                 if text.path not in checksums:
                     checksums[text.path] = describe_file(text.path)
-                inputs.append(
-                    {
-                        "split": split,
-                        "language": language,
-                        "name": Path(text.name).name,
-                        **checksums[text.path],
-                    }
-                )
+                entry = {"split": split, "language": language, "name": Path(text.name).name}
+                inputs.append(entry | checksums[text.path])
     return inputs
 
 
 def most_workers() -> int:
-    """Returns the limit of ``workers``: more processes only wait for each other, and use up the memory."""
+    """Returns the limit of ``workers``: more threads only wait for each other."""
     return max(16, 4 * (os.cpu_count() or 1))

@@ -8,10 +8,9 @@ import numpy as np
 from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, staged
 from rhhn_fairseq.data.common.manifest import describe_file, versions, write_manifest
 from rhhn_fairseq.data.strokes.cleaning import REASONS, CleaningConfig, clean
-from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.manifest import STROKES, StrokeManifest
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
-from rhhn_fairseq.data.strokes.points import Line
+from rhhn_fairseq.data.strokes.points import Line, Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.store import write_split
 from rhhn_fairseq.errors import UsageError
 
@@ -85,7 +84,11 @@ def _build(corpus, loaded: Loaded, request, cleaning, given, stage: Path) -> dic
         splits[split], counts[split] = _clean(lines, cleaning)
     for split in ("train", "valid", *splits):
         if not splits.get(split):
-            raise UsageError(_empty(split, counts.get(split)))
+            dropped = {reason: n for reason, n in counts.get(split, {}).get("dropped", {}).items() if n}
+            raise UsageError(
+                f"the {split} split has no lines, dropped were {dropped or 'none'}; "
+                "see --min-points, --max-points and --scale"
+            )
     train = splits["train"]
     normalisation = given
     if normalisation is None:
@@ -137,11 +140,3 @@ def _clean(lines: list[Line], config: CleaningConfig) -> tuple[list[Line], dict]
         "dropped": dropped,
     }
     return kept, counts
-
-
-def _empty(split: str, counts: dict | None) -> str:
-    if counts is None:
-        return f"the corpus has no {split} split"
-    reasons = ", ".join(f"{number} {reason}" for reason, number in counts["dropped"].items() if number)
-    left = f" left, dropped were {reasons}; see --min-points, --max-points and --scale" if reasons else ""
-    return f"the {split} split has no lines{left}"

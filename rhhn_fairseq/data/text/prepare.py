@@ -6,6 +6,7 @@ encoding. Memory does not grow with the corpus.
 
 import hashlib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -122,8 +123,13 @@ def _build(
         if symbols < 2:
             names = ", ".join(entry.source.name for entry in corpus.inputs if entry.split in (split, "all"))
             raise UsageError(f"{names}: the {split} split has fewer than 2 symbols ({symbols})")
-        if verify:
-            _check_counts(corpus, split, splits[split])
+        if verify and corpus.expected:
+            unit, expected = corpus.expected[0], corpus.expected[1][split]
+            if abs(splits[split][unit] - expected) * 1000 > expected:
+                raise UsageError(
+                    f"the {split} split has {splits[split][unit]:,} {unit}, expected about {expected:,}; "
+                    "replace the file, or pass --no-verify to accept it"
+                )
     if splits["train"]["symbols"] != counts.sum() or splits["train"]["unknown"]:
         raise UsageError("the training text changed while it was read; prepare the corpus again")
     number = len(vocabulary.model_indices())
@@ -145,18 +151,15 @@ def _build(
 
 
 def _codes(corpus: Corpus, stretches: list[Stretch], title: str) -> Iterator[np.ndarray]:
-    chunks = _read(corpus, stretches)
+    chunks = chain.from_iterable(
+        read_codes(source, corpus.mode, start, stop, corpus.errors) for source, start, stop in stretches
+    )
     if corpus.edit is not None:
         chunks = corpus.edit(chunks)
     with tqdm(desc=title, unit="symbol", unit_scale=True, disable=None) as progress:
         for codes in chunks:
             progress.update(codes.size)
             yield codes
-
-
-def _read(corpus: Corpus, stretches: list[Stretch]) -> Iterator[np.ndarray]:
-    for source, start, stop in stretches:
-        yield from read_codes(source, corpus.mode, start, stop, corpus.errors)
 
 
 def _count(chunks: Iterator[np.ndarray]) -> np.ndarray:
@@ -191,20 +194,3 @@ def _encode(prefix: Path, vocabulary: CharVocabulary, chunks: Iterator[np.ndarra
             unknown += int(np.count_nonzero(indices == UNK))
             writer.write(indices, codes == NEWLINE)
     return {"symbols": writer.symbols, "items": writer.items, "unknown": unknown}
-
-
-def _check_counts(corpus: Corpus, split: str, counts: dict) -> None:
-    """Compares a split's counts with the corpus's expected ones. Raises UsageError."""
-    advice = "replace the file, or pass --no-verify to accept it"
-    if corpus.expected_symbols is not None:
-        expected, symbols = corpus.expected_symbols[split], counts["symbols"]
-        if abs(symbols - expected) * 1000 > corpus.tolerance * expected:
-            about = "about " if corpus.tolerance else ""
-            raise UsageError(
-                f"the {split} split has {symbols:,} symbols, expected {about}{expected:,}; {advice}"
-            )
-    if corpus.expected_lines is not None and counts["items"] != corpus.expected_lines[split]:
-        raise UsageError(
-            f"the {split} split has {counts['items']:,} lines, expected {corpus.expected_lines[split]:,}; "
-            f"{advice}"
-        )

@@ -86,7 +86,6 @@ def read_index(prefix: str | Path, shortest: int = 0) -> StreamIndex:
         shortest: the smallest size that an item may have.
     """
     path = _with_suffix(Path(prefix), ".idx")
-    size = path.stat().st_size
     with _open(path) as file:
         header = file.read(_HEADER.size)
         for magic, name in OTHER_FORMATS.items():
@@ -95,16 +94,12 @@ def read_index(prefix: str | Path, shortest: int = 0) -> StreamIndex:
                     f"{path}: has fairseq's dataset implementation '{name}', not 'mmap'; make it "
                     f"with rhhn prepare or fairseq-preprocess --dataset-impl mmap"
                 )
-        if not header.startswith(_MAGIC[: len(header)]) or not header:
-            raise UsageError(f"{path}: is not an index of fairseq's mmap format")
-        if len(header) < _HEADER.size:
-            raise UsageError(f"{path}: is cut off; expected {_HEADER.size} bytes or more")
+        if len(header) < _HEADER.size or not header.startswith(_MAGIC):
+            raise UsageError(f"{path}: is cut off, or not an index of fairseq's mmap format")
         _, version, code, items = _HEADER.unpack(header)
-        if version != _VERSION:
-            raise UsageError(f"{path}: has format version {version}, not {_VERSION}")
-        if code not in _INTEGER_TYPES:
-            raise UsageError(f"{path}: code {code} stands for no integer type")
-        expected = _HEADER.size + items * 12
+        if version != _VERSION or code not in _INTEGER_TYPES:
+            raise UsageError(f"{path}: has version {version} and type {code} of integers, which are unknown")
+        expected, size = _HEADER.size + items * 12, path.stat().st_size
         if size != expected:
             raise UsageError(
                 f"{path}: expected {expected:,} bytes for {items:,} items, found {size:,}; "
@@ -172,11 +167,7 @@ class StreamWriter:
 
     def __enter__(self) -> "StreamWriter":
         self._bin = _with_suffix(self._prefix, ".bin").open("wb")
-        try:
-            self._idx = _with_suffix(self._prefix, ".idx").open("w+b")
-        except OSError:
-            self._bin.close()
-            raise
+        self._idx = _with_suffix(self._prefix, ".idx").open("w+b")
         self._idx.write(_HEADER.pack(_MAGIC, _VERSION, _TYPE_CODES[self._dtype], 0))
         return self
 

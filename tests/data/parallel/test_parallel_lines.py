@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rhhn_fairseq import files
-from rhhn_fairseq.data.common.sources import MemorySource, user_file
+from rhhn_fairseq.data.common.sources import user_file
 from rhhn_fairseq.data.parallel.corpora import TextPairs
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import lines
@@ -69,8 +69,3 @@ def test_unequal_numbers_of_lines_are_named(tmp_path, source, target):
     message = rf"t\.en has {source:,} lines, but .*t\.fr\.gz has {target:,}"
     with pytest.raises(UsageError, match=message):
         list(pairs.read())
-
-
-def test_a_source_that_is_not_a_file_will_do():
-    pairs = TextPairs("m", (MemorySource("a", b"x\ny\n"), MemorySource("b", b"1\n2\n")))
-    assert list(pairs.read()) == [(b"x", b"1"), (b"y", b"2")]

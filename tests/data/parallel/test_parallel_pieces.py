@@ -1,17 +1,11 @@
 """Learning pieces and encoding with them: sizes, determinism, order, what the pieces cannot spell."""
 
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections import Counter
-from concurrent.futures.process import BrokenProcessPool
 from itertools import chain
 
 import pytest
 from fairseq.data import Dictionary, data_utils
-from helpers.cli import HANGS
 from helpers.parallel_cli import lines_of, sentences
 
 from rhhn_fairseq.data.parallel import encoding, pieces
@@ -73,11 +67,6 @@ def test_the_sample_is_spread_evenly_and_both_sides_of_a_pair_are_in_it(texts, l
     assert sample == [line for number in expected for line in pairs[number]]
 
 
-def test_a_model_learnt_from_a_sample_reports_its_size(texts, tmp_path):
-    _, result = learn(texts, tmp_path / "sampled", vocab_size=60, sample_sentences=101)
-    assert result == {"sentences": 100}
-
-
 def test_digits_rare_characters_and_long_sentences(tmp_path):
     """Digits stay together unless told otherwise, and sentences of any length are learnt from."""
     paths = [tmp_path / "train.en", tmp_path / "train.fr"]
@@ -122,7 +111,7 @@ AWKWARD = [
 
 
 def test_every_line_stays_and_is_cut_as_sentencepiece_cuts_it(texts, model, tmp_path, monkeypatch):
-    # Many small blocks, so that workers finish out of order.
+    # Many small blocks.
     monkeypatch.setattr(encoding, "_BLOCK_BYTES", 300)
     found, files = [], []
     for workers in (1, 2):
@@ -143,49 +132,3 @@ def test_every_line_stays_and_is_cut_as_sentencepiece_cuts_it(texts, model, tmp_
     assert unknown > 0 and counts["train"]["en"]["sentences"] == 300
     seen = Counter(chain.from_iterable(processor.encode(line) for text in texts for line in lines_of(text)))
     assert dictionary.count[dictionary.nspecial :] == [seen[index] for index in range(3, 59)]
-
-
-def test_a_killed_worker_is_an_error(model, monkeypatch):
-    with pytest.raises(BrokenProcessPool), encoding._pool(model, 2) as encode_blocks:
-        # In the workers' place to encode a block, os._exit takes the block for an exit status.
-        monkeypatch.setattr(encoding, "_encode_in_worker", os._exit)
-        list(encode_blocks([9] * 20))
-
-
-ORPHANS = """
-import os, sys
-from multiprocessing import active_children
-from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
-from rhhn_fairseq.data.parallel import encoding
-if __name__ == "__main__":
-    with encoding._pool(Path(sys.argv[1]), 2) as encode_blocks:
-        next(encode_blocks(iter([[b"a\\n"]] * 20)))
-        print(*(child.pid for child in active_children()), flush=True)
-        os.kill(os.getpid(), 9)
-"""
-
-
-def test_workers_leave_with_a_killed_program(model, tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(ORPHANS)
-    # The output ends when the last process that may write to it has ended.
-    result = subprocess.run([sys.executable, program, model], capture_output=True, text=True, timeout=HANGS)
-    assert result.returncode == -signal.SIGKILL
-    assert len(result.stdout.split()) == 2
-
-
-def test_blocks_are_read_only_as_fast_as_they_are_encoded(model):
-    read = 0
-
-    def blocks():
-        nonlocal read
-        for _ in range(100):
-            read += 1
-            yield [b"a man\n"]
-
-    with encoding._pool(model, 2) as encode_blocks:
-        results = encode_blocks(blocks())
-        next(results)
-        assert read <= 8
-        assert len(list(results)) == 99

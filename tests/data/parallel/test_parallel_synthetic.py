@@ -71,11 +71,6 @@ def test_more_pairs_than_there_are_is_an_error(pairs):
         synthetic(pairs, 1)
 
 
-def test_all_there_are_can_be_asked_for():
-    subset = synthetic(CAPACITY - 2 * EVALUATION_PAIRS, 1).train[0]
-    assert subset.stop == CAPACITY == sum(kind.size for kind in KINDS)
-
-
 @pytest.mark.parametrize("name", BY_NAME)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_order_of_a_kind_is_a_permutation(name, seed):
