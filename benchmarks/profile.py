@@ -25,7 +25,7 @@ from benchmarks.report import show
 from rhhn_fairseq.cli.parsers import StrictParser
 from rhhn_fairseq.cli.running import run
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.lines import check_output
+from rhhn_fairseq.files import check_output
 
 FORWARD, BACKWARD, OTHER = "forward and loss", "backward", "everything else"
 OF_TRAINER = {

@@ -16,8 +16,7 @@ from tabulate import tabulate
 from benchmarks.machine import BenchConfig, describe_machine
 from rhhn_fairseq.cli.parsers import StrictParser, add_fields, read_fields
 from rhhn_fairseq.cli.running import run
-from rhhn_fairseq.lines import check_output
-from rhhn_fairseq.staging import replace_file
+from rhhn_fairseq.files import check_output, replace_file
 
 ROUNDS = "rounds"
 """What was measured in each round: in JSON, not in the table."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from rhhn_fairseq.data.common.manifest import SPLITS
-from rhhn_fairseq.data.problems.mnist import T10K_SPLIT
+from rhhn_fairseq.data.problems.images import T10K_SPLIT
 from rhhn_fairseq.data.text.manifest import CHARACTERS
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary

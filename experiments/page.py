@@ -9,11 +9,10 @@ from experiments.plan import SCALING_RULE, recipe_of
 from experiments.records import Cost, Record
 from experiments.tables import Row, Table
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import make_directory
+from rhhn_fairseq.files import replace_file
 from rhhn_fairseq.inspection import plotting
 from rhhn_fairseq.inspection.curve_picture import draw_curves
 from rhhn_fairseq.inspection.curves import Curve
-from rhhn_fairseq.staging import replace_file
 
 Group = tuple[str, float, str, int, tuple[str, ...]]
 """Row, scale, type, updates, and options of fairseq-train beyond the row's."""
@@ -32,7 +31,7 @@ def render(table: Table, records_dir: Path, pages: Path, command: str | None = N
     Raises:
         UsageError: a record cannot be read, or a file cannot be written.
     """
-    make_directory(pages)
+    pages.mkdir(parents=True, exist_ok=True)
     records, page = read_records(table, records_dir), pages / f"{table.name}.md"
     command = command or _shown_command(page) or f"python -m experiments.reproduce {table.name}"
     curves = _curves(table, records)

@@ -12,9 +12,8 @@ import torch
 
 from benchmarks.machine import cpu_model
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import make_directory, read_json
+from rhhn_fairseq.files import read_json, replace_file
 from rhhn_fairseq.inspection.training_logs import TRAIN, TRAIN_INNER, read_log
-from rhhn_fairseq.staging import replace_file
 
 _EPOCH = re.compile(r"; ([\d,]+) updates an epoch")
 # Of the figures in fairseq's log, those that describe the machine or the run, not the model.
@@ -179,7 +178,7 @@ def describe_machine(device: str) -> str:
 
 
 def write_json(path: Path, values: dict) -> None:
-    make_directory(path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(path, follow=False) as file:
         file.write(json.dumps(values, indent=1).encode("utf-8") + b"\n")
 

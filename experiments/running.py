@@ -21,9 +21,8 @@ from experiments.records import Record
 from experiments.tables import Scoring
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import make_directory
+from rhhn_fairseq.files import lock, no_link
 from rhhn_fairseq.inspection.training_logs import TRAIN, parse_line
-from rhhn_fairseq.staging import lock, no_link
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> 
         UsageError: the corpus is missing, or another process works on the run.
     """
     directory, path = places.run(run), places.record(run)
-    make_directory(directory)
+    directory.mkdir(parents=True, exist_ok=True)
     refusal = (
         f"{directory}: another process works on this run; wait for it, or give another seed with --seeds"
     )

@@ -35,10 +35,9 @@ from rhhn_fairseq.compat import ranges
 from rhhn_fairseq.data.text.words import load_vocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
-from rhhn_fairseq.files import make_directory
+from rhhn_fairseq.files import lock, no_link, replace_file
 from rhhn_fairseq.inspection.training_logs import parse_line
 from rhhn_fairseq.programs import interpreter
-from rhhn_fairseq.staging import lock, no_link, replace_file
 
 FEWEST_UPDATES = 2
 RANDOM_TRIALS = 10
@@ -65,7 +64,7 @@ class Tuning:
             journal = importlib.import_module("optuna.storages.journal")
         self.system, self.args, self.vocab_size = system, args, vocab_size
         self.directory = args.directory / re.sub(r"[^A-Za-z0-9_.=-]+", "_", system.name)
-        make_directory(self.directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         file = journal.JournalFileBackend(str(self.directory / "trials.log"))
         self.study = self._optuna.create_study(
@@ -222,7 +221,7 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
     ranges.check({"--seed": args.seed + args.repeats})
     systems = {system.name: system for system in map(System.parse, args.systems)}
     vocabulary = load_vocabulary(args.data)
-    make_directory(args.directory)
+    args.directory.mkdir(parents=True, exist_ok=True)
     with lock(args.directory / ".lock", f"{args.directory}: another process works here; wait for it"):
         size = len(vocabulary.model_indices())
         tunings = [Tuning(system, args, size) for system in systems.values()]

@@ -25,8 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
-from rhhn_fairseq.files import read_json, refuse_endless
-from rhhn_fairseq.staging import replace_file
+from rhhn_fairseq.files import read_json, refuse_endless, replace_file
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FORMAT = 2

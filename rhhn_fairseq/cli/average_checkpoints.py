@@ -25,7 +25,7 @@ def main(argv=None) -> None:
         raise UsageError(f"--by {args.by} goes with --last")
 
     from rhhn_fairseq.cli import averaging
-    from rhhn_fairseq.lines import check_output
+    from rhhn_fairseq.files import check_output
 
     paths = select_checkpoints(args, averaging)
     check_output("--output", args.output, paths)

@@ -16,8 +16,7 @@ import torch
 from rhhn_fairseq.compat.checkpoints import WeightsOnlyTorch, allow_namespace
 from rhhn_fairseq.compat.names import HIGHER_IS_BETTER
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import refuse_endless
-from rhhn_fairseq.staging import replace_file
+from rhhn_fairseq.files import refuse_endless, replace_file
 
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")

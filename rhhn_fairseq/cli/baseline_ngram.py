@@ -37,9 +37,8 @@ def main(argv=None) -> None:
     if not 1 <= args.max_order <= HIGHEST_ORDER:
         raise UsageError(f"--max-order {args.max_order} is not from 1 to {HIGHEST_ORDER}")
 
+    from rhhn_fairseq.files import check_output, replace_file
     from rhhn_fairseq.inspection.scores import read_text, score
-    from rhhn_fairseq.lines import check_output
-    from rhhn_fairseq.staging import replace_file
 
     check_output("--json", args.json, Path(args.data).glob("*"))
     started = time.perf_counter()

@@ -26,7 +26,7 @@ def main(argv=None) -> None:
 
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
     from rhhn_fairseq.cli import author_weights, averaging, conversion
-    from rhhn_fairseq.lines import check_output
+    from rhhn_fairseq.files import check_output
     from rhhn_fairseq.saving import DTYPES
 
     if is_directory or args.vocabulary is not None:

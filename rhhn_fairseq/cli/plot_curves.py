@@ -15,10 +15,9 @@ from rhhn_fairseq.errors import UsageError
 
 
 def main(argv=None) -> None:
+    from rhhn_fairseq.files import check_output, replace_file
     from rhhn_fairseq.inspection import curves, plotting
     from rhhn_fairseq.inspection.curve_picture import curve_arrays, draw_curves
-    from rhhn_fairseq.lines import check_output
-    from rhhn_fairseq.staging import replace_file
 
     parser = make_parser("plot curves", __doc__)
     add = parser.add_argument

@@ -29,7 +29,7 @@ def main(argv=None) -> None:
     args = parser.parse_args(argv)
     check_model(args)
 
-    from rhhn_fairseq.data.text.prompt import prompt_indices
+    from rhhn_fairseq.data.text.words import prompt_indices
     from rhhn_fairseq.inspection.reading_files import TITLE, check_reading, save_reading
     from rhhn_fairseq.inspection.weights import read_text
 

@@ -15,10 +15,12 @@ import sys
 from pathlib import Path
 
 from rhhn_fairseq.cli.parsers import StrictParser, make_parser
+from rhhn_fairseq.data.common.destination import check_replaceable
 from rhhn_fairseq.data.common.download import default_download_dir
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.text import corpora
-from rhhn_fairseq.data.text.prepare import check_destination, prepare, report
+from rhhn_fairseq.data.text.manifest import CHARACTERS
+from rhhn_fairseq.data.text.prepare import prepare, report
 from rhhn_fairseq.errors import UsageError
 
 
@@ -57,7 +59,7 @@ def parse_arguments(argv):
     ptb = subparsers.add_parser("ptb", parents=[common, public], help="Penn Treebank")
     ptb.add_argument(
         "--variant",
-        choices=corpora.PTB_VARIANTS,
+        choices=tuple(corpora.PTB_VARIANTS),
         default="raw",
         help="raw (default): the word-level files as characters, as Ha and Suarez read them; char: without "
         "the outer spaces of lines, the text of ptb.char; mikolov-char: from the ptb.char files",
@@ -128,7 +130,7 @@ def main(argv=None) -> None:
     dest = arguments.dest or Path("data-bin") / arguments.corpus
     verify = not getattr(arguments, "no_verify", False)
     # Before hours of downloading.
-    check_destination(dest, arguments.force)
+    check_replaceable(dest, arguments.force, CHARACTERS)
     try:
         manifest, reused = prepare(choose_corpus(arguments), dest, arguments.force, verify)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Prepare a parallel corpus for translation: clean it, learn pieces, encode, fairseq-preprocess.
+"""Prepare a parallel corpus for translation: clean it, learn pieces, encode and binarise it.
 
 Examples:
   %(prog)s synthetic --dest data-bin/synthetic-en-fr
@@ -17,9 +17,9 @@ from pathlib import Path
 from rhhn_fairseq.cli.parsers import StrictParser, add_fields, make_parser, read_fields
 from rhhn_fairseq.data.common.download import default_download_dir
 from rhhn_fairseq.data.parallel import corpora, wmt14
-from rhhn_fairseq.data.parallel.cleaning import CleaningConfig
 from rhhn_fairseq.data.parallel.pieces import PiecesConfig
 from rhhn_fairseq.data.parallel.prepare import check_options, prepare, report
+from rhhn_fairseq.data.parallel.texts import CleaningConfig
 
 
 def parse_arguments(argv):
@@ -32,7 +32,7 @@ def parse_arguments(argv):
         "--workers",
         type=int,
         default=usable_processors(),
-        help="processes that encode and binarise (default: %(default)s)",
+        help="threads that encode (default: %(default)s)",
     )
     subparsers = parser.add_subparsers(dest="corpus", metavar="CORPUS", required=True)
 
@@ -117,7 +117,7 @@ def main(argv=None) -> None:
     check_options(dest, arguments.workers, arguments.force)
     corpus = choose_corpus(arguments)
     try:
-        manifest, reused = prepare(corpus, cleaning, pieces, dest, arguments.workers, arguments.force)
+        manifest, reused = prepare(corpus, dest, cleaning, pieces, arguments.workers, arguments.force)
     except KeyboardInterrupt:
         print("interrupted; the same command continues at the first unfinished stage", file=sys.stderr)
         raise

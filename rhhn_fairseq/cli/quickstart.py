@@ -19,9 +19,9 @@ from tqdm import tqdm
 
 from rhhn_fairseq.cli.parsers import make_parser
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import no_link
 from rhhn_fairseq.inspection.training_logs import TRAIN, TRAIN_INNER, parse_line
 from rhhn_fairseq.programs import interpreter
-from rhhn_fairseq.staging import no_link
 
 DATA, RUNS = Path("data-bin/quickstart"), Path("checkpoints/quickstart")
 CHARACTERS, EPOCHS = 700_000, 3

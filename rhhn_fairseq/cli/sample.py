@@ -42,7 +42,7 @@ def main(argv=None) -> None:
         raise UsageError(f"--length {args.length} is too small, the smallest is 1")
     check_model(args)
 
-    from rhhn_fairseq.data.text.prompt import prompt_indices
+    from rhhn_fairseq.data.text.words import prompt_indices
     from rhhn_fairseq.generate.characters import SamplingConfig, generate
 
     config = SamplingConfig(args.temperature, args.top_k, args.seed)

@@ -39,9 +39,8 @@ def main(argv=None) -> None:
     if args.seed < 1:
         raise UsageError(f"--seed {args.seed} is too small, the smallest is 1")
 
+    from rhhn_fairseq.files import check_output, read_lines, replace_file
     from rhhn_fairseq.generate import scoring
-    from rhhn_fairseq.lines import check_output, read_lines
-    from rhhn_fairseq.staging import replace_file
 
     check_output("--json", args.json, (args.hypotheses, args.reference, args.baseline))
     system = scoring.read_translations(args.hypotheses)

@@ -42,7 +42,7 @@ def main(argv=None) -> None:
 
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
     from rhhn_fairseq.cli.translation import SearchConfig, Translator
-    from rhhn_fairseq.lines import check_output
+    from rhhn_fairseq.files import check_output
     from rhhn_fairseq.models.translation_loading import load_translation_models
 
     fields = [field.name for field in dataclasses.fields(SearchConfig)]
@@ -136,7 +136,7 @@ def named_checkpoints(given: str) -> list[str]:
 @contextmanager
 def opened_input(path):
     """Yields the text to translate as a binary file, and its name for messages."""
-    from rhhn_fairseq.lines import opened
+    from rhhn_fairseq.files import opened
 
     if path is None and sys.stdin is None:
         raise UsageError("standard input is closed; name the text with --input")
@@ -150,7 +150,7 @@ def opened_input(path):
 @contextmanager
 def opened_output(path):
     """Yields a function that writes bytes to a file, or to standard output with a flush."""
-    from rhhn_fairseq.staging import replace_file
+    from rhhn_fairseq.files import replace_file
 
     if path is not None:
         with replace_file(path) as file:
@@ -168,7 +168,7 @@ def translate(translator, source, name, write, args) -> None:
     """Reads, translates and writes in batches; shows progress on standard error if the input is a file."""
     from tqdm import tqdm
 
-    from rhhn_fairseq.lines import count_lines, decode_batches
+    from rhhn_fairseq.files import count_lines, decode_batches
 
     size = args.buffer_size or (1 if source.isatty() else BUFFER_SIZE)
     # A pipe can be read only once.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.staging import replace_file
+from rhhn_fairseq.files import replace_file
 
 # Parts of torch.save's messages for a file that cannot be written, if it does not raise the OSError itself.
 WRITER = ("inline_container", "PytorchStreamWriter", "basic_ios::clear", "iostream error")

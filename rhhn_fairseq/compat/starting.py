@@ -15,7 +15,7 @@ import torch
 
 from rhhn_fairseq.compat import trains_ours
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.staging import lock
+from rhhn_fairseq.files import lock
 
 logger = logging.getLogger("rhhn_fairseq.compat")
 

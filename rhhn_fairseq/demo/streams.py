@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.data.text.prompt import prompt_indices
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
-from rhhn_fairseq.data.text.words import WordVocabulary
+from rhhn_fairseq.data.text.words import WordVocabulary, prompt_indices
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.generate.characters import SamplingConfig, draw
 from rhhn_fairseq.generate.smoothing import stub

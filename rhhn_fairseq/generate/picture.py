@@ -9,6 +9,7 @@ import numpy as np
 from rhhn_fairseq.data.strokes.points import to_strokes
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
+from rhhn_fairseq.files import replace_file
 from rhhn_fairseq.generate.smoothing import smoothed, stub
 from rhhn_fairseq.generate.strokes import Written
 from rhhn_fairseq.inspection.colours import colour_limit
@@ -19,7 +20,6 @@ from rhhn_fairseq.inspection.plotting import (
     encode,
     styled,
 )
-from rhhn_fairseq.staging import replace_file
 
 with needed_for("pictures need"):
     from matplotlib.collections import PathCollection

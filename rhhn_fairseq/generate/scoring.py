@@ -19,7 +19,7 @@ from sacremoses import MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.lines import read_lines
+from rhhn_fairseq.files import read_lines
 
 TOKENISED_NOTE = "tokenised BLEU, comparable with the papers' figures, not with sacreBLEU's"
 

@@ -13,9 +13,8 @@ import numpy as np
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
+from rhhn_fairseq.files import check_output, replace_file
 from rhhn_fairseq.inspection.colours import QUANTITY, QUANTITY_OF_LINES
-from rhhn_fairseq.lines import check_output
-from rhhn_fairseq.staging import replace_file
 
 with needed_for("pictures need"):
     from matplotlib import rc_context

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import check_output, replace_file
 from rhhn_fairseq.inspection.plotting import check_picture, save, save_arrays
 from rhhn_fairseq.inspection.weight_page import weight_page
 from rhhn_fairseq.inspection.weight_picture import draw_weights
 from rhhn_fairseq.inspection.weights import Reading
-from rhhn_fairseq.lines import check_output
-from rhhn_fairseq.staging import replace_file
 
 TITLE = "Change of the recurrent weights as each symbol is read"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.lines import opened
+from rhhn_fairseq.files import opened
 
 UPDATES = "num_updates"
 # Position in the epochs in a JSON line; other formats have it in the text.

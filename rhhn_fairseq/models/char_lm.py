@@ -12,8 +12,7 @@ from torch import Tensor
 
 from rhhn_fairseq.cells.config import WIDEST, option
 from rhhn_fairseq.compat.configuration import typed_config
-from rhhn_fairseq.data.text.lanes import PAD
-from rhhn_fairseq.data.text.vocabulary import UNK, CharVocabulary, escape
+from rhhn_fairseq.data.text.vocabulary import PAD, UNK, CharVocabulary, escape
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES, BASE_RECIPE, recipe_of

@@ -9,9 +9,9 @@ from torch.export import Dim
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
+from rhhn_fairseq.files import replace_file
 from rhhn_fairseq.nn.recurrent import RecurrentLayer
 from rhhn_fairseq.ops.matmul.quantised import QuantisedWeight
-from rhhn_fairseq.staging import replace_file
 
 LARGEST = 1 << 31
 """Size in bytes that an ONNX file must stay below."""

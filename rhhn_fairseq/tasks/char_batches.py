@@ -1,11 +1,11 @@
-"""fairseq datasets of the batches of ``data/text/lanes.py``."""
+"""fairseq datasets of the batches of ``lanes``."""
 
 import numpy as np
 import torch
 from fairseq.data import FairseqDataset
 
-from rhhn_fairseq.data.text.lanes import PAD, Batch
 from rhhn_fairseq.data.text.vocabulary import UNK
+from rhhn_fairseq.tasks.lanes import PAD, Batch
 
 
 class StreamDataset(FairseqDataset):

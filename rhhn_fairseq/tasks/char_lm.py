@@ -15,13 +15,11 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
 from rhhn_fairseq.compat.configuration import typed_config
-from rhhn_fairseq.data.text.lanes import Lanes, RandomWindows
 from rhhn_fairseq.data.text.manifest import CHARACTERS
-from rhhn_fairseq.data.text.prompt import first_input, prompt_indices
-from rhhn_fairseq.data.text.ptb import char_symbols, is_raw_ptb
+from rhhn_fairseq.data.text.spaces import char_symbols, is_raw_ptb
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
-from rhhn_fairseq.data.text.words import WordVocabulary, load_vocabulary
+from rhhn_fairseq.data.text.words import WordVocabulary, first_input, load_vocabulary, prompt_indices
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
 from rhhn_fairseq.tasks.char_batches import BatchDataset, StreamDataset
@@ -29,6 +27,7 @@ from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.dynamic_evaluation import DynamicEvaluation, Rates
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
 from rhhn_fairseq.tasks.evaluation import OtherText, Protocol, ScoredBatches
+from rhhn_fairseq.tasks.lanes import Lanes, RandomWindows
 from rhhn_fairseq.tasks.own_batches import CutsOwnBatches, OrderedBatchIterator
 from rhhn_fairseq.tasks.sizes import frequency_of
 

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rhhn_fairseq.data.text.lanes import PAD
-from rhhn_fairseq.data.text.vocabulary import UNK
+from rhhn_fairseq.data.text.vocabulary import PAD, UNK
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import Carry
 

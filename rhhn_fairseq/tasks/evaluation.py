@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.data.text.lanes import PAD, Lanes, Windows
-from rhhn_fairseq.data.text.vocabulary import UNK
+from rhhn_fairseq.data.text.vocabulary import PAD, UNK
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import Carry
 from rhhn_fairseq.tasks.dynamic_evaluation import DynamicEvaluation
+from rhhn_fairseq.tasks.lanes import Lanes, Windows
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import II
 from sacrebleu.metrics import BLEU
 
-from rhhn_fairseq.data.parallel.fingerprint import pieces_sha256
-from rhhn_fairseq.data.parallel.sampling import MOST_SEGMENTATIONS, SegmentationSampler
+from rhhn_fairseq.data.parallel.manifest import pieces_sha256
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.generate.gnmt_score import LENGTH_PENALTIES, GNMTScore, Pruning
 from rhhn_fairseq.tasks.carry import pass_seed
@@ -21,6 +20,7 @@ from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
 from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
 from rhhn_fairseq.tasks.gnmt_search import GNMTGenerator
+from rhhn_fairseq.tasks.segmentation import MOST_SEGMENTATIONS, SegmentationSampler
 from rhhn_fairseq.tasks.training_pairs import KeyedPairs, SampledPairs
 
 # Searches other than the plain beam, to which pruning does not apply.

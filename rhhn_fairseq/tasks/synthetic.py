@@ -11,9 +11,8 @@ from omegaconf import II
 from rhhn_fairseq.compat.configuration import typed_config
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.problems.base import GeneratedProblem, Problem
-from rhhn_fairseq.data.problems.batches import FreshBatches, StoredBatches, evaluation_set, training_set
 from rhhn_fairseq.data.problems.generated import COPYING_INPUTS
-from rhhn_fairseq.data.problems.mnist import STANDARD_SPLIT, T10K_SPLIT
+from rhhn_fairseq.data.problems.images import STANDARD_SPLIT, T10K_SPLIT
 from rhhn_fairseq.data.problems.registry import OPTIONS, PROBLEMS, build_problem
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import pass_seed
@@ -21,7 +20,14 @@ from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
 from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
 from rhhn_fairseq.tasks.own_batches import CutsOwnBatches
-from rhhn_fairseq.tasks.problem_batches import ProblemBatchDataset, SplitDataset
+from rhhn_fairseq.tasks.problem_batches import (
+    FreshBatches,
+    ProblemBatchDataset,
+    SplitDataset,
+    StoredBatches,
+    evaluation_set,
+    training_set,
+)
 from rhhn_fairseq.tasks.sizes import frequency_of
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from fairseq.data import BaseWrapperDataset, LanguagePairDataset
 
-from rhhn_fairseq.data.parallel.sampling import SegmentationSampler
+from rhhn_fairseq.tasks.segmentation import SegmentationSampler
 
 
 class SampledPairs(BaseWrapperDataset):

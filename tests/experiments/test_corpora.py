@@ -5,7 +5,7 @@ import re
 import pytest
 
 from experiments import corpora
-from rhhn_fairseq.data.problems.mnist import T10K_SPLIT
+from rhhn_fairseq.data.problems.images import T10K_SPLIT
 from rhhn_fairseq.data.text.corpora import enwik8, ptb, text_files
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.data.text.stream import open_stream

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 HOLD = """
 import os, sys
 from pathlib import Path
-from rhhn_fairseq.staging import lock
+from rhhn_fairseq.files import lock
 held = lock(Path(sys.argv[1]), "never")
 held.__enter__()
 # The child says that it has begun, and by then it has closed the lock.

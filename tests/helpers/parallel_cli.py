@@ -4,12 +4,9 @@ import itertools
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from helpers import script_cli
 from helpers.script_cli import manifest_of, names  # noqa: F401  (for the tests)
 from rhhn_fairseq.cli.running import run as run_main
-from rhhn_fairseq.data.text.stream import StreamWriter
 
 SCRIPT = script_cli.COMMANDS / "prepare_translation.py"
 SPLITS = ("train", "valid", "test")
@@ -66,25 +63,6 @@ def contents(directory) -> dict[str, bytes]:
 
 def lines_of(path) -> list[str]:
     return Path(path).read_bytes().decode().split("\n")[:-1]
-
-
-def binarise_here(command, encoded, total, folder):
-    """Writes what fairseq-preprocess writes, without the seconds that it takes to start."""
-    options = {name: value for name, value in itertools.pairwise(command) if name.startswith("--")}
-    languages = options["--source-lang"], options["--target-lang"]
-    dictionary = Path(options["--srcdict"]).read_text()
-    symbols = ["<s>", "<pad>", "</s>", "<unk>"]
-    symbols += [line.rpartition(" ")[0] for line in dictionary.splitlines()]
-    indices = {symbol: index for index, symbol in enumerate(symbols)}
-    subsets = [options[f"--{split}pref"].split(",") for split in SPLITS if f"--{split}pref" in options]
-    for language in languages:
-        (folder / f"dict.{language}.txt").write_text(dictionary)
-        for subset in itertools.chain(*subsets):
-            pieces = (encoded / f"{subset}.{language}").read_text().replace("\n", " </s> ").split()
-            items = np.array([indices[piece] for piece in pieces])
-            prefix = folder / f"{subset}.{'-'.join(languages)}.{language}"
-            with StreamWriter(prefix, len(symbols)) as writer:
-                writer.write(items, items == indices["</s>"])
 
 
 def script(*arguments) -> list[str]:

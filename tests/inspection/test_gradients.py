@@ -8,7 +8,7 @@ from helpers.tiny_reader import build
 
 from rhhn_fairseq.cells.rhn import naive_highway, naive_rhn
 from rhhn_fairseq.cells.selection import set_backend
-from rhhn_fairseq.data.text.prompt import prompt_indices
+from rhhn_fairseq.data.text.words import prompt_indices
 from rhhn_fairseq.inspection import gradients
 from rhhn_fairseq.inspection.gradient_picture import draw_gradients
 from rhhn_fairseq.inspection.gradients import Flow, gradient_flow, recorded_layers

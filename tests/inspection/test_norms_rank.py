@@ -11,7 +11,7 @@ from helpers.tiny_reader import build
 from rhhn_fairseq.cells import hyper
 from rhhn_fairseq.cells.hyper_rnn import naive_scaling
 from rhhn_fairseq.cells.rhn import naive_rhn
-from rhhn_fairseq.data.text.prompt import prompt_indices
+from rhhn_fairseq.data.text.words import prompt_indices
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.inspection.blocks import weight_blocks
 from rhhn_fairseq.inspection.effective_rank import effective_rank, hyper_vectors, variation_rank

@@ -15,7 +15,7 @@ from matplotlib.image import imread
 
 from rhhn_fairseq.cells.hyper import below, naive_scaling
 from rhhn_fairseq.cells.rhn import naive_rhn
-from rhhn_fairseq.data.text.prompt import prompt_indices
+from rhhn_fairseq.data.text.words import prompt_indices
 from rhhn_fairseq.inspection import weights
 from rhhn_fairseq.inspection.colours import colour_limit
 from rhhn_fairseq.inspection.plotting import save

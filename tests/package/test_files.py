@@ -14,8 +14,7 @@ import pytest
 from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.data.common.sources import FileSource
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import read_json, read_regular, readable, tar_files
-from rhhn_fairseq.lines import check_output, decode_batches
+from rhhn_fairseq.files import check_output, decode_batches, read_json, read_regular, readable, tar_files
 
 NEEDS_FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 
@@ -30,9 +29,9 @@ def refused(call, *arguments) -> str:
 def test_what_is_no_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "itself").symlink_to("itself")
-    assert refused(read_regular, tmp_path / "pipe", 10).endswith("is a pipe, expected a file")
-    assert refused(read_regular, tmp_path, 10).endswith("is a directory, expected a file")
-    assert refused(read_regular, "/dev/zero", 10).endswith("is a device, expected a file")
+    assert refused(read_regular, tmp_path / "pipe", 10).endswith("is no regular file")
+    assert refused(read_regular, tmp_path, 10).endswith("Is a directory)")
+    assert refused(read_regular, "/dev/zero", 10).endswith("is no regular file")
     assert "Too many levels of symbolic links" in refused(read_regular, tmp_path / "itself", 10)
     (tmp_path / "file").write_bytes(b"12345")
     assert read_regular(tmp_path / "file", 5) == b"12345"

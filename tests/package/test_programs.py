@@ -29,28 +29,8 @@ def test_a_child_imports_nothing_from_the_working_directory(mark, arguments):
     assert not mark.exists()
 
 
-SPAWN = """
-from multiprocessing import get_context
-from rhhn_fairseq.programs import safe_spawning
-if __name__ == "__main__":
-    with safe_spawning():
-        process = get_context("spawn").Process(target=abs, args=(1,))
-        process.start()
-        process.join()
-    raise SystemExit(process.exitcode)
-"""
-
-
-def test_a_spawned_process_imports_nothing_from_the_working_directory(mark, tmp_path):
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "program.py").write_text(SPAWN)
-    subprocess.run(programs.interpreter(str(tmp_path / "bin" / "program.py")), check=True)
-    assert not mark.exists()
-
-
 def test_every_child_interpreter_is_safe():
     """No other module builds the command of an interpreter, or spawns processes, by itself."""
-    for word, known in (("sys.executable", {"running.py"}), ('get_context("spawn")', {"encoding.py"})):
+    for word, known in (("sys.executable", {"running.py"}), ('get_context("spawn")', set())):
         files = {path.name for path in PACKAGE.rglob("*.py") if word in path.read_text()}
         assert files - {"programs.py"} <= known
-    assert "with safe_spawning(), _pool(" in (PACKAGE / "data/parallel/encoding.py").read_text()

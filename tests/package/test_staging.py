@@ -13,7 +13,7 @@ from helpers.lock_holder import holder
 
 from rhhn_fairseq.data.parallel.stages import stages_in
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.staging import lock, replace_file
+from rhhn_fairseq.files import lock, replace_file
 
 
 def test_a_second_process_is_refused(tmp_path):
@@ -54,7 +54,7 @@ def test_without_locks_work_goes_on(tmp_path, monkeypatch, caplog, error):
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with caplog.at_level(logging.DEBUG, "rhhn_fairseq.staging"), lock(tmp_path / "lock", "taken"):
+    with caplog.at_level(logging.DEBUG, "rhhn_fairseq.files"), lock(tmp_path / "lock", "taken"):
         pass
     assert f"cannot be locked ({os.strerror(error)})" in caplog.text
     with lock(tmp_path / "missing" / "lock", "taken"):

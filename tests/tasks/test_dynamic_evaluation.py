@@ -9,8 +9,7 @@ from fairseq.sequence_scorer import SequenceScorer
 from helpers.tiny_char_lm import TEST, TRAIN, build_model, build_task, iterator, write_corpus
 from helpers.tiny_handwriting import disturb
 
-from rhhn_fairseq.data.text.lanes import PAD
-from rhhn_fairseq.data.text.vocabulary import UNK
+from rhhn_fairseq.data.text.vocabulary import PAD, UNK
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import Carry
 from rhhn_fairseq.tasks.dynamic_evaluation import DynamicEvaluation, Rates

@@ -12,9 +12,8 @@ from rhhn_fairseq.cli.conversion import to_checkpoint, to_directory
 from rhhn_fairseq.cli.demo import load_models
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
-from rhhn_fairseq.data.text.prompt import prompt_indices
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
-from rhhn_fairseq.data.text.words import WordVocabulary
+from rhhn_fairseq.data.text.words import WordVocabulary, prompt_indices
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.generate.characters import SamplingConfig, generate
 from rhhn_fairseq.inspection.weights import read_text

@@ -1,7 +1,6 @@
 """Creates a directory completely or not at all: one process fills it under another name and renames it."""
 
 import functools
-import inspect
 import os
 import re
 import shutil
@@ -10,28 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rhhn_fairseq.data.common.manifest import MANIFEST_NAME
+from rhhn_fairseq.data.common.manifest import MANIFEST_NAME, ManifestForm
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.staging import lock
+from rhhn_fairseq.files import lock, readable
 
 
-def resolved(dest: str | Path) -> Path:
-    """Returns the path of ``dest``, links followed. Raises UsageError for a link that leads to itself."""
-    place = Path(os.path.realpath(dest))
-    if os.path.islink(place):
-        raise UsageError(f"{dest}: is a link that leads to itself; choose another --dest")
-    return place
-
-
-def check_replaceable(dest: Path, force: bool, is_own: Callable[[str], bool]) -> None:
+def check_replaceable(dest: Path, force: bool, form: ManifestForm) -> None:
     """Raises UsageError if ``dest`` exists and preparing a corpus must not replace it.
 
-    A directory is replaced only if it holds nothing but the files of a prepared corpus, and without a
-    manifest that says what it is, only with ``force``. The current directory is not replaced.
-
-    is_own: whether a path relative to ``dest`` belongs to a prepared corpus; a folder's path ends
-        with a slash, and its contents are checked as well.
+    A directory is replaced only if it holds nothing but the files of a prepared corpus of this form, and
+    without a manifest that says what it is, only with ``force``. The current directory is not replaced.
     """
+    dest = Path(os.path.realpath(dest))
     # For a path without access rights os.path returns False, where Path raises; making the
     # directory then says why.
     if not os.path.exists(dest):
@@ -43,11 +32,11 @@ def check_replaceable(dest: Path, force: bool, is_own: Callable[[str], bool]) ->
             raise UsageError(
                 f"{dest}: is the current directory or holds it, so it cannot be replaced; run this elsewhere"
             )
-    try:
-        present = list(_contents(dest, is_own))
-    except OSError as error:
-        raise UsageError(f"{dest}: cannot be read ({error.strerror})") from error
-    foreign = [name for name in present if name != MANIFEST_NAME and not is_own(name)]
+    with readable(str(dest)):
+        present = [f"{path.name}/" if path.is_dir() else path.name for path in sorted(dest.iterdir())]
+        folders = [name for name in present if name.endswith("/") and form.is_own(name)]
+        present += [name + path.name for name in folders for path in sorted((dest / name).iterdir())]
+    foreign = [name for name in present if not form.is_own(name)]
     if foreign:
         raise UsageError(
             f"{dest}: holds {foreign[0]!r}, which does not belong to a prepared corpus; choose another --dest"
@@ -56,33 +45,21 @@ def check_replaceable(dest: Path, force: bool, is_own: Callable[[str], bool]) ->
         raise UsageError(f"{dest}: holds files but no {MANIFEST_NAME}; --force replaces them")
 
 
-def _contents(dest: Path, is_own: Callable[[str], bool]) -> Iterator[str]:
-    """Yields the names in ``dest`` in order, and the names in those folders that belong there."""
-    for path in sorted(dest.iterdir()):
-        name = f"{path.name}/" if path.is_dir() else path.name
-        yield name
-        if path.is_dir() and is_own(name):
-            yield from (name + inner.name for inner in sorted(path.iterdir()))
-
-
 def one_at_a_time(prepare: Callable) -> Callable:
-    """Decorates a function that prepares the directory ``dest``, one of its parameters, to run alone.
+    """Decorates a function ``prepare(corpus, dest, ...)`` to run alone, on ``dest`` with links followed.
 
     While it runs, it raises UsageError in every other process that is to prepare the same directory. Nothing
     is locked if the file system cannot be written.
     """
-    signature = inspect.signature(prepare)
 
     @functools.wraps(prepare)
-    def prepare_alone(*args, **kwargs):
-        dest = Path(os.path.realpath(signature.bind(*args, **kwargs).arguments["dest"]))
-        if not dest.name:
-            raise UsageError(f"{dest}: cannot be replaced; choose another --dest")
+    def prepare_alone(corpus, dest, *args, **kwargs):
+        dest = Path(os.path.realpath(dest))
         refusal = f"{dest}: another process is preparing it; wait for that one, or choose another --dest"
         with _made(dest.parent), lock(dest.with_name(f".{dest.name}.lock"), refusal) as alone:
             if alone:
                 _clean_up(dest)
-            return prepare(*args, **kwargs)
+            return prepare(corpus, dest, *args, **kwargs)
 
     return prepare_alone
 

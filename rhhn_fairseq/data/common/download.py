@@ -1,20 +1,21 @@
 """Fetches the public corpora, continuing where an earlier attempt broke off."""
 
+import gzip
+import hashlib
 import http.client
 import os
-import re
 import stat
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable
+import zlib
 from contextlib import suppress
 from pathlib import Path
 
 from tqdm import tqdm
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.staging import lock, no_link
+from rhhn_fairseq.files import lock, no_link
 
 TIMEOUT_SECONDS = 30
 _BLOCK = 1 << 18
@@ -25,13 +26,7 @@ def default_download_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "rhhn_fairseq"
 
 
-def download(
-    url: str,
-    directory: Path,
-    timeout: float = TIMEOUT_SECONDS,
-    option: str = "--from-dir",
-    find_fault: Callable[[Path], str | None] = lambda path: None,
-) -> Path:
+def download(url: str, directory: Path, option: str = "--from-dir", md5: str | None = None) -> Path:
     """Downloads ``url`` into ``directory`` unless it is already there; returns its path.
 
     The bytes go to NAME.part, which is renamed when complete; a NAME.part from an earlier attempt
@@ -39,8 +34,7 @@ def download(
 
     Args:
         option: the alternative that messages name.
-        find_fault: is given the complete file before it is renamed; returns why it is not the file that was
-            wanted, or None.
+        md5: of the content of a .gz, which is compared.
 
     Raises:
         UsageError: the server cannot be reached, refuses, stops early, or sends another file.
@@ -57,13 +51,13 @@ def download(
         with lock(path.parent / ".lock", waiting, wait=True):
             if path.is_file():
                 return path
-            total = _fetch(url, partial, timeout)
+            total = _fetch(url, partial)
             if total is not None and partial.stat().st_size != total:
                 raise UsageError(
                     f"{url}: the connection ended after {partial.stat().st_size:,} of {total:,} bytes; "
                     f"run the command again to continue, or pass {option} DIR with the files"
                 )
-            if fault := _archive_fault(path.name, partial) or find_fault(partial):
+            if fault := _fault(path.name, partial, md5):
                 partial.unlink()
                 raise UsageError(
                     f"{url}: what was downloaded {fault}, and is removed; get the files another way and pass "
@@ -79,17 +73,23 @@ def download(
     return path
 
 
-def _archive_fault(name: str, path: Path) -> str | None:
-    """Returns why the file is not an archive of the kind that its name says; None if it is, or need not be.
+def _fault(name: str, path: Path, md5: str | None) -> str | None:
+    """Returns why the file is not of its name's kind, or not the one with that MD5; None if it is.
 
     Networks that ask for a login answer with a page instead of the file.
     """
     if name.endswith(".zip") and not zipfile.is_zipfile(path):
         return "is not a zip archive"
-    if name.endswith((".gz", ".tgz")):
-        with path.open("rb") as file:
-            if file.read(2) != b"\x1f\x8b":
-                return "is not a gzip file"
+    if name.endswith((".gz", ".tgz")) and path.open("rb").read(2) != b"\x1f\x8b":
+        return "is not a gzip file"
+    if md5:
+        try:
+            with gzip.open(path) as file:
+                found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        except (OSError, EOFError, zlib.error) as error:
+            return f"is damaged ({error})"
+        if found != md5:
+            return f"is not the published file (its MD5 is {found}, not {md5})"
     return None
 
 
@@ -103,7 +103,7 @@ def _size_of_partial(partial: Path) -> int:
     return 0
 
 
-def _fetch(url: str, partial: Path, timeout: float) -> int | None:
+def _fetch(url: str, partial: Path) -> int | None:
     """Fetches the rest of ``partial``; returns the total number of bytes, or None if it is unknown."""
     have = _size_of_partial(partial)
     headers = {"User-Agent": "rhhn_fairseq"}
@@ -111,7 +111,7 @@ def _fetch(url: str, partial: Path, timeout: float) -> int | None:
         headers["Range"] = f"bytes={have}-"
     request = urllib.request.Request(url, headers=headers)
     try:
-        response = urllib.request.urlopen(request, timeout=timeout)
+        response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         # 416: nothing follows ``have``, so the file is complete, or it is a piece of another file.
         if error.code != 416:
@@ -120,9 +120,13 @@ def _fetch(url: str, partial: Path, timeout: float) -> int | None:
         if error.headers.get("Content-Range") == f"bytes */{have}":
             return have
         partial.unlink()
-        return _fetch(url, partial, timeout)
+        return _fetch(url, partial)
     with response:
-        start = _first_byte(response, have)
+        start = 0
+        if response.status == 206:
+            start, content_range = have, response.headers.get("Content-Range") or ""
+            if not content_range.startswith(f"bytes {have}-"):
+                raise http.client.HTTPException(f"asked for bytes from {have}, got {content_range!r}")
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else None
         progress = tqdm(
@@ -134,14 +138,3 @@ def _fetch(url: str, partial: Path, timeout: float) -> int | None:
                 file.write(block)
                 progress.update(len(block))
     return total
-
-
-def _first_byte(response, have: int) -> int:
-    """Returns the offset of the response's first byte: ``have`` if the server continues, else 0."""
-    content_range = response.headers.get("Content-Range") or ""
-    match = re.match(r"bytes (\d+)-", content_range)
-    if response.status != 206:
-        return 0
-    if not match or int(match[1]) != have:
-        raise http.client.HTTPException(f"asked for bytes from {have}, got {content_range!r}")
-    return have

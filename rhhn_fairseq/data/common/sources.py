@@ -1,14 +1,16 @@
 """Sources of text: plain and packed files, archives and memory, read as chunks of bytes."""
 
+import codecs
 import gzip
 import os
 import tarfile
 import zipfile
-from codecs import utf_8_decode
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from itertools import chain
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import numpy as np
@@ -18,13 +20,14 @@ from rhhn_fairseq.files import readable, tar_files
 
 CHUNK = 1 << 20
 TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz")
+ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES)
 
 
 @dataclass(frozen=True)
 class FileSource:
-    """A file: plain, .gz, .zip, or (with ``member``) the member of a tar or zip archive.
+    """A file: plain, .gz, .zip, or the member of a tar or zip archive, which may be a .gz as well.
 
-    Without ``member`` a .zip must hold exactly one file.
+    member: its name, with or without its folders. Without it a .zip must hold exactly one file.
     """
 
     path: Path
@@ -37,13 +40,52 @@ class FileSource:
 
     def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """Yields the unpacked bytes [start, stop) in chunks. Raises UsageError if they cannot be read."""
-        with _opened(self.path, self.member, self.name) as file:
-            file.seek(start)
-            remaining = CHUNK if stop is None else stop - start
+        with self._opened() as file:
+            remaining = float("inf") if stop is None else stop - start
+            # A tar archive is read as a stream, which cannot seek.
+            while start and (skipped := file.read(min(CHUNK, start))):
+                start -= len(skipped)
             while remaining > 0 and (chunk := file.read(min(CHUNK, remaining))):
                 yield chunk
-                if stop is not None:
-                    remaining -= len(chunk)
+                remaining -= len(chunk)
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        with readable(self.name), ExitStack() as stack:
+            if self.path.name.endswith(ARCHIVE_SUFFIXES):
+                members = stack.enter_context(closing(archive_members(self.path)))
+                file = stack.enter_context(self._find(members))
+            else:
+                file = stack.enter_context(self.path.open("rb"))
+            if (self.member or self.path.name).endswith(".gz"):
+                file = stack.enter_context(gzip.GzipFile(fileobj=file))
+            yield file
+
+    def _find(self, members: Iterator[tuple[str, Callable[[], BinaryIO]]]) -> BinaryIO:
+        for name, open_member in members:
+            if self.member in (None, name, PurePosixPath(name).name):
+                file = open_member()
+                if self.member is None and next(members, None):
+                    raise UsageError(f"{self.path}: holds several files; a .zip of one file is expected")
+                return file
+        raise UsageError(f"{self.path}: the archive has no {self.member or 'file'}")
+
+
+def archive_members(path: Path) -> Iterator[tuple[str, Callable[[], BinaryIO]]]:
+    """Yields the files of a .zip or tar archive, each with its name and a function that opens it.
+
+    A tar archive is read from front to back, because every step backwards would unpack it from its start;
+    so a file must be read before the next is asked for.
+    """
+    if path.name.endswith(".zip"):
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.infolist():
+                if not entry.is_dir():
+                    yield entry.filename, partial(archive.open, entry)
+        return
+    with tarfile.open(path, "r|*") as archive:
+        for entry in tar_files(archive):
+            yield entry.name, partial(archive.extractfile, entry)
 
 
 @dataclass(frozen=True)
@@ -54,10 +96,8 @@ class MemorySource:
     data: bytes
 
     def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """Yields the bytes [start, stop) in chunks."""
-        stop = len(self.data) if stop is None else min(stop, len(self.data))
-        for first in range(start, stop, CHUNK):
-            yield self.data[first : min(first + CHUNK, stop)]
+        """Yields the bytes [start, stop) in one chunk."""
+        yield self.data[start:stop]
 
 
 Source = FileSource | MemorySource
@@ -76,8 +116,7 @@ def user_file(path: str | Path) -> FileSource:
 def check_directory(path: str | Path, option: str = "--from-dir") -> None:
     """Raises UsageError, naming the option, unless there is a directory at ``path``."""
     if not os.path.isdir(path):
-        kind = "is a file, not a directory" if os.path.exists(path) else "no such directory"
-        raise UsageError(f"{option} {path}: {kind}")
+        raise UsageError(f"{option} {path}: is no directory")
 
 
 def find_in_directory(directory: Path, name: str) -> FileSource:
@@ -91,13 +130,12 @@ def find_in_directory(directory: Path, name: str) -> FileSource:
         path = directory / (name + suffix)
         if os.path.isfile(path):
             return FileSource(path)
-    with readable(str(directory)):
-        paths = sorted(directory.iterdir())
     matches = []
-    for path in paths:
-        if path.is_file() and path.name.endswith((".zip", *TAR_SUFFIXES)):
-            members = _members(path)
-            matches += [FileSource(path, member) for member in members if member.rpartition("/")[2] == name]
+    for path in sorted(directory.iterdir()):
+        if path.is_file() and path.name.endswith(ARCHIVE_SUFFIXES):
+            with readable(str(path)):
+                members = [member for member, _ in archive_members(path)]
+            matches += [FileSource(path, member) for member in members if PurePosixPath(member).name == name]
     if not matches:
         raise UsageError(
             f"--from-dir {directory}: has no {name}, plain, packed as .gz or .zip, or in a .tgz, "
@@ -107,38 +145,6 @@ def find_in_directory(directory: Path, name: str) -> FileSource:
         names = ", ".join(source.name for source in matches)
         raise UsageError(f"--from-dir {directory}: has {name} more than once ({names})")
     return matches[0]
-
-
-def _members(path: Path) -> list[str]:
-    with readable(str(path)):
-        if path.name.endswith(".zip"):
-            with zipfile.ZipFile(path) as archive:
-                return [entry.filename for entry in archive.infolist() if not entry.is_dir()]
-        with tarfile.open(path) as archive:
-            return [entry.name for entry in tar_files(archive)]
-
-
-@contextmanager
-def _opened(path: Path, member: str | None, name: str) -> Iterator[BinaryIO]:
-    with readable(name), ExitStack() as stack:
-        if path.name.endswith(TAR_SUFFIXES) and member:
-            archive = stack.enter_context(tarfile.open(path))
-            file = archive.extractfile(member)
-        elif path.name.endswith(".zip"):
-            archive = stack.enter_context(zipfile.ZipFile(path))
-            file = archive.open(member or _only_member(archive, name))
-        elif path.name.endswith(".gz"):
-            file = gzip.open(path)  # noqa: SIM115 - closed below
-        else:
-            file = path.open("rb")
-        yield stack.enter_context(file)
-
-
-def _only_member(archive: zipfile.ZipFile, name: str) -> str:
-    members = [entry.filename for entry in archive.infolist() if not entry.is_dir()]
-    if len(members) != 1:
-        raise UsageError(f"{name}: holds {len(members)} files; a .zip of one file is expected")
-    return members[0]
 
 
 def next_character(source: Source, position: int) -> int:
@@ -170,32 +176,25 @@ def read_codes(
         for chunk in source.chunks(start, stop):
             yield np.frombuffer(chunk, dtype=np.uint8)
         return
-    # The bytes of a character that the next chunk completes.
-    unfinished = b""
-    offset = start
-    for chunk in source.chunks(start, stop):
-        text, offset, unfinished = _decode(source.name, unfinished + chunk, offset, False, errors)
-        yield text_codes(text)
-    text, _, _ = _decode(source.name, unfinished, offset, True, errors)
-    if text:
-        yield text_codes(text)
-
-
-def _decode(name: str, data: bytes, offset: int, final: bool, errors: str) -> tuple[str, int, bytes]:
-    try:
-        text, consumed = utf_8_decode(data, errors, final)
-    except UnicodeDecodeError as error:
-        nul = data.find(b"\0", 0, error.start)
-        position, problem = (nul, "NUL") if nul >= 0 else (error.start, "not UTF-8")
-    else:
-        position, problem = data.find(b"\0", 0, consumed), "NUL"
-        if position < 0:
-            return text, offset + consumed, data[consumed:]
-    raise UsageError(
-        f"{name}: byte {offset + position} is {problem}, so this is not text; "
-        "--bytes takes any file, byte by byte"
-        + ("" if problem == "NUL" else ", and --errors replace reads U+FFFD there")
-    )
+    # It keeps the bytes of a character that the next chunk completes.
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    for chunk in chain(source.chunks(start, stop), (b"",)):
+        held = len(decoder.getstate()[0])
+        fault, place = "NUL", chunk.find(b"\0")
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            if not 0 <= place < error.start - held:
+                fault, place = "not UTF-8", error.start - held
+        if fault != "NUL" or place >= 0:
+            advice = "" if fault == "NUL" else ", and --errors replace reads U+FFFD there"
+            raise UsageError(
+                f"{source.name}: byte {start + place} is {fault}, so this is not text; "
+                f"--bytes takes any file, byte by byte{advice}"
+            )
+        start += len(chunk)
+        if text:
+            yield text_codes(text)
 
 
 def text_codes(text: str) -> np.ndarray:

@@ -1,5 +1,5 @@
 """Parallel corpora: from raw text in two languages to the directory that translation is trained on.
 
-Preparing imports neither fairseq nor torch: fairseq-preprocess runs as a separate process. Training uses
-``sampling``, which imports torch.
+Preparing imports neither fairseq nor torch.
+
 """

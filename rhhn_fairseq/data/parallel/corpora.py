@@ -1,17 +1,74 @@
 """The parallel corpora that ``prepare_translation`` knows, and how each is prepared by default."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
+from typing import Protocol
 
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.common.sources import find_in_directory, user_file
-from rhhn_fairseq.data.parallel.lines import Pairs, TextPairs
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import lines
 
 # fairseq parses the languages from names such as train.en-fr.en.bin.
 _LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+RawPair = tuple[bytes | None, bytes | None]
+"""Two lines without their ends; None stands for a line longer than ``LONGEST_LINE``."""
+
+_AT_END = object()
+
+
+class Text(Protocol):
+    """Text in one language.
+
+    name: its name in messages. path: the file that holds it, packed or not, as it is stored.
+    """
+
+    name: str
+    path: Path
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yields the unpacked bytes in chunks. Raises UsageError if they cannot be read."""
+
+
+class Pairs(Protocol):
+    """Text in two languages.
+
+    name: its name in the report. texts: where it comes from, if it comes from files.
+    """
+
+    name: str
+    texts: tuple[Text, ...]
+
+    def read(self) -> Iterator[RawPair]:
+        """Yields the pairs of lines in order. Raises UsageError if the text cannot be read."""
+
+
+@dataclass(frozen=True)
+class TextPairs:
+    """Two texts whose lines correspond: source and target."""
+
+    name: str
+    texts: tuple[Text, Text]
+
+    def read(self) -> Iterator[RawPair]:
+        """Yields the pairs of lines in order.
+
+        Raises UsageError, with both numbers of lines, if one text has more of them than the other.
+        """
+        both = zip_longest(*(lines(text.chunks()) for text in self.texts), fillvalue=_AT_END)
+        for number, (source, target) in enumerate(both):
+            if source is _AT_END or target is _AT_END:
+                longer = number + 1 + sum(1 for _ in both)
+                counts = (number, longer) if source is _AT_END else (longer, number)
+                raise UsageError(
+                    f"{self.texts[0].name} has {counts[0]:,} lines, but {self.texts[1].name} has "
+                    f"{counts[1]:,}; each line must be the translation of the other file's"
+                )
+            yield source, target
 
 
 @dataclass(frozen=True)
@@ -60,18 +117,13 @@ def files(paths: dict[str, Sequence[Path] | None], source_lang: str, target_lang
         UsageError: a split lacks files or has unequal numbers of them, a file is missing, or a language is
             invalid.
     """
-    missing = [
-        f"--{split}-{side}" for split in SPLITS for side in ("src", "tgt") if not paths[f"{split}_{side}"]
-    ]
-    if missing:
-        raise UsageError(f"{', '.join(missing)}: missing; name source and target files of all three splits")
     pairs = {}
     for split in SPLITS:
-        sources, targets = paths[f"{split}_src"], paths[f"{split}_tgt"]
-        if len(sources) != len(targets):
+        sources, targets = (paths[f"{split}_{side}"] or () for side in ("src", "tgt"))
+        if not sources or len(sources) != len(targets):
             raise UsageError(
-                f"--{split}-src names {len(sources)} files, but --{split}-tgt {len(targets)}; "
-                "they belong together one by one"
+                f"--{split}-src names {len(sources)} files, and --{split}-tgt {len(targets)}; "
+                "name source and target files of all three splits, which belong together one by one"
             )
         pairs[split] = tuple(
             TextPairs(Path(source).name, (user_file(source), user_file(target)))

@@ -9,8 +9,8 @@ from pathlib import Path
 import sentencepiece
 from tqdm import tqdm
 
-from rhhn_fairseq.data.parallel.lines import LONGEST_LINE
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import LONGEST_LINE
 
 MODEL_NAME = "pieces.model"
 VOCABULARY_NAME = "pieces.vocab"
@@ -56,16 +56,34 @@ def train_pieces(texts: list[Path], pairs: int, config: PiecesConfig, folder: Pa
 
     texts: the training text of the two languages, ``pairs`` lines each.
 
-    Returns the number of sentences that were learnt from. Raises RuntimeError, which names a size, if the
-    text is too small for ``vocab_size`` or has too many characters.
+    Of a text that is too small for ``vocab_size``, the pieces are as many as it has.
+
+    Returns the number of sentences that were learnt from. Raises RuntimeError if the text has too many
+    characters for ``vocab_size``.
     """
     take = min(pairs, config.sample_sentences // 2)
+    try:
+        model = _learn(_sample(texts, pairs, take), config, exact=True)
+    except RuntimeError:
+        model = _learn(_sample(texts, pairs, take), config, exact=False)
+    (folder / MODEL_NAME).write_bytes(model)
+    processor = load_pieces(folder)
+    with (folder / VOCABULARY_NAME).open("w", encoding="utf-8", newline="\n") as file:
+        for index in range(processor.vocab_size()):
+            file.write(f"{processor.id_to_piece(index)}\t{processor.get_score(index):g}\n")
+    return {"sentences": 2 * take}
+
+
+def _learn(sentences: Iterator[str], config: PiecesConfig, exact: bool) -> bytes:
+    """Returns a sentencepiece model of ``vocab_size``; unless ``exact``, of a smaller one if need be."""
     model = io.BytesIO()
     _call_in_thread(
         sentencepiece.SentencePieceTrainer.train,
-        sentence_iterator=_sample(texts, pairs, take),
+        sentence_iterator=sentences,
         model_writer=model,
         vocab_size=config.vocab_size - _MORE_IN_FAIRSEQ,
+        # The model stores the options that are given, so those of earlier versions have no other.
+        **({} if exact else {"hard_vocab_limit": False}),
         model_type=config.model_type,
         character_coverage=config.character_coverage,
         split_digits=config.split_digits,
@@ -73,12 +91,7 @@ def train_pieces(texts: list[Path], pairs: int, config: PiecesConfig, folder: Pa
         num_threads=_THREADS,
         minloglevel=2,
     )
-    (folder / MODEL_NAME).write_bytes(model.getvalue())
-    processor = load_pieces(folder)
-    with (folder / VOCABULARY_NAME).open("w", encoding="utf-8", newline="\n") as file:
-        for index in range(processor.vocab_size()):
-            file.write(f"{processor.id_to_piece(index)}\t{processor.get_score(index):g}\n")
-    return {"sentences": 2 * take}
+    return model.getvalue()
 
 
 def _call_in_thread(function: Callable, **options) -> None:

@@ -1,55 +1,51 @@
 """Prepares parallel text for the training of translation models, stage by stage.
 
-texts: clean the training text; pieces: learn the joint sentencepiece model; encoded: cut every sentence
-into pieces; binary: fairseq-preprocess. The stages are in a hidden directory beside the destination, which
+texts: clean the training text; pieces: learn the joint sentencepiece model; binary: cut every sentence
+into pieces, in fairseq's binary format. The stages are in a hidden directory beside the destination, which
 receives their results in one step when all are done.
 """
 
 import os
-import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from rhhn_fairseq.data.common.checksums import check_files, describe_file
-from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, publish, resolved
-from rhhn_fairseq.data.common.manifest import check_request, installed_version, write_manifest
-from rhhn_fairseq.data.parallel.binarising import binarise
-from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig
+from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, publish
+from rhhn_fairseq.data.common.manifest import describe_file, versions, write_manifest
 from rhhn_fairseq.data.parallel.corpora import Corpus
 from rhhn_fairseq.data.parallel.encoding import encode_texts
-from rhhn_fairseq.data.parallel.manifest import FORMAT, KIND, PARALLEL, is_parallel_file
-from rhhn_fairseq.data.parallel.pieces import MODEL_NAME, PiecesConfig, train_pieces
+from rhhn_fairseq.data.parallel.manifest import PARALLEL
+from rhhn_fairseq.data.parallel.pieces import MODEL_NAME, VOCABULARY_NAME, PiecesConfig, train_pieces
 from rhhn_fairseq.data.parallel.stages import Stages, remove_unless_resumable, stages_in
-from rhhn_fairseq.data.parallel.texts import RAW, write_texts
+from rhhn_fairseq.data.parallel.texts import RAW, REASONS, CleaningConfig, write_texts
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import count_lines
 
-TEXTS, PIECES, ENCODED, BINARY = "texts", "pieces", "encoded", "binary"
+TEXTS, PIECES, BINARY = "texts", "pieces", "binary"
 
-_PACKAGES = {"fairseq": "fairseq-fixed", "sentencepiece": "sentencepiece", "rhhn_fairseq": "rhhn-fairseq"}
+PACKAGES = ("fairseq", "sentencepiece", "rhhn_fairseq")
 
 
 @one_at_a_time
 def prepare(
     corpus: Corpus,
+    dest: str | Path,
     cleaning: CleaningConfig,
     pieces: PiecesConfig,
-    dest: str | Path,
     workers: int = 1,
     force: bool = False,
     say: Callable[[str], None] = print,
 ) -> tuple[dict, bool]:
     """Prepares ``corpus`` in the directory ``dest``; returns its manifest, and whether it was there already.
 
-    workers: processes that encode and binarise. force: replace what an earlier run left at ``dest``, and
+    workers: threads that encode. force: replace what an earlier run left at ``dest``, and
     begin at the first stage. say: called with a message about each stage.
 
     Raises UsageError for input that is unreadable or does not fit together, for a full disk, and for a
     ``dest`` that holds something else.
     """
     check_options(dest, workers, force)
-    dest = resolved(dest)
     work = dest.with_name(f".{dest.name}.work")
     request = {
         "corpus": corpus.name,
@@ -57,11 +53,7 @@ def prepare(
         "options": {**corpus.options, **asdict(cleaning), **asdict(pieces)},
         "inputs": _inputs(corpus),
     }
-    if not force and (manifest := PARALLEL.read(dest)) is not None:
-        check_request(dest, manifest["request"], request, ("split", "language", "sha256"))
-        files = manifest["files"].items()
-        sums = {name: entry["sha256"] for name, entry in files if "sha256" in entry}
-        check_files(dest, {name: entry["bytes"] for name, entry in files}, sums)
+    if not force and (manifest := PARALLEL.reusable(dest, request)) is not None:
         # A run that was killed at its very end leaves them.
         remove_unless_resumable(work, BINARY)
         return manifest, True
@@ -81,7 +73,7 @@ def check_options(dest: str | Path, workers: int, force: bool) -> None:
         raise UsageError(
             f"--workers {workers}: must be 1 or more, and {most_workers()} at most on this machine"
         )
-    check_replaceable(resolved(dest), force, is_parallel_file)
+    check_replaceable(dest, force, PARALLEL)
 
 
 def report(manifest: dict) -> str:
@@ -119,7 +111,7 @@ def _build(
         {
             **{key: request[key] for key in ("corpus", "languages", "inputs")},
             "options": {**corpus.options, **asdict(cleaning)},
-            "versions": versions(),
+            "versions": versions(*PACKAGES),
         },
         lambda folder: write_texts(corpus, cleaning, folder),
     )
@@ -133,44 +125,38 @@ def _build(
         asdict(pieces),
         lambda folder: train_pieces(list(subsets["train"].values()), pairs, pieces, folder),
     )
+    # The list lacks fairseq's <pad>.
+    vocab_size = 1 + count_lines(stages.folder(PIECES) / VOCABULARY_NAME)
+    if vocab_size < pieces.vocab_size:
+        stages.say(f"--vocab-size {pieces.vocab_size}: the text is too small for it, {vocab_size} is taken")
     counts = stages.run(
-        ENCODED, {}, lambda folder: encode_texts(subsets, stages.folder(PIECES), folder, workers)
-    )
-    stages.run(
-        BINARY,
-        {},
-        lambda folder: binarise(stages.folder(ENCODED), counts, pieces.vocab_size, workers, folder),
+        BINARY, {}, lambda folder: encode_texts(subsets, stages.folder(PIECES), folder, workers)
     )
     return {
-        "format": FORMAT,
-        "kind": KIND,
+        "format": PARALLEL.format,
+        "kind": PARALLEL.kind,
         "corpus": corpus.name,
         "source_lang": corpus.source_lang,
         "target_lang": corpus.target_lang,
-        "vocab_size": pieces.vocab_size,
+        "vocab_size": vocab_size,
         "pieces_sha256": stages.files(PIECES)[MODEL_NAME]["sha256"],
         "pieces_learnt_from": learnt["sentences"],
         "cleaning": texts["cleaning"],
         "splits": _splits(texts, counts),
         "request": request,
         "files": _gather(stages),
-        "versions": versions(),
+        "versions": versions(*PACKAGES),
     }
 
 
 def _splits(texts: dict, counts: dict) -> dict:
     """Returns each subset's name and, by language, its sentences, tokens, unknown tokens and empty lines."""
+    training = {"name": " + ".join(text["name"] for text in texts["cleaning"]), "empty": {}}
     splits = {}
     for subset, languages in counts.items():
-        evaluation = texts["evaluation"].get(subset)
-        name = evaluation["name"] if evaluation else " + ".join(text["name"] for text in texts["cleaning"])
-        splits[subset] = {
-            "name": name,
-            "languages": {
-                language: {**counted, "empty": evaluation["empty"][language] if evaluation else 0}
-                for language, counted in languages.items()
-            },
-        }
+        text = texts["evaluation"].get(subset, training)
+        counted = {key: {**entry, "empty": text["empty"].get(key, 0)} for key, entry in languages.items()}
+        splits[subset] = {"name": text["name"], "languages": counted}
     return splits
 
 
@@ -196,23 +182,11 @@ def _inputs(corpus: Corpus) -> list[dict]:
             for language, text in zip(corpus.languages, pairs.texts, strict=bool(pairs.texts)):
                 if text.path not in checksums:
                     checksums[text.path] = describe_file(text.path)
-                inputs.append(
-                    {
-                        "split": split,
-                        "language": language,
-                        "name": Path(text.name).name,
-                        **checksums[text.path],
-                    }
-                )
+                entry = {"split": split, "language": language, "name": Path(text.name).name}
+                inputs.append(entry | checksums[text.path])
     return inputs
 
 
 def most_workers() -> int:
-    """Returns the limit of ``workers``: more processes only wait for each other, and use up the memory."""
+    """Returns the limit of ``workers``: more threads only wait for each other."""
     return max(16, 4 * (os.cpu_count() or 1))
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of the packages that determine the result; "none" if one is not installed."""
-    packages = {name: installed_version(distribution) for name, distribution in _PACKAGES.items()}
-    return {"python": platform.python_version()} | packages

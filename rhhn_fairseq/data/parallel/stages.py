@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rhhn_fairseq.data.common.checksums import describe_file
+from rhhn_fairseq.data.common.manifest import describe_file
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.staging import replace_file
+from rhhn_fairseq.files import replace_file
 
 
 class Stages:
@@ -24,7 +24,7 @@ class Stages:
 
     def __init__(self, directory: Path, say: Callable[[str], None]):
         self.directory = directory
-        self._say = say
+        self.say = say
         self._before = None
 
     def folder(self, name: str) -> Path:
@@ -44,12 +44,12 @@ class Stages:
         request = {**request, "before": self._before}
         record = self._finished(name, request)
         if record is None:
-            self._say(f"stage {name}")
+            self.say(f"stage {name}")
             record = {"request": request, **self._make(name, make)}
             with replace_file(self._record_path(name), follow=False) as file:
                 file.write(json.dumps(record, indent=1).encode())
         else:
-            self._say(f"stage {name}: finished before")
+            self.say(f"stage {name}: finished before")
         self._before = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
         return record["result"]
 

@@ -31,200 +31,157 @@ with needed_for("the corpus synthetic needs"):
 
 EVALUATION_PAIRS = 500
 
-# English and French; all of these things are masculine.
-_THINGS = (
-    ("books", "livres"),
-    ("trees", "arbres"),
-    ("dogs", "chiens"),
-    ("pencils", "crayons"),
-    ("tickets", "billets"),
-    ("hats", "chapeaux"),
-    ("boats", "bateaux"),
-    ("trains", "trains"),
-    ("children", "enfants"),
-    ("soldiers", "soldats"),
-    ("cakes", "gâteaux"),
-    ("benches", "bancs"),
-)
-_PLACES = (
-    ("the museum", "le musée"),
-    ("the city", "la ville"),
-    ("the school", "l'école"),
-    ("the castle", "le château"),
-    ("the garden", "le jardin"),
-    ("the village", "le village"),
-    ("the harbour", "le port"),
-    ("the station", "la gare"),
-    ("the hotel", "l'hôtel"),
-    ("the shop", "le magasin"),
-    ("the theatre", "le théâtre"),
-    ("the island", "l'île"),
-)
-_CITIES = (
-    ("Paris", "Paris"),
-    ("London", "Londres"),
-    ("Geneva", "Genève"),
-    ("Brussels", "Bruxelles"),
-    ("Vienna", "Vienne"),
-    ("Lisbon", "Lisbonne"),
-    ("Moscow", "Moscou"),
-    ("Venice", "Venise"),
-    ("Warsaw", "Varsovie"),
-    ("Athens", "Athènes"),
-    ("Berlin", "Berlin"),
-    ("Montreal", "Montréal"),
-)
-_EVENTS = (
-    ("The concert", "Le concert"),
-    ("The meeting", "La réunion"),
-    ("The exhibition", "L'exposition"),
-    ("The wedding", "Le mariage"),
-    ("The match", "Le match"),
-    ("The conference", "La conférence"),
-    ("The election", "L'élection"),
-    ("The festival", "Le festival"),
-    ("The race", "La course"),
-    ("The auction", "La vente aux enchères"),
-    ("The exam", "L'examen"),
-    ("The party", "La fête"),
-)
-_VEHICLES = (("train", "Le train"), ("bus", "Le bus"), ("ship", "Le navire"), ("plane", "L'avion"))
-_GOODS = (
-    ("book", "le livre"),
-    ("lamp", "la lampe"),
-    ("watch", "la montre"),
-    ("bicycle", "le vélo"),
-    ("table", "la table"),
-    ("piano", "le piano"),
-    ("painting", "le tableau"),
-    ("camera", "l'appareil photo"),
-    ("car", "la voiture"),
-    ("coat", "le manteau"),
-    ("ring", "la bague"),
-    ("clock", "l'horloge"),
-)
-_PEOPLE = "Anna Paul Marie Louis Emma Victor Alice Hugo Clara Martin Sophie Thomas".split()
+# Pairs of English and French. All of the things are masculine.
+_TABLES = {
+    name: [tuple(pair.strip().split(": ")) for pair in text.split(";")]
+    for name, text in {
+        "things": """books: livres; trees: arbres; dogs: chiens; pencils: crayons; tickets: billets;
+            hats: chapeaux; boats: bateaux; trains: trains; children: enfants; soldiers: soldats;
+            cakes: gâteaux; benches: bancs""",
+        "places": """the museum: le musée; the city: la ville; the school: l'école; the castle: le château;
+            the garden: le jardin; the village: le village; the harbour: le port; the station: la gare;
+            the hotel: l'hôtel; the shop: le magasin; the theatre: le théâtre; the island: l'île""",
+        "cities": """Paris: Paris; London: Londres; Geneva: Genève; Brussels: Bruxelles; Vienna: Vienne;
+            Lisbon: Lisbonne; Moscow: Moscou; Venice: Venise; Warsaw: Varsovie; Athens: Athènes;
+            Berlin: Berlin; Montreal: Montréal""",
+        "events": """The concert: Le concert; The meeting: La réunion; The exhibition: L'exposition;
+            The wedding: Le mariage; The match: Le match; The conference: La conférence;
+            The election: L'élection; The festival: Le festival; The race: La course;
+            The auction: La vente aux enchères; The exam: L'examen; The party: La fête""",
+        "vehicles": "train: Le train; bus: Le bus; ship: Le navire; plane: L'avion",
+        "goods": """book: le livre; lamp: la lampe; watch: la montre; bicycle: le vélo; table: la table;
+            piano: le piano; painting: le tableau; camera: l'appareil photo; car: la voiture;
+            coat: le manteau; ring: la bague; clock: l'horloge""",
+    }.items()
+}
+_NAMES = "Anna Paul Marie Louis Emma Victor Alice Hugo Clara Martin Sophie Thomas".split()
 _CURRENCIES = ("EUR", "USD", "GBP", "CAD")
 # In words; num2words treats the French pound as masculine.
-_SPOKEN_CURRENCIES = ("EUR", "USD")
+_SPOKEN_CURRENCIES = _CURRENCIES[:2]
 _STYLES = ("full", "long")
 _FIRST_DAY = datetime.date(1900, 1, 1)
 _DAYS = (datetime.date(2100, 1, 1) - _FIRST_DAY).days
-_MINUTES = 24 * 60
+_LOCALES = ("en_US", "fr_FR")
 
-Sentences = tuple[str, str]
-
-
-def count_in_words(number: int, thing: int, place: int) -> Sentences:
-    """Returns a sentence with a whole number from 2 on in words."""
-    english, french = (_spoken(number + 2, language) for language in ("en", "fr"))
-    things, places = _THINGS[thing], _PLACES[place]
-    return (
-        f"There are {english} {things[0]} in {places[0]}.",
-        f"Il y a {french} {things[1]} dans {places[1]}.",
-    )
-
-
-def distance(tenths: int, origin: int, step: int) -> Sentences:
-    """Returns a sentence with a number of one decimal in figures."""
-    kilometres = Decimal(tenths + 20) / 10
-    english, french = (
-        _plain(format_decimal(kilometres, format="#,##0.0", locale=locale)) for locale in ("en_US", "fr_FR")
-    )
-    start, end = _CITIES[origin], _CITIES[(origin + step + 1) % len(_CITIES)]
-    return (
-        f"Between {start[0]} and {end[0]} there are {english} kilometres.",
-        f"Entre {start[1]} et {end[1]}, il y a {french} kilomètres.",
-    )
-
-
-def date(day: int, style: int, event: int, city: int) -> Sentences:
-    """Returns a sentence with a date, with or without its weekday."""
-    when = _FIRST_DAY + datetime.timedelta(days=day)
-    english, french = (_plain(format_date(when, _STYLES[style], locale)) for locale in ("en_US", "fr_FR"))
-    events, cities = _EVENTS[event], _CITIES[city]
-    return (
-        f"{events[0]} in {cities[0]} is on {english}.",
-        f"{events[1]} à {cities[1]} a lieu le {french}.",
-    )
-
-
-def departure(minute: int, weekday: int, vehicle: int, city: int) -> Sentences:
-    """Returns a sentence with a weekday and a time: twelve hours with AM or PM, and twenty-four hours."""
-    time = datetime.time(*divmod(minute, 60))
-    english, french = (
-        (get_day_names("wide", locale=locale)[weekday], _plain(format_time(time, "short", locale=locale)))
-        for locale in ("en_US", "fr_FR")
-    )
-    vehicles, cities = _VEHICLES[vehicle], _CITIES[city]
-    return (
-        f"The {vehicles[0]} to {cities[0]} leaves on {english[0]} at {english[1]}.",
-        f"{vehicles[1]} pour {cities[1]} part le {french[0]} à {french[1]}.",
-    )
-
-
-def price(cents: int, currency: int, good: int) -> Sentences:
-    """Returns a sentence with an amount of money in figures."""
-    amount = Decimal(cents + 100) / 100
-    english, french = (
-        _plain(format_currency(amount, _CURRENCIES[currency], locale=locale)) for locale in ("en_US", "fr_FR")
-    )
-    goods = _GOODS[good]
-    return f"The {goods[0]} costs {english}.", f"{goods[1].capitalize()} coûte {french}."
-
-
-def payment(cents: int, currency: int, person: int, good: int) -> Sentences:
-    """Returns a sentence with an amount of money in words."""
-    amount = Decimal(cents + 200) / 100
-    english, french = (
-        num2words(amount, lang=language, to="currency", currency=_SPOKEN_CURRENCIES[currency])
-        for language in ("en", "fr")
-    )
-    goods, name = _GOODS[good], _PEOPLE[person]
-    return (
-        f"{name} paid {english} for the {goods[0]}.",
-        f"{name} a payé {french} pour {goods[1]}.",
-    )
+Both = tuple[str, str]
+"""The same in English and French."""
 
 
 @lru_cache(1 << 16)
-def _spoken(number: int, language: str) -> str:
-    return num2words(number, lang=language)
+def _number(number: int) -> Both:
+    return tuple(num2words(number + 2, lang=locale[:2]) for locale in _LOCALES)
 
 
-def _plain(text: str) -> str:
-    """Returns the text with ordinary spaces in place of the locales' narrow and non-breaking ones."""
-    return " ".join(text.split())
+def _kilometres(tenths: int) -> Both:
+    amount = Decimal(tenths + 20) / 10
+    return tuple(format_decimal(amount, format="#,##0.0", locale=locale) for locale in _LOCALES)
+
+
+def _two_cities(number: int) -> Both:
+    cities = _TABLES["cities"]
+    step, origin = divmod(number, len(cities))
+    start, end = cities[origin], cities[(origin + step + 1) % len(cities)]
+    return f"{start[0]} and {end[0]}", f"{start[1]} et {end[1]}"
+
+
+def _date(number: int) -> Both:
+    style, day = divmod(number, _DAYS)
+    when = _FIRST_DAY + datetime.timedelta(days=day)
+    return tuple(format_date(when, _STYLES[style], locale) for locale in _LOCALES)
+
+
+def _time(minute: int) -> Both:
+    time = datetime.time(*divmod(minute, 60))
+    return tuple(format_time(time, "short", locale=locale) for locale in _LOCALES)
+
+
+def _weekday(number: int) -> Both:
+    return tuple(get_day_names("wide", locale=locale)[number] for locale in _LOCALES)
+
+
+def _price(number: int) -> Both:
+    currency, cents = divmod(number, 99_900)
+    amount = Decimal(cents + 100) / 100
+    return tuple(format_currency(amount, _CURRENCIES[currency], locale=locale) for locale in _LOCALES)
+
+
+def _spoken_price(number: int) -> Both:
+    currency, cents = divmod(number, 9_800)
+    options = {"to": "currency", "currency": _SPOKEN_CURRENCIES[currency]}
+    return tuple(num2words(Decimal(cents + 200) / 100, lang=locale[:2], **options) for locale in _LOCALES)
+
+
+def _of(table: list[Both]) -> tuple[int, Callable[[int], Both]]:
+    return len(table), table.__getitem__
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of sentence: the function that writes one, and how many values each of its slots has."""
+    """A kind of sentence.
 
-    write: Callable[..., Sentences]
-    slots: tuple[int, ...]
+    Attributes:
+        name: determines the order of its sentences, with the seed. templates: in English and French, with
+            slots. slots: for each slot how many values it has, and the function from a value's number to
+            the words.
+    """
+
+    name: str
+    templates: Both
+    slots: tuple[tuple[int, Callable[[int], Both]], ...]
 
     @property
     def size(self) -> int:
         """The number of sentences of this kind."""
-        return math.prod(self.slots)
+        return math.prod(count for count, _ in self.slots)
 
-    def sentences(self, number: int) -> Sentences:
+    def sentences(self, number: int) -> Both:
         """Returns sentence ``number`` in English and French."""
         values = []
-        for slot in self.slots:
-            number, value = divmod(number, slot)
-            values.append(value)
-        return self.write(*values)
+        for slot_size, words in self.slots:
+            number, value = divmod(number, slot_size)
+            values.append(words(value))
+        both = (self.templates[side].format(*(words[side] for words in values)) for side in (0, 1))
+        # Ordinary spaces take the place of the locales' narrow and non-breaking ones.
+        english, french = (" ".join(text.split()) for text in both)
+        return english, french[0].upper() + french[1:]
 
 
 KINDS = (
-    Kind(count_in_words, (9_998, len(_THINGS), len(_PLACES))),
-    Kind(distance, (99_980, len(_CITIES), len(_CITIES) - 1)),
-    Kind(date, (_DAYS, len(_STYLES), len(_EVENTS), len(_CITIES))),
-    Kind(departure, (_MINUTES, 7, len(_VEHICLES), len(_CITIES))),
-    Kind(price, (99_900, len(_CURRENCIES), len(_GOODS))),
-    Kind(payment, (9_800, len(_SPOKEN_CURRENCIES), len(_PEOPLE), len(_GOODS))),
+    Kind(
+        "count_in_words",
+        ("There are {0} {1} in {2}.", "Il y a {0} {1} dans {2}."),
+        ((9_998, _number), _of(_TABLES["things"]), _of(_TABLES["places"])),
+    ),
+    Kind(
+        "distance",
+        ("Between {1} there are {0} kilometres.", "Entre {1}, il y a {0} kilomètres."),
+        ((99_980, _kilometres), (12 * 11, _two_cities)),
+    ),
+    Kind(
+        "date",
+        ("{1} in {2} is on {0}.", "{1} à {2} a lieu le {0}."),
+        ((_DAYS * len(_STYLES), _date), _of(_TABLES["events"]), _of(_TABLES["cities"])),
+    ),
+    # Twelve hours with AM or PM, and twenty-four hours.
+    Kind(
+        "departure",
+        ("The {2} to {3} leaves on {1} at {0}.", "{2} pour {3} part le {1} à {0}."),
+        ((24 * 60, _time), (7, _weekday), _of(_TABLES["vehicles"]), _of(_TABLES["cities"])),
+    ),
+    Kind(
+        "price",
+        ("The {1} costs {0}.", "{1} coûte {0}."),
+        ((99_900 * len(_CURRENCIES), _price), _of(_TABLES["goods"])),
+    ),
+    Kind(
+        "payment",
+        ("{1} paid {0} for the {2}.", "{1} a payé {0} pour {2}."),
+        (
+            (9_800 * len(_SPOKEN_CURRENCIES), _spoken_price),
+            _of([(name, name) for name in _NAMES]),
+            _of(_TABLES["goods"]),
+        ),
+    ),
 )
 
 CAPACITY = sum(kind.size for kind in KINDS)
@@ -265,7 +222,7 @@ def _permutation(kind: Kind, seed: int) -> Callable[[int], int]:
     Flipping bits, multiplying by an odd number and mixing upper bits into lower ones each permute the
     numbers of this many bits; a result beyond the size is permuted again.
     """
-    draw = random.Random(f"{kind.write.__name__} {seed}")
+    draw = random.Random(f"{kind.name} {seed}")
     bits = kind.size.bit_length()
     rounds = [(draw.randrange(1 << bits), 2 * draw.randrange(1 << bits) + 1) for _ in range(3)]
 

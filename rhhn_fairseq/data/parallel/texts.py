@@ -4,24 +4,55 @@ The folder then holds train.LANG, and valid.LANG, test.LANG, test1.LANG, ... in 
 per line, every line ended by a newline.
 """
 
+import re
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import chain, compress, islice
+from itertools import chain, compress
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from rhhn_fairseq.data.parallel.cleaning import REASONS, CleaningConfig, clean
-from rhhn_fairseq.data.parallel.corpora import Corpus
-from rhhn_fairseq.data.parallel.duplicates import KEY, mark_duplicates
-from rhhn_fairseq.data.parallel.lines import LONGEST_LINE, Pairs
+from rhhn_fairseq.data.parallel.corpora import Corpus, Pairs, RawPair
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import LONGEST_LINE
 
 RAW = "raw"
-_BLOCK = 1 << 16
+
+REASONS = ("encoding", "empty", "length", "ratio", "duplicate")
+"""Why a pair is dropped, in the order of the checks; the first reason that applies is counted."""
+
+RATIO_MARGIN = 10
+"""Characters added to both lengths before they are compared, so that one or two words make no difference."""
+
+# Control characters other than white space, U+FFFD, which decoders write for invalid bytes, and U+0080 to
+# U+009F, which in running text are the remains of one-byte encodings.
+_DAMAGE = re.compile("[\\x00-\\x08\\x0e-\\x1f\\x7f-\\x9f\\ufffd]")
+
+# A space, and what sentencepiece's normalisation turns into one.
+_BLANK = " \u200b\u200e\u200f\u2581\ufeff"
+
+
+@dataclass(frozen=True)
+class CleaningConfig:
+    """Limits of a training pair, for each of its sides; ``UsageError`` names a value that cannot work."""
+
+    max_words: int = field(default=200, metadata={"help": "drop pairs with more words on a side"})
+    max_chars: int = field(default=1500, metadata={"help": "drop pairs with more characters on a side"})
+    max_ratio: float = field(
+        default=2.5,
+        metadata={"help": f"drop pairs whose lengths in characters, plus {RATIO_MARGIN}, differ by more"},
+    )
+    keep_duplicates: bool = field(default=False, metadata={"help": "keep duplicate pairs"})
+
+    def __post_init__(self):
+        for name in ("max_words", "max_chars", "max_ratio"):
+            if not getattr(self, name) >= 1:
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 1 or more")
 
 
 def write_texts(corpus: Corpus, config: CleaningConfig, folder: Path) -> dict:
@@ -55,6 +86,31 @@ def write_texts(corpus: Corpus, config: CleaningConfig, folder: Path) -> dict:
     return {"cleaning": cleaning, "evaluation": evaluation}
 
 
+def clean(pair: RawPair, config: CleaningConfig) -> tuple[str, str] | str:
+    """Returns the two sentences with single spaces between words, or the reason to drop the pair.
+
+    Duplicates are not detected here.
+    """
+    if None in pair:
+        return "length"
+    try:
+        texts = [line.decode("utf-8") for line in pair]
+    except UnicodeDecodeError:
+        return "encoding"
+    if any(_DAMAGE.search(text) for text in texts):
+        return "encoding"
+    words = [text.split() for text in texts]
+    source, target = (" ".join(side) for side in words)
+    if not source.strip(_BLANK) or not target.strip(_BLANK):
+        return "empty"
+    lengths = sorted((len(source), len(target)))
+    if lengths[1] > config.max_chars or max(map(len, words)) > config.max_words:
+        return "length"
+    if lengths[1] + RATIO_MARGIN > config.max_ratio * (lengths[0] + RATIO_MARGIN):
+        return "ratio"
+    return source, target
+
+
 def _clean_training(corpus: Corpus, config: CleaningConfig, folder: Path) -> list[dict]:
     final = [folder / f"train.{language}" for language in corpus.languages]
     if config.keep_duplicates:
@@ -62,24 +118,31 @@ def _clean_training(corpus: Corpus, config: CleaningConfig, folder: Path) -> lis
     else:
         # Duplicates are known only when all pairs are read.
         candidates = [folder / f"candidates.{language}" for language in corpus.languages]
-        keys, marks = folder / "keys", folder / "marks"
+        keys = array("Q")
         counters = [_write_clean(pairs, config, candidates, keys) for pairs in corpus.train]
-        mark_duplicates(keys, marks)
-        _count_marked(marks, counters)
-        keys.unlink()
+        repeated = mark_duplicates(np.frombuffer(keys, dtype=np.uint64))
+        ends = np.cumsum([counter["candidates"] for counter in counters])
+        for counter, marks in zip(counters, np.split(repeated, ends[:-1]), strict=True):
+            counter["duplicate"] = int(np.count_nonzero(marks))
         for path, kept in zip(candidates, final, strict=True):
-            _copy_unmarked(path, marks, kept)
+            with path.open("rb") as lines, kept.open("wb") as file:
+                file.writelines(compress(lines, memoryview(~repeated)))
             path.unlink()
-        marks.unlink()
     return [_summary(pairs.name, counter) for pairs, counter in zip(corpus.train, counters, strict=True)]
 
 
-def _write_clean(pairs: Pairs, config: CleaningConfig, texts: list[Path], keys: Path | None) -> Counter:
+def mark_duplicates(keys: np.ndarray) -> np.ndarray:
+    """Returns whether the same key came before, bool [N]. It takes some 30 bytes a key."""
+    repeated = np.ones(keys.size, dtype=bool)
+    repeated[np.unique(keys, return_index=True)[1]] = False
+    return repeated
+
+
+def _write_clean(pairs: Pairs, config: CleaningConfig, texts: list[Path], keys: array | None) -> Counter:
     """Appends the clean pairs to ``texts`` and a key of each to ``keys``; returns the counts by reason."""
     counter = Counter()
     with ExitStack() as stack:
         source_file, target_file = (stack.enter_context(path.open("ab")) for path in texts)
-        key_file = stack.enter_context(keys.open("ab")) if keys else None
         for raw in tqdm(pairs.read(), desc=f"cleaning {pairs.name}", unit="pair", disable=None):
             cleaned = clean(raw, config)
             if isinstance(cleaned, str):
@@ -88,30 +151,11 @@ def _write_clean(pairs: Pairs, config: CleaningConfig, texts: list[Path], keys: 
             source, target = (text.encode("utf-8") + b"\n" for text in cleaned)
             source_file.write(source)
             target_file.write(target)
-            if key_file:
-                key_file.write(blake2b(source + target, digest_size=KEY.itemsize).digest())
+            if keys is not None:
+                # Two of 36 million different pairs share eight bytes with a probability of 1 in 28,000.
+                keys.frombytes(blake2b(source + target, digest_size=8).digest())
             counter["candidates"] += 1
     return counter
-
-
-def _count_marked(marks: Path, counters: list[Counter]) -> None:
-    """Adds to each training text's counts the duplicates among its candidates."""
-    with marks.open("rb") as file:
-        for counter in counters:
-            remaining = counter["candidates"]
-            while remaining:
-                block = file.read(min(remaining, _BLOCK))
-                counter["duplicate"] += int(np.count_nonzero(np.frombuffer(block, dtype=np.uint8)))
-                remaining -= len(block)
-
-
-def _copy_unmarked(path: Path, marks: Path, final: Path) -> None:
-    progress = tqdm(desc=f"writing {final.name}", total=marks.stat().st_size, unit="line", disable=None)
-    with progress, path.open("rb") as lines, marks.open("rb") as mark_file, final.open("wb") as kept:
-        while block := mark_file.read(_BLOCK):
-            keep = np.frombuffer(block, dtype=np.uint8) == 0
-            kept.writelines(compress(islice(lines, len(block)), keep.tolist()))
-            progress.update(len(block))
 
 
 def _summary(name: str, counter: Counter) -> dict:

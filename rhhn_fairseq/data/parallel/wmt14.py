@@ -1,16 +1,17 @@
 """WMT 2014, English to French: five corpora to train on, newstest2012 and 2013 to validate, 2014 to test."""
 
-from collections.abc import Sequence
+import html
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from rhhn_fairseq.data.common.checksums import describe_file
 from rhhn_fairseq.data.common.download import download
-from rhhn_fairseq.data.parallel.archives import ArchiveText, member_names
-from rhhn_fairseq.data.parallel.corpora import Corpus
-from rhhn_fairseq.data.parallel.lines import TextPairs
+from rhhn_fairseq.data.common.manifest import describe_file
+from rhhn_fairseq.data.common.sources import FileSource, archive_members
+from rhhn_fairseq.data.parallel.corpora import Corpus, TextPairs
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.staging import replace_file
+from rhhn_fairseq.files import readable, replace_file
 
 SERVER = "http://www.statmt.org/"
 
@@ -19,51 +20,40 @@ SERVER = "http://www.statmt.org/"
 class Archive:
     """An archive of the shared task.
 
-    path: below ``SERVER``. members: the English and the French file in it. bytes, sha256: as published.
+    path: below ``SERVER``. members: the English and the French file in it. sha256: as published.
     """
 
     path: str
     members: tuple[str, ...] = ()
-    bytes: int | None = None
     sha256: str | None = None
 
-    @property
-    def file_name(self) -> str:
-        """The archive's name without folders."""
-        return self.path.rpartition("/")[2]
 
-
-# Sizes and SHA-256 as in tensorflow/datasets, tensorflow_datasets/url_checksums/wmt14_translate.txt
+# SHA-256 as in tensorflow/datasets, tensorflow_datasets/url_checksums/wmt14_translate.txt
 # (europarl, commoncrawl, news-commentary) and wmt15_translate.txt (un, giga), for the same addresses.
 TRAINING = {
     "europarl": Archive(
         "wmt13/training-parallel-europarl-v7.tgz",
         ("europarl-v7.fr-en.en", "europarl-v7.fr-en.fr"),
-        657_632_379,
         "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
     ),
     "commoncrawl": Archive(
         "wmt13/training-parallel-commoncrawl.tgz",
         ("commoncrawl.fr-en.en", "commoncrawl.fr-en.fr"),
-        918_311_367,
         "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
     ),
     "un": Archive(
         "wmt13/training-parallel-un.tgz",
         ("undoc.2000.fr-en.en", "undoc.2000.fr-en.fr"),
-        2_365_634_246,
         "29141b5c1eba149a94f7a59d3b1a834b2e47fe0f8758d68dcd77a3d3f497ee47",
     ),
     "news-commentary": Archive(
         "wmt14/training-parallel-nc-v9.tgz",
         ("news-commentary-v9.fr-en.en", "news-commentary-v9.fr-en.fr"),
-        80_418_416,
         "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
     ),
     "giga": Archive(
         "wmt10/training-giga-fren.tar",
         ("giga-fren.release2.fixed.en.gz", "giga-fren.release2.fixed.fr.gz"),
-        2_595_102_720,
         "3ff8319f6919393520559bfbc7ad6a747ec81b3abc7be9993b338d4b017b4d9a",
     ),
 }
@@ -95,7 +85,8 @@ def wmt14(corpora: Sequence[str], from_dir: Path | None, download_dir: Path, ver
     shelf = _Shelf(from_dir, download_dir, verify)
     valid = []
     dev = shelf.fetch(_DEV)
-    present = member_names(dev)
+    with readable(str(dev)):
+        present = {PurePosixPath(name).name for name, _ in archive_members(dev)}
     for year in (2012, 2013):
         choices = [tuple(name.format(year=year) for name in pair) for pair in _DEV_MEMBERS]
         # If neither is there, reading the first says so.
@@ -116,7 +107,22 @@ def wmt14(corpora: Sequence[str], from_dir: Path | None, download_dir: Path, ver
 
 
 def _pairs(name: str, path: Path, members: tuple[str, str]) -> TextPairs:
-    return TextPairs(name, tuple(ArchiveText(path, member) for member in members))
+    kind = Sgml if members[0].endswith(".sgm") else FileSource
+    return TextPairs(name, tuple(kind(path, member) for member in members))
+
+
+class Sgml(FileSource):
+    """An SGML document in an archive: the text of each <seg> is a line, with entities such as &amp; resolved.
+
+    Bytes that are not UTF-8 stay as they are.
+    """
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yields the lines."""
+        text = b"".join(super().chunks()).decode("utf-8", "surrogateescape")
+        for segment in re.findall(r"<seg\b[^>]*>(.*?)</seg>", text, re.DOTALL | re.IGNORECASE):
+            line = " ".join(html.unescape(segment).split())
+            yield f"{line}\n".encode("utf-8", "surrogateescape")
 
 
 class _Shelf:
@@ -133,12 +139,9 @@ class _Shelf:
         if self._from_dir is None:
             path = download(SERVER + archive.path, self._download_dir)
         else:
-            path = Path(self._from_dir) / archive.file_name
+            path = Path(self._from_dir) / PurePosixPath(archive.path).name
             if not path.is_file():
-                raise UsageError(
-                    f"--from-dir {self._from_dir}: has no {archive.file_name}; "
-                    f"it is at {SERVER}{archive.path}"
-                )
+                raise UsageError(f"{path}: no such file; it is at {SERVER}{archive.path}")
         actual = describe_file(path)
         self.files[path] = actual
         if self._verify:
@@ -146,26 +149,16 @@ class _Shelf:
         return path
 
     def _check(self, path: Path, archive: Archive, actual: dict) -> None:
-        advice = "remove the file and fetch it again, or pass --no-verify to accept it"
-        if archive.sha256:
-            if actual["bytes"] != archive.bytes:
-                raise UsageError(
-                    f"{path}: expected {archive.bytes:,} bytes, found {actual['bytes']:,}; {advice}"
-                )
-            if actual["sha256"] != archive.sha256:
-                raise UsageError(
-                    f"{path}: expected SHA-256 {archive.sha256}, found {actual['sha256']}; {advice}"
-                )
-            return
         record = path.with_name(path.name + ".sha256")
-        # A record without text is what a full disk left of it.
-        recorded = record.read_text(encoding="utf-8").split()[:1] if record.is_file() else None
-        if not recorded and self._from_dir is None:
+        expected = archive.sha256
+        if not expected and record.is_file():
+            expected = record.read_text(encoding="utf-8").partition(" ")[0]
+        elif not expected and self._from_dir is None:
             with replace_file(record, follow=False) as file:
                 # In the format of sha256sum, which can check it as well.
                 file.write(f"{actual['sha256']}  {path.name}\n".encode())
-        if recorded and recorded != [actual["sha256"]]:
+        if expected and actual["sha256"] != expected:
             raise UsageError(
-                f"{path}: SHA-256 {actual['sha256']} is not the one in {record.name}, recorded when the file "
-                f"was first downloaded; {advice}"
+                f"{path}: expected SHA-256 {expected}, found {actual['sha256']}; "
+                "remove the file and fetch it again, or pass --no-verify to accept it"
             )

@@ -1,8 +1,6 @@
 """The problems by name, and their options."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -10,50 +8,31 @@ from rhhn_fairseq.data.common.download import default_download_dir
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.problems.base import Problem
 from rhhn_fairseq.data.problems.generated import Adding, Copying, TemporalXor
-from rhhn_fairseq.data.problems.images import MNIST_BRIGHTEST, PixelSequences, digits, mnist
-from rhhn_fairseq.data.problems.mnist import STANDARD_SPLIT
+from rhhn_fairseq.data.problems.images import MNIST_BRIGHTEST, STANDARD_SPLIT, PixelSequences, digits, mnist
 from rhhn_fairseq.errors import UsageError
-
-
-@dataclass(frozen=True)
-class Entry:
-    """How a problem is built.
-
-    Attributes:
-        build: builds it from its name and the values of its options. options: their defaults.
-    """
-
-    build: Callable[..., Problem]
-    options: dict
-
 
 PERMUTATION = {"permutation_seed": 0}
 MNIST = {"mnist_dir": None, "mnist_split": STANDARD_SPLIT}
 
 
-def _copying(name, length, copying_input):
-    return Copying(length, copying_input)
-
-
 def _mnist(name, mnist_dir, mnist_split, permutation_seed=None):
-    return mnist(name, mnist_dir, _download_dir(), mnist_split, permutation_seed)
+    return mnist(name, mnist_dir, default_download_dir() / "mnist", mnist_split, permutation_seed)
 
 
-def _download_dir() -> Path:
-    return default_download_dir() / "mnist"
-
-
-PROBLEMS = {
-    "copying": Entry(_copying, {"length": 100, "copying_input": "scalar"}),
-    "adding": Entry(lambda name, length: Adding(length), {"length": 100}),
-    "xor": Entry(lambda name, length: TemporalXor(length), {"length": 30}),
-    "digits": Entry(digits, {}),
-    "pdigits": Entry(digits, PERMUTATION),
-    "mnist": Entry(_mnist, MNIST),
-    "pmnist": Entry(_mnist, MNIST | PERMUTATION),
+PROBLEMS: dict[str, tuple[Callable[..., Problem], dict]] = {
+    "copying": (
+        lambda name, length, copying_input: Copying(length, copying_input),
+        {"length": 100, "copying_input": "scalar"},
+    ),
+    "adding": (lambda name, length: Adding(length), {"length": 100}),
+    "xor": (lambda name, length: TemporalXor(length), {"length": 30}),
+    "digits": (digits, {}),
+    "pdigits": (digits, PERMUTATION),
+    "mnist": (_mnist, MNIST),
+    "pmnist": (_mnist, MNIST | PERMUTATION),
 }
 
-OPTIONS = sorted({option for entry in PROBLEMS.values() for option in entry.options})
+OPTIONS = sorted({option for _, options in PROBLEMS.values() for option in options})
 """All options that some problem has."""
 
 
@@ -68,13 +47,13 @@ def build_problem(name: str, given: dict) -> Problem:
     """
     if name not in PROBLEMS:
         raise UsageError(f"--problem {name} is unknown, choose from {', '.join(PROBLEMS)}")
-    entry = PROBLEMS[name]
+    build, options = PROBLEMS[name]
     given = {option: value for option, value in given.items() if value is not None}
     for option, value in given.items():
-        if option not in entry.options:
-            has = ", ".join(map(_flag, entry.options)) or "none"
+        if option not in options:
+            has = ", ".join(map(_flag, options)) or "none"
             raise UsageError(f"{_flag(option)} {value} is not an option of --problem {name}, it has {has}")
-    return entry.build(name, **entry.options | given)
+    return build(name, **options | given)
 
 
 def blank_problem(name: str) -> Problem:
@@ -82,7 +61,7 @@ def blank_problem(name: str) -> Problem:
 
     It determines a model's sizes without reading a file.
     """
-    if PROBLEMS[name].build not in (digits, _mnist):
+    if PROBLEMS[name][0] not in (digits, _mnist):
         return build_problem(name, {})
     black = np.zeros((1, 1, 1), np.uint8), np.zeros(1, np.uint8)
     return PixelSequences(name, dict.fromkeys(SPLITS, black), MNIST_BRIGHTEST)

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from rhhn_fairseq.data.common.manifest import SPLITS
-from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
-from rhhn_fairseq.data.strokes.points import Line, from_strokes
+from rhhn_fairseq.data.strokes.points import Line, Loaded, StrokeCorpus, from_strokes
 from rhhn_fairseq.data.strokes.words import WORDS
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
@@ -27,9 +26,6 @@ FONTS = "futural"
 
 # One font height, from descender to ascender, in units; a drawing of this size has steps of a few units.
 HEIGHT = 100.0
-
-# The most bytes of a file of words.
-LARGEST_WORDS = 1 << 26
 
 # Points over which a displacement of the pen fades, about a quarter of a letter.
 SMOOTHING = 4
@@ -82,6 +78,7 @@ def hershey(config: HersheyConfig, words_file: Path | None = None) -> StrokeCorp
     words, inputs = WORDS, []
     if words_file is not None:
         words, inputs = _read_words(Path(words_file))
+    counts = {"train": config.lines} | dict.fromkeys(("valid", "test"), max(1, config.lines // 20))
     options = {name: getattr(config, name) for name in config.__dataclass_fields__}
     return StrokeCorpus(
         "hershey",
@@ -90,16 +87,11 @@ def hershey(config: HersheyConfig, words_file: Path | None = None) -> StrokeCorp
         lambda: Loaded(
             {
                 split: [_line(config, fonts, words, split, number) for number in range(count)]
-                for split, count in zip(SPLITS, _counts(config.lines), strict=True)
+                for split, count in counts.items()
             },
             inputs,
         ),
     )
-
-
-def _counts(lines: int) -> tuple[int, int, int]:
-    held_out = max(1, lines // 20)
-    return lines, held_out, held_out
 
 
 def _load_fonts(names: str) -> dict:
@@ -119,7 +111,7 @@ def _load_fonts(names: str) -> dict:
 
 
 def _read_words(path: Path) -> tuple[list[str], list[dict]]:
-    content = read_regular(path, LARGEST_WORDS)
+    content = read_regular(path, 1 << 26)
     words = content.decode("utf-8", "replace").split()
     if not words:
         raise UsageError(f"{path}: has no words")

@@ -13,20 +13,17 @@ Archives with ``original`` or ``lineImages`` in their name are skipped.
 
 import hashlib
 import re
-import tarfile
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree
 
 import numpy as np
 from tqdm import tqdm
 
-from rhhn_fairseq.data.common.sources import check_directory
-from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
-from rhhn_fairseq.data.strokes.points import Line, from_strokes
+from rhhn_fairseq.data.common.sources import ARCHIVE_SUFFIXES, archive_members, check_directory
+from rhhn_fairseq.data.strokes.points import Line, Loaded, StrokeCorpus, from_strokes
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import read_regular, read_within, readable, tar_files
+from rhhn_fairseq.files import read_regular, read_within, readable
 
 PROTOCOLS = {
     "task1": {"train": ["trainset"], "valid": ["testset_v"], "valid1": ["testset_t"], "test": ["testset_f"]},
@@ -45,7 +42,6 @@ LARGEST = 1 << 26
 
 # A line's strokes, a form's text, and the sets.
 _WANTED = re.compile(rf"\w+-\w+-\d+\.xml|\w+-\w+\.txt|({'|'.join(SETS)})\.txt")
-_ARCHIVE = re.compile(r".*\.(tar\.gz|tgz|tar|zip)")
 _LEFT_ALONE = re.compile("original|lineimages", re.IGNORECASE)
 
 
@@ -63,33 +59,34 @@ def _load(from_dir: Path, protocol: dict[str, list[str]]) -> Loaded:
     strokes: dict[str, np.ndarray] = {}
     texts: dict[str, list[str]] = {}
     sets: dict[str, list[str]] = {}
-    digests = {kind: _Digest() for kind in ("lineStrokes", "ascii", *SETS)}
+    seen: dict[str, dict[str, str]] = {kind: {} for kind in ("lineStrokes", "ascii", *SETS)}
+    sizes = dict.fromkeys(seen, 0)
     for place, content in tqdm(_files(from_dir), desc=f"reading {from_dir}", unit="file", disable=None):
         file = PurePosixPath(place).name
-        name, _, kind = file.partition(".")
-        if name in SETS:
-            sets.setdefault(name, digests[name].see(file, content).decode("latin-1").split())
-        elif kind == "txt":
-            texts.setdefault(name, _transcripts(digests["ascii"].see(file, content)))
+        name, _, suffix = file.partition(".")
+        kind = name if name in SETS else "ascii" if suffix == "txt" else "lineStrokes"
+        seen[kind][file] = hashlib.sha256(content).hexdigest()
+        sizes[kind] += len(content)
+        if kind in SETS:
+            sets[name] = content.decode("latin-1").split()
+        elif kind == "ascii":
+            texts[name] = _transcripts(content)
         else:
-            strokes.setdefault(name, _points(digests["lineStrokes"].see(file, content), place))
-    _check_any_lines(from_dir, strokes, sets)
-    splits, notes = _assign(strokes, texts, sets, protocol)
-    inputs = [digest.summary(kind) for kind, digest in digests.items() if digest.checksums]
-    return Loaded(splits, inputs, notes)
-
-
-def _check_any_lines(from_dir: Path, strokes: dict, sets: dict) -> None:
-    if not strokes:
-        raise UsageError(
-            f"--from-dir {from_dir}: has no lineStrokes, neither the folder nor lineStrokes-all.tar.gz"
-        )
+            strokes[name] = _points(content, place)
     missing = [f"{name}.txt" for name in SETS if name not in sets]
-    if missing:
+    if not strokes or missing:
         raise UsageError(
-            f"--from-dir {from_dir}: has no {', '.join(missing)}, which say what is in which set "
-            "(the benchmark task of IAM-OnDB, task1.tar.gz)"
+            f"--from-dir {from_dir}: has no {', '.join(missing) if strokes else 'lineStrokes'}; expected are "
+            "lineStrokes-all.tar.gz, ascii-all.tar.gz and task1.tar.gz, or their contents"
         )
+    splits, notes = _assign(strokes, texts, sets, protocol)
+    inputs = []
+    for kind in filter(seen.get, seen):
+        # Independent of the files' order and packing.
+        listing = "".join(f"{seen[kind][name]}  {name}\n" for name in sorted(seen[kind]))
+        sha256 = hashlib.sha256(listing.encode()).hexdigest()
+        inputs.append({"name": kind, "files": len(seen[kind]), "bytes": sizes[kind], "sha256": sha256})
+    return Loaded(splits, inputs, notes)
 
 
 def _assign(strokes, texts, sets, protocol) -> tuple[dict[str, list[Line]], dict[str, int]]:
@@ -160,32 +157,13 @@ def _transcripts(content: bytes) -> list[str]:
     return [line for line in lines[lines.index("CSR:") + 1 :] if line]
 
 
-class _Digest:
-    """Size and SHA-256 of a set of files, independent of their order and packing."""
-
-    def __init__(self):
-        self.checksums: dict[str, str] = {}
-        self.bytes = 0
-
-    def see(self, name: str, content: bytes) -> bytes:
-        self.checksums[name] = hashlib.sha256(content).hexdigest()
-        self.bytes += len(content)
-        return content
-
-    def summary(self, kind: str) -> dict:
-        listing = "".join(f"{self.checksums[name]}  {name}\n" for name in sorted(self.checksums))
-        digest = hashlib.sha256(listing.encode()).hexdigest()
-        return {"name": kind, "files": len(self.checksums), "bytes": self.bytes, "sha256": digest}
-
-
 def _files(from_dir: Path) -> Iterator[tuple[str, bytes]]:
     """Yields place and content of every file that is wanted, below a folder and then in its archives.
 
     A file that occurs twice, because an archive was unpacked beside itself, is yielded once.
     """
     check_directory(from_dir)
-    with readable(str(from_dir)):
-        paths = sorted(path for path in from_dir.rglob("*") if path.is_file())
+    paths = sorted(path for path in from_dir.rglob("*") if path.is_file())
     seen: set[str] = set()
 
     def wanted(name: str) -> bool:
@@ -195,26 +173,12 @@ def _files(from_dir: Path) -> Iterator[tuple[str, bytes]]:
 
     for path in paths:
         if wanted(path.name):
-            with readable(str(path)):
-                yield path.as_posix(), read_regular(path, LARGEST)
+            yield path.as_posix(), read_regular(path, LARGEST)
     for path in paths:
-        if _ARCHIVE.fullmatch(path.name) and not _LEFT_ALONE.search(path.name):
+        if path.name.endswith(ARCHIVE_SUFFIXES) and not _LEFT_ALONE.search(path.name):
             with readable(str(path)):
-                yield from _members(path, wanted)
-
-
-def _members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    if path.name.endswith(".zip"):
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                if wanted(PurePosixPath(name).name):
-                    place = f"{path.as_posix()}:{name}"
-                    with archive.open(name) as file:
-                        yield place, read_within(file, LARGEST, place)
-        return
-    # Read from front to back, because every step backwards would unpack it from its start.
-    with tarfile.open(path, "r|*") as archive:
-        for entry in tar_files(archive):
-            if wanted(PurePosixPath(entry.name).name):
-                place = f"{path.as_posix()}:{entry.name}"
-                yield place, read_within(archive.extractfile(entry), LARGEST, place)
+                for name, open_member in archive_members(path):
+                    if wanted(PurePosixPath(name).name):
+                        place = f"{path.as_posix()}:{name}"
+                        with open_member() as file:
+                            yield place, read_within(file, LARGEST, place)

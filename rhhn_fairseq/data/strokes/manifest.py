@@ -1,6 +1,5 @@
 """``manifest.json`` of prepared handwriting, and which files such a directory has."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,16 +7,13 @@ from rhhn_fairseq.data.common.manifest import MANIFEST_NAME, ManifestForm
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
 
-KIND = "strokes"
-
-FORMAT = 1
-
-_OWN = re.compile(r"(train|valid1?|test)\.(points\.npy|starts\.npy|jsonl)")
-
-
-def is_stroke_file(name: str) -> bool:
-    """Whether prepared handwriting may have a file of this name besides its manifest."""
-    return bool(_OWN.fullmatch(name))
+STROKES = ManifestForm(
+    "handwriting",
+    kind="strokes",
+    format=1,
+    files=r"(train|valid1?|test)\.(points\.npy|starts\.npy|jsonl)",
+    identity=("sha256",),
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +47,3 @@ class StrokeManifest:
             manifest["symbols"],
             manifest["points_per_symbol"],
         )
-
-
-STROKES = ManifestForm("handwriting", KIND, FORMAT)

@@ -26,13 +26,10 @@ class Normalisation:
     std: tuple[float, float]
 
     def __post_init__(self):
-        problem = None
-        if (len(self.mean), len(self.std)) != (2, 2):
-            problem = "expected two numbers each"
-        elif not np.isfinite([*self.mean, *self.std]).all() or min(self.std) <= 0:
-            problem = "std must be above 0"
-        if problem:
-            raise UsageError(f"normalisation by mean {self.mean} and std {self.std}: {problem}")
+        # Four numbers, finite, and the deviations above 0.
+        numbers = np.array([*self.mean, *self.std])
+        if numbers.shape != (4,) or not np.isfinite(numbers).all() or not (numbers[2:] > 0).all():
+            raise UsageError(f"normalisation by mean {self.mean} and std {self.std}: std must be above 0")
 
     @classmethod
     def measure(cls, offsets: np.ndarray, kind: str) -> "Normalisation":
@@ -54,11 +51,9 @@ class Normalisation:
         # Relative to the offsets' size, because rounding may leave a deviation slightly above zero.
         if kind != "none" and std.min() <= 1e-9 * np.abs(offsets).max(initial=0):
             axis = "dx" if std[0] <= std[1] else "dy"
-            if kind == "isotropic":
-                raise UsageError("--normalise isotropic: the pen does not move in the training lines")
             raise UsageError(
                 f"--normalise {kind}: {axis} is the same in every step of the training lines; "
-                "--normalise isotropic or none takes such data"
+                "isotropic takes lines that move in one direction only, and none takes all"
             )
         return cls(*(tuple(map(float, values.astype(np.float32))) for values in (mean, std)))
 

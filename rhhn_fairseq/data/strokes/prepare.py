@@ -1,25 +1,16 @@
 """Prepares a corpus of handwriting: cleans, measures and writes it, completely or not at all."""
 
 import dataclasses
-import platform
 from pathlib import Path
 
 import numpy as np
 
-from rhhn_fairseq.data.common.checksums import check_files, describe_file
-from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, resolved, staged
-from rhhn_fairseq.data.common.manifest import check_request, installed_version, write_manifest
+from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, staged
+from rhhn_fairseq.data.common.manifest import describe_file, versions, write_manifest
 from rhhn_fairseq.data.strokes.cleaning import REASONS, CleaningConfig, clean
-from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
-from rhhn_fairseq.data.strokes.manifest import (
-    FORMAT,
-    KIND,
-    STROKES,
-    StrokeManifest,
-    is_stroke_file,
-)
+from rhhn_fairseq.data.strokes.manifest import STROKES, StrokeManifest
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
-from rhhn_fairseq.data.strokes.points import Line
+from rhhn_fairseq.data.strokes.points import Line, Loaded, StrokeCorpus
 from rhhn_fairseq.data.strokes.store import write_split
 from rhhn_fairseq.errors import UsageError
 
@@ -46,11 +37,9 @@ def prepare(
         UsageError: input that is unreadable, damaged, or leaves a split without lines; a ``dest`` that holds
             something else.
     """
-    dest = resolved(dest)
-    check_replaceable(dest, force, is_stroke_file)
+    check_replaceable(dest, force, STROKES)
     # Before the corpus is read, which may take minutes.
     given = None if statistics_of is None else StrokeManifest.load(statistics_of).normalisation
-    prepared = None if force else STROKES.read(dest)
     loaded = corpus.load()
     request = {
         "corpus": corpus.name,
@@ -60,10 +49,8 @@ def prepare(
         "statistics": None if given is None else {"mean": list(given.mean), "std": list(given.std)},
         "inputs": loaded.inputs,
     }
-    if prepared is not None:
-        check_request(dest, prepared["request"], request, ("sha256",))
-        check_files(dest, prepared["files"], prepared.get("sha256", {}))
-        return prepared, True
+    if not force and (manifest := STROKES.reusable(dest, request)) is not None:
+        return manifest, True
     with staged(dest) as stage:
         manifest = _build(corpus, loaded, request, cleaning, given, stage)
     return manifest, False
@@ -97,7 +84,11 @@ def _build(corpus, loaded: Loaded, request, cleaning, given, stage: Path) -> dic
         splits[split], counts[split] = _clean(lines, cleaning)
     for split in ("train", "valid", *splits):
         if not splits.get(split):
-            raise UsageError(_empty(split, counts.get(split)))
+            dropped = {reason: n for reason, n in counts.get(split, {}).get("dropped", {}).items() if n}
+            raise UsageError(
+                f"the {split} split has no lines, dropped were {dropped or 'none'}; "
+                "see --min-points, --max-points and --scale"
+            )
     train = splits["train"]
     normalisation = given
     if normalisation is None:
@@ -110,8 +101,8 @@ def _build(corpus, loaded: Loaded, request, cleaning, given, stage: Path) -> dic
     letters = sum(len(line.text) for line in written)
     files = {path.name: describe_file(path) for path in sorted(stage.iterdir())}
     manifest = {
-        "kind": KIND,
-        "format": FORMAT,
+        "kind": STROKES.kind,
+        "format": STROKES.format,
         "variant": corpus.variant,
         "symbols": symbols,
         "points_per_symbol": sum(len(line.points) for line in written) / letters if letters else 0.0,
@@ -121,7 +112,7 @@ def _build(corpus, loaded: Loaded, request, cleaning, given, stage: Path) -> dic
         "request": request,
         "files": {name: entry["bytes"] for name, entry in files.items()},
         "sha256": {name: entry["sha256"] for name, entry in files.items()},
-        "versions": {"python": platform.python_version(), "rhhn_fairseq": installed_version("rhhn-fairseq")},
+        "versions": versions("rhhn_fairseq"),
     }
     write_manifest(stage, manifest)
     return manifest
@@ -149,11 +140,3 @@ def _clean(lines: list[Line], config: CleaningConfig) -> tuple[list[Line], dict]
         "dropped": dropped,
     }
     return kept, counts
-
-
-def _empty(split: str, counts: dict | None) -> str:
-    if counts is None:
-        return f"the corpus has no {split} split"
-    reasons = ", ".join(f"{number} {reason}" for reason, number in counts["dropped"].items() if number)
-    left = f" left, dropped were {reasons}; see --min-points, --max-points and --scale" if reasons else ""
-    return f"the {split} split has no lines{left}"

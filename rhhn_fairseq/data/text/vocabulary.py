@@ -18,13 +18,16 @@ import numpy as np
 from rhhn_fairseq.data.common.sources import text_codes
 from rhhn_fairseq.data.text.manifest import CHARACTERS, DICTIONARY_NAME, MODES
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import refuse_endless
+from rhhn_fairseq.files import read_regular
 
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
+PAD = 1
+"""fairseq's index for positions that hold no symbol, and for targets that are not scored."""
 EOS = 2
 UNK = 3
 FIRST_SYMBOL = len(SPECIAL_SYMBOLS)
 NEWLINE = ord("\n")
+LARGEST_DICTIONARY = 1 << 28
 
 # The decoded form of an index without a symbol (<unk>, <s>, <pad>).
 REPLACEMENT = {"text": 0xFFFD, "bytes": ord("?")}
@@ -119,8 +122,14 @@ class CharVocabulary:
                 raise UsageError(f"symbol {escape(symbol)!r} occurs twice")
             seen.add(symbol)
         self._symbol_codes = np.array([ord(symbol) for symbol in self.symbols], dtype=np.int64)
-        self._index_of_code = self._encoding_table()
-        self._code_of_index = self._decoding_table()
+        # Codes that do not occur, such as the last one, are <unk>. A newline that only valid or test have is
+        # as unknown to the model as any other symbol.
+        self._index_of_code = np.full(max(int(self._symbol_codes.max(initial=0)), NEWLINE) + 2, UNK)
+        self._index_of_code[self._symbol_codes] = np.arange(FIRST_SYMBOL, len(self))
+        self._index_of_code[NEWLINE] = EOS if newline_occurs else UNK
+        self._code_of_index = np.full(len(self), REPLACEMENT[mode])
+        self._code_of_index[EOS] = NEWLINE
+        self._code_of_index[FIRST_SYMBOL:] = self._symbol_codes
 
     @classmethod
     def load(cls, data_dir: str | Path) -> "CharVocabulary":
@@ -131,7 +140,7 @@ class CharVocabulary:
         """
         data_dir = Path(data_dir)
         path = data_dir / DICTIONARY_NAME
-        symbols = _read_symbols(path)
+        symbols = read_dictionary(path)
         manifest = CHARACTERS.read(data_dir)
         try:
             if manifest is None:
@@ -203,29 +212,15 @@ class CharVocabulary:
         """Returns a decoder for indices that arrive as the model reads them, such as a sample being drawn."""
         return ReverseDecoder(self) if self.reverse else IncrementalDecoder(self)
 
-    def _encoding_table(self) -> np.ndarray:
-        size = max(int(self._symbol_codes.max(initial=0)), NEWLINE) + 2
-        table = np.full(size, UNK, dtype=np.int64)
-        table[self._symbol_codes] = np.arange(FIRST_SYMBOL, len(self))
-        # A newline that only valid or test have is as unknown to the model as any other symbol.
-        table[NEWLINE] = EOS if self.newline_occurs else UNK
-        return table
-
-    def _decoding_table(self) -> np.ndarray:
-        table = np.full(len(self), REPLACEMENT[self.mode], dtype=np.int64)
-        table[EOS] = NEWLINE
-        table[FIRST_SYMBOL:] = self._symbol_codes
-        return table
-
 
 class IncrementalDecoder:
     """Decodes a stream of dictionary indices to str without ever returning part of a character.
 
-    In bytes mode the bytes are read as UTF-8: an unfinished character waits for its next byte, and
-    invalid bytes become U+FFFD.
+    In bytes mode the bytes are read as UTF-8: an unfinished character waits for its next byte, and invalid
+    bytes become U+FFFD.
     """
 
-    def __init__(self, vocabulary: CharVocabulary):
+    def __init__(self, vocabulary):
         self._vocabulary = vocabulary
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -240,11 +235,7 @@ class IncrementalDecoder:
 
 
 class ReverseDecoder:
-    """Decodes indices that arrive from right to left: the text is known only at the end of the input.
-
-    Args:
-        vocabulary: its ``decode`` gives the text.
-    """
+    """Decodes indices that arrive from right to left: the text is known only at the end of the input."""
 
     def __init__(self, vocabulary):
         self._vocabulary = vocabulary
@@ -261,12 +252,12 @@ class ReverseDecoder:
         return decoded if isinstance(decoded, str) else decoded.decode("utf-8", "replace")
 
 
-def _read_symbols(path: Path) -> list[str]:
-    """Reads the escaped symbols of a dict.txt by the rules of fairseq's Dictionary."""
-    refuse_endless(path)
+def read_dictionary(path: Path) -> list[str]:
+    """Returns the symbols of a dict.txt by the rules of fairseq's Dictionary. Raises UsageError."""
     symbols = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        symbol, separator, count = line.rpartition(" ")
+    lines = read_regular(path, LARGEST_DICTIONARY).decode("utf-8", "replace").splitlines()
+    for number, line in enumerate(lines, start=1):
+        symbol, separator, count = line.rstrip().rpartition(" ")
         if not (separator and count.isdecimal()):
             raise UsageError(f"{path}: line {number} is {line!r}, not 'SYMBOL COUNT'")
         symbols.append(symbol)

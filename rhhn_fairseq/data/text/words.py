@@ -1,4 +1,4 @@
-"""The words of a corpus that fairseq-preprocess made, with the interface of ``CharVocabulary``.
+"""The words of a corpus that fairseq-preprocess made, with the interface of ``CharVocabulary``; and prompts.
 
 ``fairseq-preprocess --only-source`` writes dict.txt and one item for each line of text: its words and
 fairseq's end-of-sentence symbol. It also leaves preprocess.log, which identifies such a directory.
@@ -6,6 +6,7 @@ fairseq's end-of-sentence symbol. It also leaves preprocess.log, which identifie
 
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -19,13 +20,13 @@ from rhhn_fairseq.data.text.vocabulary import (
     SPECIAL_SYMBOLS,
     UNK,
     CharVocabulary,
+    IncrementalDecoder,
     ReverseDecoder,
+    read_dictionary,
 )
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import read_regular
 
 LOG_NAME = "preprocess.log"
-LARGEST_DICTIONARY = 1 << 28
 
 # Codes of words begin above all code points, so that they are never taken for characters.
 FIRST_CODE = 0x110000
@@ -54,23 +55,16 @@ class WordVocabulary:
         self._names = (*SPECIAL_SYMBOLS, *self.symbols)
         self._index_of_word = {word: FIRST_SYMBOL + index for index, word in enumerate(self.symbols)}
         if len(self._index_of_word) != len(self.symbols):
-            raise UsageError("a word occurs twice in the dictionary")
+            twice = Counter(self.symbols).most_common(1)[0][0]
+            raise UsageError(f"the word {twice} occurs twice in the dictionary")
 
     @classmethod
     def load(cls, data_dir: str | Path) -> "WordVocabulary":
         """Loads the vocabulary of a directory that fairseq-preprocess made. Raises UsageError."""
         path = Path(data_dir) / DICTIONARY_NAME
-        words: dict[str, None] = {}
-        content = read_regular(path, LARGEST_DICTIONARY).decode("utf-8", "replace")
-        for number, line in enumerate(content.splitlines(), start=1):
-            word, separator, count = line.rstrip().rpartition(" ")
-            if not separator or not count.isdecimal():
-                raise UsageError(f"{path}: line {number} is {line!r}, not 'WORD COUNT'")
-            if word in SPECIAL_SYMBOLS:
-                raise UsageError(f"{path}: line {number}: {word} is reserved by fairseq")
-            if word in words:
-                raise UsageError(f"{path}: line {number}: {word} occurs twice")
-            words[word] = None
+        words = read_dictionary(path)
+        if reserved := set(words).intersection(SPECIAL_SYMBOLS):
+            raise UsageError(f"{path}: {min(reserved)} is reserved by fairseq")
         vocabulary = cls(words)
         vocabulary.corpus = f"{Path(data_dir).name} as words, {len(vocabulary.model_indices()):,} symbols"
         return vocabulary
@@ -105,24 +99,9 @@ class WordVocabulary:
         indices = np.asarray(indices).tolist()
         return "".join("\n" if index == EOS else f"{self._names[index]} " for index in indices)
 
-    def incremental_decoder(self) -> "WordDecoder | ReverseDecoder":
+    def incremental_decoder(self) -> IncrementalDecoder | ReverseDecoder:
         """Returns a decoder for indices that arrive as the model reads them."""
-        return ReverseDecoder(self) if self.reverse else WordDecoder(self)
-
-
-class WordDecoder:
-    """Decodes indices as they arrive; see ``IncrementalDecoder`` for characters."""
-
-    def __init__(self, vocabulary: WordVocabulary):
-        self._vocabulary = vocabulary
-
-    def feed(self, indices: Sequence[int] | np.ndarray) -> str:
-        """Returns the text of these indices."""
-        return self._vocabulary.decode(indices)
-
-    def finish(self) -> str:
-        """Returns no text, because nothing is ever left."""
-        return ""
+        return ReverseDecoder(self) if self.reverse else IncrementalDecoder(self)
 
 
 def load_vocabulary(data_dir: str | Path) -> CharVocabulary | WordVocabulary:
@@ -138,3 +117,28 @@ def load_vocabulary(data_dir: str | Path) -> CharVocabulary | WordVocabulary:
     if not os.path.exists(data_dir / MANIFEST_NAME) and os.path.exists(data_dir / LOG_NAME):
         return WordVocabulary.load(data_dir)
     return CharVocabulary.load(data_dir)
+
+
+def first_input(vocabulary: CharVocabulary | WordVocabulary) -> int:
+    """Returns the index read before a text, from either side: the newline's, or <unk> if none occurs."""
+    return EOS if vocabulary.newline_occurs else UNK
+
+
+def prompt_indices(
+    vocabulary: CharVocabulary | WordVocabulary, text: str, name: str = "--prompt"
+) -> list[int]:
+    """Returns dictionary indices of a text to continue, in the model's reading order, after ``first_input``.
+
+    If the vocabulary has ``reverse``, the text is the end of a longer one, and its last symbol comes first.
+
+    Args:
+        name: what the message calls the text.
+
+    Raises:
+        UsageError: a symbol of it is not in the vocabulary.
+    """
+    symbols, entries = vocabulary.split(text), vocabulary.encode(text).tolist()
+    unknown = sorted({symbol for symbol, entry in zip(symbols, entries, strict=True) if entry == UNK})
+    if unknown:
+        raise UsageError(f"{name} has symbols the model does not know: {unknown[:8]}")
+    return [first_input(vocabulary), *(reversed(entries) if vocabulary.reverse else entries)]

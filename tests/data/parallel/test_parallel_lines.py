@@ -6,10 +6,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rhhn_fairseq.data.common.sources import MemorySource, user_file
-from rhhn_fairseq.data.parallel import lines as lines_module
-from rhhn_fairseq.data.parallel.lines import TextPairs, lines
+from rhhn_fairseq import files
+from rhhn_fairseq.data.common.sources import user_file
+from rhhn_fairseq.data.parallel.corpora import TextPairs
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import lines
 
 
 @given(st.lists(st.binary(max_size=12)))
@@ -31,14 +32,14 @@ def test_lines_end_at_newlines_alone_however_the_chunks_are_cut(chunks):
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_a_long_line_is_none_and_its_neighbours_are_whole(monkeypatch, size):
-    monkeypatch.setattr(lines_module, "LONGEST_LINE", 10)
+    monkeypatch.setattr(files, "LONGEST_LINE", 10)
     text = b"before\n" + b"x" * 11 + b"\nten bytes!\n" + b"y" * 500 + b"\nafter\n" + b"z" * 30
     chunks = [text[first : first + size] for first in range(0, len(text), size)]
     assert list(lines(chunks)) == [b"before", None, b"ten bytes!", None, b"after", None]
 
 
 def test_memory_of_a_line_without_end_stays_bounded(monkeypatch):
-    monkeypatch.setattr(lines_module, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(files, "LONGEST_LINE", 1000)
     longest = 0
 
     class Chunk(bytes):
@@ -68,8 +69,3 @@ def test_unequal_numbers_of_lines_are_named(tmp_path, source, target):
     message = rf"t\.en has {source:,} lines, but .*t\.fr\.gz has {target:,}"
     with pytest.raises(UsageError, match=message):
         list(pairs.read())
-
-
-def test_a_source_that_is_not_a_file_will_do():
-    pairs = TextPairs("m", (MemorySource("a", b"x\ny\n"), MemorySource("b", b"1\n2\n")))
-    assert list(pairs.read()) == [(b"x", b"1"), (b"y", b"2")]

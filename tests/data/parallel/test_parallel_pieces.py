@@ -1,15 +1,11 @@
 """Learning pieces and encoding with them: sizes, determinism, order, what the pieces cannot spell."""
 
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections import Counter
-from concurrent.futures.process import BrokenProcessPool
+from itertools import chain
 
 import pytest
-from helpers.cli import HANGS
+from fairseq.data import Dictionary, data_utils
 from helpers.parallel_cli import lines_of, sentences
 
 from rhhn_fairseq.data.parallel import encoding, pieces
@@ -63,22 +59,12 @@ def test_bad_options_are_refused(option, value):
         PiecesConfig(**{option: value})
 
 
-def test_a_size_beyond_the_text_is_refused_with_a_possible_one(texts, tmp_path):
-    with pytest.raises(RuntimeError, match=r"value <= \d+"):
-        learn(texts, tmp_path / "bad", vocab_size=100_000)
-
-
 @pytest.mark.parametrize(("limit", "expected"), [(2, [299]), (6, [99, 199, 299]), (1000, range(300))])
 def test_the_sample_is_spread_evenly_and_both_sides_of_a_pair_are_in_it(texts, limit, expected):
     take = min(300, limit // 2)
     sample = list(pieces._sample(texts, 300, take))
     pairs = sentences(300)
     assert sample == [line for number in expected for line in pairs[number]]
-
-
-def test_a_model_learnt_from_a_sample_reports_its_size(texts, tmp_path):
-    _, result = learn(texts, tmp_path / "sampled", vocab_size=60, sample_sentences=101)
-    assert result == {"sentences": 100}
 
 
 def test_digits_rare_characters_and_long_sentences(tmp_path):
@@ -124,98 +110,25 @@ AWKWARD = [
 ]
 
 
-def encode(texts, model, tmp_path, name, workers):
-    folder = tmp_path / name
-    folder.mkdir()
-    counts = encode_texts(subsets(texts, tmp_path, AWKWARD), model, folder, workers)
-    return folder, counts
-
-
-def test_every_line_stays_and_is_cut_as_sentencepiece_cuts_it(texts, model, tmp_path):
-    folder, counts = encode(texts, model, tmp_path, "encoded", 1)
-    processor = load_pieces(model)
-    encoded = lines_of(folder / "test.en")
-    assert len(encoded) == len(AWKWARD)
-    known = {processor.id_to_piece(index) for index in range(3, processor.vocab_size())}
-    for line, text in zip(encoded, AWKWARD, strict=True):
-        indices = processor.encode(text)
-        assert line.split() == [processor.id_to_piece(index) for index in indices]
-        assert set(line.split()) <= known | {"<unk>"}
-    assert encoded[1] == encoded[2] == ""
-    assert len(encoded[7].split()) == 10_000
-    tokens = sum(len(line.split()) for line in encoded)
-    unknown = sum(line.split().count("<unk>") for line in encoded)
+def test_every_line_stays_and_is_cut_as_sentencepiece_cuts_it(texts, model, tmp_path, monkeypatch):
+    # Many small blocks.
+    monkeypatch.setattr(encoding, "_BLOCK_BYTES", 300)
+    found, files = [], []
+    for workers in (1, 2):
+        folder = tmp_path / f"{workers} workers"
+        folder.mkdir()
+        found.append(encode_texts(subsets(texts, tmp_path, AWKWARD), model, folder, workers))
+        files.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert found[0] == found[1] and files[0] == files[1]
+    counts = found[0]
+    processor, dictionary = load_pieces(model), Dictionary.load(str(folder / "dict.en.txt"))
+    dataset = data_utils.load_indexed_dataset(str(folder / "test.en-fr.en"), dictionary)
+    cut = [processor.encode(text) for text in AWKWARD]
+    known = [[processor.id_to_piece(index) for index in pieces] for pieces in cut]
+    assert [[dictionary[index] for index in item] for item in dataset] == [[*line, "</s>"] for line in known]
+    tokens, unknown = sum(map(len, cut)), sum(line.count("<unk>") for line in known)
     assert counts["test"]["en"] == {"sentences": 9, "tokens": tokens + 9, "unknown": unknown}
     assert counts["test"]["fr"] == {"sentences": 9, "tokens": 9, "unknown": 0}
-    assert unknown > 0
-
-
-def test_the_dictionary_counts_the_training_text(texts, model, tmp_path):
-    folder, counts = encode(texts, model, tmp_path, "encoded", 1)
-    processor = load_pieces(model)
-    seen = Counter(piece for text in texts for piece in (folder / text.name).read_text().split())
-    expected = [f"{(piece := processor.id_to_piece(index))} {seen[piece]}" for index in range(3, 59)]
-    assert lines_of(folder / "dict.txt") == expected
-    assert counts["train"]["en"]["sentences"] == counts["train"]["fr"]["sentences"] == 300
-
-
-def test_no_piece_holds_white_space(model):
-    processor = load_pieces(model)
-    for index in range(processor.vocab_size()):
-        assert processor.id_to_piece(index).split() == [processor.id_to_piece(index)]
-
-
-def test_several_workers_write_the_same(texts, model, tmp_path, monkeypatch):
-    # Many small blocks, so that workers finish out of order.
-    monkeypatch.setattr(encoding, "_BLOCK_BYTES", 300)
-    one, counts = encode(texts, model, tmp_path, "one", 1)
-    two, same_counts = encode(texts, model, tmp_path, "two", 2)
-    assert counts == same_counts
-    for path in one.iterdir():
-        assert path.read_bytes() == (two / path.name).read_bytes()
-
-
-def test_a_killed_worker_is_an_error(model, monkeypatch):
-    with pytest.raises(BrokenProcessPool), encoding._pool(model, 2) as encode_blocks:
-        # In the workers' place to encode a block, os._exit takes the block for an exit status.
-        monkeypatch.setattr(encoding, "_encode_in_worker", os._exit)
-        list(encode_blocks([9] * 20))
-
-
-ORPHANS = """
-import os, sys
-from multiprocessing import active_children
-from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
-from rhhn_fairseq.data.parallel import encoding
-if __name__ == "__main__":
-    with encoding._pool(Path(sys.argv[1]), 2) as encode_blocks:
-        next(encode_blocks(iter([[b"a\\n"]] * 20)))
-        print(*(child.pid for child in active_children()), flush=True)
-        os.kill(os.getpid(), 9)
-"""
-
-
-def test_workers_leave_with_a_killed_program(model, tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(ORPHANS)
-    # The output ends when the last process that may write to it has ended.
-    result = subprocess.run([sys.executable, program, model], capture_output=True, text=True, timeout=HANGS)
-    assert result.returncode == -signal.SIGKILL
-    assert len(result.stdout.split()) == 2
-
-
-def test_blocks_are_read_only_as_fast_as_they_are_encoded(model):
-    read = 0
-
-    def blocks():
-        nonlocal read
-        for _ in range(100):
-            read += 1
-            yield [b"a man\n"]
-
-    with encoding._pool(model, 2) as encode_blocks:
-        results = encode_blocks(blocks())
-        next(results)
-        assert read <= 8
-        assert len(list(results)) == 99
+    assert unknown > 0 and counts["train"]["en"]["sentences"] == 300
+    seen = Counter(chain.from_iterable(processor.encode(line) for text in texts for line in lines_of(text)))
+    assert dictionary.count[dictionary.nspecial :] == [seen[index] for index in range(3, 59)]

@@ -126,8 +126,3 @@ def test_remains_of_a_killed_run_are_swept_away(work):
     assert json.loads((work.directory / "second.json").read_text()) == record
     assert names(work.directory) == ["first", "first.json", "second", "second.json"]
     assert names(work.directory / "second") == ["inner"]
-
-
-def test_discarded_stages_are_gone(work, tmp_path):
-    work.run(discard=True)
-    assert names(tmp_path / "deep") == []

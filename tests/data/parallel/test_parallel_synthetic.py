@@ -1,7 +1,6 @@
 """The synthetic corpus: nothing lost between the languages, nothing twice, the same for the same seed."""
 
 import re
-from itertools import islice
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +10,7 @@ from rhhn_fairseq.data.parallel import synthetic as module
 from rhhn_fairseq.data.parallel.synthetic import CAPACITY, EVALUATION_PAIRS, KINDS, Kind, synthetic
 from rhhn_fairseq.errors import UsageError
 
-BY_NAME = {kind.write.__name__: kind for kind in KINDS}
+BY_NAME = {kind.name: kind for kind in KINDS}
 
 
 def read(subset) -> list[tuple[str, str]]:
@@ -53,17 +52,13 @@ def test_a_seed_gives_the_pairs_of_earlier_versions():
     ]
 
 
-def test_kinds_take_turns_from_the_first_pair_on():
-    order = [kind for kind, _ in islice(module._turns(), 2 * len(KINDS))]
-    assert order == [*KINDS, *KINDS]
-
-
 def test_a_kind_that_is_used_up_leaves_its_turns_to_the_others(monkeypatch):
     small = tuple(
-        Kind(lambda number, stem=stem: (f"{stem}{number}", ""), (size,))
+        Kind(stem, ("{0}", ""), ((size, lambda number, stem=stem: (f"{stem}{number}", "-")),))
         for stem, size in (("a", 2), ("b", 5), ("c", 3))
     )
     monkeypatch.setattr(module, "KINDS", small)
+    monkeypatch.setattr(Kind, "sentences", lambda kind, number: kind.slots[0][1](number))
     pairs = list(module.SyntheticPairs("all", 1, 0, 100).read())
     texts = [english.decode() for english, _ in pairs]
     assert "".join(text[0] for text in texts) == "abcabcbcbb"
@@ -76,30 +71,11 @@ def test_more_pairs_than_there_are_is_an_error(pairs):
         synthetic(pairs, 1)
 
 
-def test_all_there_are_can_be_asked_for():
-    subset = synthetic(CAPACITY - 2 * EVALUATION_PAIRS, 1).train[0]
-    assert subset.stop == CAPACITY == sum(kind.size for kind in KINDS)
-
-
 @pytest.mark.parametrize("name", BY_NAME)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_order_of_a_kind_is_a_permutation(name, seed):
-    kind = Kind(BY_NAME[name].write, (7, 11, 30))
-    order = module._permutation(kind, seed)
-    assert sorted(map(order, range(kind.size))) == list(range(kind.size))
-
-
-def test_slots_cover_every_combination():
-    kind = Kind(lambda *values: values, (3, 4, 5))
-    assert {kind.sentences(number) for number in range(60)} == {
-        (a, b, c) for a in range(3) for b in range(4) for c in range(5)
-    }
-
-
-@pytest.mark.parametrize("name", BY_NAME)
-def test_the_last_sentence_takes_the_last_value_of_every_slot(name):
-    english, french = BY_NAME[name].sentences(BY_NAME[name].size - 1)
-    assert english.endswith(".") and french.endswith(".")
+    order = module._permutation(Kind(name, ("", ""), ((7, str), (11, str), (30, str))), seed)
+    assert sorted(map(order, range(7 * 11 * 30))) == list(range(7 * 11 * 30))
 
 
 EXAMPLES = [
@@ -112,13 +88,13 @@ EXAMPLES = [
     ),
     (
         "distance",
-        (99_979, 11, 10),
+        (99_979, 11 + 12 * 10),
         "Between Montreal and Berlin there are 9,999.9 kilometres.",
         "Entre Montréal et Berlin, il y a 9 999,9 kilomètres.",
     ),
     (
         "date",
-        (73_048, 1, 1, 1),
+        (73_048 + 73_049, 1, 1),
         "The meeting in London is on December 31, 2099.",
         "La réunion à Londres a lieu le 31 décembre 2099.",
     ),
@@ -128,10 +104,10 @@ EXAMPLES = [
         "The plane to Lisbon leaves on Sunday at 12:05 PM.",
         "L'avion pour Lisbonne part le dimanche à 12:05.",
     ),
-    ("price", (99_899, 3, 7), "The camera costs CA$999.99.", "L'appareil photo coûte 999,99 $CA."),
+    ("price", (99_899 + 99_900 * 3, 7), "The camera costs CA$999.99.", "L'appareil photo coûte 999,99 $CA."),
     (
         "payment",
-        (9_799, 1, 1, 1),
+        (9_799 + 9_800, 1, 1),
         "Paul paid ninety-nine dollars, ninety-nine cents for the lamp.",
         "Paul a payé quatre-vingt-dix-neuf dollars et quatre-vingt-dix-neuf cents pour la lampe.",
     ),
@@ -140,7 +116,10 @@ EXAMPLES = [
 
 @pytest.mark.parametrize(("name", "slots", "english", "french"), EXAMPLES)
 def test_sentences(name, slots, english, french):
-    assert BY_NAME[name].write(*slots) == (english, french)
+    number = 0
+    for value, (size, _) in reversed(list(zip(slots, BY_NAME[name].slots, strict=True))):
+        number = number * size + value
+    assert BY_NAME[name].sentences(number) == (english, french)
 
 
 def sentences_of(name):

@@ -1,22 +1,15 @@
 """rhhn prepare interrupted, killed and started again; and how much memory it takes."""
 
 import os
-import re
-import select
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from fairseq import binarizer
-from fairseq_cli import preprocess
-from helpers.cli import HANGS
 from helpers.parallel_cli import (
     SCRIPT,
     SMALL,
-    binarise_here,
     contents,
     error_of,
     names,
@@ -25,26 +18,17 @@ from helpers.parallel_cli import (
     write_files,
 )
 
-from rhhn_fairseq.data.parallel import binarising, prepare, stages
+from rhhn_fairseq.data.parallel import prepare, stages
 
-
-@pytest.fixture(autouse=True)
-def no_fairseq(monkeypatch):
-    """Spares the process of fairseq-preprocess."""
-    monkeypatch.setattr(binarising, "_run", binarise_here)
-
-
-STAGES = ["texts", "pieces", "encoded", "binary"]
-WORKERS = ("write_texts", "train_pieces", "encode_texts", "binarise")
+STAGES = ["texts", "pieces", "binary"]
+WORKERS = ("write_texts", "train_pieces", "encode_texts")
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """What a run without interruptions makes."""
     folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(binarising, "_run", binarise_here)
-        assert run("files", *write_files(folder), *SMALL, "--dest", folder / "dest") == 0
+    assert run("files", *write_files(folder), *SMALL, "--dest", folder / "dest") == 0
     return contents(folder / "dest")
 
 
@@ -55,7 +39,7 @@ def said(capsys) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("stage", range(3))
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_an_interrupted_run_goes_on_at_its_stage(tmp_path, capsys, monkeypatch, uninterrupted, stage, error):
     command = ["files", *write_files(tmp_path), *SMALL, "--dest", tmp_path / "dest"]
@@ -86,7 +70,7 @@ def test_an_interrupted_run_goes_on_at_its_stage(tmp_path, capsys, monkeypatch, 
 
 def test_other_options_begin_again_where_they_matter(tmp_path, capsys, monkeypatch):
     command = ["files", *write_files(tmp_path), "--workers", 1, "--dest", tmp_path / "dest"]
-    monkeypatch.setattr(prepare, "binarise", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(prepare, "encode_texts", lambda *arguments: 1 / 0)
 
     def stages(*options):
         capsys.readouterr()
@@ -94,10 +78,10 @@ def test_other_options_begin_again_where_they_matter(tmp_path, capsys, monkeypat
         return said(capsys)
 
     assert stages("--vocab-size", 60) == STAGES
-    again = "texts: finished before", "pieces: finished before", "encoded: finished before", "binary"
+    again = "texts: finished before", "pieces: finished before", "binary"
     assert stages("--vocab-size", 60) == [*again]
     assert stages("--vocab-size", 61) == ["texts: finished before", *STAGES[1:]]
-    assert stages("--vocab-size", 61, "--max-words", 50) == STAGES[:1] + ["pieces", "encoded", "binary"]
+    assert stages("--vocab-size", 61, "--max-words", 50) == STAGES
     # The files' contents are compared, not their names or dates.
     os.utime(tmp_path / "train.en")
     assert stages("--vocab-size", 61, "--max-words", 50) == [*again]
@@ -105,23 +89,8 @@ def test_other_options_begin_again_where_they_matter(tmp_path, capsys, monkeypat
     assert stages("--vocab-size", 61, "--max-words", 50) == STAGES
     assert stages("--vocab-size", 61, "--max-words", 50, "--force") == STAGES
     # Another version may clean or cut the text differently.
-    monkeypatch.setattr(prepare, "versions", lambda: {"sentencepiece": "0"})
+    monkeypatch.setattr(prepare, "versions", lambda *packages: {"sentencepiece": "0"})
     assert stages("--vocab-size", 61, "--max-words", 50) == STAGES
-
-
-def test_a_failure_after_the_last_stage_repeats_nothing(tmp_path, capsys, monkeypatch, uninterrupted):
-    command = ["files", *write_files(tmp_path), *SMALL, "--dest", tmp_path / "dest"]
-
-    def full(stage, dest):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(prepare, "publish", full)
-        assert "No space left on device" in error_of(capsys, *command)
-    assert not (tmp_path / "dest").exists()
-    assert run(*command) == 0
-    assert said(capsys) == [f"{name}: finished before" for name in STAGES]
-    assert contents(tmp_path / "dest") == uninterrupted
 
 
 KILLED = """
@@ -172,93 +141,13 @@ def test_a_run_that_was_killed_after_its_last_step_leaves_no_stages(tmp_path, mo
     assert run(*command) == 0 and names(work) == left == ["pieces", "pieces.json", "texts", "texts.json"]
 
 
-@pytest.mark.parametrize(
-    ("spoil", "actual"),
-    [
-        (
-            lambda folder: shutil.copy(folder / "valid.en-fr.en.idx", folder / "test.en-fr.en.idx"),
-            "5 sentences",
-        ),
-        (lambda folder: (folder / "test.en-fr.en.bin").write_bytes(b"12"), "2 bytes"),
-    ],
-)
-def test_binary_files_of_other_sizes_are_noticed(tmp_path, capsys, monkeypatch, spoil, actual):
-    command = ["files", *write_files(tmp_path), *SMALL, "--dest", tmp_path / "dest"]
-
-    def spoilt(*arguments):
-        binarise_here(*arguments)
-        spoil(arguments[-1])
-
-    monkeypatch.setattr(binarising, "_run", spoilt)
-    message = rf"test.en-fr.en: fairseq-preprocess wrote .*{actual}.*, expected 7 sentences"
-    assert re.search(message, error_of(capsys, *command))
-    assert not (tmp_path / "dest").exists()
-
-
-def test_fairseq_preprocess_starts_no_more_processes_than_workers(monkeypatch):
-    seen = []
-
-    def preprocess_here():
-        with binarizer.Pool(processes=8) as pool:
-            seen.append((pool._processes, sys.argv))
-
-    monkeypatch.setattr(preprocess, "cli_main", preprocess_here)
-    monkeypatch.setattr(binarizer, "Pool", binarizer.Pool)
-    monkeypatch.setattr(sys, "argv", ["-c", "2", "--option"])
-    exec(binarising._PREPROCESS, {})
-    assert seen == [(2, ["-c", "--option"])]
-
-
-PARENT = """
-import subprocess, sys, time
-subprocess.Popen([sys.executable, "-c", sys.argv[1]])
-time.sleep(60)
-"""
-WORKER = """
-import time
-with open("pipe", "wb", buffering=0) as pipe:
-    pipe.write(b"started")
-    time.sleep(5)
-    pipe.write(b" and left alone")
-"""
-
-
-def test_fairseq_preprocess_and_its_workers_are_ended_with_their_caller(tmp_path, monkeypatch):
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-
-    def interrupt(seconds):
-        if select.select([reader], [], [], HANGS)[0]:
-            raise KeyboardInterrupt
-
-    started = []
-
-    class Popen(subprocess.Popen):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            started.append(self)
-
-    monkeypatch.undo()
-    monkeypatch.setattr(binarising.time, "sleep", interrupt)
-    monkeypatch.setattr(binarising.subprocess, "Popen", Popen)
-    with pytest.raises(KeyboardInterrupt):
-        binarising._run([sys.executable, "-c", PARENT, WORKER], tmp_path, 1, tmp_path)
-    # One that ended of itself would have status 0.
-    assert [process.returncode for process in started] == [-signal.SIGKILL]
-    os.set_blocking(reader, True)
-    # The pipe ends when the worker does.
-    with open(reader, "rb") as pipe:
-        assert pipe.read() == b"started"
-
-
 PEAK = """
 import re, runpy, sys
 sys.path.insert(0, sys.argv[2])
 from helpers import parallel_cli
-from rhhn_fairseq.data.parallel import binarising, duplicates, encoding
-duplicates.KEYS_IN_MEMORY = 10_000
+from rhhn_fairseq.data.parallel import encoding, prepare
 encoding._BLOCK_BYTES = 50_000
-binarising._run = lambda *arguments: 1 / 0
+prepare.publish = lambda *arguments: 1 / 0
 main = runpy.run_path(sys.argv[1])["main"]
 # getrusage would count the memory of the process that started this one.
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
@@ -295,5 +184,5 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
         ]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
         grown.append(int(result.stdout.split()[-1]) / 1024)
-    # 1 MB measured, for 8 MB of text more; with a file's pairs in a list it is 21 MB.
+    # For 8 MB of text more; with a file's pairs in a list it is 21 MB.
     assert grown[1] - grown[0] < 8

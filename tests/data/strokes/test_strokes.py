@@ -32,13 +32,6 @@ def test_strokes_come_back_from_their_offsets(strokes):
         np.testing.assert_array_equal(found, np.array(stroke) - strokes[0][0])
 
 
-def test_strokes_without_points_are_left_out():
-    strokes = [np.zeros((0, 2)), np.array([[5, 5], [6, 7]]), np.zeros((0, 2))]
-    assert from_strokes(strokes, "line").tolist() == [[0, 0, 0], [1, 2, 1]]
-    with pytest.raises(UsageError, match="line: has no points"):
-        from_strokes([np.zeros((0, 2))], "line")
-
-
 def test_first_rows():
     rows = np.array([[3, 4, 0], [1, 0, 1], [2, 2, 0]])
     assert from_offsets(rows, "a").tolist() == [[0, 0, 0], [3, 4, 0], [1, 0, 1], [2, 2, 1]]
@@ -172,7 +165,7 @@ def test_refused_normalisation():
     with pytest.raises(UsageError, match="--normalise standard: dy is the same in every step"):
         Normalisation.measure(equal, "standard")
     assert Normalisation.measure(offsets, "isotropic").std[0] > 0
-    with pytest.raises(UsageError, match="^--normalise isotropic: the pen does not move"):
+    with pytest.raises(UsageError, match="^--normalise isotropic: dx is the same"):
         Normalisation.measure(np.zeros((3, 2)), "isotropic")
     assert Normalisation.measure(np.array([[1e12, 0], [2e12, 0]]), "none").std == (1, 1)
     with pytest.raises(UsageError, match="std must be above 0"):
@@ -217,7 +210,7 @@ def test_damaged_files(tmp_path):
     bad = tmp_path / "bad"
     for cut in (0, 3, 40, 300, len(content) - 30):
         bad.write_bytes(content[:cut])
-        with pytest.raises(UsageError, match="bad: (is (empty|neither)|the archive is cut off or damaged)"):
+        with pytest.raises(UsageError, match="bad: is cut off or damaged"):
             read_arrays(bad)
     np.save(tmp_path / "rows.npy", random_rows(50))
     for cut in (8, 100, 200):

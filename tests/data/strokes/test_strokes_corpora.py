@@ -247,7 +247,7 @@ def test_incomplete_iam(tmp_path, capsys):
     assert "has no lineStrokes" in error_of(capsys, "iam", "--from-dir", empty, *options)
     source = write_iam(tmp_path / "iam")
     (source / "testset_t.txt").unlink()
-    assert "has no testset_t.txt, which say" in error_of(capsys, "iam", "--from-dir", source, *options)
+    assert "has no testset_t.txt; expected" in error_of(capsys, "iam", "--from-dir", source, *options)
     (source / "testset_t.txt").write_text(FORMS["trainset"])
     message = error_of(capsys, "iam", "--from-dir", source, *options)
     assert "a01-000u-01: is in two of the benchmark's sets" in message
@@ -341,7 +341,7 @@ def test_refused_stroke3(tmp_path, capsys):
 
     good = object_array([random_rows(5), random_rows(6)])
     assert "has arrays weights, expected train, valid and test" in refused({"weights": np.zeros(3)})
-    assert "the corpus has no valid split" in refused({"train": good})
+    assert "the valid split has no lines, dropped were none" in refused({"train": good})
     assert "bad.npz:valid: is an array of float64 of shape (4,)" in refused(
         {"train": good, "valid": np.zeros(4)}
     )
@@ -353,7 +353,7 @@ def test_refused_stroke3(tmp_path, capsys):
     assert "bad.npz:valid[1]: point 0 is not finite" in refused({"train": good, "valid": nans})
     single = object_array([np.zeros((1, 3))] * 2)
     message = refused({"train": good, "valid": single})
-    assert "the valid split has no lines left, dropped were 2 short; see --min-points" in message
+    assert "the valid split has no lines, dropped were {'short': 2}; see --min-points" in message
     same = object_array([np.array([[0, 0, 0], [1, 3, 1]])] * 3)
     assert "--normalise standard: dx is the same" in refused({"train": same, "valid": same})
     huge = object_array([np.array([[0, 0, 0], [1e39, 3, 1], [0, 0, 1]])])
@@ -376,15 +376,15 @@ def test_preparing_again(tmp_path, capsys):
         capsys, *options, "--normalise", "none"
     )
     _lists(tmp_path, train=21)
-    assert "is not the one recorded in" in error_of(capsys, *options)
+    assert "lists.npz differs" in error_of(capsys, *options)
     assert contents(dest) == before
     assert run(*options, "--force", "--min-points", 7) == 0
     assert manifest_of(dest)["splits"]["train"]["lines"] == 21
     content = (dest / "train.points.npy").read_bytes()
     (dest / "train.points.npy").write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
-    assert "train.points.npy: was changed (SHA-256 " in error_of(capsys, *options, "--min-points", 7)
+    assert "train.points.npy: was changed since" in error_of(capsys, *options, "--min-points", 7)
     (dest / "train.points.npy").write_bytes(b"")
-    assert "train.points.npy: has 0 bytes" in error_of(capsys, *options, "--min-points", 7)
+    assert "train.points.npy: is missing or has not" in error_of(capsys, *options, "--min-points", 7)
     assert "has nothing to do" not in error_of(capsys, "stroke3", "--input", path, "--dest", path)
     (dest / "mine.txt").write_text("a note")
     assert "holds 'mine.txt', which does not belong to a prepared corpus" in error_of(

@@ -21,7 +21,7 @@ from helpers.chars_cli import (
 )
 
 from rhhn_fairseq.data.text import corpora
-from rhhn_fairseq.data.text.lines import drop_outer_spaces, outer_spaces
+from rhhn_fairseq.data.text.spaces import drop_outer_spaces, outer_spaces
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 
 
@@ -131,7 +131,7 @@ def test_an_ambiguous_or_damaged_archive_is_reported(tmp_path, capsys):
     arguments = ["ptb", "--from-dir", tmp_path, "--dest", tmp_path / "dest"]
     assert "has no ptb.train.txt, plain, packed" in error_of(capsys, *arguments)
     (tmp_path / "a.tgz").write_bytes(b"no archive")
-    assert "a.tgz: the archive is cut off or damaged" in error_of(capsys, *arguments)
+    assert "a.tgz: is cut off or damaged" in error_of(capsys, *arguments)
     (tmp_path / "a.tgz").unlink()
     zip_of(tmp_path / "a.zip", **{"x/ptb.train.txt": "a", "y/ptb.train.txt": "b"})
     assert "has ptb.train.txt more than once" in error_of(capsys, *arguments)

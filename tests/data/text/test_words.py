@@ -90,9 +90,9 @@ def test_a_model_of_words_refuses_other_symbols(words, tmp_path):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("word", "line 1 is 'word', not 'WORD COUNT'"),
+        ("word", "line 1 is 'word', not 'SYMBOL COUNT'"),
         ("<unk> 3", "<unk> is reserved by fairseq"),
-        ("a 3\nb 2\na 1", "dict.txt: line 3: a occurs twice"),
+        ("a 3\nb 2\na 1", "the word a occurs twice"),
     ],
 )
 def test_damaged_dictionaries_are_one_line(tmp_path, line, message):

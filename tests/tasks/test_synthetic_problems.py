@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from rhhn_fairseq.data.common.manifest import SPLITS
-from rhhn_fairseq.data.problems.batches import (
+from rhhn_fairseq.data.problems.generated import Adding, Copying, TemporalXor
+from rhhn_fairseq.data.problems.images import digits
+from rhhn_fairseq.data.problems.registry import PROBLEMS, build_problem
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.tasks.problem_batches import (
     FreshBatches,
     StoredBatches,
     evaluation_set,
     training_set,
 )
-from rhhn_fairseq.data.problems.generated import Adding, Copying, TemporalXor
-from rhhn_fairseq.data.problems.images import digits
-from rhhn_fairseq.data.problems.registry import PROBLEMS, build_problem
-from rhhn_fairseq.errors import UsageError
 
 GENERATED = [Copying(7), Copying(7, "one_hot"), Adding(9), TemporalXor(11)]
 every_generated = pytest.mark.parametrize("problem", GENERATED, ids=lambda p: f"{p.name}{p.input_size}")

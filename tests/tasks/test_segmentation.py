@@ -8,8 +8,8 @@ import sentencepiece
 import torch
 from fairseq.data import Dictionary
 
-from rhhn_fairseq.data.parallel.sampling import SegmentationSampler
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.tasks.segmentation import SegmentationSampler
 
 TEXT = ["new newer newest", "low lower lowest", "a new low", "west to east", "we owe no one"] * 20
 
@@ -100,16 +100,6 @@ def test_the_text_stays_and_so_do_other_symbols(prepared):
         assert torch.equal(sampler.draw(interrupted, rng), interrupted), "a symbol within would be lost"
     empty = torch.tensor([dictionary.eos()])
     assert torch.equal(sampler.draw(empty, rng), empty)
-
-
-def test_a_large_alpha_draws_the_likeliest(prepared):
-    folder, _, dictionary = prepared
-    sampler, entries = (
-        SegmentationSampler(folder, dictionary, 1e4, 64),
-        _entries(prepared, "newest lowest west"),
-    )
-    for seed in range(10):
-        assert torch.equal(sampler.draw(entries, np.random.default_rng(seed)), entries)
 
 
 def test_pieces_without_probabilities_are_refused(tmp_path):

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rhhn_fairseq.data.text.vocabulary import PAD
 from rhhn_fairseq.errors import UsageError
-
-PAD = 1
-"""fairseq's index for positions that hold no symbol, and for targets that are not scored."""
 
 
 @dataclass(frozen=True)
