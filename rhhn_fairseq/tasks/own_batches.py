@@ -1,10 +1,32 @@
 """Tasks that cut their own batches, and fairseq's iterator over them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 from fairseq.data import FairseqDataset, iterators
 
-from rhhn_fairseq.tasks.sizes import rows_of
+from rhhn_fairseq.errors import UsageError
+
+
+class BatchDataset(FairseqDataset):
+    """The batches of a cutter, such as ``Lanes`` or ``FreshBatches``; one item is one batch.
+
+    Args:
+        cutter: has a length and ``batch(index)``. to_sample: makes fairseq's sample of a batch.
+    """
+
+    def __init__(self, cutter, to_sample: Callable[..., dict]):
+        self.cutter, self.to_sample = cutter, to_sample
+
+    def __len__(self):
+        return len(self.cutter)
+
+    def __getitem__(self, index):
+        return self.cutter.batch(index)
+
+    def collater(self, samples: list) -> dict:
+        """Returns the one batch as fairseq's sample."""
+        return self.to_sample(*samples) if samples else {}
 
 
 class OrderedBatchIterator(iterators.EpochBatchIterator):
@@ -85,3 +107,18 @@ class CutsOwnBatches(ABC):
                 persistent_workers=True,
             )
         return self.dataset_to_epoch_iter[key]
+
+
+def rows_of(max_sentences: int | None, max_tokens: int | None, steps: int) -> int:
+    """Returns the rows of a batch, each of ``steps`` steps: what --batch-size and --max-tokens allow."""
+    if max_sentences is None:
+        return max(1, (max_tokens or 0) // steps)
+    return max_sentences if max_tokens is None else max(1, min(max_sentences, max_tokens // steps))
+
+
+def frequency_of(update_freq: Sequence[int], why: str) -> int:
+    """Returns --update-freq; UsageError says ``why`` it must be the same for all epochs."""
+    if len(set(update_freq)) != 1:
+        given = ",".join(map(str, update_freq))
+        raise UsageError(f"--update-freq {given}: {why}, so every epoch needs the same value")
+    return update_freq[0]

@@ -134,7 +134,6 @@ def test_impossible_models_are_refused(corpus, options, reason):
     "options, reason",
     [
         ({"data": "???"}, "task.data is not given"),
-        ({"tokens_per_sample": 0}, "--tokens-per-sample 0"),
         ({"batching": "shuffled"}, "choose from lanes, windows"),
         ({"protocol": "carry:0"}, "^--protocol carry:0 is not possible: carry, carry:LANES with"),
         ({"protocol": "window:5/5"}, "CONTEXT below LENGTH"),
@@ -144,13 +143,6 @@ def test_impossible_models_are_refused(corpus, options, reason):
 def test_impossible_tasks_are_refused(corpus, options, reason):
     with pytest.raises(UsageError, match=reason):
         build_task(corpus, **options)
-
-
-def test_missing_data_is_named(tmp_path, corpus):
-    with pytest.raises(UsageError, match="nowhere"):
-        build_task(str(tmp_path / "nowhere"))
-    with pytest.raises(UsageError, match="lost"):
-        build_task(corpus).load_dataset("lost")
 
 
 @pytest.mark.parametrize("workers, frequency", [(1, 1), (2, 1), (1, 2), (3, 2)])
@@ -199,17 +191,6 @@ def test_too_short_a_text_is_refused(corpus):
         iterator(build_task(corpus), B=50)
     with pytest.raises(UsageError, match="--update-freq 1,2: .* every epoch needs the same value"):
         iterator(build_task(corpus, update_freq=[1, 2]))
-
-
-@pytest.mark.parametrize("batching", ["lanes", "windows"])
-@pytest.mark.parametrize("size", [0, -1])
-def test_sizes_of_an_update_below_one_are_refused(size, batching, corpus):
-    task = build_task(corpus, batching=batching)
-    with pytest.raises(UsageError, match=f"--batch-size {size} is too small, the smallest is 1"):
-        iterator(task, B=size)
-    task = build_task(corpus, batching=batching, update_freq=[size])
-    with pytest.raises(UsageError, match=f"--update-freq {size} is too small, the smallest is 1"):
-        iterator(task)
 
 
 def _sample(task, split="valid", **options):

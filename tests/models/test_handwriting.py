@@ -396,7 +396,7 @@ def test_lines_without_a_text_are_left_out_where_texts_are_read(words, tmp_path)
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"scale_augment": 1.0}, r"--scale-augment 1.0 is not in \[0, 1\)"),
+        ({"scale_augment": 1.0}, "--scale-augment 1.0 is too large, it must be below 1"),
         ({"scale_axes": "x"}, "--scale-axes x is unknown, choose from each, both"),
         ({"max_points": 1}, "--max-points 1: must be 2 or more, or 0 for all"),
     ],
