@@ -25,9 +25,9 @@ from rhhn_fairseq.data.text.vocabulary import UNK, CharVocabulary
 from rhhn_fairseq.data.text.words import WordVocabulary, load_vocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
-from rhhn_fairseq.tasks.dynamic_evaluation import DynamicEvaluation, Rates
+from rhhn_fairseq.tasks.dynamic_evaluation import DynamicEvaluation
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
-from rhhn_fairseq.tasks.evaluation import OtherText, Protocol, ScoredBatches
+from rhhn_fairseq.tasks.evaluation import Protocol, ScoredBatches
 from rhhn_fairseq.tasks.own_batches import (
     BatchDataset,
     CutsOwnBatches,
@@ -229,12 +229,12 @@ class CharLMTask(CutsOwnBatches, LogsDynamics, FairseqTask):
         other = None if others else self._char_variant(dataset)
         unit, learner = self.vocabulary.unit, None
         if self.cfg.dynamic_eval:
-            learner = self._dynamic_evaluation()
-            rates = learner.rates
-            title += f", dynamic evaluation (lr {rates.lr:g}, decay {rates.decay:g})"
+            lr, decay = self.cfg.dynamic_eval_lr, self.cfg.dynamic_eval_decay
+            learner = self._dynamic_evaluation(lr, decay)
+            title += f", dynamic evaluation (lr {lr:g}, decay {decay:g})"
         return ScoredBatches(batches.next_epoch_itr(), len(dataset.stream), title, other, unit, learner)
 
-    def _dynamic_evaluation(self) -> DynamicEvaluation:
+    def _dynamic_evaluation(self, lr: float, decay: float) -> DynamicEvaluation:
         if len(self.models) != 1:
             raise UsageError(f"--dynamic-eval trains one model, --path names {len(self.models)}")
         split = self.cfg.train_subset
@@ -242,18 +242,17 @@ class CharLMTask(CutsOwnBatches, LogsDynamics, FairseqTask):
         stream, T = self.dataset(split).stream, self.cfg.tokens_per_sample
         training = Lanes(stream, self.first_input, min(DYNAMIC_LANES, len(stream)), 1, T)
         batches = min(self.cfg.dynamic_eval_batches, len(training))
-        rates = Rates(self.cfg.dynamic_eval_lr, self.cfg.dynamic_eval_decay)
         samples = (text_sample(training.batch(i)) for i in range(batches))
-        return DynamicEvaluation(self.models[0], rates, samples)
+        return DynamicEvaluation(self.models[0], lr, decay, samples)
 
     def _corpus_name(self) -> str:
         return self.vocabulary.corpus or str(self.cfg.data)
 
-    def _char_variant(self, dataset) -> OtherText | None:
-        """Returns the char variant of a split of raw PTB; None for other corpora."""
+    def _char_variant(self, dataset) -> tuple[str, int] | None:
+        """Returns name and symbols of the char variant of a split of raw PTB; None for other corpora."""
         if not is_raw_ptb(CHARACTERS.read(self.cfg.data)):
             return None
-        return OtherText("PTB char", char_symbols(dataset.stream, self.vocabulary))
+        return "PTB char", char_symbols(dataset.stream, self.vocabulary)
 
     def encode_prompt(self, text: str) -> list[int]:
         """See ``prompt_indices``."""

@@ -78,7 +78,7 @@ class GNMTTranslationTask(LogsDynamics, DetachingTask, TranslationTask):
 
         Raises:
             UsageError: the data directory is missing, an option is out of its range, or only one language is
-                given, or the same for both sides.
+                given.
         """
         typed_config(cfg, cls).check()
         for directory in utils.split_paths(cfg.data):
@@ -91,8 +91,6 @@ class GNMTTranslationTask(LogsDynamics, DetachingTask, TranslationTask):
             raise UsageError(
                 f"--source-lang {cfg.source_lang} and --target-lang {cfg.target_lang}: give both, or neither"
             )
-        if cfg.source_lang is not None and cfg.source_lang == cfg.target_lang:
-            raise UsageError(f"--source-lang and --target-lang are both {cfg.source_lang}")
         # fairseq's default of -1 is no number of copies; it reads it where there are train1 or valid1.
         cfg.upsample_primary = max(cfg.upsample_primary, 1)
         return super().setup_task(cfg, **kwargs)

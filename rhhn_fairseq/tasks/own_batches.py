@@ -88,7 +88,8 @@ class CutsOwnBatches(ABC):
         """
         # Of all callers, only the trainer gives this option, and only for the batches of training.
         training = "grouped_shuffling" in others
-        B = rows_of(max_sentences, max_tokens, self.row_steps)
+        allowed = max(1, (max_tokens or 0) // self.row_steps)
+        B = allowed if max_sentences is None else min(max_sentences, allowed if max_tokens else max_sentences)
         # Dropping an iterator takes up to ten seconds: garbage collection closes the queues of its processes
         # before it ends them.
         key = (dataset, B, num_shards, shard_id, training)
@@ -107,13 +108,6 @@ class CutsOwnBatches(ABC):
                 persistent_workers=True,
             )
         return self.dataset_to_epoch_iter[key]
-
-
-def rows_of(max_sentences: int | None, max_tokens: int | None, steps: int) -> int:
-    """Returns the rows of a batch, each of ``steps`` steps: what --batch-size and --max-tokens allow."""
-    if max_sentences is None:
-        return max(1, (max_tokens or 0) // steps)
-    return max_sentences if max_tokens is None else max(1, min(max_sentences, max_tokens // steps))
 
 
 def frequency_of(update_freq: Sequence[int], why: str) -> int:

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.cli.translation import EMPTY, SearchConfig, Translator, batches
 from rhhn_fairseq.generate.scoring import read_translations
-from rhhn_fairseq.models.translation_loading import load_translation_models
+from rhhn_fairseq.models.loading import load_translation_models
 
 SCRIPT = script_cli.COMMANDS / "translate.py"
 script = script_cli.load("translate")

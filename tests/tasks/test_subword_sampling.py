@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq.logging import metrics
 from helpers import tiny_translation
-from helpers.cli import fairseq_train, model_of, run_module
+from helpers.cli import fairseq_train, model_of
 
 from rhhn_fairseq.errors import UsageError
 
@@ -72,24 +72,6 @@ def test_a_restart_draws_what_the_whole_training_drew(corpus, tmp_path):
     fairseq_train(_arguments(corpus, tmp_path / "parts", "--max-epoch", 3, "--num-workers", 2))
     one, other = (model_of(tmp_path / name) for name in ("whole", "parts"))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-
-
-def test_evaluation_reads_the_prepared_pieces(corpus, tmp_path):
-    fairseq_train(_arguments(corpus, tmp_path, "--max-epoch", 1))
-    options = [
-        "--path",
-        tmp_path / "checkpoint_last.pt",
-        "--gen-subset",
-        "train",
-        "--batch-size",
-        50,
-        "--beam",
-        1,
-    ]
-    output = run_module("fairseq_cli.generate", [corpus, "--cpu", "--max-len-b", 5, *options]).stdout
-    sources = [line.split("\t")[1] for line in output.splitlines() if line.startswith("S-")]
-    prepared = (corpus.parent / "train.en").read_text().splitlines()
-    assert sorted(sources) == sorted(prepared)
 
 
 @pytest.mark.parametrize(
