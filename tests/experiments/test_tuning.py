@@ -39,11 +39,6 @@ def test_the_width_is_the_largest_that_fits(text):
     assert width % 4 == 0 and count(width) <= 30_000 < count(width + 4)
 
 
-def test_a_system_that_does_not_fit_is_refused():
-    with pytest.raises(UsageError, match="--parameters 1,000: hyperlstm of width 64 has .* already"):
-        width_of({"cell": "hyperlstm", "hyper_size": 64}, 1000, VOCABULARY)
-
-
 def test_what_is_given_is_not_searched():
     assert "hyper_size" in System.parse("hyperrhn").space()
     given = System.parse("hyperrhn:hyper-size=8,batch-size=16")

@@ -73,9 +73,6 @@ def test_models_of_fairseq_save_themselves(data_directories, tmp_path):
     [
         (["EMPTY", "--data", "x"], "config.json"),
         (["LAYER", "--data", "x"], "holds LSTM; checkpoints are of characters or handwriting"),
-        (["LAYER"], "--data is missing: the data directory that OUTPUT is for"),
-        (["LAYER", "--data", "x", "--dtype", "float16"], "--dtype float16 is for a directory"),
-        (["LAYER", "--vocabulary", "x"], "--vocabulary goes with the author's weights, and LAYER is a dir"),
         (
             ["WEIGHTS"],
             "WEIGHTS is not a fairseq checkpoint: it holds no 'model'; --vocabulary converts the weights of ",

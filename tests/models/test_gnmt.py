@@ -238,16 +238,6 @@ class TestFingerprint:
         assert bytes(ours.pieces_sha256.tolist()).hex() == "c" * 64
 
 
-@both_forms
-def test_gradients_reach_every_parameter(form):
-    model = _model("hyperrhn", attention=form, rhn_depth=2, dropout=0.1).train()
-    dictionary = model.decoder.dictionary
-    logits, _ = model(_batch(dictionary), None, _batch(dictionary, (4, 4, 4), seed=2))
-    logits.logsumexp(-1).sum().backward()
-    missing = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    assert missing == []
-
-
 def test_rates_reach_the_encoder_and_the_decoder():
     rates = dict(dropout=0.1, output_dropout=0.0, context_dropout=0.3, dropout_mask="sequence")
     model = _model(attention="paper", decoder_layers=3, residual_from=0, **rates)

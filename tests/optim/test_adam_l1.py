@@ -67,15 +67,6 @@ def test_small_gradients_and_no_clip_are_left_alone():
         assert all(torch.equal(p.grad, g) for p, g in zip(params, before, strict=True))
 
 
-def test_parameters_without_gradient():
-    params = parameters()
-    optimizer = build(params)
-    assert optimizer.clip_grad_norm(1.0).item() == 0
-    params[1].grad = torch.full_like(params[1], 2.0)
-    assert optimizer.clip_grad_norm(1.0).item() == 10
-    assert params[0].grad is None and params[1].grad.sum().item() == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize("betas", [(0.8, 0.95), "(0.8, 0.95)", [0.8, 0.95]])
 def test_betas_from_text_and_lists(betas):
     assert build(parameters(), adam_betas=betas).param_groups[0]["betas"] == (0.8, 0.95)

@@ -185,13 +185,3 @@ def test_a_checkpoint_of_another_cell_is_refused(corpus, uninterrupted, tmp_path
     assert result.returncode == 1
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error:")]
     assert f"from checkpoint {checkpoint}; please ensure that the architectures match" in line
-
-
-def test_tensorboard_gets_bits_per_character_and_accuracy(corpus, tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    folder = tmp_path / "events"
-    _train(corpus, tmp_path / "run", "--max-epoch", 1, "--tensorboard-logdir", folder)
-    events = EventAccumulator(str(folder / "valid")).Reload()
-    assert {"bpc", "accuracy", "ppl"} <= set(events.Tags()["scalars"])
-    assert 0 < events.Scalars("bpc")[-1].value < 8
