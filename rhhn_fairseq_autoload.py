@@ -33,7 +33,7 @@ class ProgramFinder:
             sys.path.insert(0, os.path.dirname(os.path.abspath(directory)))
         __import__(PACKAGE)
         # Before fairseq logs its first line, which it does while it is imported.
-        importlib.import_module(f"{PACKAGE}.output").end_with_failing_output()
+        importlib.import_module(f"{PACKAGE}.programs").end_with_failing_output()
         # Now the package's own finder follows the import of fairseq.
         return importlib.util.find_spec(fullname)
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 
-from rhhn_fairseq.allocator import keeps_freed_memory
 from rhhn_fairseq.cells.config import check_fields, option
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import policy
 from rhhn_fairseq.ops.backends import graphs
 from rhhn_fairseq.ops.matmul import gemm
 from rhhn_fairseq.ops.matmul.gemm import matmul_precision, set_matmul_precision
+from rhhn_fairseq.ops.memory import keeps_freed_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PACKAGES = ("torch", "fairseq-fixed", "numpy", "sentencepiece", "sacrebleu")

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from benchmarks.machine import first_calls, now
-from rhhn_fairseq.allocator import keep_freed_memory
+from rhhn_fairseq.ops.memory import keep_freed_memory
 
 
 def interleave(keys: Sequence[Hashable], repeats: int, measure: Callable) -> dict[Hashable, np.ndarray]:
     """Measures every key once per round, for ``repeats`` rounds after a warm-up round.
 
     If a key names a backend in CUDA graphs, there are two warm-up rounds, since the second call records them.
-    Freed memory is kept during and after the rounds, as in training; see ``rhhn_fairseq.allocator``.
+    Freed memory is kept during and after the rounds, as in training; see ``rhhn_fairseq.ops.memory``.
 
     Args:
         measure: maps a key to seconds, or to a tuple of seconds.

@@ -122,7 +122,7 @@ def load(name: str) -> nn.Module:
     if name == "packaged" or Path(name).is_dir():
         return from_pretrained(packaged("handwriting") if name == "packaged" else name).float().eval()
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
-    from rhhn_fairseq.models.handwriting_loading import load_handwriting
+    from rhhn_fairseq.models.loading import load_handwriting
 
     return load_handwriting(name)[0]
 

@@ -4,32 +4,16 @@ A new optimizer, criterion, task or model is a new file in its folder; nothing i
 """
 
 import importlib
-import importlib.util
 import pkgutil
 
 from rhhn_fairseq.compat import applying
 from rhhn_fairseq.ops.matmul import gemm
 
-SUBPACKAGES = ("optim", "criterions", "tasks", "models")
-
-
-def import_modules(package: str) -> list[str]:
-    """Imports the modules of `package` and returns their full names; none if there is no such package.
-
-    Modules whose names begin with an underscore are not imported, as in fairseq.
-    """
-    if importlib.util.find_spec(package) is None:
-        return []
-    modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    names = [f"{package}.{module.name}" for module in modules if not module.name.startswith("_")]
-    for name in names:
-        importlib.import_module(name)
-    return names
-
-
 applying.apply()
-for subpackage in SUBPACKAGES:
-    import_modules(f"{__package__}.{subpackage}")
+for subpackage in ("optim", "criterions", "tasks", "models"):
+    package = importlib.import_module(f"{__package__}.{subpackage}")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
 # After the imports, because another thread may still be importing this module.
 gemm.set_matmul_precision()
 gemm.check_policy()

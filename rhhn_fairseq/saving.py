@@ -66,8 +66,8 @@ class Pretrained:
                 values are rounded if this one is narrower.
 
         Raises:
-            UsageError: the module is quantised or changed, its weights have several types, ``dtype`` cannot
-                hold one of them, or the files cannot be written.
+            UsageError: the module is quantised or changed, its weights have several types, or ``dtype``
+                cannot hold one of them.
         """
         save_pretrained(self, directory, dtype)  # type: ignore[arg-type]
 
@@ -90,22 +90,18 @@ def packaged(name: str) -> Path:
 
 
 def save_pretrained(module: nn.Module, directory: str | Path, dtype: torch.dtype | None = None) -> None:
-    """Saves a module of any class as ``Pretrained.save_pretrained`` does.
+    """Saves a module as ``Pretrained.save_pretrained`` does.
 
     Raises:
-        UsageError: also if the module's class cannot be saved, or ``dtype`` is no type that weights may have.
+        UsageError: also if ``dtype`` is no type that weights may have.
     """
     if dtype is not None and dtype not in DTYPES.values():
         known = ", ".join(map(str, DTYPES.values()))
         raise UsageError(f"save_pretrained: dtype={dtype!r} is not possible, choose from {known}")
     with needed_for("saving and loading modules need"):
         safetensors = importlib.import_module("safetensors.torch")
-    if not isinstance(module, Pretrained):
-        raise UsageError(
-            f"save_pretrained: {type(module).__name__} is none of rhhn_fairseq's cells, layers and networks"
-        )
-    state = module.state_dict()
-    config = {"format": FORMAT, "kind": module.kind} | KINDS[module.kind].describe(module)
+    state, kind = module.state_dict(), str(module.kind)
+    config = {"format": FORMAT, "kind": kind} | KINDS[kind].describe(module)
     different = _shapes(_build(config, state, "meta").state_dict()).items() ^ _shapes(state).items()
     if different:
         raise UsageError(
@@ -115,10 +111,7 @@ def save_pretrained(module: nn.Module, directory: str | Path, dtype: torch.dtype
     config["dtype"] = _dtype_of(module)
     tensors = {name: _stored(name, tensor, dtype) for name, tensor in state.items()}
     folder = Path(directory)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{directory}: cannot be made ({error.strerror})") from error
+    folder.mkdir(parents=True, exist_ok=True)
     with replace_file(folder / WEIGHTS, follow=False) as file:
         file.write(safetensors.save(tensors, metadata={"format": "pt"}))
     with replace_file(folder / CONFIG, follow=False) as file:
@@ -179,13 +172,10 @@ def read_config(folder: Path) -> dict:
     """Reads the configuration in a directory; only format, kind and dtype are checked.
 
     Raises:
-        UsageError: there is none, or it has another format.
+        FileNotFoundError: there is none. UsageError: it has another format.
     """
     path = folder / CONFIG
-    try:
-        config = read_json(path)
-    except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such file; {_instead(folder)}") from error
+    config = read_json(path)
     if not isinstance(config, dict) or not {"format", "kind"} <= config.keys():
         raise UsageError(f"{path}: is no configuration of a module, expected format and kind")
     if config["format"] != FORMAT:
@@ -197,30 +187,16 @@ def read_config(folder: Path) -> dict:
     return config
 
 
-def _instead(folder: Path) -> str:
-    """Returns what to do about a directory without a saved module, such as naming a checkpoint in it."""
-    checkpoints = sorted(folder.glob("checkpoint*.pt"))
-    if not checkpoints and (folder / "dict.txt").is_file():
-        return "this is a data directory, name a trained model"
-    if not checkpoints:
-        return "save_pretrained writes it"
-    best = folder / "checkpoint_best.pt"
-    path = best if best in checkpoints else checkpoints[-1]
-    return f"to read a checkpoint of fairseq-train, name its file, such as {path}"
-
-
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Reads the tensors in a directory, by name. They are backed by the file and must not be changed.
 
     Raises:
-        UsageError: there is no such file, or it is damaged.
+        UsageError: the file is missing or damaged.
     """
     with needed_for("saving and loading modules need"):
         safetensors = importlib.import_module("safetensors.torch")
     weights = folder / WEIGHTS
     refuse_endless(weights)
-    if not weights.is_file():
-        raise UsageError(f"{weights}: no such file; {_instead(folder)}")
     try:
         tensors = safetensors.load_file(weights)
     except Exception as error:
@@ -254,11 +230,9 @@ def _read(config: dict, tensors: Tensors, path: Path, device: str) -> nn.Module:
     try:
         with _at_most(2 * len(tensors), refusal):
             return _build(config, tensors, device)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
-    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RuntimeError) as error:
+    except Exception as error:
         reason = str(error).partition("\n")[0]
-        raise UsageError(f"{path}: does not describe a module ({reason})") from error
+        raise UsageError(f"{path}: {reason}") from error
 
 
 def _build(config: dict, tensors: Tensors, device: str) -> nn.Module:
@@ -316,12 +290,4 @@ def _folder(source: str | Path, revision: str | None) -> Path:
         raise UsageError(f"{source}: no such directory")
     with needed_for(f"{source}: no such directory; names on Hugging Face's hub need"):
         hub = importlib.import_module("huggingface_hub")
-    patterns = [CONFIG, WEIGHTS]
-    try:
-        return Path(hub.snapshot_download(str(source), revision=revision, allow_patterns=patterns))
-    # Errors of the hub's library, of the library below it, and of the network.
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UsageError(
-            f"{source}: no such directory, and nothing of this name could be downloaded ({reason})"
-        ) from error
+    return Path(hub.snapshot_download(str(source), revision=revision, allow_patterns=[CONFIG, WEIGHTS]))

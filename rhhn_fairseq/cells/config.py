@@ -79,7 +79,7 @@ def check_fields(config, flags: bool = False) -> None:
     owner = type(config).__name__.removesuffix("Config")
     for spec in fields(config):
         value = getattr(config, spec.name)
-        if spec.metadata and value is not None:
+        if "low" in spec.metadata and value is not None:
             field = f"{spec.name}={value!r}"
             flag = f"--{spec.name.replace('_', '-')} {value}"
             _check_field(flag if flags else f"{owner}: {field}" if owner else field, spec, value)

@@ -12,8 +12,7 @@ from omegaconf import OmegaConf
 from rhhn_fairseq.compat.forms import NotACheckpoint
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.models.handwriting_loading import load_handwriting
-from rhhn_fairseq.models.loading import load_char_lm, load_weights
+from rhhn_fairseq.models.loading import load_char_lm, load_handwriting, load_weights
 from rhhn_fairseq.saving import from_pretrained
 
 MODELS = {"characters": "char_lm", "strokes": "handwriting"}

@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-from rhhn_fairseq.signals import exit_status
+from rhhn_fairseq.programs import exit_status
 
 
 def main(name: str, argv: list[str]) -> int:

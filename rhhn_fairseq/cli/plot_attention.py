@@ -33,7 +33,7 @@ def main(argv=None) -> None:
 
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
     from rhhn_fairseq.cli.translation import SearchConfig, Translator
-    from rhhn_fairseq.models.translation_loading import load_translation_models
+    from rhhn_fairseq.models.loading import load_translation_models
 
     loaded = load_translation_models([args.checkpoint], args.data, args.sentencepiece_model)
     translation, seen = Translator(loaded, SearchConfig(beam=args.beam)).attend(args.text)

@@ -8,8 +8,15 @@ from contextlib import contextmanager
 
 from rhhn_fairseq.compat.one_line import message_of, wants_traceback
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.output import CLOSED, Output, PlainRecord, describe, open_on
-from rhhn_fairseq.signals import exit_status, interrupted_by_sigterm
+from rhhn_fairseq.programs import (
+    CLOSED,
+    Output,
+    PlainRecord,
+    describe,
+    exit_status,
+    interrupted_by_sigterm,
+    open_on,
+)
 
 
 def run(main: Callable[[], None]) -> int:

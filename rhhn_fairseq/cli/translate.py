@@ -43,7 +43,7 @@ def main(argv=None) -> None:
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
     from rhhn_fairseq.cli.translation import SearchConfig, Translator
     from rhhn_fairseq.files import check_output
-    from rhhn_fairseq.models.translation_loading import load_translation_models
+    from rhhn_fairseq.models.loading import load_translation_models
 
     fields = [field.name for field in dataclasses.fields(SearchConfig)]
     config = SearchConfig(**{name: getattr(args, name) for name in fields})

@@ -17,7 +17,7 @@ from rhhn_fairseq.compat import ranges
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import one_line
 from rhhn_fairseq.inspection.attention import Attention
-from rhhn_fairseq.models.translation_loading import TranslationModels
+from rhhn_fairseq.models.loading import TranslationModels
 
 logger = logging.getLogger(__name__)
 

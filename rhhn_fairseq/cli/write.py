@@ -58,7 +58,7 @@ def load(checkpoint: str | None):
 
     # fairseq is imported only for its own checkpoints.
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
-    from rhhn_fairseq.models.handwriting_loading import load_handwriting
+    from rhhn_fairseq.models.loading import load_handwriting
 
     return load_handwriting(checkpoint)
 

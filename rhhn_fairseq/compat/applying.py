@@ -38,7 +38,7 @@ from rhhn_fairseq.compat import (
 )
 from rhhn_fairseq.compat.expressions import configuration_is_data
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.output import end_with_failing_output
+from rhhn_fairseq.programs import end_with_failing_output
 
 logger = logging.getLogger("rhhn_fairseq.compat")
 

@@ -2,13 +2,13 @@
 
 import sys
 
-from rhhn_fairseq.allocator import keep_freed_memory, limit_product_caches
+from rhhn_fairseq.ops.memory import keep_freed_memory, limit_product_caches
 
 
 def keep_memory_of_programs() -> bool:
     """Training that frees hundreds of megabytes at every update can spend a third of its time on that.
 
-    See ``rhhn_fairseq.allocator``. Notebooks and other programs are not affected.
+    See ``ops/memory.py``. Notebooks and other programs are not affected.
     """
     if "fairseq_cli" not in sys.modules:
         return False

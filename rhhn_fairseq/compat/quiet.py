@@ -35,7 +35,7 @@ DETAILS = {
         r"can_reuse_epoch_itr|reuse_dataloader|rebuild_batches|creating new batches"
     ),
     "fairseq.checkpoint_utils": r"Preparing to save|State of ",
-    "rhhn_fairseq.allocator": None,
+    "rhhn_fairseq.ops.memory": None,
     "rhhn_fairseq.ops.backends": None,
     "rhhn_fairseq.ops.matmul.gemm": None,
     "rhhn_fairseq.ops.backends.graphs": None,

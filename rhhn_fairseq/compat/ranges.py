@@ -71,7 +71,7 @@ TABLE = {
         batch_size_valid update_freq required_batch_size_multiple required_seq_len_multiple num_shards
         tokens_per_sample max_source_positions max_target_positions distributed_world_size
         checkpoint_shard_count softmax_batch total_num_update force_anneal fp16_init_scale amp_init_scale
-        ema_update_freq nbest max_len_b
+        ema_update_freq nbest max_len_b output_chunk
     """,
     Range(1, 10_000): "beam",
     Range(-1): "keep_interval_updates keep_last_epochs keep_best_checkpoints",

@@ -1,7 +1,7 @@
 """Criterion ``char_cross_entropy``: bits per character, perplexity and accuracy."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch.nn.functional as F
 from fairseq import utils
@@ -11,20 +11,16 @@ from fairseq.logging import metrics
 from fairseq.utils import get_perplexity
 from torch import Tensor
 
-from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.cells.config import option
 
 
 @dataclass
 class CharCrossEntropyConfig(FairseqDataclass):
-    activation_reg: float = field(
-        default=0.0,
-        metadata={"help": "penalty on the mean square of the last layer's outputs (Merity et al. 2018)"},
+    activation_reg: float = option(
+        0.0, help="penalty on the mean square of the last layer's outputs (Merity et al. 2018)"
     )
-    temporal_activation_reg: float = field(
-        default=0.0,
-        metadata={
-            "help": "penalty on the mean square of their change from step to step (Merity et al. 2018)"
-        },
+    temporal_activation_reg: float = option(
+        0.0, help="penalty on the mean square of their change from step to step (Merity et al. 2018)"
     )
 
 
@@ -38,18 +34,11 @@ class CharCrossEntropy(FairseqCriterion):
 
     The penalties of ``activation_penalty`` are added in training, and logged as ``penalty`` in nats per
     symbol; ``loss`` does not include them.
-
-    Raises:
-        UsageError: a penalty is below 0.
     """
 
     def __init__(self, task, activation_reg=0.0, temporal_activation_reg=0.0):
         super().__init__(task)
         self.activation_reg, self.temporal_activation_reg = activation_reg, temporal_activation_reg
-        for name in ("activation_reg", "temporal_activation_reg"):
-            if not 0 <= getattr(self, name) < math.inf:
-                flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} {getattr(self, name)}: must be a number of 0 or more")
         self.pad, self.unk = task.target_dictionary.pad(), task.target_dictionary.unk()
 
     def forward(self, model, sample, reduce=True):

@@ -1,6 +1,6 @@
 """Criterion ``chunked_cross_entropy``: fairseq's label-smoothed cross-entropy in a fraction of its memory."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fairseq.criterions import register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import (
@@ -8,15 +8,13 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterionConfig,
 )
 
-from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.layers.output_loss import linear_cross_entropy
 
 
 @dataclass
 class ChunkedCrossEntropyConfig(LabelSmoothedCrossEntropyCriterionConfig):
-    output_chunk: int = field(
-        default=512, metadata={"help": "target positions whose logits are in memory at a time"}
-    )
+    output_chunk: int = option(512, help="target positions whose logits are in memory at a time")
 
 
 @register_criterion("chunked_cross_entropy", dataclass=ChunkedCrossEntropyConfig)
@@ -24,9 +22,6 @@ class ChunkedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     """Options, loss and log of ``label_smoothed_cross_entropy``; see ``layers/output_loss.py``.
 
     For models whose decoder gives its features and has an ``output`` with ``factors``, such as ``gnmt``.
-
-    Raises:
-        UsageError: ``--output-chunk`` is below 1; and by ``forward``, if the model has no such output layer.
     """
 
     def __init__(
@@ -39,25 +34,16 @@ class ChunkedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
         report_accuracy=False,
     ):
         super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
-        if output_chunk < 1:
-            raise UsageError(f"--output-chunk {output_chunk} is too small, the smallest is 1")
         self.chunk = output_chunk
 
     def forward(self, model, sample, reduce=True):
         """Returns the summed loss, the sample size and the logged sums; see fairseq's criterion."""
-        # With several workers the model is a proxy, which passes attributes on.
-        decoder = getattr(model, "decoder", None)
-        if not hasattr(getattr(decoder, "output", None), "factors"):
-            name = type(model).__name__
-            raise UsageError(
-                f"--criterion chunked_cross_entropy: {name} has no output layer that it can use; "
-                "use label_smoothed_cross_entropy"
-            )
         features, _ = model(**sample["net_input"], features_only=True)
         target = sample["target"]
         if self.ignore_prefix_size:
             features, target = features[:, self.ignore_prefix_size :], target[:, self.ignore_prefix_size :]
-        y, weight, bias = decoder.output.factors(features)
+        # With several workers the model is a proxy, which passes attributes on.
+        y, weight, bias = model.decoder.output.factors(features)
         y, target = y.flatten(0, 1), target.flatten()
         real = target != self.padding_idx
         if not y.is_cuda:

@@ -1,6 +1,6 @@
 """Criterion ``mixture_density``: the negative log-density of pen points, in nats."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from fairseq import utils
@@ -8,6 +8,7 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.mixture import Mixture
 
@@ -16,12 +17,11 @@ AVERAGES = ("point", "sequence")
 
 @dataclass
 class MixtureDensityConfig(FairseqDataclass):
-    average: str = field(
-        default="point",
-        metadata={
-            "help": "what the gradient is a mean over: every 'point', or every 'sequence' (a sum over its "
-            "points, some hundred times as long, which matters to --clip-norm)"
-        },
+    average: str = option(
+        "point",
+        help="what the gradient is a mean over: every 'point', or every 'sequence' (a sum over its points, "
+        "some hundred times as long, which matters to --clip-norm)",
+        choices=AVERAGES,
     )
 
 

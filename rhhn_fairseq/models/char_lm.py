@@ -18,10 +18,8 @@ from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES, BASE_RECIPE, recipe_of
 from rhhn_fairseq.models.options import (
     STACK,
-    check_options,
-    check_shapes,
     fairseq_dataclass,
-    register_architecture,
+    register_architectures,
     taken,
 )
 from rhhn_fairseq.models.recipes import HasRecipe
@@ -71,7 +69,6 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
     from_pretrained = vars(BaseFairseqModel)["from_pretrained"]
 
     def __init__(self, config, vocabulary):
-        check_options(config)
         inputs = config.embed_dim or len(vocabulary.model_indices())
         stack = StackConfig(input_size=inputs, **taken(config, LAYERS))
         orthogonal = config.output_init == "orthogonal"
@@ -123,24 +120,12 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
             sample["tally"].see(id(self), scores, sample["target"], log_probs)
         return scores
 
-    def diagnostics(self) -> dict[str, float]:
-        """Returns figures about the weights for the log."""
-        return self.stack.diagnostics()
+    def load_state_dict(self, state_dict, *arguments, **keywords):
+        """Loads a checkpoint's weights; UsageError if it was trained on other symbols."""
+        self._check_vocabulary(state_dict["symbol_codes"])
+        return super().load_state_dict(state_dict, *arguments, **keywords)
 
-    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """Loads a checkpoint's weights.
-
-        Raises:
-            UsageError: it was trained on other symbols, or is a model of another cell or size.
-        """
-        self._check_vocabulary(state_dict.get("symbol_codes"))
-        advice = "the --arch and options it was trained with"
-        check_shapes(self, state_dict, "cell or size", "this model", advice)
-        return super().load_state_dict(state_dict, strict, model_cfg, args)
-
-    def _check_vocabulary(self, codes: Optional[Tensor]) -> None:
-        if codes is None:
-            raise UsageError("the checkpoint is not of a character language model: no symbol_codes in it")
+    def _check_vocabulary(self, codes: Tensor) -> None:
         theirs, ours = codes.tolist(), self.symbol_codes.tolist()
         if theirs == ours:
             return
@@ -159,6 +144,4 @@ def _name_of(code: int) -> str:
     return chr(code) if code <= sys.maxunicode else "a word"
 
 
-for _name, _row in ARCHITECTURES.items():
-    _note = f"``{_name}``: see ``char_lm_table``."
-    register_architecture(_name, _row.options, CharLM, CharLMConfig, _note, recipe_of(_name))
+register_architectures(ARCHITECTURES, CharLM, CharLMConfig, recipe_of)

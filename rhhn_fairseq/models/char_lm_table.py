@@ -6,58 +6,6 @@ is the count that the printed sizes give; it equals the paper's figure unless a 
 
 from rhhn_fairseq.models.recipes import Architecture, Recipe
 
-
-def _row(
-    options: dict,
-    source: str,
-    vocab_size: int,
-    parameters: int,
-    printed: str | None = None,
-    valid: float | None = None,
-    test: float | None = None,
-    measured: str | None = None,
-) -> Architecture:
-    scores = " and ".join(f"{name} {bits}" for name, bits in (("valid", valid), ("test", test)) if bits)
-    figures = f"{scores} bits per character" if scores else measured
-    return Architecture(
-        options=options,
-        parameters=parameters,
-        vocab_size=vocab_size,
-        source=source,
-        printed=printed,
-        valid=valid,
-        test=test,
-        figures=figures,
-    )
-
-
-def _dropped(rate: float, layers: int = 1) -> dict:
-    """Returns Ha's dropout: one rate for input, output and recurrent update, and between layers."""
-    rates = {"input_dropout": rate, "output_dropout": rate, "recurrent_dropout": rate}
-    return rates | ({"layer_dropout": rate} if layers > 1 else {})
-
-
-def _ha(cell: str, hidden: int = 1000, rate: float = 0.1, layers: int = 1, **hyper) -> dict:
-    return {"cell": cell, "hidden_size": hidden, "layers": layers} | hyper | _dropped(rate, layers)
-
-
-def _enwik8(cell: str, hidden: int, rate: float, **hyper) -> dict:
-    return {"cell": cell, "hidden_size": hidden, "recurrent_dropout": rate} | hyper
-
-
-def _minimal(cell: str) -> dict:
-    """Three layers, as the paper's language models have, without their normalisation, convolution and MLP."""
-    options = _ha(cell, layers=3)
-    del options["recurrent_dropout"]
-    return options
-
-
-HYPER_PTB = {"hyper_size": 128, "hyper_embed_size": 4}
-LARGE_PTB = {"hyper_size": 128, "hyper_embed_size": 16}
-MODERN_DROPOUT = {"output_dropout": 0.25, "recurrent_dropout": 0.25}
-HYPER_ENWIK8 = {"hyper_size": 256, "hyper_embed_size": 64}
-SUAREZ = {"embed_dim": 27, "output_init": "orthogonal"}
-
 PTB = "Ha table 1, Penn Treebank"
 ENWIK8 = "Ha table 2, enwik8"
 # Zilly et al. 2017, Recurrent Highway Networks (ICML), and enwik8_sota in their repository's rhn_train.py.
@@ -74,196 +22,148 @@ PTB_FENG = "Feng, Penn Treebank"
 PTB_MODERN = "docs/results/recipes_ptb_300k.md"
 PTB_MODERN_FULL = "docs/results/recipes_ptb_full_size.md"
 
+
+def _row(options, source, parameters, printed=None, valid=None, test=None, measured=None) -> Architecture:
+    """One row; the last four are what the source reports, the scores in bits per character."""
+    scores = " and ".join(f"{name} {bits}" for name, bits in (("valid", valid), ("test", test)) if bits)
+    return Architecture(
+        options=options,
+        parameters=parameters,
+        vocab_size=205 if "enwik8" in source else 50,
+        source=source,
+        printed=printed,
+        valid=valid,
+        test=test,
+        figures=f"{scores} bits per character" if scores else measured,
+    )
+
+
+def _options(cell: str, hidden: int, **more) -> dict:
+    return {"cell": cell, "hidden_size": hidden} | more
+
+
+def _ha(cell: str, hidden: int = 1000, rate: float = 0.1, layers: int = 1, **hyper) -> dict:
+    """Ha's dropout is one rate for input, output and recurrent update, and between layers."""
+    rates = {"input_dropout": rate, "output_dropout": rate, "recurrent_dropout": rate}
+    rates |= {"layer_dropout": rate} if layers > 1 else {}
+    return _options(cell, hidden, layers=layers, **hyper, **rates)
+
+
+def _minimal(cell: str) -> dict:
+    """Three layers, as the paper's language models have, without their normalisation, convolution and MLP."""
+    options = _ha(cell, layers=3)
+    del options["recurrent_dropout"]
+    return options
+
+
+def _suarez(cell: str, hidden: int = 1000, **more) -> dict:
+    shared = {"rhn_depth": 7, "recurrent_dropout": 0.35, "embed_dim": 27, "output_init": "orthogonal"}
+    return _options(cell, hidden, **shared | more)
+
+
+HYPER_PTB = {"hyper_size": 128, "hyper_embed_size": 4}
+LARGE_PTB = {"hyper_size": 128, "hyper_embed_size": 16}
+MODERN_DROPOUT = {"output_dropout": 0.25, "recurrent_dropout": 0.25}
+HYPER_ENWIK8 = {"hyper_size": 256, "hyper_embed_size": 64, "recurrent_dropout": 0.1}
+# The HyperRHN with a GRU for a hypernetwork.
+GRU_RHN = {"main_cell": "rhn", "hyper_cell": "gru", "hyper_input": "x", "hyper_map": "direct"}
+# Zilly's table prints 46 M, the count with one-hot input; the repository has embeddings as wide as the state.
+ZILLY = _options("rhn", 1500, rhn_depth=10, embed_dim=1500, transform_bias=-4.0)
+ZILLY |= {"embedding_dropout": 0.1, "input_dropout": 0.4, "gal_dropout": 0.1, "output_dropout": 0.4}
+ZILLY |= {"dropout_mask": "sequence"}
+LSTM_SUAREZ = _options("lstm", 1125, layers=2, recurrent_dropout=0.1, embed_dim=27, output_init="orthogonal")
+# At first, hypervectors near one and transform gates nearly closed.
+OPEN_HYPERRHN = _options("hyperrhn", 1000, rhn_depth=7, hyper_size=128, hyper_bias=1.0, transform_bias=-2.0)
+ONE_EPOCH = "bits per character after one epoch, protocol carry"
+FORTY_EPOCHS = "bits per character after forty epochs"
+
 ARCHITECTURES = {
-    "lstm_ptb": _row(_ha("lstm"), PTB, 50, 4_254_050, "4.25 M", 1.347, 1.312),
-    "lstm_1250_ptb": _row(_ha("lstm", 1250), PTB, 50, 6_567_550, "6.57 M", 1.340, 1.306),
-    "lstm_2layer_ptb": _row(_ha("lstm", layers=2), PTB, 50, 12_258_050, "12.26 M", 1.312, 1.281),
-    "ln_lstm_ptb": _row(_ha("ln_lstm"), PTB, 50, 4_264_050, "4.26 M", 1.300, 1.267),
-    "hyperlstm_ptb": _row(_ha("hyperlstm", **HYPER_PTB), PTB, 50, 4_911_874, "4.91 M", 1.296, 1.265),
-    "ln_hyperlstm_ptb": _row(_ha("ln_hyperlstm", **HYPER_PTB), PTB, 50, 4_923_154, "4.92 M", 1.281, 1.250),
+    "lstm_ptb": _row(_ha("lstm"), PTB, 4_254_050, "4.25 M", 1.347, 1.312),
+    "lstm_1250_ptb": _row(_ha("lstm", 1250), PTB, 6_567_550, "6.57 M", 1.340, 1.306),
+    "lstm_2layer_ptb": _row(_ha("lstm", layers=2), PTB, 12_258_050, "12.26 M", 1.312, 1.281),
+    "ln_lstm_ptb": _row(_ha("ln_lstm"), PTB, 4_264_050, "4.26 M", 1.300, 1.267),
+    "hyperlstm_ptb": _row(_ha("hyperlstm", **HYPER_PTB), PTB, 4_911_874, "4.91 M", 1.296, 1.265),
+    "ln_hyperlstm_ptb": _row(_ha("ln_hyperlstm", **HYPER_PTB), PTB, 4_923_154, "4.92 M", 1.281, 1.250),
     "ln_hyperlstm_large_ptb": _row(
-        _ha("ln_hyperlstm", rate=0.15, **LARGE_PTB), PTB, 50, 5_085_682, "5.06 M", 1.263, 1.233
+        _ha("ln_hyperlstm", rate=0.15, **LARGE_PTB), PTB, 5_085_682, "5.06 M", 1.263, 1.233
     ),
     "ln_hyperlstm_2layer_ptb": _row(
-        _ha("ln_hyperlstm", rate=0.2, layers=2, **LARGE_PTB), PTB, 50, 14_407_714, "14.41 M", 1.245, 1.219
+        _ha("ln_hyperlstm", rate=0.2, layers=2, **LARGE_PTB), PTB, 14_407_714, "14.41 M", 1.245, 1.219
     ),
-    "lstm_1125_ptb": _row(
-        {"cell": "lstm", "hidden_size": 1125, "layers": 2, "recurrent_dropout": 0.1} | SUAREZ,
-        PTB_SUAREZ,
-        50,
-        15_375_650,
-        "15.6 M",
-        1.29,
-    ),
-    "rhn_ptb": _row(
-        {"cell": "rhn", "hidden_size": 1000, "rhn_depth": 7, "recurrent_dropout": 0.35} | SUAREZ,
-        PTB_SUAREZ,
-        50,
-        14_121_400,
-        "14.0 M",
-        1.24,
-    ),
+    "lstm_1125_ptb": _row(LSTM_SUAREZ, PTB_SUAREZ, 15_375_650, "15.6 M", 1.29),
+    "rhn_ptb": _row(_suarez("rhn"), PTB_SUAREZ, 14_121_400, "14.0 M", 1.24),
     "hyperrhn_ptb": _row(
-        {
-            "cell": "hyperrhn",
-            "hidden_size": 1000,
-            "rhn_depth": 7,
-            "hyper_size": 128,
-            "recurrent_dropout": 0.35,
-        }
-        | SUAREZ,
+        _suarez("hyperrhn", hyper_size=128),
         PTB_SUAREZ,
-        50,
         15_262_736,
         "15.5 M (15.2 M in the text)",
         1.21,
         1.19,
     ),
     # The paper gives the figure without its split, and the HyperRHN's parameter count, but no size.
-    "grid_rhn_ptb": _row(
-        {"cell": "grid_rhn", "hidden_size": 736, "rhn_depth": 7, "recurrent_dropout": 0.35} | SUAREZ,
-        GRID_SUAREZ,
-        50,
-        15_257_208,
-        "that of its HyperRHN",
-        1.40,
-    ),
-    "hyper_gru_rhn_ptb": _row(
-        {
-            "cell": "hyper",
-            "hidden_size": 1000,
-            "main_cell": "rhn",
-            "hyper_cell": "gru",
-            "rhn_depth": 7,
-            "hyper_size": 128,
-            "hyper_input": "x",
-            "hyper_map": "direct",
-            "recurrent_dropout": 0.35,
-        }
-        | SUAREZ,
-        ANY_SUAREZ,
-        50,
-        15_084_432,
-    ),
-    "hyperrhn_rank2_ptb": _row(
-        {
-            "cell": "hyperrhn",
-            "hidden_size": 1000,
-            "rhn_depth": 7,
-            "hyper_size": 128,
-            "hyper_rank": 2,
-            "recurrent_dropout": 0.35,
-        }
-        | SUAREZ,
-        RANK_SUAREZ,
-        50,
-        17_068_736,
-    ),
-    "rolled_hyperrhn_ptb": _row(
-        {
-            "cell": "rolled_hyperrhn",
-            "hidden_size": 1000,
-            "rhn_depth": 7,
-            "hyper_size": 128,
-            "recurrent_dropout": 0.35,
-        }
-        | SUAREZ,
-        ROLLED_SUAREZ,
-        50,
-        14_359_736,
-    ),
-    "mingru_ptb": _row(_minimal("mingru"), PTB_FENG, 50, 4_156_050),
-    "minlstm_ptb": _row(_minimal("minlstm"), PTB_FENG, 50, 6_209_050),
+    "grid_rhn_ptb": _row(_suarez("grid_rhn", 736), GRID_SUAREZ, 15_257_208, "that of its HyperRHN", 1.40),
+    "hyper_gru_rhn_ptb": _row(_suarez("hyper", hyper_size=128, **GRU_RHN), ANY_SUAREZ, 15_084_432),
+    "hyperrhn_rank2_ptb": _row(_suarez("hyperrhn", hyper_size=128, hyper_rank=2), RANK_SUAREZ, 17_068_736),
+    "rolled_hyperrhn_ptb": _row(_suarez("rolled_hyperrhn", hyper_size=128), ROLLED_SUAREZ, 14_359_736),
+    "mingru_ptb": _row(_minimal("mingru"), PTB_FENG, 4_156_050),
+    "minlstm_ptb": _row(_minimal("minlstm"), PTB_FENG, 6_209_050),
     "ln_hyperlstm_modern": _row(
-        {"cell": "ln_hyperlstm", "hidden_size": 196, "hyper_size": 64},
+        _options("ln_hyperlstm", 196, hyper_size=64),
         PTB_MODERN,
-        50,
         298_226,
-        measured="valid 1.629 and test 1.584 bits per character after one epoch, protocol carry",
+        measured=f"valid 1.629 and test 1.584 {ONE_EPOCH}",
     ),
     "hyperrhn_modern": _row(
-        {"cell": "hyperrhn", "hidden_size": 228, "rhn_depth": 2, "hyper_size": 64},
+        _options("hyperrhn", 228, rhn_depth=2, hyper_size=64),
         PTB_MODERN,
-        50,
         296_362,
-        measured="valid 1.617 and test 1.570 bits per character after one epoch, protocol carry",
+        measured=f"valid 1.617 and test 1.570 {ONE_EPOCH}",
     ),
     "lstm_modern": _row(
-        {"cell": "lstm", "hidden_size": 240},
-        PTB_MODERN,
-        50,
-        291_410,
-        measured="valid 1.636 and test 1.591 bits per character after one epoch, protocol carry",
+        _options("lstm", 240), PTB_MODERN, 291_410, measured=f"valid 1.636 and test 1.591 {ONE_EPOCH}"
     ),
     "ln_hyperlstm_1000_modern": _row(
-        {"cell": "ln_hyperlstm", "hidden_size": 1000} | HYPER_PTB | MODERN_DROPOUT,
+        _options("ln_hyperlstm", 1000, **HYPER_PTB, **MODERN_DROPOUT),
         PTB_MODERN_FULL,
-        50,
         4_923_154,
-        measured="valid 1.290 (carry:32) and test 1.256 (carry) bits per character after forty epochs",
+        measured=f"valid 1.290 (carry:32) and test 1.256 (carry) {FORTY_EPOCHS}",
     ),
     "hyperrhn_1000_modern": _row(
-        {
-            "cell": "hyperrhn",
-            "hidden_size": 1000,
-            "rhn_depth": 7,
-            "hyper_size": 128,
-            # At first, hypervectors near one and transform gates nearly closed.
-            "hyper_bias": 1.0,
-            "transform_bias": -2.0,
-        },
+        OPEN_HYPERRHN,
         PTB_MODERN_FULL,
-        50,
         15_313_274,
         measured="valid 1.314 and test 1.281 bits per character after four epochs, protocol carry:32",
     ),
     "lstm_1080_modern": _row(
-        {"cell": "lstm", "hidden_size": 1080} | MODERN_DROPOUT,
+        _options("lstm", 1080, **MODERN_DROPOUT),
         PTB_MODERN_FULL,
-        50,
         4_939_970,
-        measured="valid 1.280 (carry:32) and test 1.249 (carry) bits per character after forty epochs",
+        measured=f"valid 1.280 (carry:32) and test 1.249 (carry) {FORTY_EPOCHS}",
     ),
-    "lstm_enwik8": _row(_enwik8("lstm", 1800, 0.0), ENWIK8, 205, 14_812_405, "14.81 M", test=1.470),
-    "lstm_2000_enwik8": _row(_enwik8("lstm", 2000, 0.0), ENWIK8, 205, 18_058_205, "18.06 M", test=1.461),
-    "ln_lstm_enwik8": _row(_enwik8("ln_lstm", 1800, 0.1), ENWIK8, 205, 14_830_405, "14.82 M", test=1.402),
+    "lstm_enwik8": _row(
+        _options("lstm", 1800, recurrent_dropout=0.0), ENWIK8, 14_812_405, "14.81 M", test=1.470
+    ),
+    "lstm_2000_enwik8": _row(
+        _options("lstm", 2000, recurrent_dropout=0.0), ENWIK8, 18_058_205, "18.06 M", test=1.461
+    ),
+    "ln_lstm_enwik8": _row(
+        _options("ln_lstm", 1800, recurrent_dropout=0.1), ENWIK8, 14_830_405, "14.82 M", test=1.402
+    ),
     "hyperlstm_enwik8": _row(
-        _enwik8("hyperlstm", 1800, 0.1, **HYPER_ENWIK8), ENWIK8, 205, 18_708_213, "18.71 M", test=1.391
+        _options("hyperlstm", 1800, **HYPER_ENWIK8), ENWIK8, 18_708_213, "18.71 M", test=1.391
     ),
     "ln_hyperlstm_enwik8": _row(
-        _enwik8("ln_hyperlstm", 1800, 0.1, **HYPER_ENWIK8), ENWIK8, 205, 18_728_773, "18.78 M", test=1.353
+        _options("ln_hyperlstm", 1800, **HYPER_ENWIK8), ENWIK8, 18_728_773, "18.78 M", test=1.353
     ),
     "ln_hyperlstm_2048_enwik8": _row(
-        _enwik8("ln_hyperlstm", 2048, 0.15, hyper_size=512, hyper_embed_size=64),
+        _options("ln_hyperlstm", 2048, recurrent_dropout=0.15, hyper_size=512, hyper_embed_size=64),
         ENWIK8,
-        205,
         26_541_773,
         "26.54 M",
         test=1.340,
     ),
+    "rhn_enwik8": _row(ZILLY, ENWIK8_ZILLY, 50_148_205, "46 M", test=1.27),
 }
-
-# Zilly's table prints 46 M, the count with one-hot input; the repository has embeddings as wide as the
-# state, with dropout on them.
-ARCHITECTURES["rhn_enwik8"] = _row(
-    {
-        "cell": "rhn",
-        "hidden_size": 1500,
-        "rhn_depth": 10,
-        "embed_dim": 1500,
-        "embedding_dropout": 0.1,
-        "input_dropout": 0.4,
-        "gal_dropout": 0.1,
-        "output_dropout": 0.4,
-        "dropout_mask": "sequence",
-        "transform_bias": -4.0,
-    },
-    ENWIK8_ZILLY,
-    205,
-    50_148_205,
-    "46 M",
-    test=1.27,
-)
 
 # The papers' training options. Ha et al. print no number of epochs and stop early.
 LANES = {
@@ -289,10 +189,7 @@ RECIPES = {
     # The repository's lanes and length; its SGD is replaced by Ha's Adam and clip.
     ENWIK8_ZILLY: LANES | {"tokens_per_sample": 50, "max_epoch": 20},
     PTB_SUAREZ: WINDOWS,
-    ANY_SUAREZ: WINDOWS | {"max_epoch": 660},
-    GRID_SUAREZ: WINDOWS | {"max_epoch": 660},
-    RANK_SUAREZ: WINDOWS | {"max_epoch": 660},
-    ROLLED_SUAREZ: WINDOWS | {"max_epoch": 660},
+    **dict.fromkeys((ANY_SUAREZ, GRID_SUAREZ, RANK_SUAREZ, ROLLED_SUAREZ), WINDOWS | {"max_epoch": 660}),
     PTB_FENG: LANES | {"max_epoch": 100},
     # One epoch of Penn Treebank, with the learning rate falling to zero.
     PTB_MODERN: LANES

@@ -16,15 +16,12 @@ from rhhn_fairseq.cells.contract import glorot_
 from rhhn_fairseq.compat.configuration import typed_config
 from rhhn_fairseq.data.problems.base import Problem
 from rhhn_fairseq.data.problems.registry import blank_problem
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.classifier_table import ARCHITECTURES, BASE_PROBLEM, recipe_of
 from rhhn_fairseq.models.options import (
     STACK,
-    check_options,
-    check_shapes,
     fairseq_dataclass,
-    register_architecture,
+    register_architectures,
     taken,
 )
 from rhhn_fairseq.models.recipes import HasRecipe
@@ -48,8 +45,7 @@ class Classifier(HasRecipe, BaseFairseqModel):
 
     def __init__(self, config, problem: Problem):
         super().__init__()
-        self.per_step, self.problem_name = problem.per_step, problem.name
-        check_options(config)
+        self.per_step = problem.per_step
         self.stack = Stack(StackConfig(input_size=problem.input_size, **taken(config, LAYERS)))
         self.both_ways = config.bidirectional_layers == config.layers
         self.weight_out = nn.Parameter(torch.empty(self.stack.output_size, problem.output_size))
@@ -58,17 +54,8 @@ class Classifier(HasRecipe, BaseFairseqModel):
 
     @classmethod
     def build_model(cls, cfg, task):
-        """Builds the model for the task's problem.
-
-        Raises:
-            UsageError: the task has no problem, or an option is invalid.
-        """
-        if not hasattr(task, "problem"):
-            raise UsageError(
-                f"--arch {cfg._name} answers the problems of --task synthetic, not of other tasks"
-            )
-        config = typed_config(cfg, cls)
-        return cls(config, task.problem)
+        """Builds the model for the task's problem; UsageError names an invalid option."""
+        return cls(typed_config(cfg, cls), task.problem)
 
     @classmethod
     def recipe(cls, given):
@@ -94,22 +81,7 @@ class Classifier(HasRecipe, BaseFairseqModel):
         forwards, backwards = y_TBH.chunk(2, dim=-1)
         return torch.cat([forwards[-1], backwards[0]], dim=-1)
 
-    def diagnostics(self) -> dict[str, float]:
-        """Returns figures about the weights for the log."""
-        return self.stack.diagnostics()
 
-    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """Loads a checkpoint's weights.
-
-        Raises:
-            UsageError: it is a model of another cell or size, or of a problem with other inputs or answers.
-        """
-        place = f"this model for {self.problem_name}"
-        advice = "the --problem, the --arch and the options it was trained with"
-        check_shapes(self, state_dict, "cell, size or problem", place, advice)
-        return super().load_state_dict(state_dict, strict, model_cfg, args)
-
-
-for _name, _row in ARCHITECTURES.items():
-    _note = f"``{_name}``: see ``classifier_table``."
-    register_architecture(_name, _row.options, Classifier, ClassifierConfig, _note, recipe_of(_row.problem))
+register_architectures(
+    ARCHITECTURES, Classifier, ClassifierConfig, lambda name: recipe_of(ARCHITECTURES[name].problem)
+)

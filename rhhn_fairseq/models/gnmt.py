@@ -22,7 +22,7 @@ from fairseq.models import (
 )
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.config import DEEPEST, WIDEST, option
+from rhhn_fairseq.cells.config import DEEPEST, WIDEST, check_fields, option
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.compat.configuration import typed_config
 from rhhn_fairseq.errors import UsageError
@@ -32,10 +32,8 @@ from rhhn_fairseq.layers.decoding import decoding_step
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.gnmt_table import ARCHITECTURES, BASE_RECIPE, recipe_of
 from rhhn_fairseq.models.options import (
-    check_options,
-    check_shapes,
     fairseq_dataclass,
-    register_architecture,
+    register_architectures,
     taken,
 )
 from rhhn_fairseq.models.recipes import HasRecipe
@@ -43,10 +41,6 @@ from rhhn_fairseq.ops.loop import State
 from rhhn_fairseq.ops.matmul.gemm import affine
 
 FINGERPRINT_BYTES = 32
-
-# A recurrent network has no maximum length; the task's --max-source-positions limits what is read.
-MAX_POSITIONS = 1_000_000
-
 
 # Options of both sides, and those of the decoder alone.
 SIDES = ("cell", "hidden_size", "residual_from", "dropout_mask")
@@ -140,8 +134,8 @@ class GNMTEncoder(FairseqEncoder):
         return encoder_out.reorder(new_order)
 
     def max_positions(self):
-        """Returns the length of the longest source sentence."""
-        return MAX_POSITIONS
+        """Returns fairseq's number for no limit; the task's --max-source-positions limits what is read."""
+        return 1_000_000
 
 
 class GNMTDecoder(FairseqIncrementalDecoder):
@@ -209,10 +203,6 @@ class GNMTDecoder(FairseqIncrementalDecoder):
             cached["order"] = new_order if before is None else before.index_select(0, new_order)
             self.set_incremental_state(incremental_state, "state", cached)
 
-    def max_positions(self):
-        """Returns the length of the longest target sentence."""
-        return MAX_POSITIONS
-
 
 class OutputLayer(nn.Module):
     """Logits over the dictionary from the decoder's output.
@@ -279,7 +269,12 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
 
     @classmethod
     def _assemble(cls, config, source, target, masked: bool):
-        _check(config, source, target)
+        check_fields(config, flags=True)
+        if config.share_embeddings == "all" and source.symbols != target.symbols:
+            raise UsageError(
+                f"--share-embeddings all: the dictionaries differ ({len(source)} and {len(target)} entries); "
+                "prepare the data with a joint dictionary, or take --share-embeddings decoder"
+            )
         source_table = _embedding(len(source), config.embed_dim, source.pad())
         target_table = source_table
         if config.share_embeddings != "all":
@@ -326,22 +321,20 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
             UsageError: ``--retain-dropout-modules`` names a class that no part of the model has.
         """
         super().prepare_for_inference_(cfg)
-        generation = cfg.generation
-        if not getattr(generation, "retain_dropout", False):
+        if not getattr(cfg.generation, "retain_dropout", False):
             return
-        parts = list(self.modules())[1:]
-        names = generation.retain_dropout_modules
+        names = cfg.generation.retain_dropout_modules
+        parts: dict[str, list[nn.Module]] = {}
+        for part in list(self.modules())[1:]:
+            parts.setdefault(type(part).__name__, []).append(part)
         # A command line gives the list as a text.
-        wanted = re.findall(r"\w+", names) if isinstance(names, str) else names
-        classes = sorted({type(part).__name__ for part in parts})
-        for name in wanted or ():
-            if name not in classes:
+        for name in re.findall(r"\w+", names) if isinstance(names, str) else names or parts:
+            if name not in parts:
+                known = ", ".join(sorted(parts))
                 raise UsageError(
-                    f"--retain-dropout-modules {name}: no part of the model is one, choose from "
-                    f"{', '.join(classes)}"
+                    f"--retain-dropout-modules {name}: no part of the model is one, choose from {known}"
                 )
-        for part in parts:
-            if wanted is None or type(part).__name__ in wanted:
+            for part in parts[name]:
                 part.train()
 
     def diagnostics(self) -> dict[str, float]:
@@ -353,16 +346,10 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
             for key, value in tensor.diagnostics().items()
         }
 
-    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """Loads a checkpoint's weights.
-
-        Raises:
-            UsageError: it was trained on other pieces, or is a model of another cell or size.
-        """
+    def load_state_dict(self, state_dict, *arguments, **keywords):
+        """Loads a checkpoint's weights; UsageError if it was trained on other pieces."""
         self._check_pieces(state_dict.get("pieces_sha256"))
-        advice = "the data directory, the --arch and the options it was trained with"
-        check_shapes(self, state_dict, "cell, size or dictionary", "this model", advice)
-        return super().load_state_dict(state_dict, strict, model_cfg, args)
+        return super().load_state_dict(state_dict, *arguments, **keywords)
 
     def _check_pieces(self, theirs: Optional[Tensor]) -> None:
         if theirs is None or not theirs.any() or not self.pieces_sha256.any():
@@ -374,15 +361,6 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
                 f"{names[0]}... there, {names[1]}... in the data directory); use the data directory it was "
                 "trained with"
             )
-
-
-def _check(config, source, target) -> None:
-    check_options(config)
-    if config.share_embeddings == "all" and getattr(source, "symbols", 0) != getattr(target, "symbols", 0):
-        raise UsageError(
-            f"--share-embeddings all: the dictionaries differ ({len(source)} and {len(target)} entries); "
-            "prepare the data with a joint dictionary, or take --share-embeddings decoder"
-        )
 
 
 def _layers(config, layers: int, more: tuple[str, ...] = ()) -> dict:
@@ -434,6 +412,4 @@ def _is_plain(cell: Cell) -> bool:
     return True
 
 
-for _name, _row in ARCHITECTURES.items():
-    _note = f"``{_name}``: see ``gnmt_table``."
-    register_architecture(_name, _row.options, GNMT, GNMTConfig, _note, recipe_of(_name))
+register_architectures(ARCHITECTURES, GNMT, GNMTConfig, recipe_of)

@@ -17,50 +17,32 @@ CELLS = {
     "rhn": {"cell": "rhn", "init_cells": "own", "rhn_depth": 2},
     "hyperrhn": {"cell": "hyperrhn", "rhn_depth": 2, "hyper_bias": 1.0},
 }
+SMALL_CELLS = {
+    "lstm": {"forget_bias": 0.0},
+    "hyperlstm": {"hyper_size": 128, "hyper_embed_size": 16, "forget_bias": 0.0},
+    "rhn": {},
+    "hyperrhn": {"hyper_size": 128},
+}
 SIZES = {
     "gnmt": {"lstm": {}, "hyperlstm": HYPER, "rhn": {}, "hyperrhn": {"hyper_size": 192}},
-    "gnmt_iwslt": {
-        "lstm": {"forget_bias": 0.0},
-        "hyperlstm": {"hyper_size": 128, "hyper_embed_size": 16, "forget_bias": 0.0},
-        "rhn": {},
-        "hyperrhn": {"hyper_size": 128},
-    },
-    "gnmt_small": {
-        "lstm": {"forget_bias": 0.0},
-        "hyperlstm": {"hyper_size": 128, "hyper_embed_size": 16, "forget_bias": 0.0},
-        "rhn": {},
-        "hyperrhn": {"hyper_size": 128},
-    },
+    "gnmt_iwslt": SMALL_CELLS,
+    "gnmt_small": SMALL_CELLS,
+}
+SMALL = {
+    "hidden_size": 512,
+    "attention": "v2",
+    "decoder_start": "encoder",
+    "attention_score": "general",
+    "context_to_output": True,
+    "init_range": 0.1,
+    "init_width": 512,
+    "dropout": 0.3,
 }
 SHARED = {
     "gnmt": {},
-    "gnmt_iwslt": {
-        "hidden_size": 512,
-        "embed_dim": 512,
-        "encoder_layers": 4,
-        "decoder_layers": 4,
-        "attention": "v2",
-        "decoder_start": "encoder",
-        "attention_score": "general",
-        "context_to_output": True,
-        "init_range": 0.1,
-        "init_width": 512,
-        "dropout": 0.3,
-    },
-    "gnmt_small": {
-        "hidden_size": 512,
-        "embed_dim": 256,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "attention": "v2",
-        "decoder_start": "encoder",
-        "attention_score": "general",
-        "context_to_output": True,
-        "init_range": 0.1,
-        "init_width": 512,
-        "share_embeddings": "all",
-        "dropout": 0.3,
-    },
+    "gnmt_iwslt": SMALL | {"embed_dim": 512, "encoder_layers": 4, "decoder_layers": 4},
+    "gnmt_small": SMALL
+    | {"embed_dim": 256, "encoder_layers": 2, "decoder_layers": 2, "share_embeddings": "all"},
 }
 
 PRINTED = {

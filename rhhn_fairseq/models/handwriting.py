@@ -18,10 +18,8 @@ from rhhn_fairseq.layers.window import WindowConfig
 from rhhn_fairseq.models.handwriting_table import ARCHITECTURES, BASE_RECIPE, WORDS_RECIPE
 from rhhn_fairseq.models.options import (
     STACK,
-    check_options,
-    check_shapes,
     fairseq_dataclass,
-    register_architecture,
+    register_architectures,
     taken,
 )
 from rhhn_fairseq.models.recipes import HasRecipe
@@ -60,7 +58,6 @@ class Handwriting(HasRecipe, StrokeNetwork, BaseFairseqModel):
     from_pretrained = vars(BaseFairseqModel)["from_pretrained"]
 
     def __init__(self, config, normalisation: Normalisation, symbols: str, points_per_symbol: float):
-        check_options(config)
         stack = StackConfig(input_size=POINT_SIZE, **taken(config, STACK))
         window = config.window if config.window >= 0 else 10 * bool(symbols)
         if window:
@@ -87,25 +84,12 @@ class Handwriting(HasRecipe, StrokeNetwork, BaseFairseqModel):
         symbols = "".join(map(chr, range(32, 32 + vocab_size)))
         return cls(config, Normalisation((0.0, 0.0), (1.0, 1.0)), symbols, POINTS_PER_SYMBOL)
 
-    def diagnostics(self) -> dict[str, float]:
-        """Returns figures about the weights for the log."""
-        return self.stack.diagnostics()
-
-    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """Loads a checkpoint's weights.
-
-        Raises:
-            UsageError: it was trained on other characters or with another normalisation, or is a model of
-                another cell or size.
-        """
+    def load_state_dict(self, state_dict, *arguments, **keywords):
+        """Loads a checkpoint's weights; UsageError if its data had other characters or statistics."""
         self._check_data(state_dict)
-        advice = "the --arch and options it was trained with"
-        check_shapes(self, state_dict, "cell or size", "this model", advice)
-        return super().load_state_dict(state_dict, strict, model_cfg, args)
+        return super().load_state_dict(state_dict, *arguments, **keywords)
 
     def _check_data(self, state_dict) -> None:
-        if "statistics" not in state_dict or "symbol_codes" not in state_dict:
-            raise UsageError("the checkpoint is not of a handwriting model: no statistics in it")
         theirs = "".join(map(chr, state_dict["symbol_codes"].tolist()))
         if theirs != self.symbols:
             raise UsageError(
@@ -122,6 +106,4 @@ class Handwriting(HasRecipe, StrokeNetwork, BaseFairseqModel):
             )
 
 
-for _name, _row in ARCHITECTURES.items():
-    _note = f"``{_name}``: see ``handwriting_table``."
-    register_architecture(_name, _row.options, Handwriting, HandwritingConfig, _note, BASE_RECIPE)
+register_architectures(ARCHITECTURES, Handwriting, HandwritingConfig, lambda name: BASE_RECIPE)

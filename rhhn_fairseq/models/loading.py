@@ -1,13 +1,24 @@
 """Loading trained models for use outside of fairseq's own programs."""
 
+import hashlib
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, utils
+from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.tasks import TASK_REGISTRY
+from fairseq.tasks.translation import TranslationTask
+from sentencepiece import SentencePieceProcessor
 
+from rhhn_fairseq.data.parallel.pieces import MODEL_NAME
+from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.char_lm import CharLM
+from rhhn_fairseq.models.handwriting import Handwriting
 from rhhn_fairseq.saving import read_weights
 
 
@@ -35,10 +46,7 @@ def load_weights(path: str) -> dict[str, torch.Tensor]:
     """
     if os.path.isdir(path):
         return read_weights(Path(path))
-    state = checkpoint_utils.load_checkpoint_to_cpu(path)
-    if not isinstance(state.get("model"), dict):
-        raise UsageError(f"{path}: is not a checkpoint of a model: it contains no weights")
-    return state["model"]
+    return checkpoint_utils.load_checkpoint_to_cpu(path)["model"]
 
 
 def initial_char_lm(path: str, data: str | None = None, seed: int = 1) -> CharLM:
@@ -55,16 +63,9 @@ def initial_char_lm(path: str, data: str | None = None, seed: int = 1) -> CharLM
 
 
 def updates_of(path: str) -> int:
-    """Returns the number of updates after which a checkpoint was saved.
-
-    Raises:
-        UsageError: no such file, or it does not say.
-    """
-    history = checkpoint_utils.load_checkpoint_to_cpu(path).get("optimizer_history") or [{}]
-    updates = history[-1].get("num_updates")
-    if not isinstance(updates, int):
-        raise UsageError(f"{path}: does not say after how many updates it was saved")
-    return updates
+    """Returns the number of updates after which a checkpoint was saved."""
+    history = checkpoint_utils.load_checkpoint_to_cpu(path)["optimizer_history"]
+    return history[-1]["num_updates"]
 
 
 def beginning_of(task, split: str, symbols: int) -> list[int]:
@@ -95,3 +96,119 @@ def lines_of(task, split: str, lines: int, symbols: int) -> torch.Tensor:
     starts = [number * (len(stream) // lines) for number in range(lines)]
     columns = [torch.tensor(stream[start : start + symbols].tolist()) for start in starts]
     return torch.stack(columns, dim=1)
+
+
+def load_handwriting(path: str) -> tuple[Handwriting, str | None]:
+    """Returns a trained handwriting model, on the CPU in evaluation mode, and its training data directory.
+
+    The directory is not read: the weights hold what the model needs of it.
+
+    Raises:
+        UsageError: no such file, or not a checkpoint of a handwriting model.
+    """
+    state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    weights, stored = state["model"], (state.get("cfg") or {}).get("task") or {}
+    if "statistics" not in weights:
+        raise UsageError(f"{path} holds no handwriting model: it has no statistics of strokes")
+    manifest = SimpleNamespace(
+        normalisation=Normalisation.from_bits(weights["statistics"].numpy()),
+        symbols="".join(map(chr, weights["symbol_codes"].tolist())),
+        points_per_symbol=0.0,
+    )
+    task = TASK_REGISTRY["handwriting"](stored, manifest)
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
+    return model.float().eval(), stored.get("data")
+
+
+@dataclass(frozen=True)
+class TranslationModels:
+    """Models on the CPU whose probabilities are averaged, their task, and the pieces of their text."""
+
+    models: list[FairseqEncoderDecoderModel]
+    task: TranslationTask
+    pieces: SentencePieceProcessor
+
+
+def load_translation_models(
+    checkpoints: Sequence[str],
+    data: str | None = None,
+    sentencepiece_model: str | None = None,
+    task_options: Mapping[str, object] | None = None,
+) -> TranslationModels:
+    """Loads one checkpoint, or several with the same dictionaries.
+
+    Args:
+        checkpoints: their files.
+        data: directory with the dictionaries, None for the one the first checkpoint was trained with.
+        sentencepiece_model: None for ``pieces.model`` in that directory.
+        task_options: fields of the task's configuration to set, such as ``coverage_penalty``.
+
+    Raises:
+        UsageError: a file does not fit the others, or the task lacks an option. OSError: one is missing.
+    """
+    options = dict(task_options or {})
+    overrides = options if data is None else {**options, "data": data}
+    task, models = None, []
+    for checkpoint in checkpoints:
+        # The task of an earlier model of the ensemble is kept.
+        (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+            [checkpoint], arg_overrides=overrides, task=task
+        )
+        if not (isinstance(model, FairseqEncoderDecoderModel) and isinstance(task, TranslationTask)):
+            raise UsageError(f"{checkpoint} holds a {type(model).__name__}, not a translation model")
+        models.append(model)
+    for name, value in options.items():
+        if not hasattr(task.cfg, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} {value}: the task of {checkpoints[0]} has no such option, "
+                "only a model trained with --task gnmt_translation can be searched with it"
+            )
+    directory = utils.split_paths(task.cfg.data)[0]
+    path = Path(sentencepiece_model or Path(directory) / MODEL_NAME)
+    pieces, content = SentencePieceProcessor(), path.read_bytes()
+    # Given to the constructor, an empty model would be no error.
+    pieces.LoadFromSerializedProto(content)
+    fingerprint = hashlib.sha256(content).hexdigest()
+    for checkpoint, model in zip(checkpoints, models, strict=True):
+        check_fingerprint(model, checkpoint, fingerprint, path)
+    check_dictionary(task.source_dictionary, directory, pieces, path)
+    return TranslationModels(models, task, pieces)
+
+
+def check_fingerprint(model: torch.nn.Module, checkpoint: str, fingerprint: str, path: Path) -> None:
+    """Compares a sentencepiece model with the one that a model was trained with.
+
+    The latter's SHA-256 is the buffer ``pieces_sha256``, 32 byte values, if it exists and is not zero.
+
+    Raises:
+        UsageError: they differ.
+    """
+    stored = getattr(model, "pieces_sha256", None)
+    if stored is None or not stored.any():
+        return
+    trained_with = bytes(stored.tolist()).hex()
+    if trained_with != fingerprint:
+        raise UsageError(
+            f"{path} is not the sentencepiece model that {checkpoint} was trained with: its SHA-256 is "
+            f"{fingerprint}, the checkpoint's {trained_with}; name the right one with --sentencepiece-model"
+        )
+
+
+def check_dictionary(dictionary, directory: str, pieces: SentencePieceProcessor, path: Path) -> None:
+    """Refuses pieces that the dictionary was evidently not made from; many checkpoints have no fingerprint.
+
+    fairseq-preprocess also adds characters that the pieces lack to a dictionary, so some of its entries may
+    not be pieces.
+
+    Raises:
+        UsageError: most entries of the dictionary are not pieces.
+    """
+    known = {pieces.id_to_piece(index) for index in range(pieces.get_piece_size())}
+    # Four special symbols come first; fairseq fills up to a multiple of eight with made-up words.
+    entries = [word for word in dictionary.symbols[dictionary.nspecial :] if "madeupword" not in word]
+    strange = sum(word not in known for word in entries)
+    if strange > len(entries) / 2:
+        raise UsageError(
+            f"{path} is not the sentencepiece model of the dictionary in {directory}: {strange} of its "
+            f"{len(entries)} entries are not pieces of it; name the right one with --sentencepiece-model"
+        )

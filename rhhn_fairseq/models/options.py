@@ -4,7 +4,7 @@ An option is declared once, by ``cells.config.option`` in the dataclass of the l
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from typing import Optional
 
@@ -14,7 +14,7 @@ from fairseq.models import register_model
 from rhhn_fairseq.cells.config import check_fields, option
 from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.models.recipes import Recipe
+from rhhn_fairseq.models.recipes import Architecture, Recipe
 
 STACK = (
     *("cell", "hidden_size", "layers", "residual_from"),
@@ -91,18 +91,14 @@ def _list_defaults(cells_of: dict[str, list[str]]) -> str:
 CELL_OPTIONS = [name for name, _, _ in _cell_fields()]
 
 
-def check_options(config) -> None:
-    """Raises UsageError for the first option of a model that is not as declared."""
-    # Those of cells are checked when a cell is built.
-    check_fields(config, flags=True)
-
-
 def taken(config, names: Iterable[str]) -> dict:
     """Returns the options of these names, and the cell's options that the configuration sets.
 
     Raises:
-        UsageError: the cell is unknown, or does not have one of the options.
+        UsageError: an option is not as declared; the cell is unknown, or does not have one of the options.
     """
+    # Those of cells are checked when a cell is built.
+    check_fields(config, flags=True)
     known = cell_options(config.cell)
     given = {name: getattr(config, name) for name in CELL_OPTIONS}
     given = {name: value for name, value in given.items() if value is not None}
@@ -115,47 +111,28 @@ def taken(config, names: Iterable[str]) -> dict:
     return {name: getattr(config, name) for name in names} | {"cell_options": given}
 
 
-def check_shapes(model, state_dict: dict, kind: str, place: str, advice: str) -> None:
-    """Refuses a checkpoint whose weights differ from the model's in name or shape.
-
-    Args:
-        kind: what it may differ in. place: name of the model in the message.
-        advice: what the user should give instead.
-
-    Raises:
-        UsageError: naming the first weight that differs.
-    """
-    own = model.state_dict()
-    for key in sorted(own.keys() | state_dict.keys()):
-        actual, expected = (tuple(d[key].shape) if key in d else None for d in (state_dict, own))
-        if actual != expected:
-            raise UsageError(
-                f"the checkpoint is of another {kind}: {key} is {actual or 'missing'} there and "
-                f"{expected or 'missing'} in {place}; give {advice}"
-            )
-
-
 def flag(name: str) -> str:
     """Returns a field's name on the command line."""
     return "--" + name.replace("_", "-")
 
 
-def register_architecture(
-    name: str, defaults: dict, model: type, config: type, note: str, recipe: Recipe
+def register_architectures(
+    rows: Mapping[str, Architecture], model: type, config: type, recipe_of: Callable[[str], Recipe]
 ) -> None:
-    """Registers an architecture as a separate model, so that --arch and Hydra build the same model.
+    """Registers each architecture of a table as a separate model, so that --arch and Hydra build the same.
 
     Args:
-        name: what --arch takes. defaults: fields of ``config`` whose defaults it changes.
-        model: the class it is a subclass of. config: that class's configuration. note: its docstring.
-        recipe: the training options that apply unless the user gives others.
+        model: the class that they are subclasses of. config: that class's configuration.
+        recipe_of: returns the training options of an architecture that apply unless the user gives others.
     """
     specs = {spec.name: spec for spec in dataclasses.fields(config)}
-    changed = [
-        (key, specs[key].type, field(default=value, metadata=specs[key].metadata))
-        for key, value in defaults.items()
-    ]
-    title = "".join(word.capitalize() for word in name.split("_"))
     place = {"__module__": model.__module__}
-    own = dataclasses.make_dataclass(f"{title}Config", changed, bases=(config,), namespace=place)
-    register_model(name, dataclass=own)(type(title, (model,), {"__doc__": note, "RECIPE": recipe} | place))
+    for name, row in rows.items():
+        changed = [
+            (key, specs[key].type, field(default=value, metadata=specs[key].metadata))
+            for key, value in row.options.items()
+        ]
+        title = "".join(word.capitalize() for word in name.split("_"))
+        own = dataclasses.make_dataclass(f"{title}Config", changed, bases=(config,), namespace=place)
+        contents = {"__doc__": f"The architecture ``{name}``.", "RECIPE": recipe_of(name)} | place
+        register_model(name, dataclass=own)(type(title, (model,), contents))

@@ -46,7 +46,7 @@ class Architecture:
 
 
 class HasRecipe:
-    """A model with a recipe. Architectures are subclasses with a ``RECIPE`` of their own."""
+    """A model with a ``stack`` and a recipe. Architectures are subclasses with a ``RECIPE`` of their own."""
 
     RECIPE: Recipe = {}
 
@@ -54,3 +54,7 @@ class HasRecipe:
     def recipe(cls, given: Mapping[str, object]) -> Recipe:
         """The recipe of the architecture. ``given`` holds the options that the user gave, by name."""
         return cls.RECIPE
+
+    def diagnostics(self) -> dict[str, float]:
+        """Returns figures about the weights for the log."""
+        return self.stack.diagnostics()

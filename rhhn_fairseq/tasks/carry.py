@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-State = tuple[Tensor, ...]
+from rhhn_fairseq.ops.loop import State
 
 
 class Carry:

@@ -4,32 +4,35 @@ The symbols are characters or bytes, or the words of a directory that fairseq-pr
 """
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import List
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary
+from fairseq.data import Dictionary, FairseqDataset
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.compat.configuration import typed_config
 from rhhn_fairseq.data.text.manifest import CHARACTERS
 from rhhn_fairseq.data.text.spaces import char_symbols, is_raw_ptb
 from rhhn_fairseq.data.text.stream import open_stream
-from rhhn_fairseq.data.text.vocabulary import CharVocabulary
+from rhhn_fairseq.data.text.vocabulary import UNK, CharVocabulary
 from rhhn_fairseq.data.text.words import WordVocabulary, first_input, load_vocabulary, prompt_indices
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
-from rhhn_fairseq.tasks.char_batches import BatchDataset, StreamDataset
-from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
-from rhhn_fairseq.tasks.dynamic_evaluation import DynamicEvaluation, Rates
+from rhhn_fairseq.tasks.dynamic_evaluation import DynamicEvaluation
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
-from rhhn_fairseq.tasks.evaluation import OtherText, Protocol, ScoredBatches
-from rhhn_fairseq.tasks.lanes import Lanes, RandomWindows
-from rhhn_fairseq.tasks.own_batches import CutsOwnBatches, OrderedBatchIterator
-from rhhn_fairseq.tasks.sizes import frequency_of
+from rhhn_fairseq.tasks.evaluation import Protocol, ScoredBatches
+from rhhn_fairseq.tasks.lanes import PAD, Batch, Lanes, RandomWindows
+from rhhn_fairseq.tasks.own_batches import (
+    BatchDataset,
+    CutsOwnBatches,
+    OrderedBatchIterator,
+    frequency_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -40,85 +43,54 @@ DYNAMIC_LANES = 100
 
 @dataclass
 class CharLMTaskConfig(DynamicsTaskConfig):
-    data: str = field(
-        default=MISSING,
-        metadata={"help": "directory that `rhhn prepare` made, or fairseq-preprocess of words"},
+    data: str = option(MISSING, help="directory that `rhhn prepare` made, or fairseq-preprocess of words")
+    tokens_per_sample: int = option(
+        100, help="number of symbols per lane or training window in a batch", low=1
     )
-    tokens_per_sample: int = field(
-        default=100, metadata={"help": "number of symbols per lane or training window in a batch"}
+    batching: str = option(
+        "lanes",
+        help="training text: 'lanes' reads --batch-size contiguous lanes with carried state, 'windows' draws "
+        "windows at random and reads each from the zero state",
+        choices=("lanes", "windows"),
     )
-    batching: str = field(
-        default="lanes",
-        metadata={
-            "help": "training text: 'lanes' reads --batch-size contiguous lanes with carried state, "
-            "'windows' draws windows at random and reads each from the zero state"
-        },
+    reverse: bool = option(False, help="read texts from right to left, in training and afterwards")
+    protocol: str = option(
+        "carry", help="protocol of fairseq-eval-lm: carry, carry:LANES or window:LENGTH/CONTEXT"
     )
-    reverse: bool = field(
-        default=False, metadata={"help": "read texts from right to left, in training and afterwards"}
+    valid_protocol: str = option("carry:32", help="protocol of validation during training, see --protocol")
+    dynamic_eval: bool = option(
+        False, help="fairseq-eval-lm: train on each chunk after it was scored; needs --protocol carry"
     )
-    protocol: str = field(
-        default="carry",
-        metadata={"help": "protocol of fairseq-eval-lm: carry, carry:LANES or window:LENGTH/CONTEXT"},
+    dynamic_eval_lr: float = option(
+        1e-4, help="--dynamic-eval: rate of a step, over the gradient's root mean square", low=0
     )
-    valid_protocol: str = field(
-        default="carry:32", metadata={"help": "protocol of validation during training, see --protocol"}
+    dynamic_eval_decay: float = option(
+        2e-3, help="--dynamic-eval: rate of decay towards the checkpoint's weights", low=0, below=1
     )
-    dynamic_eval: bool = field(
-        default=False,
-        metadata={"help": "fairseq-eval-lm: train on each chunk after it was scored; needs --protocol carry"},
-    )
-    dynamic_eval_lr: float = field(
-        default=1e-4,
-        metadata={"help": "--dynamic-eval: rate of a step, over the gradient's root mean square"},
-    )
-    dynamic_eval_decay: float = field(
-        default=2e-3, metadata={"help": "--dynamic-eval: rate of decay towards the checkpoint's weights"}
-    )
-    dynamic_eval_batches: int = field(
-        default=200,
-        metadata={"help": "--dynamic-eval: training batches from which the root mean square is measured"},
+    dynamic_eval_batches: int = option(
+        200,
+        help="--dynamic-eval: training batches from which the root mean square is measured",
+        low=1,
     )
     seed: int = II("common.seed")
     train_subset: str = II("dataset.train_subset")
     update_freq: List[int] = II("optimization.update_freq")
 
     def check(self):
-        """Raises UsageError for invalid values; fairseq does not call __post_init__."""
-        if not self.data or self.data == "???":
-            made = "that rhhn prepare made"
-            raise UsageError(f"task.data is not given: name the directory {made}")
-        if self.tokens_per_sample < 1:
-            raise UsageError(f"--tokens-per-sample {self.tokens_per_sample} is too small, the smallest is 1")
-        if self.batching not in ("lanes", "windows"):
-            raise UsageError(f"--batching {self.batching} is unknown, choose from lanes, windows")
+        super().check()
         Protocol.parse(self.protocol)
         Protocol.parse(self.valid_protocol, "--valid-protocol")
-        if self.dynamic_eval:
-            self._check_dynamic_eval()
-            return
-        for name in ("dynamic_eval_lr", "dynamic_eval_decay", "dynamic_eval_batches"):
-            if getattr(self, name) != self.__dataclass_fields__[name].default:
-                raise UsageError(f"--{name.replace('_', '-')} goes with --dynamic-eval")
-
-    def _check_dynamic_eval(self):
-        if self.protocol != "carry":
+        if self.dynamic_eval and self.protocol != "carry":
             raise UsageError(
                 f"--dynamic-eval reads the text once, in order: choose --protocol carry, not {self.protocol}"
             )
-        if self.dynamic_eval_lr < 0 or not 0 <= self.dynamic_eval_decay < 1:
-            raise UsageError(
-                f"--dynamic-eval-lr {self.dynamic_eval_lr} --dynamic-eval-decay {self.dynamic_eval_decay}: "
-                "the first is at least 0, the second at least 0 and below 1"
-            )
-        if self.dynamic_eval_batches < 1:
-            raise UsageError(
-                f"--dynamic-eval-batches {self.dynamic_eval_batches} is too small, the smallest is 1"
-            )
+        for name in ("dynamic_eval_lr", "dynamic_eval_decay", "dynamic_eval_batches"):
+            if not self.dynamic_eval and getattr(self, name) != self.__dataclass_fields__[name].default:
+                raise UsageError(f"--{name.replace('_', '-')} goes with --dynamic-eval")
 
 
 @register_task("char_lm", dataclass=CharLMTaskConfig)
-class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
+class CharLMTask(CutsOwnBatches, LogsDynamics, FairseqTask):
     """Character language modelling.
 
     Training in ``lanes`` carries the state across chunks, batches, workers and checkpoints: there is one
@@ -187,12 +159,12 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
         """See ``CutsOwnBatches``."""
         if training:
             cutter = self._cut_training(dataset, B, workers, rank)
-            return BatchDataset(cutter), isinstance(cutter, RandomWindows)
+            return BatchDataset(cutter, text_sample), isinstance(cutter, RandomWindows)
         protocol = Protocol.parse(self.cfg.valid_protocol)
         logger.info("%s split of %s, protocol %s", dataset.split, self._corpus_name(), protocol.text)
         T = self.cfg.tokens_per_sample
-        entries = len(self.dictionary)
-        return BatchDataset(protocol.cut(dataset.stream, self.first_input, T, B, workers, entries)), False
+        cutter = protocol.cut(dataset.stream, self.first_input, T, B, workers, len(self.dictionary))
+        return BatchDataset(cutter, text_sample), False
 
     def _cut_training(self, dataset, B, workers, rank):
         T, N = self.cfg.tokens_per_sample, len(dataset.stream)
@@ -246,7 +218,7 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
             batch_size or EVALUATION_WINDOWS,
             entries=len(self.dictionary),
         )
-        batches = OrderedBatchIterator(BatchDataset(cutter), num_workers=num_workers)
+        batches = OrderedBatchIterator(BatchDataset(cutter, text_sample), num_workers=num_workers)
         title = (
             f"{self._corpus_name()}, {dataset.split}{_direction(self.cfg.reverse)}, protocol {protocol.text}"
         )
@@ -256,32 +228,30 @@ class CharLMTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, FairseqTask):
         other = None if others else self._char_variant(dataset)
         unit, learner = self.vocabulary.unit, None
         if self.cfg.dynamic_eval:
-            learner = self._dynamic_evaluation()
-            rates = learner.rates
-            title += f", dynamic evaluation (lr {rates.lr:g}, decay {rates.decay:g})"
+            lr, decay = self.cfg.dynamic_eval_lr, self.cfg.dynamic_eval_decay
+            learner = self._dynamic_evaluation(lr, decay)
+            title += f", dynamic evaluation (lr {lr:g}, decay {decay:g})"
         return ScoredBatches(batches.next_epoch_itr(), len(dataset.stream), title, other, unit, learner)
 
-    def _dynamic_evaluation(self) -> DynamicEvaluation:
+    def _dynamic_evaluation(self, lr: float, decay: float) -> DynamicEvaluation:
         if len(self.models) != 1:
             raise UsageError(f"--dynamic-eval trains one model, --path names {len(self.models)}")
         split = self.cfg.train_subset
         self.load_dataset(split)
-        lanes, T = DYNAMIC_LANES, self.cfg.tokens_per_sample
-        stream = self.dataset(split).stream
-        training = BatchDataset(Lanes(stream, self.first_input, min(lanes, len(stream)), 1, T))
+        stream, T = self.dataset(split).stream, self.cfg.tokens_per_sample
+        training = Lanes(stream, self.first_input, min(DYNAMIC_LANES, len(stream)), 1, T)
         batches = min(self.cfg.dynamic_eval_batches, len(training))
-        rates = Rates(self.cfg.dynamic_eval_lr, self.cfg.dynamic_eval_decay)
-        samples = (training.collater([training[i]]) for i in range(batches))
-        return DynamicEvaluation(self.models[0], rates, samples)
+        samples = (text_sample(training.batch(i)) for i in range(batches))
+        return DynamicEvaluation(self.models[0], lr, decay, samples)
 
     def _corpus_name(self) -> str:
         return self.vocabulary.corpus or str(self.cfg.data)
 
-    def _char_variant(self, dataset) -> OtherText | None:
-        """Returns the char variant of a split of raw PTB; None for other corpora."""
+    def _char_variant(self, dataset) -> tuple[str, int] | None:
+        """Returns name and symbols of the char variant of a split of raw PTB; None for other corpora."""
         if not is_raw_ptb(CHARACTERS.read(self.cfg.data)):
             return None
-        return OtherText("PTB char", char_symbols(dataset.stream, self.vocabulary))
+        return "PTB char", char_symbols(dataset.stream, self.vocabulary)
 
     def encode_prompt(self, text: str) -> list[int]:
         """See ``prompt_indices``."""
@@ -364,3 +334,33 @@ def _direction(reverse: bool) -> str:
 
 def _with_carry(sample, carry):
     return sample | {"net_input": sample["net_input"] | {"carry": carry}}
+
+
+class StreamDataset(FairseqDataset):
+    """One split as a stream of dictionary indices [N]; what ``task.dataset(split)`` returns."""
+
+    def __init__(self, stream: np.ndarray, split: str):
+        self.stream, self.split = stream, split
+
+    def __len__(self):
+        return len(self.stream)
+
+    def __getitem__(self, index):
+        return int(self.stream[index])
+
+
+def text_sample(batch: Batch) -> dict:
+    """Returns a batch as fairseq's sample; ``ntokens`` counts the targets that are scored."""
+    scored = (batch.targets != PAD) & (batch.targets != UNK)
+    mask = None if batch.mask is None else torch.from_numpy(batch.mask)
+    return {
+        "id": torch.arange(len(batch.inputs)),
+        "nsentences": len(batch.inputs),
+        "ntokens": int(scored.sum()),
+        "net_input": {"src_tokens": torch.from_numpy(batch.inputs), "mask": mask},
+        "target": torch.from_numpy(batch.targets),
+        # Where fairseq's scorer begins: it strips padding from the end by itself.
+        "start_indices": (batch.targets == PAD).argmin(axis=1).tolist(),
+        "chunk": batch.chunk,
+        "group": batch.group,
+    }

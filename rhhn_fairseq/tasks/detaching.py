@@ -1,11 +1,12 @@
 """Base of tasks that change the probabilities of h-detach and c-detach during training."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.layers.detach import DetachAnnealing, DetachSchedule
 
 
@@ -13,19 +14,14 @@ from rhhn_fairseq.layers.detach import DetachAnnealing, DetachSchedule
 class DetachTaskConfig(FairseqDataclass):
     """Options of a task; --h-detach and --c-detach, the initial probabilities, are options of the cell."""
 
-    h_detach_final: Optional[float] = field(
-        default=None,
-        metadata={"help": "final probability of h-detach, reached linearly (see --detach-anneal-updates)"},
+    h_detach_final: Optional[float] = option(
+        None, help="final probability of h-detach, reached linearly (see --detach-anneal-updates)"
     )
-    c_detach_final: Optional[float] = field(
-        default=None, metadata={"help": "final probability of c-detach (cells that have it)"}
+    c_detach_final: Optional[float] = option(None, help="final probability of c-detach (cells that have it)")
+    detach_anneal_updates: Optional[int] = option(
+        None, help="updates over which the probabilities move to the final ones"
     )
-    detach_anneal_updates: Optional[int] = field(
-        default=None, metadata={"help": "updates over which the probabilities move to the final ones"}
-    )
-    detach_until: Optional[int] = field(
-        default=None, metadata={"help": "update from which nothing is detached any more"}
-    )
+    detach_until: Optional[int] = option(None, help="update from which nothing is detached any more")
 
 
 class DetachingTask:

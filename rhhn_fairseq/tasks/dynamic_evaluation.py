@@ -12,7 +12,6 @@ mean square of the gradient over training batches:
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -28,32 +27,20 @@ EPSILON = 1e-3
 """What the authors' program adds to the root mean square."""
 
 
-@dataclass(frozen=True)
-class Rates:
-    """How fast the weights move.
-
-    Attributes:
-        lr: rate of a step. decay: rate of the decay towards the checkpoint's weights.
-    """
-
-    lr: float
-    decay: float
-
-
 class DynamicEvaluation:
     """Moves the weights of a language model along the gradient of each chunk of text.
 
     Args:
         model: a ``CharLM`` in float32. Its parameters are changed in place.
-        rates: see ``Rates``.
+        lr: rate of a step. decay: rate of the decay towards the checkpoint's weights.
         batches: samples of the training text, in order, from which G is measured.
 
     Raises:
         UsageError: the model is not in float32, or there are no batches.
     """
 
-    def __init__(self, model: nn.Module, rates: Rates, batches: Iterable[dict]):
-        self.model, self.rates = model, rates
+    def __init__(self, model: nn.Module, lr: float, decay: float, batches: Iterable[dict]):
+        self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         types = {parameter.dtype for parameter in self.parameters}
         if types != {torch.float32}:
@@ -62,21 +49,16 @@ class DynamicEvaluation:
         self.start = [parameter.detach().clone() for parameter in self.parameters]
         roots = self._root_mean_squares(batches)
         mean = float(sum(root.double().sum() for root in roots)) / sum(root.numel() for root in roots)
-        self.scale = [rates.lr / (root + EPSILON) for root in roots]
-        self.decay = [(rates.decay / mean * root).clamp(max=1.0) for root in roots]
+        self.scale = [lr / (root + EPSILON) for root in roots]
+        self.decay = [(decay / mean * root).clamp(max=1.0) for root in roots]
 
     def learn(self, sample: dict) -> None:
         """Takes one step on a scored batch; its carry ends after the chunk, as after scoring."""
         carry = sample["net_input"]["carry"].open(sample["chunk"])
+        gradients = self._gradients(sample, carry)
+        terms = zip(self.parameters, gradients, self.start, self.scale, self.decay, strict=True)
         with torch.no_grad():
-            for w, g, w_0, scale, decay in zip(
-                self.parameters,
-                self._gradients(sample, carry),
-                self.start,
-                self.scale,
-                self.decay,
-                strict=True,
-            ):
+            for w, g, w_0, scale, decay in terms:
                 w += decay * (w_0 - w) - scale * g
 
     def _gradients(self, sample: dict, carry: Carry) -> tuple[Tensor, ...]:

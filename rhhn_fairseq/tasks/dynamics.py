@@ -16,7 +16,7 @@ by each cell that ran as a whole; cells inside an attention or a window over a t
 
 import re
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
+from rhhn_fairseq.cells.config import check_fields, option
 from rhhn_fairseq.cells.running import Cell
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.inspection.blocks import is_matrix
 from rhhn_fairseq.inspection.effective_rank import hyper_vectors, variation_rank
 from rhhn_fairseq.inspection.tracing import CellTrace
@@ -36,24 +38,34 @@ STEPS = 50
 
 @dataclass
 class DynamicsTaskConfig(FairseqDataclass):
-    log_dynamics: int = field(
-        default=0,
-        metadata={
-            "help": "every so many updates, log the norms of gradients and updates by block of weights, the "
-            "change of generated weights and the rank of what scales them; 0: never"
-        },
+    log_dynamics: int = option(
+        0,
+        help="every so many updates, log the norms of gradients and updates by block of weights, the "
+        "change of generated weights and the rank of what scales them; 0: never",
+        low=0,
     )
+
+    def check(self):
+        """Raises UsageError for an option that is not as declared; fairseq does not call __post_init__."""
+        if getattr(self, "data", "here") in (None, "", "???"):
+            raise UsageError("task.data is not given: name the directory that rhhn prepare made")
+        check_fields(self, flags=True)
 
 
 class LogsDynamics:
     """Mixin for a task that logs the metrics of the module's docstring; ``cfg`` is a ``DynamicsTaskConfig``.
 
     fairseq calls ``train_step`` for each batch of an update, then ``optimizer_step``. Without the option both
-    are unchanged.
+    are unchanged. The model's ``diagnostics`` of its own weights are metrics of every validation.
     """
 
     _inputs: dict[Cell, Tensor]
     _names: tuple[str, ...] = ()
+
+    def post_validate(self, model: nn.Module, stats: dict, agg) -> None:
+        """Adds diagnostics to a validation's metrics ``stats``, which fairseq prints and stores."""
+        diagnostics = getattr(model, "diagnostics", dict)
+        stats |= {key: round(value, 4) for key, value in diagnostics().items()}
 
     def _logs(self, update_num: int) -> bool:
         """Whether the update after ``update_num`` is logged."""

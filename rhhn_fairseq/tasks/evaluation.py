@@ -127,35 +127,14 @@ class Tally:
         )
 
 
-@dataclass(frozen=True)
-class OtherText:
-    """The text that remains of a split when some of its symbols are left out.
-
-    Attributes:
-        name: of the text. symbols: how many it has.
-    """
-
-    name: str
-    symbols: int
-
-    def bound(self, bpc: float, total: int) -> str:
-        """Returns in one line what a figure over all ``total`` symbols of the split implies for this text.
-
-        The bits of the symbols left out are not negative, so leaving them out cannot raise the total.
-        """
-        return (
-            f"at most {bpc * total / self.symbols:.6f} bits per character of {self.name}, "
-            f"not measured on it: the same bits over its {self.symbols:,} symbols in place of {total:,}"
-        )
-
-
 class ScoredBatches:
     """The batches of an evaluation, with carried state and a tally; logs the sums when exhausted.
 
     Args:
         batches: samples as ``BatchDataset.collater`` makes them.
         total: symbols of the split. title: what is evaluated, for the log.
-        other: a text for which the figure is a bound, logged if every symbol was scored.
+        other: name and symbols of a text that remains when some of the split's symbols are left out. Their
+            bits are not negative, so the figure bounds that text's; logged if every symbol is scored.
         unit: what a symbol is.
         learner: learns from each batch after it is scored, see ``DynamicEvaluation``.
     """
@@ -165,7 +144,7 @@ class ScoredBatches:
         batches,
         total: int,
         title: str,
-        other: OtherText | None = None,
+        other: tuple[str, int] | None = None,
         unit: str = "character",
         learner: DynamicEvaluation | None = None,
     ):
@@ -189,4 +168,13 @@ class ScoredBatches:
         seconds = time.monotonic() - started
         logger.info("%s: %s, %.1f s", self.title, self.tally.summary(self.total, self.unit), seconds)
         if self.other is not None and self.tally.scored == self.total:
-            logger.info("%s: %s", self.title, self.other.bound(self.tally.bpc, self.total))
+            name, symbols = self.other
+            logger.info(
+                "%s: at most %.6f bits per character of %s, not measured on it: the same bits over its %s "
+                "symbols in place of %s",
+                self.title,
+                self.tally.bpc * self.total / symbols,
+                name,
+                f"{symbols:,}",
+                f"{self.total:,}",
+            )

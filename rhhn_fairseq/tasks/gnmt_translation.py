@@ -1,27 +1,28 @@
 """Task ``gnmt_translation``: fairseq's translation with GNMT's beam scores and the pieces' fingerprint."""
 
-import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from fairseq import utils
+from fairseq.data import BaseWrapperDataset, LanguagePairDataset
 from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import II
 from sacrebleu.metrics import BLEU
 
+from rhhn_fairseq.cells.config import option
+from rhhn_fairseq.compat.configuration import typed_config
 from rhhn_fairseq.data.parallel.manifest import pieces_sha256
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.generate.gnmt_score import LENGTH_PENALTIES, GNMTScore, Pruning
 from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
-from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
 from rhhn_fairseq.tasks.gnmt_search import GNMTGenerator
 from rhhn_fairseq.tasks.segmentation import MOST_SEGMENTATIONS, SegmentationSampler
-from rhhn_fairseq.tasks.training_pairs import KeyedPairs, SampledPairs
 
 # Searches other than the plain beam, to which pruning does not apply.
 OTHER_SEARCHES = ("sampling", "match_source_len", "constraints", "prefix_allowed_tokens_fn")
@@ -30,36 +31,34 @@ DIVERSE_SEARCHES = ("diverse_beam_groups", "diversity_rate")
 
 @dataclass
 class GNMTTranslationConfig(TranslationConfig, DetachTaskConfig, DynamicsTaskConfig):
-    length_penalty: str = field(
-        default="fairseq",
-        metadata={
-            "help": f"how a translation's log-probability is normalised: {LENGTH_PENALTIES}; 'fairseq' "
-            "divides by the length to the power of --lenpen"
-        },
+    length_penalty: str = option(
+        "fairseq",
+        help=f"how a translation's log-probability is normalised: {LENGTH_PENALTIES}; 'fairseq' divides by "
+        "the length to the power of --lenpen",
     )
-    coverage_penalty: float = field(
-        default=0.0, metadata={"help": "GNMT's beta: weight of source symbols left unread (paper: 0.2)"}
+    coverage_penalty: float = option(
+        0.0, help="GNMT's beta: weight of source symbols left unread (paper: 0.2)", low=0
     )
     seed: int = II("common.seed")
-    beam_size_threshold: float = field(
-        default=0.0,
-        metadata={"help": "prune candidates that score lower than the best by more than this; 0: keep all"},
+    beam_size_threshold: float = option(
+        0.0, help="prune candidates that score lower than the best by more than this; 0: keep all", low=0
     )
-    subword_sampling: float = field(
-        default=0.0,
-        metadata={
-            "help": "subword regularisation: segment the training sentences anew in every epoch, each drawn "
-            "with its probability to this power (Kudo 2018: 0.1 to 0.5; smaller is more uniform); 0: off"
-        },
+    subword_sampling: float = option(
+        0.0,
+        help="subword regularisation: segment the training sentences anew in every epoch, each drawn with "
+        "its probability to this power (Kudo 2018: 0.1 to 0.5; smaller is more uniform); 0: off",
+        low=0,
     )
-    subword_nbest: int = field(
-        default=64,
-        metadata={"help": "with --subword-sampling: draw from this many of the likeliest segmentations"},
+    subword_nbest: int = option(
+        64,
+        help="with --subword-sampling: draw from this many of the likeliest segmentations",
+        low=2,
+        high=MOST_SEGMENTATIONS,
     )
 
 
 @register_task("gnmt_translation", dataclass=GNMTTranslationConfig)
-class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, TranslationTask):
+class GNMTTranslationTask(LogsDynamics, DetachingTask, TranslationTask):
     """See the module's docstring.
 
     Attributes:
@@ -79,27 +78,18 @@ class GNMTTranslationTask(LogsDiagnostics, LogsDynamics, DetachingTask, Translat
 
         Raises:
             UsageError: the data directory is missing, an option is out of its range, or only one language is
-                given, or the same for both sides.
+                given.
         """
-        made = "rhhn prepare made"
-        if not cfg.data or cfg.data == "???":
-            raise UsageError(f"task.data is not given: name the directory that {made}")
+        typed_config(cfg, cls).check()
         for directory in utils.split_paths(cfg.data):
             if not os.path.isdir(directory):
-                raise UsageError(f"{directory}: there is no such directory; name the one that {made}")
+                made = "name the one that rhhn prepare made"
+                raise UsageError(f"{directory}: there is no such directory; {made}")
         GNMTScore.parse(cfg.length_penalty, cfg.coverage_penalty, 1.0)
         if (cfg.source_lang is None) != (cfg.target_lang is None):
             # fairseq would infer both from the data, and ignore the one that was given.
             raise UsageError(
                 f"--source-lang {cfg.source_lang} and --target-lang {cfg.target_lang}: give both, or neither"
-            )
-        if cfg.source_lang is not None and cfg.source_lang == cfg.target_lang:
-            raise UsageError(f"--source-lang and --target-lang are both {cfg.source_lang}")
-        if not 0 <= cfg.subword_sampling < math.inf:
-            raise UsageError(f"--subword-sampling {cfg.subword_sampling}: must be a number of 0 or more")
-        if not 2 <= cfg.subword_nbest <= MOST_SEGMENTATIONS:
-            raise UsageError(
-                f"--subword-nbest {cfg.subword_nbest}: must be between 2 and {MOST_SEGMENTATIONS}"
             )
         # fairseq's default of -1 is no number of copies; it reads it where there are train1 or valid1.
         cfg.upsample_primary = max(cfg.upsample_primary, 1)
@@ -190,3 +180,40 @@ def _bleu(meters) -> float:
         counts.tolist(), totals.tolist(), int(sys_len), int(ref_len), smooth_method="exp"
     )
     return round(score.score, 2)
+
+
+class SampledPairs(BaseWrapperDataset):
+    """fairseq's pairs of sentences, with segmentations that ``SegmentationSampler`` draws.
+
+    Batches are formed by the lengths of the sentences as prepared. The draws depend on the seed, the epoch
+    and the pair alone, so they are the same for any number of workers and after any restart.
+    """
+
+    def __init__(
+        self, pairs: LanguagePairDataset, source: SegmentationSampler, target: SegmentationSampler, seed: int
+    ):
+        super().__init__(pairs)
+        self.samplers = {"source": source, "target": target}
+        self.seed = seed
+        # In shared memory, because fairseq keeps the processes that load batches for all epochs.
+        self.epoch = torch.ones((), dtype=torch.int64).share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.epoch.fill_(epoch)
+
+    def __getitem__(self, index: int) -> dict:
+        rng = np.random.default_rng([self.seed, int(self.epoch), int(index)])
+        pair = self.dataset[index]
+        return pair | {side: sampler.draw(pair[side], rng) for side, sampler in self.samplers.items()}
+
+
+class KeyedPairs(BaseWrapperDataset):
+    """Pairs whose batches have a ``key``, the smallest number of their pairs.
+
+    No other batch of the epoch has it, and unlike the tensor ``id`` it stays on the host.
+    """
+
+    def collater(self, samples: list[dict]) -> dict:
+        batch = self.dataset.collater(samples)
+        return batch and batch | {"key": min(sample["id"] for sample in samples)}

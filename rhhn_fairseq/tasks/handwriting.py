@@ -1,60 +1,51 @@
 """Task ``handwriting``: predicting the next point of a pen, with a text to write or without."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.compat.configuration import typed_config
 from rhhn_fairseq.data.strokes.manifest import StrokeManifest
 from rhhn_fairseq.data.strokes.store import StrokeSplit
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import pass_seed
-from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
 from rhhn_fairseq.tasks.stroke_batches import StrokeDataset
 
 logger = logging.getLogger(__name__)
 
-SCALE_AXES = ("each", "both")
-
 
 @dataclass
 class HandwritingTaskConfig(DynamicsTaskConfig):
-    data: str = field(default=MISSING, metadata={"help": "directory that `rhhn prepare` made"})
-    scale_augment: float = field(
-        default=0.1,
-        metadata={"help": "scale each training line by a random factor, at most this much from 1; 0: off"},
+    data: str = option(MISSING, help="directory that `rhhn prepare` made")
+    scale_augment: float = option(
+        0.1,
+        help="scale each training line by a random factor, at most this much from 1; 0: off",
+        low=0,
+        below=1,
     )
-    scale_axes: str = field(
-        default="each",
-        metadata={"help": "'each': dx and dy get separate factors; 'both': they share one"},
+    scale_axes: str = option(
+        "each",
+        help="'each': dx and dy get separate factors; 'both': they share one",
+        choices=("each", "both"),
     )
-    max_points: int = field(default=0, metadata={"help": "read at most this many points of a line; 0: all"})
+    max_points: int = option(0, help="read at most this many points of a line, 2 or more; 0: all", low=0)
     seed: int = II("common.seed")
     train_subset: str = II("dataset.train_subset")
 
     def check(self):
-        """Raises UsageError for invalid values; fairseq does not call __post_init__."""
-        if not self.data or self.data == "???":
-            raise UsageError(
-                "task.data is not given: name the directory that rhhn prepare made"
-            )
-        if not 0 <= self.scale_augment < 1:
-            raise UsageError(f"--scale-augment {self.scale_augment} is not in [0, 1)")
-        if self.scale_axes not in SCALE_AXES:
-            raise UsageError(
-                f"--scale-axes {self.scale_axes} is unknown, choose from {', '.join(SCALE_AXES)}"
-            )
-        if self.max_points < 0 or self.max_points == 1:
-            raise UsageError(f"--max-points {self.max_points}: must be 2 or more, or 0 for all")
+        super().check()
+        if self.max_points == 1:
+            raise UsageError("--max-points 1: must be 2 or more, or 0 for all")
 
 
 @register_task("handwriting", dataclass=HandwritingTaskConfig)
-class HandwritingTask(LogsDiagnostics, LogsDynamics, FairseqTask):
+class HandwritingTask(LogsDynamics, FairseqTask):
     """See the module's docstring.
 
     Attributes:

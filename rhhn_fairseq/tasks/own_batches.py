@@ -1,10 +1,32 @@
 """Tasks that cut their own batches, and fairseq's iterator over them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 from fairseq.data import FairseqDataset, iterators
 
-from rhhn_fairseq.tasks.sizes import rows_of
+from rhhn_fairseq.errors import UsageError
+
+
+class BatchDataset(FairseqDataset):
+    """The batches of a cutter, such as ``Lanes`` or ``FreshBatches``; one item is one batch.
+
+    Args:
+        cutter: has a length and ``batch(index)``. to_sample: makes fairseq's sample of a batch.
+    """
+
+    def __init__(self, cutter, to_sample: Callable[..., dict]):
+        self.cutter, self.to_sample = cutter, to_sample
+
+    def __len__(self):
+        return len(self.cutter)
+
+    def __getitem__(self, index):
+        return self.cutter.batch(index)
+
+    def collater(self, samples: list) -> dict:
+        """Returns the one batch as fairseq's sample."""
+        return self.to_sample(*samples) if samples else {}
 
 
 class OrderedBatchIterator(iterators.EpochBatchIterator):
@@ -66,7 +88,8 @@ class CutsOwnBatches(ABC):
         """
         # Of all callers, only the trainer gives this option, and only for the batches of training.
         training = "grouped_shuffling" in others
-        B = rows_of(max_sentences, max_tokens, self.row_steps)
+        allowed = max(1, (max_tokens or 0) // self.row_steps)
+        B = allowed if max_sentences is None else min(max_sentences, allowed if max_tokens else max_sentences)
         # Dropping an iterator takes up to ten seconds: garbage collection closes the queues of its processes
         # before it ends them.
         key = (dataset, B, num_shards, shard_id, training)
@@ -85,3 +108,11 @@ class CutsOwnBatches(ABC):
                 persistent_workers=True,
             )
         return self.dataset_to_epoch_iter[key]
+
+
+def frequency_of(update_freq: Sequence[int], why: str) -> int:
+    """Returns --update-freq; UsageError says ``why`` it must be the same for all epochs."""
+    if len(set(update_freq)) != 1:
+        given = ",".join(map(str, update_freq))
+        raise UsageError(f"--update-freq {given}: {why}, so every epoch needs the same value")
+    return update_freq[0]

@@ -1,105 +1,76 @@
 """Task ``synthetic``: problems that need a long memory (copying, adding, images read pixel by pixel)."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import List, Optional
 
 import torch
+from fairseq.data import FairseqDataset
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.compat.configuration import typed_config
 from rhhn_fairseq.data.common.manifest import SPLITS
-from rhhn_fairseq.data.problems.base import GeneratedProblem, Problem
+from rhhn_fairseq.data.problems.base import Codes, GeneratedProblem, Problem
 from rhhn_fairseq.data.problems.generated import COPYING_INPUTS
 from rhhn_fairseq.data.problems.images import STANDARD_SPLIT, T10K_SPLIT
 from rhhn_fairseq.data.problems.registry import OPTIONS, PROBLEMS, build_problem
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
-from rhhn_fairseq.tasks.diagnostics import LogsDiagnostics
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
-from rhhn_fairseq.tasks.own_batches import CutsOwnBatches
+from rhhn_fairseq.tasks.own_batches import BatchDataset, CutsOwnBatches, frequency_of
 from rhhn_fairseq.tasks.problem_batches import (
     FreshBatches,
-    ProblemBatchDataset,
-    SplitDataset,
+    ProblemBatch,
     StoredBatches,
     evaluation_set,
     training_set,
 )
-from rhhn_fairseq.tasks.sizes import frequency_of
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class SyntheticTaskConfig(DetachTaskConfig, DynamicsTaskConfig):
-    problem: str = field(default="digits", metadata={"help": f"one of {', '.join(PROBLEMS)}"})
-    length: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "copying: the delay T, so that T + 20 steps are read (default: 100); adding: steps "
-            "(100); xor: bits (30)"
-        },
+    problem: str = option("digits", help=f"one of {', '.join(PROBLEMS)}")
+    length: Optional[int] = option(
+        None,
+        help="copying: the delay T, so that T + 20 steps are read (default: 100); adding: steps (100); "
+        "xor: bits (30)",
     )
-    copying_input: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": f"copying: how a symbol is read, {' or '.join(COPYING_INPUTS)} (default: scalar, the "
-            "symbol's number)"
-        },
+    copying_input: Optional[str] = option(
+        None,
+        help=f"copying: how a symbol is read, {' or '.join(COPYING_INPUTS)} (default: scalar, the symbol's "
+        "number)",
     )
-    mnist_dir: Optional[str] = field(
-        default=None,
-        metadata={"help": "mnist, pmnist: directory with the IDX files, plain or .gz (default: download)"},
+    mnist_dir: Optional[str] = option(
+        None, help="mnist, pmnist: directory with the IDX files, plain or .gz (default: download)"
     )
-    mnist_split: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": f"mnist, pmnist: images in train/valid/test (default: {STANDARD_SPLIT}); {T10K_SPLIT} "
-            "takes all of them from the file of 10,000 test images"
-        },
+    mnist_split: Optional[str] = option(
+        None,
+        help=f"mnist, pmnist: images in train/valid/test (default: {STANDARD_SPLIT}); {T10K_SPLIT} takes all "
+        "of them from the file of 10,000 test images",
     )
-    permutation_seed: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "pmnist, pdigits: seed of the order of the pixels, whatever --seed is (default: 0)"
-        },
+    permutation_seed: Optional[int] = option(
+        None, help="pmnist, pdigits: seed of the order of the pixels, whatever --seed is (default: 0)"
     )
-    train_examples: int = field(
-        default=0,
-        metadata={
-            "help": "generated problems: 0 draws fresh training examples for every update; N trains on a "
-            "fixed set of N"
-        },
+    train_examples: int = option(
+        0,
+        help="generated problems: 0 draws fresh training examples for every update; N trains on a fixed set "
+        "of N",
+        low=0,
     )
-    valid_examples: int = field(
-        default=1000, metadata={"help": "generated problems: examples in valid and in test"}
-    )
-    epoch_updates: int = field(
-        default=1000, metadata={"help": "updates in an epoch of fresh training examples"}
-    )
+    valid_examples: int = option(1000, help="generated problems: examples in valid and in test", low=1)
+    epoch_updates: int = option(1000, help="updates in an epoch of fresh training examples", low=1)
     seed: int = II("common.seed")
     train_subset: str = II("dataset.train_subset")
     update_freq: List[int] = II("optimization.update_freq")
 
-    def check(self):
-        """Raises UsageError for invalid values; fairseq does not call __post_init__."""
-        for name, smallest in (
-            ("train_examples", 0),
-            ("valid_examples", 1),
-            ("epoch_updates", 1),
-            ("seed", 0),
-        ):
-            value = getattr(self, name)
-            if value < smallest:
-                flag = "--" + name.replace("_", "-")
-                raise UsageError(f"{flag} {value} is too small, the smallest is {smallest}")
-
 
 @register_task("synthetic", dataclass=SyntheticTaskConfig)
-class SyntheticTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, DetachingTask, FairseqTask):
+class SyntheticTask(CutsOwnBatches, LogsDynamics, DetachingTask, FairseqTask):
     """Problems that need a long memory; no data directory is needed.
 
     Training examples depend on the seed, the epoch and the number of the batch in it, the random numbers of a
@@ -136,7 +107,7 @@ class SyntheticTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, DetachingTask
         """
         if split not in SPLITS:
             raise UsageError(f"there is no split {split!r} of a problem, choose from {', '.join(SPLITS)}")
-        self.datasets[split] = SplitDataset(split, self._codes(split))
+        self.datasets[split] = SplitDataset(self._codes(split))
 
     def _codes(self, split):
         if not isinstance(self.problem, GeneratedProblem):
@@ -153,7 +124,7 @@ class SyntheticTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, DetachingTask
 
     def cut_batches(self, dataset, B, workers, rank, training):
         """See ``CutsOwnBatches``."""
-        return ProblemBatchDataset(self._batches(dataset, B, workers, training)), training
+        return BatchDataset(self._batches(dataset, B, workers, training), problem_sample), training
 
     def _batches(self, dataset, B, workers, training):
         if dataset.codes is None:
@@ -167,3 +138,33 @@ class SyntheticTask(CutsOwnBatches, LogsDiagnostics, LogsDynamics, DetachingTask
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         torch.manual_seed(pass_seed(self.cfg.seed, update_num, sample["number"]))
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+
+class SplitDataset(FairseqDataset):
+    """One split; what ``task.dataset(split)`` returns.
+
+    Args:
+        codes: its examples; None where fresh ones are drawn for every batch.
+    """
+
+    def __init__(self, codes: Codes | None):
+        self.codes = codes
+
+    def __len__(self):
+        return 0 if self.codes is None else len(self.codes[0])
+
+    def __getitem__(self, index):
+        return tuple(codes[index] for codes in self.codes)
+
+
+def problem_sample(batch: ProblemBatch) -> dict:
+    """Returns a batch as fairseq's sample; ``ntokens`` counts the steps that are read."""
+    B, T, _ = batch.inputs.shape
+    return {
+        "id": torch.arange(B),
+        "nsentences": B,
+        "ntokens": B * T,
+        "net_input": {"inputs": torch.from_numpy(batch.inputs)},
+        "target": torch.from_numpy(batch.targets),
+        "number": batch.number,
+    }

@@ -10,7 +10,7 @@ from rhhn_fairseq.criterions.chunked_cross_entropy import ChunkedCrossEntropy
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers import output_loss
 from rhhn_fairseq.layers.output_loss import linear_cross_entropy
-from rhhn_fairseq.models.gnmt import GNMT, GNMTConfig, OutputLayer
+from rhhn_fairseq.models.gnmt import GNMT, GNMTConfig
 
 P, H, V, PAD = 13, 5, 7, 1
 
@@ -90,13 +90,6 @@ def test_small_probabilities_count_in_float16():
     assert (found - exact).norm() <= 0.1 * exact.norm()
 
 
-def test_without_gradients_none_are_made():
-    y, weight, bias, target = _factors()
-    with torch.no_grad():
-        loss, _, _ = linear_cross_entropy(y, weight, bias, target, target != PAD)
-    assert not loss.requires_grad
-
-
 class _Task:
     """What a criterion reads of a task."""
 
@@ -137,20 +130,6 @@ def test_criterion_is_fairseqs(share, prefix):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
     loss, _, _ = ours(ModuleProxyWrapper(_Distributed(model)), sample)
     assert torch.equal(loss.detach(), results[0][0])
-
-
-def test_refusals():
-    with pytest.raises(UsageError, match="--output-chunk 0 is too small"):
-        ChunkedCrossEntropy(_Task, False, 0.1, output_chunk=0)
-    with pytest.raises(UsageError, match="Linear has no output layer"):
-        ChunkedCrossEntropy(_Task, False, 0.1)(torch.nn.Linear(2, 2), {})
-
-
-def test_output_layer_is_its_parts():
-    layer = OutputLayer(H, V)
-    y = torch.randn(2, 3, H)
-    features, weight, bias = layer.factors(y)
-    torch.testing.assert_close(layer(y), features @ weight.t() + bias)
 
 
 def test_without_a_gradient_none_is_computed(monkeypatch):

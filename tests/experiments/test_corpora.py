@@ -1,7 +1,5 @@
 """The corpora of the tables: a share of a text, and options that follow from files."""
 
-import re
-
 import pytest
 
 from experiments import corpora
@@ -31,14 +29,6 @@ def test_a_share_of_a_corpus_is_the_beginning_of_each_split(tmp_path, monkeypatc
     # It is prepared once.
     monkeypatch.setattr(corpora, "_prepare", None)
     assert corpora.prepare_share(tmp_path / "text", 0.25) == place
-
-
-def test_a_refusal_names_the_command_whose_options_it_names(tmp_path):
-    for split in ("train", "valid", "test"):
-        (tmp_path / f"ptb.{split}.txt").write_text(" a b \n")
-    command = f"rhhn prepare ptb --from-dir {tmp_path} --dest {tmp_path}/data/ptb"
-    with pytest.raises(UsageError, match=f"^{re.escape(command)}: .* or pass --no-verify to accept it$"):
-        corpora.prepare("ptb", tmp_path / "data", tmp_path)
 
 
 def test_a_corpus_in_another_form_than_the_papers_is_refused(tmp_path):

@@ -36,31 +36,6 @@ def test_the_curve_has_an_entry_an_epoch_and_what_is_begun_counts(record):
     assert record.cost() == Cost("lstm_ptb", "float32", 0.6, 10, "a processor", 1)
 
 
-def test_lines_that_a_restart_repeats_count_once(tmp_path, record):
-    lines = LOG.splitlines(keepends=True)
-    (tmp_path / "train.log").write_text("".join([*lines, lines[-1]]))
-    before = record.seconds
-    record.read_curve(tmp_path / "train.log")
-    assert record.seconds == before
-
-
-def test_an_epoch_that_was_cut_counts_by_its_updates(tmp_path, record):
-    known = LOG.replace("LSTM on native", "LSTM on native; 10 updates an epoch, the first in 1.0 s")
-    cut = '{"epoch": 2, "train_bpc": "3.1", "train_num_updates": "15", "train_train_wall": "3"}\n'
-    (tmp_path / "train.log").write_text(known + cut)
-    record.read_curve(tmp_path / "train.log")
-    assert (record.updates, record.epochs, record.seconds) == (15, 1.5, 9.0)
-    assert record.cost().updates_per_epoch == 10
-    # It was not validated.
-    assert record.curve[1]["train"] == {"bpc": 3.1} and record.curve[1]["valid"] == {}
-    # fairseq restores the seconds of the epoch's beginning.
-    rest = cut.replace('"15"', '"20"').replace('"3"', '"6"')
-    (tmp_path / "train.log").write_text(known + cut + rest)
-    record.read_curve(tmp_path / "train.log")
-    assert (record.updates, record.epochs, record.seconds) == (20, 2, 12.0)
-    assert [entry["updates"] for entry in record.curve] == [10, 20]
-
-
 def test_a_record_is_read_as_it_was_written(tmp_path, record):
     record.save(tmp_path / "a" / "b.json")
     assert Record.load(tmp_path / "a" / "b.json") == record

@@ -115,21 +115,6 @@ def test_a_run_becomes_a_record_of_the_repository_only_by_record(places, tmp_pat
     assert path.read_bytes() == before
 
 
-def test_the_published_recipe_is_that_of_the_repository_s_run(capsys):
-    reproduce.main(["ha-ptb", "lstm_ptb", "--recipe", "published", "--seeds", "2", "--dry-run"])
-    train = capsys.readouterr().out.splitlines()[0]
-    assert "--max-epoch 25 --bf16" in train and "--lr 0.004 --lr-scheduler polynomial_decay" in train
-    with pytest.raises(UsageError, match="the repository has no run of lstm_gnmt at scale 1"):
-        reproduce.main(["ha-wmt", "lstm_gnmt", "--recipe", "published", "--dry-run"])
-
-
-def test_a_finished_run_evaluates_the_figure_that_it_lacks(places, monkeypatch):
-    finished(a_run(), places.record(a_run()))
-    monkeypatch.setattr(running, "_evaluate", lambda run, figure, *_: 2.0)
-    record = running.execute(a_run(), places)
-    assert record.figures == {"valid bpc carry": 1.0, "test bpc carry": 2.0}
-
-
 def test_a_record_is_opened_for_another_budget_and_nothing_else(tmp_path):
     path = tmp_path / "record.json"
     finished(a_run(Budget(epochs=2)), path)
@@ -170,9 +155,6 @@ def test_what_ended_a_training_is_recorded(tmp_path):
     [
         (["ha-ptp"], "ha-ptp is no table, choose from su-ptb, ha-ptb"),
         (["ha-ptb", "lstm"], "ha-ptb has no row lstm, it has lstm_ptb"),
-        ([], "no table is named"),
-        (["ha-ptb", "--scale", "2"], "--scale 2 is not in (0, 1]"),
-        (["ha-ptb", "--epochs", "0"], "--epochs 0 is too small"),
         (["ha-ptb", "--hours", "nan"], "--hours nan is not a number above 0"),
         (["ha-iam", "lstm_900_iam"], "--from-dir is not given: iam-graves cannot be downloaded"),
     ],

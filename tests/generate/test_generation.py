@@ -5,7 +5,7 @@ from itertools import islice
 from helpers.tiny_char_lm import TRAIN, build_model, build_task, write_corpus
 from helpers.tiny_handwriting import disturb
 
-from rhhn_fairseq.generate import sampling
+from rhhn_fairseq.generate import characters as sampling
 
 
 def test_drawing_is_evaluation_and_reads_the_whole_prompt(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from rhhn_fairseq.inspection.changes import step_changes, watch
 from rhhn_fairseq.inspection.colours import QUANTITY_OF_LINES
 from rhhn_fairseq.inspection.plotting import LINE_COLOUR_MAP
 from rhhn_fairseq.layers.mixture import Mixture
-from rhhn_fairseq.models.handwriting_loading import load_handwriting
+from rhhn_fairseq.models.loading import load_handwriting
 
 
 @pytest.mark.parametrize("cell, options", [("ln_hyperlstm", {}), ("rhn", {"first_step": "skip"})])

@@ -15,7 +15,7 @@ from rhhn_fairseq.cli.running import run as run_program
 from rhhn_fairseq.data.strokes.store import StrokeSplit
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.generate.prime import read_prime
-from rhhn_fairseq.models.handwriting_loading import load_handwriting
+from rhhn_fairseq.models.loading import load_handwriting
 
 write_script = script_cli.load("write")
 
@@ -114,7 +114,7 @@ def test_the_program_refuses_in_one_line(trained, tmp_path, capsys):
     state = torch.load(plain, weights_only=True)
     state["cfg"]["model"]["_name"] = "char_lm"
     torch.save(state, trained / "other.pt")
-    assert "holds a model 'char_lm', not a handwriting model" in refused(trained / "other.pt")
+    assert "holds no handwriting model" in refused(trained / "other.pt")
 
 
 def test_prepared_lines_are_drawn_in_a_grid(trained, tmp_path, capsys):

@@ -1,17 +1,9 @@
-"""What hostile cases are made of: a small world of data and models, a command on a damaged copy, a verdict.
+"""What hostile cases are made of: small data and models, a command on a damaged copy, a verdict."""
 
-`PYTHONPATH=tests python -m helpers.hostile [SOURCE_TREE]` runs all cases against a source tree and
-prints the counts.
-"""
-
-import collections
 import hashlib
-import os
 import random
 import re
 import shutil
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,13 +156,12 @@ class World:
     """Small data and trained models, and the process that runs commands on them.
 
     Args:
-        folder: where to make it. root: the source tree whose programs are run.
+        folder: where to make it.
     """
 
-    def __init__(self, folder: Path, root: Path = ROOT):
-        self.folder = folder
-        self.programs = Programs(root)
-        self.user_dir = root / "rhhn_fairseq"
+    def __init__(self, folder: Path):
+        self.folder, self.programs = folder, Programs()
+        self.user_dir = ROOT / "rhhn_fairseq"
         self.pairs, self.chars = write_pairs(folder / "pairs"), write_chars(folder / "chars")
         self.checkpoints = folder / "checkpoints"
         self.checkpoints.mkdir()
@@ -183,7 +174,6 @@ class World:
         handwriting = HandwritingConfig(cell="lstm", hidden_size=8, mixtures=2)
         tiny_handwriting.save(tiny_handwriting.build(), handwriting, self.checkpoints / "handwriting.pt")
         self.digest = self._digest()
-        self._verdicts = collections.defaultdict(collections.Counter)
 
     def scene(self, name: str) -> Scene:
         """An empty folder for a case."""
@@ -206,13 +196,7 @@ class World:
         elif list(scene.here.rglob("*.tmp")):
             result = "left over"
         shutil.rmtree(scene.here, ignore_errors=True)
-        self._verdicts[case.name.split("/")[0]][result] += 1
         return result, outcome
-
-    def counts(self) -> str:
-        """How many runs of each family had which verdict."""
-        rows = self._verdicts.items()
-        return "\n".join(f"{family}: {verdicts.total()} runs, {dict(verdicts)}" for family, verdicts in rows)
 
     def _digest(self) -> str:
         """Of everything that a command could damage."""
@@ -245,26 +229,3 @@ def verdict(case: Case, outcome: Outcome) -> str:
         # Hydra warns of itself before it begins.
         lines = lines[-1:]
     return "good" if len(lines) == 1 and lines[0].startswith("error: ") else "many lines"
-
-
-def main(root: str = str(ROOT)) -> None:
-    """Prints a line for each case that is not good, and how many cases have which verdict."""
-    sys.path.insert(0, root)
-    from helpers.hostile_cases import CASES
-
-    with tempfile.TemporaryDirectory() as folder:
-        world = World(Path(folder), Path(root))
-        only = os.environ.get("CASES", "")
-        for case in CASES:
-            if not re.match(only, case.name):
-                continue
-            result, outcome = world.run(case)
-            if result != "good" or only:
-                last = (outcome.stderr.strip() or outcome.stdout.strip()).splitlines()[-1:] or [""]
-                print(f"{result:12} {outcome.seconds:5.1f} s  {case.name}: {last[0][:300]}", flush=True)
-        world.close()
-        print(world.counts())
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from helpers.hostile import CHAR_LM, GNMT, Case, Scene, evaluation, generation, training
+from helpers.hostile import GNMT, Case, Scene, evaluation, generation, training
 
 PROGRAM = "__import__('os').mkdir('executed')"
 
@@ -81,88 +81,41 @@ def without(*keys):
 # What any loader refuses: from a good checkpoint's state to the object to save.
 FORMS = {
     "a list": lambda state: [state],
-    "a number": lambda state: 7,
-    "nothing": lambda state: {},
-    "a tensor": lambda state: torch.zeros(3),
     "weights alone": lambda state: state["model"],
-    "no model": without("model"),
     "model None": change("model", value=None),
-    "model a list": change("model", value=[torch.zeros(2)]),
-    "model a string": change("model", value="weights"),
-    "model empty": change("model", value={}),
-    "model of numbers": lambda state: {**state, "model": dict.fromkeys(state["model"], 1.0)},
-    "model with numbers as names": lambda s: {**s, "model": dict(enumerate(s["model"].values()))},
     "NaN weights": weights(lambda w: torch.full_like(w, float("nan"))),
-    "one infinite weight": weights(lambda w: w.index_fill(0, torch.tensor([0]), float("inf"))),
-    "weights of whole numbers": weights(lambda w: w.long()),
-    "complex weights": weights(lambda w: w.to(torch.complex64)),
     "sparse weights": weights(lambda w: w.to_sparse()),
     "weights on the meta device": weights(lambda w: w.to("meta")),
-    "a weight of another shape": weights(lambda w: w.reshape(-1)),
     "a weight of terabytes": weights(lambda w: torch.zeros(1).expand(10**12)),
     "a weight missing": lambda s: {**s, "model": {k: v for k, v in s["model"].items() if k != first(s)}},
-    "a weight too many": change("model", "nonsense.weight", value=torch.zeros(2)),
     "code": change("extra_state", value=Smuggler()),
 }
 
 # What a loader refuses that builds the model from the checkpoint's configuration.
 CONFIGURATIONS = {
     "cfg None": change("cfg", value=None),
-    "cfg a string": change("cfg", value="model: lstm"),
-    "cfg a list": change("cfg", value=[1, 2]),
-    "cfg a number": change("cfg", value=3),
-    "cfg empty": change("cfg", value={}),
-    "cfg missing": without("cfg"),
     "cfg contains itself": lambda state: {**state, "cfg": cyclic()},
     "cfg deeply nested": lambda state: {**state, "cfg": deep()},
-    "cfg.model a string": change("cfg", "model", value="lstm"),
-    "cfg.model None": change("cfg", "model", value=None),
-    "cfg.model missing": without("cfg", "model"),
     "cfg.model of no known name": change("cfg", "model", "_name", value="lstm_gnmt_smal"),
-    "cfg.model without a name": without("cfg", "model", "_name"),
     "cfg.model of absurd width": change("cfg", "model", "hidden_size", value=10**9),
-    "cfg.model of huge width": change("cfg", "model", "hidden_size", value=40_000),
-    "cfg.model of negative width": change("cfg", "model", "hidden_size", value=-8),
     "cfg.model of absurd depth": lambda state: change("cfg", "model", "encoder_layers", value=10**9)(
         change("cfg", "model", "layers", value=10**9)(state)
     ),
-    "cfg.model a width of text": change("cfg", "model", "hidden_size", value="wide"),
     "cfg.model a width of text to run": change("cfg", "model", "hidden_size", value=PROGRAM),
-    "cfg.model a dangling reference": change("cfg", "model", "hidden_size", value="${nowhere.size}"),
-    "cfg.model a broken reference": change("cfg", "model", "hidden_size", value="${"),
     "cfg.model an unknown resolver": change("cfg", "model", "hidden_size", value="${run:mkdir executed}"),
-    "args a string": lambda state: {**state, "cfg": None, "args": "lstm"},
-    "args empty": lambda state: {**state, "cfg": None, "args": argparse.Namespace()},
     "args of no known name": lambda state: {
         **state, "cfg": None, "args": argparse.Namespace(arch="lstn", task="translation", data="data")
     },
-    "extra_state None": change("extra_state", value=None),
-    "optimizer_history None": change("optimizer_history", value=None),
-    "task_state a string": change("task_state", value="state"),
-    "optimizer_history a string": change("optimizer_history", value="history"),
-    "optimizer_history of numbers": change("optimizer_history", value=[1, 2]),
-    "updates a string": change("optimizer_history", 0, "num_updates", value="many"),
 }  # fmt: skip
 
 # What resuming refuses.
 RESUMPTIONS = {
     "extra_state a string": change("extra_state", value="state"),
     "extra_state missing": without("extra_state"),
-    "extra_state None": change("extra_state", value=None),
-    "optimizer_history None": change("optimizer_history", value=None),
-    "optimizer_history missing": without("optimizer_history"),
-    "epoch missing": without("extra_state", "train_iterator", "epoch"),
     "place in the data negative": change("extra_state", "train_iterator", "iterations_in_epoch", value=-3),
     "optimizer state empty": change("last_optimizer_state", value={}),
-    "place in the data a number": change("extra_state", "train_iterator", value=5),
-    "epoch a string": change("extra_state", "train_iterator", "epoch", value="first"),
-    "optimizer state a string": change("last_optimizer_state", value="state"),
-    "optimizer_history a string": change("optimizer_history", value="history"),
-    "optimizer_history empty": change("optimizer_history", value=[]),
     "another criterion": change("optimizer_history", 0, "criterion_name", value="Other"),
-    "another optimizer": change("optimizer_history", 0, "optimizer_name", value="Other"),
     "updates a string": change("optimizer_history", 0, "num_updates", value="many"),
-    "lr_scheduler_state a string": change("optimizer_history", 0, "lr_scheduler_state", value="state"),
 }
 
 
@@ -185,11 +138,7 @@ def _packed(content: bytes) -> bytes:
 # Files that are damaged as such: from the bytes of a good one.
 FILES = {
     "empty": lambda content: b"",
-    "text": lambda content: b"not a checkpoint",
     "cut short": lambda content: content[: len(content) // 2],
-    "the end cut": lambda content: content[:-100],
-    "garbage inside": lambda content: content[:300] + bytes(400) + content[700:],
-    "an empty zip": lambda content: b"PK\x05\x06" + bytes(18),
     "a pickle that runs code": lambda content: pickle.dumps({"model": Smuggler()}),
     "compressed zeros": _packed,
 }
@@ -216,9 +165,13 @@ def _file(model: str, command, damage):
 COMMANDS = {
     "generate": ("generate", "gnmt", lambda s, path: generation(s, path=path)),
     "eval_lm": ("eval_lm", "char_lm", lambda s, path: evaluation(s, path=path)),
-    "translate": ("translate.py", "gnmt", lambda s, path: ["--checkpoint", path, "--data", s.pairs, "--cpu"]),
-    "sample": ("sample.py", "char_lm", lambda s, path: [path, "--data", s.chars, "--length", 5]),
-    "write": ("write.py", "char_lm", lambda s, path: [path, "--text", "a", "--points", 3]),
+    "translate": (
+        "rhhn",
+        "gnmt",
+        lambda s, path: ["translate", "--checkpoint", path, "--data", s.pairs, "--cpu"],
+    ),
+    "sample": ("rhhn", "char_lm", lambda s, path: ["sample", path, "--data", s.chars, "--length", 5]),
+    "write": ("rhhn", "char_lm", lambda s, path: ["write", path, "--text", "a", "--points", 3]),
     "resume": ("train", "gnmt", lambda s, path: training(s, "--restore-file", path, "--max-update", 4)),
 }
 
@@ -232,9 +185,6 @@ def _pipe(scene: Scene) -> Path:
 
 OTHER = {
     "generate of a language model": ("generate", lambda s: generation(s, path=s.checkpoints / "char_lm.pt")),
-    "generate of a classifier": ("generate", lambda s: generation(s, path=s.checkpoints / "copying.pt")),
-    "eval_lm of a translation model": ("eval_lm", lambda s: evaluation(s, path=s.checkpoints / "gnmt.pt")),
-    "eval_lm of a classifier": ("eval_lm", lambda s: evaluation(s, path=s.checkpoints / "copying.pt")),
     "eval_lm of two models": (
         "eval_lm",
         lambda s: evaluation(s, path=f"{s.checkpoints / 'char_lm.pt'}:{s.checkpoints / 'char_lm.pt'}"),
@@ -243,26 +193,11 @@ OTHER = {
         "train",
         lambda s: training(s, "--restore-file", s.checkpoints / "char_lm.pt", model=GNMT),
     ),
-    "resume from a translation model": (
-        "train",
-        lambda s: training(s, "--restore-file", s.checkpoints / "gnmt.pt", model=CHAR_LM),
-    ),
     "resume with another width": (
         "train",
         lambda s: training(s, "--restore-file", s.checkpoints / "gnmt.pt", "--hidden-size", 12),
     ),
-    "resume with another optimizer": (
-        "train",
-        lambda s: training(s, "--restore-file", s.checkpoints / "gnmt.pt", "--optimizer", "sgd"),
-    ),
-    "resume with another criterion": (
-        "train",
-        lambda s: training(s, "--restore-file", s.checkpoints / "gnmt.pt", "--criterion", "cross_entropy"),
-    ),
     "generate from no file": ("generate", lambda s: generation(s, path=s.here / "nowhere.pt")),
-    "generate from a directory": ("generate", lambda s: generation(s, path=s.here)),
-    "eval_lm from a directory": ("eval_lm", lambda s: evaluation(s, path=s.here)),
-    "generate from a pipe": ("generate", lambda s: generation(s, path=_pipe(s))),
     "eval_lm from a pipe": ("eval_lm", lambda s: evaluation(s, path=_pipe(s))),
     "resume from a directory": ("train", lambda s: training(s, "--restore-file", s.here)),
 }
@@ -285,8 +220,8 @@ def checkpoint_cases() -> list[Case]:
         program, model, command = COMMANDS[name]
         form = FORMS["NaN weights"]
         cases.append(Case(f"checkpoint/{name}", program, _form(model, command, form), slow=name != "resume"))
-    write = lambda s, path: [path, "--lines", 1, "--points", 3]  # noqa: E731
-    good = Case("control/write", "write.py", _form("handwriting", write, lambda state: state), harmless=True)
+    write = lambda s, path: ["write", path, "--lines", 1, "--points", 3]  # noqa: E731
+    good = Case("control/write", "rhhn", _form("handwriting", write, lambda state: state), harmless=True)
     cases.append(good)
     cases += [Case(f"checkpoint/{kind}", program, arguments) for kind, (program, arguments) in OTHER.items()]
     return cases

@@ -6,16 +6,14 @@ import pytest
 import torch
 from fairseq import search
 from fairseq.data import Dictionary
-from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
 
 import rhhn_fairseq.plugin  # noqa: F401
-from rhhn_fairseq.cells import CELLS
-from rhhn_fairseq.cli.describing import build_empty, count_parameters, describe
+from rhhn_fairseq.cells.running import Cell
+from rhhn_fairseq.cli.describing import count_parameters
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.decoder import ATTENTION_FORMS
 from rhhn_fairseq.models.gnmt import GNMT, GNMTConfig
-from rhhn_fairseq.models.gnmt_table import ARCHITECTURES
 
 both_forms = pytest.mark.parametrize("form", ATTENTION_FORMS)
 
@@ -59,22 +57,9 @@ def _batch(dictionary, lengths=(5, 2, 4), left=True, seed=1):
     return rows
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_parameter_counts_are_those_of_the_table(arch):
-    assert count_parameters(build_empty(arch)) == ARCHITECTURES[arch].parameters
-
-
-def test_paper_sizes_come_to_the_papers_figures():
-    assert count_parameters(build_empty("lstm_gnmt")) == pytest.approx(280.86e6, abs=5e3)
-    assert count_parameters(build_empty("hyperlstm_gnmt")) == pytest.approx(325.5e6, abs=0.3e6)
-    assert "280.7 M with 32,000 symbols; BLEU 38.95" in describe("lstm_gnmt")
-    assert "expected:   325,345,408 (equal)" in describe("hyperlstm_gnmt")
-    assert "figures:" not in describe("lstm_gnmt_small")
-
-
 @both_forms
 @pytest.mark.parametrize("start", ["zeros", "encoder"])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", ["lstm", "hyperrhn", "ln_hyperlstm"])
 def test_incremental_decoding_equals_the_forced_pass(cell, start, form):
     model = _model(cell, attention=form, decoder_start=start)
     dictionary = model.decoder.dictionary
@@ -211,15 +196,7 @@ def test_start_of_other_widths_and_of_the_attention(hidden, bound):
     assert 0.99 * bound < whole.abs().max() <= bound
 
 
-def test_own_start_of_the_cells_beside_a_uniform_rest():
-    model = _model("ln_hyperlstm", init_range=0.01, decoder_layers=2)
-    for cell in (*model.encoder.stack.cells, model.decoder.decoder.bottom.cell):
-        blocks = cell.weight_h.detach().chunk(4, dim=1)
-        assert all(torch.allclose(block.T @ block, torch.eye(8), atol=1e-5) for block in blocks)
-    assert model.decoder.output.weight.abs().max() <= 0.01
-
-
-@pytest.mark.parametrize("cell", ["ln_lstm", "hyperlstm", "ln_hyperlstm", "mi_lstm"])
+@pytest.mark.parametrize("cell", ["ln_lstm", "hyperlstm"])
 def test_cells_with_gains_or_scaling_vectors_keep_their_own_start(cell):
     """Near zero, these would multiply every signal and every gradient down to nothing."""
     model = GNMT.build_model(GNMTConfig(cell=cell, hidden_size=32, embed_dim=32, init_range=0.04), _Task())
@@ -229,59 +206,10 @@ def test_cells_with_gains_or_scaling_vectors_keep_their_own_start(cell):
     assert kept and all((names[name] == 1).all() for name in kept)
 
 
-@pytest.mark.parametrize("cell", ["rhn", "hyperrhn"])
-def test_transform_gates_start_as_asked_beside_a_uniform_rest(cell):
-    options = dict(transform_bias=-2.0) | (dict(hyper_size=8) if cell == "hyperrhn" else {})
-    config = GNMTConfig(cell=cell, hidden_size=16, embed_dim=16, init_range=0.04, **options)
-    model = GNMT.build_model(config, _Task())
-    for inner in (*model.encoder.stack.cells, model.decoder.decoder.bottom.cell):
-        assert inner.weight_x.abs().max() <= 0.04
-        for bias in inner.bias_s:
-            candidate, transform = bias.detach().chunk(2)
-            assert candidate.abs().max() <= 0.04 and (transform + 2).abs().max() <= 0.0401
-
-
-def test_an_irnn_starts_with_the_identity_beside_a_uniform_rest():
-    config = GNMTConfig(cell="irnn", hidden_size=16, embed_dim=16, init_range=0.04)
-    model = GNMT.build_model(config, _Task())
-    for cell in model.encoder.stack.cells:
-        assert torch.equal(cell.weight_h.detach(), torch.eye(16))
-        assert 0.03 < cell.weight_x.abs().max() <= 0.04
-
-
-@pytest.mark.parametrize(
-    "cell, options, weight",
-    [("mlstm", {}, "weight_mh"), ("hyperrnn", {"hyper_form": "full", "hyper_size": 8}, "bias_zh")],
-    ids=["mlstm", "full_hyperrnn"],
-)
-def test_a_cell_that_multiplies_weights_keeps_its_own_start(cell, options, weight):
-    config = GNMTConfig(cell=cell, hidden_size=16, embed_dim=16, init_range=0.04, **options)
-    for cell in GNMT.build_model(config, _Task()).encoder.stack.cells:
-        assert getattr(cell, weight).abs().max() > 0.04
-
-
-def test_architectures_have_their_own_sizes():
-    small = MODEL_DATACLASS_REGISTRY["hyperlstm_gnmt_small"]()
-    assert (small.cell, small.hidden_size, small.embed_dim) == ("ln_hyperlstm", 512, 256)
-    assert (small.encoder_layers, small.decoder_layers) == (2, 2)
-    rhn = MODEL_DATACLASS_REGISTRY["rhn_gnmt"]()
-    assert (rhn.rhn_depth, rhn.encoder_layers, rhn.residual_from, rhn.dropout) == (2, 8, 3, 0.2)
-    assert MODEL_REGISTRY["lstm_gnmt"].__mro__[1] is GNMT
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"attention": "dot"}, "--attention dot is unknown, choose from paper, v2"),
-        ({"decoder_start": "random"}, "--decoder-start random is unknown, choose from zeros, encoder"),
-        ({"share_embeddings": "both"}, "--share-embeddings both is unknown"),
-        ({"hidden_size": 0}, "--hidden-size 0 is too small"),
         ({"dropout": 1.0}, "--dropout 1.0 is too large, it must be below 1"),
-        ({"output_dropout": -0.1}, "--output-dropout -0.1 is too small"),
-        ({"init_range": -1.0}, "--init-range -1.0 is too small"),
-        ({"init_width": -1}, "--init-width -1 is too small"),
-        ({"attention_score": "dot"}, "--attention-score dot is unknown, choose from additive, general"),
-        ({"residual_from": -1}, "--residual-from -1 is too small"),
         ({"rhn_depth": 2}, "--rhn-depth is not an option of the cell lstm"),
         ({"cell": "lstmm"}, "unknown cell 'lstmm'"),
     ],
@@ -309,21 +237,6 @@ class TestFingerprint:
         ours.load_state_dict(_model(task=_Task(pieces="c" * 64)).state_dict())
         assert bytes(ours.pieces_sha256.tolist()).hex() == "c" * 64
 
-    def test_other_sizes_are_refused_in_one_line(self):
-        with pytest.raises(UsageError, match="of another cell, size or dictionary: decoder") as caught:
-            _model().load_state_dict(_model("gru").state_dict())
-        assert "\n" not in str(caught.value)
-
-
-@both_forms
-def test_gradients_reach_every_parameter(form):
-    model = _model("hyperrhn", attention=form, rhn_depth=2, dropout=0.1).train()
-    dictionary = model.decoder.dictionary
-    logits, _ = model(_batch(dictionary), None, _batch(dictionary, (4, 4, 4), seed=2))
-    logits.logsumexp(-1).sum().backward()
-    missing = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    assert missing == []
-
 
 def test_rates_reach_the_encoder_and_the_decoder():
     rates = dict(dropout=0.1, output_dropout=0.0, context_dropout=0.3, dropout_mask="sequence")
@@ -332,3 +245,11 @@ def test_rates_reach_the_encoder_and_the_decoder():
     for config in (encoder, decoder):
         assert (config.input_dropout, config.layer_dropout, config.dropout_mask) == (0.1, 0.1, "sequence")
     assert (decoder.output_dropout, decoder.context_dropout) == (0.0, 0.3)
+
+
+def test_options_of_the_cell_reach_every_cell():
+    model = _model("ln_hyperlstm", zoneout=0.25, recurrent_dropout=0.5)
+    cells = [module.config for module in model.modules() if isinstance(module, Cell)]
+    outer = [config for config in cells if getattr(config, "hyper_size", None) == 4]
+    # Two layers of the encoder, the first in both directions, and three of the decoder.
+    assert [(config.zoneout, config.recurrent_dropout) for config in outer] == [(0.25, 0.5)] * 6

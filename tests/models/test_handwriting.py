@@ -1,8 +1,5 @@
 """The handwriting model, its window, data sets and task, and their training through fairseq's programs."""
 
-import dataclasses
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -12,8 +9,7 @@ from helpers.strokes_cli import random_rows
 from helpers.tiny_handwriting import NORMALISATION, SYMBOLS, build, prepare_words
 from omegaconf import OmegaConf
 
-from rhhn_fairseq.cells import CELLS, build_cell, cell_options
-from rhhn_fairseq.cli.describing import build_empty, count_parameters, describe
+from rhhn_fairseq.cells import build_cell, cell_options
 from rhhn_fairseq.criterions.mixture_density import MixtureDensity
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.data.strokes.points import Line, from_offsets
@@ -21,7 +17,6 @@ from rhhn_fairseq.data.strokes.store import StrokeSplit, write_split
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.window import UNKNOWN, Window, WindowCell, WindowConfig, WindowStack, one_hot
 from rhhn_fairseq.models.handwriting import Handwriting, HandwritingConfig
-from rhhn_fairseq.models.handwriting_table import ARCHITECTURES
 from rhhn_fairseq.tasks.handwriting import HandwritingTask, HandwritingTaskConfig
 from rhhn_fairseq.tasks.stroke_batches import StrokeDataset
 
@@ -31,27 +26,6 @@ T, B, C, H, U, V, K = 6, 3, 3, 5, 4, 7, 2
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
     return prepare_words(tmp_path_factory.mktemp("words") / "data")
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_architectures_have_the_papers_parameters(arch):
-    row = ARCHITECTURES[arch]
-    model = build_empty(arch)
-    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
-    assert count_parameters(model) == row.parameters
-    text = describe(arch)
-    assert f"expected:   {row.parameters:,} (equal)" in text
-    assert f"loss {row.valid:,} nats per sequence (Ha section 4.3, IAM-OnDB)" in text
-
-
-def test_a_window_adds_its_own_parameters_and_the_widths_it_is_read_with():
-    plain = build_empty("lstm_2x650_iam")
-    config = HandwritingConfig(cell="lstm", hidden_size=650, layers=2, window=10)
-    with torch.device("meta"):
-        model = Handwriting.for_vocabulary(config, 57)
-    # Both layers read 57 columns more, and the window's 30 numbers come from the first layer.
-    added = 2 * 57 * 4 * 650 + 650 * 30 + 30
-    assert count_parameters(model) == count_parameters(plain) + added
 
 
 def _random(*shape, seed=1):
@@ -83,13 +57,6 @@ def _text():
     """Indices of texts of 4, 2 and 3 characters, one of them unknown."""
     text = torch.tensor([[0, 3, 6, 1], [2, 5, UNKNOWN, UNKNOWN], [4, UNKNOWN, 2, UNKNOWN]])
     return one_hot(text, V, torch.float64)
-
-
-def test_one_hot():
-    rows = _text()
-    assert rows.shape == (B, U, V)
-    assert rows.sum(dim=-1).tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 1, 0]]
-    assert rows[0, 1, 3] == 1
 
 
 def test_window_equals_the_equations():
@@ -127,7 +94,7 @@ def test_the_layers_above_read_the_window_of_their_own_step():
     assert [part.shape[1] for part in state] == list(stack.state_sizes)
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", ["lstm", "hyperrhn", "ln_hyperlstm"])
 def test_a_window_goes_on_where_it_was(cell):
     stack, text, x = _window_stack(cell, layers=2).eval(), _text(), _random(T, B, C)
     whole, final, _ = stack(x, text)
@@ -141,7 +108,7 @@ def test_a_window_goes_on_where_it_was(cell):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("cell", ["ln_hyperlstm", "hyperrhn", "gru"])
+@pytest.mark.parametrize("cell", ["ln_hyperlstm", "gru"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_changes_no_window(cell, side):
     stack, text, x = _window_stack(cell).eval(), _text(), _random(T, B, C)
@@ -169,20 +136,6 @@ def test_gradients_through_the_window():
     assert torch.autograd.gradcheck(lambda x, *_: stack(x, text)[0], (x, *parameters))
 
 
-def test_the_window_starts_at_the_speed_of_the_data():
-    config = WindowConfig(cell="lstm", input_size=C, hidden_size=64, symbols=V, points_per_symbol=25.0)
-    stack, text = WindowStack(config).eval(), one_hot(torch.zeros(1, 30, dtype=torch.long), V, torch.float32)
-    _, state, _ = stack(torch.randn(250, 1, C), text)
-    # Ten characters in 250 points; h moves the speed by a few percent.
-    assert (state[-1] - 10).abs().max() < 2
-
-
-def test_the_speed_of_the_data_reaches_the_window():
-    bias = build(window=2).stack.first.window.bias.detach()
-    # The tiny data have six points a symbol.
-    torch.testing.assert_close(bias, torch.tensor([0.0] * 4 + [-math.log(6.0)] * 2))
-
-
 def test_the_window_keeps_its_place_in_half_precision():
     config = WindowConfig(cell="lstm", input_size=C, hidden_size=H, symbols=V, window=K)
     cell = WindowCell(build_cell("lstm", C + V, H), Window(config), config).bfloat16().eval()
@@ -202,10 +155,6 @@ def test_refused_windows():
     refused("residual_from=1 is too small", residual_from=1)
     refused("bidirectional_layers=1 is not supported", bidirectional_layers=1)
     refused("window=0 is too small", window=0)
-    with pytest.raises(UsageError, match="--window -1 is too small"):
-        build(window=-1)
-    with pytest.raises(UsageError, match="--mixtures 0 is too small"):
-        Handwriting(HandwritingConfig(mixtures=0), NORMALISATION, "", 0.0)
     with pytest.raises(
         UsageError, match="--window 2 reads the text of each line, and the training lines have none"
     ):
@@ -241,10 +190,6 @@ def test_checkpoints_of_other_data_are_refused():
         UsageError, match=r"trained on offsets of mean \(2.5, -0.5\) .* prepare them with --stat"
     ):
         other.load_state_dict(state)
-    with pytest.raises(UsageError, match="is of another cell or size: .* give the --arch and options"):
-        build(window=2, layers=2).load_state_dict(state)
-    with pytest.raises(UsageError, match="not of a handwriting model"):
-        model.load_state_dict({})
 
 
 def test_statistics_survive_half_precision():
@@ -300,7 +245,7 @@ def test_cut_and_chosen_lines(tmp_path):
 
 
 def _task(data, **options) -> HandwritingTask:
-    config = HandwritingTaskConfig(data=str(data), seed=1, train_subset="train", **options)
+    config = HandwritingTaskConfig(**{"data": str(data), "seed": 1, "train_subset": "train"} | options)
     return HandwritingTask.setup_task(config)
 
 
@@ -334,22 +279,25 @@ def test_scale_augmentation_scales_what_was_written(words, axes):
     torch.testing.assert_close(task.rescaled(sample)["target"], found["target"])
 
 
-def test_batches_of_equal_size_get_different_random_numbers(words, monkeypatch):
-    task = _task(words, scale_augment=0.3, max_points=8)
-    task.load_dataset("train")
-    dataset, draws = task.datasets["train"], []
+def test_draws_depend_on_the_seed_and_the_batch(words, monkeypatch):
+    """Batches of equal size, too, get different random numbers."""
+    draws = []
 
     def rescaled(sample):
         draws.append(torch.rand(1).item())
         return sample
 
-    monkeypatch.setattr(task, "rescaled", rescaled)
-    model, criterion = build().double(), MixtureDensity(None, "point")
-    for first in (0, 2):
+    for seed, first in ((1, 0), (1, 0), (1, 2), (2, 0)):
+        task = _task(words, scale_augment=0.3, max_points=8, seed=seed)
+        task.load_dataset("train")
+        dataset = task.datasets["train"]
+        assert dataset.shuffle
+        monkeypatch.setattr(task, "rescaled", rescaled)
         sample = dataset.collater([dataset[first], dataset[first + 1]])
-        assert sample["ntokens"] == 14
-        task.train_step(sample, model, criterion, Optimizer(), 1)
-    assert draws[0] != draws[1]
+        task.train_step(sample, build().double(), MixtureDensity(None, "point"), Optimizer(), 1)
+    assert draws[0] == draws[1] and len(set(draws)) == 3
+    task.load_dataset("valid")
+    assert not task.datasets["valid"].shuffle
 
 
 class Optimizer:
@@ -393,34 +341,6 @@ def test_lines_without_a_text_are_left_out_where_texts_are_read(words, tmp_path)
         task.load_dataset("valid")
 
 
-@pytest.mark.parametrize(
-    "options, reason",
-    [
-        ({"scale_augment": 1.0}, r"--scale-augment 1.0 is not in \[0, 1\)"),
-        ({"scale_axes": "x"}, "--scale-axes x is unknown, choose from each, both"),
-        ({"max_points": 1}, "--max-points 1: must be 2 or more, or 0 for all"),
-    ],
-)
-def test_refused_task_options(words, options, reason):
-    with pytest.raises(UsageError, match=reason):
-        _task(words, **options)
-
-
-def test_refused_directories(tmp_path):
-    with pytest.raises(UsageError, match="task.data is not given"):
-        HandwritingTask.setup_task(dataclasses.replace(HandwritingTaskConfig(), data="???"))
-    with pytest.raises(
-        UsageError, match="has no manifest.json; name a directory that rhhn prepare"
-    ):
-        _task(tmp_path)
-    (tmp_path / "manifest.json").write_text('{"format": 1, "mode": "text"}')
-    with pytest.raises(UsageError, match="is not the manifest of handwriting"):
-        _task(tmp_path)
-    (tmp_path / "manifest.json").write_text('{"kind": "strokes", "format": 99}')
-    with pytest.raises(UsageError, match="has format 99, this version reads format 1"):
-        _task(tmp_path)
-
-
 SMALL = ["--hidden-size", 12, "--mixtures", 3, "--recurrent-dropout", 0.1]
 COMMON = ["--task", "handwriting", "--criterion", "mixture_density", "--batch-size", 8, "--cpu"]
 OPTIMIZER = ["--optimizer", "adam", "--lr", 0.01, "--clip-norm", 5.0, "--num-workers", 0]
@@ -447,15 +367,6 @@ def test_training_and_validation_through_fairseqs_programs(words, tmp_path):
     found = record.get("nats_point", record.get("valid_nats_point"))
     # Logged with four decimals; the batches are others.
     assert found == pytest.approx(nats[-1], abs=2e-4)
-
-
-def test_a_wrong_directory_ends_in_one_line(tmp_path):
-    result = fairseq_train([tmp_path, *COMMON, "--arch", "lstm_900_iam", *OPTIMIZER], check=False)
-    assert result.returncode == 1
-    last = (result.stdout + result.stderr).strip().splitlines()[-1]
-    assert last == (
-        f"error: {tmp_path}: has no manifest.json; name a directory that rhhn prepare made"
-    )
 
 
 @pytest.mark.slow

@@ -8,24 +8,20 @@ from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import ARCH_MODEL_REGISTRY
 from helpers.cli import USER_DIR, run_module
-from helpers.idx_files import write_mnist
-from helpers.option_walk import Workplace
-from helpers.programs import run
 from helpers.tiny_char_lm import write_corpus
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
+from rhhn_fairseq.cli.describing import build_empty, count_parameters, describe
 from rhhn_fairseq.compat.recipes import (
-    fill,
     fill_tree,
     given_options,
     keys_of_the_user,
     recipe_of,
 )
-from rhhn_fairseq.data.text.corpora import text_files
-from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.models import char_lm_table, classifier_table, gnmt_table, handwriting_table
+from rhhn_fairseq.models.recipes import Architecture
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -56,21 +52,28 @@ def test_an_architecture_alone_is_a_whole_training(arch):
     assert args.max_epoch or args.max_update
 
 
+def row_of(arch) -> Architecture:
+    return next(table.ARCHITECTURES[arch] for table in TABLES if arch in table.ARCHITECTURES)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_an_architecture_has_the_parameters_of_its_table(arch):
+    row, model, text = row_of(arch), build_empty(arch), describe(arch)
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    assert count_parameters(model) == row.parameters and f"{row.parameters:,} (equal)" in text
+    assert ("figures:" in text) == (row.source is not None)
+    assert row.source is None or f"figures:    {row.reported()}" in text
+
+
 GIVEN = [
     ("--lr=5e-4", {"lr": [5e-4], "optimizer": "adam", "clip_norm": 1.0}),
-    ("--lr 0.25", {"lr": [0.25]}),
     ("--batch-size 3", {"batch_size": 3, "batch_size_valid": 3, "max_tokens": None}),
     ("--max-tokens 900", {"max_tokens": 900, "batch_size": None}),
     ("--max-update 7", {"max_update": 7, "max_epoch": 0}),
     ("--max-epoch 2", {"max_update": 0, "max_epoch": 2}),
-    ("--clip-norm 0.0", {"clip_norm": 0.0}),
     ("--criterion cross_entropy", {"criterion": "cross_entropy"}),
-    ("--optimizer fused_adam", {"optimizer": "fused_adam", "lr": [1e-3], "clip_norm": 1.0}),
     ("--optimizer adam_l1", {"optimizer": "adam_l1", "lr": [1e-3], "clip_norm": 0.0}),
     ("--optimizer sgd", {"optimizer": "sgd", "lr": [0.25], "clip_norm": 1.0}),
-    ("--lr-scheduler inverse_sqrt", {"lr_scheduler": "inverse_sqrt", "lr": [1e-3]}),
-    ("--tokens-per-sample=20", {"tokens_per_sample": 20}),
-    ("--save-interval 5", {"save_interval": 5, "no_epoch_checkpoints": False}),
     ("--keep-last-epochs 2", {"keep_last_epochs": 2, "no_epoch_checkpoints": False}),
     # A value that reads as an option's name is no option.
     ("--save-dir=--lr", {"save_dir": "--lr", "lr": [1e-3]}),
@@ -114,28 +117,12 @@ def test_other_models_are_left_alone():
     assert (args.criterion, args.optimizer, args.lr, args.batch_size) == ("cross_entropy", None, [0.25], None)
 
 
-def test_callers_of_fairseq_may_change_the_parser():
-    parser = options.get_training_parser()
-    args = options.parse_args_and_arch(
-        parser, ["data", "--arch", "lstm_ptb"], modify_parser=lambda p: p.set_defaults(seed=5)
-    )
-    assert args.seed == 5 and args.lr == [1e-3]
-
-
 def test_given_options_are_what_argparse_reads():
     parser = options.get_training_parser()
     line = ["data", "-a", "lstm_ptb", "--lr=1e-3", "--cpu", "--save-dir", "x", "--unknown", "3"]
     before = parser.get_default("lr")
     assert given_options(parser, line) == {"arch": "lstm_ptb", "lr": [1e-3], "cpu": True, "save_dir": "x"}
     assert parser.get_default("lr") == before
-
-
-def test_filling_in_is_logged_in_one_line(caplog):
-    with caplog.at_level("INFO", logger="rhhn_fairseq.recipes"):
-        parse("data", "--arch", "lstm_ptb", "--lr", "0.002")
-    (record,) = caplog.records
-    assert "--task char_lm" in record.message and "--clip-norm 1" in record.message
-    assert "--lr " not in record.message
 
 
 def tree(**sections):
@@ -194,12 +181,6 @@ def test_what_a_tree_says_takes_precedence():
     assert cfg.criterion._name == "cross_entropy" and cfg.task.batching == "windows"
 
 
-def test_fill_heeds_what_says_the_same_in_another_way():
-    filled = fill("lstm_ptb", {"max_tokens": 5, "task": "char_lm", "max_update": 3})
-    assert not {"batch_size", "task", "max_epoch"} & set(filled) and filled["lr"] == [1e-3]
-    assert fill("lstm_lm", {}) == fill(None, {}) == {}
-
-
 def test_every_model_of_the_project_has_a_recipe():
     ours = {name for name, model in ARCH_MODEL_REGISTRY.items() if model.__module__.startswith("rhhn_")}
     assert ours == {*ARCHITECTURES, *BASES}
@@ -223,56 +204,3 @@ def test_the_command_trains_and_resumes(corpus, tmp_path):
     state = load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))
     assert state["optimizer_history"][-1]["num_updates"] == 4
     assert state["optimizer_history"][-1]["criterion_name"] == "CharCrossEntropy"
-
-
-def test_hydra_trains_an_architecture_alone(corpus, tmp_path):
-    sizes = ["+model.hidden_size=8", "+task.tokens_per_sample=5", "dataset.batch_size=2"]
-    line = [f"common.user_dir={USER_DIR}", "common.cpu=true", "+model._name=rhn_ptb", "+model.rhn_depth=2"]
-    line += [f"+task.data={corpus}", f"checkpoint.save_dir={tmp_path}", "optimization.max_update=2", *sizes]
-    result = run_module("fairseq_cli.hydra_train", line, cwd=tmp_path)
-    assert result.stdout.count("is trained with --task char_lm") == 1
-    cfg = load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))["cfg"]
-    assert (cfg.optimizer._name, cfg.task.batching) == ("adam_l1", "windows")
-    assert cfg.optimization.clip_norm == 10.0
-    assert cfg.optimization.lr == cfg.optimizer.lr == cfg.lr_scheduler.lr == [5e-4]
-    assert (cfg.optimization.max_epoch, cfg.dataset.batch_size_valid) == (0, 2)
-
-
-SHRUNK = ["--hidden-size", "4"]
-SHRUNK_GNMT = ["--embed-dim", "4", "--encoder-layers", "2", "--decoder-layers", "2", "--max-update", "1"]
-
-
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
-    """Data in which every recipe's update has its symbols."""
-    place = Workplace(tmp_path_factory.mktemp("workplace"))
-    texts = {}
-    for split, lines in (("train", 2000), ("valid", 20), ("test", 20)):
-        texts[split] = [place.folder / f"{split}.txt"]
-        texts[split][0].write_text("weights that change as the network reads\n" * lines)
-    place.data["char_lm"] = str(place.folder / "long")
-    prepare(text_files(texts, False), place.folder / "long")
-    return place
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", [*ARCHITECTURES, *BASES])
-def test_every_architecture_trains_with_nothing_else(arch, workplace, tmp_path):
-    """But for sizes and a length that suit a test."""
-    task = recipe_of(arch, {})["task"]
-    line = [*workplace.data_of(task), "--arch", arch, *SHRUNK, "--max-update", "1", "--cpu"]
-    if task == "gnmt_translation":
-        line += SHRUNK_GNMT
-    if "hyper" in arch or arch == "char_lm":
-        line += ["--hyper-size", "4"]
-    if recipe_of(arch, {}).get("problem") == "mnist":
-        line += [
-            "--mnist-dir",
-            str(write_mnist(workplace.folder / "mnist", train=60, t10k=60)),
-            "--mnist-split",
-            "t10k:30/10/10",
-        ]
-    outcome = run("train", [*line, "--save-dir", tmp_path])
-    assert outcome.kind == "works", outcome.text
-    state = load_checkpoint_to_cpu(str(tmp_path / "checkpoint_best.pt"))
-    assert state["optimizer_history"][-1]["num_updates"] == 1

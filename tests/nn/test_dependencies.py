@@ -51,7 +51,7 @@ import torch
 rnn = HyperLSTM(4, 6, 2, bidirectional=True, hyper_size=3)
 y, state = rnn(torch.randn(5, 2, 4))
 # Modules that take seconds to import, and those that change the process.
-slow = "fairseq hydra torch._dynamo torch._inductor triton matplotlib rhhn_fairseq.allocator"
+slow = "fairseq hydra torch._dynamo torch._inductor triton matplotlib rhhn_fairseq.ops.memory"
 assert not [name for name in slow.split() if name in sys.modules]
 y.sum().backward()
 
@@ -65,7 +65,7 @@ for name in rhhn_fairseq.cells.CELLS:
     small = {"hyper_size": 3} if "hyper" in name else {}
     y, _ = rhhn_fairseq.nn.layer_of(name)(4, 6, **small)(torch.randn(5, 2, 4))
     y.sum().backward()
-assert "rhhn_fairseq.allocator" not in sys.modules
+assert "rhhn_fairseq.ops.memory" not in sys.modules
 """
 
 

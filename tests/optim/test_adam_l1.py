@@ -56,22 +56,6 @@ def test_equals_the_written_out_update():
         np.testing.assert_allclose(ours, theta, rtol=0, atol=1e-14)
 
 
-def test_equals_torch_adam_after_a_clip_by_hand():
-    ours, theirs = parameters(1, torch.float32), parameters(1, torch.float32)
-    optimizer = build(ours)
-    reference = torch.optim.Adam(theirs, lr=0.01)
-    for step in range(5):
-        set_gradients(ours, seed=step)
-        set_gradients(theirs, seed=step)
-        optimizer.clip_grad_norm(1.0)
-        torch.nn.utils.clip_grad_norm_(theirs, 1.0, norm_type=1)
-        optimizer.step()
-        reference.step()
-    for mine, other in zip(ours, theirs, strict=True):
-        # Ours is torch's fused kernel; 1.2e-7 was measured.
-        torch.testing.assert_close(mine, other, rtol=0, atol=5e-7)
-
-
 def test_small_gradients_and_no_clip_are_left_alone():
     params = parameters()
     optimizer = build(params)
@@ -81,15 +65,6 @@ def test_small_gradients_and_no_clip_are_left_alone():
         norm = optimizer.clip_grad_norm(limit)
         assert norm.item() == pytest.approx(sum(g.abs().sum().item() for g in before))
         assert all(torch.equal(p.grad, g) for p, g in zip(params, before, strict=True))
-
-
-def test_parameters_without_gradient():
-    params = parameters()
-    optimizer = build(params)
-    assert optimizer.clip_grad_norm(1.0).item() == 0
-    params[1].grad = torch.full_like(params[1], 2.0)
-    assert optimizer.clip_grad_norm(1.0).item() == 10
-    assert params[0].grad is None and params[1].grad.sum().item() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("betas", [(0.8, 0.95), "(0.8, 0.95)", [0.8, 0.95]])

@@ -11,9 +11,8 @@ import pytest
 from helpers.cli import python, run_module
 from helpers.tiny_char_lm import write_corpus
 
-import rhhn_fairseq_autoload
-from rhhn_fairseq.autoload import FairseqFinder
-from rhhn_fairseq_autoload import ProgramFinder, runs_fairseq, user_dir
+from rhhn_fairseq import FairseqFinder
+from rhhn_fairseq_autoload import runs_fairseq, user_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,11 +74,6 @@ def test_nothing_else_imports_it(installed, tmp_path):
     assert start(installed, ["/bin/fairseq-train"], tmp_path, RHHN_AUTOLOAD="0") == "False"
 
 
-def test_directories_beside_fairseq_are_the_users(installed, tmp_path):
-    assert start(installed, ["/bin/fairseq-train", "--user-dir", "tasks"], tmp_path) == "False"
-    assert start(installed, ["/bin/fairseq-train", "--user-dir=fairseq/tasks"], tmp_path) == "False"
-
-
 def test_a_missing_directory_ends_in_one_line(installed, tmp_path):
     line = ["/bin/fairseq-train", "data", "--user-dir", "mime"]
     train = "from fairseq_cli.train import cli_main; cli_main()"
@@ -106,13 +100,6 @@ def test_command_lines():
     assert user_dir(["fairseq-hydra-train", "+common.user_dir=c"]) == "c"
     assert user_dir(["fairseq-hydra-train"]) == "rhhn_fairseq"
     assert user_dir(["fairseq-train"]) is None
-
-
-def test_the_finder_is_installed_once(monkeypatch):
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    for _ in range(2):
-        rhhn_fairseq_autoload.install()
-    assert sum(isinstance(finder, ProgramFinder) for finder in sys.meta_path) == 1
 
 
 def test_a_search_within_a_search_follows_fairseq_once(tmp_path):

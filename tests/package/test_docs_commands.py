@@ -88,8 +88,3 @@ def test_benchmarks_and_experiments_have_the_options_that_the_pages_name():
             options = {word.split("=")[0] for word in words if word.startswith("--") and word != "--"}
             assert not [o for o in options if not re.search(rf"{o}(?![\w-])", checked[module])], (page, words)
     assert len(checked) > 6
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_are_those_of_an_installed_package(page):
-    assert not re.findall(r"python scripts/\w+\.py", page.read_text())

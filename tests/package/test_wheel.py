@@ -102,20 +102,3 @@ def test_prepares_trains_evaluates_and_samples(python, tmp_path):
     assert figures[0] == figures[1] and len(figures[0]) == 1
     text = run(rhhn, "sample", path, "--prompt", "def ", "--length", 20, cwd=tmp_path)
     assert text.startswith("def ") and len(text) == len("def ") + 20 + 1
-
-
-def test_trains_from_a_configuration(python, tmp_path):
-    data = tmp_path / "data"
-    run(python.with_name("rhhn"), "prepare", "stdlib", "--size", 20_000, "--dest", data, cwd=tmp_path)
-    small = ["+model.hidden_size=8", "+model.hyper_size=4", "dataset.batch_size=4", "common.cpu=true"]
-    named = [
-        "--config-name",
-        "char_lm",
-        "model._name=ln_hyperlstm_ptb",
-        f"task.data={data}",
-        "optimization.max_epoch=1",
-    ]
-    for program in ([python.with_name("rhhn"), "hydra-train"], [python, "-m", "fairseq_cli.hydra_train"]):
-        run(*program, *named, *small, "checkpoint.save_dir=configured", cwd=tmp_path)
-        assert (tmp_path / "configured" / "checkpoint_best.pt").is_file()
-        shutil.rmtree(tmp_path / "configured")

@@ -13,7 +13,6 @@ from helpers.tiny_char_lm import (
     build_model,
     build_task,
     direct_bpc,
-    iterator,
     write_corpus,
 )
 
@@ -22,7 +21,7 @@ from rhhn_fairseq.data.text.corpora import ptb
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.tasks.evaluation import OtherText, Protocol, ScoredBatches
+from rhhn_fairseq.tasks.evaluation import Protocol
 
 
 @pytest.fixture(scope="module")
@@ -134,24 +133,6 @@ def test_ensembles_average_probabilities(corpus):
     assert tally.correct == int((mean.argmax(-1) == entries).sum())
 
 
-def test_softmax_in_batches_changes_nothing(corpus):
-    task = build_task(corpus)
-    whole, _ = _evaluate(task, [build_model(task)])
-    parts, _ = _evaluate(task, [build_model(task)], softmax_batch=9)
-    assert parts.scored == whole.scored and abs(parts.nats - whole.nats) < 1e-4
-
-
-def test_evaluation_says_its_figures_when_it_is_exhausted(corpus, caplog):
-    caplog.set_level("INFO")
-    task = build_task(corpus, protocol="carry")
-    tally, _ = _evaluate(task, [build_model(task)])
-    (line,) = [
-        record.getMessage() for record in caplog.records if "bits per character" in record.getMessage()
-    ]
-    assert f"{tally.bpc:.6f} bits per character" in line and "protocol carry" in line
-    assert task.vocabulary.corpus in line and "accuracy" in line and "perplexity" in line
-
-
 def test_protocols_are_read():
     assert Protocol.parse("carry") == Protocol("carry", lanes=1, context=1000)
     assert Protocol.parse("carry:8") == Protocol("carry:8", lanes=8, context=1000)
@@ -174,49 +155,10 @@ def test_figure_on_raw_ptb_says_what_it_bounds(penn_treebanks, caplog):
     assert f"its {char:,} symbols in place of {raw:,}" in bound
 
 
-def test_no_bound_for_other_texts_and_models_of_other_texts(corpus, penn_treebanks, caplog):
-    caplog.set_level("INFO")
-    for data, trained_on in (("char", "char"), ("raw", "char"), ("text", "text")):
-        data, trained_on = (({"text": corpus} | penn_treebanks)[name] for name in (data, trained_on))
-        task = build_task(data)
-        task.load_state_dict(build_task(trained_on).state_dict())
-        caplog.clear()
-        _evaluate(task, [build_model(task)])
-        assert not any("at most" in line for line in caplog.messages)
-        named = "trained on PTB char" in caplog.messages[-1]
-        assert named == (data != trained_on)
-
-
-def test_training_names_the_corpus_and_the_protocol(penn_treebanks, caplog):
-    caplog.set_level("INFO")
-    task = build_task(penn_treebanks["char"])
-    assert "PTB char, word-level Mikolov files without the outer spaces of lines" in caplog.messages[-1]
-    iterator(task, "valid")
-    expected = "valid split of PTB char, word-level Mikolov files without the outer spaces of lines"
-    assert caplog.messages[-1].startswith(expected) and caplog.messages[-1].endswith("protocol carry:32")
-
-
 @pytest.mark.parametrize("groups, lanes", [(1, 2), (3, 3)])
 def test_short_texts_get_fewer_lanes(groups, lanes):
     cutter = Protocol.parse("carry:8").cut(np.full(50, 4), 2, 20, 4, groups)
     assert len(cutter.scored_from) == lanes
-
-
-def test_no_bound_is_given_where_symbols_are_unknown(caplog):
-    batches = ScoredBatches([], 3, "here", OtherText("there", 2))
-    batches.tally.scored, batches.tally.unknown = 2, 1
-    with caplog.at_level("INFO"):
-        list(batches)
-    (line,) = caplog.messages
-    assert "at most" not in line
-
-
-def test_a_training_split_may_be_validated_as_well(corpus):
-    task = build_task(corpus, valid_protocol="carry", tokens_per_sample=5)
-    task.load_dataset("train")
-    trained = task.get_batch_iterator(task.dataset("train"), max_sentences=3, grouped_shuffling=False)
-    validated = task.get_batch_iterator(task.dataset("train"), max_sentences=3)
-    assert [len(next(iter(each.next_epoch_itr()))["target"]) for each in (trained, validated)] == [3, 1]
 
 
 @pytest.mark.parametrize("protocol", ["carry:32", "window:100/50"])
@@ -229,4 +171,3 @@ def test_a_large_vocabulary_makes_batches_smaller(protocol, entries):
     assert most * entries <= 1 << 26
     # With a small one, every batch is as large as it was asked for.
     assert entries > 50 or most >= 32 * 100
-

@@ -7,7 +7,6 @@ from helpers.in_process import CHAR_LM, train
 from helpers.tiny_char_lm import write_corpus
 
 from rhhn_fairseq.cells import build_cell
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
 from rhhn_fairseq.tasks.dynamics import hyper_figures, outer_cells, trace_cells
 
@@ -61,31 +60,10 @@ def test_bfloat16_logs_the_gradient_that_the_optimizer_receives(corpus, tmp_path
         assert 0.002 < np.linalg.norm(norms) <= 0.0101
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "cell, ranks",
-    [
-        (["lstm"], set()),
-        (["hyperrhn", "--rhn-depth", 2, "--hyper-size", 4], {"rank_z", "weight_change"}),
-        (["hyper", "--main-cell", "rhn", "--rhn-depth", 2, "--hyper-size", 4], {"rank_d", "weight_change"}),
-    ],
-)
-def test_figures_of_other_cells(corpus, tmp_path, cell, ranks):
-    log = _char_lm(corpus, tmp_path, "--cell", *cell, "--log-dynamics", 6, "--layers", 2)
-    names = _logged(log.updates[-1])
-    assert "grad_norm.weight_out" in names
-    assert {name for name in names if "norm." not in name} == ranks
-
-
 def test_other_tasks_log_them(tmp_path):
     log = train(*COPYING, "--save-dir", tmp_path, "--max-update", 2, "--log-dynamics", 2)
     names = {f"{kind}.stack.cells.0.weight_h" for kind in ("grad_norm", "update_norm")}
     assert names <= _logged(log.updates[1])
-
-
-def test_a_negative_interval_is_refused(corpus, tmp_path):
-    with pytest.raises(UsageError, match="--log-dynamics -1 is not possible: at least 0"):
-        _char_lm(corpus, tmp_path, "--log-dynamics", -1)
 
 
 def test_weight_change_is_that_of_the_matrices():

@@ -15,8 +15,6 @@ from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.data.text.words import WordVocabulary, prompt_indices
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.generate.characters import SamplingConfig, generate
-from rhhn_fairseq.inspection.weights import read_text
 from rhhn_fairseq.models.loading import beginning_of, load_char_lm
 from rhhn_fairseq.saving import from_pretrained
 
@@ -86,34 +84,6 @@ def test_samples_are_printed_from_left_to_right(mode):
     decoder = vocabulary.incremental_decoder()
     assert decoder.feed(entries[:3]) + decoder.feed(np.array(entries[3:])) == ""
     assert decoder.finish() == text
-
-
-def test_a_trained_model_draws_what_comes_before(corpus):
-    # Only one beginning of a line comes before "on the log" in the training text.
-    task = build_task(corpus, reverse=True, tokens_per_sample=32)
-    model = build_model(task, hidden_size=24).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(20):
-        for sample in iterator(task, B=4).next_epoch_itr():
-            tokens, target = sample["net_input"]["src_tokens"], sample["target"]
-            logits = model(tokens)[0]
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=1)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    prompt = task.encode_prompt("on the log\n")
-    decoder = task.vocabulary.incremental_decoder()
-    decoder.feed(prompt[1:])
-    draws = generate(model.eval(), prompt, SamplingConfig(temperature=0.0))
-    decoder.feed([next(draws) for _ in range(16)])
-    assert decoder.finish() == "and the dog sat on the log\n"
-
-    reading = read_text(model, task.vocabulary, task.encode_prompt("the dog sat"))
-    assert "".join(reading.symbols) == "the dog sat"
-    entries = task.encode_prompt("the dog sat")
-    logs = model(torch.tensor([entries[:-1]]))[0][0].detach().double().log_softmax(-1)
-    expected = logs.gather(1, torch.tensor(entries[1:])[:, None])[:, 0].exp().flip(0).numpy()
-    np.testing.assert_allclose(reading.probabilities, expected, rtol=1e-4)
 
 
 def test_files_keep_the_direction(corpus, tmp_path, caplog):

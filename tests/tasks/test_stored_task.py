@@ -19,7 +19,7 @@ from helpers.option_walk import Workplace, training
 from helpers.programs import run
 
 from rhhn_fairseq.compat.saving import plain
-from rhhn_fairseq.compat.stored_task import check_ensemble, stored_defaults
+from rhhn_fairseq.compat.stored_task import check_ensemble
 from rhhn_fairseq.errors import UsageError
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.
@@ -49,13 +49,6 @@ def test_programs_need_no_task(place):
     works("eval_lm", *line)
     works("validate", *line)
     works("validate", "--path", place.checkpoint_of("synthetic"), *HERE)
-
-
-@pytest.mark.slow
-def test_translating_programs_need_no_task(place):
-    translation = [*place.data_of("gnmt_translation"), "--path", place.checkpoint_of("gnmt_translation")]
-    assert "\nH-" in works("generate", *translation, "--cpu", "--beam", 2, "--max-len-b", 3)
-    assert "\nH-0" in works("interactive", *translation, "--cpu", stdin="▁one\n")
 
 
 def test_options_are_the_checkpoints_and_given_ones_take_precedence(place):
@@ -103,15 +96,6 @@ def test_validation_has_the_batch_size_of_the_training(place):
     assert (args.batch_size, args.max_tokens) == (None, 50)
 
 
-def test_validation_has_the_options_of_the_stored_loss(place, tmp_path):
-    state = torch.load(place.checkpoint_of("synthetic"), weights_only=True)
-    state["cfg"]["criterion"] = {"_name": "chunked_cross_entropy"}
-    torch.save(state, tmp_path / "chunked.pt")
-    line = [options.get_validation_parser, "--path", tmp_path / "chunked.pt", "--ignore-prefix-size", 2]
-    args = parse(*line)
-    assert (args.criterion, args.ignore_prefix_size) == ("chunked_cross_entropy", 2)
-
-
 @pytest.mark.parametrize("criterion", ["label_smoothed_cross_entropy", "chunked_cross_entropy"])
 def test_a_prefix_is_left_out_of_losses_and_of_their_count(criterion, place, tmp_path):
     line = [*training("gnmt_translation", place), "--criterion", criterion, "--save-dir", tmp_path]
@@ -139,40 +123,7 @@ def test_a_prefix_is_left_out_of_losses_and_of_their_count(criterion, place, tmp
     assert size == scored.sum()
 
 
-def test_what_cannot_be_read_is_said_in_a_line(place, tmp_path):
-    with pytest.raises(UsageError, match="nowhere.pt cannot be read: No such file"):
-        stored_defaults({"path": "nowhere.pt"})
-    (tmp_path / "damaged.pt").write_bytes(b"PK not a zip")
-    with pytest.raises(UsageError, match="damaged.pt cannot be read"):
-        stored_defaults({"path": str(tmp_path / "damaged.pt")})
-    state = torch.load(place.checkpoint_of("char_lm"), weights_only=True)
-    state["cfg"]["task"]["_name"] = "unheard_of"
-    torch.save(state, tmp_path / "other.pt")
-    with pytest.raises(UsageError, match="task unheard_of, which is not known here"):
-        stored_defaults({"path": str(tmp_path / "other.pt")})
-    assert stored_defaults({}) == {}
-
-
-BLEU = ["--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_b": 4}', "--eval-bleu-remove-bpe"]
-BLEU += ["sentencepiece", "--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
-
-
-@pytest.mark.slow
-def test_best_checkpoint_by_bleu_trains_resumes_and_generates(place, tmp_path):
-    line = [*training("gnmt_translation", place), *BLEU, "--save-dir", tmp_path]
-    works("train", *line)
-    works("train", *line, "--max-update", 4)
-    state = load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))
-    assert state["optimizer_history"][-1]["num_updates"] == 4
-    assert type(state["extra_state"]["best"]) is float
-    data = place.data_of("gnmt_translation")
-    works("generate", *data, "--path", tmp_path / "checkpoint_best.pt", "--cpu", "--max-len-b", 3)
-
-
-SLOW = [pytest.param(task, marks=pytest.mark.slow) for task in ("gnmt_translation", "handwriting")]
-
-
-@pytest.mark.parametrize("task", ["char_lm", "synthetic", *SLOW])
+@pytest.mark.parametrize("task", ["char_lm", "synthetic"])
 def test_averages_train_resume_and_evaluate(task, place, tmp_path):
     line = [*training(task, place), "--store-ema", "--ema-decay", 0.5, "--save-dir", tmp_path]
     works("train", *line)

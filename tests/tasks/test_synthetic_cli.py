@@ -5,7 +5,6 @@ import re
 import pytest
 import torch
 from helpers.cli import USER_DIR, fairseq_train, json_log, model_of, run_module
-from helpers.idx_files import write_mnist
 
 OPTIMIZER = ["--optimizer", "adam", "--lr", 0.01, "--cpu"]
 COMMON = ["--task", "synthetic", "--criterion", "problem_loss", *OPTIMIZER, "--batch-size", 5]
@@ -90,33 +89,6 @@ def test_a_model_is_evaluated_on_the_test_set_and_at_another_length(uninterrupte
     assert float(found[9, "test"]["loss"]) != float(found[2, "test"]["loss"])
 
 
-def _error(result):
-    assert result.returncode == 1 and "Traceback" not in result.stderr
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error:")]
-    return line
-
-
-def test_damaged_images_end_in_one_line_and_leave_nothing(tmp_path):
-    write_mnist(tmp_path / "mnist", packed=True)
-    path = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
-    path.write_bytes(path.read_bytes()[:-20])
-    data = ["--problem", "mnist", "--mnist-dir", tmp_path / "mnist", "--mnist-split", "12/5/7"]
-    arguments = [*COMMON, *data, "--arch", "lstm_mnist", "--max-update", 1, "--save-dir", tmp_path / "save"]
-    line = _error(fairseq_train(arguments, check=False))
-    assert f"{path}: the archive is cut off or damaged" in line
-    assert {p.name for p in tmp_path.iterdir()} == {"mnist"} and len(
-        list((tmp_path / "mnist").iterdir())
-    ) == 4
-
-
-def test_options_of_another_problem_end_in_one_line(tmp_path):
-    line = _error(_copying(tmp_path / "save", "--permutation-seed", 3, check=False))
-    assert (
-        "--permutation-seed 3 is not an option of --problem copying, it has --length, --copying-input" in line
-    )
-    assert not (tmp_path / "save").exists()
-
-
 @pytest.mark.slow
 def test_two_torchrun_workers_train_the_model_of_one_with_update_freq_2(tmp_path):
     options = ["--max-epoch", 2, *ANNEALED]
@@ -128,26 +100,3 @@ def test_two_torchrun_workers_train_the_model_of_one_with_update_freq_2(tmp_path
     assert max(differences) <= 1.01e-5
     for key, expected in model_of(tmp_path / "one").items():
         torch.testing.assert_close(model_of(tmp_path / "two")[key], expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_temporal_xor_is_learnt_in_a_minute(tmp_path):
-    arguments = ["--problem", "xor", "--arch", "elman_xor", "--epoch-updates", 250, "--max-epoch", 1]
-    result = fairseq_train([*COMMON, *arguments, *LOG, "--batch-size", 32, "--save-dir", tmp_path])
-    assert _valid("accuracy", result) == [100]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", ["lstm", "hyperlstm", "rhn", "hyperrhn"])
-def test_digits_are_read_by_every_architecture(tmp_path, cell):
-    arguments = ["--problem", "pdigits", "--arch", f"{cell}_mnist", "--max-update", 3, "--h-detach", 0.5]
-    result = fairseq_train([*COMMON, *arguments, *LOG, "--save-dir", tmp_path])
-    assert len(_values("loss", result)) == 3 and len(_valid("accuracy", result)) == 1
-
-
-@pytest.mark.slow
-def test_the_real_test_images_train(data_dir, tmp_path):
-    images = ["--problem", "pmnist", "--mnist-dir", data_dir / "mnist", "--mnist-split", "t10k:40/10/10"]
-    arguments = [*images, "--arch", "lstm_mnist", "--max-update", 2, "--hidden-size", 8]
-    result = fairseq_train([*COMMON, *arguments, *LOG, "--save-dir", tmp_path])
-    assert len(_values("loss", result)) == 2 and len(_valid("accuracy", result)) == 1

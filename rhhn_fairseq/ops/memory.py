@@ -15,8 +15,6 @@ from pathlib import Path
 
 import torch
 
-from rhhn_fairseq.errors import UsageError
-
 logger = logging.getLogger(__name__)
 
 VARIABLE = "RHHN_KEEP_MEMORY"
@@ -46,18 +44,13 @@ def keep_freed_memory() -> None:
     until it ends, and fragmentation raises that peak. The call has no effect if the allocator is not glibc's
     own (other systems, ``LD_PRELOAD``), or if the environment configures it (``GLIBC_TUNABLES``,
     ``MALLOC_*_``). It is logged; a second call changes nothing.
-
-    Raises:
-        UsageError: the variable holds something other than 0 or 1.
     """
     global _kept
-    value = os.environ.get(VARIABLE, "")
-    if value not in ("", "0", "1"):
-        raise UsageError(f"{VARIABLE}={value} is unknown, choose from 0, 1")
-    if _kept or value == "0" or (not value and torch.cuda.is_available()) or _has_other_allocator():
+    wanted = os.environ.get(VARIABLE) or ("0" if torch.cuda.is_available() else "1")
+    if _kept or wanted != "1" or _has_other_allocator() or not sys.platform.startswith("linux"):
         return
-    c = _c_library()
-    if c is None:
+    c = ctypes.CDLL(None)
+    if not hasattr(c, "gnu_get_libc_version") or not hasattr(c, "mallopt"):
         return
     # Only separately mapped blocks are returned at once; without them, all blocks come from the region.
     c.mallopt(M_MMAP_MAX, 0)
@@ -88,19 +81,6 @@ def _has_other_allocator() -> bool:
     )
 
 
-def _c_library() -> ctypes.CDLL | None:
-    """Returns the C library if it is glibc, else None."""
-    if not sys.platform.startswith("linux"):
-        return None
-    c = ctypes.CDLL(None)
-    if not hasattr(c, "gnu_get_libc_version") or not hasattr(c, "mallopt"):
-        return None
-    c.malloc.argtypes, c.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
-    c.free.argtypes, c.free.restype = [ctypes.c_void_p], None
-    c.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return c
-
-
 def _addresses_are_counted() -> bool:
     """Returns whether reserved addresses count against a limit or the memory before they are used."""
     limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
@@ -117,6 +97,9 @@ def _reserve(c: ctypes.CDLL, size: int) -> None:
     """Extends the region by ``size`` bytes and requests huge pages there."""
     if _addresses_are_counted():
         return
+    c.malloc.argtypes, c.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    c.free.argtypes, c.free.restype = [ctypes.c_void_p], None
+    c.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     start = c.malloc(size)
     if start is None:
         return
