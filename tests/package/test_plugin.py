@@ -52,7 +52,7 @@ def test_package_after_fairseq():
     [
         ("models.handwriting", "", "highest"),
         ("tasks.detaching", "medium", "medium"),
-        ("optim.adam_options", "high", "high"),
+        ("optim.adam", "high", "high"),
         ("criterions.problem_loss", "highest", "highest"),
     ],
 )
