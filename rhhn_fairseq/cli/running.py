@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rhhn_fairseq.compat.one_line import message_of, wants_traceback
+from rhhn_fairseq.compat.errors import message_of, wants_traceback
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.output import CLOSED, Output, PlainRecord, describe, open_on
 from rhhn_fairseq.signals import exit_status, interrupted_by_sigterm

@@ -7,7 +7,7 @@ from fairseq import checkpoint_utils
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from omegaconf import OmegaConf
 
-from rhhn_fairseq.compat.forms import allowance
+from rhhn_fairseq.compat.checkpoints import Allowance
 from rhhn_fairseq.compat.ranges import check
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
@@ -38,7 +38,7 @@ def load_handwriting(path: str) -> tuple[Handwriting, str | None]:
     symbols = "".join(map(chr, weights["symbol_codes"].tolist()))
     check({f"model.{key}": value for key, value in model.items()})
     refusal = f"checkpoint {path}: its configuration asks for a model far larger than its weights"
-    with allowance(4 * os.path.getsize(path) + (1 << 24), refusal):
+    with Allowance(4 * os.path.getsize(path) + (1 << 24), refusal):
         built = kind(config, Normalisation.from_bits(weights["statistics"].numpy()), symbols, 0.0)
     built.load_state_dict(weights)
     return built.float().eval(), (values.get("task") or {}).get("data")

@@ -16,13 +16,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
-from rhhn_fairseq.compat.recipes import (
-    fill,
-    fill_tree,
-    given_options,
-    keys_of_the_user,
-    recipe_of,
-)
+from rhhn_fairseq.compat.command_line import given_options
+from rhhn_fairseq.compat.recipes import fill, fill_tree, keys_of_the_user, recipe_of
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.models import char_lm_table, classifier_table, gnmt_table, handwriting_table

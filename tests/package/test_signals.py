@@ -176,7 +176,7 @@ def test_options_that_begin_again_are_named(corpus, uninterrupted, tmp_path):
 
 @pytest.mark.parametrize("signum", SIGNALS)
 def test_a_training_saves_when_it_is_interrupted(corpus, uninterrupted, tmp_path, signum):
-    """stop_with_a_checkpoint: the run that goes on has the losses of one that was not interrupted."""
+    """The run that goes on has the losses of one that was not interrupted."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     first = Log()
     with pytest.raises(SystemExit) as ended, signal_at(signum, '"num_updates": "5"'):

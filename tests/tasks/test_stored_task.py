@@ -18,8 +18,9 @@ from fairseq.optim.adam import FairseqAdam
 from helpers.option_walk import Workplace, training
 from helpers.programs import run
 
-from rhhn_fairseq.compat.saving import plain
-from rhhn_fairseq.compat.stored_task import check_ensemble, stored_defaults
+from rhhn_fairseq.compat.checkpoints import WeightsOnlyTorch, plain
+from rhhn_fairseq.compat.command_line import check_ensemble, stored_defaults
+from rhhn_fairseq.compat.errors import message_of
 from rhhn_fairseq.errors import UsageError
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.
@@ -140,8 +141,9 @@ def test_a_prefix_is_left_out_of_losses_and_of_their_count(criterion, place, tmp
 
 
 def test_what_cannot_be_read_is_said_in_a_line(place, tmp_path):
-    with pytest.raises(UsageError, match="nowhere.pt cannot be read: No such file"):
+    with pytest.raises(FileNotFoundError) as missing:
         stored_defaults({"path": "nowhere.pt"})
+    assert message_of(missing.value) == "nowhere.pt: No such file or directory"
     (tmp_path / "damaged.pt").write_bytes(b"PK not a zip")
     with pytest.raises(UsageError, match="damaged.pt cannot be read"):
         stored_defaults({"path": str(tmp_path / "damaged.pt")})
@@ -198,14 +200,10 @@ def test_numbers_are_pythons():
 
 def test_a_checkpoint_is_opened_once(place, monkeypatch, tmp_path):
     """fairseq-validate reads its command line several times."""
-    from rhhn_fairseq.compat import stored_task
-
     path = tmp_path / "copy.pt"
     shutil.copy(place.checkpoint_of("synthetic"), path)
-    loads, load = [], stored_task.WeightsOnlyTorch.load
-    monkeypatch.setattr(
-        stored_task.WeightsOnlyTorch, "load", lambda *a, **k: loads.append(a) or load(*a, **k)
-    )
+    loads, load = [], WeightsOnlyTorch.load
+    monkeypatch.setattr(WeightsOnlyTorch, "load", lambda *a, **k: loads.append(a) or load(*a, **k))
     for _ in range(3):
         parse(options.get_validation_parser, "--path", path)
     assert len(loads) == 1
