@@ -37,7 +37,6 @@ DETAILS = re.compile(
 KNOWN_WARNINGS = (
     (Warning, "", r"(fairseq|fairseq_cli|hydra)\..*"),
     (FutureWarning, r"`broadcast_buffers` is deprecated", r"rhhn_fairseq\..*"),
-    (FutureWarning, r"Using .*non-full backward hook", r"torch\..*"),
     # ops/backends/torch_nn.py passes the cell's separate tensors to cuDNN's LSTM and GRU.
     (UserWarning, r"RNN module weights are not part of single contiguous chunk", r"rhhn_fairseq\..*"),
     # A damaged checkpoint; the error that follows says more.
