@@ -20,8 +20,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from rhhn_fairseq.compat.checkpoints import why_unreadable
-from rhhn_fairseq.compat.forms import check_file
+from rhhn_fairseq.compat.checkpoints import check_file, why_unreadable
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import open_regular, read_regular

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from rhhn_fairseq.compat.checkpoints import WeightsOnlyTorch, allow_namespace
+from rhhn_fairseq.compat import checkpoints
 from rhhn_fairseq.compat.names import HIGHER_IS_BETTER
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import refuse_endless, replace_file
+from rhhn_fairseq.files import refuse_endless
 
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
@@ -128,10 +128,10 @@ def updates_of(state: dict) -> int:
 def load(path: str | Path) -> dict:
     """Loads a checkpoint as fairseq stored it; its tensors stay in the file until they are used."""
     # fairseq's older models store their options in a namespace.
-    allow_namespace()
+    checkpoints.allow_namespace()
     refuse_endless(path)
     try:
-        return WeightsOnlyTorch.load(str(path), map_location="cpu", mmap=True)
+        return checkpoints.WeightsOnlyTorch.load(str(path), map_location="cpu", mmap=True)
     except OSError as error:
         raise UsageError(f"checkpoint {path} cannot be read: {error.strerror or error}") from error
 
@@ -169,12 +169,7 @@ def average(paths: Sequence[str | Path], ema: bool = False) -> dict:
 
 def save(state: dict, path: str | Path) -> None:
     """Writes a checkpoint to a temporary file and renames it. Raises UsageError if that is refused."""
-    with replace_file(path) as file:
-        try:
-            torch.save(state, file)
-        except RuntimeError as error:
-            # PyTorch's writer replaces the file's error with its own.
-            raise OSError(None, "the file system refuses, is it full?") from error
+    checkpoints.write(state, path)
 
 
 def _files(directory: str | Path) -> list[Path]:

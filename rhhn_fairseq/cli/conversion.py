@@ -9,7 +9,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
-from rhhn_fairseq.compat.forms import NotACheckpoint
+from rhhn_fairseq.compat.checkpoints import NotACheckpoint
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.loading import load_char_lm, load_handwriting, load_weights

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rhhn_fairseq.compat.one_line import message_of, wants_traceback
+from rhhn_fairseq.compat.errors import message_of, wants_traceback
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.programs import (
     CLOSED,

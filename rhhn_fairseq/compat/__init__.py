@@ -1,42 +1,50 @@
-"""The adaptations of fairseq that `rhhn_fairseq.compat.applying` applies, one subject per file."""
+"""Every change to fairseq's behaviour: a function of it is replaced once, by one function of this package.
+
+The first line of a replacing function's docstring says what fails without it.
+"""
 
 import functools
-import inspect
+import importlib
 import sys
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType
+
+PATCHES: dict[str, Callable] = {}
+"""What stands in place of which function of fairseq, such as "fairseq.trainer:Trainer.valid_step"."""
 
 
-def in_place_of(owner, name: str) -> Callable:
-    """Puts the decorated function in place of ``owner.name``, which becomes its first argument."""
+def in_place_of(place: str) -> Callable:
+    """Notes the decorated function for ``install``; it gets the function that it replaces as first argument.
 
-    def replace(function: Callable) -> Callable:
-        inner = getattr(owner, name)
-
-        @functools.wraps(inner)
-        def replaced(*args, **kwargs):
-            return function(inner, *args, **kwargs)
-
-        setattr(owner, name, replaced)
-        return replaced
-
-    return replace
-
-
-def mentions(function: FunctionType, word: str) -> bool:
-    """Returns whether a function's code uses `word` as a name, an attribute, a keyword or a string.
-
-    Several guards use it: a version of fairseq without the defect would have to use that word.
+    A place has one function, which calls named steps if there are several reasons.
     """
-    return _contains(inspect.unwrap(function).__code__, word)
+
+    def note(function: Callable) -> Callable:
+        if place in PATCHES:
+            raise ValueError(f"{place} is replaced already")
+        PATCHES[place] = function
+        return function
+
+    return note
 
 
-def _contains(value, word: str) -> bool:
-    if isinstance(value, CodeType):
-        return word in value.co_names or _contains(value.co_consts, word)
-    if isinstance(value, tuple | frozenset):
-        return any(_contains(item, word) for item in value)
-    return value == word
+def install(place: str) -> None:
+    """Puts a noted function in its place."""
+    module, _, path = place.partition(":")
+    owner = importlib.import_module(module)
+    *outer, name = path.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    inner, function = getattr(owner, name), PATCHES[place]
+
+    @functools.wraps(inner)
+    def replaced(*args, **kwargs):
+        return function(inner, *args, **kwargs)
+
+    setattr(owner, name, replaced)
+    # A program that has imported the user directory itself holds references of its own.
+    for known, program in list(sys.modules.items()):
+        if known.partition(".")[0] in ("__main__", "fairseq_cli") and getattr(program, name, None) is inner:
+            setattr(program, name, replaced)
 
 
 def trains_ours(trainer) -> bool:

@@ -1,157 +1,53 @@
-"""Adapts fairseq to current Python and PyTorch: all adaptations, in the order in which they are applied.
+"""Adapts fairseq to current Python and PyTorch, and to the models of this package.
 
-fairseq is no longer developed, and its installed files are never edited. Instead a few of its
-functions are wrapped when the plugin is loaded. Each adaptation is one function in
-`rhhn_fairseq/compat/`. Its docstring says what breaks without it, it first checks whether the
-defect is present (some wrappers check at each call, because it shows only then), and a test fails
-without it. The applied adaptations are logged in one debug line as `rhhn_fairseq.compat`.
+fairseq is no longer developed, and its installed files are never edited. Instead some of its functions are
+replaced when the plugin is loaded: ``PATCHES`` of `rhhn_fairseq.compat` has all of them. The functions in
+``PREPARATIONS`` change what is no function: a module's names, settings of a process, warnings. Each says what
+fails without it, and a test fails without it.
 """
 
-import importlib
-import importlib.metadata
-import logging
-import re
-
 from rhhn_fairseq.compat import (
-    alignments,
-    averages,
+    PATCHES,
     checkpoints,
-    command_line,
-    datasets,
-    divergence,
-    hydra_configs,
-    loading,
+    command_line,  # noqa: F401  (notes a patch)
+    data,
+    errors,
+    install,
     logs,
-    memory,
-    mentions,
-    mixed_precision,
-    one_line,
-    quiet,
-    ranges,
     recipes,
-    restarts,
-    searches,
     start,
-    stopping,
-    torchrun,
-    user_dir,
 )
-from rhhn_fairseq.compat.expressions import configuration_is_data
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.programs import end_with_failing_output
 
-logger = logging.getLogger("rhhn_fairseq.compat")
-
-FAIRSEQ = "fairseq-fixed==0.12.3.1"
-OLDEST_FAIRSEQ = (0, 12, 3)
-
-ADAPTATIONS = (
-    end_with_failing_output,
+PREPARATIONS = (
     # Before the others log anything.
-    quiet.keep_details_off_the_screen,
-    checkpoints.allow_namespace,
+    end_with_failing_output,
+    logs.repair_logs,
     checkpoints.load_weights_only,
-    checkpoints.read,
-    checkpoints.save,
-    start.run_a_program,
-    start.start_a_training,
-    start.make_an_update,
-    restarts.resume,
-    stopping.stop_within_a_validation,
-    checkpoints.leave_no_empty_directory,
-    checkpoints.keep_the_best_of_negative_figures,
-    restarts.copy_completely,
-    restarts.batch_alike_in_every_start,
-    restarts.save_plateaus,
-    configuration_is_data,
-    torchrun.join_late_under_hydra,
-    torchrun.wrap_cpu_modules,
-    torchrun.broadcast_objects,
-    torchrun.gather_objects_on_cpu,
-    torchrun.validate_on_uneven_shares,
-    mixed_precision.unscale_once,
-    mixed_precision.keep_master_weights,
-    averages.average_floating_point_only,
-    averages.count_updates_across_restarts,
-    loading.restore_numpy_names,
-    loading.keep_the_last_batch,
-    loading.load_masked_dictionaries,
-    loading.keep_lines_whole,
-    loading.stop_reading_at_the_end,
-    loading.end_data_workers_with_training,
-    alignments.replace_unknown_by_alignment,
-    user_dir.accept_same_directory,
-    one_line.end_hydra_in_one_line,
-    memory.keep_memory_of_programs,
-    hydra_configs.look_in_the_package,
-    recipes.fill_in_configuration,
-    searches.leave_out_symbols_without_a_score,
-    divergence.end_divergence_in_one_line,
-    datasets.check_data_files,
-    checkpoints.bound_the_model,
-    command_line.read_command_line,
-    ranges.check_configuration,
+    checkpoints.configuration_is_data,
+    data.restore_names,
+    data.keep_lines_whole,
+    errors.end_jobs_in_one_line,
+    recipes.look_in_the_package,
+    start.keep_memory_of_programs,
     logs.restore_root_logger,
-    logs.repair_inf_score_record,
-    logs.silence_known_warnings,
-    logs.leave_a_full_log_file,
 )
 
 _applied: set[str] = set()
 
 
 def apply() -> None:
-    """Applies every adaptation that is needed and not yet applied. Calling it again changes nothing.
+    """Adapts fairseq in this process. Calling it again changes nothing.
 
     Raises UsageError if fairseq is missing or too old.
     """
-    one_line.install_excepthook()
-    require_fairseq()
-    outcomes = []
-    for adapt in ADAPTATIONS:
-        if adapt.__name__ not in _applied:
-            outcomes.append(f"{adapt.__name__} ({'done' if adapt() else 'not needed'})")
-            _applied.add(adapt.__name__)
-    if outcomes:
-        logger.debug("adaptations of fairseq: %s", ", ".join(outcomes))
-
-
-def require_fairseq() -> None:
-    """Raises UsageError, in one line that says what to install, unless fairseq is recent enough.
-
-    fairseq 0.12.2, the last release under that name, cannot be imported on Python 3.11 (ValueError
-    for a mutable default in a dataclass) and does not save a task's state in checkpoints.
-    """
-    try:
-        fairseq = importlib.import_module("fairseq")
-    except ModuleNotFoundError as error:
-        if error.name != "fairseq":
-            raise
-        raise UsageError(f"rhhn_fairseq needs {FAIRSEQ}: pip install {FAIRSEQ}") from error
-    except ValueError as error:
-        if isinstance(error, UsageError):
-            raise
-        raise _too_old(_installed_version()) from error
-    version = str(getattr(fairseq, "__version__", "of unknown version"))
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
-    if numbers < OLDEST_FAIRSEQ:
-        raise _too_old(version)
-    save_checkpoint = importlib.import_module("fairseq.checkpoint_utils").save_checkpoint
-    if not mentions(save_checkpoint, "get_checkpoint_dict"):
-        raise _too_old(version)
-
-
-def _too_old(version: str) -> UsageError:
-    return UsageError(
-        f"rhhn_fairseq needs {FAIRSEQ} and found fairseq {version}: "
-        f"pip uninstall fairseq, then pip install {FAIRSEQ}"
-    )
-
-
-def _installed_version() -> str:
-    for distribution in ("fairseq", "fairseq-fixed"):
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "of unknown version"
+    errors.install_excepthook()
+    if not _applied:
+        errors.require_fairseq()
+    for prepare in PREPARATIONS:
+        if prepare.__name__ not in _applied:
+            prepare()
+            _applied.add(prepare.__name__)
+    for place in PATCHES.keys() - _applied:
+        install(place)
+        _applied.add(place)

@@ -1,34 +1,49 @@
-"""Checkpoints: only data is loaded from them, and a bad file ends in a one-line error."""
+"""Checkpoints: only data of a bounded size is loaded, and they are saved completely or not at all."""
 
 import argparse
-import atexit
+import ast
+import math
 import os
 import re
+import shutil
+import sys
 import types
+import zipfile
+from collections.abc import Mapping
 from contextlib import nullcontext
+from types import SimpleNamespace
 
+import numpy as np
 import torch
-from omegaconf import OmegaConf
+from torch.overrides import TorchFunctionMode
 
-from rhhn_fairseq.compat import averages, in_place_of, restarts, saving
-from rhhn_fairseq.compat.forms import allowance, check_file, check_state
-from rhhn_fairseq.compat.names import check_combination, require_known
-from rhhn_fairseq.compat.ranges import check
+from rhhn_fairseq.compat import in_place_of, resume
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import refuse_endless
+from rhhn_fairseq.files import refuse_endless, replace_file
+from rhhn_fairseq.saving import weight_problem
+
+# Options that reach a file's name, a program or the choice of a reader, and what a stored configuration may
+# set them to. None is always possible.
+STORED = {
+    "dataset_impl": re.compile("raw|lazy|cached|mmap"),
+    "source_lang": re.compile("[A-Za-z0-9_.-]+"),
+    "target_lang": re.compile("[A-Za-z0-9_.-]+"),
+    "lang_pairs": re.compile("[A-Za-z0-9_.,-]+"),
+    "post_save_script": re.compile("(?!)"),
+    "use_plasma_view": re.compile("False"),
+}
+
+# The most values that are read, those that are shared counted each time. fairseq's configuration has about
+# 500, a training state a few for every weight.
+MOST_SETTINGS, MOST_VALUES = 20_000, 2_000_000
+# The deepest nesting; fairseq's own checkpoints have about ten levels.
+DEEPEST = 60
 
 
-def allow_namespace() -> bool:
-    """PyTorch 2.6 and newer read only tensors and plain containers from a file.
-
-    Checkpoints whose model, task, criterion and optimizer are configured by dataclasses hold
-    nothing else. Those of fairseq's older models hold an `argparse.Namespace`, which runs no code
-    when it is loaded; it is the only other class that is allowed.
-    """
-    if argparse.Namespace in torch.serialization.get_safe_globals():
-        return False
-    torch.serialization.add_safe_globals([argparse.Namespace])
-    return True
+# What an expression of a configuration consists of, and the most characters that it is when written out.
+EXPRESSION = (ast.Expression, ast.Constant, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Load)
+EXPRESSION += (ast.UnaryOp, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UAdd, ast.USub)
+LARGEST = 10_000_000
 
 
 class WeightsOnlyTorch(types.ModuleType):
@@ -41,8 +56,8 @@ class WeightsOnlyTorch(types.ModuleType):
     def load(file, *args, **kwargs):
         """Calls `torch.load` with `weights_only=True`, whatever the caller and the environment request.
 
-        Raises UsageError, with the file's name, if the file holds other classes, cannot be read, or
-        does not have the structure of a fairseq checkpoint.
+        Raises UsageError, with the file's name, if the file holds other classes, cannot be read, or is no
+        checkpoint of fairseq.
         """
         name = getattr(file, "name", file)
         with nullcontext(file) if hasattr(file, "seek") else open(file, "rb") as opened:
@@ -59,216 +74,353 @@ class WeightsOnlyTorch(types.ModuleType):
 
 
 def why_unreadable(name: str, error: Exception) -> str:
-    """Returns in one line why ``torch.load`` refused a file."""
-    refused = re.search(r"GLOBAL (\S+)", str(error))
-    if refused:
-        return (
-            f"checkpoint {name} is refused: it would load {refused[1]}, and only tensors, plain "
-            "containers and argparse.Namespace may come out of a checkpoint"
-        )
-    return (
-        f"checkpoint {name} cannot be read: it is damaged, cut short or no checkpoint "
-        f"({type(error).__name__})"
-    )
+    """Returns in one line why ``torch.load`` refused a file; torch's own words advise to run its code."""
+    if refused := re.search(r"GLOBAL (\S+)", str(error)):
+        return f"checkpoint {name} is refused: it would load {refused[1]}, and checkpoints hold data only"
+    kind = type(error).__name__
+    return f"checkpoint {name} cannot be read: it is damaged, cut short or no checkpoint ({kind})"
 
 
-def load_weights_only() -> bool:
+def load_weights_only() -> None:
     """fairseq relies on the default of `torch.load`, which can be overridden.
 
     TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 does so, older versions of PyTorch have the other default, and
     some versions of fairseq pass `weights_only=False`. Checkpoints are untrusted files, so this does not
     depend on the environment: inside `fairseq.checkpoint_utils` the name `torch` refers to a module
     whose `load` reads weights only. `torch.load` is unchanged for other code.
+
+    Checkpoints whose model, task, criterion and optimizer are configured by dataclasses hold nothing but
+    tensors and plain containers. Those of fairseq's older models hold an `argparse.Namespace`, which runs no
+    code when it is loaded; it is the only other class that is allowed.
     """
     from fairseq import checkpoint_utils
 
+    allow_namespace()
     checkpoint_utils.torch = WeightsOnlyTorch("torch")
-    return True
 
 
-def read() -> bool:
-    """Checkpoints are read where they can be, and know what resuming needs.
+def allow_namespace() -> None:
+    """Lets `torch.load` read the options of fairseq's older models."""
+    torch.serialization.add_safe_globals([argparse.Namespace])
 
-    A named pipe is refused: without a writer, fairseq would wait for it forever.
+
+def check_file(name: str, file) -> None:
+    """Refuses a compressed checkpoint; leaves the file at its beginning.
+
+    PyTorch writes none. They may unpack to any size, and weights that are mapped into memory would be read as
+    they are in the file.
+
+    Raises:
+        UsageError: it is compressed.
     """
-    from fairseq import checkpoint_utils
-
-    @in_place_of(checkpoint_utils, "load_checkpoint_to_cpu")
-    def load_checkpoint_to_cpu(load_to_cpu, path, *args, **kwargs):
-        refuse_endless(path)
-        try:
-            state = load_to_cpu(path, *args, **kwargs)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise UsageError(f"checkpoint {path} cannot be read: {reason}") from error
-        restarts.remember_batches(state)
-        averages.add_average(path, state)
-        return state
-
-    return True
+    file.seek(0)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            compressed = any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        # The older format, or a damaged file, for which PyTorch reports the error.
+        compressed = False
+    file.seek(0)
+    if compressed:
+        raise UsageError(f"checkpoint {name}: is compressed, and torch.save writes uncompressed files")
 
 
-def save() -> bool:
-    """Checkpoints are saved completely: the state of all workers, every interval, and in a whole file.
+class NotACheckpoint(UsageError):
+    """A file that torch can load, and that no training of fairseq wrote."""
 
-    fairseq asks a task for its state (`get_checkpoint_dict`) on rank 0 only, after the other ranks have
-    returned. Here every worker first calls the task's `gather_checkpoint_state`, if it has one.
+
+def check_state(name: str, state) -> None:
+    """Checks everything that was loaded from a checkpoint.
+
+    Args:
+        name: of the file, for messages.
+
+    Raises:
+        UsageError: it is no checkpoint, or holds what no training writes.
     """
-    from fairseq import checkpoint_utils
-    from fairseq.file_io import PathManager
-    from fairseq.trainer import Trainer
-
-    @in_place_of(checkpoint_utils, "save_checkpoint")
-    def save_checkpoint(inner, cfg, trainer, epoch_itr, val_loss):
-        gather = getattr(trainer.task, "gather_checkpoint_state", None)
-        if gather is not None and not cfg.no_save:
-            gather()
-        return inner(cfg, trainer, saving.within_the_epoch(cfg, trainer, epoch_itr), val_loss)
-
-    @in_place_of(Trainer, "save_checkpoint")
-    def save_training(inner, self, filename, extra_state):
-        if saving.is_dump_of_a_mistake(filename):
-            return None
-        return inner(self, filename, extra_state | restarts.count_of_patience())
-
-    @in_place_of(checkpoint_utils, "torch_persistent_save")
-    def torch_persistent_save(inner, obj, filename, async_write=False):
-        obj = saving.plain(obj)
-        if async_write or not PathManager.supports_rename(filename):
-            return inner(obj, filename, async_write=async_write)
-        return saving.save_in_one_attempt(obj, filename)
-
-    return True
+    if not (isinstance(state, dict) and isinstance(state.get("model"), dict)):
+        raise NotACheckpoint(f"{name} is not a fairseq checkpoint: it holds no 'model'")
+    for key, value in state.items():
+        if key != "model":
+            most = MOST_SETTINGS if key in ("cfg", "args") else MOST_VALUES
+            _check_values(f"checkpoint {name}: {key}", value, most)
+    for key in ("cfg", "args"):
+        _check_settings(f"checkpoint {name}: {key}", state.get(key), state.get(key))
+    cfg, args = state.get("cfg"), state.get("args")
+    if not isinstance(cfg, dict | None) or not isinstance(args, argparse.Namespace | None):
+        raise UsageError(f"checkpoint {name}: its configuration is of type {type(cfg or args).__name__}")
+    # Some of fairseq's own models have weights that they never set nor use.
+    finite = not _is_fairseqs(state)
+    for key, weight in state["model"].items():
+        if problem := weight_problem(key, weight, finite):
+            raise UsageError(f"checkpoint {name}: {key} {problem}")
 
 
-def leave_no_empty_directory() -> bool:
-    """fairseq creates --save-dir before it checks anything else.
+def _is_fairseqs(state: dict) -> bool:
+    """Returns whether a checkpoint is of a model that fairseq itself defines."""
+    from fairseq import models
 
-    A run that fails at once, for example because of a mistyped option, would leave an empty directory
-    behind. Here it is removed at the end of the program if this run created it and it is empty. If it
-    cannot be created or written to, the run ends in a one-line error that names the option.
+    args, cfg = state.get("args"), state.get("cfg") or {}
+    stored = cfg.get("model") if args is None else args
+    options = dict(_members(stored))
+    name = options.get("_name") or options.get("arch")
+    kind = models.MODEL_REGISTRY.get(name) or models.ARCH_MODEL_REGISTRY.get(name)
+    return kind is not None and kind.__module__.startswith("fairseq.")
+
+
+def _members(value) -> list[tuple[object, object]]:
+    """Returns the names and values in a container; none for anything else."""
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return list(value.items())
+    return list(enumerate(value)) if isinstance(value, list | tuple) else []
+
+
+def _check_values(where: str, value, most: int) -> None:
+    """Raises UsageError for containers with more than ``most`` values, or nested more than DEEPEST levels.
+
+    A container that stands in several places is counted in each, because whatever walks through them visits
+    it as often.
     """
-    from fairseq import checkpoint_utils
-
-    @in_place_of(checkpoint_utils, "verify_checkpoint_directory")
-    def verify_checkpoint_directory(verify, save_dir):
-        made = [path for path in _upwards(save_dir) if not os.path.exists(path)]
-        if made:
-            # Registered first, because parents may be created before the last directory fails.
-            atexit.register(_remove_empty, made)
-        try:
-            verify(save_dir)
-        except OSError as error:
-            loop = os.path.islink(save_dir) and not os.path.exists(save_dir)
-            reason = "a link that leads nowhere" if loop else error.strerror
-            raise UsageError(f"--save-dir {save_dir}: no checkpoint can be saved there ({reason})") from error
-
-    return True
-
-
-def keep_the_best_of_negative_figures() -> bool:
-    """``--keep-best-checkpoints`` keeps as many as it says where the figure is negative, too.
-
-    fairseq looks for their files by a pattern without a minus sign. The loss of handwriting is negative.
-    """
-    from fairseq import checkpoint_utils
-
-    unsigned = r"(\d+\.?\d*)"
-
-    @in_place_of(checkpoint_utils, "checkpoint_paths")
-    def checkpoint_paths(inner, path, pattern=r"checkpoint(\d+)\.pt", keep_match=False):
-        if pattern.startswith(r"checkpoint\.best_"):
-            pattern = pattern.replace(unsigned, unsigned.replace("(", "(-?"))
-        return inner(path, pattern, keep_match)
-
-    return True
-
-
-def _upwards(path: str):
-    """Yields the path and all its parent directories except the root."""
-    path = os.path.abspath(path)
-    while path != os.path.dirname(path):
-        yield path
-        path = os.path.dirname(path)
-
-
-def _remove_empty(directories: list[str]) -> None:
-    for directory in filter(os.path.isdir, directories):
-        try:
-            os.rmdir(directory)
-        except OSError:
+    left, level = most, [value]
+    for _ in range(DEEPEST):
+        inner = []
+        for container in level:
+            members = _members(container)
+            left -= len(members)
+            inner += [member for _, member in members if _members(member)]
+            if left < 0 or len(inner) > most:
+                raise UsageError(f"{where} holds more than {most:,} values")
+        level = inner
+        if not level:
             return
+    raise UsageError(f"{where} is nested more than {DEEPEST} levels deep, no checkpoint is")
 
 
-def bound_the_model() -> bool:
+def _check_settings(where: str, settings, root) -> None:
+    """Raises UsageError for a setting that STORED does not allow, and for one that refers to others.
+
+    A default of fairseq's, such as ``${common.fp16}``, may stand for a value of ``root``, or a short list.
+    """
+    for name, value in _members(settings):
+        if isinstance(value, str) and "${" in value and not _is_one_value(value, root):
+            raise UsageError(f"{where}.{name} is {value!r}: a checkpoint holds values, not references")
+        allowed = STORED.get(name)
+        if allowed is not None and value is not None and not allowed.fullmatch(str(value)):
+            raise UsageError(f"{where}.{name} is {value!r}, which a checkpoint may not set")
+        _check_settings(f"{where}.{name}", value, root)
+
+
+def _is_one_value(reference: str, root) -> bool:
+    """Returns whether a text refers to a value or a short list, which refers to nothing else."""
+    target = re.fullmatch(r"\$\{(\w+)\.(\w+)\}", reference)
+    section = dict(_members(root)).get(target[1]) if target else None
+    value = dict(_members(section)).get(target[2], {}) if target else {}
+    flat = not isinstance(value, Mapping) and len(_members(value)) < 100
+    return flat and not any(_members(member) for _, member in _members(value)) and "${" not in str(value)
+
+
+class Allowance(TorchFunctionMode):
+    """Refuses, in its context, to create tensors with more numbers in total than are allowed.
+
+    Args:
+        numbers: how many. refusal: the message.
+    """
+
+    MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.randn, torch.rand, torch.arange)
+
+    def __init__(self, numbers: int, refusal: str):
+        super().__init__()
+        self.left, self.refusal = numbers, refusal
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in self.MAKERS or function is torch.Tensor:
+            sizes = args[0] if args and isinstance(args[0], list | tuple) else args
+            sizes = (kwargs or {}).get("size", sizes)
+            self.left -= math.prod(size for size in sizes if isinstance(size, int))
+            if self.left < 0:
+                raise UsageError(self.refusal)
+        return function(*args, **(kwargs or {}))
+
+
+@in_place_of("fairseq.checkpoint_utils:load_model_ensemble_and_task")
+def load_model_ensemble_and_task(
+    load, filenames, arg_overrides=None, task=None, strict=True, suffix="", num_shards=1, state=None
+):
     """A configuration of a billion units would fill the memory before any error is reported.
 
     A model that is built to load a checkpoint may not be much larger than the checkpoint: the limit is four
-    numbers per byte of the file, which leaves room for temporary tensors of the initialisation. A model to
-    train may not be larger than this machine's memory. Other errors in a checkpoint's configuration end in
-    one line as well.
+    numbers per byte of the file, which leaves room for temporary tensors of the initialisation.
     """
-    from fairseq import checkpoint_utils, models, tasks
+    from fairseq.checkpoint_utils import get_maybe_sharded_checkpoint_filename as filename
 
-    @in_place_of(checkpoint_utils, "load_model_ensemble_and_task")
-    def load_model_ensemble_and_task(
-        load, filenames, arg_overrides=None, task=None, strict=True, suffix="", num_shards=1, state=None
-    ):
-        if not isinstance(arg_overrides or {}, dict) or not all(
-            isinstance(key, str) for key in arg_overrides or ()
-        ):
-            raise UsageError(
-                f"--model-overrides {arg_overrides} is no dictionary such as \"{{'dropout': 0.1}}\""
-            )
-        files = [
-            checkpoint_utils.get_maybe_sharded_checkpoint_filename(name, suffix, shard, num_shards)
-            for name in filenames
-            for shard in range(num_shards)
-        ]
-        sizes = [os.path.getsize(file) for file in files if os.path.isfile(file)]
-        names = ":".join(map(str, filenames))
-        refusal = f"checkpoint {names}: its configuration asks for a model far larger than its weights"
-        with allowance(4 * sum(sizes) + (1 << 24), refusal):
-            try:
-                return load(filenames, arg_overrides, task, strict, suffix, num_shards, state)
-            except RuntimeError as error:
-                text = str(error)
-                if text.startswith("Error(s) in loading state_dict"):
-                    detail = text.splitlines()[1].strip()
-                    raise UsageError(f"checkpoint {names} does not fit its model: {detail[:200]}") from error
-                if text.startswith("Neither args nor cfg"):
-                    raise UsageError(f"checkpoint {names} holds no configuration of its model") from error
-                raise
+    files = [filename(name, suffix, shard, num_shards) for name in filenames for shard in range(num_shards)]
+    size = sum(os.path.getsize(file) for file in files if os.path.isfile(file))
+    names = ":".join(filenames)
+    refusal = f"checkpoint {names}: its configuration asks for a model far larger than its weights"
+    with Allowance(4 * size + (1 << 24), refusal):
+        return load(filenames, arg_overrides, task, strict, suffix, num_shards, state)
 
-    @in_place_of(models, "build_model")
-    def build_model(build, cfg, task, from_checkpoint=False):
-        names = [name for name, kind in tasks.TASK_REGISTRY.items() if kind is type(task)]
-        name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
-        require_known("model", name, {*models.MODEL_REGISTRY, *models.ARCH_MODEL_REGISTRY})
-        check_combination(names[0] if names else None, name)
-        check({f"model.{option}": value for option, value in _items(cfg)})
-        if from_checkpoint:
-            return build(cfg, task, from_checkpoint)
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        refusal = f"the model takes more than the {memory >> 30} GB of memory that this machine has"
-        with allowance(memory // 4, refusal):
-            return build(cfg, task, from_checkpoint)
 
-    @in_place_of(models.BaseFairseqModel, "load_state_dict")
-    def load_state_dict(fill, self, state_dict, *args, **kwargs):
-        for name, weight in self.state_dict().items():
-            given = state_dict.get(name, weight)
-            # PyTorch would convert them silently.
-            if given.is_floating_point() != weight.is_floating_point():
-                raise UsageError(
-                    f"the checkpoint's {name} is of {given.dtype}, the model's of {weight.dtype}"
-                )
-        return fill(self, state_dict, *args, **kwargs)
+@in_place_of("fairseq.checkpoint_utils:load_checkpoint_to_cpu")
+def load_checkpoint_to_cpu(load, path, *args, **kwargs):
+    """fairseq waits for ever for a named pipe without a writer, and forgets what resuming needs."""
+    refuse_endless(path)
+    state = load(path, *args, **kwargs)
+    resume.remember_batches(state)
+    resume.add_average(path, state)
+    return state
 
+
+@in_place_of("fairseq.checkpoint_utils:save_checkpoint")
+def save_checkpoint(inner, cfg, trainer, epoch_itr, val_loss):
+    """fairseq asks a task for its state on rank 0 only, after the other ranks have returned.
+
+    Here every worker first calls the task's `gather_checkpoint_state`, if it has one.
+    """
+    gather = getattr(trainer.task, "gather_checkpoint_state", None)
+    if gather is not None and not cfg.no_save:
+        gather()
+    return inner(cfg, trainer, within_the_epoch(cfg, trainer, epoch_itr), val_loss)
+
+
+def within_the_epoch(cfg, trainer, epoch_itr):
+    """``--save-interval-updates N`` saves every N updates, also where the Nth is the last of an epoch.
+
+    fairseq relies on the checkpoint of the epoch there, even if ``--no-epoch-checkpoints`` or
+    ``--save-interval`` leaves it out. If N is the number of updates of an epoch, it never saves one. Here the
+    position is returned as one within the epoch.
+    """
+    interval, updates = cfg.save_interval_updates, trainer.get_num_updates()
+    without = cfg.no_epoch_checkpoints or epoch_itr.epoch % cfg.save_interval
+    if not without or interval <= 0 or updates % interval:
+        return epoch_itr
+    # Only its name and position are read.
+    position = epoch_itr.state_dict()
+    return SimpleNamespace(epoch=epoch_itr.epoch, end_of_epoch=lambda: False, state_dict=lambda: position)
+
+
+@in_place_of("fairseq.trainer:Trainer.save_checkpoint")
+def save_training(inner, self, filename, extra_state):
+    """fairseq saves no count of ``--patience``, so a training that is restarted often never ends."""
+    return inner(self, filename, extra_state | resume.count_of_patience())
+
+
+@in_place_of("fairseq.checkpoint_utils:torch_persistent_save")
+def torch_persistent_save(inner, obj, filename, async_write=False):
+    """A disk that fills up while a checkpoint is saved leaves a partial file and three tracebacks.
+
+    fairseq tries three times and continues in the file where it stopped, so even an attempt that succeeds
+    does not give a valid file. Here there is one attempt, into a temporary file beside the checkpoint.
+    """
+    from fairseq.file_io import PathManager
+
+    obj = plain(obj)
+    if async_write or not PathManager.supports_rename(filename):
+        return inner(obj, filename, async_write=async_write)
+    return write(obj, filename, follow=False)
+
+
+def write(state: dict, path, follow: bool = True) -> None:
+    """Saves a checkpoint as ``replace_file`` writes files. Raises UsageError if the file system refuses."""
+    with replace_file(path, follow) as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            # PyTorch's writer replaces the file's error with its own.
+            raise OSError(None, "the file system refuses, is it full?") from error
+
+
+@in_place_of("fairseq.file_io:PathManager.copy")
+def copy_completely(inner, src_path: str, dst_path: str, overwrite: bool = False) -> bool:
+    """A worker that is killed while it saves must not leave a damaged checkpoint_last.pt.
+
+    fairseq writes a checkpoint to a temporary file and renames it, but only under one of its names, such as
+    checkpoint_1_500.pt. It then copies that file to the other names, and checkpoint_last.pt, from which
+    every restart resumes, is always the last of these. If that copy is cut short, all restarts fail. Here
+    a copy that replaces a file is also written to a temporary file and renamed.
+    """
+    from fairseq.file_io import PathManager
+
+    if not (overwrite and PathManager.supports_rename(dst_path)):
+        return inner(src_path, dst_path, overwrite)
+    with open(src_path, "rb") as source, replace_file(dst_path, follow=False) as file:
+        shutil.copyfileobj(source, file)
     return True
 
 
-def _items(cfg) -> dict:
-    """Returns the options of a model, which fairseq stores in OmegaConf containers or in a namespace."""
-    values = OmegaConf.to_container(cfg, resolve=False) if OmegaConf.is_config(cfg) else vars(cfg)
-    return values.items()
+@in_place_of("fairseq.checkpoint_utils:checkpoint_paths")
+def checkpoint_paths(inner, path, pattern=r"checkpoint(\d+)\.pt", keep_match=False):
+    """fairseq keeps all of ``--keep-best-checkpoints`` where the figure is negative, as that of handwriting.
+
+    It looks for their files by a pattern without a minus sign.
+    """
+    if pattern.startswith(r"checkpoint\.best_"):
+        pattern = pattern.replace(r"(\d+\.?\d*)", r"(-?\d+\.?\d*)")
+    return inner(path, pattern, keep_match)
+
+
+def plain(value):
+    """Returns the containers with Python numbers in place of NumPy's and tensors in place of numeric arrays.
+
+    fairseq's validation BLEU (--eval-bleu) is a NumPy number, and its n-gram counts are arrays. The safe
+    loader refuses both. A container with neither is returned itself, not copied.
+    """
+    if isinstance(value, np.bool_ | np.number):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return torch.from_numpy(value)
+    if isinstance(value, dict):
+        changed = {key: plain(item) for key, item in value.items()}
+        if all(changed[key] is item for key, item in value.items()):
+            return value
+        # ``copy`` keeps the class, such as OrderedDict.
+        copied = value.copy()
+        copied.update(changed)
+        return copied
+    if type(value) in (list, tuple):
+        changed = [plain(item) for item in value]
+        if all(new is old for new, old in zip(changed, value, strict=True)):
+            return value
+        return type(value)(changed)
+    return value
+
+
+def evaluate(text: str):
+    """Returns the value of an expression of literals and + - * /, such as "[(512, 3)] * 15".
+
+    Raises UsageError for everything else: names, calls, attributes, comprehensions. Like the builtin,
+    it raises TypeError for arguments that are no strings; some callers rely on that.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"an expression must be a string, not {type(text).__name__}")
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        products = [node for node in ast.walk(tree) if isinstance(getattr(node, "op", None), ast.Mult)]
+        # A factor that is written out bounds the length of what it repeats.
+        sides = [[side for side in (node.left, node.right) if hasattr(side, "value")] for node in products]
+        factors = [side.value for both in sides for side in both if isinstance(side.value, int)]
+        small = all(sides) and len(text) * math.prod(filter(None, factors)) <= LARGEST
+        if small and all(isinstance(node, EXPRESSION) for node in ast.walk(tree)):
+            return eval(compile(tree, "<configuration>", "eval"), {"__builtins__": {}})
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
+        raise UsageError(f"{text!r} in the configuration: {error}") from error
+    raise UsageError(
+        f"{text!r} in the configuration is not made of numbers, strings, lists, tuples, "
+        "dictionaries and + - * / only"
+    )
+
+
+def configuration_is_data() -> None:
+    """A checkpoint holds its model's configuration, and several of fairseq's models `eval` parts of it.
+
+    So a file could run code although its pickle holds none (`decoder_layers` of `fconv_lm`,
+    `adaptive_softmax_cutoff` of many models through `fairseq.utils.eval_str_list`). A module's own
+    name shadows the builtin, so each fairseq module gets an `eval` that supports only literals and
+    arithmetic, which is all that fairseq's defaults and documentation use. The command-line programs
+    (`fairseq_cli`) evaluate what the user typed and are left unchanged.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fairseq.") and "eval" not in vars(module):
+            module.eval = evaluate

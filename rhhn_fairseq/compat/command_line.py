@@ -1,28 +1,231 @@
-"""How a program of fairseq reads its command line: one function, its steps in order."""
+"""What a command line of fairseq's programs leaves out comes from a recipe, or from a checkpoint.
 
-from argparse import Namespace
+fairseq-train completes ``--arch NAME`` from the architecture's recipe. fairseq-eval-lm, -generate,
+-interactive and -validate take the task and its options from the checkpoint. fairseq selects the task before
+it opens one: a character model was evaluated as ``language_modeling``, and a translation model without its
+languages.
+"""
 
-from rhhn_fairseq.compat import full_help, in_place_of, names, ranges, recipes, refusals, stored_task
+import argparse
+import dataclasses
+import functools
+import logging
+import os
+import sys
+from collections.abc import Iterable
+
+from rhhn_fairseq.compat import in_place_of, names, ranges, recipes
+from rhhn_fairseq.compat.checkpoints import WeightsOnlyTorch
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import refuse_endless
+
+logger = logging.getLogger("rhhn_fairseq.recipes")
+
+HELP = {"-h", "--help"}
+# fairseq-validate requires one of these, and the training run has set one.
+SIZES = ("batch_size", "max_tokens")
 
 
-def read_command_line() -> bool:
-    """``parse_args_and_arch`` parses twice, and calls ``modify_parser`` before each pass."""
-    from fairseq import options
+@in_place_of("fairseq.options:parse_args_and_arch")
+def parse_args_and_arch(
+    inner, parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
+):
+    """fairseq's own defaults are tuned to no model, and it checks few options."""
+    # The parser was created before the plugin was loaded. argparse would print all options of the program,
+    # about a hundred lines, before an error.
+    parser.error = functools.partial(names.end_in_one_line, parser)
+    modify = modify_parser if suppress_defaults else Defaults(parser, input_args, modify_parser)
+    parsed = inner(parser, input_args, parse_known, suppress_defaults, modify)
+    namespace = parsed[0] if isinstance(parsed, tuple) else parsed
+    if isinstance(modify, Defaults) and modify.trains:
+        recipes.announce(modify.arch, modify.filled)
+    _divide_sentences(namespace)
+    ranges.check_command_line(namespace)
+    return parsed
 
-    @in_place_of(options, "parse_args_and_arch")
-    def parse_args_and_arch(
-        inner, parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
-    ):
-        names.name_the_nearest(parser)
-        modify = full_help.postponed(parser, input_args, modify_parser)
-        if not suppress_defaults:
-            modify = stored_task.taken_from_checkpoint(parser, input_args, modify)
-            modify = recipes.filled_in(parser, input_args, modify)
-        parsed = inner(parser, input_args, parse_known, suppress_defaults, modify)
-        recipes.announce_filled(modify)
-        if isinstance(parsed, Namespace) and not suppress_defaults:
-            refusals.check(parsed)
-        ranges.check_command_line(parsed[0] if isinstance(parsed, tuple) else parsed)
-        return parsed
 
-    return True
+class Defaults:
+    """Sets a parser's defaults before each of fairseq's passes over a command line.
+
+    fairseq parses it first to find task, criterion, optimizer and scheduler, then with their options. It
+    would answer ``--help`` at the first pass, without an option of the model, the task or the criterion. Here
+    the answer waits for the second where the line names the architecture, or the task.
+
+    Attributes:
+        arch: the architecture on the command line. filled: what its recipe set at the last pass.
+    """
+
+    def __init__(self, parser: argparse.ArgumentParser, arguments, then):
+        self.then, self.passes, self.stored = then, 0, {}
+        self.arguments = [str(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+        # A caller of fairseq's parser may add options later, and help needs none.
+        self.is_whole = arguments is None and not HELP & set(self.arguments)
+        self.arch, self.filled = None, {}
+        known = {action.dest for action in parser._actions}
+        # fairseq-generate has an --arch as well, but does not use it.
+        self.trains, self.reads = "max_update" in known, {"path", "task"} <= known
+        deciding = ("--arch", "-a") if self.trains else ("--task",)
+        named = any(word.partition("=")[0] in deciding for word in self.arguments)
+        self.help = HELP & set(self.arguments) if named else set()
+
+    def __call__(self, parser: argparse.ArgumentParser) -> None:
+        if self.then is not None:
+            self.then(parser)
+        given = given_options(parser, self.arguments)
+        if self.trains:
+            self._fill(parser, given)
+        elif self.reads:
+            if self.passes == 0:
+                self.stored = self._stored(parser, given)
+            parser.set_defaults(**self.stored)
+        if self.passes == 0:
+            self.help = {word: parser._option_string_actions.pop(word) for word in self.help}
+        else:
+            parser._option_string_actions.update(self.help)
+        self.passes += 1
+
+    def _fill(self, parser, given: dict) -> None:
+        self.arch = given.get("arch", parser.get_default("arch"))
+        if self.arch is None and self.is_whole:
+            raise UsageError(f"--arch is missing: name an architecture, {recipes.ARCHITECTURES}")
+        self.filled = recipes.fill(self.arch, given)
+        if self.passes == 0:
+            self.filled = {kind: self.filled[kind] for kind in recipes.COMPONENTS if kind in self.filled}
+        parser.set_defaults(**self.filled)
+
+    def _stored(self, parser, given: dict) -> dict:
+        if not given.get("path", parser.get_default("path")) and self.is_whole:
+            raise UsageError("--path is missing: name a checkpoint, such as checkpoints/checkpoint_best.pt")
+        check_ensemble(given)
+        stored = {} if "task" in given else stored_defaults(given)
+        # Programs with a search, and fairseq-eval-lm, have their own batch sizes.
+        own = any(action.dest in ("beam", "output_word_probs") for action in parser._actions)
+        if own or any(name in given for name in SIZES):
+            stored = {key: value for key, value in stored.items() if key not in SIZES}
+        if "sacrebleu" in given and "scoring" not in given:
+            # fairseq has no other use for the option.
+            stored |= {"scoring": "sacrebleu"}
+        # fairseq-validate computes the checkpoint's loss, so it takes the options of that loss.
+        if not own and "criterion" not in given and given.get("path"):
+            stored |= stored_criterion(given)
+        return stored
+
+
+def given_options(parser: argparse.ArgumentParser, arguments: Iterable[str]) -> dict[str, object]:
+    """Returns by name the values of the options on a command line that the parser knows."""
+    # fairseq itself answers --help.
+    arguments = [argument for argument in arguments if argument not in HELP]
+    kept = [(action, action.default, action.required) for action in parser._actions]
+    defaults, parser._defaults = parser._defaults, {}
+    for action, _, _ in kept:
+        action.default, action.required = argparse.SUPPRESS, False
+    try:
+        return vars(parser.parse_known_args(arguments)[0])
+    finally:
+        parser._defaults = defaults
+        for action, default, required in kept:
+            action.default, action.required = default, required
+
+
+def _divide_sentences(namespace: argparse.Namespace) -> None:
+    """fairseq-generate ignores ``--num-shards``; here it translates the share that the option names."""
+    generates = hasattr(namespace, "beam") and not hasattr(namespace, "buffer_size")
+    if generates and namespace.num_shards > 1:
+        namespace.distributed_world_size = namespace.num_shards
+        namespace.distributed_rank = namespace.shard_id
+
+
+def stored_criterion(given: dict) -> dict[str, str]:
+    """Returns the criterion of the first checkpoint of ``--path``; {} for one that does not say."""
+    from fairseq.utils import split_paths
+
+    path = split_paths(given["path"])[0]
+    criterion = _configuration(path).get("criterion") if os.path.isfile(path) else None
+    name = criterion.get("_name") if isinstance(criterion, dict) else criterion
+    return {"criterion": name} if isinstance(name, str) else {}
+
+
+def stored_defaults(given: dict) -> dict[str, object]:
+    """Returns task, task options and batch size of the checkpoint that ``--path`` names; {} without one.
+
+    Raises:
+        UsageError: the file cannot be read, or its task is not registered.
+    """
+    from fairseq.checkpoint_utils import get_maybe_sharded_checkpoint_filename
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+    from fairseq.utils import split_paths
+
+    if not given.get("path"):
+        return {}
+    suffix, shards = given.get("checkpoint_suffix", ""), given.get("checkpoint_shard_count", 1)
+    path = get_maybe_sharded_checkpoint_filename(split_paths(given["path"])[0], suffix, 0, shards)
+    cfg = _configuration(path)
+    task = _task(cfg)
+    name = task.get("_name") or task.get("task")
+    if not name:
+        return {}
+    if name not in TASK_REGISTRY:
+        raise UsageError(
+            f"checkpoint {path} is of the task {name}, which is not known here: give --user-dir with the "
+            "directory that has it, or --task"
+        )
+    sizes = cfg.get("dataset") or task
+    stored = {"task": name} | {key: sizes.get(f"{key}_valid") or sizes.get(key) for key in SIZES}
+    config = TASK_DATACLASS_REGISTRY.get(name)
+    for spec in dataclasses.fields(config) if config else ():
+        # A value that refers to another option, such as the seed, is this program's, not the training run's.
+        other = isinstance(spec.default, str) and spec.default.startswith("${")
+        if spec.name in task and spec.name not in ("_name", "data") and not other:
+            stored[spec.name] = task[spec.name]
+    logger.info("--task %s and its options come from %s", name, path)
+    return stored
+
+
+def check_ensemble(given: dict) -> None:
+    """Raises UsageError unless all checkpoints of ``--path`` do the same.
+
+    fairseq takes the task and the languages from the first. It would average translations into different
+    languages.
+    """
+    from fairseq.utils import split_paths
+
+    first, *others = split_paths(given.get("path") or "")
+    # A checkpoint in shards has one configuration in each of its files.
+    if not others or given.get("checkpoint_shard_count", 1) > 1 or given.get("checkpoint_suffix"):
+        return
+    what = _purpose(first)
+    for path in others:
+        if _purpose(path) != what:
+            raise UsageError(f"--path: {first} is for {what}, {path} for {_purpose(path)}; all must agree")
+
+
+def _purpose(path: str) -> str:
+    """Returns what a checkpoint is for: a translation from one language to another, or its task."""
+    task = _task(_configuration(path))
+    source, target = task.get("source_lang"), task.get("target_lang")
+    if source and target:
+        return f"translation from {source} to {target}"
+    return str(task.get("_name") or task.get("task"))
+
+
+def _task(cfg: dict) -> dict:
+    """Returns the task's options; fairseq's older tasks have a namespace for them."""
+    task = cfg.get("task") or {}
+    return vars(task) if isinstance(task, argparse.Namespace) else task
+
+
+def _configuration(path: str) -> dict:
+    """Returns a checkpoint's configuration as a dictionary; for an old one, all its options as the task's."""
+    refuse_endless(path)
+    stat = os.stat(path)
+    cfg, args = _read(path, stat.st_mtime_ns, stat.st_size)
+    return cfg or {"task": vars(args) if args else {}}
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: str, modified: int, size: int) -> tuple:
+    """Returns a checkpoint's ``cfg`` and ``args``; tensors stay on disk. fairseq-validate asks repeatedly."""
+    with open(path, "rb") as file:
+        zipped = file.read(2) == b"PK"
+    state = WeightsOnlyTorch.load(path, map_location="cpu", mmap=zipped)
+    return state.get("cfg"), state.get("args")

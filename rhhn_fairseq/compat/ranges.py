@@ -1,4 +1,4 @@
-"""One table of the valid ranges of fairseq's numeric options, checked when a configuration is complete.
+"""The valid ranges of fairseq's numeric options, and options that do not act; checked at the start.
 
 fairseq checks few of them. A negative learning rate trains away from the data, a NaN corrupts every weight,
 an interval of 0 causes a division by zero after the first epoch, and `--max-epoch -1` ends with status 0
@@ -15,14 +15,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf
 
-from rhhn_fairseq.compat import in_place_of
-from rhhn_fairseq.compat.names import (
-    HIGHER_IS_BETTER,
-    OPTIONAL_FIGURES,
-    check_best_metric,
-    check_combination,
-    require_known,
-)
+from rhhn_fairseq.compat.names import HIGHER_IS_BETTER, OPTIONAL_FIGURES, check_best_metric
 from rhhn_fairseq.errors import UsageError
 
 
@@ -75,9 +68,7 @@ TABLE = {
     """,
     Range(1, 10_000): "beam",
     Range(-1): "keep_interval_updates keep_last_epochs keep_best_checkpoints",
-    Range(1, also=-1): """
-        patience keep_interval_updates_pattern upsample_primary sampling_topk diverse_beam_groups
-    """,
+    Range(1, also=-1): "patience keep_interval_updates_pattern sampling_topk diverse_beam_groups",
     Range(0, 2**32 - 1): "seed fixed_validation_seed",
     WORKERS: "num_workers",
     Range(0, math.inf, above=True, below=True): "lr temperature",
@@ -97,31 +88,33 @@ TABLE = {
 }
 RANGES = {name: allowed for allowed, names in TABLE.items() for name in names.split()}
 
-# Messages about options that exclude each other, with placeholders for their values, and the conditions.
+# Messages about options that exclude each other or would not act, with placeholders for their values, and
+# the conditions.
 CONFLICTS = {
     "--nbest {nbest} is more than --beam {beam} hypotheses": lambda given: (
         (given("nbest") or 1) > (given("beam") or math.inf)
     ),
-    "--shard-id {shard_id} does not exist, it is less than --num-shards {num_shards}": lambda given: (
-        (given("shard_id") or 0) >= (given("num_shards") or math.inf)
-    ),
-    "--min-len {min_len} is more than --max-len-b {max_len_b}": lambda given: (
-        (given("min_len") or 0) > (given("max_len_b") or math.inf) and not given("max_len_a")
-    ),
     "--beam {beam} is no multiple of --diverse-beam-groups {diverse_beam_groups}": lambda given: (
         (given("diverse_beam_groups") or 0) > 0 and (given("beam") or 0) % given("diverse_beam_groups")
-    ),
-    "--sampling-topk {sampling_topk} and --sampling-topp {sampling_topp} need --sampling": lambda given: (
-        max(given("sampling_topk") or 0, given("sampling_topp") or 0) > 0 and not given("sampling")
     ),
     "--valid-subset {valid_subset} and --combine-valid-subsets exclude each other; leave one of them out": (
         lambda given: given("combine_valid_subsets") and given("valid_subset") != "valid"
     ),
-    "--checkpoint-suffix {checkpoint_suffix} may have no _ with --keep-best-checkpoints": (
-        lambda given: (given("keep_best_checkpoints") or 0) > 0 and "_" in (given("checkpoint_suffix") or "")
+    "--ema-decay, --ema-start-update, --ema-update-freq have no effect without --store-ema": lambda given: (
+        given("store_ema") is False
+        and (given("ema_decay"), given("ema_start_update"), given("ema_update_freq")) != (0.9999, 0, 1)
     ),
-    "--fp16 and --bf16 exclude each other; leave one of them out": lambda given: (
-        given("fp16") and given("bf16")
+    "--attention-size and --attention-normalised go with --attention-score additive only": lambda given: (
+        given("attention_score") == "general" and (given("attention_size") or given("attention_normalised"))
+    ),
+    # fairseq-train has max_update, -interactive buffer_size, -validate neither of the last two.
+    "--num-shards divides the sentences of fairseq-generate; torchrun divides those of fairseq-train and "
+    "-validate": lambda given: (
+        (given("num_shards") or 1) > 1
+        and (
+            any(given(name) is not None for name in ("max_update", "buffer_size"))
+            or all(given(name) is None for name in ("beam", "output_word_probs"))
+        )
     ),
 }
 
@@ -144,8 +137,8 @@ def check(options: Mapping[str, object]) -> None:
                 raise UsageError(f"{name} {_shown(value)} is not possible: {allowed or FINITE}")
         if _plain(name) == "adam_betas" and isinstance(value, str) and len(list(_numbers(value))) != 2:
             raise UsageError(f"{name} {value} is not possible: two numbers such as (0.9, 0.999)")
-        if name.endswith(("eval_bleu_args", "eval-bleu-args")) and value:
-            check(_json(name, value))
+        if _plain(name) == "eval_bleu_args" and value:
+            check({f"{name} {key}": inner for key, inner in json.loads(value).items()})
     values = {_plain(name): value for name, value in options.items()}
     for text, conflict in CONFLICTS.items():
         if conflict(values.get):
@@ -155,20 +148,6 @@ def check(options: Mapping[str, object]) -> None:
 def _plain(name: str) -> str:
     """Returns the field that an option sets."""
     return re.split(r"[. ]", name)[-1].lstrip("-").replace("-", "_")
-
-
-def _json(name: str, text: str) -> dict[str, object]:
-    """Returns the options in the JSON value of another option; those with a range have to be numbers."""
-    try:
-        inner = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"{name} {text} is not JSON ({error}), an example is '{{\"beam\": 4}}'") from error
-    if not isinstance(inner, dict):
-        raise UsageError(f"{name} {text} is not a JSON object, an example is '{{\"beam\": 4}}'")
-    for key, value in inner.items():
-        if key in RANGES and not isinstance(value, int | float | None):
-            raise UsageError(f"{name} {text}: {key} is not a number")
-    return {f"{name} {key}": value for key, value in inner.items()}
 
 
 def _numbers(value) -> Iterator[float]:
@@ -207,48 +186,24 @@ def check_command_line(namespace: Namespace) -> None:
     """Checks the options of a command line, and makes the best checkpoint's direction that of its figure."""
     given = vars(namespace)
     check({"--" + name.replace("_", "-"): value for name, value in given.items()})
-    # Evaluation programs have an architecture and a criterion too, but do not use them.
-    names = ("task", "arch", "criterion") if "max_update" in given else ("task",)
-    check_combination(*(given.get(name) for name in names))
     if "max_update" in given:
+        metric = given.get("best_checkpoint_metric")
         optional = [name for name, option in OPTIONAL_FIGURES.items() if given.get(_plain(option))]
-        check_best_metric(given.get("best_checkpoint_metric"), given.get("criterion"), optional)
-        if given.get("best_checkpoint_metric") in HIGHER_IS_BETTER:
+        check_best_metric(metric, given.get("criterion"), optional)
+        if metric in HIGHER_IS_BETTER:
             namespace.maximize_best_checkpoint_metric = True
 
 
-def check_configuration() -> bool:
-    """Checks the options when a task is set up.
-
-    Under Hydra the program is already running when the plugin is loaded, and there is no command line.
-    """
-    from fairseq import tasks
-
-    @in_place_of(tasks, "setup_task")
-    def setup_task(setup, cfg, **kwargs):
-        name = getattr(cfg, "task", None)
-        require_known(
-            "task", name if isinstance(name, str) else getattr(cfg, "_name", None), tasks.TASK_REGISTRY
-        )
-        # A checkpoint's configuration belongs to training that is over.
-        if isinstance(cfg, DictConfig) and not kwargs.get("from_checkpoint"):
-            root = cfg._get_root()
-            if "common" in root:
-                check(options_of(root))
-                training = root.common_eval.path is None
-                sections = ("task", "model", "criterion") if training else ("task", "model")
-                check_combination(*(getattr(root.get(section), "_name", None) for section in sections))
-                if training:
-                    metric, criterion = root.checkpoint.best_checkpoint_metric, root.get("criterion")
-                    optional = [
-                        figure
-                        for figure, option in OPTIONAL_FIGURES.items()
-                        if any(getattr(kind, _plain(option), None) for kind in (root.task, criterion))
-                    ]
-                    check_best_metric(metric, getattr(criterion, "_name", None), optional)
-                    for section in (root.checkpoint, root.get("lr_scheduler")):
-                        if metric in HIGHER_IS_BETTER and hasattr(section, "maximize_best_checkpoint_metric"):
-                            section.maximize_best_checkpoint_metric = True
-        return setup(cfg, **kwargs)
-
-    return True
+def check_configuration(cfg: DictConfig) -> None:
+    """Does under Hydra, where there is no command line, what ``check_command_line`` does."""
+    check(options_of(cfg))
+    if cfg.common_eval.path is not None:
+        return
+    metric, criterion = cfg.checkpoint.best_checkpoint_metric, cfg.get("criterion")
+    options = OPTIONAL_FIGURES.items()
+    parts = (cfg.task, criterion)
+    optional = [name for name, option in options if any(getattr(p, _plain(option), None) for p in parts)]
+    check_best_metric(metric, getattr(criterion, "_name", None), optional)
+    for section in (cfg.checkpoint, cfg.get("lr_scheduler")):
+        if metric in HIGHER_IS_BETTER and hasattr(section, "maximize_best_checkpoint_metric"):
+            section.maximize_best_checkpoint_metric = True

@@ -7,22 +7,22 @@ an architecture, training failed with "Must specify batch size", or ran at a lea
 differ only in how they say what was given, and in where the result goes.
 """
 
-import argparse
 import dataclasses
-import functools
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rhhn_fairseq.compat.hydra_configs import separate_jobs
+from rhhn_fairseq.compat import distribute, in_place_of, ranges
+from rhhn_fairseq.compat.names import nearest
 from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger("rhhn_fairseq.recipes")
 
+CONFIGS = Path(__file__).parents[1] / "configs"
 ARCHITECTURES = "such as ln_hyperlstm_ptb; docs/reference/architectures.md lists them"
 """What a message says where no architecture is named."""
 
@@ -136,105 +136,27 @@ def _as_option(name: str, value) -> str:
     return f"{flag} '{value}'" if " " in value else f"{flag} {value}"
 
 
-def given_options(parser: argparse.ArgumentParser, arguments: Iterable[str] | None) -> dict[str, object]:
-    """Returns by name the values of the options on a command line that the parser knows."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    # fairseq itself answers --help.
-    arguments = [str(argument) for argument in arguments if argument not in ("-h", "--help")]
-    kept = [(action, action.default, action.required) for action in parser._actions]
-    defaults, parser._defaults = parser._defaults, {}
-    for action, _, _ in kept:
-        action.default, action.required = argparse.SUPPRESS, False
-    try:
-        return vars(parser.parse_known_args(arguments)[0])
-    finally:
-        parser._defaults = defaults
-        for action, default, required in kept:
-            action.default, action.required = default, required
-
-
-def is_command_line(arguments: Iterable[str] | None) -> bool:
-    """Whether arguments are those of this program, from which an option may be missing, and not a request
-    for help. A caller of fairseq's parser may add options later."""
-    return arguments is None and not {"-h", "--help"} & set(sys.argv[1:])
-
-
-def filled_in(parser: argparse.ArgumentParser, arguments, then):
-    """``fairseq-train --arch NAME`` gets its defaults from the recipe of the architecture.
-
-    Without ``--arch``, fairseq ends in a RuntimeError without a message; here the error is one line.
-
-    fairseq parses a command line twice, first to find task, criterion, optimizer and scheduler, then with
-    their options; before each pass it lets the caller change the defaults. Returns what to call there, and
-    ``then`` in a program that does not train.
-    """
-    # fairseq-generate has an --arch as well, but does not use it.
-    trains = any(action.dest == "max_update" for action in parser._actions)
-    return _Filler(arguments, then) if trains else then
-
-
-def announce_filled(filler) -> None:
-    """Logs what a function of ``filled_in`` has filled in; nothing for any other."""
-    if isinstance(filler, _Filler):
-        announce(filler.arch, filler.filled)
-
-
-class _Filler:
-    """Sets a parser's defaults: at the first call the components, then all options.
-
-    Attributes:
-        arch: the architecture on the command line. filled: what was set at the last call.
-    """
-
-    def __init__(self, arguments, then):
-        self.arguments, self.then = arguments, then
-        self.arch, self.filled, self.complete = None, {}, False
-
-    def __call__(self, parser):
-        if self.then is not None:
-            self.then(parser)
-        given = given_options(parser, self.arguments)
-        self.arch = given.get("arch", parser.get_default("arch"))
-        if self.arch is None and is_command_line(self.arguments):
-            raise UsageError(f"--arch is missing: name an architecture, {ARCHITECTURES}")
-        filled = fill(self.arch, given)
-        if not self.complete:
-            filled = {kind: filled[kind] for kind in COMPONENTS if kind in filled}
-        self.filled, self.complete = filled, True
-        parser.set_defaults(**filled)
-
-
-def fill_in_configuration() -> bool:
+@in_place_of("fairseq.dataclass.initialize:add_defaults")
+def add_defaults(inner, cfg):
     """``fairseq-hydra-train model._name=NAME`` gets its defaults from the recipe of the architecture.
 
-    fairseq's ``add_defaults`` completes a configuration after the user's modules are imported.
-    ``fairseq_cli.train`` calls it too, after it has parsed a command line; then nothing is filled in.
+    fairseq completes a configuration here, after the user's modules are imported. ``fairseq_cli.train`` calls
+    it too, after it has parsed a command line; then nothing is filled in.
     """
-    from fairseq.dataclass import initialize
-
-    # If fairseq's program imported the user directory, it holds its own reference to the function.
-    for module in (initialize, sys.modules.get("fairseq_cli.train")):
-        if hasattr(module, "add_defaults"):
-            module.add_defaults = _filling(module.add_defaults)
-    return True
-
-
-def _filling(inner):
-    @functools.wraps(inner)
-    def add_defaults(cfg):
-        keys = keys_of_the_user()
-        if keys is not None:
-            # Without a model, fairseq asks for a batch size.
-            if cfg.get("model") is None and OmegaConf.select(cfg, "common_eval.path") is None:
-                raise UsageError(
-                    "no model is configured: choose an architecture by model._name=NAME with a file "
-                    f"(--config-name char_lm), or by model=NAME without one, {ARCHITECTURES}"
-                )
-            fill_tree(cfg, keys)
-            separate_jobs(cfg)
-        inner(cfg)
-
-    return add_defaults
+    keys = keys_of_the_user()
+    if keys is not None:
+        # Without a model, fairseq asks for a batch size.
+        if cfg.get("model") is None and OmegaConf.select(cfg, "common_eval.path") is None:
+            raise UsageError(
+                "no model is configured: choose an architecture by model._name=NAME with a file "
+                f"(--config-name char_lm), or by model=NAME without one, {ARCHITECTURES}"
+            )
+        fill_tree(cfg, keys)
+        separate_jobs(cfg)
+    inner(cfg)
+    if keys is not None:
+        ranges.check_configuration(cfg)
+        distribute.join_late(cfg)
 
 
 def keys_of_the_user() -> set[str] | None:
@@ -316,3 +238,77 @@ def _set(cfg: DictConfig, section: str, name: str, value, keys: set[str]) -> Non
         node = cfg.get(section) or {}
         if name in node and copy not in keys and not OmegaConf.is_interpolation(node, name):
             node[name] = value
+
+
+def look_in_the_package() -> None:
+    """``fairseq-hydra-train`` searches fairseq's own directory and --config-dir for a configuration.
+
+    Here, without --config-dir, it then searches ``configs`` of this package.
+    """
+    from hydra._internal.utils import get_args_parser
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    class Configs(SearchPathPlugin):
+        def manipulate_search_path(self, search_path) -> None:
+            if get_args_parser().parse_known_args()[0].config_dir is None:
+                search_path.append("rhhn_fairseq", f"file://{CONFIGS}")
+
+    Plugins.instance().register(Configs)
+
+
+@in_place_of("fairseq.dataclass.initialize:hydra_init")
+def hydra_init(inner, cfg_name="config"):
+    """fairseq falls back to its defaults for a --config-name that is mistyped, and trains without the file.
+
+    The check has no effect if this package is loaded only through --user-dir, because Hydra is already
+    running then.
+    """
+    import fairseq
+    from hydra._internal.utils import get_args_parser
+
+    args, _ = get_args_parser().parse_known_args()
+    # Hydra resolves a relative --config-path from the program's own folder.
+    own = Path(fairseq.__file__).parents[1] / "fairseq_cli" / (args.config_path or "../fairseq/config")
+    places = [own, Path(args.config_dir or CONFIGS)]
+    file = f"{cfg_name.removesuffix('.yaml')}.yaml"
+    if args.config_name == cfg_name and not any((place / file).is_file() for place in places):
+        known = {path.stem for place in places for path in place.glob("*.yaml")}
+        raise UsageError(f"--config-name {cfg_name}: there is no {file}: {nearest(cfg_name, known)}")
+    inner(cfg_name)
+
+
+def separate_jobs(cfg: DictConfig) -> None:
+    """Gives every job of a ``--multirun`` the relative paths of its output in Hydra's directory of the job.
+
+    A second job would otherwise resume from the checkpoints of the first and train nothing. Where an absolute
+    path has this effect, the second job is refused. Calling it again changes nothing: where the package is
+    installed, both fairseq-hydra-train and the training that it starts call this.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra = HydraConfig.get()
+    if hydra.mode != RunMode.MULTIRUN:
+        return
+    save_dir = OmegaConf.to_container(cfg.checkpoint, resolve=False)["save_dir"]
+    own = not os.path.isabs(save_dir) or Path(save_dir).is_relative_to(hydra.runtime.output_dir)
+    if hydra.job.num > 0 and not own and not differs_by_job("checkpoint.save_dir", save_dir):
+        raise UsageError(
+            f"checkpoint.save_dir={save_dir}: job {hydra.job.num} of the sweep would resume from the "
+            f"checkpoints of job 0; give a relative path, or {os.path.join(save_dir, '${hydra:job.num}')}"
+        )
+    for key in ("checkpoint.save_dir", "common.tensorboard_logdir", "common.log_file"):
+        path = OmegaConf.select(cfg, key)
+        if path:
+            # An absolute path stays as it is.
+            OmegaConf.update(cfg, key, os.path.join(hydra.runtime.output_dir, path))
+    if not os.path.isabs(save_dir):
+        logger.info("job %s of the sweep: checkpoints in %s", hydra.job.num, cfg.checkpoint.save_dir)
+
+
+def differs_by_job(key: str, value: str) -> bool:
+    """Returns whether an option, here its unresolved value, may differ between the jobs of a sweep."""
+    given = [argument.split("=", 1)[1] for argument in sys.argv if argument.lstrip("+").startswith(f"{key}=")]
+    # A sweep's list of values is not equal to any of them.
+    return "${" in value or any(text.strip("'\"") != value for text in given[-1:])

@@ -1,75 +1,224 @@
-"""How a program of fairseq runs and how its training starts: one function for each, its steps in order."""
+"""How a program of fairseq runs, and how a training starts: alone, and from a good checkpoint."""
 
+import atexit
+import copy
+import logging
+import os
+import pickle
+import re
+import sys
 import time
+import zipfile
+from contextlib import ExitStack
+from pathlib import Path
 
-from rhhn_fairseq.compat import (
-    divergence,
-    in_place_of,
-    loading,
-    quiet,
-    restarts,
-    starting,
-    stopping,
-    torchrun,
-)
+import torch
 
+from rhhn_fairseq.compat import data, distribute, errors, in_place_of, logs, resume, stopping, trains_ours
+from rhhn_fairseq.compat.distribute import decided_by_rank_0
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import lock
+from rhhn_fairseq.ops.memory import keep_freed_memory, limit_product_caches
 
-def run_a_program() -> bool:
-    """``call_main`` runs a program's main function, in this process or in one for each worker."""
-    from fairseq.distributed import utils
+logger = logging.getLogger("rhhn_fairseq.compat")
 
-    @in_place_of(utils, "call_main")
-    def call_main(inner, cfg, main, **kwargs):
-        torchrun.train_bf16_without_tpu(cfg)
-        with loading.readers_ended(), torchrun.off_gpu(cfg), torchrun.joined(cfg, main):
-            try:
-                return inner(cfg, main, **kwargs)
-            finally:
-                stopping.REQUEST.listen_no_more()
-                starting.HELD.close()
+PACKAGE = __name__.split(".")[0]
+LOCK = ".training.lock"
+# fairseq's default for --restore-file: the newest checkpoint of --save-dir, if there is one.
+LATEST = "checkpoint_last.pt"
 
-    return True
+HELD = ExitStack()
+"""The lock of a training, until the program ends."""
+# Under Hydra `call_main`, which releases it, is already running when it is replaced.
+atexit.register(HELD.close)
 
 
-def start_a_training() -> bool:
-    """``load_checkpoint`` is what a training calls first, whether it resumes or is new."""
-    from fairseq import checkpoint_utils
+@in_place_of("fairseq.utils:import_user_module")
+def import_user_module(inner, args):
+    """fairseq compares user directories as strings: a link to this package is "not globally unique".
 
-    @in_place_of(checkpoint_utils, "load_checkpoint")
-    def load_checkpoint(load, cfg, trainer, **kwargs):
-        starting.require_named_checkpoint(cfg, trainer)
-        stopping.listen(trainer)
-        starting.decided_by_rank_0(trainer, lambda: begin(cfg, trainer))
-        cfg = starting.with_a_good_checkpoint(cfg, trainer)
-        extra_state, epochs = load(cfg, trainer, **kwargs)
-        restarts.end_where_complete(trainer, extra_state, epochs)
-        return extra_state, epochs
-
-    return True
-
-
-def make_an_update() -> bool:
-    """The trainer's step names what diverges, and the first one is summed up."""
-    from fairseq.trainer import Trainer
-
-    @in_place_of(Trainer, "get_train_iterator")
-    def get_train_iterator(get_iterator, self, *args, **kwargs):
-        batches = get_iterator(self, *args, **kwargs)
-        self.batches_of_an_epoch = len(batches)
-        return batches
-
-    @in_place_of(Trainer, "train_step")
-    def train_step(inner, self, *args, **kwargs):
-        started = time.perf_counter()
-        with divergence.named(self):
-            output = inner(self, *args, **kwargs)
-        quiet.sum_up_the_start(self, output, time.perf_counter() - started)
-        return output
-
-    return True
+    So is the `site-packages/fairseq/../rhhn_fairseq` that it makes of `--user-dir rhhn_fairseq` if the
+    package is installed. Here the resolved paths are compared. The plugin is already loaded, so there is
+    nothing to import. Another copy of the package cannot be loaded beside the first.
+    """
+    user_dir = getattr(args, "user_dir", None)
+    if user_dir is None:
+        return
+    fairseq = os.path.dirname(sys.modules["fairseq.utils"].__file__)
+    places = [os.path.abspath(user_dir), *(os.path.join(fairseq, up, user_dir) for up in ("", ".."))]
+    imported = os.path.realpath(sys.modules[PACKAGE].__path__[0])
+    found = next(filter(os.path.isdir, places), imported if user_dir == PACKAGE else None)
+    if found is None:
+        raise UsageError(f"--user-dir {user_dir}: there is no directory {places[0]}")
+    path = os.path.realpath(found)
+    if os.path.basename(path) != PACKAGE:
+        inner(args)
+    elif path != imported:
+        raise UsageError(
+            f"--user-dir {path} is another copy of {PACKAGE} than the one already imported "
+            f"from {imported}: name that one, or run Python where it does not find it first"
+        )
 
 
-def begin(cfg, trainer) -> None:
-    """What the first worker does for all before a training starts."""
-    starting.make_event_directory(trainer.cfg.common.tensorboard_logdir)
-    starting.train_alone(cfg)
+def keep_memory_of_programs() -> None:
+    """Training that frees hundreds of megabytes at every update can spend a third of its time on that.
+
+    See ``rhhn_fairseq.ops.memory``. Notebooks and other programs are not affected.
+    """
+    if "fairseq_cli" in sys.modules:
+        limit_product_caches()
+        keep_freed_memory()
+
+
+@in_place_of("fairseq.distributed.utils:call_main")
+def call_main(inner, cfg, main, **kwargs):
+    """fairseq's workers train apart on the CPU, take a GPU with --cpu, and leave threads behind."""
+    distribute.train_bf16_without_tpu(cfg)
+    with data.readers_ended(), distribute.off_gpu(cfg), distribute.joined(cfg, main):
+        try:
+            return inner(cfg, main, **kwargs)
+        finally:
+            stopping.REQUEST.listen_no_more()
+            HELD.close()
+
+
+@in_place_of("fairseq.checkpoint_utils:load_checkpoint")
+def load_checkpoint(load, cfg, trainer, **kwargs):
+    """Trainings overwrite each other's checkpoints, a damaged one ends all restarts, signals lose work."""
+    require_named_checkpoint(cfg, trainer)
+    stopping.listen(trainer)
+    decided_by_rank_0(trainer, lambda: train_alone(cfg))
+    cfg = with_a_good_checkpoint(cfg, trainer)
+    extra_state, epochs = load(cfg, trainer, **kwargs)
+    trainer.batches_of_an_epoch, trainer.started = len(epochs), time.perf_counter()
+    resume.end_where_complete(trainer, extra_state, epochs)
+    return extra_state, epochs
+
+
+@in_place_of("fairseq.trainer:Trainer._reduce_and_log_stats")
+def reduce_and_log_stats(reduce, self, *args, **kwargs):
+    """A training whose loss is absurd trains on; here it ends. The first update is summed up in a line."""
+    figures = reduce(self, *args, **kwargs)
+    errors.require_learning(self, figures)
+    logs.sum_up_the_start(self, figures)
+    return figures
+
+
+def train_alone(cfg) -> None:
+    """Two runs with one --save-dir overwrite each other's checkpoints, and fairseq does not check for that.
+
+    Rank 0 holds a lock on the directory from before it reads the first checkpoint until the program ends.
+    Training with --no-save takes no lock, nor do programs that only read checkpoints.
+    """
+    directory = Path(cfg.save_dir)
+    refusal = f"--save-dir {directory}: is in use by another training; wait for it, or choose another one"
+    if not cfg.no_save and HELD.enter_context(lock(directory / LOCK, refusal)):
+        # These are left over from a run that was killed while it saved.
+        for left in directory.glob(".checkpoint*.pt.*.tmp"):
+            left.unlink(missing_ok=True)
+
+
+def require_named_checkpoint(cfg, trainer) -> None:
+    """With a mistyped --restore-file fairseq trains from scratch: it only logs that nothing was found.
+
+    That is right for the default, the newest checkpoint of --save-dir, but wrong for a file that the
+    user named. A model of this package needs the file; fairseq's own are trained as fairseq does.
+    """
+    from fairseq.file_io import PathManager
+
+    suffix = f"{trainer.checkpoint_suffix}.pt"
+    option, path = "--restore-file", cfg.restore_file.replace(".pt", suffix)
+    if cfg.restore_file == LATEST:
+        # These two apply only if there is no newest checkpoint; the first takes precedence.
+        option, path = "--finetune-from-model", cfg.finetune_from_model
+        if getattr(cfg, "continue_once", None) is not None:
+            option, path = "--continue-once", cfg.continue_once
+        if os.path.exists(os.path.join(cfg.save_dir, LATEST.replace(".pt", suffix))):
+            path = None
+    if path is not None and trains_ours(trainer) and not PathManager.isfile(path):
+        raise UsageError(f"{option} {path}: there is no such checkpoint file")
+
+
+def with_a_good_checkpoint(cfg, trainer):
+    """Returns the options with the checkpoint to start from.
+
+    With a damaged checkpoint_last.pt every restart fails; without one fairseq trains from scratch. If the
+    directory has other checkpoints, a damaged last one is replaced by the newest good one, with a
+    warning. If the last one is missing, the run ends in a one-line error that says which --restore-file to
+    give: the file may have been removed in order to train anew, for which another --save-dir serves. For
+    models of this package only.
+    """
+    suffix = trainer.checkpoint_suffix
+    sharded = suffix != (trainer.cfg.checkpoint.checkpoint_suffix or "")
+    if cfg.restore_file == LATEST and not sharded and trains_ours(trainer):
+        decision = decided_by_rank_0(trainer, lambda: replacement(cfg, suffix))
+        if decision is not None:
+            cfg = copy.copy(cfg)
+            cfg.restore_file, cfg.finetune_from_model = decision, None
+    return cfg
+
+
+def replacement(cfg, suffix: str) -> str | None:
+    """Returns the --restore-file to use in place of the last checkpoint; None to start as fairseq does.
+
+    Args:
+        cfg: fairseq's checkpoint options. suffix: of the checkpoints' names, before ".pt".
+
+    Raises:
+        UsageError: the last checkpoint is missing beside others.
+    """
+    last = Path(cfg.save_dir) / f"checkpoint_last{suffix}.pt"
+    if not last.is_file():
+        asked = cfg.finetune_from_model or getattr(cfg, "continue_once", None)
+        newest = None if asked else newest_good(last.parent, suffix)
+        if newest is not None:
+            raise UsageError(
+                f"{last}: is missing beside other checkpoints; choose another --save-dir, or go on from the "
+                f"newest good one with --restore-file {newest}"
+            )
+        return None
+    _, reason = examined(last)
+    newest = newest_good(last.parent, suffix) if reason else None
+    if newest is None:
+        return None
+    logger.warning("%s %s: going on from %s, the newest good checkpoint beside it", last, reason, newest)
+    # fairseq adds the suffix itself.
+    return str(newest.with_name(f"{newest.name.removesuffix(f'{suffix}.pt')}.pt"))
+
+
+def newest_good(directory: Path, suffix: str) -> Path | None:
+    """Returns the intact checkpoint with the most updates among fairseq's file names, or None."""
+    pattern = re.compile(rf"checkpoint(\d+|_\d+_\d+|_best|\.best_.+){re.escape(suffix)}\.pt")
+    found = {}
+    for path in directory.glob("checkpoint*.pt"):
+        updates, reason = examined(path) if pattern.fullmatch(path.name) else (None, None)
+        if updates is not None and reason is None:
+            found[updates, path.stat().st_mtime] = path
+    return found[max(found)] if found else None
+
+
+def examined(path: Path) -> tuple[int | None, str | None]:
+    """Returns after how many updates a checkpoint was saved, and what is damaged; reads all of it.
+
+    A file without permission, or one with classes that may not be loaded, is refused when it is loaded.
+    """
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                # PyTorch does not compress; a file compressed by other means may unpack to any size.
+                # `torch.load` does not verify checksums.
+                stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+                if stored and (spoilt := archive.testzip()):
+                    return None, f"is damaged (the checksum of {spoilt} is wrong)"
+        # Its tensors stay on disk unless PyTorch older than 1.6 wrote it.
+        state = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+    except OSError:
+        return None, None
+    # The unpickler fails on damaged bytes with any exception.
+    except Exception as error:
+        refused = isinstance(error, pickle.UnpicklingError) and "GLOBAL" in str(error)
+        return None, None if refused else f"is damaged or cut short ({type(error).__name__})"
+    if not (isinstance(state, dict) and "model" in state):
+        return None, "holds no model"
+    history = state.get("optimizer_history") or [{}]
+    return history[-1].get("num_updates"), None

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch.distributed as dist
 
 from rhhn_fairseq.compat import in_place_of, training_loops
-from rhhn_fairseq.compat.loading import lost_a_worker
-from rhhn_fairseq.compat.starting import decided_by_rank_0
+from rhhn_fairseq.compat.data import lost_a_worker
+from rhhn_fairseq.compat.distribute import decided_by_rank_0
+from rhhn_fairseq.compat.resume import COMPLETE
 
 logger = logging.getLogger("rhhn_fairseq.compat")
 
@@ -35,58 +36,56 @@ def listen(trainer) -> None:
     """
     REQUEST.listen(several=trainer.data_parallel_world_size > 1)
     for names in training_loops():
-        if not hasattr(names["validate_and_save"], "stops"):
-            names["validate_and_save"] = _stopping(names["validate_and_save"], REQUEST)
-            names["train"] = _saving(names["train"], REQUEST)
+        if not hasattr(names["train"], "stops"):
+            names["train"] = _train(names["train"])
+            names["validate_and_save"] = _validate_and_save(names["validate_and_save"])
 
 
-def stop_within_a_validation() -> bool:
+@in_place_of("fairseq.trainer:Trainer.valid_step")
+def valid_step(inner, self, *args, **kwargs):
     """A validation may take longer than what sends the signal waits, see ``listen``."""
-    from fairseq.trainer import Trainer
-
-    @in_place_of(Trainer, "valid_step")
-    def validate_and_stop(valid_step, self, *args, **kwargs):
-        result = valid_step(self, *args, **kwargs)
-        if REQUEST.epoch_itr is not None and REQUEST.agreed(self):
-            save_and_end(self, REQUEST)
-        return result
-
-    return True
+    result = inner(self, *args, **kwargs)
+    if REQUEST.epoch_itr is not None and REQUEST.agreed(self):
+        save_and_end(self, REQUEST)
+    return result
 
 
-def _stopping(validate_and_save, request: "StopRequest"):
+def _validate_and_save(inner):
     """Returns fairseq's function for the end of an update with a preceding check whether to stop."""
 
-    @functools.wraps(validate_and_save)
-    def stop_or_validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs):
-        request.epoch_itr = epoch_itr
-        if request.agreed(trainer):
-            save_and_end(trainer, request)
-        return validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs)
+    @functools.wraps(inner)
+    def validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs):
+        REQUEST.epoch_itr = epoch_itr
+        if REQUEST.agreed(trainer):
+            save_and_end(trainer, REQUEST)
+        return inner(cfg, trainer, task, epoch_itr, *args, **kwargs)
 
-    stop_or_validate_and_save.stops = True
-    return stop_or_validate_and_save
+    return validate_and_save
 
 
-def _saving(train, request: "StopRequest"):
-    """Returns fairseq's function for an epoch; a signal that has also ended a data worker saves as any other.
+def _train(inner):
+    """Returns fairseq's function for an epoch, which makes no update of a training that is complete.
 
-    Nothing is saved if the worker's end interrupted an update, which is then incomplete.
+    A signal that has also ended a data worker saves as any other. Nothing is saved if the worker's end
+    interrupted an update, which is then incomplete.
     """
 
-    @functools.wraps(train)
-    def train_or_save(cfg, trainer, task, epoch_itr):
+    @functools.wraps(inner)
+    def train(cfg, trainer, task, epoch_itr):
+        if trainer in COMPLETE:
+            return [None], True
         try:
-            return train(cfg, trainer, task, epoch_itr)
+            return inner(cfg, trainer, task, epoch_itr)
         except RuntimeError as error:
             steps = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
             alone = trainer.data_parallel_world_size == 1
-            if not (request.signum and alone and lost_a_worker(error)) or "train_step" in steps:
+            if not (REQUEST.signum and alone and lost_a_worker(error)) or "train_step" in steps:
                 raise
-        request.epoch_itr = epoch_itr
-        save_and_end(trainer, request)
+        REQUEST.epoch_itr = epoch_itr
+        save_and_end(trainer, REQUEST)
 
-    return train_or_save
+    train.stops = True
+    return train
 
 
 class StopRequest:
@@ -196,10 +195,9 @@ def _how_to_go_on(cfg, saved: str | None) -> str:
         return f"nothing was saved ({'--no-save' if cfg.no_save else '--no-last-checkpoints'})"
     if cfg.no_last_checkpoints:
         return f"--restore-file {saved} goes on from there"
+    # With these options, the same command would start over.
     given = ["--restore-file"] if cfg.restore_file != "checkpoint_last.pt" else []
-    for name in ("optimizer", "lr_scheduler", "meters", "dataloader"):
-        if cfg[f"reset_{name}"]:
-            given.append(f"--reset-{name.replace('_', '-')}")
-    # With these options, it would start over.
+    resets = ("optimizer", "lr-scheduler", "meters", "dataloader")
+    given += [f"--reset-{name}" for name in resets if cfg[f"reset_{name.replace('-', '_')}"]]
     without = f"without {', '.join(given)}, " if given else ""
     return f"{without}the same command goes on from {Path(saved).with_name('checkpoint_last.pt')}"

@@ -95,7 +95,7 @@ class GNMTTranslationTask(LogsDynamics, DetachingTask, TranslationTask):
         cfg.upsample_primary = max(cfg.upsample_primary, 1)
         return super().setup_task(cfg, **kwargs)
 
-    def load_dataset(self, split, epoch=None, combine=False, **kwargs):
+    def load_dataset(self, split, epoch=1, combine=False, **kwargs):
         """Loads a split; ``--subword-sampling`` segments the training split anew in every epoch."""
         super().load_dataset(split, epoch=epoch, combine=combine, **kwargs)
         cfg = self.cfg

@@ -1,6 +1,5 @@
 """Training in bfloat16 goes on from the float32 weights, not from what is left of them in bfloat16."""
 
-
 import pytest
 import torch
 from helpers.cli import model_of
@@ -32,7 +31,6 @@ def resume(corpus, uninterrupted, save_dir, change=None):
 
 
 def test_resuming_in_bfloat16_is_bit_equal(corpus, uninterrupted, tmp_path):
-    """keep_master_weights."""
     log = resume(corpus, uninterrupted, tmp_path)
     assert log.losses == uninterrupted[0].losses[6:]
     expected, found = model_of(uninterrupted[1]), model_of(tmp_path)

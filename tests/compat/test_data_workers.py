@@ -9,12 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from helpers.cli import fairseq_train
-from helpers.in_process import LOG, Log, char_lm, train
+from helpers.in_process import Log, char_lm, train
 from torch.utils.data import DataLoader
 
 from rhhn_fairseq.compat import applying as compat
-from rhhn_fairseq.compat.one_line import message_of
+from rhhn_fairseq.compat.errors import message_of
 from rhhn_fairseq.errors import UsageError
 
 compat.apply()
@@ -97,7 +96,7 @@ def lose_worker_to_signal():
 
 
 def test_a_signal_wins_over_the_error_that_it_causes(tmp_path):
-    """stop_with_a_checkpoint: the run that goes on has the losses of one that was not interrupted."""
+    """The run that goes on has the losses of one that was not interrupted."""
     first = Log()
     with after_two_updates(lose_worker_to_signal), pytest.raises(SystemExit) as ended:
         train(*line(tmp_path), log=first)
@@ -106,11 +105,3 @@ def test_a_signal_wins_over_the_error_that_it_causes(tmp_path):
     whole = train(*line(tmp_path, "--save-dir", tmp_path / "whole"))
     # The error came while update 2 was being logged, so the next logged loss is the mean of two updates.
     assert train(*line(tmp_path)).losses[1:] == whole.losses[3:]
-
-
-def test_a_full_log_file_is_one_line(tmp_path):
-    """leave_a_full_log_file: it was a traceback for each line of the log."""
-    result = fairseq_train([*line(tmp_path), *LOG, "--log-file", "/dev/full", "--max-epoch", 1])
-    expected = "/dev/full: cannot be written (No space left on device); no more is logged there"
-    assert [text for text in result.stderr.splitlines() if "Warning" not in text] == [expected]
-    assert (tmp_path / "run" / "checkpoint_last.pt").exists()

@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 
 import rhhn_fairseq.plugin  # noqa: F401
 from rhhn_fairseq.cli import averaging
-from rhhn_fairseq.compat import forms
-from rhhn_fairseq.compat.expressions import evaluate
-from rhhn_fairseq.compat.stored_task import stored_defaults
+from rhhn_fairseq.compat import checkpoints
+from rhhn_fairseq.compat.checkpoints import evaluate
+from rhhn_fairseq.compat.command_line import stored_defaults
 from rhhn_fairseq.data.strokes.iam import _points
 from rhhn_fairseq.errors import UsageError, printable
 from rhhn_fairseq.nn import from_pretrained
@@ -91,14 +91,16 @@ HANGING = {
         "cfg": {**state["cfg"], "model": {**state["cfg"]["model"], **references(11)}},
     },
 }
+
+
 def test_defaults_of_fairseq_may_refer_to_one_value():
     """As in checkpoints that ``rhhn convert`` writes."""
     root = {"common": {"seed": 1, "all": {}}, "optimization": {"update_freq": [1, 2]}}
     root["task"] = {"x": "${a.b}"}
     for name, holds in (("common.seed", True), ("optimization.update_freq", True), ("common.all", False)):
-        assert forms._is_one_value("${" + name + "}", root) == holds
+        assert checkpoints._is_one_value("${" + name + "}", root) == holds
     for text in ("${task.x}", "${task}", "${common.seed}${common.seed}", "${oc.env:HOME}", "${nowhere.x}"):
-        assert not forms._is_one_value(text, root)
+        assert not checkpoints._is_one_value(text, root)
 
 
 LOADERS = {
@@ -142,7 +144,7 @@ def test_a_compressed_checkpoint_is_refused_by_all(char_lm, loader, tmp_path):
     LOADERS[loader](char_lm)
 
 
-@pytest.mark.parametrize("text", ["[0] * 10 ** 10", "10000000000 * [0]", "([0] * 5000) * 5000"])
+@pytest.mark.parametrize("text", ["10000000000 * [0]", "([0] * 5000) * 5000", "[0] * (9999999999 + 1)"])
 def test_expressions_of_a_configuration_stay_small(text):
     with pytest.raises(UsageError, match="in the configuration"):
         evaluate(text)
@@ -153,7 +155,7 @@ def test_nested_elements_are_read_once():
     depth = 50_000
     content = b"<a><StrokeSet>" + b"<Stroke>" * depth + b'<Point x="1" y="2"/>' * 3
     content += b"</Stroke>" * depth + b"</StrokeSet></a>"
-    plain = b'<a><StrokeSet><Stroke>' + b'<Point x="1" y="2"/>' * 3 + b"</Stroke></StrokeSet></a>"
+    plain = b"<a><StrokeSet><Stroke>" + b'<Point x="1" y="2"/>' * 3 + b"</Stroke></StrokeSet></a>"
     start = time.process_time()
     np.testing.assert_array_equal(_points(content, "line.xml"), _points(plain, "line.xml"))
     # A quadratic reader visits 1.25e9 elements.
@@ -200,12 +202,3 @@ def printed(program: str, terminal: bool) -> bytes:
     text = os.read(here, 1000)
     os.close(here)
     return text
-
-
-def test_text_is_utf_8_whatever_the_locale(tmp_path):
-    program = "from rhhn_fairseq.cli.running import run; run(lambda: print('train de \\u00e0'))"
-    for settings in ({"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}):
-        result = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, env={**os.environ, **settings}
-        )
-        assert result.stdout == "train de à\n".encode()

@@ -8,7 +8,7 @@ from helpers.cli import USER_DIR, python, run_module
 from helpers.programs import run
 from helpers.tiny_char_lm import write_corpus
 
-from rhhn_fairseq.compat import hydra_configs
+from rhhn_fairseq.compat import recipes
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -24,16 +24,10 @@ def composed(*arguments) -> str:
     return outcome.text
 
 
-@pytest.mark.parametrize("name", ["char_lm", "gnmt.yaml"])
-def test_the_same_as_from_its_directory(name):
-    own = composed("--config-name", name)
+def test_the_same_as_from_its_directory():
+    own = composed("--config-name", "gnmt.yaml")
     assert "save_dir: checkpoints/${model._name}" in own
-    assert own == composed("--config-dir", str(hydra_configs.CONFIGS), "--config-name", name)
-
-
-def test_fairseqs_own_configuration_stays_the_default():
-    assert composed() == composed("--config-name", "config")
-    assert "_name: char_lm" not in composed()
+    assert own == composed("--config-dir", str(recipes.CONFIGS), "--config-name", "gnmt.yaml")
 
 
 def test_a_directory_of_ones_own_comes_first(tmp_path):
@@ -122,18 +116,10 @@ def test_jobs_of_a_sweep_share_no_directory(tmp_path):
     require_trained(place / "checkpoint_last.pt", 8)
 
 
-@pytest.mark.parametrize(
-    "given, value, differs",
-    [
-        (None, "/saved", False),
-        ("/saved", "/saved", False),
-        ("'/saved'", "/saved", False),
-        ("/saved,/other", "/saved", True),
-        (None, "/saved/${hydra:job.num}", True),
-        ("/saved/${model.hidden_size}", "/saved/${model.hidden_size}", True),
-    ],
-)
-def test_directories_that_differ_by_job(monkeypatch, given, value, differs):
-    line = ["fairseq-hydra-train", "model.hidden_size=8,12"]
-    monkeypatch.setattr("sys.argv", line if given is None else [*line, f"checkpoint.save_dir={given}"])
-    assert hydra_configs.differs_by_job("checkpoint.save_dir", value) == differs
+def test_directories_that_differ_by_job(monkeypatch):
+    def differs(value, *given):
+        monkeypatch.setattr("sys.argv", ["fairseq-hydra-train", "model.hidden_size=8,12", *given])
+        return recipes.differs_by_job("checkpoint.save_dir", value)
+
+    assert not differs("/saved") and not differs("/saved", "checkpoint.save_dir='/saved'")
+    assert differs("/saved", "checkpoint.save_dir=/saved,/other") and differs("/saved/${hydra:job.num}")

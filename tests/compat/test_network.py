@@ -19,28 +19,10 @@ from helpers.torchrun_script import SCRIPT, environment
 from rhhn_fairseq.cli import network
 
 
-@pytest.mark.parametrize(
-    "endpoint, expected",
-    [
-        ("first.host:29400", ("first.host", 29400)),
-        ("first.host", ("first.host", 29400)),
-        ("10.0.0.1:7", ("10.0.0.1", 7)),
-        ("[fe80::1]:7", ("fe80::1", 7)),
-        ("[fe80::1]", ("fe80::1", 29400)),
-    ],
-)
-def test_endpoints_are_split(endpoint, expected):
-    assert network._split(endpoint) == expected
-
-
 def test_loopback_is_left_to_torchrun():
     name = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     assert network.reach("localhost:7")[1:] == (name, False)
     assert network.reach("127.0.0.1:7") == ("127.0.0.1", name, False)
-
-
-def test_a_name_that_does_not_resolve_is_no_error():
-    assert network.reach("nowhere.invalid:7") == (None, None, False)
 
 
 def sources(monkeypatch, **known):

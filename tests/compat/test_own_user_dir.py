@@ -89,22 +89,6 @@ def test_subclasses_go_together(places, tmp_path, task, criterion, arch):
     _train(places, *options, "--no-save", "--cell", "own_gru")
 
 
-@pytest.mark.parametrize(
-    "options, reason",
-    [
-        (
-            ["--arch", "own_model", "--criterion", "cross_entropy"],
-            "--arch own_model needs --task char_lm, not language_modeling",
-        ),
-        (["--criterion", "own_loss"], "--criterion own_loss needs --task char_lm, not language_modeling"),
-    ],
-)
-def test_other_tasks_are_refused_for_subclasses_too(places, tmp_path, options, reason):
-    task = ["--task", "language_modeling", "--arch", "transformer_lm", "--save-dir", tmp_path]
-    result = fairseq_train([places / "data", *task, *options], user_dir=places / "own_package", check=False)
-    assert result.returncode == 1 and reason in result.stderr
-
-
 def test_options_of_a_subclass_reach_it(places, tmp_path):
     losses = []
     for factor in (1, 3):

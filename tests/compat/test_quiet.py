@@ -1,6 +1,5 @@
 """What a training says at its start: details in the log file, one line on the screen."""
 
-import functools
 import logging
 import re
 
@@ -9,68 +8,28 @@ import torch
 from helpers.cli import USER_DIR, run_module
 from helpers.in_process import Log, char_lm, train
 
-from rhhn_fairseq.compat import quiet
+from rhhn_fairseq.compat import logs
 
 
-class Screen(logging.Handler):
-    """Keeps the messages that it is given."""
-
-    def __init__(self):
-        super().__init__()
-        self.messages = []
-
-    def emit(self, record):
-        self.messages.append(record.getMessage())
-
-
-@pytest.fixture
-def said(monkeypatch, tmp_path):
-    """Logs a record through the filter of its logger; what is then on the screen, and in the file."""
+@pytest.mark.parametrize("name", ["fairseq_cli.train", "fairseq.trainer", "rhhn_fairseq.ops.backends"])
+def test_details_are_in_the_file_alone(monkeypatch, tmp_path, name):
     monkeypatch.delenv("LOGLEVEL", raising=False)
-    screen, file = Screen(), logging.FileHandler(tmp_path / "details.log")
-    program = logging.getLogger("fairseq_cli.train")
-    monkeypatch.setattr(program, "handlers", [file])
+    file = logging.FileHandler(tmp_path / "details.log")
+    monkeypatch.setattr(logging.getLogger("fairseq_cli.train"), "handlers", [file])
+    pattern = logs.DETAILS if name in logs.SOME_DETAILS else re.compile("")
 
-    def log(name: str, message, level=logging.INFO) -> tuple[list[str], str]:
-        logger = logging.getLogger(name)
-        details = functools.partial(quiet._pass, re.compile(quiet.DETAILS[name] or ""))
-        monkeypatch.setattr(logger, "filters", [details])
-        logger.addHandler(screen)
-        before = logger.level
-        # By its method: a logger remembers what it is enabled for.
-        logger.setLevel(logging.INFO)
-        try:
-            logger.log(level, message)
-        finally:
-            logger.setLevel(before)
-            logger.removeHandler(screen)
-        return screen.messages, (tmp_path / "details.log").read_text()
+    def is_shown(message, level=logging.INFO) -> bool:
+        return logs._pass(pattern, logging.LogRecord(name, level, "", 1, message, (), None))
 
-    yield log
-    file.close()
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("fairseq_cli.train", {"common": {"seed": 1}}),
-        ("fairseq_cli.train", torch.nn.Linear(1, 1)),
-        ("fairseq_cli.train", "num. shared model params: 7"),
-        ("fairseq.trainer", "loading train data for epoch 1"),
-        ("rhhn_fairseq.ops.backends", "LSTM runs on the native backend"),
-    ],
-)
-def test_details_are_in_the_file_alone(said, name, message):
-    screen, file = said(name, message)
-    assert screen == []
-    assert file.count(str(message)) == 1
-
-
-def test_everything_else_is_on_the_screen(said, monkeypatch):
-    assert said("fairseq_cli.train", "done training in 1 seconds")[0] == ["done training in 1 seconds"]
-    assert said("fairseq.trainer", "loading train data failed", logging.WARNING)[0][1:]
+    details = {"common": {"seed": 1}}, torch.nn.Linear(1, 1), "num. shared model params: 7"
+    assert not any(map(is_shown, details))
+    assert is_shown("done training in 1 seconds") == (name in logs.SOME_DETAILS)
+    assert is_shown("loading train data failed", logging.WARNING)
     monkeypatch.setenv("LOGLEVEL", "debug")
-    assert "num. shared model params: 7" in said("fairseq_cli.train", "num. shared model params: 7")[0]
+    assert all(map(is_shown, details))
+    file.close()
+    text = (tmp_path / "details.log").read_text()
+    assert all(text.count(str(message)) == 1 for message in details)
 
 
 def test_one_line_sums_the_training_up(tmp_path):
@@ -93,21 +52,3 @@ def test_the_command_is_as_quiet_as_the_program(tmp_path):
         # Without times and figures.
         screens.append(re.findall(r"INFO \| ([\w.]+) \| ", result.stdout + result.stderr))
     assert screens[0] == screens[1] and "rhhn_fairseq.training" in screens[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (["--max-epoch", 1, "--total-num-update", 50], "training ends after 22 updates, before the learning"),
-        (
-            ["--max-update", 9, "--total-num-update", 4],
-            "the learning rate is 0 from update 4 on, and training",
-        ),
-        (["--max-epoch", 1, "--total-num-update", 22], None),
-    ],
-)
-def test_a_schedule_of_another_length_is_told(tmp_path, options, line):
-    schedule = ["--lr-scheduler", "polynomial_decay", *options]
-    messages = train(*char_lm(tmp_path, tmp_path / "run", *schedule)).messages
-    lines = [message for message in messages if "give --total-num-update" in message]
-    assert len(lines) == (line is not None) and all(one.startswith(line) for one in lines)

@@ -1,6 +1,5 @@
 """Where a training starts, whether it has anything to do, and how it goes on when it was stopped."""
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,8 +8,7 @@ import torch
 from fairseq.dataclass.configs import CheckpointConfig
 from omegaconf import OmegaConf
 
-from rhhn_fairseq.compat import quiet, restarts, starting, stopping
-from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.compat import logs, resume, start, stopping
 
 
 def save(path: Path, updates: int) -> Path:
@@ -20,12 +18,12 @@ def save(path: Path, updates: int) -> Path:
 
 def replacement(folder: Path, suffix: str = "", **options) -> str | None:
     values = {"save_dir": str(folder), "finetune_from_model": None, "continue_once": None}
-    return starting.replacement(SimpleNamespace(**values | options), suffix)
+    return start.replacement(SimpleNamespace(**values | options), suffix)
 
 
 @pytest.mark.parametrize("suffix", ["", "_a"])
 def test_the_newest_good_checkpoint(tmp_path, suffix):
-    """start_from_a_good_checkpoint: by its updates, among the names that fairseq gives."""
+    """By its updates, among the names that fairseq gives."""
     last = save(tmp_path / f"checkpoint_last{suffix}.pt", 9)
     assert replacement(tmp_path, suffix) is None
     save(tmp_path / f"checkpoint2{suffix}.pt", 8)
@@ -38,40 +36,19 @@ def test_the_newest_good_checkpoint(tmp_path, suffix):
     assert replacement(tmp_path, suffix) == str(tmp_path / "checkpoint.best_loss_2.51.pt")
 
 
-def test_of_equally_many_updates_the_youngest_file(tmp_path):
-    for name, age in (("checkpoint_best.pt", 5), ("checkpoint1.pt", 9), ("checkpoint_1_4.pt", 7)):
-        os.utime(save(tmp_path / name, 4), (age, age))
-    assert starting.newest_good(tmp_path, "").name == "checkpoint1.pt"
-
-
-@pytest.mark.parametrize("option", ["finetune_from_model", "continue_once"])
-def test_another_start_that_is_asked_for(tmp_path, option):
-    """The last checkpoint may then be missing beside others."""
-    save(tmp_path / "checkpoint1.pt", 4)
-    with pytest.raises(UsageError, match="is missing beside other checkpoints"):
-        replacement(tmp_path)
-    assert replacement(tmp_path, **{option: "other.pt"}) is None
-
-
 def test_what_is_damaged(tmp_path):
     path = tmp_path / "checkpoint_last.pt"
-    assert starting.damage(path) is None  # A file that is missing is another error.
-    path.write_bytes(b"")
-    assert starting.damage(path) == "is empty"
+
+    def damage():
+        return start.examined(path)[1]
+
+    assert damage() is None  # A file that is missing is another error.
     path.write_bytes(b"text")
-    assert starting.damage(path).startswith("is damaged or cut short (")
-    torch.save({"weights": {}}, path)
-    assert starting.damage(path) == "holds no model"
+    assert damage().startswith("is damaged or cut short (")
     torch.save([1], path)
-    assert starting.damage(path) == "holds no model"
+    assert damage() == "holds no model"
     torch.save({"model": {}, "call": Path.cwd}, path)
-    assert starting.damage(path) is None
-
-
-def test_events_go_where_they_can_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    with pytest.raises(UsageError, match=f"^--tensorboard-logdir {tmp_path}: cannot be written to$"):
-        starting.make_event_directory(str(tmp_path))
+    assert damage() is None
 
 
 def trainer(updates=0, rate=0.5, seconds=0, patience=-1, warmup_updates=0, **limits):
@@ -98,27 +75,15 @@ def epochs_of(batches, epoch=1):
 @pytest.mark.parametrize(
     "options, epoch, reason",
     [
-        ({}, 1, None),
         ({"max_epoch": 2}, 2, None),
         ({"max_epoch": 2}, 3, "--max-epoch 2"),
-        ({"max_update": 5, "updates": 4}, 1, None),
         ({"max_update": 5, "updates": 5}, 1, "--max-update 5"),
-        ({"stop_time_hours": 1, "seconds": 3600}, 1, None),
         ({"stop_time_hours": 1, "seconds": 3601}, 1, "--stop-time-hours 1"),
-        ({"patience": 2}, 1, None),
-        ({"stop_min_lr": 0.4}, 1, None),
         ({"stop_min_lr": 0.5}, 1, "--stop-min-lr 0.5 and --lr 0.5"),
     ],
 )
 def test_whether_a_training_is_complete(options, epoch, reason):
-    """end_where_complete"""
-    assert restarts._why_complete(trainer(**options), epochs_of(batches=3, epoch=epoch)) == reason
-
-
-@pytest.mark.parametrize("count, reason", [(1, "no batches in the training data"), (2, "--patience 2")])
-def test_patience_that_is_used_up(monkeypatch, count, reason):
-    monkeypatch.setattr(restarts, "_early_stop", lambda: SimpleNamespace(num_runs=count))
-    assert restarts._why_complete(trainer(patience=2), epochs_of(batches=0)) == reason
+    assert resume._why_complete(trainer(**options), epochs_of(batches=3, epoch=epoch)) == reason
 
 
 GIVE = ": give --total-num-update {0}"
@@ -130,42 +95,26 @@ BEYOND = "the learning rate is 0.25 from update 100 on, and training ends after 
 @pytest.mark.parametrize(
     "limits, line",
     [
-        ({}, None),
         ({"max_update": 98}, BEFORE.format(98)),
         ({"max_update": 99}, None),
-        ({"max_update": 102}, None),
         ({"max_update": 103}, BEYOND.format(103)),
         # Nineteen batches are ten updates.
         ({"max_epoch": 10}, None),
         ({"max_epoch": 9, "max_update": 5000}, BEFORE.format(90)),
-        ({"max_epoch": 500, "max_update": 100}, None),
         ({"max_update": 19, "warmup_updates": 20}, f"{WITHIN}: lower --warmup-updates 20"),
-        ({"max_update": 100, "warmup_updates": 100}, None),
     ],
 )
 def test_the_end_of_a_schedule(limits, line):
-    """sum_up_the_start"""
-    assert quiet.describe_schedule(trainer(**limits)) == line
+    assert logs.describe_schedule(trainer(**limits)) == line
 
 
-@pytest.mark.parametrize(
-    "options, saved, said",
-    [
-        ({}, "s/checkpoint1.pt", "the same command goes on from s/checkpoint_last.pt"),
-        (
-            {"no_last_checkpoints": True},
-            "s/checkpoint1.pt",
-            "--restore-file s/checkpoint1.pt goes on from there",
-        ),
-        ({"no_last_checkpoints": True}, None, "nothing was saved (--no-last-checkpoints)"),
-        (
-            {"reset_lr_scheduler": True},
-            "s/checkpoint1.pt",
-            "without --reset-lr-scheduler, the same command goes on from s/checkpoint_last.pt",
-        ),
-    ],
-)
-def test_how_to_go_on(options, saved, said):
-    """stop_with_a_checkpoint"""
-    cfg = OmegaConf.structured(CheckpointConfig(**options))
-    assert stopping._how_to_go_on(cfg, saved) == said
+def test_how_to_go_on():
+    def said(saved, **options):
+        return stopping._how_to_go_on(OmegaConf.structured(CheckpointConfig(**options)), saved)
+
+    saved, last = "s/checkpoint1.pt", "s/checkpoint_last.pt"
+    assert said(saved) == f"the same command goes on from {last}"
+    assert said(saved, no_last_checkpoints=True) == f"--restore-file {saved} goes on from there"
+    assert said(None, no_last_checkpoints=True) == "nothing was saved (--no-last-checkpoints)"
+    command = said(saved, reset_lr_scheduler=True)
+    assert command == f"without --reset-lr-scheduler, the same command goes on from {last}"

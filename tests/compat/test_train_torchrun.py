@@ -3,7 +3,6 @@
 import inspect
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,13 +14,12 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import FairseqDataset
-from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
 from helpers.cli import HANGS, USER_DIR, json_log, model_of
 from helpers.tiny_translation import lstm, prepare
 from helpers.torchrun_script import SCRIPT, environment
 
-from rhhn_fairseq.compat import restarts
+import rhhn_fairseq.plugin  # noqa: F401
 
 RUN = ["data", "--save-dir", "runs"]
 
@@ -61,13 +59,6 @@ def test_one_machine():
     assert other.endswith(f"--nproc-per-node 2 --max-restarts 0 -m fairseq_cli.train {' '.join(own)}")
 
 
-def test_threads_are_shared_out():
-    cores = len(os.sched_getaffinity(0))
-    assert command("--nproc", 1, *RUN).startswith(f"OMP_NUM_THREADS={cores} ")
-    assert command("--nproc", 2 * cores, *RUN).startswith("OMP_NUM_THREADS=1 ")
-    assert command("--nproc", 1, *RUN, OMP_NUM_THREADS="77").startswith("OMP_NUM_THREADS=77 ")
-
-
 def test_several_machines():
     shown = command("--nproc", 4, "--nnodes", 2, "--rdzv-endpoint", "first:29400", *RUN)
     assert "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint first:29400 --rdzv-id rhhn_fairseq" in shown
@@ -100,15 +91,6 @@ def test_a_slurm_step(tmp_path):
     assert "--standalone" in command(*RUN, SLURM_JOB_ID="1", SLURM_JOB_NUM_NODES="3", NPROC="8")
 
 
-def test_help_names_every_option():
-    shown = launch("--help")
-    assert shown.returncode == 0 and shown.stderr == ""
-    read = re.findall(r"^ +(--[a-z-]+)\) (\w+)=", SCRIPT.read_text(), re.MULTILINE)
-    assert len(read) == 6
-    for option, _ in read:
-        assert f"\n  {option} " in shown.stdout
-
-
 @pytest.mark.parametrize(
     "arguments, reason",
     [
@@ -134,42 +116,11 @@ def test_refusals_are_one_line(arguments, reason):
     assert reason in refusal(*arguments)
 
 
-def test_what_only_restarts_forbid():
-    shown = command("--nproc", 1, "--max-restarts", 0, *RUN, "--restore-file", "x.pt", "--no-save")
-    assert "--restore-file x.pt --no-save" in shown
-    assert "--finetune-from-model x.pt" in command("--nproc", 1, *RUN, "--finetune-from-model", "x.pt")
-    assert "--save-dir=here" in command("--nproc", 1, "data", "--save-dir=here")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu_the_number_of_workers_is_asked_for():
     assert "there is no GPU here; for workers on the CPU pass --nproc N" in refusal(*RUN)
     # What would be run can be read on any machine.
     assert "--nproc-per-node 1" in command(*RUN)
-
-
-def test_a_copy_that_is_cut_short_replaces_nothing(tmp_path, monkeypatch):
-    """copy_completely: what fairseq saves it copies to checkpoint_last.pt, a worker can be killed then."""
-    saved, last = tmp_path / "checkpoint_1_500.pt", tmp_path / "checkpoint_last.pt"
-    saved.write_bytes(b"new" * 1000)
-    last.write_bytes(b"old")
-
-    def killed(source, destination):
-        destination.write(source.read(1500))
-        raise KeyboardInterrupt
-
-    plain = staticmethod(lambda source, destination, overwrite=False: shutil.copyfile(source, destination))
-    monkeypatch.setattr(PathManager, "copy", plain)
-    assert restarts.copy_completely()
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "copyfileobj", killed)
-        with pytest.raises(KeyboardInterrupt):
-            PathManager.copy(str(saved), str(last), overwrite=True)
-    assert last.read_bytes() == b"old"
-    assert PathManager.copy(str(saved), str(last), overwrite=True)
-    assert last.read_bytes() == saved.read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_1_500.pt", "checkpoint_last.pt"]
-    assert not restarts.copy_completely()
 
 
 class Words(FairseqDataset):
@@ -213,18 +164,16 @@ def batches_of_epoch_three(**options):
 
 @pytest.mark.filterwarnings("ignore:'pin_memory'")
 def test_a_restart_has_the_batches_of_the_run_it_goes_on_with(monkeypatch):
-    """batch_alike_in_every_start."""
-    plain = inspect.unwrap(FairseqTask.get_batch_iterator)
-    monkeypatch.setattr(FairseqTask, "get_batch_iterator", plain)
-    went_on, started = batches_of_epoch_three()
-    assert went_on != started
-    assert restarts.batch_alike_in_every_start()
     went_on, started = batches_of_epoch_three()
     assert went_on == started
     assert sorted(sum(went_on, [])) == list(range(40))
     # Batches that are made anew for every epoch were alike before.
     went_on, started = batches_of_epoch_three(update_epoch_batch_itr=True)
     assert went_on == started
+    plain = inspect.unwrap(FairseqTask.get_batch_iterator)
+    monkeypatch.setattr(FairseqTask, "get_batch_iterator", plain)
+    went_on, started = batches_of_epoch_three()
+    assert went_on != started
 
 
 @pytest.fixture(scope="module")
@@ -305,17 +254,6 @@ def test_a_killed_worker_comes_back_and_goes_on(data, undisturbed, tmp_path, ran
     assert seen[-left:] == list(range(resumed_at + 1, 61))
     found = model_of(tmp_path)
     assert all(torch.equal(found[name], value) for name, value in undisturbed.items())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(HANGS)
-def test_restarts_are_counted(data, tmp_path):
-    """What fails at every start ends after the restarts that were asked for, with its reason."""
-    arguments = [*training(data, tmp_path), "--task", "nothing"]
-    with start("--nproc", 1, "--max-restarts", 1, *arguments) as process:
-        log = process.stdout.read()
-    assert process.returncode == 1
-    assert log.count("--task nothing is unknown") == 2
 
 
 @pytest.mark.slow

@@ -15,8 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
-from rhhn_fairseq.compat.hydra_configs import CONFIGS
-from rhhn_fairseq.compat.recipes import recipe_of
+from rhhn_fairseq.compat.recipes import CONFIGS, recipe_of
 from rhhn_fairseq.models import char_lm_table, classifier_table, gnmt_table, handwriting_table
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.

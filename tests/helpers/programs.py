@@ -15,7 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from helpers.cli import HANGS
-from rhhn_fairseq.compat.one_line import message_of
+from rhhn_fairseq.compat.errors import message_of
 
 SECONDS = HANGS
 

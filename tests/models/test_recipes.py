@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
 from rhhn_fairseq.cli.describing import build_empty, count_parameters, describe
+from rhhn_fairseq.compat.command_line import given_options
 from rhhn_fairseq.compat.recipes import (
     fill_tree,
-    given_options,
     keys_of_the_user,
     recipe_of,
 )

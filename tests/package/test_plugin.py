@@ -85,33 +85,31 @@ def test_user_dir_from_another_directory(tmp_path):
     )
 
 
+NEEDED = "error: rhhn_fairseq needs fairseq-fixed==0.12.3.1: pip "
+
+
 def test_missing_fairseq_is_one_line():
     result = python("import sys; sys.modules['fairseq'] = None; import rhhn_fairseq.plugin")
     assert result.returncode == 1
-    line = "error: rhhn_fairseq needs fairseq-fixed==0.12.3.1: pip install fairseq-fixed==0.12.3.1\n"
-    assert result.stderr == line
+    assert result.stderr.startswith(f"{NEEDED}install fairseq-fixed==0.12.3.1 (")
 
 
 @pytest.mark.parametrize(
-    ("init", "utils", "version"),
+    ("init", "utils"),
     [
-        ("__version__ = '0.12.2'", "", "0.12.2"),
-        # What 0.12.2 does on Python 3.11; the version is then that of the installed distribution.
-        ("raise ValueError('mutable default <class ...> for field common is not allowed')", "", ""),
-        ("__version__ = '1.0.0a0'", "def save_checkpoint(): pass", "1.0.0a0"),
+        # What 0.12.2 does on Python 3.11, and a version that does not save the state of tasks.
+        ("raise ValueError('mutable default <class ...> for field common is not allowed')", ""),
+        ("__version__ = '1.0.0a0'", "def save_checkpoint(): pass"),
     ],
 )
-def test_old_fairseq_is_one_line(tmp_path, init, utils, version):
+def test_old_fairseq_is_one_line(tmp_path, init, utils):
     package = tmp_path / "fairseq"
     package.mkdir()
     (package / "__init__.py").write_text(init)
     (package / "checkpoint_utils.py").write_text(utils)
-    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
-    result = python(start + "import rhhn_fairseq.plugin")
+    result = python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import rhhn_fairseq.plugin")
     assert result.returncode == 1
-    beginning = f"error: rhhn_fairseq needs fairseq-fixed==0.12.3.1 and found fairseq {version}"
-    assert result.stderr.startswith(beginning)
-    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith(NEEDED) and result.stderr.count("\n") == 1
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="this torch has no such settings")

@@ -150,7 +150,7 @@ def uninterrupted(corpus, tmp_path_factory):
 
 @pytest.mark.parametrize("signum", SIGNALS)
 def test_a_training_saves_when_it_is_interrupted(corpus, uninterrupted, tmp_path, signum):
-    """stop_with_a_checkpoint: the run that goes on has the losses of one that was not interrupted."""
+    """The run that goes on has the losses of one that was not interrupted."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     first = Log()
     with pytest.raises(SystemExit) as ended, signal_at(signum, '"num_updates": "5"'):

@@ -353,7 +353,7 @@ def test_pieces_and_dictionaries_have_to_fit(translate, data, other_pieces, tmp_
     assert "Could not infer language pair, please provide it explicitly" in error
     languages = ["--source-lang", "en", "--target-lang", "fr"]
     error = translate(b"one\n", "--data", tmp_path, *languages, status=1)
-    assert "does not fit its model: " in error and "[48, 64]" in error and "[49, 64]" in error
+    assert "[48, 64]" in error and "[49, 64]" in error
 
 
 def test_dictionaries_and_pieces_alone_are_enough(translate, data, tmp_path):

@@ -18,8 +18,8 @@ from fairseq.optim.adam import FairseqAdam
 from helpers.option_walk import Workplace, training
 from helpers.programs import run
 
-from rhhn_fairseq.compat.saving import plain
-from rhhn_fairseq.compat.stored_task import check_ensemble
+from rhhn_fairseq.compat.checkpoints import WeightsOnlyTorch, plain
+from rhhn_fairseq.compat.command_line import check_ensemble
 from rhhn_fairseq.errors import UsageError
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.
@@ -149,14 +149,10 @@ def test_numbers_are_pythons():
 
 def test_a_checkpoint_is_opened_once(place, monkeypatch, tmp_path):
     """fairseq-validate reads its command line several times."""
-    from rhhn_fairseq.compat import stored_task
-
     path = tmp_path / "copy.pt"
     shutil.copy(place.checkpoint_of("synthetic"), path)
-    loads, load = [], stored_task.WeightsOnlyTorch.load
-    monkeypatch.setattr(
-        stored_task.WeightsOnlyTorch, "load", lambda *a, **k: loads.append(a) or load(*a, **k)
-    )
+    loads, load = [], WeightsOnlyTorch.load
+    monkeypatch.setattr(WeightsOnlyTorch, "load", lambda *a, **k: loads.append(a) or load(*a, **k))
     for _ in range(3):
         parse(options.get_validation_parser, "--path", path)
     assert len(loads) == 1

@@ -1,18 +1,18 @@
-"""Training that is killed and restarted loses neither its last checkpoint nor any sentences."""
+"""Training that is killed and restarted loses neither its last checkpoint nor any sentences.
 
-import functools
+It goes on as if it had not stopped: batches, learning rate, averages, 16-bit weights, counts and the clock.
+"""
+
 import logging
-import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import SimpleNamespace
 from weakref import WeakSet
 
+import torch
 from omegaconf import OmegaConf
 
-from rhhn_fairseq.compat import averages, in_place_of, mentions, training_loops
-from rhhn_fairseq.compat.saving import replaced_checkpoint
+from rhhn_fairseq.compat import in_place_of, training_loops
 from rhhn_fairseq.errors import UsageError
 
 logger = logging.getLogger("rhhn_fairseq.compat")
@@ -33,32 +33,12 @@ BATCHING = (
 PLATEAU_COUNTS = ("num_bad_epochs", "cooldown_counter")
 
 
-def copy_completely() -> bool:
-    """A worker that is killed while it saves must not leave a damaged checkpoint_last.pt.
-
-    fairseq writes a checkpoint to a temporary file and renames it, but only under one of its names, such as
-    checkpoint_1_500.pt. It then copies that file to the other names, and checkpoint_last.pt, from which
-    every restart resumes, is always the last of these. If that copy is cut short, all restarts fail. Here
-    a copy that replaces a file is also written to a temporary file and renamed.
-    """
-    from fairseq.file_io import PathManager
-
-    inner = PathManager.copy
-    if mentions(inner, "replaced_checkpoint"):
-        return False
-
-    def copy(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
-        if not (overwrite and PathManager.supports_rename(dst_path)):
-            return inner(src_path, dst_path, overwrite)
-        with open(src_path, "rb") as source, replaced_checkpoint(dst_path) as file:
-            shutil.copyfileobj(source, file)
-        return True
-
-    PathManager.copy = staticmethod(copy)
-    return True
+# Key of the float32 weights in the optimizer's state.
+MASTER = "master_weights"
 
 
-def batch_alike_in_every_start() -> bool:
+@in_place_of("fairseq.tasks:FairseqTask.get_batch_iterator")
+def get_batch_iterator(inner, self, dataset, *args, epoch=1, **options):
     """A run that is restarted in mid-epoch must continue with the batches that it has not seen.
 
     fairseq groups sentences into batches once per start, with random numbers of the epoch in which it
@@ -66,81 +46,43 @@ def batch_alike_in_every_start() -> bool:
     differently: in that epoch some sentences were seen twice and others never. Here batches that are kept
     are always those of epoch 1. Their order is still drawn anew for every epoch.
     """
-    from fairseq.tasks import FairseqTask
-
-    @in_place_of(FairseqTask, "get_batch_iterator")
-    def get_batch_iterator(inner, self, dataset, *args, epoch=1, **options):
-        kept = not (options.get("disable_iterator_cache") or options.get("update_epoch_batch_itr"))
-        if not kept or not self.can_reuse_epoch_itr(dataset) or dataset in self.dataset_to_epoch_iter:
-            return inner(self, dataset, *args, epoch=epoch, **options)
-        iterator = inner(self, dataset, *args, epoch=1, **options)
-        iterator.epoch = epoch
-        dataset.set_epoch(epoch)
-        return iterator
-
-    return True
+    kept = not (options.get("disable_iterator_cache") or options.get("update_epoch_batch_itr"))
+    if not kept or not self.can_reuse_epoch_itr(dataset) or dataset in self.dataset_to_epoch_iter:
+        return inner(self, dataset, *args, epoch=epoch, **options)
+    iterator = inner(self, dataset, *args, epoch=1, **options)
+    iterator.epoch = epoch
+    dataset.set_epoch(epoch)
+    return iterator
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """What ``Trainer.load_checkpoint`` was asked for, and what it has read.
-
-    Attributes:
-        filename: of the checkpoint. state: its ``extra_state``, None if there is no such file.
-        optimizer, schedule, meters: whether these are the checkpoint's; otherwise they begin anew.
-    """
-
-    filename: str
-    state: dict | None
-    optimizer: bool
-    schedule: bool
-    meters: bool
-
-
-def resume() -> bool:
-    """``Trainer.load_checkpoint`` restores less than a training has; the steps below restore the rest."""
-    from fairseq.trainer import Trainer
-
-    @in_place_of(Trainer, "load_checkpoint")
-    def load_checkpoint(
-        load,
-        self,
-        filename,
-        reset_optimizer=False,
-        reset_lr_scheduler=False,
-        *args,
-        reset_meters=False,
-        **kwargs,
-    ):
-        with averages.begun_with_the_checkpoint(self):
-            options = (reset_optimizer, reset_lr_scheduler, *args)
-            state = load(self, filename, *options, reset_meters=reset_meters, **kwargs)
-        loaded = Loaded(filename, state, not reset_optimizer, not reset_lr_scheduler, not reset_meters)
-        if state is not None:
-            check_direction(self, loaded)
-            count_batches_of_all_workers(self, loaded)
-        continue_patience(loaded)
-        if state is not None:
-            continue_clock(self, loaded)
-            continue_without_optimizer(self, loaded)
-            # After continue_without_optimizer, which loads the schedule's state.
-            continue_plateau(self, loaded)
-        return state
-
-    return True
+@in_place_of("fairseq.trainer:Trainer.load_checkpoint")
+def load_checkpoint(
+    load, self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, reset_meters=False, **kwargs
+):
+    """fairseq restores less than a training has; the steps below restore the rest."""
+    AVERAGING[:] = [self] if self.cfg.ema.store_ema else []
+    state = load(
+        self, filename, reset_optimizer, reset_lr_scheduler, *args, reset_meters=reset_meters, **kwargs
+    )
+    AVERAGING.clear()
+    continue_patience({} if state is None or reset_optimizer or reset_meters else state)
+    if state is None:
+        return None
+    # A character model is fine-tuned in its reading direction only. fairseq shows a task its state only
+    # where the epoch goes on, not with --finetune-from-model or --reset-dataloader.
+    if hasattr(self.task, "check_direction"):
+        self.task.check_direction(state.get(type(self.task).__name__) or {})
+    count_batches_of_all_workers(self, filename, state)
+    continue_clock(self, reset_meters)
+    if not reset_optimizer:
+        continue_without_optimizer(self, filename, reset_lr_scheduler)
+    if not reset_lr_scheduler:
+        # After continue_without_optimizer, which loads the schedule's state.
+        continue_plateau(self, state)
+    return state
 
 
-def check_direction(trainer, loaded: Loaded) -> None:
-    """A character model is fine-tuned in its reading direction only.
-
-    fairseq shows a task its state in a checkpoint only where the epoch goes on, not with
-    ``--finetune-from-model`` or ``--reset-dataloader``. Here the task checks the direction of each.
-    """
-    if hasattr(trainer.task, "check_direction"):
-        trainer.task.check_direction(loaded.state.get(type(trainer.task).__name__) or {})
-
-
-def count_batches_of_all_workers(trainer, loaded: Loaded) -> None:
+def count_batches_of_all_workers(trainer, filename: str, state: dict) -> None:
     """A run that resumes in mid-epoch with another number of workers must resume at the same batch.
 
     fairseq saves how many batches each worker has read and uses that number for each worker of the new run,
@@ -149,28 +91,30 @@ def count_batches_of_all_workers(trainer, loaded: Loaded) -> None:
     saved it (``remember_batches``), so older checkpoints work too. It also says how its batches were made:
     among other batches, the number would skip sentences and repeat others, which is refused.
     """
-    position = loaded.state.get("train_iterator", {})
+    position = state.get("train_iterator", {})
     before, now = position.get("workers"), trainer.data_parallel_world_size
     if before is None or not position.get("iterations_in_epoch"):
         return
     cfg = trainer.cfg
-    if not cfg.checkpoint.reset_dataloader and loaded.filename != cfg.checkpoint.finetune_from_model:
-        _require_same_batches(loaded.filename, position["batching"], cfg)
+    if not cfg.checkpoint.reset_dataloader and filename != cfg.checkpoint.finetune_from_model:
+        _require_same_batches(filename, position["batching"], cfg)
     if before != now and cfg.dataset.grouped_shuffling and not cfg.checkpoint.reset_dataloader:
         raise UsageError(
-            f"checkpoint {loaded.filename} was saved in mid-epoch by {before} worker(s), this run has {now}: "
+            f"checkpoint {filename} was saved in mid-epoch by {before} worker(s), this run has {now}: "
             "--grouped-shuffling orders batches by the number of workers; resume with as many, or give "
             "--reset-dataloader to begin again at epoch 1"
         )
     frequencies = cfg.optimization.update_freq
     frequency = frequencies[min(position["epoch"], len(frequencies)) - 1]
     seen = position["iterations_in_epoch"] * before
-    position["iterations_in_epoch"], again = position_of_worker(seen, now, frequency)
+    # Each update takes as many batches from each worker, and workers resume between updates.
+    updates, again = divmod(seen, now * frequency)
+    position["iterations_in_epoch"] = updates * frequency
     if again:
         logger.warning(
             "%s was saved after batch %d of an epoch, within an update of this run's %d worker(s) "
             "with --update-freq %d: the last %d batches are trained on again",
-            loaded.filename,
+            filename,
             seen,
             now,
             frequency,
@@ -203,7 +147,7 @@ def _require_same_batches(filename: str, batching: dict, cfg) -> None:
             )
 
 
-def continue_patience(loaded: Loaded) -> None:
+def continue_patience(state: dict) -> None:
     """A training that is restarted must end after as many validations without improvement as any other.
 
     fairseq counts them for ``--patience`` on a function of its program and does not save the count, so a
@@ -218,8 +162,7 @@ def continue_patience(loaded: Loaded) -> None:
     if early_stop := _early_stop():
         for name in ("best", "num_runs"):
             vars(early_stop).pop(name, None)
-        if loaded.state is not None and loaded.optimizer and loaded.meters:
-            vars(early_stop).update(loaded.state.get("early_stop", {}))
+        vars(early_stop).update(state.get("early_stop", {}))
 
 
 def count_of_patience() -> dict:
@@ -235,7 +178,7 @@ def _early_stop() -> Callable | None:
     return next((names["should_stop_early"] for names in training_loops()), None)
 
 
-def continue_clock(trainer, loaded: Loaded) -> None:
+def continue_clock(trainer, reset_meters: bool) -> None:
     """The elapsed time of a training that is restarted goes on, in the log and for ``--stop-time-hours``.
 
     fairseq logs ``wall`` as 0 after a restart, since the stopwatch that it loads does not run. With
@@ -245,14 +188,14 @@ def continue_clock(trainer, loaded: Loaded) -> None:
     from fairseq.logging import metrics
     from fairseq.logging.meters import StopwatchMeter
 
-    if not loaded.meters:
+    if reset_meters:
         trainer._previous_training_time = 0
     elif isinstance(meter := metrics.get_meter("default", "wall"), StopwatchMeter):
         # Of several workers, the time is a tensor.
         meter.start_time = time.perf_counter() - float(trainer._previous_training_time)
 
 
-def continue_without_optimizer(trainer, loaded: Loaded) -> None:
+def continue_without_optimizer(trainer, filename: str, reset_lr_scheduler: bool) -> None:
     """A checkpoint without the optimizer's state must not set the number of updates to 0.
 
     ``--no-save-optimizer-state`` leaves that state out. From such a checkpoint fairseq counts updates from 0,
@@ -260,55 +203,47 @@ def continue_without_optimizer(trainer, loaded: Loaded) -> None:
     says that the optimizer begins anew.
     """
     last = trainer._optim_history[-1] if trainer._optim_history else {}
-    if loaded.optimizer and trainer.get_num_updates() == 0 < last.get("num_updates", 0):
-        if loaded.schedule:
+    if trainer.get_num_updates() == 0 < last.get("num_updates", 0):
+        if not reset_lr_scheduler:
             trainer.lr_scheduler.load_state_dict(last["lr_scheduler_state"])
         trainer.set_num_updates(last["num_updates"])
-        logger.warning("%s has no state of the optimizer, which begins anew", loaded.filename)
+        logger.warning("%s has no state of the optimizer, which begins anew", filename)
 
 
-def continue_plateau(trainer, loaded: Loaded) -> None:
+def continue_plateau(trainer, state: dict) -> None:
     """``reduce_lr_on_plateau`` has not seen the figure of an epoch at whose end it was saved."""
     from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule as Schedule
 
-    if isinstance(trainer.lr_scheduler, Schedule) and loaded.state and loaded.schedule:
-        position, loss = loaded.state["train_iterator"], loaded.state.get("val_loss")
+    if isinstance(trainer.lr_scheduler, Schedule):
+        position, loss = state["train_iterator"], state.get("val_loss")
         if loss is not None and not position.get("iterations_in_epoch"):
             trainer.lr_scheduler.step(position["epoch"] - 1, loss)
 
 
-def save_plateaus() -> bool:
+@in_place_of("fairseq.optim.lr_scheduler.reduce_lr_on_plateau:ReduceLROnPlateauLRSchedule.state_dict")
+def save_plateau(state_dict, self):
     """``reduce_lr_on_plateau`` must lower the rate of a training that is restarted when it would any other's.
 
     fairseq saves the best figure in its checkpoints, but not how many validations have not reached it. It
     saves the checkpoint of an epoch before the schedule sees the epoch's figure (``continue_plateau``). The
     rate belongs to the optimizer's state, which ``--no-save-optimizer-state`` leaves out.
     """
-    from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule as Schedule
+    counts = {name: getattr(self.lr_scheduler, name) for name in PLATEAU_COUNTS}
+    return state_dict(self) | counts | {"lr": self.optimizer.get_lr()}
 
-    @in_place_of(Schedule, "state_dict")
-    def save_counts(state_dict, self):
-        counts = {name: getattr(self.lr_scheduler, name) for name in PLATEAU_COUNTS}
-        return state_dict(self) | counts | {"lr": self.optimizer.get_lr()}
 
-    @in_place_of(Schedule, "load_state_dict")
-    def load_counts(load_state_dict, self, state):
-        if "best" not in state:
-            raise UsageError(
-                "--lr-scheduler reduce_lr_on_plateau: the checkpoint is of another schedule; "
-                "give --reset-lr-scheduler to begin this one"
-            )
-        load_state_dict(self, state)
-        for name in PLATEAU_COUNTS:
-            setattr(self.lr_scheduler, name, state.get(name, 0))
-        if "lr" in state:
-            self.optimizer.set_lr(state["lr"])
-
-    return True
+@in_place_of("fairseq.optim.lr_scheduler.reduce_lr_on_plateau:ReduceLROnPlateauLRSchedule.load_state_dict")
+def load_plateau(load_state_dict, self, state):
+    """The counterpart of ``save_plateau``."""
+    load_state_dict(self, state)
+    for name in PLATEAU_COUNTS:
+        setattr(self.lr_scheduler, name, state.get(name, 0))
+    if "lr" in state:
+        self.optimizer.set_lr(state["lr"])
 
 
 COMPLETE = WeakSet()
-"""The trainers that have no update to make."""
+"""The trainers that have no update to make, whose epochs only end the loop (``stopping.listen``)."""
 
 
 def end_where_complete(trainer, extra_state: dict | None, epochs) -> None:
@@ -331,20 +266,6 @@ def end_where_complete(trainer, extra_state: dict | None, epochs) -> None:
     missing = unvalidated and _validation_due(trainer, epochs, ends=reason is not None)
     if missing and _make_up_for_validation(trainer, epochs, extra_state["train_iterator"]):
         COMPLETE.add(trainer)
-    for names in training_loops():
-        if not hasattr(names["train"], "ends"):
-            names["train"] = _ending(names["train"])
-
-
-def _ending(train):
-    """Returns fairseq's function for an epoch; for a trainer that is complete it only ends the loop."""
-
-    @functools.wraps(train)
-    def end_or_train(cfg, trainer, task, epoch_itr):
-        return ([None], True) if trainer in COMPLETE else train(cfg, trainer, task, epoch_itr)
-
-    end_or_train.ends = True
-    return end_or_train
 
 
 def _why_complete(trainer, epochs) -> str | None:
@@ -414,10 +335,84 @@ def _make_up_for_validation(trainer, epochs, position: dict) -> bool:
     return ends
 
 
-def position_of_worker(seen: int, workers: int, frequency: int) -> tuple[int, int]:
-    """Returns where each worker resumes after ``seen`` batches of an epoch, and how many of these repeat.
+@in_place_of("fairseq.models.ema.ema:EMA.__init__")
+def init_average(init, self, model, config, device=None, skip_keys=None):
+    """fairseq averages integer buffers too, which fails with "Float can't be cast to Long".
 
-    Each update takes ``frequency`` batches from each of ``workers``, and workers resume between updates.
+    The symbols of a character model and the fingerprint of a translation model's pieces are such buffers.
+    Here they are copied instead; fairseq has a set of names for that. Weights in 16 bits are averaged in
+    float32, as with ``--ema-fp32``: a step of the average is too small to change their last digit.
     """
-    updates, again = divmod(seen, workers * frequency)
-    return updates * frequency, again
+    integers = {key for key, value in model.state_dict().items() if not value.is_floating_point()}
+    config.ema_fp32 |= any(parameter.element_size() < 4 for parameter in model.parameters())
+    init(self, model, config, device, integers | set(skip_keys or ()))
+
+
+@in_place_of("fairseq.models.ema.ema:EMA.step")
+def step_average(inner, self, new_model, updates=None):
+    """``--ema-update-freq N`` averages after every N-th update of a training, however often it is restarted.
+
+    fairseq counts the updates since the last start.
+    """
+    if updates is not None and self.config.ema_update_freq > 1:
+        self.update_freq_counter = (updates - 1) % self.config.ema_update_freq
+    return inner(self, new_model, updates)
+
+
+AVERAGING: list = []
+"""The trainer that loads a checkpoint and keeps an average."""
+
+
+def add_average(path: str, state: dict) -> None:
+    """``--store-ema`` with a checkpoint that holds no average ends in "KeyError: 'model'".
+
+    fairseq then means to begin the average with the checkpoint's weights, but has deleted them by that time.
+    This happens when ``--store-ema`` is added to a run that resumes, and with ``--finetune-from-model``.
+    Here the weights of a checkpoint that was read stand in for the missing average.
+    """
+    if AVERAGING and "model" in state and "ema" not in state.setdefault("extra_state", {}):
+        logger.warning("%s holds no average of the weights; the average begins with its weights", path)
+        state["extra_state"]["ema"] = state["model"]
+
+
+@in_place_of("fairseq.optim.amp_optimizer:AMPOptimizer.__init__")
+def init_amp(init, self, *args, **kwargs):
+    """fairseq unscales gradients through one optimizer object, to clip them, and steps another that wraps it.
+
+    The scaler tracks objects, so it takes the gradients for still scaled and divides them again. Adam cancels
+    most of that, except in its eps, and in the running squares when the scale changes.
+    """
+    init(self, *args, **kwargs)
+    unscale = self.scaler.unscale_
+    self.scaler.unscale_ = lambda optimizer: unscale(self.fp32_optimizer)
+
+
+@in_place_of("fairseq.optim.fp16_optimizer:FP16Optimizer.state_dict")
+def save_master_weights(save, self):
+    """Under --bf16 and --fp16 the optimizer has float32 copies of the weights, which fairseq does not save.
+
+    A resumed run would start from the rounded weights and lose all that is below their precision.
+    """
+    return save(self) | {MASTER: [weights.data for weights in _flat_or_not(self.fp32_params)]}
+
+
+@in_place_of("fairseq.optim.fp16_optimizer:FP16Optimizer.load_state_dict")
+def load_master_weights(load, self, state_dict, optimizer_overrides=None):
+    """The counterpart of ``save_master_weights``; older checkpoints, which lack them, load as before."""
+    saved = state_dict.get(MASTER)
+    load(self, {key: value for key, value in state_dict.items() if key != MASTER}, optimizer_overrides)
+    masters = _flat_or_not(self.fp32_params)
+    if saved is None or [weights.shape for weights in saved] != [weights.shape for weights in masters]:
+        why = "no float32 weights" if saved is None else "float32 weights of other sizes"
+        logger.warning("the checkpoint has %s: training goes on from the rounded ones", why)
+        return
+    for weights, exact in zip(masters, saved, strict=True):
+        exact = exact.to(weights.device)
+        # The model's weights in the file may have been changed, as by averaging; then they are used.
+        same = exact.to(self.fp16_params[0].dtype).float() == weights.data
+        weights.data.copy_(torch.where(same, exact, weights.data))
+
+
+def _flat_or_not(fp32_params) -> list:
+    """Returns the float32 weights as a list: one per parameter, or one per device if they are flattened."""
+    return list(fp32_params.values()) if isinstance(fp32_params, dict) else list(fp32_params)
