@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 from rhhn_fairseq import __version__
 from rhhn_fairseq.cli.running import run
-from rhhn_fairseq.compat.names import nearest
-from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.errors import UsageError, nearest
 
 
 @dataclass(frozen=True)

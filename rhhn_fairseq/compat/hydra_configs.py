@@ -8,8 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from rhhn_fairseq.compat.names import nearest
-from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.errors import UsageError, nearest
 
 logger = logging.getLogger("rhhn_fairseq.compat")
 

@@ -6,13 +6,12 @@ computed against something that is not a target.
 """
 
 import argparse
-import difflib
 import functools
 import re
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
-from rhhn_fairseq.errors import UsageError, printable
+from rhhn_fairseq.errors import UsageError, nearest, printable
 
 # Tasks whose batches only their own models can read, with the base class of these and the valid losses.
 PARTNERS = {
@@ -37,15 +36,6 @@ FIGURES = {
 
 # Of these figures the highest is the best, of all others the lowest.
 HIGHER_IS_BETTER = ("accuracy", "bleu")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns a hint: the valid names most similar to `name`, else all if they are few, else nothing."""
-    known = sorted(map(str, known))
-    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"choose from {', '.join(known)}" if 0 < len(known) <= 12 else ""
 
 
 def require_known(kind: str, name: object, known: Collection[str]) -> None:

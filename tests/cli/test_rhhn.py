@@ -102,6 +102,7 @@ def test_prepares_handwriting_by_its_short_name(tmp_path, capsys):
             ["sample", "a.pt", "--prompt", "once", "upon"],
             "unrecognized arguments: upon: more than this command takes; a text with spaces needs quotes",
         ),
+        (["describe", "--cell", "ugrn"], "unknown cell 'ugrn', did you mean rhn or gru"),
         (["--user-dir"], "--user-dir is empty, name a directory before the command"),
         (["--user-dir=", "describe"], "--user-dir is empty, name a directory before the command"),
         (["plot", "norms", "x.pt"], "the following arguments are required: --output"),

@@ -12,7 +12,7 @@ from helpers.tiny_char_lm import TRAIN, VALID, build_model, build_task, direct_b
 from omegaconf import OmegaConf
 
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
-from rhhn_fairseq.cli.describing import build_empty, count_parameters, describe, describe_backends
+from rhhn_fairseq.cli.describe import build_empty, count_parameters, describe, describe_backends
 from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
@@ -52,7 +52,7 @@ def test_describe_other_vocabularies_and_unknown_names():
 
 
 def test_backends_of_a_gpu_are_described_without_one():
-    text = describe_backends("lstm_ptb", device="cuda", dtype=torch.bfloat16)
+    text = describe_backends(build_empty("lstm_ptb"), "cuda", torch.bfloat16)
     training, decoding = text.split("LSTM of 1000 units, ")[1:]
     assert training.startswith("training with T=100, B=128 on cuda in bfloat16:\n")
     assert "torch_nn   torch.nn has no recurrent dropout" in training
@@ -112,7 +112,7 @@ def test_embedding_dropout_drops_whole_symbols_in_training(corpus):
     [
         ({"hidden_size": 0}, "--hidden-size 0 is too small"),
         ({"layers": 0}, "--layers 0 is too small"),
-        ({"cell": "lstmm"}, "unknown cell 'lstmm', choose from .*hyperrhn"),
+        ({"cell": "lstmm"}, "unknown cell 'lstmm', did you mean .*lstm"),
         (
             {"cell": "lstm"},
             "--hyper-embed-size is not an option of the cell lstm, it has .*--zoneout|--hyper-size",

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from rhhn_fairseq.cells import CELLS
-from rhhn_fairseq.cli.describing import count_parameters, describe
+from rhhn_fairseq.cli.describe import count_parameters, describe
 from rhhn_fairseq.criterions.problem_loss import ProblemLoss
 from rhhn_fairseq.data.problems.base import Problem
 from rhhn_fairseq.errors import UsageError

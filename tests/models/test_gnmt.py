@@ -11,7 +11,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 import rhhn_fairseq.plugin  # noqa: F401
 from rhhn_fairseq.cells import CELLS
-from rhhn_fairseq.cli.describing import build_empty, count_parameters, describe
+from rhhn_fairseq.cli.describe import build_empty, count_parameters, describe
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.decoder import ATTENTION_FORMS
 from rhhn_fairseq.models.gnmt import GNMT, GNMTConfig

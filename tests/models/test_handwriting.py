@@ -13,7 +13,7 @@ from helpers.tiny_handwriting import NORMALISATION, SYMBOLS, build, prepare_word
 from omegaconf import OmegaConf
 
 from rhhn_fairseq.cells import CELLS, build_cell, cell_options
-from rhhn_fairseq.cli.describing import build_empty, count_parameters, describe
+from rhhn_fairseq.cli.describe import build_empty, count_parameters, describe
 from rhhn_fairseq.criterions.mixture_density import MixtureDensity
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.data.strokes.points import Line, from_offsets

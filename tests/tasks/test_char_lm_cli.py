@@ -215,7 +215,7 @@ def test_random_windows_with_the_l1_clip(corpus, tmp_path):
 
 
 BAD = {
-    "a cell that is none": (["--cell", "lstmm"], "unknown cell 'lstmm', choose from elman, "),
+    "a cell that is none": (["--cell", "lstmm"], "unknown cell 'lstmm', did you mean lstm or "),
     "a learning rate at which the loss is not a number": (
         ["--lr", 1e30, "--clip-norm", 0],
         "training diverged in update",
