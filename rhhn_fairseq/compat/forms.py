@@ -81,10 +81,6 @@ def check_file(name: str, file) -> None:
         raise UsageError(f"checkpoint {name}: is compressed, and torch.save writes uncompressed files")
 
 
-class NotACheckpoint(UsageError):
-    """A file that torch can load, and that no training of fairseq wrote."""
-
-
 def check_state(name: str, state) -> None:
     """Checks everything that was loaded from a checkpoint.
 
@@ -97,7 +93,7 @@ def check_state(name: str, state) -> None:
     from fairseq import models
 
     if not (isinstance(state, dict) and "model" in state):
-        raise NotACheckpoint(f"{name} is not a fairseq checkpoint: it holds no 'model'")
+        raise UsageError(f"{name} is not a fairseq checkpoint: it holds no 'model'")
     for key, value in state.items():
         if key != "model":
             most = MOST_SETTINGS if key in ("cfg", "args") else MOST_VALUES

@@ -18,7 +18,7 @@ from rhhn_fairseq.nn import LSTM, StrokeNetwork
 from rhhn_fairseq.saving import PACKAGED
 
 sample, write = script_cli.load("sample"), script_cli.load("write")
-convert = script_cli.load("convert_checkpoint")
+convert = script_cli.load("convert")
 
 
 def run(script, *arguments) -> int:
