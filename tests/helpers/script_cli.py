@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from types import ModuleType
 
-COMMANDS = Path(__file__).parents[2] / "rhhn_fairseq" / "commands"
+COMMANDS = Path(__file__).parents[2] / "rhhn_fairseq" / "cli"
 
 
 def load(name: str) -> ModuleType:
