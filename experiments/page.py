@@ -13,8 +13,8 @@ from experiments.tables import Row, Table
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import make_directory
 from rhhn_fairseq.inspection import plotting
-from rhhn_fairseq.inspection.curve_picture import draw_curves
 from rhhn_fairseq.inspection.curves import Curve
+from rhhn_fairseq.inspection.pictures import draw_curves
 from rhhn_fairseq.staging import replace_file
 
 Group = tuple[str, float, str, int, tuple[str, ...]]

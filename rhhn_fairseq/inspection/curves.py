@@ -228,3 +228,15 @@ def _summary(key, members: list[Curve], better: str, several: bool, threshold: f
 
 def _spread(values: list[float]) -> str:
     return f"{sum(values) / len(values):.4g} ({min(values):g} to {max(values):g})"
+
+
+def curve_arrays(curves: Sequence[Curve], metric: str, axis: str) -> dict[str, np.ndarray]:
+    """Returns the curves by name: updates, positions on the axis and values for each run and subset."""
+    arrays = {}
+    for curve in curves:
+        name = f"{curve.run}.{curve.subset}"
+        arrays[f"{name}.updates"] = np.array(curve.updates)
+        if axis != "updates":
+            arrays[f"{name}.{axis}"] = np.array(curve.x)
+        arrays[f"{name}.{metric}"] = np.array(curve.values)
+    return arrays

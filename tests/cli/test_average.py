@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import script_cli
-from helpers.cli import USER_DIR, fairseq_train, run_module
+from helpers.cli import fairseq_train
 from helpers.tiny_char_lm import write_corpus
 
 from rhhn_fairseq.cli import average as averaging
@@ -212,12 +212,3 @@ def test_integers_and_shared_tables(trained, tmp_path):
         torch.save(state | {"model": state["model"] | {"pieces_sha256": torch.tensor([number])}}, path)
     with pytest.raises(UsageError, match="trained on different data: their pieces_sha256 differ"):
         averaging.average(paths)
-
-
-@pytest.mark.slow
-def test_fairseq_evaluates_the_mean(trained, corpus, tmp_path, capsys):
-    output = tmp_path / "average.pt"
-    run(capsys, trained, "--last", 2, "--output", output)
-    options = ["--user-dir", USER_DIR, "--task", "char_lm", "--path", output, "--gen-subset", "valid"]
-    result = run_module("fairseq_cli.eval_lm", [corpus, *options, "--batch-size", 1, "--cpu"])
-    assert "Perplexity" in result.stderr + result.stdout

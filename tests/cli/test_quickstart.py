@@ -5,7 +5,6 @@ import os
 import sys
 
 import pytest
-from helpers.script_cli import error_of
 
 from rhhn_fairseq.cli import quickstart
 from rhhn_fairseq.cli import running as cli
@@ -37,14 +36,6 @@ def test_the_line_follows_the_log(monkeypatch):
         quickstart.follow(f"x | INFO | {subset} | {figures}\n", "LSTM", bar)
     assert "training  LSTM, 1,234 parameters, 3 epochs\n" in output.getvalue()
     assert "          epoch 2: 2.40 bits  def f():↵    return 1\n" in output.getvalue()
-
-
-def test_a_log_that_cannot_be_written_is_one_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    log = str(tmp_path / "file" / "log")
-    message = error_of(lambda *words: cli.run(lambda: quickstart.main(list(words))), capsys, "--log", log)
-    assert message.startswith(f"error: --log {log}: cannot be written (")
 
 
 def test_the_programs_know_the_plugin_without_its_autoload(tmp_path, monkeypatch, capsys):

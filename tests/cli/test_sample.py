@@ -34,12 +34,8 @@ def saved(tmp_path_factory):
 
 
 MISTAKES = {
-    "no configuration": (lambda d: (d / "config.json").unlink(), "config.json: no such file"),
-    "another format": (lambda d: change(d, format=9), "config.json: format=9 is unknown"),
-    "another kind": (lambda d: change(d, kind="strokes"), "config.json: does not describe a module"),
     "unknown option": (lambda d: change(d, stack={"cell": "lstm", "x": 1}), "does not describe a module"),
     "a layer": (lambda d: LSTM(3, 4).save_pretrained(d), "holds LSTM, not CharacterNetwork"),
-    "no weights": (lambda d: (d / "model.safetensors").unlink(), "model.safetensors"),
     "damaged": (lambda d: (d / "model.safetensors").write_bytes(b"x" * 99), "model.safetensors: is damaged"),
 }
 
