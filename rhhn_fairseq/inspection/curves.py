@@ -16,7 +16,6 @@ import numpy as np
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.inspection.training_logs import TRAIN, TRAIN_INNER, Record, read_log
 
-BETTER = ("max", "min")
 # For these, more is better; for all others, less.
 MORE_IS_BETTER = ("accuracy", "bleu", "rank")
 # Metrics to draw by default: the first that all logs have.

@@ -44,7 +44,7 @@ def test_the_programs_know_the_plugin_without_its_autoload(tmp_path, monkeypatch
     with (tmp_path / "log").open("w") as log, pytest.raises(UsageError, match="rhhn_fairseq train failed"):
         quickstart.train("LSTM", log)
     # There is no text, but the architecture is known.
-    assert f"error: {quickstart.DATA}" in capsys.readouterr().err
+    assert f"{quickstart.DATA}/dict.txt" in capsys.readouterr().err
 
 
 @pytest.mark.slow

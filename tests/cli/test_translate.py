@@ -237,11 +237,7 @@ def test_an_ensemble_averages_probabilities(translate, checkpoint, tmp_path):
     mixed, mixed_scores = texts_and_scores("--checkpoint", other)
     unsure_scores = texts_and_scores(checkpoint=other)[1]
     assert mixed == texts and bool((unsure_scores < mixed_scores).all() and (mixed_scores < scores).all())
-    assert torch.equal(texts_and_scores(checkpoint=f"{checkpoint},{other}")[1], mixed_scores)
     assert torch.equal(texts_and_scores(checkpoint=f"{checkpoint}:{other}")[1], mixed_scores)
-    with_colon = tmp_path / "a:b.pt"
-    shutil.copy(other, with_colon)
-    assert torch.equal(texts_and_scores(checkpoint=with_colon)[1], unsure_scores)
     assert "nowhere.pt" in translate(b"", checkpoint=f"{checkpoint}:{tmp_path}/nowhere.pt", status=1)
 
 
@@ -287,11 +283,6 @@ def test_a_gnmt_model_and_its_search(translate, data, tmp_path):
     assert plain["text"] == "un deux trois"
     # Three pieces and the end of the sentence.
     assert plain["score"] == pytest.approx(total["score"] / 4, rel=1e-3)
-    assert best_translation("--lenpen", 0.5)["score"] == pytest.approx(total["score"] / 2, rel=1e-3)
-    gnmt = best_translation("--length-penalty", "gnmt:0.5")
-    assert gnmt["score"] == pytest.approx(total["score"] / (9 / 6) ** 0.5, rel=1e-3)
-    assert best_translation("--coverage-penalty", 0.5)["score"] < plain["score"]
-    assert best_translation("--beam-size-threshold", 5)["text"] == plain["text"]
     # An unknown field of the protocol buffer changes nothing that sentencepiece does, but the file.
     (prepared / "pieces.model").write_bytes(pieces + b"\xc0\x0c\x01")
     error = translate(b"one\n", checkpoint=checkpoint, status=1)

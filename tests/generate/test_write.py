@@ -111,14 +111,6 @@ def test_writing_ends_when_the_window_has_passed_the_text():
     assert line.finished and len(line.points) == 1 + 14 and line.primed == 6
 
 
-def test_the_end_outweighs_every_character_when_writing_ends(monkeypatch):
-    weights = iter([[0.5, 0.1, 0.2], [0.3, 0.1, 0.3], [0.3, 0.3, 0.4]])
-    step = Hand.step
-    monkeypatch.setattr(Hand, "step", lambda *given: (*step(*given)[:2], torch.tensor(next(weights))))
-    (line,) = write(build(window=2), WritingConfig(lines=1), ["ab"])
-    assert line.finished and len(line.points) == 1 + 3
-
-
 def test_refused_writing():
     plain, reading = build(), build(window=2)
     config = WritingConfig(lines=1, points=3)
@@ -203,17 +195,6 @@ def test_column_changes_lie_under_the_pens_way():
     assert column_changes(at_the_right, columns=2)[0].tolist() == [1, 5]
     still = _written([[5, 5]], [[0], [7.0]], names=("W",))
     assert column_changes(still, columns=3)[0].tolist() == [7, 0, 0]
-
-
-def test_lines_stand_in_columns(tmp_path):
-    lines = [_written([[0, 10]]), _written([[0, 20]]), _written([[0, 5]])]
-    draw(lines, [tmp_path / "a.svg"], columns=2)
-    first, second, third = svg_lines(tmp_path / "a.svg")["#000000"]
-    assert second[0, 1] == pytest.approx(first[0, 1], abs=1e-3) and second[0, 0] > first[1, 0]
-    assert third[0, 0] == pytest.approx(first[0, 0], abs=1e-3) and third[0, 1] > first[0, 1]
-    # All at one scale.
-    widths = [stroke[1, 0] - stroke[0, 0] for stroke in (first, second, third)]
-    np.testing.assert_allclose(np.array(widths) / widths[0], [1, 2, 0.5], rtol=1e-4)
 
 
 def test_primed_points_have_a_colour_of_their_own(tmp_path):

@@ -9,7 +9,7 @@ from helpers.tiny_reader import build
 from rhhn_fairseq.cells.rhn import naive_highway, naive_rhn
 from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.data.text.prompt import prompt_indices
-from rhhn_fairseq.inspection.gradients import Flow, gradient_flow, recorded_layers
+from rhhn_fairseq.inspection.gradients import Flow, gradient_flow
 from rhhn_fairseq.inspection.pictures import draw_gradients
 
 plot = script_cli.load("plot")
@@ -102,31 +102,6 @@ def test_norms_within_a_step_are_those_of_finite_differences():
             s = layers[t, layer]
             rows = [(loss(s + e, t, layer) - loss(s - e, t, layer)) / (2 * STEP) for e in STEP * np.eye(4)]
             assert norms[t, layer] == pytest.approx(np.linalg.norm(rows), **TOLERANCE)
-
-
-HYPER = {"hyper_size": 3, "hyper_bias": 1.0}
-
-
-@pytest.mark.parametrize(
-    "cell, options",
-    [
-        *(("rhn", {"first_step": first}) for first in ("full", "skip")),
-        *(("hyperrhn", HYPER | {"first_step": first}) for first in ("full", "skip")),
-        ("hyperrhn", HYPER | {"hyper_rank": 2}),
-        ("rolled_hyperrhn", HYPER),
-    ],
-)
-def test_the_recorded_steps_compute_what_the_cell_computes(cell, options):
-    network, vocabulary = build(cell, rhn_depth=2, zoneout=0.2, **options)
-    set_backend(network, "reference")
-    x = network.embed(tokens_of(vocabulary))
-    expected, state = network.stack(x)
-    with recorded_layers(list(network.stack.cells)) as taken:
-        y, recorded_state = network.stack(x)
-    torch.testing.assert_close(y, expected, rtol=0, atol=0)
-    torch.testing.assert_close(recorded_state, state, rtol=0, atol=0)
-    assert len(taken[0]) == len(x) and torch.equal(taken[0][-1][-1], y[-1])
-    assert "step" not in vars(network.stack.cells[0])
 
 
 def test_shares_of_an_lstm_are_those_of_its_equations():
