@@ -23,7 +23,7 @@ from benchmarks.report import make_report, start
 from benchmarks.timing import interleave
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import cell_options
-from rhhn_fairseq.cli.describing import known_architectures
+from rhhn_fairseq.cli.describe import known_architectures
 from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy
 from rhhn_fairseq.models.char_lm import CharLM, CharLMConfig
 from rhhn_fairseq.models.options import CELL_OPTIONS

@@ -23,7 +23,7 @@ from benchmarks.timing import interleave
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.selection import available_backends
-from rhhn_fairseq.cli.describing import known_architectures
+from rhhn_fairseq.cli.describe import known_architectures
 from rhhn_fairseq.errors import UsageError
 
 FAIRSEQ, PREFERRED = "fairseq lstm", "preferred"

@@ -11,8 +11,8 @@ from experiments.tables import Row, Table
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import replace_file
 from rhhn_fairseq.inspection import plotting
-from rhhn_fairseq.inspection.curve_picture import draw_curves
 from rhhn_fairseq.inspection.curves import Curve
+from rhhn_fairseq.inspection.pictures import draw_curves
 
 Group = tuple[str, float, str, int, tuple[str, ...]]
 """Row, scale, type, updates, and options of fairseq-train beyond the row's."""

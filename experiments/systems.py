@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from rhhn_fairseq.cells.registry import CELLS, cell_options
-from rhhn_fairseq.cli.describing import count_parameters
+from rhhn_fairseq.cli.describe import count_parameters
 from rhhn_fairseq.compat import ranges
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.char_lm import CharLM, CharLMConfig

@@ -29,7 +29,7 @@ from experiments.plan import USER_DIR, flags
 from experiments.running import BPC, Program
 from experiments.systems import System, build, seconds_per_update, width_of
 from rhhn_fairseq.cli import running as cli
-from rhhn_fairseq.cli.describing import count_parameters
+from rhhn_fairseq.cli.describe import count_parameters
 from rhhn_fairseq.cli.parsers import StrictParser
 from rhhn_fairseq.compat import ranges
 from rhhn_fairseq.data.text.words import load_vocabulary

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "rhhn_fairseq"
 IMPORTED_IN_FUNCTIONS = {
     "compat": {"fairseq", "hydra"},
     # --help answers at once.
-    "cli": {"rhhn_fairseq", "torch", "tqdm"},
+    "cli": {"rhhn_fairseq", "torch", "fairseq", "omegaconf", "numpy", "tqdm"},
     "data/problems/images.py": {"sklearn"},
     "data/strokes/hershey.py": {"HersheyFonts"},
     "ops/triton/__init__.py": {"triton", "rhhn_fairseq.ops.triton"},

@@ -5,7 +5,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 
 from rhhn_fairseq.cells.config import StateConfig, resolve_fields
 from rhhn_fairseq.cells.running import Cell
-from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.errors import UsageError, nearest
 from rhhn_fairseq.saving import KINDS, Kind, Tensors
 
 
@@ -70,7 +70,7 @@ def build_cell(name: str, input_size: int, hidden_size: int, **options) -> Cell:
     """Builds the cell ``name``.
 
     Raises:
-        UsageError: the name or an option is unknown (the known ones are listed), or a value is invalid.
+        UsageError: the name or an option is unknown (the message names valid ones), or a value is invalid.
     """
     entry = _entry(name)
     known = cell_options(name)
@@ -84,7 +84,8 @@ def build_cell(name: str, input_size: int, hidden_size: int, **options) -> Cell:
 
 def _entry(name: str) -> CellEntry:
     if name not in CELLS:
-        raise UsageError(f"unknown cell {name!r}, choose from {', '.join(sorted(CELLS))}")
+        hint = nearest(name, CELLS) or f"choose from {', '.join(sorted(CELLS))}"
+        raise UsageError(f"unknown cell {name!r}, {hint}")
     return CELLS[name]
 
 

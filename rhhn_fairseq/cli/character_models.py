@@ -13,7 +13,7 @@ def add_model(parser) -> None:
     parser.add_argument(
         "--pretrained", action="store_true", help="use the packaged model of Python source code"
     )
-    parser.add_argument("--data", help="data directory of the model (default: that of its training)")
+    parser.add_argument("--data", help="data directory of a checkpoint that does not hold its symbols")
 
 
 def check_model(args) -> None:

@@ -51,36 +51,23 @@ def make_parser(name: str, text: str, **options) -> StrictParser:
     )
 
 
-def picture_parser(name: str, text: str) -> StrictParser:
-    """Returns the parser of a command that draws a picture with a title, see ``make_parser``."""
-    parser = make_parser(f"plot {name}", text)
-    add_output(parser)
-    parser.add_argument("--title", help="title of the picture")
-    return parser
-
-
-def add_output(parser) -> None:
-    """Adds the option that names the picture."""
-    text = "picture, PNG or SVG; its arrays go beside it as .npz"
-    parser.add_argument("--output", required=True, metavar="FILE", help=text)
-
-
 def add_fields(parser, *defaults) -> None:
     """Adds an option for every field of the configurations, with their values as defaults."""
     for config in defaults:
         for spec in dataclasses.fields(config):
             option = f"--{spec.name.replace('_', '-')}"
             text, default = spec.metadata["help"], getattr(config, spec.name)
-            if spec.type is bool:
+            kind = type(default)
+            if kind is bool:
                 switch = argparse.BooleanOptionalAction
                 parser.add_argument(option, action=switch, default=default, help=text)
-            elif spec.type is tuple:
+            elif kind is tuple:
                 shown = ",".join(default) or "none"
                 parser.add_argument(option, type=_names, default=default, help=f"{text} (default: {shown})")
             else:
                 choices = spec.metadata.get("choices")
                 help = f"{text} (default: %(default)s)"
-                parser.add_argument(option, type=spec.type, default=default, choices=choices, help=help)
+                parser.add_argument(option, type=kind, default=default, choices=choices, help=help)
 
 
 def _names(text: str) -> tuple[str, ...]:

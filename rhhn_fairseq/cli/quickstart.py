@@ -6,13 +6,15 @@ The text is the source of Python's standard library. Models that an earlier run 
 The details are in the log file.
 """
 
+import importlib
+import io
 import os
 import re
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
-from itertools import islice
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from tqdm import tqdm
@@ -34,6 +36,7 @@ TRAINING += ["--max-epoch", str(EPOCHS), "--log-format", "json", "--log-interval
 # Not fairseq's own programs, which do not know the plugin where RHHN_AUTOLOAD is 0.
 RHHN = interpreter("-m", "rhhn_fairseq")
 PROMPT, WIDTH = "def ", 64
+LINE = "def __init__(self, name, value=None): return self._items[name]"
 LAST_LINES = 12
 
 
@@ -58,15 +61,11 @@ def run_all(log) -> None:
     for name in MODELS:
         train(name, log)
     figures = {name: test(name, log) for name in MODELS}
-    print(
-        "test      "
-        + ", ".join(f"{name} {bits:.3f}" for name, bits in figures.items())
-        + " bits per character"
-    )
-    picture = RUNS / "changes.png"
-    draw(picture)
+    told = ", ".join(f"{name} {bits:.3f}" for name, bits in figures.items())
+    print(f"test      {told} bits per character")
+    picture, model = RUNS / "changes.png", checkpoint("LN HyperLSTM")
+    said_by("plot", "weights", str(model), "--text", LINE, "--output", str(picture))
     print(f"picture   {picture}: how the weights change as the model reads")
-    model = checkpoint("LN HyperLSTM")
     print("\nGo on with:")
     if sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ:
         # The virtual environment is not activated in this terminal.
@@ -136,30 +135,21 @@ def follow(line: str, name: str, bar: tqdm) -> None:
         bar.valid_bits = bits
     else:
         epoch = record.update * EPOCHS // bar.total
-        bar.write(f"          epoch {epoch}: {bar.valid_bits:.2f} bits  {first_line(sample(name))}")
-
-
-def first_line(text: str) -> str:
-    return text.replace("\n", "↵")[:WIDTH]
+        line = sample(name).replace("\n", "↵")[:WIDTH]
+        bar.write(f"          epoch {epoch}: {bar.valid_bits:.2f} bits  {line}")
 
 
 def sample(name: str) -> str:
     """Returns what a model writes after its last epoch."""
-    model, task = load(checkpoint(name, "last"))
-    from rhhn_fairseq.generate.characters import SamplingConfig, generate
-
-    entries = generate(model, task.encode_prompt(PROMPT), SamplingConfig(temperature=0.6))
-    decoder = task.vocabulary.incremental_decoder()
-    drawn = "".join(decoder.feed([entry]) for entry in islice(entries, WIDTH))
-    return PROMPT + drawn
+    asked = ["--prompt", PROMPT, "--length", str(WIDTH), "--temperature", "0.6"]
+    return said_by("sample", str(checkpoint(name, "last")), *asked)
 
 
-def load(path: Path):
-    """Loads a model and its task. fairseq takes seconds to import, so the first lines do not wait for it."""
-    import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
-    from rhhn_fairseq.models.loading import load_char_lm
-
-    return load_char_lm(str(path))
+def said_by(command: str, *arguments: str) -> str:
+    """Runs a command in this process, which then has fairseq loaded, and returns what it prints."""
+    with redirect_stdout(io.StringIO()) as said:
+        importlib.import_module(f"rhhn_fairseq.cli.{command}").main(list(arguments))
+    return said.getvalue()
 
 
 def test(name: str, log) -> float:
@@ -167,15 +157,3 @@ def test(name: str, log) -> float:
     command = [*RHHN, "eval-lm", str(DATA), "--gen-subset", "test"]
     output = "".join(lines_of([*command, "--path", str(checkpoint(name)), "--protocol", "carry:8"], log))
     return float(re.search(r"([\d.]+) bits per character", output)[1])
-
-
-def draw(path: Path) -> None:
-    """Draws the changes of the weights while the trained model reads a line of a program."""
-    model, task = load(checkpoint("LN HyperLSTM"))
-    from rhhn_fairseq.inspection.plotting import save
-    from rhhn_fairseq.inspection.weight_picture import draw_weights
-    from rhhn_fairseq.inspection.weights import read_text
-
-    text = "def __init__(self, name, value=None): return self._items[name]"
-    reading = read_text(model, task.vocabulary, task.encode_prompt(text))
-    save(draw_weights(reading), path, reading.arrays())

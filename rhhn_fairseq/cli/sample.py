@@ -47,11 +47,12 @@ def main(argv=None) -> None:
 
     config = SamplingConfig(args.temperature, args.top_k, args.seed)
     if args.weights is not None:
-        from rhhn_fairseq.inspection.reading_files import check_reading, save_reading
+        from rhhn_fairseq.inspection.pictures import save_reading
+        from rhhn_fairseq.inspection.plotting import check_picture
         from rhhn_fairseq.inspection.tracing import check_length
         from rhhn_fairseq.inspection.weights import read_text
 
-        check_reading("--weights", args.weights, [args.checkpoint])
+        check_picture("--weights", args.weights, [args.checkpoint], page=True)
     model, vocabulary = load(args.checkpoint, args.data)
     prompt = prompt_indices(vocabulary, args.prompt)
     entries = list(prompt)

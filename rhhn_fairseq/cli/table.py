@@ -2,46 +2,34 @@
 
 import importlib
 import sys
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 from rhhn_fairseq import __version__
 from rhhn_fairseq.cli.running import run
-from rhhn_fairseq.compat.names import nearest
-from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.errors import UsageError, nearest
+from rhhn_fairseq.programs import exit_status
 
-
-@dataclass(frozen=True)
-class Command:
-    """One line of ``rhhn --help``.
-
-    Attributes:
-        module: in ``rhhn_fairseq.cli``. help: what it does, in a few words.
-    """
-
-    module: str
-    help: str
-
-
+# What each does, in a few words. A command of FAIRSEQ is a program of fairseq's, any other a module in cli.
 COMMANDS = {
-    "quickstart": Command("quickstart", "a first run on one screen: train, compare, sample"),
-    "prepare": Command("prepare", "prepare a corpus: text, pairs of sentences or handwriting"),
-    "train": Command("fairseq_programs", "train a model (fairseq-train)"),
-    "hydra-train": Command("fairseq_programs", "train with a configuration file (fairseq-hydra-train)"),
-    "eval-lm": Command("fairseq_programs", "bits per character of a text (fairseq-eval-lm)"),
-    "validate": Command("fairseq_programs", "loss and metrics on a subset (fairseq-validate)"),
-    "generate": Command("fairseq_programs", "translate a prepared test set (fairseq-generate)"),
-    "sample": Command("sample", "sample text from a character language model"),
-    "translate": Command("translate", "translate text, line by line"),
-    "write": Command("write", "sample handwriting, as SVG and PNG"),
-    "demo": Command("demo", "a page that shows text and handwriting as a model generates them"),
-    "score": Command("score_bleu", "BLEU and chrF of translations"),
-    "plot": Command("plot", "plot training curves, weights, gradients and attention"),
-    "ngram": Command("baseline_ngram", "n-grams with Kneser-Ney smoothing, as a baseline"),
-    "average": Command("average_checkpoints", "average the weights of checkpoints"),
-    "convert": Command("convert_checkpoint", "convert checkpoints to safetensors and back"),
-    "describe": Command("describe", "layers, shapes and parameter count of an architecture"),
+    "quickstart": "a first run on one screen: train, compare, sample",
+    "prepare": "prepare a corpus: text, pairs of sentences or handwriting",
+    "train": "train a model (fairseq-train)",
+    "hydra-train": "train with a configuration file (fairseq-hydra-train)",
+    "eval-lm": "bits per character of a text (fairseq-eval-lm)",
+    "validate": "loss and metrics on a subset (fairseq-validate)",
+    "generate": "translate a prepared test set (fairseq-generate)",
+    "sample": "sample text from a character language model",
+    "translate": "translate text, line by line",
+    "write": "sample handwriting, as SVG and PNG",
+    "demo": "a page that shows text and handwriting as a model generates them",
+    "score": "BLEU and chrF of translations",
+    "plot": "plot training curves, weights, gradients and attention",
+    "ngram": "n-grams with Kneser-Ney smoothing, as a baseline",
+    "average": "average the weights of checkpoints",
+    "convert": "convert checkpoints to safetensors and back",
+    "describe": "layers, shapes and parameter count of an architecture",
 }
+FAIRSEQ = ("train", "hydra-train", "eval-lm", "validate", "generate")
 
 
 def main() -> int:
@@ -51,11 +39,26 @@ def main() -> int:
         arguments = [*arguments[0].split("=", 1), *arguments[1:]]
     if arguments[:1] == ["--user-dir"] and any(arguments[1:2]):
         directory, arguments = arguments[1], arguments[2:]
-    if arguments and arguments[0] in COMMANDS and COMMANDS[arguments[0]].module == "fairseq_programs":
+    if arguments and arguments[0] in FAIRSEQ:
         # These control their own output and end as fairseq's programs do.
         own = [] if directory is None else user_dir_words(arguments[0], directory)
-        return load(arguments[0]).main(arguments[0], [*arguments[1:], *own])
+        return run_fairseq(arguments[0], [*arguments[1:], *own])
     return run(lambda: dispatch(arguments, directory))
+
+
+def run_fairseq(name: str, argv: list[str]) -> int:
+    """Runs ``fairseq-NAME`` with the plugin loaded, whether or not ``--user-dir`` is given."""
+    try:
+        # fairseq, Hydra and the workers that they start read the command line from here.
+        sys.argv = [f"fairseq-{name}", *argv]
+        # The program is imported first: it sets up the log, which the plugin then shortens.
+        program = importlib.import_module(f"fairseq_cli.{name.replace('-', '_')}")
+        # Registers the tasks and models, and installs the handling of errors in one line.
+        importlib.import_module("rhhn_fairseq.plugin")
+        program.cli_main()
+    except KeyboardInterrupt as interrupt:
+        return exit_status(interrupt)
+    return 0
 
 
 def dispatch(arguments: list[str], user_dir: str | None = None) -> None:
@@ -68,7 +71,9 @@ def dispatch(arguments: list[str], user_dir: str | None = None) -> None:
         UsageError: no such command, or no such directory.
     """
     if user_dir is not None:
-        import_user_dir(user_dir)
+        importlib.import_module("rhhn_fairseq.plugin")
+        utils = importlib.import_module("fairseq.utils")
+        utils.import_user_module(SimpleNamespace(user_dir=user_dir))
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
     elif arguments[0] == "--version":
@@ -90,22 +95,14 @@ def user_dir_words(name: str, path: str) -> list[str]:
     return [f"common.user_dir='{quoted}'"]
 
 
-def import_user_dir(path: str) -> None:
-    """Imports the package at ``path`` as fairseq's programs do; UsageError if it does not exist."""
-    importlib.import_module("rhhn_fairseq.plugin")
-    utils = importlib.import_module("fairseq.utils")
-    utils.import_user_module(SimpleNamespace(user_dir=path))
-
-
 def load(name: str):
-    """Imports the module of a command."""
-    return importlib.import_module(f"rhhn_fairseq.cli.{COMMANDS[name].module}")
+    """Imports the module of a command that is no program of fairseq's."""
+    return importlib.import_module(f"rhhn_fairseq.cli.{name}")
 
 
 def overview() -> str:
     """Returns a list of all commands, one per line."""
     width = max(map(len, COMMANDS))
-    rows = [f"  {name:{width}}  {entry.help}" for name, entry in COMMANDS.items()]
     return "\n".join(
         [
             "Recurrent networks whose weights change as they read.",
@@ -113,6 +110,6 @@ def overview() -> str:
             "usage: rhhn COMMAND ...    (rhhn COMMAND --help: its options)",
             "       rhhn --user-dir DIR COMMAND ...    (with cells, models and tasks of your own)",
             "",
-            *rows,
+            *(f"  {name:{width}}  {text}" for name, text in COMMANDS.items()),
         ]
     )

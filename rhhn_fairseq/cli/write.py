@@ -8,11 +8,20 @@ in its hand. The colour of the strokes shows how much the weights of a main netw
 strips under them show it for each matrix.
 """
 
+from __future__ import annotations
+
+import dataclasses
 import os
+import re
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rhhn_fairseq.cli.parsers import make_parser
 from rhhn_fairseq.errors import UsageError
+
+if TYPE_CHECKING:
+    from rhhn_fairseq.data.strokes.points import Line
 
 
 def main(argv=None) -> None:
@@ -24,10 +33,8 @@ def main(argv=None) -> None:
     if args.prime is None and (args.data is not None or args.y_up):
         raise UsageError("--data and --y-up describe the line to read: give --prime")
 
-    from rhhn_fairseq.generate.changes import stroke_changes
     from rhhn_fairseq.generate.picture import MOST_COLUMNS, draw, output_paths
-    from rhhn_fairseq.generate.prime import read_prime
-    from rhhn_fairseq.generate.strokes import WritingConfig, write
+    from rhhn_fairseq.generate.strokes import WritingConfig, stroke_changes, write
 
     config = WritingConfig(args.lines, args.points, args.bias, args.temperature, args.seed)
     if not 1 <= args.columns <= MOST_COLUMNS:
@@ -61,6 +68,45 @@ def load(checkpoint: str | None):
     from rhhn_fairseq.models.loading import load_handwriting
 
     return load_handwriting(checkpoint)
+
+
+def read_prime(
+    place: str, data: str | None, text: str | None = None, points: int | None = None, y_up: bool = False
+) -> Line:
+    """Returns a line of handwriting in the corpus's units.
+
+    Args:
+        place: ``SPLIT:NUMBER`` of a prepared directory, counted from 0, or a ``.npy`` file in the stroke-3
+            format.
+        data: that directory. text: what is written there, None for the recorded text, if any.
+        points: how many of its first points to take, None for all. y_up: whether y grows upwards in the file.
+
+    Raises:
+        UsageError: there is no such line, or it cannot be read.
+    """
+    from rhhn_fairseq.data.strokes.points import Line
+    from rhhn_fairseq.data.strokes.store import StrokeSplit
+    from rhhn_fairseq.data.strokes.stroke3 import read_line
+
+    match = re.fullmatch(r"(\w+):(\d+)", place)
+    if match is None:
+        if not os.path.exists(place):
+            raise UsageError(f"--prime {place}: no such file; name a .npy file, or a line as SPLIT:NUMBER")
+        line = read_line(Path(place), y_up=y_up)
+    else:
+        if data is None:
+            raise UsageError(f"--prime {place}: name the data directory with --data")
+        split, number = StrokeSplit(data, match[1]), int(match[2])
+        if number >= len(split):
+            raise UsageError(
+                f"--prime {place}: the {match[1]} split of {data} has lines 0 to {len(split) - 1}"
+            )
+        line = Line(split.names[number], split.points(number), split.texts[number] or None)
+    if points is not None:
+        if not 1 <= points <= len(line.points):
+            raise UsageError(f"--prime-points {points}: the line has {len(line.points)} points")
+        line = dataclasses.replace(line, points=line.points[:points])
+    return line if text is None else dataclasses.replace(line, text=text)
 
 
 def parse_arguments(argv):

@@ -1,12 +1,11 @@
 """Names of options and architectures, with the nearest valid ones, and figures that no validation logs."""
 
 import argparse
-import difflib
 import re
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
-from rhhn_fairseq.errors import UsageError, printable
+from rhhn_fairseq.errors import UsageError, nearest, printable
 
 # What a validation logs, by criterion. fairseq asks for the best checkpoint's figure only after an epoch.
 TRANSLATION_FIGURES = ("loss", "nll_loss", "ppl", "accuracy", "bleu")
@@ -23,13 +22,6 @@ FIGURES = {
 HIGHER_IS_BETTER = ("accuracy", "bleu")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns a hint: the valid names most similar to `name`, else all if they are few, else nothing."""
-    known = sorted(map(str, known))
-    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"choose from {', '.join(known)}" if 0 < len(known) <= 12 else ""
 
 
 # Figures of translation that an option adds.

@@ -19,7 +19,7 @@ from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.generate.characters import SamplingConfig
 from rhhn_fairseq.generate.strokes import WritingConfig
 from rhhn_fairseq.inspection.colours import QUANTITY, QUANTITY_OF_LINES
-from rhhn_fairseq.inspection.weight_page import embedded
+from rhhn_fairseq.inspection.weights import embedded
 
 with needed_for("the page needs"):
     import uvicorn
@@ -31,13 +31,10 @@ with needed_for("the page needs"):
     from starlette.requests import Request
     from starlette.responses import HTMLResponse, StreamingResponse
     from starlette.routing import Route
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 
 TEMPLATE = Path(__file__).with_name("page.html")
 HOSTS = ["127.0.0.1", "localhost"]
 LARGEST_REQUEST = 16 << 10
-# Seconds in which a request has to arrive, its headers as well as its body.
-ARRIVAL = 10
 LONGEST = {"prompt": 500, "text": 60}
 # The lowest and the highest value, and whether it must be an integer.
 SEED = (0, 2**31 - 1, True)
@@ -88,56 +85,23 @@ def make_app(models: Models) -> Starlette:
 def make_server(app: Starlette) -> uvicorn.Server:
     """Returns the server of an application; its ``run`` takes the sockets to listen on."""
     return uvicorn.Server(
-        uvicorn.Config(
-            app, http=ImpatientProtocol, log_level="warning", lifespan="off", timeout_graceful_shutdown=1
-        )
+        uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
     )
 
 
-class ImpatientProtocol(H11Protocol):
-    """Closes connections whose next request has not arrived in time, which uvicorn keeps for ever."""
-
-    def connection_made(self, transport) -> None:
-        super().connection_made(transport)
-        self.loop.call_later(ARRIVAL, self._close_if_waiting, None)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self.loop.call_later(ARRIVAL, self._close_if_waiting, self.cycle)
-
-    def _close_if_waiting(self, cycle) -> None:
-        if self.cycle is cycle:
-            self.transport.close()
-
-
 async def in_turn(turn: asyncio.Lock, make_rows: Callable[[], Iterator[dict]]) -> AsyncIterator[dict]:
-    """Yields rows that a thread computes while holding the lock; a UsageError becomes a last row ``error``.
+    """Yields rows that a thread computes while the lock is held; a UsageError becomes a last row ``error``.
 
-    A slow reader does not hold the lock, and a reader that leaves ends the computation. If the lock is
-    taken, a row ``waiting`` comes first.
+    A reader that leaves ends the computation. If the lock is taken, a row ``waiting`` comes first.
     """
-    ready: asyncio.Queue[dict | None] = asyncio.Queue()
-
-    async def compute() -> None:
-        try:
-            async with turn:
-                async for row in iterate_in_threadpool(make_rows()):
-                    ready.put_nowait(row)
-        except UsageError as error:
-            ready.put_nowait({"error": str(error)})
-        finally:
-            ready.put_nowait(None)
-
     if turn.locked():
-        ready.put_nowait({"waiting": True})
-    task = asyncio.create_task(compute())
-    try:
-        while (row := await ready.get()) is not None:
-            yield row
-        # Raises any error that is not the user's.
-        await task
-    finally:
-        task.cancel()
+        yield {"waiting": True}
+    async with turn:
+        try:
+            async for row in iterate_in_threadpool(make_rows()):
+                yield row
+        except UsageError as error:
+            yield {"error": str(error)}
 
 
 async def _fields(request: Request) -> dict:
@@ -148,14 +112,10 @@ async def _fields(request: Request) -> dict:
     if request.headers.get("content-type") != "application/json":
         raise HTTPException(415, "expected application/json")
     content = b""
-    try:
-        async with asyncio.timeout(ARRIVAL):
-            async for chunk in request.stream():
-                content += chunk
-                if len(content) > LARGEST_REQUEST:
-                    raise HTTPException(413, f"more than {LARGEST_REQUEST:,} bytes")
-    except TimeoutError as error:
-        raise HTTPException(408, "the request did not arrive in time") from error
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > LARGEST_REQUEST:
+            raise HTTPException(413, f"more than {LARGEST_REQUEST:,} bytes")
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError) as error:

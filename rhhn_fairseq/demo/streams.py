@@ -15,8 +15,7 @@ from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.data.text.words import WordVocabulary, prompt_indices
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.generate.characters import SamplingConfig, draw
-from rhhn_fairseq.generate.smoothing import stub
-from rhhn_fairseq.generate.strokes import WritingConfig, Written, draw_points, matrix_names
+from rhhn_fairseq.generate.strokes import WritingConfig, Written, draw_points, matrix_names, stub
 from rhhn_fairseq.inspection.changes import step_changes, watch
 from rhhn_fairseq.inspection.colours import colour_limit
 from rhhn_fairseq.inspection.weights import shown
@@ -35,30 +34,27 @@ class Models:
     strokes: nn.Module
 
 
+@torch.no_grad()
 def text_rows(models: Models, prompt: str, length: int, config: SamplingConfig) -> Iterator[dict]:
-    """Returns rows for the prompt's symbols and for ``length`` sampled ones.
+    """Yields rows for the prompt's symbols and for ``length`` sampled ones.
 
-    Returns:
-        rows with the ``symbol``, its predicted ``probability``, how much each matrix changed when it was
-        read (``changes``, M numbers), and whether it was ``given``.
+    Yields:
+        the ``symbol``, its predicted ``probability``, how much each matrix changed when it was read
+        (``changes``, M numbers), and whether it was ``given``.
 
     Raises:
         UsageError: the model does not know a symbol of the prompt.
     """
-    return _text_rows(models, prompt_indices(models.vocabulary, prompt, "the prompt"), length, config)
-
-
-@torch.no_grad()
-def _text_rows(models: Models, prompt: list[int], length: int, config: SamplingConfig) -> Iterator[dict]:
+    entries = prompt_indices(models.vocabulary, prompt, "the prompt")
     model = models.characters.eval()
     watched = watch(model.stack)
     generator = torch.Generator().manual_seed(config.seed)
     dtype = next(model.parameters()).dtype
     before = tuple(torch.zeros(1, size, dtype=dtype) for size in model.stack.state_sizes)
     state = last = logits = None
-    for number in range(len(prompt) + length):
-        given = number < len(prompt)
-        entry = prompt[number] if given else int(draw(logits, config, generator))
+    for number in range(len(entries) + length):
+        given = number < len(entries)
+        entry = entries[number] if given else int(draw(logits, config, generator))
         y, after = model.stack(model.embed(torch.tensor([[entry]])), state)
         factors = [layer.factors(before, after) for layer in watched]
         changes = step_changes(watched, factors, last or factors)
@@ -76,9 +72,9 @@ def _text_rows(models: Models, prompt: list[int], length: int, config: SamplingC
 
 
 def line_rows(models: Models, text: str, config: WritingConfig) -> Iterator[dict]:
-    """Returns the rows of a line of handwriting.
+    """Yields the rows of a line of handwriting.
 
-    Returns:
+    Yields:
         rows with an offset ``dx``, ``dy`` in the corpus's units, y downwards, whether the pen is lifted after
         it (``pen``), and ``change``, the root mean square of the changes of the matrices in the step that
         drew it; then one row with the number of points at the end that form no stroke (``stub``), and whether
@@ -94,11 +90,8 @@ def line_rows(models: Models, text: str, config: WritingConfig) -> Iterator[dict
             raise UsageError(f"the model cannot write {''.join(unknown)!r}, only {model.symbols!r}")
         if not text:
             raise UsageError("the line is empty: the model needs a text to write")
-    return _line_rows(model, text if model.window else None, config)
-
-
-def _line_rows(model: nn.Module, text: str | None, config: WritingConfig) -> Iterator[dict]:
-    points, finished = [], text is None
+    points, finished = [], not model.window
+    text = text if model.window else None
     for point, changes, past in draw_points(model, config, text):
         points.append(point)
         finished = finished or past

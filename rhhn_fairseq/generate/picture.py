@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from rhhn_fairseq.data.strokes.points import to_strokes
+from rhhn_fairseq.data.strokes.store import StrokeSplit
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.files import replace_file
-from rhhn_fairseq.generate.smoothing import smoothed, stub
-from rhhn_fairseq.generate.strokes import Written
+from rhhn_fairseq.generate.strokes import Written, stub
 from rhhn_fairseq.inspection.colours import colour_limit
 from rhhn_fairseq.inspection.plotting import (
     COLOURS,
@@ -35,11 +35,9 @@ COLUMNS = 600
 # In points; colours need a wider pen. Agg draws nothing for a curve without length, so a dot has this one.
 PEN, COLOURED_PEN, DOT = 1.3, 1.8, 1e-3
 
+LONGEST_CAPTION = 120
 MOST_COLUMNS = 20
 """Lines side by side; more leave no room on the page."""
-
-# Endings that ask for a picture that is not drawn; any other dot belongs to the name.
-OTHER_PICTURES = (".bmp", ".eps", ".gif", ".jpeg", ".jpg", ".pdf", ".ps", ".tif", ".tiff", ".webp")
 
 INK, PRIMED = "black", COLOURS[1]
 
@@ -48,15 +46,9 @@ def output_paths(output: str | Path) -> list[Path]:
     """Returns the files of a picture: ``output`` if it ends in .svg or .png, else one with each ending.
 
     Raises:
-        UsageError: the path names no file, the folder does not exist, or the ending is that of another kind
-            of picture.
+        UsageError: the folder does not exist.
     """
     output = Path(output)
-    if not output.name:
-        raise UsageError(f"--output {str(output)!r} names no file")
-    if output.suffix.lower() in OTHER_PICTURES:
-        raise UsageError(f"--output {output}: a picture is written as {' or '.join(FORMATS)}")
-    # For a name that is too long os.path returns False, where Path raises.
     if not os.path.isdir(output.parent):
         raise UsageError(f"--output {output}: there is no folder {output.parent}")
     if output.suffix[1:].lower() in FORMATS:
@@ -215,3 +207,35 @@ def _draw_bar(figure: Figure, image, total: float, note: str) -> None:
     )
     axes.tick_params(labelsize=8)
     bar.outline.set_visible(False)
+
+
+def smoothed(stroke: np.ndarray) -> np.ndarray:
+    """Returns cubic Bezier curves [n - 1, 4, 2] that pass smoothly through a stroke's points [n, 2], n >= 2.
+
+    Each curve goes from one point to the next. Together they are the centripetal Catmull-Rom spline (Yuksel,
+    Schaefer, Keyser 2011), which passes through all points and makes no loops between two of them. At both
+    ends of the stroke the tangent has the direction of the chord.
+    """
+    start, end = stroke[:-1], stroke[1:]
+    # The spline's parameter grows by the root of the distance; coincident points have zero direction.
+    time = np.sqrt(np.linalg.norm(end - start, axis=1, keepdims=True))
+    speed = (end - start) / np.maximum(time, 1e-12)
+    tangents = np.zeros_like(stroke)
+    before, after = time[:-1], time[1:]
+    tangents[1:-1] = (speed[:-1] * after + speed[1:] * before) / np.maximum(before + after, 1e-12)
+    tangents[0], tangents[-1] = speed[0], speed[-1]
+    return np.stack([start, start + tangents[:-1] * time / 3, end - tangents[1:] * time / 3, end], axis=1)
+
+
+def stroke_grid(split: StrokeSplit, name: str, numbers: Sequence[int], columns: int) -> Figure:
+    """Returns a figure of the lines with these numbers, row by row, at one scale.
+
+    Args:
+        name: of the split, in the captions.
+    """
+    lines, captions = [], []
+    for number in numbers:
+        points, text = split.points(number).astype(np.float64), split.texts[number]
+        lines.append(Written(points, 0, text or None, True, np.zeros((len(points), 0)), ()))
+        captions.append(f"{name}:{number}  {text}".rstrip()[: LONGEST_CAPTION // columns])
+    return draw_lines(lines, columns=columns, captions=captions)

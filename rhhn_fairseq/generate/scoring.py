@@ -8,8 +8,7 @@ always carries a label that says so.
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -40,13 +39,11 @@ class Translations:
         name: the file it comes from.
         hypotheses: one per sentence, in the order of the source.
         references: what fairseq-generate printed beside them, or None.
-        generated: whether the file is fairseq-generate's output, not text.
     """
 
     name: str
     hypotheses: list[str]
     references: list[str] | None = None
-    generated: bool = False
 
 
 def read_translations(path: str) -> Translations:
@@ -95,7 +92,7 @@ def parse_generated(lines: Sequence[str], name: str) -> Translations:
         raise UsageError(
             f"{name}: has {len(hypotheses)} hypotheses and {len(references)} references (lines T-)"
         )
-    return Translations(name, hypotheses, references, generated=True)
+    return Translations(name, hypotheses, references)
 
 
 def _in_order(texts: dict[int, str], name: str, letter: str) -> list[str]:
@@ -120,11 +117,9 @@ def check_counts(system: Translations, references: Sequence[str], name: str) -> 
     """Raises UsageError, with the first line that has no counterpart, unless the numbers are equal."""
     ours, theirs = len(system.hypotheses), len(references)
     if ours != theirs:
-        longer = name if theirs > ours else system.name
-        unit = "sentence" if longer == system.name and system.generated else "line"
         raise UsageError(
             f"{system.name} has {ours} sentences and {name} has {theirs}: "
-            f"{unit} {min(ours, theirs) + 1} of {longer} has no counterpart"
+            f"line {min(ours, theirs) + 1} of {name if theirs > ours else system.name} has no counterpart"
         )
 
 
@@ -188,15 +183,11 @@ def paired_bootstrap(
     of the difference between the two systems exceeds its mean by more than the difference on the test set;
     below 0.05 is called significant. sacreBLEU treats a ``seed`` of 0 as none.
     """
-    with _sacrebleu_seed(seed):
-        test = PairedTest(
-            [("baseline", baseline.hypotheses), ("system", system.hypotheses)],
-            {"BLEU": BLEU(), "chrF": CHRF()},
-            [references],
-            test_type="bs",
-            n_samples=samples,
-        )
-        signatures, scores = test()
+    # sacreBLEU reads it from the environment alone.
+    os.environ["SACREBLEU_SEED"] = str(seed)
+    systems = [("baseline", baseline.hypotheses), ("system", system.hypotheses)]
+    metrics = {"BLEU": BLEU(), "chrF": CHRF()}
+    signatures, scores = PairedTest(systems, metrics, [references], test_type="bs", n_samples=samples)()
     report = {"baseline": baseline.name, "samples": samples, "seed": seed}
     for key, metric in zip(("sacrebleu", "chrf"), signatures, strict=True):
         of_baseline, of_system = scores[metric]
@@ -208,20 +199,6 @@ def paired_bootstrap(
             "signature": signatures[metric].format(),
         }
     return report
-
-
-@contextmanager
-def _sacrebleu_seed(seed: int) -> Iterator[None]:
-    """Sets the seed of sacreBLEU's resampling, which it reads from the environment alone."""
-    before = os.environ.get("SACREBLEU_SEED")
-    os.environ["SACREBLEU_SEED"] = str(seed)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["SACREBLEU_SEED"]
-        else:
-            os.environ["SACREBLEU_SEED"] = before
 
 
 def render(report: dict) -> str:

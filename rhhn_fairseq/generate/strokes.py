@@ -4,7 +4,7 @@ Graves 2013 (arXiv 1308.0850), sections 4.3 and 5.4 to 5.5: a point is drawn fro
 next input; a bias or a temperature makes the writing tidier; priming lets the model read a line first and
 continue in its style. With a window, the text of that line precedes the text to write.
 
-Shapes: U positions of the text, M matrices that a hypernetwork generates.
+Shapes: N points of a line, U positions of the text, M matrices that a hypernetwork generates.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.data.strokes.points import Line
+from rhhn_fairseq.data.strokes.points import Line, to_strokes
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.inspection.changes import step_changes, watch
 from rhhn_fairseq.layers.mixture import Mixture, check_sharpness
 
+# A stroke of up to this many points is at most one straight segment.
+LONGEST_STUB = 2
+
 POINTS = 400
-MOST_POINTS = 10**9
 # The most points per character before a line is abandoned: about three times what IAM-OnDB's writers take.
 POINTS_PER_CHARACTER = 80
 
@@ -47,8 +49,6 @@ class WritingConfig:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise UsageError(f"--{name} {value} is too small, the smallest is {low}")
-        if self.points is not None and self.points > MOST_POINTS:
-            raise UsageError(f"--points {self.points} is too large, the largest is {MOST_POINTS}")
         check_sharpness(self.bias, self.temperature)
 
     def most_points(self, text: str | None) -> int:
@@ -248,3 +248,52 @@ def _noise(seed: int, line: int, steps: int) -> np.ndarray:
     uniform = np.random.default_rng([seed, line, 0]).random((steps, 2))
     normal = np.random.default_rng([seed, line, 1]).normal(size=(steps, 2))
     return np.concatenate([uniform[:, :1], normal, uniform[:, 1:]], axis=1)
+
+
+def stub(line: Written) -> int:
+    """Returns how many points at a line's end belong to a stroke that was cut off before it had a shape.
+
+    A model that passes its text's end, or reaches the limit of points, may just have set the pen down again.
+    """
+    last = len(to_strokes(line.points)[-1])
+    written = len(line.points) - line.primed
+    return last if line.cut and last <= LONGEST_STUB and last < written else 0
+
+
+@dataclass(frozen=True)
+class StrokeChanges:
+    """Mean changes of the weights per step, as root mean squares over the matrices.
+
+    Attributes:
+        within: in the steps that read a point within a stroke, nan if there are none.
+        at_the_end: in those that read the last point of a stroke.
+        at_the_start: in those that read the first point of a stroke that follows another.
+    """
+
+    within: float
+    at_the_end: float
+    at_the_start: float
+
+    def __str__(self):
+        return (
+            f"the weights change by {self.within:.3g} in a step within strokes, "
+            f"{self.at_the_end:.3g} where one ends, {self.at_the_start:.3g} where the next begins"
+        )
+
+
+def stroke_changes(lines: Sequence[Written]) -> StrokeChanges | None:
+    """Returns the means over drawn points; None if no weights change or no step reads an end or a start."""
+    read: list[list[float]] = [[], [], []]
+    for line in lines:
+        if not line.names:
+            return None
+        sizes = np.sqrt(np.square(line.changes).mean(axis=1))
+        lifted = line.points[:, 2] > 0.5
+        # Step n reads point n - 1. The first step that can change the weights is the second.
+        for n in range(max(2, line.primed), len(sizes)):
+            place = 1 if lifted[n - 1] else 2 if lifted[n - 2] else 0
+            read[place].append(float(sizes[n]))
+    if not (read[1] and read[2]):
+        return None
+    within, at_the_end, at_the_start = (np.mean(values) if values else np.nan for values in read)
+    return StrokeChanges(within, at_the_end, at_the_start)

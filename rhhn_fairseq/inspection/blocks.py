@@ -1,9 +1,10 @@
 """Blocks of a network's weights: the parameters that are matrices, and their norms."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from rhhn_fairseq.errors import UsageError
@@ -60,3 +61,26 @@ def weight_blocks(weights: Mapping[str, Tensor]) -> list[Block]:
     if not blocks:
         raise UsageError("the checkpoint has no matrix of weights")
     return blocks
+
+
+def norm_arrays(runs: Mapping[str, Sequence[Block]]) -> dict[str, np.ndarray]:
+    """Returns for each run the names, norms and numbers of weights of its blocks."""
+    arrays = {}
+    for run, blocks in runs.items():
+        arrays[f"{run}.blocks"] = np.array([block.name for block in blocks])
+        arrays[f"{run}.norms"] = np.array([block.norm for block in blocks])
+        arrays[f"{run}.counts"] = np.array([block.count for block in blocks])
+    return arrays
+
+
+def block_label(name: str) -> str:
+    """Returns a block's name with its layer in words.
+
+    Below a handwriting model's window there is one layer, ``first``, and above it are the others, ``upper``.
+    """
+    name = re.sub(r"(?:^|(?<=\.))(?:stack\.)?first\.cell\.", "layer 1: ", name)
+    return re.sub(
+        r"(?:^|(?<=\.))(?:stack\.)?(upper\.)?(backward_)?cells\.(\d+)\.",
+        lambda match: f"layer {int(match[3]) + (2 if match[1] else 1)}{', backward' if match[2] else ''}: ",
+        name,
+    )

@@ -16,7 +16,6 @@ import numpy as np
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.inspection.training_logs import TRAIN, TRAIN_INNER, Record, read_log
 
-BETTER = ("max", "min")
 # For these, more is better; for all others, less.
 MORE_IS_BETTER = ("accuracy", "bleu", "rank")
 # Metrics to draw by default: the first that all logs have.
@@ -228,3 +227,15 @@ def _summary(key, members: list[Curve], better: str, several: bool, threshold: f
 
 def _spread(values: list[float]) -> str:
     return f"{sum(values) / len(values):.4g} ({min(values):g} to {max(values):g})"
+
+
+def curve_arrays(curves: Sequence[Curve], metric: str, axis: str) -> dict[str, np.ndarray]:
+    """Returns the curves by name: updates, positions on the axis and values for each run and subset."""
+    arrays = {}
+    for curve in curves:
+        name = f"{curve.run}.{curve.subset}"
+        arrays[f"{name}.updates"] = np.array(curve.updates)
+        if axis != "updates":
+            arrays[f"{name}.{axis}"] = np.array(curve.x)
+        arrays[f"{name}.{metric}"] = np.array(curve.values)
+    return arrays

@@ -76,6 +76,8 @@ def gradient_flow(
         the norms [T, L], the layers' names, and the shares [T - 1], see ``Flow``.
     """
     model = copy.deepcopy(model).double().eval()
+    # Recording replaces ``step``.
+    set_backend(model, "reference")
     generator = torch.Generator().manual_seed(seed)
     norms, shares, names = [], [], ()
     for _ in range(draws if h_detach else 1):
@@ -94,7 +96,7 @@ def _one_pass(model, tokens, coins) -> tuple[np.ndarray, np.ndarray, tuple[str, 
     cells = list(model.stack.cells)
     widths = [len(cell.state_sizes) for cell in cells]
     state, steps, direct = None, [], []
-    with _reference(model), recorded_layers(cells) as layers, torch.enable_grad():
+    with recorded_layers(cells) as layers, torch.enable_grad():
         for t, row in enumerate(tokens[:-1]):
             coin: list[Noise] | None = (
                 None if coins is None else [{"h_detach": coins[t].view(1, 1, 1)}] * len(cells)
@@ -154,18 +156,6 @@ def _names(cells: Sequence[Cell], depths: Sequence[int]) -> tuple[str, ...]:
 
 
 @contextmanager
-def _reference(model: nn.Module) -> Iterator[None]:
-    """Makes every cell run its ``step`` within the context."""
-    backends = {cell: cell.backend for cell in model.modules() if isinstance(cell, Cell)}
-    set_backend(model, "reference")
-    try:
-        yield
-    finally:
-        for cell, backend in backends.items():
-            cell.backend = backend
-
-
-@contextmanager
 def recorded_layers(cells: Sequence[Cell]) -> Iterator[list[list[list[Tensor]]]]:
     """Records for each cell and each step the states after the cell's layers.
 
@@ -197,3 +187,13 @@ def _recording(cell: Cell, taken: list[list[Tensor]]):
         return s, (s, *state[1:])
 
     return step
+
+
+def gradient_arrays(flows: Sequence[Flow]) -> dict[str, np.ndarray]:
+    """Returns the norms [T, L], the layers' names and the shares of each model."""
+    arrays = {}
+    for flow in flows:
+        arrays[f"{flow.run}.norms"] = flow.norms
+        arrays[f"{flow.run}.layers"] = np.array(flow.names)
+        arrays[f"{flow.run}.share_of_h"] = flow.share_of_h
+    return arrays

@@ -21,6 +21,7 @@ with needed_for("pictures need"):
     from matplotlib.axes import Axes
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator  # noqa: F401  (for the pictures)
 
 FORMATS = ("png", "svg")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -109,25 +110,26 @@ def with_thousands(axis) -> None:
     axis.set_major_formatter(lambda value, position: f"{value:,.6g}")
 
 
-def check_picture(option: str, path: str | Path | None, inputs: Sequence[str | Path | None] = ()) -> None:
+def check_picture(option: str, path: str | Path | None, inputs: Sequence = (), page: bool = False) -> None:
     """Checks the name of a picture before anything is computed.
 
     Args:
         option: its name in the message. path: None for no picture. inputs: files that are read.
+        page: whether it may be a page, too.
 
     Raises:
-        UsageError: it ends neither in .png nor in .svg, or it is one of the inputs.
+        UsageError: it ends neither in .png nor in .svg (nor in .html), or it is one of the inputs.
     """
     if path is not None:
-        _format_of(option, path)
+        if kind_of(path) not in ((*FORMATS, "html") if page else FORMATS):
+            or_page = " or, for a page, in .html" if page else ""
+            raise UsageError(f"{option} {path}: the name of a picture ends in .png or .svg{or_page}")
         check_output(option, path, inputs)
 
 
-def _format_of(option: str, path: str | Path) -> str:
-    kind = Path(path).suffix[1:].lower()
-    if kind not in FORMATS:
-        raise UsageError(f"{option} {path}: the name of a picture ends in .png or .svg")
-    return kind
+def kind_of(path: str | Path) -> str:
+    """Returns the extension of a name, without its dot."""
+    return Path(path).suffix[1:].lower()
 
 
 def encode(figure: Figure, kind: str) -> bytes:
@@ -140,12 +142,8 @@ def encode(figure: Figure, kind: str) -> bytes:
 
 
 def save(figure: Figure, path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes a picture, and its arrays beside it under the same name with the extension .npz.
-
-    Raises:
-        UsageError: the name ends neither in .png nor in .svg, or a file cannot be written.
-    """
-    content = encode(figure, _format_of("--output", path))
+    """Writes a picture, and its arrays beside it under the same name with the extension .npz."""
+    content = encode(figure, kind_of(path))
     with replace_file(path) as file:
         file.write(content)
     save_arrays(Path(path).with_suffix(".npz"), arrays)

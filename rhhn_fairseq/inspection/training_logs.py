@@ -13,13 +13,10 @@ Training lines within an epoch belong to the subset ``train_inner``, those after
 import json
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import opened
 
 UPDATES = "num_updates"
 # Position in the epochs in a JSON line; other formats have it in the text.
@@ -52,29 +49,17 @@ class Record:
     epochs_done: float | None = None
 
 
-# A progress bar writes a whole epoch in one line.
-LONGEST_LINE = 1 << 26
-
-
 def read_log(path: str | Path) -> list[Record]:
     """Returns the records of a log, in its order.
 
     Raises:
         UsageError: the file cannot be read, or it has no training line.
     """
-    with opened(path) as file:
-        lines = (line.decode("utf-8", "replace") for line in _lines(file, path))
-        records = [record for line in lines if (record := parse_line(line)) is not None]
+    with open(path, encoding="utf-8", errors="replace") as file:
+        records = [record for line in file if (record := parse_line(line)) is not None]
     if not records:
         raise UsageError(f"{path}: contains no training metrics as fairseq-train logs them")
     return records
-
-
-def _lines(file: BinaryIO, path) -> Iterator[bytes]:
-    while line := file.readline(LONGEST_LINE):
-        if len(line) == LONGEST_LINE:
-            raise UsageError(f"{path}: is no training log, it has a line of {LONGEST_LINE:,} bytes or more")
-        yield line
 
 
 def parse_line(line: str) -> Record | None:
@@ -120,15 +105,8 @@ def _number(value) -> float | None:
 
 
 def _record(subset: str, pairs, epoch, epochs_done: float | None) -> Record | None:
-    figures = {}
-    for pair in pairs:
-        try:
-            name, value = pair
-        except ValueError:
-            continue
-        number = _number(value)
-        if name not in PLACES and number is not None:
-            figures[name] = number
+    figures = {pair[0]: _number(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] not in PLACES}
+    figures = {name: number for name, number in figures.items() if number is not None}
     update = figures.pop(UPDATES, None)
     if update is None or not math.isfinite(update):
         return None

@@ -6,8 +6,11 @@ of a generated recurrent matrix between this step and the previous one. For a Hy
 Shapes: T symbols, M matrices of all layers, N matrices of a layer, F factors of a matrix, K candidates.
 """
 
-from collections.abc import Callable, Sequence
+import html
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,9 +21,11 @@ from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.data.text.words import WordVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.inspection.changes import generated
+from rhhn_fairseq.inspection.colours import QUANTITY, colour_limit
 from rhhn_fairseq.inspection.tracing import CellTrace, check_length, trace
 
 CANDIDATES = 5
+TEMPLATE = Path(__file__).with_name("weights.html")
 
 FACTORS_AT_ONCE = 1 << 24
 """Number of factors of a layer's matrices, over the steps of a block, that are in memory at once."""
@@ -153,3 +158,33 @@ def hyper_states(step_trace: CellTrace) -> list[Tensor]:
         first[0] = True
         g = cell.hyper.begin(g, first)
     return cell.hyper.layers(g, step_trace.before[1], None)
+
+
+def weight_page(reading: Reading, title: str) -> str:
+    """Returns the page: the text with a strip for each matrix, and the numbers of each symbol.
+
+    Args:
+        title: of the page, in plain text.
+    """
+    data = {
+        "symbols": reading.symbols,
+        "names": reading.names,
+        "limit": colour_limit(reading.changes),
+        "colours": QUANTITY,
+        "changes": _rounded(reading.changes),
+        "probabilities": _rounded(reading.probabilities),
+        "candidates": reading.candidates,
+        "expected": _rounded(reading.expected),
+    }
+    template = TEMPLATE.read_text(encoding="utf-8")
+    return template.replace("__TITLE__", html.escape(title)).replace("__DATA__", embedded(data))
+
+
+def embedded(data: Mapping) -> str:
+    """Returns data as JSON for an element of a page; nothing in it can close the element."""
+    return json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _rounded(array: np.ndarray) -> list:
+    """Returns the numbers with five significant digits; a page shows three."""
+    return json.loads(json.dumps(array.tolist()), parse_float=lambda text: float(f"{float(text):.5g}"))

@@ -26,13 +26,16 @@ def load_char_lm(path: str, data: str | None = None):
     """Returns a trained character language model and its task, on the CPU in evaluation mode.
 
     Args:
-        path: the checkpoint. data: the data directory, None for the one it was trained with.
+        path: the checkpoint. data: the data directory; None takes the symbols that the checkpoint holds, or
+            for older ones the directory it was trained with.
 
     Raises:
         UsageError: no such file, not a checkpoint of a character language model, or other symbols.
     """
     overrides = {} if data is None else {"data": data}
-    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([path], arg_overrides=overrides)
+    state = checkpoint_utils.load_checkpoint_to_cpu(path, overrides) if os.path.isfile(path) else None
+    own = TASK_REGISTRY["char_lm"].of_checkpoint(state) if state is not None and data is None else None
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([path], overrides, own, state=state)
     if not isinstance(model, CharLM):
         raise UsageError(f"{path} holds a {type(model).__name__}, not a character language model")
     return model.eval(), task

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rhhn_fairseq.cells.contract import glorot_, orthogonal_
 from rhhn_fairseq.cells.rhn import init_bias_
-from rhhn_fairseq.data.text.vocabulary import NEWLINE, CharVocabulary, escape, escape_byte
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.data.text.words import WordVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
@@ -111,12 +111,10 @@ def _describe(network: CharacterNetwork) -> dict:
 
 
 def _build(config: dict, tensors: Tensors) -> CharacterNetwork:
-    written = escape_byte if config["mode"] == "bytes" else lambda code: escape(chr(code))
     codes = tensors["symbol_codes"].tolist()
-    about = {key: config.pop(key) for key in ("mode", "newline_occurs", "corpus")}
-    about["reverse"] = config.pop("reverse", False)
-    vocabulary = CharVocabulary([written(code) for code in codes if code != NEWLINE], **about)
-    if vocabulary.codes().tolist() != codes:
+    reverse = config.pop("reverse", False)
+    vocabulary = CharVocabulary.from_codes(codes, config.pop("mode"), config.pop("corpus"), reverse)
+    if vocabulary.codes().tolist() != codes or vocabulary.newline_occurs != config.pop("newline_occurs"):
         raise UsageError("symbol_codes has the end of a line where newline_occurs says otherwise")
     return CharacterNetwork(StackConfig(**config.pop("stack")), vocabulary, **config)
 

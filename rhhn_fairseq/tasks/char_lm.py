@@ -16,10 +16,10 @@ from omegaconf import II, MISSING
 
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.compat.configuration import typed_config
-from rhhn_fairseq.data.text.manifest import CHARACTERS
+from rhhn_fairseq.data.text.manifest import CHARACTERS, MODES
 from rhhn_fairseq.data.text.spaces import char_symbols, is_raw_ptb
 from rhhn_fairseq.data.text.stream import open_stream
-from rhhn_fairseq.data.text.vocabulary import UNK, CharVocabulary
+from rhhn_fairseq.data.text.vocabulary import UNK, CharVocabulary, escape
 from rhhn_fairseq.data.text.words import WordVocabulary, first_input, load_vocabulary, prompt_indices
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
@@ -121,6 +121,23 @@ class CharLMTask(CutsOwnBatches, LogsDynamics, FairseqTask):
         dictionary = Dictionary.load(str(Path(cfg.data) / "dict.txt"))
         corpus = vocabulary.corpus or f"a text of {len(vocabulary.model_indices())} symbols"
         logger.info("%s: %s%s", cfg.data, corpus, _direction(cfg.reverse))
+        return cls(cfg, vocabulary, dictionary)
+
+    @classmethod
+    def of_checkpoint(cls, state: dict) -> "CharLMTask | None":
+        """Returns the task of a checkpoint that holds its characters; its data need not be there.
+
+        None for other checkpoints: models of words, other tasks, and those older than the entry ``mode``.
+        """
+        stored = state.get("task_state") or {}
+        if stored.get("mode") not in MODES:
+            return None
+        cfg = typed_config(state["cfg"].task, cls)
+        codes = state["model"]["symbol_codes"].tolist()
+        vocabulary = CharVocabulary.from_codes(codes, stored["mode"], stored.get("corpus"), cfg.reverse)
+        dictionary = Dictionary()
+        for symbol in vocabulary.symbols:
+            dictionary.add_symbol(escape(symbol))
         return cls(cfg, vocabulary, dictionary)
 
     @property
@@ -258,9 +275,9 @@ class CharLMTask(CutsOwnBatches, LogsDynamics, FairseqTask):
         return prompt_indices(self.vocabulary, text)
 
     def state_dict(self):
-        """Returns what a checkpoint keeps of the task: the reading direction, and the corpus if named."""
+        """Returns what a checkpoint keeps: reading direction, kind of symbols, and the corpus if named."""
         corpus = {} if self.vocabulary.corpus is None else {"corpus": self.vocabulary.corpus}
-        return {"reverse": self.cfg.reverse} | corpus
+        return {"reverse": self.cfg.reverse, "mode": self.vocabulary.mode} | corpus
 
     def load_state_dict(self, state_dict):
         """Records a loaded checkpoint's corpus.

@@ -28,7 +28,7 @@ from rhhn_fairseq.cells.config import check_fields, option
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.inspection.blocks import is_matrix
-from rhhn_fairseq.inspection.effective_rank import hyper_vectors, variation_rank
+from rhhn_fairseq.inspection.rank import hyper_vectors, variation_rank
 from rhhn_fairseq.inspection.tracing import CellTrace
 from rhhn_fairseq.inspection.weights import matrix_changes
 from rhhn_fairseq.ops import backends

@@ -1,6 +1,5 @@
 """``rhhn``: its table, its help, and the names that its messages use."""
 
-import argparse
 import importlib.metadata
 import inspect
 import subprocess
@@ -10,7 +9,7 @@ import pytest
 from helpers.script_cli import error_of
 
 import rhhn_fairseq
-from rhhn_fairseq.cli import fairseq_programs, plot, prepare, table
+from rhhn_fairseq.cli import plot, table
 from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 
@@ -19,27 +18,10 @@ def rhhn(*arguments) -> int:
     return cli.run(lambda: table.dispatch(list(map(str, arguments))))
 
 
-FAIRSEQ = {name for name, entry in table.COMMANDS.items() if entry.module == "fairseq_programs"}
-
-
-@pytest.mark.parametrize("name", table.COMMANDS)
+@pytest.mark.parametrize("name", table.COMMANDS.keys() - set(table.FAIRSEQ))
 def test_every_command_has_its_program(name):
     assert "argv" in inspect.signature(table.load(name).main).parameters
     assert f"\n  {name} " in table.overview()
-
-
-@pytest.mark.parametrize("module", prepare.CORPORA)
-def test_prepare_knows_the_corpora_of_every_command(module, monkeypatch, capsys):
-    offered = set()
-    add_parser = argparse._SubParsersAction.add_parser
-
-    def noted(self, name, **options):
-        offered.add(name)
-        return add_parser(self, name, **options)
-
-    monkeypatch.setattr(argparse._SubParsersAction, "add_parser", noted)
-    assert rhhn_status("prepare", next(iter(prepare.CORPORA[module])), "--help") == 0
-    assert offered == prepare.CORPORA[module].keys() - {"strokes"}
 
 
 def rhhn_status(*arguments) -> int:
@@ -55,15 +37,15 @@ def test_help_loads_neither_torch_nor_fairseq():
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
 
 
-@pytest.mark.parametrize("name", sorted(set(table.COMMANDS) - {"prepare", "plot"} - FAIRSEQ))
+@pytest.mark.parametrize("name", sorted(set(table.COMMANDS) - {"prepare", "plot", *table.FAIRSEQ}))
 def test_help_names_the_command(name, capsys):
     assert rhhn_status(name, "--help") == 0
     assert capsys.readouterr().out.startswith(f"usage: rhhn {name} ")
 
 
-@pytest.mark.parametrize("words", [*(("plot", name) for name in plot.PICTURES), ("sample",)], ids=" ".join)
-def test_help_says_where_the_arrays_of_a_picture_go(words, capsys):
-    assert rhhn_status(*words, "--help") == 0
+@pytest.mark.parametrize("name", plot.PICTURES)
+def test_help_says_where_the_arrays_of_a_picture_go(name, capsys):
+    assert rhhn_status("plot", name, "--help") == 0
     assert "its arrays go beside it as .npz" in " ".join(capsys.readouterr().out.split())
 
 
@@ -98,6 +80,7 @@ def test_prepares_handwriting_by_its_short_name(tmp_path, capsys):
             ["plot", "norms", "a.pt", "--output", "x.png", "b.pt"],
             "unrecognized arguments: b.pt",
         ),
+        (["describe", "--cell", "ugrn"], "unknown cell 'ugrn', did you mean rhn or gru"),
         (["--user-dir"], "--user-dir is empty, name a directory before the command"),
         (["--user-dir=", "describe"], "--user-dir is empty, name a directory before the command"),
         (["plot", "norms", "x.pt"], "the following arguments are required: --output"),
@@ -116,9 +99,9 @@ def test_ctrl_c_while_a_program_starts(monkeypatch):
     def interrupted(name):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fairseq_programs.importlib, "import_module", interrupted)
-    monkeypatch.setattr(fairseq_programs.sys, "argv", ["rhhn"])
-    assert fairseq_programs.main("train", []) == 130
+    monkeypatch.setattr(table.importlib, "import_module", interrupted)
+    monkeypatch.setattr(table.sys, "argv", ["rhhn", "train"])
+    assert table.main() == 130
 
 
 def test_the_version_is_known_without_an_installation(monkeypatch, capsys):
@@ -137,5 +120,5 @@ def test_the_version_is_known_without_an_installation(monkeypatch, capsys):
 @pytest.mark.parametrize("option", [["--user-dir", "my 'cells'"], ["--user-dir=my 'cells'"]])
 def test_a_user_directory_is_named_as_the_program_takes_it(monkeypatch, option, program, words):
     monkeypatch.setattr(sys, "argv", ["rhhn", *option, program, "x"])
-    monkeypatch.setattr(fairseq_programs, "_run", lambda name, argv: [name, *argv])
+    monkeypatch.setattr(table, "run_fairseq", lambda name, argv: [name, *argv])
     assert table.main() == [program, "x", *words]

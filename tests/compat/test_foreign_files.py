@@ -19,7 +19,7 @@ from helpers.tiny_translation import lstm
 from safetensors.torch import load_file, save_file
 
 import rhhn_fairseq.plugin  # noqa: F401
-from rhhn_fairseq.cli import averaging
+from rhhn_fairseq.cli import average
 from rhhn_fairseq.compat import checkpoints
 from rhhn_fairseq.compat.checkpoints import evaluate
 from rhhn_fairseq.compat.command_line import stored_defaults
@@ -106,7 +106,7 @@ def test_defaults_of_fairseq_may_refer_to_one_value():
 LOADERS = {
     "a program's": lambda path: stored_defaults({"path": str(path)}),
     "fairseq's": lambda path: checkpoint_utils.load_model_ensemble([str(path)]),
-    "the average's": averaging.load,
+    "the average's": average.load,
 }
 
 

@@ -12,7 +12,7 @@ from helpers.cli import HANGS, fairseq_train, json_log, lstm, model_of
 from helpers.in_process import LOG, char_lm, train
 from helpers.lock_holder import holder
 
-from rhhn_fairseq.cli.averaging import average
+from rhhn_fairseq.cli.average import average
 from rhhn_fairseq.errors import UsageError
 
 

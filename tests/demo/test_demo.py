@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -35,9 +34,6 @@ from rhhn_fairseq.models.handwriting import HandwritingConfig
 
 ADDRESS = "http://127.0.0.1:8000"
 TEXT = {"prompt": "def ", "length": 20, "temperature": 0.5, "seed": 4}
-HALF_A_BODY = (
-    b"POST /text HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
-)
 LINE = {"text": "hi", "bias": 0.5, "temperature": 1.0, "seed": 2}
 
 
@@ -145,8 +141,7 @@ def test_hosts_and_methods(client):
     assert client.get("/nowhere").status_code == 404
 
 
-def test_requests_are_answered_in_turn():
-    """The second begins when the first has been computed, although nobody has read the first to its end."""
+def test_requests_are_answered_in_turn_and_a_reader_that_leaves_ends_its_own():
     log = []
 
     def rows(name):
@@ -156,37 +151,14 @@ def test_requests_are_answered_in_turn():
 
     async def ask():
         turn = asyncio.Lock()
-        first = server.in_turn(turn, lambda: rows("a"))
+        first, second = (server.in_turn(turn, lambda name=name: rows(name)) for name in "ab")
         assert await anext(first) == {"number": 0}
-        second = [row async for row in server.in_turn(turn, lambda: rows("b"))]
-        return second, [row async for row in first]
+        assert await anext(second) == {"waiting": True}
+        await first.aclose()
+        return [row async for row in second]
 
-    second, rest = asyncio.run(ask())
-    assert log == ["a"] * 3 + ["b"] * 3
-    assert [row for row in second if "number" in row] == [{"number": number} for number in range(3)]
-    assert rest == [{"number": 1}, {"number": 2}]
-
-
-def test_a_reader_that_leaves_ends_the_computation():
-    computed = []
-    go_on = threading.Event()
-
-    def rows():
-        for number in range(1000):
-            computed.append(number)
-            yield {"number": number}
-            go_on.wait()
-
-    async def leave():
-        turn = asyncio.Lock()
-        stream = server.in_turn(turn, rows)
-        await anext(stream)
-        await stream.aclose()
-        go_on.set()
-        async with turn:
-            return len(computed)
-
-    assert asyncio.run(leave()) <= 2
+    assert asyncio.run(ask()) == [{"number": number} for number in range(3)]
+    assert log == ["a", "b", "b", "b"]
 
 
 def test_mistakes_of_the_server_are_no_rows():
@@ -243,14 +215,6 @@ def test_checkpoints_of_fairseq(tmp_path):
     for own, other in ((models.characters, model), (models.strokes, build_strokes("lstm"))):
         assert all(torch.equal(a, b) for a, b in zip(own.parameters(), other.parameters(), strict=True))
     assert measure(models)["text"]["names"] == list("ifgo")
-
-
-def test_ports():
-    with demo.bind(0) as listener:
-        host, port = listener.getsockname()
-        assert host == "127.0.0.1"
-        with pytest.raises(OSError, match="Address already in use"):
-            demo.bind(port)
 
 
 @pytest.fixture
@@ -314,13 +278,9 @@ def test_the_page_in_a_browser(address, width, tmp_path):
         )
         assert len(set(colours)) > 20
 
-        for panel in ("text", "line"):
-            for kind, start in (("svg", b"<svg"), ("png", b"\x89PNG")):
-                with page.expect_download() as download:
-                    page.click(f"#{panel} [name={kind}]")
-                content = download.value.path().read_bytes()
-                assert download.value.suggested_filename == f"{panel}.{kind}"
-                assert content.startswith(start) and len(content) > 3000
+        with page.expect_download() as download:
+            page.click("#line [name=png]")
+        assert download.value.path().read_bytes().startswith(b"\x89PNG")
 
         page.fill("#line [name=text]", "hellö")
         page.click("#line button.first")
@@ -333,25 +293,3 @@ def test_the_page_in_a_browser(address, width, tmp_path):
         page.locator("#line .status", has_text="points.").wait_for()
         assert page.inner_text("#line .error") == ""
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.parametrize("request_begins", [b"", HALF_A_BODY[:40], HALF_A_BODY], ids=["none", "head", "body"])
-def test_requests_that_do_not_arrive_are_given_up(app, request_begins, monkeypatch):
-    monkeypatch.setattr(server, "ARRIVAL", 0.5)
-    running = server.make_server(app)
-    listening = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=running.run, args=([listening],), daemon=True)
-    thread.start()
-    waiting = [socket.create_connection(listening.getsockname()) for _ in range(20)]
-    try:
-        for one in waiting:
-            one.settimeout(60)
-            one.sendall(request_begins)
-        for one in waiting:
-            answer = b""
-            while part := one.recv(1000):
-                answer += part
-            assert answer.startswith(b"HTTP/1.1 408") if request_begins is HALF_A_BODY else answer == b""
-    finally:
-        running.should_exit = True
-        thread.join(30)

@@ -19,7 +19,7 @@ from experiments.plan import Budget, Run
 from experiments.records import Record
 from experiments.tables import TABLES
 from rhhn_fairseq.cli import running as cli
-from rhhn_fairseq.cli.describing import build_empty, count_parameters
+from rhhn_fairseq.cli.describe import build_empty, count_parameters
 from rhhn_fairseq.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]

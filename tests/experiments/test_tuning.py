@@ -9,7 +9,7 @@ from helpers.tiny_char_lm import write_corpus
 
 from experiments import tune
 from experiments.systems import SPACE, System, build, width_of
-from rhhn_fairseq.cli.describing import count_parameters
+from rhhn_fairseq.cli.describe import count_parameters
 from rhhn_fairseq.errors import UsageError
 
 VOCABULARY = 14

@@ -1,9 +1,14 @@
 """Drawing symbols: the frequencies are those of the model, changed by temperature and top-k as asked."""
 
+from itertools import islice
+
 import pytest
 import torch
+from helpers.tiny_char_lm import TRAIN, build_model, build_task, write_corpus
+from helpers.tiny_handwriting import disturb
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.generate import characters
 from rhhn_fairseq.generate.characters import SamplingConfig, draw
 
 ROWS = 20_000
@@ -53,3 +58,20 @@ def test_temperature_zero_takes_the_likeliest_and_a_small_one_does_not_overflow(
 def test_what_cannot_be_drawn_is_refused(options):
     with pytest.raises(UsageError, match=next(iter(options)).replace("_", "-")):
         SamplingConfig(**options)
+
+
+def test_drawing_is_evaluation_and_reads_the_whole_prompt(tmp_path, monkeypatch):
+    task = build_task(write_corpus(tmp_path))
+    model = disturb(build_model(task, output_dropout=0.5))
+    prompt, likeliest = task.encode_prompt(TRAIN[:40]), characters.SamplingConfig(temperature=0.0)
+
+    def first_symbols():
+        return list(islice(characters.generate(model, prompt, likeliest), 20))
+
+    model.eval()
+    expected = first_symbols()
+    model.train()
+    assert first_symbols() == expected
+    # In several pieces, as a prompt of more than 512 symbols.
+    monkeypatch.setattr(characters, "PROMPT_CHUNK", 7)
+    assert first_symbols() == expected

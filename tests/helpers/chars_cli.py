@@ -9,14 +9,14 @@ from rhhn_fairseq.cli.running import run as run_main
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 
-SCRIPT = script_cli.COMMANDS / "prepare_chars.py"
+SCRIPT = script_cli.COMMANDS / "prepare.py"
 SPLITS = ("train", "valid", "test")
-prepare_chars = script_cli.load("prepare_chars")
+prepare = script_cli.load("prepare")
 
 
 def run(*arguments) -> int:
     """The exit status of the command."""
-    return run_main(lambda: prepare_chars.main([str(argument) for argument in arguments]))
+    return run_main(lambda: prepare.main([str(argument) for argument in arguments]))
 
 
 def write_splits(directory, train="abc\nab\n", valid="ba\n", test="cb\n") -> list[str]:

@@ -41,7 +41,7 @@ PRELOADED = {
         "torch",
         *(f"fairseq_cli.{name}" for name in CLI),
         "rhhn_fairseq.plugin",
-        "rhhn_fairseq.cli.translation",
+        "rhhn_fairseq.cli.translate",
     ),
     "torch": ("torch", "torch.distributed", "torch.utils.tensorboard", "sacrebleu", "scipy.stats", "sklearn"),
 }

@@ -8,9 +8,9 @@ from helpers import script_cli
 from helpers.script_cli import manifest_of, names  # noqa: F401  (for the tests)
 from rhhn_fairseq.cli.running import run as run_main
 
-SCRIPT = script_cli.COMMANDS / "prepare_translation.py"
+SCRIPT = script_cli.COMMANDS / "prepare.py"
 SPLITS = ("train", "valid", "test")
-prepare_translation = script_cli.load("prepare_translation")
+prepare = script_cli.load("prepare")
 
 _ENGLISH = "a man and the dog walk on street near old house with red door while it rains".split()
 _FRENCH = "un homme et le chien marchent dans rue près vieille maison avec porte rouge quand pleut".split()
@@ -47,7 +47,7 @@ SMALL = ["--vocab-size", "60", "--workers", "1"]
 
 def run(*arguments) -> int:
     """The exit status of the command."""
-    return run_main(lambda: prepare_translation.main([str(argument) for argument in arguments]))
+    return run_main(lambda: prepare.main([str(argument) for argument in arguments]))
 
 
 def error_of(capsys, *arguments) -> str:

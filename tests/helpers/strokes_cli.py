@@ -8,14 +8,14 @@ from helpers import script_cli
 from helpers.script_cli import manifest_of  # noqa: F401  (for the tests)
 from rhhn_fairseq.cli.running import run as run_main
 
-SCRIPT = script_cli.COMMANDS / "prepare_strokes.py"
+SCRIPT = script_cli.COMMANDS / "prepare.py"
 
-prepare_strokes = script_cli.load("prepare_strokes")
+prepare = script_cli.load("prepare")
 
 
 def run(*arguments) -> int:
     """The exit status of the command."""
-    return run_main(lambda: prepare_strokes.main([str(argument) for argument in arguments]))
+    return run_main(lambda: prepare.main(["strokes", *map(str, arguments)]))
 
 
 def error_of(capsys, *arguments) -> str:

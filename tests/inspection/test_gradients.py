@@ -9,11 +9,10 @@ from helpers.tiny_reader import build
 from rhhn_fairseq.cells.rhn import naive_highway, naive_rhn
 from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.data.text.words import prompt_indices
-from rhhn_fairseq.inspection import gradients
-from rhhn_fairseq.inspection.gradient_picture import draw_gradients
-from rhhn_fairseq.inspection.gradients import Flow, gradient_flow, recorded_layers
+from rhhn_fairseq.inspection.gradients import Flow, gradient_flow
+from rhhn_fairseq.inspection.pictures import draw_gradients
 
-plot_gradients = script_cli.load("plot_gradients")
+plot = script_cli.load("plot")
 LINES = ("abba cd\nab", "d < caba d")
 STEP = 1e-5
 # Central differences of float64 losses with steps of 1e-5 err by 1e-11, measured 9e-12, and by 1e-10 of
@@ -48,10 +47,8 @@ def differences(loss, tensor):
 @pytest.mark.parametrize(
     "cell, layers, options",
     [
-        ("rhn", 1, dict(rhn_depth=2)),
         ("hyperrhn", 2, dict(rhn_depth=1, hyper_size=3, first_step="skip")),
         ("gru", 2, {}),
-        ("elman", 1, {}),
     ],
 )
 def test_norms_over_time_are_those_of_finite_differences(cell, layers, options):
@@ -107,31 +104,6 @@ def test_norms_within_a_step_are_those_of_finite_differences():
             assert norms[t, layer] == pytest.approx(np.linalg.norm(rows), **TOLERANCE)
 
 
-HYPER = {"hyper_size": 3, "hyper_bias": 1.0}
-
-
-@pytest.mark.parametrize(
-    "cell, options",
-    [
-        *(("rhn", {"first_step": first}) for first in ("full", "skip")),
-        *(("hyperrhn", HYPER | {"first_step": first}) for first in ("full", "skip")),
-        ("hyperrhn", HYPER | {"hyper_rank": 2}),
-        ("rolled_hyperrhn", HYPER),
-    ],
-)
-def test_the_recorded_steps_compute_what_the_cell_computes(cell, options):
-    network, vocabulary = build(cell, rhn_depth=2, zoneout=0.2, **options)
-    set_backend(network, "reference")
-    x = network.embed(tokens_of(vocabulary))
-    expected, state = network.stack(x)
-    with recorded_layers(list(network.stack.cells)) as taken:
-        y, recorded_state = network.stack(x)
-    torch.testing.assert_close(y, expected, rtol=0, atol=0)
-    torch.testing.assert_close(recorded_state, state, rtol=0, atol=0)
-    assert len(taken[0]) == len(x) and torch.equal(taken[0][-1][-1], y[-1])
-    assert "step" not in vars(network.stack.cells[0])
-
-
 def test_shares_of_an_lstm_are_those_of_its_equations():
     """Backwards by hand: c_t gets f of the next step through c, and o (1 - tanh^2) of h's gradient."""
     network, vocabulary = build("lstm", size=4)
@@ -167,15 +139,6 @@ def test_shares_of_an_lstm_are_those_of_its_equations():
     np.testing.assert_allclose(measured_shares, shares[:-1], rtol=1e-10)
 
 
-def test_shares_are_means_over_layers_and_lines():
-    network, vocabulary = build("lstm", layers=2, size=4)
-    tokens = tokens_of(vocabulary)
-    both = gradient_flow(network, tokens)[2]
-    lines = [gradient_flow(network, tokens[:, line : line + 1])[2] for line in range(2)]
-    np.testing.assert_allclose(both, np.mean(lines, axis=0), rtol=1e-10)
-    assert (both > 0).all() and (both < 1).all()
-
-
 def test_h_detach_leaves_the_path_through_c_alone():
     network, vocabulary = build("hyperlstm", size=4, hyper_size=3, hyper_embed_size=2)
     tokens = tokens_of(vocabulary)
@@ -187,19 +150,6 @@ def test_h_detach_leaves_the_path_through_c_alone():
     assert np.array_equal(half[0], gradient_flow(network, tokens, h_detach=0.5, draws=4)[0])
     full = gradient_flow(network, tokens)
     assert np.nanmean(half[2]) < np.nanmean(full[2])
-
-
-def test_draws_of_coins_are_averaged():
-    network, vocabulary = build("hyperlstm", size=4, hyper_size=3, hyper_embed_size=2)
-    tokens = tokens_of(vocabulary)
-    coins = torch.Generator().manual_seed(5)
-    each = []
-    for _ in range(2):
-        drawn = torch.rand(len(tokens) - 1, generator=coins) < 0.5
-        each.append(gradients._one_pass(network.double().eval(), tokens, drawn)[0])
-    assert not np.array_equal(*each)
-    norms, _, _ = gradient_flow(network, tokens, h_detach=0.5, draws=2, seed=5)
-    np.testing.assert_allclose(norms, (each[0] + each[1]) / 2, rtol=1e-12)
 
 
 def test_the_picture_leaves_zeros_out_and_dashes_the_start():
@@ -222,7 +172,7 @@ def test_pictures_of_checkpoints(tmp_path):
     task = tiny_char_lm.build_task(data)
     tiny_char_lm.save(tiny_char_lm.build_model(task), data, tmp_path / "a.pt")
     line = [str(tmp_path / "a.pt"), "--lines", "3", "--steps", "6", "--output", str(tmp_path / "g.png")]
-    plot_gradients.main([*line, "--initial", "--shares"])
+    plot.main(["gradients", *line, "--initial", "--shares"])
     arrays = np.load(tmp_path / "g.npz")
     assert arrays["a.norms"].shape == (6, 1) and arrays["a, initial.share_of_h"].shape == (5,)
     # The file's model was made with another seed than the initial one.

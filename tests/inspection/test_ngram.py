@@ -8,7 +8,7 @@ import pytest
 from helpers import script_cli
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.inspection.ngram import FALLBACK, NGrams, estimate_discounts, smooth
+from rhhn_fairseq.inspection.ngram import FALLBACK, NGrams, estimate_discounts
 
 
 def random_text(length, symbols, seed):
@@ -73,35 +73,12 @@ def test_probabilities_of_all_symbols_sum_to_one(history):
     np.testing.assert_allclose(sums, 1.0, rtol=0, atol=1e-14)
 
 
-def test_bigram_by_hand():
-    # a b a b a c: the bigrams ab 2, ba 2, ac 1. Before b and c stands a, before a stands b: one symbol each.
-    a, b, c = range(3)
-    text = np.array([a, b, a, b, a, c])
-    model = NGrams(text, 3, 2)
-    # No bigram has the count 3, so the discounts are KenLM's: 1/2, 1, 3/2. Each unigram has the count 1.
-    unigram = (1 - 0.5) / 3 + 1.5 / 3 * (1 / 3)
-    gamma = (1 + 0.5) / 3
-    bigram = list(model.probabilities(np.array([a, b])))[1]
-    np.testing.assert_allclose(bigram[1], (2 - 1) / 3 + gamma * unigram, rtol=1e-15)
-    bigram = list(model.probabilities(np.array([a, a])))[1]
-    np.testing.assert_allclose(bigram[1], gamma * unigram, rtol=1e-15)
-    # c ends the text: nothing follows it, so the unigram decides.
-    bigram = list(model.probabilities(np.array([c, b])))[1]
-    np.testing.assert_allclose(bigram[1], unigram, rtol=1e-15)
-
-
 def test_discounts_by_hand():
     counts = np.repeat([1, 2, 3, 4, 9], [40, 20, 8, 4, 7])
     y = 40 / 80
     expected = 1 - 2 * y * 20 / 40, 2 - 3 * y * 8 / 20, 3 - 4 * y * 4 / 8
     assert estimate_discounts(counts) == pytest.approx(expected, abs=1e-15)
     assert estimate_discounts(np.array([7, 9, 30])) == FALLBACK
-
-
-def test_contexts_that_nothing_follows_leave_all_to_the_lower_order():
-    counts = smooth(np.array([2, 0]), np.array([0, 1]), 3)
-    assert counts.kept[1] == 0
-    assert counts.gamma[1] == counts.gamma[2] == 1
 
 
 def test_unknown_symbols_have_no_probability_and_end_contexts():
@@ -127,13 +104,13 @@ def prepared(tmp_path):
     """A small prepared text."""
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 60)
     options = ["--input", str(tmp_path / "text.txt"), "--split", "80/10/10", "--dest", str(tmp_path / "data")]
-    script_cli.load("prepare_chars").main(["text", *options])
+    script_cli.load("prepare").main(["text", *options])
     return tmp_path / "data"
 
 
 def test_command_scores_every_symbol(prepared, tmp_path, capsys):
     report = tmp_path / "ngram.json"
-    script_cli.load("baseline_ngram").main([str(prepared), "--max-order", "5", "--json", str(report)])
+    script_cli.load("ngram").main([str(prepared), "--max-order", "5", "--json", str(report)])
     printed = capsys.readouterr().out
     figures = json.loads(report.read_text())
     assert [row["order"] for row in figures["orders"]] == [1, 2, 3, 4, 5]
@@ -146,13 +123,6 @@ def test_a_split_of_unknown_symbols_is_refused(tmp_path):
     for name, text in (("a", "abc abc\n"), ("z", "zzz")):
         (tmp_path / name).write_text(text)
     options = ["--train", str(tmp_path / "a"), "--valid", str(tmp_path / "z"), "--test", str(tmp_path / "a")]
-    script_cli.load("prepare_chars").main(["text", *options, "--dest", str(tmp_path / "data")])
+    script_cli.load("prepare").main(["text", *options, "--dest", str(tmp_path / "data")])
     with pytest.raises(UsageError, match="no symbol of the split valid occurs in the training text"):
-        script_cli.load("baseline_ngram").main([str(tmp_path / "data"), "--max-order", "2"])
-
-
-def test_no_file_of_the_corpus_is_overwritten(prepared):
-    before = (prepared / "dict.txt").read_bytes()
-    with pytest.raises(UsageError, match="is the file .* that is read; name another"):
-        script_cli.load("baseline_ngram").main([str(prepared), "--json", str(prepared / "dict.txt")])
-    assert (prepared / "dict.txt").read_bytes() == before
+        script_cli.load("ngram").main([str(tmp_path / "data"), "--max-order", "2"])

@@ -13,13 +13,18 @@ from rhhn_fairseq.cells.hyper_rnn import naive_scaling
 from rhhn_fairseq.cells.rhn import naive_rhn
 from rhhn_fairseq.data.text.words import prompt_indices
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.inspection.blocks import weight_blocks
-from rhhn_fairseq.inspection.effective_rank import effective_rank, hyper_vectors, variation_rank
-from rhhn_fairseq.inspection.norms import block_label
-from rhhn_fairseq.inspection.rank import Rank, rank_arrays, rank_of
+from rhhn_fairseq.inspection.blocks import block_label, weight_blocks
+from rhhn_fairseq.inspection.rank import (
+    Rank,
+    effective_rank,
+    hyper_vectors,
+    rank_of,
+    table,
+    variation_rank,
+)
 from rhhn_fairseq.inspection.tracing import trace
 
-plot_norms, plot_rank = script_cli.load("plot_norms"), script_cli.load("plot_rank")
+plot = script_cli.load("plot")
 TEXT = "abba cd\nab < d"
 
 
@@ -51,10 +56,8 @@ def test_blocks_are_matrices_with_their_norms():
     [
         ("stack.cells.1.weight_x", "layer 2: weight_x"),
         ("stack.backward_cells.0.weight_x", "layer 1, backward: weight_x"),
-        ("stack.first.cell.weight_h", "layer 1: weight_h"),
         ("stack.upper.cells.0.weight_h", "layer 2: weight_h"),
         ("encoder.stack.backward_cells.0.weight_x", "encoder.layer 1, backward: weight_x"),
-        ("weight_out", "weight_out"),
     ],
 )
 def test_labels_name_the_layer(name, label):
@@ -163,18 +166,10 @@ def test_a_model_without_a_hypernetwork_has_no_rank():
 
 def test_the_table_is_by_updates():
     rows = [Rank("a", n, {"z": 1.5, "d": 1.0}, {"z": 4, "d": 6}) for n in (1000, 100)]
-    assert plot_rank.table(rows).splitlines()[2:] == [
+    assert table(rows).splitlines()[2:] == [
         "| a | 100 | 1.50 of 4 | 1.00 of 6 |",
         "| a | 1,000 | 1.50 of 4 | 1.00 of 6 |",
     ]
-
-
-def test_different_networks_in_one_directory():
-    ranks = [Rank("a", 1, {"z": 1.5, "d": 1.0}, {"z": 4, "d": 6}), Rank("a", 2, {"z": 2.0}, {"z": 4})]
-    for order in (ranks, ranks[::-1]):
-        arrays = rank_arrays(order)
-        np.testing.assert_array_equal(arrays["a.z"], [1.5, 2.0])
-        np.testing.assert_array_equal(arrays["a.d"], [1.0, np.nan])
 
 
 @pytest.fixture(scope="module")
@@ -194,12 +189,12 @@ def checkpoints(tmp_path_factory):
 
 
 def test_pictures_of_checkpoints(checkpoints, tmp_path, capsys):
-    plot_rank.main([*checkpoints, "--symbols", "30", "--output", str(tmp_path / "rank.png")])
+    plot.main(["rank", *checkpoints, "--symbols", "30", "--output", str(tmp_path / "rank.png")])
     run = Path(checkpoints[0]).parent.name
     assert f"| {run} | 1 | " in capsys.readouterr().out
     arrays = np.load(tmp_path / "rank.npz")
     assert arrays[f"{run}.updates"].tolist() == [1, 2] and (arrays[f"{run}.d"] > 1.0).all()
-    plot_norms.main([*checkpoints, "--output", str(tmp_path / "norms.svg")])
+    plot.main(["norms", *checkpoints, "--output", str(tmp_path / "norms.svg")])
     norms = np.load(tmp_path / "norms.npz")
     expected = torch.load(checkpoints[1], weights_only=True)["model"]["weight_out"].norm().item()
     place = norms["checkpoint_1_2.blocks"].tolist().index("weight_out")

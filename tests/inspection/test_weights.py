@@ -8,20 +8,17 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers import script_cli, tiny_reader
+from helpers import script_cli
 from helpers.browser import opened_page
 from helpers.tiny_reader import build
-from matplotlib.image import imread
 
 from rhhn_fairseq.cells.hyper import below, naive_scaling
 from rhhn_fairseq.cells.rhn import naive_rhn
 from rhhn_fairseq.data.text.words import prompt_indices
 from rhhn_fairseq.inspection import weights
 from rhhn_fairseq.inspection.colours import colour_limit
-from rhhn_fairseq.inspection.plotting import save
-from rhhn_fairseq.inspection.weight_page import weight_page
-from rhhn_fairseq.inspection.weight_picture import TEXT_ROWS, draw_weights, wrapped
-from rhhn_fairseq.inspection.weights import Reading, read_text
+from rhhn_fairseq.inspection.pictures import TEXT_ROWS, draw_weights, wrapped
+from rhhn_fairseq.inspection.weights import Reading, read_text, weight_page
 
 HYPER = dict(hyper_size=3, hyper_embed_size=2)
 HIGHWAYS = dict(hyper_size=3, rhn_depth=2, main_cell="rhn", hyper_cell="rhn", hyper_map="direct")
@@ -38,7 +35,7 @@ CELLS = [
     ("hyper", HIGHWAYS, tuple(f"weight_s.{depth} {gate}" for depth in range(2) for gate in (1, 2))),
 ]
 TEXT = "abba cd\nab < d"
-plot_weights, sample = script_cli.load("plot_weights"), script_cli.load("sample")
+plot, sample = script_cli.load("plot"), script_cli.load("sample")
 
 
 def matrices_of(network, entries):
@@ -146,15 +143,6 @@ def test_probabilities_are_of_the_symbol_before_it_came():
     assert (np.diff(reading.expected) <= 0).all() and reading.expected.shape == (len(TEXT), 5)
 
 
-def test_no_more_candidates_than_the_model_has_symbols(monkeypatch):
-    """The dictionary's special symbols are none."""
-    monkeypatch.setattr(tiny_reader, "SYMBOLS", list("ab"))
-    network, vocabulary = build("hyperlstm", **HYPER)
-    reading = read_text(network, vocabulary, prompt_indices(vocabulary, "ab\na"))
-    assert [sorted(row) for row in reading.candidates] == [["\n", "a", "b"]] * 4
-    np.testing.assert_allclose(reading.expected.sum(axis=1), 1.0, rtol=1e-12)
-
-
 def reading_of(text: str, names=("i", "f")) -> Reading:
     draws = np.random.default_rng(1)
     T = len(text)
@@ -176,25 +164,10 @@ def test_lines_of_the_picture():
 
 def test_a_strip_is_under_the_line_of_its_symbols():
     reading = dataclasses.replace(reading_of("ab\ncd", ("W",)), changes=np.arange(1.0, 6.0)[:, None])
-    table = np.asarray(draw_weights(reading).axes[0].images[0].get_array().filled(np.nan))
+    table = np.asarray(draw_weights(reading, "title").axes[0].images[0].get_array().filled(np.nan))
     rows = np.flatnonzero(~np.isnan(table).all(axis=1))
     assert [row[~np.isnan(row)].tolist() for row in table[rows]] == [[1, 2, 3], [4, 5]]
     assert rows.tolist() == [TEXT_ROWS, 2 * TEXT_ROWS + 1]
-
-
-def test_the_picture_has_the_colours_of_the_changes(tmp_path):
-    changes = np.zeros((40, 1))
-    changes[20:] = 1.0
-    reading = reading_of("a" * 40, ("W",))
-    reading = Reading(reading.symbols, ("W",), changes, *list(vars(reading).values())[3:])
-    save(draw_weights(reading), tmp_path / "a.png", reading.arrays())
-    image = imread(tmp_path / "a.png")[..., :3]
-    dark = np.abs(image - np.array([0x00, 0x22, 0x4E]) / 255).max(axis=-1) < 0.02
-    columns = np.flatnonzero(dark.sum(axis=0) > 5)
-    width = image.shape[1]
-    # The strip's right half, and the tip of the colour bar in the middle.
-    assert columns.max() > 0.9 * width and dark[:, : width // 3].sum() == 0
-    assert np.load(tmp_path / "a.npz")["changes"].tolist() == changes.tolist()
 
 
 def test_the_strongest_colour_is_a_percentile_above_zero():
@@ -235,7 +208,7 @@ def test_sampling_writes_the_page_of_its_text(tmp_path, capsys):
 def test_a_given_text_is_drawn(tmp_path, capsys):
     (tmp_path / "text.py").write_text("def f(x):\n    return x\n")
     line = ["--pretrained", "--file", str(tmp_path / "text.py"), "--output", str(tmp_path / "a.svg")]
-    plot_weights.main(line)
+    plot.main(["weights", *line])
     assert capsys.readouterr().out == f"written: {tmp_path}/a.svg and {tmp_path}/a.npz\n"
     assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
 

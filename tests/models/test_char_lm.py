@@ -9,7 +9,7 @@ from fairseq.logging import metrics
 from helpers.tiny_char_lm import TRAIN, VALID, build_model, build_task, direct_bpc, iterator, write_corpus
 
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
-from rhhn_fairseq.cli.describing import describe, describe_backends
+from rhhn_fairseq.cli.describe import build_empty, describe, describe_backends
 from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
@@ -35,7 +35,7 @@ def test_describe_other_vocabularies_and_unknown_names():
 
 
 def test_backends_of_a_gpu_are_described_without_one():
-    text = describe_backends("lstm_ptb", device="cuda", dtype=torch.bfloat16)
+    text = describe_backends(build_empty("lstm_ptb"), "cuda", torch.bfloat16)
     training, decoding = text.split("LSTM of 1000 units, ")[1:]
     assert training.startswith("training with T=100, B=128 on cuda in bfloat16:\n")
     assert "torch_nn   torch.nn has no recurrent dropout" in training

@@ -5,9 +5,9 @@ import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from helpers import golden_models, tiny_char_lm
 
-from rhhn_fairseq.cli import convert_checkpoint
+from rhhn_fairseq.cli import convert
 from rhhn_fairseq.cli import running as cli
-from rhhn_fairseq.cli.conversion import to_checkpoint, to_directory
+from rhhn_fairseq.cli.convert import to_checkpoint, to_directory
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.errors import UsageError
@@ -39,7 +39,7 @@ def test_weights_and_logits_are_the_same_there_and_back(name, data_directories, 
     there = [golden_models.checkpoint(name), "--data", data, "--output", tmp_path / "saved"]
     back = [tmp_path / "saved", "--data", data, "--output", tmp_path / "back.pt"]
     for arguments in (there, back):
-        convert_checkpoint.main([str(argument) for argument in arguments])
+        convert.main([str(argument) for argument in arguments])
     (model,), _, task = load_model_ensemble_and_task([str(tmp_path / "back.pt")])
     assert task.cfg.data == data
     first = torch.load(golden_models.checkpoint(name), weights_only=False)["model"]
@@ -92,7 +92,7 @@ def test_what_cannot_be_converted_is_refused_in_one_line(arguments, message, tmp
         "OUTPUT": tmp_path / "output",
     }
     given = [str(places.get(word, word)) for word in [*arguments, "--output", "OUTPUT"]]
-    assert cli.run(lambda: convert_checkpoint.main(given)) == 1
+    assert cli.run(lambda: convert.main(given)) == 1
     for name, place in places.items():
         message = message.replace(name, str(place))
     refused = capsys.readouterr().err

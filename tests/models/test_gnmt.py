@@ -10,7 +10,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 import rhhn_fairseq.plugin  # noqa: F401
 from rhhn_fairseq.cells.running import Cell
-from rhhn_fairseq.cli.describing import count_parameters
+from rhhn_fairseq.cli.describe import count_parameters
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.decoder import ATTENTION_FORMS
 from rhhn_fairseq.models.gnmt import GNMT, GNMTConfig

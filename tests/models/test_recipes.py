@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the architectures)
-from rhhn_fairseq.cli.describing import build_empty, count_parameters, describe
+from rhhn_fairseq.cli.describe import build_empty, count_parameters, describe
 from rhhn_fairseq.compat.command_line import given_options
 from rhhn_fairseq.compat.recipes import (
     fill_tree,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rhhn_fairseq.cli.table import COMMANDS, load
+from rhhn_fairseq.cli.table import COMMANDS, FAIRSEQ, load
 from rhhn_fairseq.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +18,6 @@ PAGES = sorted(
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     if "results" not in path.relative_to(ROOT).parts
 )
-FAIRSEQ = {name for name, entry in COMMANDS.items() if entry.module == "fairseq_programs"}
 
 
 def commands_of(page: Path, program: str = "rhhn ") -> list[list[str]]:

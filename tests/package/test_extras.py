@@ -12,7 +12,7 @@ from rhhn_fairseq.extras import needed_for
 
 MODULES = (
     "rhhn_fairseq.inspection.plotting",
-    "rhhn_fairseq.inspection.curve_picture",
+    "rhhn_fairseq.inspection.pictures",
     "rhhn_fairseq.generate.picture",
     "rhhn_fairseq.data.parallel.synthetic",
     "rhhn_fairseq.demo.server",

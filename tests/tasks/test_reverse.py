@@ -8,7 +8,7 @@ from helpers.in_process import char_lm, train
 from helpers.programs import run
 from helpers.tiny_char_lm import TEST, TRAIN, build_model, build_task, iterator, save, write_corpus
 
-from rhhn_fairseq.cli.conversion import to_checkpoint, to_directory
+from rhhn_fairseq.cli.convert import to_checkpoint, to_directory
 from rhhn_fairseq.cli.demo import load_models
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare

@@ -156,6 +156,15 @@ class CharVocabulary:
             )
         return vocabulary
 
+    @classmethod
+    def from_codes(
+        cls, codes: Sequence[int], mode: str, corpus: str | None = None, reverse: bool = False
+    ) -> "CharVocabulary":
+        """Returns the vocabulary with these ``codes``, which a model keeps with its weights."""
+        written = escape_byte if mode == "bytes" else lambda code: escape(chr(code))
+        symbols = [written(code) for code in codes if code != NEWLINE]
+        return cls(symbols, mode, NEWLINE in codes, corpus, reverse)
+
     def __len__(self) -> int:
         """The size of fairseq's dictionary: four special symbols and those of dict.txt."""
         return FIRST_SYMBOL + len(self.symbols)

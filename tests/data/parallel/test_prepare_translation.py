@@ -201,9 +201,10 @@ def test_directories_with_other_files_are_never_replaced(tmp_path, capsys, stray
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "CORPUS"),
-        (["iwslt"], "CORPUS iwslt is unknown, choose from .*multi30k"),
-        (["files"], "--train-src names 0 files, and --train-tgt 0"),
+        ([], "name the corpus first"),
+        (["iwslt"], "rhhn prepare iwslt: no such corpus, "),
+        (["multi30k", "--from-dir", "."], "has no train.en"),
+        (["files"], "--train-src, --train-tgt, --valid-src, --valid-tgt, --test-src, --test-tgt: missing"),
         (["synthetic", "--pairs", "0"], "--pairs 0: expected a number from 1 to"),
         (["synthetic", "--max-ratio", "0.5"], "--max-ratio 0.5: must be 1 or more"),
         (["synthetic", "--workers", "0"], "--workers 0: must be 1 or more"),

@@ -17,7 +17,6 @@ from helpers.strokes_cli import (
     line_xml,
     manifest_of,
     object_array,
-    prepare_strokes,
     random_rows,
     run,
     write_iam,
@@ -47,7 +46,6 @@ def test_the_default_is_hershey(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert out.startswith("prepared: data-bin/hershey\n")
     assert "words in the Hershey fonts futural (seed 1)" in out
-    assert prepare_strokes.with_corpus([]) == ["hershey"]
     manifest = manifest_of("data-bin/hershey")
     assert {split: counts["lines"] for split, counts in manifest["splits"].items()} == (
         {"train": 30, "valid": 1, "test": 1}

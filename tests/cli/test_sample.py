@@ -4,11 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from helpers import golden_models, script_cli
+from helpers import golden_models, in_process, script_cli
 from helpers.cli import python
 from helpers.tiny_char_lm import build_model, build_task, write_corpus
 
 from rhhn_fairseq.cli import running as cli
+from rhhn_fairseq.data.text.corpora import text_files
+from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.generate.strokes import WritingConfig
 from rhhn_fairseq.generate.strokes import write as write_lines
 from rhhn_fairseq.models.loading import load_handwriting
@@ -16,7 +18,7 @@ from rhhn_fairseq.nn import LSTM, StrokeNetwork
 from rhhn_fairseq.saving import PACKAGED
 
 sample, write = script_cli.load("sample"), script_cli.load("write")
-convert = script_cli.load("convert_checkpoint")
+convert = script_cli.load("convert")
 
 
 def run(script, *arguments) -> int:
@@ -32,12 +34,8 @@ def saved(tmp_path_factory):
 
 
 MISTAKES = {
-    "no configuration": (lambda d: (d / "config.json").unlink(), "config.json: no such file"),
-    "another format": (lambda d: change(d, format=9), "config.json: format=9 is unknown"),
-    "another kind": (lambda d: change(d, kind="strokes"), "config.json: "),
-    "unknown option": (lambda d: change(d, stack={"cell": "lstm", "x": 1}), "config.json: "),
+    "unknown option": (lambda d: change(d, stack={"cell": "lstm", "x": 1}), "does not describe a module"),
     "a layer": (lambda d: LSTM(3, 4).save_pretrained(d), "holds LSTM, not CharacterNetwork"),
-    "no weights": (lambda d: (d / "model.safetensors").unlink(), "model.safetensors"),
     "damaged": (lambda d: (d / "model.safetensors").write_bytes(b"x" * 99), "model.safetensors: is damaged"),
 }
 
@@ -120,3 +118,21 @@ def test_the_packaged_handwriting_model_answers_without_fairseq(tmp_path):
 def test_the_packaged_models_are_small():
     sizes = [path.stat().st_size for path in PACKAGED.rglob("*") if path.is_file()]
     assert sizes and sum(sizes) < 6_000_000
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_a_checkpoint_samples_without_the_directory_of_its_training(as_bytes, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("naïve café\n\t!" * 60)
+    files = {split: [tmp_path / "text"] for split in ("train", "valid", "test")}
+    prepare(text_files(files, as_bytes), tmp_path / "data")
+    in_process.train(*in_process.char_lm(tmp_path, "run", "--max-update", 2)[1:], "data")
+    asked = [tmp_path / "run" / "checkpoint_last.pt", "--prompt", "naïv", "--length", 30]
+    assert run(sample, *asked, "--data", "data") == 0
+    expected = capsys.readouterr().out
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run(sample, *asked) == 0
+    assert capsys.readouterr().out == expected
+    assert run(sample, golden_models.checkpoint("char_lm-ln_hyperlstm")) == 1
+    assert "dict.txt" in capsys.readouterr().err

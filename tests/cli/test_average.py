@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import script_cli
-from helpers.cli import USER_DIR, fairseq_train, run_module
+from helpers.cli import fairseq_train
 from helpers.tiny_char_lm import write_corpus
 
-from rhhn_fairseq.cli import averaging
+from rhhn_fairseq.cli import average as averaging
 from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.loading import load_char_lm
 
-script = script_cli.load("average_checkpoints")
+script = script_cli.load("average")
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +70,6 @@ def test_the_last_by_epoch_and_by_update(trained, tmp_path, capsys):
     check_mean(weights(output), [weights(path) for path in updates])
     assert [path.name for path in tmp_path.iterdir()] == ["average.pt"]
     assert "--last 9" in run(capsys, trained, "--last", 9, "--output", output, status=1)
-
-
-def test_a_training_that_kept_only_its_best_has_nothing_to_choose_from(trained, tmp_path, capsys):
-    for name in ("best", "last"):
-        shutil.copy(trained / f"checkpoint_{name}.pt", tmp_path)
-    line = run(capsys, tmp_path, "--best", 1, "--output", tmp_path / "average.pt", status=1)
-    assert "has no checkpoints to choose from (--keep-best-checkpoints, --save-interval-updates, or" in line
 
 
 def test_the_best_by_the_stored_metric(trained, tmp_path, capsys):
@@ -177,13 +170,11 @@ def test_what_cannot_be_averaged(trained, tmp_path, capsys):
     refusal = refused(lambda state: state["model"].update({name: "text"}))
     assert "is of type str, not a named tensor" in refusal
     assert "is given twice" in run(capsys, good, good, "--output", output, status=1)
-    (tmp_path / "text.pt").write_text("text")
-    for path, reason in ((tmp_path / "text.pt", "cannot be read"), (tmp_path / "no.pt", "No such file")):
-        assert reason in run(capsys, good, path, "--output", output, status=1)
+    assert "No such file" in run(capsys, good, tmp_path / "no.pt", "--output", output, status=1)
     assert "is a directory; say which" in run(capsys, trained, "--output", output, status=1)
     assert "take one directory" in run(capsys, trained, trained, "--last", 1, "--output", output, status=1)
-    assert "cannot be read" in run(capsys, good, "--best", 1, "--output", output, status=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.pt", "text.pt"]
+    assert "--last 0 is too small" in run(capsys, trained, "--last", 0, "--output", output, status=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["other.pt"]
 
 
 def test_integers_and_shared_tables(trained, tmp_path):
@@ -221,18 +212,3 @@ def test_integers_and_shared_tables(trained, tmp_path):
         torch.save(state | {"model": state["model"] | {"pieces_sha256": torch.tensor([number])}}, path)
     with pytest.raises(UsageError, match="trained on different data: their pieces_sha256 differ"):
         averaging.average(paths)
-
-
-@pytest.mark.slow
-def test_fairseq_evaluates_the_mean(trained, corpus, tmp_path, capsys):
-    output = tmp_path / "average.pt"
-    run(capsys, trained, "--last", 2, "--output", output)
-    options = ["--user-dir", USER_DIR, "--task", "char_lm", "--path", output, "--gen-subset", "valid"]
-    result = run_module("fairseq_cli.eval_lm", [corpus, *options, "--batch-size", 1, "--cpu"])
-    assert "Perplexity" in result.stderr + result.stdout
-    # Training goes on from the mean with a fresh optimizer.
-    options = ["--task", "char_lm", "--arch", "char_lm", "--cell", "ln_lstm", "--hidden-size", 12]
-    options += ["--criterion", "char_cross_entropy", "--batch-size", 4, "--tokens-per-sample", 20]
-    options += ["--optimizer", "adam", "--lr", 0.01, "--restore-file", output, "--reset-optimizer"]
-    result = fairseq_train([corpus, *options, "--max-epoch", 5, "--cpu", "--save-dir", tmp_path / "on"])
-    assert "Loaded checkpoint" in result.stdout + result.stderr
