@@ -16,7 +16,7 @@ from rhhn_fairseq.data.problems.registry import build_problem
 from rhhn_fairseq.errors import UsageError
 
 GOOD = idx_bytes(make_images(10, seed=1)[0])
-PACKED = gzip.compress(GOOD)
+PACKED = gzip.compress(GOOD, mtime=0)
 BAD = {
     "labels": ("", idx_bytes(make_images(10)[1]), "is cut off, or no IDX file of 3 dimensions"),
     "short header": ("", GOOD[:10], "is cut off, or no IDX file"),
@@ -177,7 +177,7 @@ def test_only_what_is_needed_is_downloaded(server, tmp_path):
 
 @pytest.mark.parametrize(
     "data, reason",
-    [(gzip.compress(b"!"), "MD5 is .* not"), (b"<html>", "is not a gzip file, and is removed")],
+    [(gzip.compress(b"!", mtime=0), "MD5 is .* not"), (b"<html>", "is not a gzip file, and is removed")],
 )
 def test_a_download_of_something_else_is_removed(server, tmp_path, data, reason):
     (server.folder / "t10k-images-idx3-ubyte.gz").write_bytes(data)
