@@ -7,6 +7,7 @@ languages.
 """
 
 import argparse
+import copy
 import dataclasses
 import functools
 import logging
@@ -21,7 +22,15 @@ from rhhn_fairseq.files import refuse_endless
 
 logger = logging.getLogger("rhhn_fairseq.recipes")
 
-HELP = {"-h", "--help"}
+HELP = {"-h", "--help", "--help-all"}
+# What --help of a training shows; --help-all shows every option.
+FIRST = """
+data arch user_dir save_dir source_lang target_lang problem cell hidden_size layers hyper_size
+embed_dim recurrent_dropout output_dropout dropout window mixtures batch_size max_tokens
+tokens_per_sample update_freq max_epoch max_update patience optimizer lr lr_scheduler warmup_updates
+clip_norm seed cpu bf16 fp16 num_workers save_interval_updates no_epoch_checkpoints restore_file
+finetune_from_model log_file tensorboard_logdir
+""".split()
 # fairseq-validate requires one of these, and the training run has set one.
 SIZES = ("batch_size", "max_tokens")
 
@@ -78,6 +87,8 @@ class Defaults:
             if self.passes == 0:
                 self.stored = self._stored(parser, given)
             parser.set_defaults(**self.stored)
+        if self.trains:
+            _shorten_help(parser)
         if self.passes == 0:
             self.help = {word: parser._option_string_actions.pop(word) for word in self.help}
         else:
@@ -143,6 +154,31 @@ def stored_criterion(given: dict) -> dict[str, str]:
     criterion = _configuration(path).get("criterion") if os.path.isfile(path) else None
     name = criterion.get("_name") if isinstance(criterion, dict) else criterion
     return {"criterion": name} if isinstance(name, str) else {}
+
+
+def _shorten_help(parser: argparse.ArgumentParser) -> None:
+    """Makes ``--help`` print the options of ``FIRST``, and ``--help-all`` all of them, some 700 lines."""
+    if "--help-all" in parser._option_string_actions:
+        return
+    whole = parser.add_argument("--help-all", action="help", help="show all options")
+    everything = parser.format_help
+
+    def first() -> str:
+        formatter = argparse.HelpFormatter(parser.prog, max_help_position=34, width=110)
+        formatter.add_usage("%(prog)s DATA --arch NAME [option ...]", [], [])
+        formatter.start_section("options")
+        shown = {action.dest: action for action in parser._actions}
+        for action in (*(shown[name] for name in FIRST if name in shown), whole):
+            brief = copy.copy(action)
+            text = (action.help or "").partition("; ")[0].partition(". ")[0]
+            brief.help = text if len(text) < 70 else f"{text[:68].rpartition(' ')[0]} ..."
+            if action.option_strings and action.nargs != 0:
+                brief.choices, brief.metavar = None, "NAME" if action.choices else "X"
+            formatter.add_argument(brief)
+        formatter.end_section()
+        return formatter.format_help()
+
+    parser.format_help = lambda: everything() if "--help-all" in sys.argv else first()
 
 
 def stored_defaults(given: dict) -> dict[str, object]:
