@@ -17,14 +17,7 @@ from torch import Tensor
 from rhhn_fairseq.ops import native
 from rhhn_fairseq.ops.backends import Plan, graphs, plan_named
 from rhhn_fairseq.ops.buffers import state_dtype
-from rhhn_fairseq.ops.hyper_lstm.passes import (
-    Kept,
-    Weights,
-    make_both_buffers,
-    make_gates,
-    run_backward,
-    run_forward,
-)
+from rhhn_fairseq.ops.hyper_lstm.passes import Backward, Forward, Kept, Weights, make_both_buffers, make_gates
 from rhhn_fairseq.ops.library import differentiate, operation
 from rhhn_fairseq.ops.lstm import GatedMasks, GatedNumbers, cast
 
@@ -89,7 +82,7 @@ def hyper_lstm_op(
     masks, how, rows = GatedMasks(*masks), plan_named(plan), gx.new_empty
     (T, B, _), H, N = gx.shape, h0.shape[-1], e0.shape[-1]
     y = rows(T, B, H)
-    h = y if masks.mask is None else torch.empty_like(y)
+    h = y if masks.real is None else torch.empty_like(y)
     c, k = c0.new_empty(T, B, H), k0.new_empty(T, B, N)
     kept = Kept(rows(T, B, 4 * (H + N)), h, c, rows(T, B, 4 * N), rows(T, B, N), k, rows(T, B, len(w.bias_z)))
     gates = None if w.weight_r is None else make_gates(w, gx, how.gemm)
@@ -104,10 +97,11 @@ def hyper_lstm_op(
         panels = []
         for matrix in (merged, w.weight_e, w.weight_z):
             panels.append(native.pack([matrix], "forward"))
-        native.hyper_lstm_sequence((main, None), (hyper, None), panels, (w.bias_z, g_hyper), previous, (0, T))
+        vectors = w.bias_z, g_hyper, masks.gal, None
+        native.hyper_lstm_sequence((main, None), (hyper, None), panels, vectors, previous, (0, T))
     else:
-        run_forward(kept, w, merged, previous, how, gates, main, hyper, g_hyper)
-    kept = kept if masks.mask is not None else kept._replace(h=rows(0))
+        Forward(kept, w, merged, previous, how, gates).run(main, hyper, g_hyper, masks.gal)
+    kept = kept if masks.real is not None else kept._replace(h=rows(0))
     return y, h[-1].clone(), c[-1].clone(), kept.e[-1].clone(), k[-1].clone(), *kept
 
 
@@ -144,8 +138,9 @@ def hyper_lstm_backward(
     Returns:
         gradients of gx, g_hyper, h0, c0, e0, k0, the weights and norms.
     """
-    groups = state, Weights(*weights), norms, GatedMasks(*masks), GatedNumbers(*numbers)
-    return run_backward(gradients, Kept(*kept), g[0], *groups, previous, plan_named(plan))
+    (gx, _), w, how = g, Weights(*weights), plan_named(plan)
+    backward = Backward(Kept(*kept), gx, state, w, previous, how)
+    return backward.run(gradients, norms, GatedMasks(*masks), GatedNumbers(*numbers))
 
 
 def _keep(inputs, output):

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
+from rhhn_fairseq.ops import native
 from rhhn_fairseq.ops.backends import Plan, graphs, plan_named, pointwise
 from rhhn_fairseq.ops.buffers import Gated, GatedGradients, state_dtype
 from rhhn_fairseq.ops.library import differentiate, operation
 from rhhn_fairseq.ops.loop import Noise
-from rhhn_fairseq.ops.matmul.gemm import PackedWeight
+from rhhn_fairseq.ops.matmul.gemm import PackedWeight, affine
 from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
 from rhhn_fairseq.ops.sequence import (
     expand_noise,
@@ -49,15 +50,22 @@ class GatedNumbers(NamedTuple):
 
 
 class GatedMasks(NamedTuple):
-    """Padding and noise of a pass; every field is optional, see ``buffers.Gated``."""
+    """Padding and noise of a pass; every field is optional.
 
-    mask: Tensor | None = None
+    Attributes:
+        real: [T, B], true at real positions.
+        gal: scaled mask on the state, [B, H]. keep: kept units of the update, [T or 1, B, H].
+        zone_h, zone_c: units that keep their value, [T, B, H].
+        h_share, c_share: [T], factors of the gradients through h and c.
+    """
+
+    real: Tensor | None = None
     gal: Tensor | None = None
     keep: Tensor | None = None
     zone_h: Tensor | None = None
     zone_c: Tensor | None = None
-    share: Tensor | None = None
-    c_scale: Tensor | None = None
+    h_share: Tensor | None = None
+    c_share: Tensor | None = None
 
 
 def gather_masks(mask_TB: Tensor | None, noise: Noise | None, gal_rate: float, g_TBG: Tensor) -> GatedMasks:
@@ -126,6 +134,21 @@ def cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tenso
     return result
 
 
+def lstm_step(
+    g_BG: Tensor, state: tuple[Tensor, Tensor], weight: Tensor, forget_bias: float
+) -> tuple[Tensor, Tensor]:
+    """Runs one step of a plain LSTM with few-row products and compiled gates, without a gradient.
+
+    Args:
+        g_BG: x W_x + b [B, 4 H]. state: h and c [B, H]. weight: W_h [H, 4 H]. All float32 on the CPU.
+
+    Returns:
+        the new h and c.
+    """
+    h, c = state
+    return native.lstm_gates(affine(h, weight, g_BG), c, forget_bias)
+
+
 @operation("rhhn::lstm", graphs.captured)
 def lstm_op(
     g: Tensor,
@@ -146,21 +169,22 @@ def lstm_op(
     (h0, c0), masks, how = state, GatedMasks(*masks), plan_named(plan)
     (T, B, _), H = g.shape, h0.shape[-1]
     y, u = g.new_empty(T, B, H), torch.empty_like(g)
-    h = y if masks.mask is None else torch.empty_like(y)
+    h = y if masks.real is None else torch.empty_like(y)
     c = c0.new_empty(T, B, H)
-    further = {"gx": g} if masks.mask is None else {"gx": g, "y": y}
+    further = {"gx": g} if masks.real is None else {"gx": g, "y": y}
     buffers = make_buffers((u, h, c), state, norm, masks, GatedNumbers(*numbers), **further)
-    run = pointwise.many_steps(how, buffers, None, [weight])
+    run = pointwise.many_steps(how, buffers, None, [weight], masks.gal, None)
     if run is not None:
         run(0, T)
     else:
-        step = pointwise.step(how, buffers)
+        step = pointwise.gated(how, buffers)
         recurrent = PackedWeight(weight, T, B, how.gemm)
-        rows = zip(g.unbind(0), u.unbind(0), previous_states(h0, h), strict=True)
-        for t, (g_t, u_t, h_t) in enumerate(rows):
+        for t, (g_t, u_t, h_t) in enumerate(
+            zip(g.unbind(0), u.unbind(0), previous_states(h0, h), strict=True)
+        ):
             recurrent.product(h_t if masks.gal is None else h_t * masks.gal, u_t, g_t)
             step(t)
-    return y, h[-1].clone(), c[-1].clone(), u, c, (g.new_empty(0) if masks.mask is None else h)
+    return y, h[-1].clone(), c[-1].clone(), u, c, (g.new_empty(0) if masks.real is None else h)
 
 
 def make_buffers(
@@ -179,8 +203,21 @@ def make_buffers(
     (u, h, c), (h0, c0) = sequence, state
     if norm:
         further |= dict(zip(("gate_gain", "gate_shift", "c_gain", "c_shift"), norm, strict=True))
-    further |= masks._asdict() | numbers._asdict()
-    return Gated(u=u, h0=h0, c0=c0, h=h, c=c, epsilon=LAYER_NORM_EPS, **further)
+    return Gated(
+        u=u,
+        h0=h0,
+        c0=c0,
+        h=h,
+        c=c,
+        epsilon=LAYER_NORM_EPS,
+        mask=masks.real,
+        keep=masks.keep,
+        zone_h=masks.zone_h,
+        zone_c=masks.zone_c,
+        c_scale=masks.c_share,
+        **numbers._asdict(),
+        **further,
+    )
 
 
 @torch.library.register_fake(lstm_op)
@@ -211,22 +248,22 @@ def lstm_backward(
     Returns:
         gradients of g, h0, c0, weight and norm.
     """
-    (dy, *last), how = gradients, plan_named(plan)
-    buffers = make_buffers((u, *kept), state, norm, GatedMasks(*masks), GatedNumbers(*numbers))
+    (dy, *last), masks, how = gradients, GatedMasks(*masks), plan_named(plan)
+    buffers = make_buffers((u, *kept), state, norm, masks, GatedNumbers(*numbers))
     T, B, _ = buffers.c.shape
     grads = make_gradients(how, buffers, dy, last, torch.empty_like(u))
-    run = pointwise.many_steps(how, buffers, grads, [weight])
+    run = pointwise.many_steps(how, buffers, grads, [weight], masks.gal, masks.h_share)
     if run is not None:
         run(0, T)
     else:
-        step = pointwise.step(how, buffers, grads)
+        step = pointwise.gated(how, buffers, grads)
         recurrent = PackedWeight(weight, T, B, how.gemm, transpose=True)
         du = grads.du.unbind(0)
         for t in reversed(range(T)):
             step(t)
             recurrent.product(du[t], grads.dh)
-            through_recurrence(grads.dh, buffers.gal, buffers.share, t)
-    dweight = weight_gradient(operand_blocks(buffers.h0, buffers.h, buffers.gal), grads.du, how.gemm)
+            through_recurrence(grads.dh, masks.gal, masks.h_share, t)
+    dweight = weight_gradient(operand_blocks(buffers.h0, buffers.h, masks.gal), grads.du, how.gemm)
     _, *dnorm = split_sums(grads)
     return [grads.du, state_gradient(grads), grads.dc, dweight, *(dnorm if norm else ())]
 
