@@ -30,6 +30,7 @@ class Contract(Pretrained, nn.Module):
     Attributes:
         config: the checked configuration.
         state_sizes: widths of the state's tensors, the first of which is the output.
+        prepared_states: how many tensors at the end of the state ``prepare`` runs over the whole sequence.
         begins: whether the first step of a sequence without a state differs from the others, see ``begin``.
         operation: name of the fused operation that computes what ``step`` does, see ``backends``; None
             if there is none. A subclass does not inherit it, because it may override ``step``.
@@ -47,6 +48,7 @@ class Contract(Pretrained, nn.Module):
     kind = "cell"
     state_sizes: tuple[int, ...]
     config: StateConfig
+    prepared_states: int = 0
     begins: bool = False
     operation: str | None = None
     affine_weights: tuple[str, ...] = ("weight_x", "weight_h")

@@ -45,6 +45,7 @@ from rhhn_fairseq.cells.rhn import RHNConfig, RHNTrace, init_bias_, naive_rhn
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
+from rhhn_fairseq.ops.loop import inner_noise
 from rhhn_fairseq.ops.matmul.gemm import ScaledWeight
 
 # Options of the main network that its hypernetwork shares, if both cells have them.
@@ -298,6 +299,7 @@ class Hyper(Cell):
         self.hyper: Cell = build(config.hyper())
         self.state_sizes = (*self.main.state_sizes, *self.hyper.state_sizes)
         self.begins = self.main.begins or self.hyper.begins
+        self.prepared_states = len(self.hyper.state_sizes) if config.hyper_input == "x" else 0
         self.weight_seen = nn.ParameterList()
         if config.hyper_input == "xh":
             both = build(replace(config.hyper(), input_size=C + H))
@@ -339,7 +341,7 @@ class Hyper(Cell):
 
     def _run_hyper(self, g, state, mask_TB, noise, plan):
         """Returns the hypernetwork's outputs and state; g may end with the first positions."""
-        noise = None if noise is None else below(noise, "hyper_")
+        noise = inner_noise(noise)
         maps = len(self.hyper.input_maps())
         if len(g) > maps:
             g = self.hyper.begin(g[:maps], g[maps]) if self.hyper.begins else g[:maps]

@@ -50,7 +50,7 @@ from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
 from rhhn_fairseq.ops import highway as op
-from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.loop import inner_noise, noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.matmul.rank_scaling import rank_scaled, scaling_matrices
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
@@ -144,6 +144,7 @@ class HyperRHN(Cell):
 
     config: HyperRHNConfig
     operation: str | None = "highway"
+    prepared_states = 1
     affine_weights: tuple[str, ...] = ("weight_x", "weight_s")
     recurrent_weights = ("weight_s",)
 
@@ -193,11 +194,8 @@ class HyperRHN(Cell):
     def prepare(self, g, state, mask_TB, noise, plan):
         """Runs the hypernetwork: g becomes (x U, its states after every layer [T, B, L N], first step)."""
         x_TBG, hyper_g, *first = g
-        inner = noise
-        if noise is not None:
-            inner = {"update": noise["hyper_update"]} if "hyper_update" in noise else {}
         trace, (hyper_s,) = with_hooks(
-            self.hyper, self.hyper.run, (hyper_g,), (state[1],), mask_TB, inner, plan
+            self.hyper, self.hyper.run, (hyper_g,), (state[1],), mask_TB, inner_noise(noise), plan
         )
         return (x_TBG, trace, *first), (state[0], hyper_s)
 
