@@ -166,30 +166,70 @@ class RecurrentLayer(Pretrained, nn.Module):
         # One line, as torch.nn.LSTM's; ``layer.stack`` shows every cell.
         return f"{type(self).__name__}({self.extra_repr()})"
 
-    def forward(self, input: Tensor | PackedSequence, hx: Tensor | State | None = None):
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Tensor | State | None = None,
+        *,
+        lengths: Tensor | None = None,
+        mask: Tensor | None = None,
+        resets: Tensor | None = None,
+    ):
         """Runs the layers over a batch of sequences; see the class for shapes.
 
         Args:
             input: a tensor or a PackedSequence. hx: the state to start from; None for zeros.
+            lengths: whole numbers [B]: how many steps of each sequence are real; padding follows them. Equal
+                to a PackedSequence, with zeros for outputs at padding.
+            mask: in place of lengths, true at real positions, in the form of resets. Padding may be anywhere.
+            resets: bool [T, B], with batch_first [B, T], unbatched [T]: true before the steps at which a
+                sequence starts anew without a state, as if it were cut there. Those of a PackedSequence are
+                padded, in the order of the batch before it was packed; those after its end do not count.
 
         Returns:
             the output, in the form of ``input``, and the last state, as described for ``hx``.
         """
+        if resets is not None and self.bidirectional:
+            raise UsageError(f"{type(self).__name__}: resets are not possible with bidirectional=True")
+        if lengths is not None and (mask is not None or isinstance(input, PackedSequence)):
+            raise UsageError(f"{type(self).__name__}: lengths are not possible with a mask or packed input")
         if isinstance(input, PackedSequence):
-            return self._forward_packed(input, hx)
+            return self._forward_packed(input, hx, resets)
         self._check_input(input)
         is_batched = input.dim() == 3
         x_TBC = input if is_batched else input.unsqueeze(1)
         if is_batched and self.batch_first:
             x_TBC = input.transpose(0, 1)
-        B = x_TBC.shape[1]
-        y, finals = self.stack.run(x_TBC, self._starts(hx, B, is_batched, x_TBC))
+        T, B, _ = x_TBC.shape
+        mask, resets = self._positions(mask, is_batched), self._positions(resets, is_batched)
+        if lengths is not None:
+            mask = self._mask_of(lengths, T, B, x_TBC.device)
+            resets = None if resets is None else resets & mask
+        y, finals = self.stack.run(x_TBC, self._starts(hx, B, is_batched, x_TBC), mask, resets_TB=resets)
         state = self._state(finals)
         if not is_batched:
             return y.squeeze(1), _map(lambda entry: entry.squeeze(1), state)
         return y.transpose(0, 1) if self.batch_first else y, state
 
-    def _forward_packed(self, packed: PackedSequence, hx) -> tuple[PackedSequence, Tensor | State]:
+    def _mask_of(self, lengths: Tensor, T: int, B: int, device: torch.device) -> Tensor:
+        """Returns where positions are real, [T, B]."""
+        lengths = torch.as_tensor(lengths)
+        # Numbers on a GPU are not read, because that would wait for it.
+        readable = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
+        if lengths.shape != (B,) or (readable and not bool(((lengths >= 0) & (lengths <= T)).all())):
+            given = lengths.tolist() if readable else f"of shape {tuple(lengths.shape)}"
+            raise UsageError(
+                f"{type(self).__name__}: lengths are {given}, expected {B} whole numbers from 0 to {T}"
+            )
+        return torch.arange(T, device=device).unsqueeze(1) < lengths.to(device)
+
+    def _positions(self, given: Tensor | None, is_batched: bool = True) -> Tensor | None:
+        """Returns what a caller says about every position as [T, B]."""
+        if given is None or not is_batched:
+            return None if given is None else given.unsqueeze(1)
+        return given.transpose(0, 1) if self.batch_first else given
+
+    def _forward_packed(self, packed: PackedSequence, hx, resets) -> tuple[PackedSequence, Tensor | State]:
         data, sizes, order, back = packed
         if data.dim() != 2 or data.shape[-1] != self.input_size:
             raise UsageError(
@@ -204,7 +244,11 @@ class RecurrentLayer(Pretrained, nn.Module):
         mask = None if len(data) == T * B else mask_TB.to(data.device)
         if hx is not None and order is not None:
             hx = _map(lambda entry: entry.index_select(1, order), self._checked(hx, B, True))
-        y, finals = self.stack.run(x_TBC, self._starts(hx, B, True, x_TBC), mask)
+        resets = self._positions(resets)
+        if resets is not None:
+            resets = resets if order is None else resets.index_select(1, order)
+            resets = resets & mask_TB.to(resets.device)
+        y, finals = self.stack.run(x_TBC, self._starts(hx, B, True, x_TBC), mask, resets_TB=resets)
         state = self._state(finals)
         if back is not None:
             state = _map(lambda entry: entry.index_select(1, back), state)
