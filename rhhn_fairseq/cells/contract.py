@@ -187,6 +187,11 @@ class Contract(Pretrained, nn.Module):
         return {}
 
 
+def without_context(weight: Tensor, context_size: int) -> Tensor:
+    """Returns an input weight that ignores further columns of the input, [C + context_size, ·]."""
+    return nn.functional.pad(weight, (0, 0, 0, context_size)) if context_size else weight
+
+
 def apply_maps(x: Tensor, maps: tuple[InputMap, ...], gemm: str | None = None) -> tuple[Tensor, ...]:
     """Returns ``x W + b`` for each weight and bias; x is [..., C], ``gemm`` as for ``affine``."""
     g = []

@@ -231,6 +231,8 @@ def _describe(layer: RecurrentLayer) -> dict:
             "save its state_dict instead"
         )
     names = "input_size hidden_size num_layers batch_first dropout bidirectional lstm_state".split()
+    if layer.context_size:
+        names += ["context_size", "context_to"]
     return {"cell": layer.cell} | {name: getattr(layer, name) for name in names} | {"options": layer.options}
 
 

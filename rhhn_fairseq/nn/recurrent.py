@@ -35,6 +35,9 @@ Args:
     device, dtype: of the parameters.
     backend: one of rhhn_fairseq.ops.backends.NAMES; None for the fastest, or what RHHN_KERNEL says.
     lstm_state: give and take the state as two tensors (h, c) for any cell, see State.
+    context_size: K, width of a condition that every layer reads beside its input, see ``forward``; 0: none.
+    context_to: "hyper" if the hypernetwork alone reads it, "both" if the main network does too, which any
+        cell can.
 {options}
 
 Input: [T, B, C], with batch_first [B, T, C], unbatched [T, C], or a PackedSequence, sorted or not.
@@ -65,7 +68,7 @@ class RecurrentLayer(Pretrained, nn.Module):
         options = [
             spec
             for spec in fields(CELLS[cls.cell].config)
-            if spec.default is not MISSING and spec.type is not bool
+            if spec.default is not MISSING and spec.type is not bool and spec.name != "hyper_context"
         ]
         defaults = cell_options(cls.cell)
         own = inspect.cleandoc(cls.__doc__ or f"Layers of the cell {cls.cell}.")
@@ -88,6 +91,10 @@ class RecurrentLayer(Pretrained, nn.Module):
         super().__init__()
         name = type(self).__name__
         backend, lstm_state = options.pop("backend", None), options.pop("lstm_state", False)
+        self.context_size = options.pop("context_size", 0)
+        self.context_to = options.pop("context_to", "hyper")
+        if self.context_to not in ("hyper", "both"):
+            raise UsageError(f"{name}: context_to={self.context_to!r} is unknown, choose from hyper, both")
         switches = {"batch_first": batch_first, "bidirectional": bidirectional, "lstm_state": lstm_state}
         _check_arguments(name, bias, options.pop("proj_size", 0), switches, num_layers, dropout, dtype)
         if dropout and num_layers == 1:
@@ -104,11 +111,23 @@ class RecurrentLayer(Pretrained, nn.Module):
             layers=num_layers,
             bidirectional_layers=num_layers if bidirectional else 0,
             layer_dropout=float(dropout),
-            cell_options=options,
+            context_size=self.context_size,
+            cell_options=options | self._context_options(),
         )
         with torch.device(torch.get_default_device() if device is None else device):
             self.stack = Stack(config).to(dtype=dtype or torch.get_default_dtype())
         self.backend = backend
+
+    def _context_options(self) -> dict[str, int]:
+        """Returns the cell's option for a condition that its hypernetwork alone reads."""
+        if not self.context_size or self.context_to == "both":
+            return {}
+        if "hyper_context" not in cell_options(self.cell):
+            raise UsageError(
+                f"{type(self).__name__}: context_size={self.context_size}, but the cell has no hypernetwork; "
+                "give context_to='both'"
+            )
+        return {"hyper_context": self.context_size}
 
     @property
     def backend(self) -> str | None:
@@ -133,7 +152,10 @@ class RecurrentLayer(Pretrained, nn.Module):
     @property
     def options(self) -> dict:
         """The cell's options as given to the constructor."""
-        return dict(self.stack.config.cell_options)
+        options = dict(self.stack.config.cell_options)
+        if self._context_options():
+            del options["hyper_context"]
+        return options
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -156,6 +178,8 @@ class RecurrentLayer(Pretrained, nn.Module):
                 words.append(f"{name}=True")
         if self.backend is not None:
             words.append(f"backend={self.backend!r}")
+        if self.context_size:
+            words.append(f"context_size={self.context_size}, context_to={self.context_to!r}")
         sizes = [str(size) for size in self.state_sizes]
         if self.state_names:
             sizes = [f"{name} {size}" for name, size in zip(self.state_names, sizes, strict=True)]
@@ -174,6 +198,7 @@ class RecurrentLayer(Pretrained, nn.Module):
         lengths: Tensor | None = None,
         mask: Tensor | None = None,
         resets: Tensor | None = None,
+        context: Tensor | None = None,
     ):
         """Runs the layers over a batch of sequences; see the class for shapes.
 
@@ -185,6 +210,8 @@ class RecurrentLayer(Pretrained, nn.Module):
             resets: bool [T, B], with batch_first [B, T], unbatched [T]: true before the steps at which a
                 sequence starts anew without a state, as if it were cut there. Those of a PackedSequence are
                 padded, in the order of the batch before it was packed; those after its end do not count.
+            context: the condition, [B, K] or one for each step, [T, B, K] or with batch_first [B, T, K];
+                unbatched without B.
 
         Returns:
             the output, in the form of ``input``, and the last state, as described for ``hx``.
@@ -194,7 +221,7 @@ class RecurrentLayer(Pretrained, nn.Module):
         if lengths is not None and (mask is not None or isinstance(input, PackedSequence)):
             raise UsageError(f"{type(self).__name__}: lengths are not possible with a mask or packed input")
         if isinstance(input, PackedSequence):
-            return self._forward_packed(input, hx, resets)
+            return self._forward_packed(input, hx, resets, context)
         self._check_input(input)
         is_batched = input.dim() == 3
         x_TBC = input if is_batched else input.unsqueeze(1)
@@ -205,7 +232,8 @@ class RecurrentLayer(Pretrained, nn.Module):
         if lengths is not None:
             mask = self._mask_of(lengths, T, B, x_TBC.device)
             resets = None if resets is None else resets & mask
-        y, finals = self.stack.run(x_TBC, self._starts(hx, B, is_batched, x_TBC), mask, resets_TB=resets)
+        starts, context = self._starts(hx, B, is_batched, x_TBC), self._context(context, T, B, is_batched)
+        y, finals = self.stack.run(x_TBC, starts, mask, resets_TB=resets, context_TBM=context)
         state = self._state(finals)
         if not is_batched:
             return y.squeeze(1), _map(lambda entry: entry.squeeze(1), state)
@@ -229,7 +257,26 @@ class RecurrentLayer(Pretrained, nn.Module):
             return None if given is None else given.unsqueeze(1)
         return given.transpose(0, 1) if self.batch_first else given
 
-    def _forward_packed(self, packed: PackedSequence, hx, resets) -> tuple[PackedSequence, Tensor | State]:
+    def _context(self, given: Tensor | None, T: int, B: int, is_batched: bool = True) -> Tensor | None:
+        """Returns the condition as [T, B, K]."""
+        K = self.context_size
+        if given is None and not K:
+            return None
+        if isinstance(given, Tensor):
+            context = given if is_batched else given.unsqueeze(-2)
+            if context.dim() == 3 and is_batched and self.batch_first:
+                context = context.transpose(0, 1)
+            if K and context.shape in ((B, K), (T, B, K), (1, K)):
+                return context.expand(T, B, K)
+        shape = tuple(given.shape) if isinstance(given, Tensor) else given
+        raise UsageError(
+            f"{type(self).__name__}: context has shape {shape}, expected [B, {K}] or one for each step, with "
+            "context_size as given to the constructor"
+        )
+
+    def _forward_packed(
+        self, packed: PackedSequence, hx, resets, context
+    ) -> tuple[PackedSequence, Tensor | State]:
         data, sizes, order, back = packed
         if data.dim() != 2 or data.shape[-1] != self.input_size:
             raise UsageError(
@@ -248,7 +295,11 @@ class RecurrentLayer(Pretrained, nn.Module):
         if resets is not None:
             resets = resets if order is None else resets.index_select(1, order)
             resets = resets & mask_TB.to(resets.device)
-        y, finals = self.stack.run(x_TBC, self._starts(hx, B, True, x_TBC), mask, resets_TB=resets)
+        context = self._context(context, T, B)
+        if context is not None and order is not None:
+            context = context.index_select(1, order)
+        starts = self._starts(hx, B, True, x_TBC)
+        y, finals = self.stack.run(x_TBC, starts, mask, resets_TB=resets, context_TBM=context)
         state = self._state(finals)
         if back is not None:
             state = _map(lambda entry: entry.index_select(1, back), state)
@@ -368,6 +419,7 @@ def _usage(layer: type[RecurrentLayer], options) -> str:
 def _signature(options) -> inspect.Signature:
     """Returns the constructor's signature with a cell's options in place of ``**options``."""
     listed = list(inspect.signature(RecurrentLayer.__init__).parameters.values())[1:-1]
-    for name, default in (("backend", None), ("lstm_state", False), *options):
+    own = (("backend", None), ("lstm_state", False), ("context_size", 0), ("context_to", "hyper"))
+    for name, default in (*own, *options):
         listed.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
     return inspect.Signature(listed)

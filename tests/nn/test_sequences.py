@@ -131,3 +131,41 @@ def test_impossible_lengths_are_refused():
             rnn(_x(), lengths=lengths)
     with pytest.raises(UsageError, match="lengths are not possible with a mask or packed input"):
         rnn(_x(), lengths=LENGTHS, mask=~RESETS)
+
+
+K = 5
+CONTEXT = _x(T, B, K)
+
+
+@pytest.mark.parametrize("kind", ["HyperLSTM", "LNHyperLSTM", "HyperRNN", "HyperRHN", "Hyper", "LSTM"])
+def test_a_condition_is_read_by_the_networks_that_are_asked(kind, tmp_path):
+    options = {"context_to": "both"} if kind == "LSTM" else {"hyper_size": 3}
+    torch.manual_seed(0)
+    rnn = getattr(layers, kind)(C, H, 2, context_size=K, **options).double()
+    with torch.no_grad():
+        for weight in rnn.parameters():
+            weight += 0.2 * torch.randn_like(weight)
+    read_it = [name for name, weight in rnn.stack.cells[0].named_parameters() if len(weight) == C + K]
+    assert read_it == (["weight_x"] if kind == "LSTM" else ["hyper.weight_x"])
+    context = CONTEXT.clone().requires_grad_()
+    y, state = rnn(_x(), context=context)
+    assert (torch.autograd.grad(y.sum(), context)[0] != 0).all()
+    constant = rnn(_x(), context=CONTEXT[0])[0]
+    _close(constant, rnn(_x(), context=CONTEXT[:1].expand(T, -1, -1))[0])
+    _close(rnn(_x()[:, 1], context=CONTEXT[:, 1])[0], y[:, 1])
+    _close(rnn(_x()[:, 1], context=CONTEXT[0, 1])[0], constant[:, 1])
+    packed = pack_padded_sequence(_x(), torch.tensor(LENGTHS), enforce_sorted=False)
+    padded, _ = pad_packed_sequence(rnn(packed, context=CONTEXT)[0])
+    _close(padded, rnn(_x(), lengths=LENGTHS, context=CONTEXT)[0])
+    rnn.save_pretrained(tmp_path)
+    _close(layers.from_pretrained(tmp_path)(_x(), context=CONTEXT)[0], y)
+    for wrong in (None, CONTEXT[..., :1]):
+        with pytest.raises(UsageError, match=f"^{kind}: context has shape .*, expected .B, 5. or one for"):
+            rnn(_x(), context=wrong)
+
+
+def test_a_condition_needs_a_hypernetwork():
+    with pytest.raises(UsageError, match="LSTM: context_size=2, but the cell has no hypernetwork; give"):
+        _build("LSTM", context_size=2)
+    with pytest.raises(UsageError, match="HyperLSTM: hyper_context=4 leaves the main network nothing of"):
+        _build("HyperLSTM", hyper_context=4)
