@@ -70,6 +70,27 @@ class GRU(RecurrentLayer):
         return _copied(cls, module, **options)
 
 
+class LNGRU(RecurrentLayer):
+    """GRU layers with one layer normalisation of the joint sum, as in DreamerV2 (Hafner et al. 2021)."""
+
+    cell = "ln_gru"
+    state_names = ("h",)
+
+
+class MogrifierLSTM(RecurrentLayer):
+    """LSTM layers whose input and state gate each other before every step (Melis et al. 2020)."""
+
+    cell = "mogrifier_lstm"
+    state_names = ("h", "c")
+
+
+class NAS(RecurrentLayer):
+    """Layers of the cell that a search found (Zoph and Le 2017)."""
+
+    cell = "nas"
+    state_names = ("h", "c")
+
+
 class HyperLSTM(RecurrentLayer):
     """HyperLSTM layers (Ha, Dai, Le 2016, section 3.1): a small LSTM scales the weights of a large one.
 
