@@ -10,10 +10,12 @@ from rhhn_fairseq.nn.exporting import export_onnx
 from rhhn_fairseq.nn.layers import (
     GRU,
     IRNN,
+    LNGRU,
     LNLSTM,
     LSTM,
     MILSTM,
     MLSTM,
+    NAS,
     RHN,
     Elman,
     GridRHN,
@@ -25,11 +27,13 @@ from rhhn_fairseq.nn.layers import (
     LNHyperLSTM,
     MinGRU,
     MinLSTM,
+    MogrifierLSTM,
     RolledHyperRHN,
     layer_of,
 )
 from rhhn_fairseq.nn.quantising import quantize_dynamic
 from rhhn_fairseq.nn.recurrent import RecurrentLayer
+from rhhn_fairseq.nn.steps import STEP_CELLS, StepCell
 from rhhn_fairseq.nn.strokes import StrokeNetwork
 from rhhn_fairseq.saving import from_pretrained, packaged, save_pretrained
 
@@ -50,10 +54,14 @@ __all__ = [
     "HyperRHN",
     "HyperRNN",
     "Jordan",
+    "LNGRU",
     "LNHyperLSTM",
     "MinGRU",
     "MinLSTM",
+    "MogrifierLSTM",
+    "NAS",
     "RecurrentLayer",
+    "StepCell",
     "StrokeNetwork",
     "export_onnx",
     "from_pretrained",
@@ -63,3 +71,6 @@ __all__ = [
     "save_pretrained",
     "set_backend",
 ]
+
+globals().update(STEP_CELLS)
+__all__ += list(STEP_CELLS)

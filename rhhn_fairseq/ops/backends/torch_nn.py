@@ -63,7 +63,7 @@ def run_padded(
 
 
 def step(kind: str, x_1BC: Tensor, state: State, weights: Weights) -> tuple[Tensor, State]:
-    """Runs one step by torch's cells, which copy no weights; without a gradient."""
+    """Runs one step by torch's cells, which copy no weights."""
     dtype = x_1BC.dtype
     second = weights.second
     if second is None and x_1BC.is_cuda:
