@@ -11,8 +11,8 @@ def printable(text: str) -> str:
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-class UsageError(ValueError):
-    """A value, file or combination that cannot work.
+class UsageError(ValueError, RuntimeError):
+    """A value, file or combination that cannot work. torch's own layers raise either of its base classes.
 
     Its message is one line that names the file or option, the value, and what would be valid. The
     command-line programs print that line and exit with status 1, without a traceback.

@@ -33,6 +33,7 @@ from rhhn_fairseq.nn.layers import (
 )
 from rhhn_fairseq.nn.quantising import quantize_dynamic
 from rhhn_fairseq.nn.recurrent import RecurrentLayer
+from rhhn_fairseq.nn.states import detach_state, join_directions, reorder_state, select_state
 from rhhn_fairseq.nn.steps import STEP_CELLS, StepCell
 from rhhn_fairseq.nn.strokes import StrokeNetwork
 from rhhn_fairseq.saving import from_pretrained, packaged, save_pretrained
@@ -63,12 +64,16 @@ __all__ = [
     "RecurrentLayer",
     "StepCell",
     "StrokeNetwork",
+    "detach_state",
     "export_onnx",
     "from_pretrained",
+    "join_directions",
     "layer_of",
     "packaged",
     "quantize_dynamic",
+    "reorder_state",
     "save_pretrained",
+    "select_state",
     "set_backend",
 ]
 

@@ -290,6 +290,8 @@ def _copied(layer: type[RecurrentLayer], module: nn.RNNBase, **options):
             for name, source in (("weight_x", f"weight_ih_{place}"), ("weight_h", f"weight_hh_{place}")):
                 own[name].copy_(theirs[source].T).requires_grad_(theirs[source].requires_grad)
             if not module.bias:
+                for name in own.keys() & {"bias", "bias_n"}:
+                    own[name].requires_grad_(False)
                 continue
             from_x, from_h = theirs[f"bias_ih_{place}"], theirs[f"bias_hh_{place}"]
             # The GRU's reset gate acts on the last third of the recurrent bias, which stays separate.

@@ -7,7 +7,7 @@ import inspect
 import textwrap
 import warnings
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.nn.states import map_state
 from rhhn_fairseq.ops.loop import State
 from rhhn_fairseq.saving import Pretrained
 
@@ -102,7 +103,7 @@ class RecurrentLayer(Pretrained, nn.Module):
                 f"{name}: dropout={dropout} acts between layers, and num_layers=1 leaves none", stacklevel=2
             )
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        self.bias, self.batch_first, self.dropout = bias, batch_first, dropout
+        self.bias, self.batch_first = bias, batch_first
         self.bidirectional, self.lstm_state = bidirectional, lstm_state
         config = StackConfig(
             cell=self.cell,
@@ -140,6 +141,15 @@ class RecurrentLayer(Pretrained, nn.Module):
         self._backend = name
 
     @property
+    def dropout(self) -> float:
+        """Probability of dropping the outputs of every layer but the last; it may be changed."""
+        return self.stack.config.layer_dropout
+
+    @dropout.setter
+    def dropout(self, rate: float) -> None:
+        self.stack.config = replace(self.stack.config, layer_dropout=rate)
+
+    @property
     def directions(self) -> int:
         """D: 2 if bidirectional, else 1."""
         return 2 if self.bidirectional else 1
@@ -163,6 +173,14 @@ class RecurrentLayer(Pretrained, nn.Module):
         with next(self.parameters()).device:
             fresh = Stack(self.stack.config)
         self.stack.load_state_dict(fresh.state_dict())
+
+    def zero_state(self, B: int, device=None, dtype: torch.dtype | None = None) -> Tensor | State:
+        """Returns the state of B sequences that ``forward`` starts from without one, in the weights' type."""
+        weight = next(self.parameters())
+        place = {"device": device or weight.device, "dtype": dtype or weight.dtype}
+        rows = self.directions * self.num_layers
+        state = tuple(torch.zeros(rows, B, width, **place) for width in self._entries())
+        return state if len(state) > 1 else state[0]
 
     def flatten_parameters(self) -> None:
         """Does nothing; scripts written for torch.nn.LSTM call it."""
@@ -228,6 +246,9 @@ class RecurrentLayer(Pretrained, nn.Module):
         if is_batched and self.batch_first:
             x_TBC = input.transpose(0, 1)
         T, B, _ = x_TBC.shape
+        if B == 0 and T > 0:
+            y = x_TBC.new_zeros(T, 0, self.stack.output_size)
+            return y.transpose(0, 1) if self.batch_first else y, self.zero_state(0, x_TBC.device, x_TBC.dtype)
         mask, resets = self._positions(mask, is_batched), self._positions(resets, is_batched)
         if lengths is not None:
             mask = self._mask_of(lengths, T, B, x_TBC.device)
@@ -236,7 +257,7 @@ class RecurrentLayer(Pretrained, nn.Module):
         y, finals = self.stack.run(x_TBC, starts, mask, resets_TB=resets, context_TBM=context)
         state = self._state(finals)
         if not is_batched:
-            return y.squeeze(1), _map(lambda entry: entry.squeeze(1), state)
+            return y.squeeze(1), map_state(lambda entry: entry.squeeze(1), state)
         return y.transpose(0, 1) if self.batch_first else y, state
 
     def _mask_of(self, lengths: Tensor, T: int, B: int, device: torch.device) -> Tensor:
@@ -290,7 +311,7 @@ class RecurrentLayer(Pretrained, nn.Module):
         x_TBC = data.new_zeros(T * B, data.shape[-1]).index_copy(0, places, data).unflatten(0, (T, B))
         mask = None if len(data) == T * B else mask_TB.to(data.device)
         if hx is not None and order is not None:
-            hx = _map(lambda entry: entry.index_select(1, order), self._checked(hx, B, True))
+            hx = map_state(lambda entry: entry.index_select(1, order), self._checked(hx, B, True))
         resets = self._positions(resets)
         if resets is not None:
             resets = resets if order is None else resets.index_select(1, order)
@@ -302,7 +323,7 @@ class RecurrentLayer(Pretrained, nn.Module):
         y, finals = self.stack.run(x_TBC, starts, mask, resets_TB=resets, context_TBM=context)
         state = self._state(finals)
         if back is not None:
-            state = _map(lambda entry: entry.index_select(1, back), state)
+            state = map_state(lambda entry: entry.index_select(1, back), state)
         return PackedSequence(y.flatten(0, 1).index_select(0, places), sizes, order, back), state
 
     def _check_input(self, input) -> None:
@@ -352,6 +373,12 @@ class RecurrentLayer(Pretrained, nn.Module):
             sizes = self.state_sizes[1:]
             given = sizes if state[1].shape[-1] == sum(sizes) else sizes[:1]
             state[1:] = state[1].split(given, dim=-1)
+        if 1 < len(state) < len(self.state_sizes) and not torch.compiler.is_compiling():
+            warnings.warn(
+                f"{type(self).__name__}: the state has {len(state)} of {len(self.state_sizes)} entries, the "
+                "others start from zeros; lstm_state=True carries all of them as (h, c)",
+                stacklevel=4,
+            )
         for width in self.state_sizes[len(state) :]:
             state.append(x_TBC.new_zeros(D * L, B, width))
         return [
@@ -389,11 +416,6 @@ def _check_arguments(name: str, bias, proj_size, switches: dict, num_layers, dro
         raise UsageError(f"{name}: dropout={dropout!r} is not possible, it must be a number in [0, 1)")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise UsageError(f"{name}: dtype={dtype!r} is no floating-point type, such as torch.float64")
-
-
-def _map(change, state: Tensor | State) -> Tensor | State:
-    """Applies ``change`` to every entry of a state."""
-    return change(state) if isinstance(state, Tensor) else tuple(change(entry) for entry in state)
 
 
 def _usage(layer: type[RecurrentLayer], options) -> str:

@@ -23,7 +23,7 @@ def reorder_state(state: Tensor | State, index_B: Tensor) -> Tensor | State:
 
 
 def select_state(state: Tensor | State, chosen_B: Tensor, other: Tensor | State) -> Tensor | State:
-    """Returns ``state`` for the sequences at which ``chosen_B``, bool [B], is true, and ``other`` elsewhere."""
+    """Returns ``state`` for the sequences for which ``chosen_B``, bool [B], is true, else ``other``."""
     if isinstance(state, Tensor) or isinstance(other, Tensor):
         return torch.where(chosen_B.unsqueeze(-1), state, other)
     pairs = zip(state, other, strict=True)
@@ -33,8 +33,8 @@ def select_state(state: Tensor | State, chosen_B: Tensor, other: Tensor | State)
 def join_directions(state: Tensor | State) -> Tensor | State:
     """Returns the state of a bidirectional layer with both directions side by side, [L, B, 2 width].
 
-    It starts a decoder of twice the width in one direction. The ``c`` of a layer with ``lstm_state=True`` joins
-    several entries, which would be mixed up: join the entries of a layer without that option.
+    It starts a decoder of twice the width in one direction. The ``c`` of a layer with ``lstm_state=True``
+    holds several entries, which would be mixed up: join the state of a layer without that option.
 
     Raises:
         UsageError: the number of rows is odd, so the state is not that of a bidirectional layer.
