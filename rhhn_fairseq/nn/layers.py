@@ -254,6 +254,8 @@ def _describe(layer: RecurrentLayer) -> dict:
     names = "input_size hidden_size num_layers batch_first dropout bidirectional lstm_state".split()
     if layer.context_size:
         names += ["context_size", "context_to"]
+    if layer.initial_state != "zeros":
+        names.append("initial_state")
     return {"cell": layer.cell} | {name: getattr(layer, name) for name in names} | {"options": layer.options}
 
 

@@ -39,6 +39,8 @@ Args:
     context_size: K, width of a condition that every layer reads beside its input, see ``forward``; 0: none.
     context_to: "hyper" if the hypernetwork alone reads it, "both" if the main network does too, which any
         cell can.
+    initial_state: "zeros" or "learned", parameters that a call without a state starts from; the latter
+        excludes resets.
 {options}
 
 Input: [T, B, C], with batch_first [B, T, C], unbatched [T, C], or a PackedSequence, sorted or not.
@@ -102,6 +104,10 @@ class RecurrentLayer(Pretrained, nn.Module):
             warnings.warn(
                 f"{name}: dropout={dropout} acts between layers, and num_layers=1 leaves none", stacklevel=2
             )
+        self.initial_state = options.pop("initial_state", "zeros")
+        if self.initial_state not in ("zeros", "learned"):
+            given = f"initial_state={self.initial_state!r}"
+            raise UsageError(f"{name}: {given} is unknown, choose from zeros, learned")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first = bias, batch_first
         self.bidirectional, self.lstm_state = bidirectional, lstm_state
@@ -117,6 +123,10 @@ class RecurrentLayer(Pretrained, nn.Module):
         )
         with torch.device(torch.get_default_device() if device is None else device):
             self.stack = Stack(config).to(dtype=dtype or torch.get_default_dtype())
+            if self.initial_state == "learned":
+                rows = self.directions * num_layers
+                entries = (torch.zeros(rows, 1, width, dtype=dtype) for width in self.state_sizes)
+                self.learned_state = nn.ParameterList(entries)
         self.backend = backend
 
     def _context_options(self) -> dict[str, int]:
@@ -173,13 +183,14 @@ class RecurrentLayer(Pretrained, nn.Module):
         with next(self.parameters()).device:
             fresh = Stack(self.stack.config)
         self.stack.load_state_dict(fresh.state_dict())
+        for entry in self.learned_state if self.initial_state == "learned" else ():
+            entry.zero_()
 
     def zero_state(self, B: int, device=None, dtype: torch.dtype | None = None) -> Tensor | State:
-        """Returns the state of B sequences that ``forward`` starts from without one, in the weights' type."""
-        weight = next(self.parameters())
-        place = {"device": device or weight.device, "dtype": dtype or weight.dtype}
-        rows = self.directions * self.num_layers
-        state = tuple(torch.zeros(rows, B, width, **place) for width in self._entries())
+        """Returns zeros as the state of B sequences, in the weights' type."""
+        weight, rows = next(self.parameters()), self.directions * self.num_layers
+        empty = torch.zeros(rows, B, 0, device=device or weight.device, dtype=dtype or weight.dtype)
+        state = tuple(empty.new_zeros(rows, B, width) for width in self._entries())
         return state if len(state) > 1 else state[0]
 
     def flatten_parameters(self) -> None:
@@ -196,6 +207,8 @@ class RecurrentLayer(Pretrained, nn.Module):
                 words.append(f"{name}=True")
         if self.backend is not None:
             words.append(f"backend={self.backend!r}")
+        if self.initial_state != "zeros":
+            words.append(f"initial_state={self.initial_state!r}")
         if self.context_size:
             words.append(f"context_size={self.context_size}, context_to={self.context_to!r}")
         sizes = [str(size) for size in self.state_sizes]
@@ -234,8 +247,9 @@ class RecurrentLayer(Pretrained, nn.Module):
         Returns:
             the output, in the form of ``input``, and the last state, as described for ``hx``.
         """
-        if resets is not None and self.bidirectional:
-            raise UsageError(f"{type(self).__name__}: resets are not possible with bidirectional=True")
+        if resets is not None and (self.bidirectional or self.initial_state == "learned"):
+            refused = "bidirectional=True" if self.bidirectional else "initial_state='learned'"
+            raise UsageError(f"{type(self).__name__}: resets are not possible with {refused}")
         if lengths is not None and (mask is not None or isinstance(input, PackedSequence)):
             raise UsageError(f"{type(self).__name__}: lengths are not possible with a mask or packed input")
         if isinstance(input, PackedSequence):
@@ -366,8 +380,11 @@ class RecurrentLayer(Pretrained, nn.Module):
     def _starts(self, hx, B: int, is_batched: bool, x_TBC: Tensor) -> list[State | None]:
         """Returns the state of each cell, in the order of ``Stack.run``, from a caller's state."""
         D, L = self.directions, self.num_layers
-        if hx is None:
+        if hx is None and self.initial_state == "zeros":
             return [None] * (D * L)
+        if hx is None:
+            state = [entry.expand(-1, B, -1) for entry in self.learned_state]
+            return self._of_cells(state)
         state = [entry if is_batched else entry.unsqueeze(1) for entry in self._checked(hx, B, is_batched)]
         if self.lstm_state and len(state) == 2:
             sizes = self.state_sizes[1:]
@@ -381,11 +398,13 @@ class RecurrentLayer(Pretrained, nn.Module):
             )
         for width in self.state_sizes[len(state) :]:
             state.append(x_TBC.new_zeros(D * L, B, width))
-        return [
-            tuple(entry[D * layer + direction] for entry in state)
-            for direction in range(D)
-            for layer in range(L)
-        ]
+        return self._of_cells(state)
+
+    def _of_cells(self, state: Sequence[Tensor]) -> list[State | None]:
+        """Returns each cell's share of a state, in the order of ``Stack.run``."""
+        D, L = self.directions, self.num_layers
+        rows = [D * layer + direction for direction in range(D) for layer in range(L)]
+        return [tuple(entry[row] for entry in state) for row in rows]
 
     def _state(self, finals: Sequence[State]) -> Tensor | State:
         """Returns the state for the caller, from those of the cells."""
@@ -441,7 +460,13 @@ def _usage(layer: type[RecurrentLayer], options) -> str:
 def _signature(options) -> inspect.Signature:
     """Returns the constructor's signature with a cell's options in place of ``**options``."""
     listed = list(inspect.signature(RecurrentLayer.__init__).parameters.values())[1:-1]
-    own = (("backend", None), ("lstm_state", False), ("context_size", 0), ("context_to", "hyper"))
+    own = (
+        ("backend", None),
+        ("lstm_state", False),
+        ("context_size", 0),
+        ("context_to", "hyper"),
+        ("initial_state", "zeros"),
+    )
     for name, default in (*own, *options):
         listed.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
     return inspect.Signature(listed)

@@ -24,10 +24,8 @@ def reorder_state(state: Tensor | State, index_B: Tensor) -> Tensor | State:
 
 def select_state(state: Tensor | State, chosen_B: Tensor, other: Tensor | State) -> Tensor | State:
     """Returns ``state`` for the sequences for which ``chosen_B``, bool [B], is true, else ``other``."""
-    if isinstance(state, Tensor) or isinstance(other, Tensor):
-        return torch.where(chosen_B.unsqueeze(-1), state, other)
-    pairs = zip(state, other, strict=True)
-    return tuple(torch.where(chosen_B.unsqueeze(-1), own, rest) for own, rest in pairs)
+    rest = iter((other,) if isinstance(other, Tensor) else other)
+    return map_state(lambda entry: torch.where(chosen_B.unsqueeze(-1), entry, next(rest)), state)
 
 
 def join_directions(state: Tensor | State) -> Tensor | State:

@@ -51,8 +51,9 @@ class StepCell(nn.Module):
             raise UsageError(f"{type(self).__name__}: input is {given}, expected [B, {C}] or [{C}]")
         x, state = input if input.dim() == 2 else input.unsqueeze(0), None
         if hx is not None:
-            given = (hx,) if isinstance(hx, Tensor) else hx
-            entries = given if input.dim() == 2 else [entry.unsqueeze(0) for entry in given]
+            entries = (hx,) if isinstance(hx, Tensor) else hx
+            if input.dim() == 1:
+                entries = tuple(entry.unsqueeze(0) for entry in entries)
             missing = self.cell.state_sizes[len(entries) :]
             state = (*entries, *(x.new_zeros(len(x), size) for size in missing))
         _, state = self.cell(x.unsqueeze(0), state)

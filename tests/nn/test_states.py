@@ -77,3 +77,26 @@ def test_errors_are_of_the_classes_that_torchs_layers_raise():
     for kind in (ValueError, RuntimeError):
         with pytest.raises(kind, match="LSTM: num_layers=0 is too small"):
             layers.LSTM(C, H, num_layers=0)
+
+
+def test_a_learned_state_starts_calls_without_one(tmp_path):
+    rnn = layers.HyperLSTM(C, H, 2, bidirectional=True, hyper_size=3, initial_state="learned")
+    x, plain = torch.randn(T, B, C), layers.HyperLSTM(C, H, 2, bidirectional=True, hyper_size=3)
+    with torch.no_grad():
+        for weight in rnn.stack.parameters():
+            weight += 0.2 * torch.randn_like(weight)
+    plain.stack.load_state_dict(rnn.stack.state_dict())
+    assert torch.equal(rnn(x)[0], plain(x)[0])
+    with torch.no_grad():
+        for entry in rnn.learned_state:
+            entry.normal_()
+    start = tuple(entry.expand(-1, B, -1) for entry in rnn.learned_state)
+    y = rnn(x)[0]
+    assert torch.equal(y, plain(x, start)[0])
+    y.square().sum().backward()
+    assert all((entry.grad != 0).any() for entry in rnn.learned_state)
+    rnn.save_pretrained(tmp_path)
+    assert torch.equal(layers.from_pretrained(tmp_path)(x)[0], y)
+    one = layers.LSTM(C, H, initial_state="learned")
+    with pytest.raises(UsageError, match="LSTM: resets are not possible with initial_state='learned'"):
+        one(x, resets=torch.zeros(T, B, dtype=torch.bool))
