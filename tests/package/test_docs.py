@@ -57,7 +57,12 @@ def test_the_page_of_commands_has_every_command():
     assert re.findall(r"^\| `rhhn ([a-z-]+)` \|", page, re.MULTILINE) == list(COMMANDS)
 
 
-@pytest.mark.parametrize("page", ["../README.md", "index.md", "layers.md", "tutorials/replace_lstm.md"])
+# Exporting takes most of the time of the page of layers.
+PAGES = ["../README.md", "index.md", "tutorials/replace_lstm.md"]
+PAGES.append(pytest.param("layers.md", marks=pytest.mark.slow))
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_python_of_the_page_runs(page, tmp_path, monkeypatch):
     if page == "layers.md":
         pytest.importorskip("onnxscript")
