@@ -140,7 +140,7 @@ def test_only_loops_of_operations_are_recorded(cell, records, monkeypatch):
         (1, table.STEP_ROWS, False, None, True),
         (1, table.STEP_ROWS + 1, False, None, False),
         (2, 1, False, None, False),
-        (1, 1, True, None, False),
+        (1, 1, True, None, True),
         (1, 1, False, "native", False),
     ],
 )
