@@ -22,8 +22,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"choose from {', '.join(known)}" if 0 < len(known) <= 12 else ""
 
 
-class UsageError(ValueError):
-    """A value, file or combination that cannot work.
+class UsageError(ValueError, RuntimeError):
+    """A value, file or combination that cannot work. torch's own layers raise either of its base classes.
 
     Its message is one line that names the file or option, the value, and what would be valid. The
     command-line programs print that line and exit with status 1, without a traceback.

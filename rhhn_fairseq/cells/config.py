@@ -57,6 +57,28 @@ class CellConfig(StateConfig):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ContextConfig(StateConfig):
+    """Options of a cell with a hypernetwork that may read a condition beside the input."""
+
+    hyper_context: int = option(
+        0, help="width of the condition at the end of the input, which the hypernetwork alone reads", low=0
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.hyper_context >= self.input_size:
+            raise UsageError(
+                f"{type(self).__name__.removesuffix('Config')}: hyper_context={self.hyper_context} "
+                f"leaves the main network nothing of input_size={self.input_size}"
+            )
+
+    @property
+    def main_input_size(self) -> int:
+        """Width of what the main network reads, the first columns of the input."""
+        return self.input_size - self.hyper_context
+
+
 def resolve_fields(config: type) -> None:
     """Gives every field of a configuration its type in place of an annotation in quotes.
 

@@ -30,6 +30,7 @@ class Contract(Pretrained, nn.Module):
     Attributes:
         config: the checked configuration.
         state_sizes: widths of the state's tensors, the first of which is the output.
+        prepared_states: how many tensors at the end of the state ``prepare`` runs over the whole sequence.
         begins: whether the first step of a sequence without a state differs from the others, see ``begin``.
         operation: name of the fused operation that computes what ``step`` does, see ``backends``; None
             if there is none. A subclass does not inherit it, because it may override ``step``.
@@ -47,6 +48,7 @@ class Contract(Pretrained, nn.Module):
     kind = "cell"
     state_sizes: tuple[int, ...]
     config: StateConfig
+    prepared_states: int = 0
     begins: bool = False
     operation: str | None = None
     affine_weights: tuple[str, ...] = ("weight_x", "weight_h")
@@ -183,6 +185,11 @@ class Contract(Pretrained, nn.Module):
     def diagnostics(self) -> dict[str, float]:
         """Returns figures about the trained weights for the log; by default, none."""
         return {}
+
+
+def without_context(weight: Tensor, context_size: int) -> Tensor:
+    """Returns an input weight that ignores further columns of the input, [C + context_size, ·]."""
+    return nn.functional.pad(weight, (0, 0, 0, context_size)) if context_size else weight
 
 
 def apply_maps(x: Tensor, maps: tuple[InputMap, ...], gemm: str | None = None) -> tuple[Tensor, ...]:

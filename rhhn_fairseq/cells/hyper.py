@@ -34,8 +34,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.config import CellConfig, StateConfig, option
-from rhhn_fairseq.cells.contract import apply_maps
+from rhhn_fairseq.cells.config import CellConfig, ContextConfig, StateConfig, option
+from rhhn_fairseq.cells.contract import apply_maps, without_context
 from rhhn_fairseq.cells.hooks import with_hooks
 from rhhn_fairseq.cells.hyper_rnn import scaling_rank
 from rhhn_fairseq.cells.lstm import NOISY, GatedConfig
@@ -45,6 +45,7 @@ from rhhn_fairseq.cells.rhn import RHNConfig, RHNTrace, init_bias_, naive_rhn
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
+from rhhn_fairseq.ops.loop import inner_noise
 from rhhn_fairseq.ops.matmul.gemm import ScaledWeight
 
 # Options of the main network that its hypernetwork shares, if both cells have them.
@@ -61,7 +62,7 @@ def scalable_cells() -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyperConfig(RHNConfig, GatedConfig):
+class HyperConfig(ContextConfig, RHNConfig, GatedConfig):
     """Options of a scaled cell: those of the main network, and those of its scaling."""
 
     main_cell: str = option("lstm", help="the cell whose weights are scaled")
@@ -125,7 +126,7 @@ class HyperConfig(RHNConfig, GatedConfig):
             value = getattr(self, spec.name, None)
             if spec.name in defaults and value != defaults[spec.name] and spec.name != "recompute_steps":
                 given[spec.name] = value
-        config = entry.config(**given | entry.defaults)
+        config = entry.config(**given | entry.defaults | {"input_size": self.main_input_size})
         assert isinstance(config, CellConfig)
         return config
 
@@ -258,7 +259,7 @@ def naive_hyper(p, config, x_TC, state, noise):
                 for name in names:
                     own, vector = np.split(vector, [weights[name].shape[-1]])
                     scaled[name] = change(weights[name], own)
-        y, main_state = main.naive(scaled, config.main(), x[None], main_state, now)
+        y, main_state = main.naive(scaled, config.main(), x[None, : config.main_input_size], main_state, now)
         outputs.append(y[0])
     return np.stack(outputs), (*main_state, *hyper_state)
 
@@ -274,7 +275,7 @@ HIGHWAYS = SMALL | dict(
     HyperConfig,
     naive_hyper,
     tests=(
-        SMALL | NOISY | dict(hyper_cell="gru", hyper_scales="recurrent", hyper_dropout=0.2),
+        SMALL | NOISY | dict(hyper_cell="gru", hyper_scales="recurrent", hyper_dropout=0.2, hyper_context=2),
         HIGHWAYS | dict(hyper_cell="gru", gal_dropout=0.2, zoneout=0.1, h_detach=0.5),
         HIGHWAYS | dict(hyper_cell="rhn", hyper_output="layers", hyper_dropout=0.3, first_step="skip"),
     ),
@@ -296,8 +297,11 @@ class Hyper(Cell):
         build = RHNTrace if layered else CELLS[config.hyper_cell].cell
         self.main: Cell = CELLS[config.main_cell].cell(config.main())
         self.hyper: Cell = build(config.hyper())
+        if config.hyper_context:
+            self.main.affine_weights = tuple(set(self.main.affine_weights) - {"weight_x"})
         self.state_sizes = (*self.main.state_sizes, *self.hyper.state_sizes)
         self.begins = self.main.begins or self.hyper.begins
+        self.prepared_states = len(self.hyper.state_sizes) if config.hyper_input == "x" else 0
         self.weight_seen = nn.ParameterList()
         if config.hyper_input == "xh":
             both = build(replace(config.hyper(), input_size=C + H))
@@ -323,7 +327,9 @@ class Hyper(Cell):
         return noise | {f"hyper_{name}": draw for name, draw in inner.items()}
 
     def input_maps(self):
-        return *((weight, None) for weight, _ in self.main.input_maps()), *self.hyper.input_maps()
+        size = self.config.hyper_context
+        main = ((without_context(weight, size), None) for weight, _ in self.main.input_maps())
+        return *main, *self.hyper.input_maps()
 
     def begin(self, g, first_TB1):
         return (*g, first_TB1)
@@ -339,7 +345,7 @@ class Hyper(Cell):
 
     def _run_hyper(self, g, state, mask_TB, noise, plan):
         """Returns the hypernetwork's outputs and state; g may end with the first positions."""
-        noise = None if noise is None else below(noise, "hyper_")
+        noise = inner_noise(noise)
         maps = len(self.hyper.input_maps())
         if len(g) > maps:
             g = self.hyper.begin(g[:maps], g[maps]) if self.hyper.begins else g[:maps]

@@ -35,8 +35,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.config import option
-from rhhn_fairseq.cells.contract import glorot_, orthogonal_
+from rhhn_fairseq.cells.config import ContextConfig, option
+from rhhn_fairseq.cells.contract import glorot_, orthogonal_, without_context
 from rhhn_fairseq.cells.hooks import with_hooks
 from rhhn_fairseq.cells.hyper_rnn import (
     HYPER_INITS,
@@ -65,7 +65,7 @@ from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS, layer_norm
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyperLSTMConfig(GatedConfig):
+class HyperLSTMConfig(ContextConfig, GatedConfig):
     """Options of the HyperLSTM."""
 
     hyper_size: int = option(128, help="width of the hypernetwork", low=1, high=10**6)
@@ -112,7 +112,8 @@ def naive_hyper_lstm(p, config, x_TC, state, noise):
             scale = np.outer(np.ones(H), d_h)
             for term in range(terms):
                 scale = scale + np.outer(left[term], right[term, n])
-            a = seen @ (p["weight_h"][:, columns] * scale) + d_x * (x @ p["weight_x"][:, columns]) + b
+            read = x[: config.main_input_size] @ p["weight_x"][:, columns]
+            a = seen @ (p["weight_h"][:, columns] * scale) + d_x * read + b
             if config.layer_norm:
                 a = naive_layer_norm(a, p["gate_gain"][n], p["gate_shift"][n])
             gates[gate] = a
@@ -129,7 +130,7 @@ def naive_hyper_lstm(p, config, x_TC, state, noise):
 
 SMALL = dict(hyper_size=3, hyper_embed_size=2)
 PRINTED = SMALL | dict(hyper_state="previous", hyper_init="paper")
-RANK_3 = SMALL | NOISY | dict(hyper_rank=3)
+RANK_3 = SMALL | NOISY | dict(hyper_rank=3, hyper_context=1)
 
 
 @register_cell("hyperlstm", HyperLSTMConfig, naive_hyper_lstm, tests=(SMALL | NOISY, PRINTED, RANK_3))
@@ -137,7 +138,7 @@ RANK_3 = SMALL | NOISY | dict(hyper_rank=3)
     "ln_hyperlstm",
     HyperLSTMConfig,
     naive_hyper_lstm,
-    tests=(SMALL | NOISY, PRINTED, SMALL | dict(hyper_rank=2)),
+    tests=(SMALL | NOISY, PRINTED, SMALL | dict(hyper_context=2), SMALL | dict(hyper_rank=2)),
     layer_norm=True,
 )
 class HyperLSTM(GatedCell):
@@ -162,7 +163,7 @@ class HyperLSTM(GatedCell):
         self.scaling = ScalingVectors(
             N, config.hyper_embed_size, H, gates=4, start=0.1, init=config.hyper_init
         )
-        self.weight_x = nn.Parameter(torch.empty(C, 4 * H))
+        self.weight_x = nn.Parameter(torch.empty(config.main_input_size, 4 * H))
         self.weight_h = nn.Parameter(torch.empty(H, 4 * H))
         glorot_(self.weight_x, gates=4)
         orthogonal_(self.weight_h, gates=4)
@@ -171,8 +172,10 @@ class HyperLSTM(GatedCell):
             self.gate_shift = nn.Parameter(torch.zeros(4, H))
             self.c_gain = nn.Parameter(torch.ones(H))
             self.c_shift = nn.Parameter(torch.zeros(H))
+        if config.hyper_context:
+            self.affine_weights = self.affine_weights[1:]
         if config.hyper_rank > 1:
-            self.affine_weights = ("weight_x", "weight_hyper")
+            self.affine_weights = tuple(name for name in self.affine_weights if name != "weight_h")
             self._add_outer_products(config.hyper_rank - 1)
 
     def _add_outer_products(self, terms: int) -> None:
@@ -185,7 +188,8 @@ class HyperLSTM(GatedCell):
         self.bias_rank.data[: terms * H] = torch.randint(0, 2, (terms * H,)) * 2.0 - 1.0
 
     def input_maps(self):
-        return (self.weight_x, None), *self.hyper.input_maps()
+        weight_x = without_context(self.weight_x, self.config.hyper_context)
+        return (weight_x, None), *self.hyper.input_maps()
 
     def step(self, g_t, state, noise_t):
         (h, c, e, k), (x_main, x_hyper), config = state, g_t, self.config

@@ -31,8 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.config import option
-from rhhn_fairseq.cells.contract import orthogonal_
+from rhhn_fairseq.cells.config import ContextConfig, option
+from rhhn_fairseq.cells.contract import orthogonal_, without_context
 from rhhn_fairseq.cells.hooks import with_hooks
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
@@ -50,14 +50,14 @@ from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
 from rhhn_fairseq.ops import highway as op
-from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.loop import inner_noise, noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.matmul.rank_scaling import rank_scaled, scaling_matrices
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyperRHNConfig(RHNConfig):
+class HyperRHNConfig(ContextConfig, RHNConfig):
     """Options of the HyperRHN."""
 
     hyper_size: int = option(128, help="width of the hypernetwork", low=1, high=10**6)
@@ -111,7 +111,7 @@ def naive_hyper_rhn(p, config, x_TC, state, noise):
                     scale = scale + left.T @ np.concatenate([right, right], axis=1)
                 a = a + seen @ (p[f"weight_s.{layer}"] * scale) + p[f"bias_s.{layer}"]
             if layer == 0:
-                a = a + (x @ p["weight_x"]) * z + p["bias_x"]
+                a = a + (x[: config.main_input_size] @ p["weight_x"]) * z + p["bias_x"]
             keep = None if mask is None else mask[layer * H : (layer + 1) * H]
             s = naive_highway(a[:H], a[H:], s, config.recurrent_dropout, keep)
         s = zone(start, s, config.zoneout, at(noise, "zoneout", t))
@@ -132,7 +132,7 @@ def naive_hyper_rhn(p, config, x_TC, state, noise):
             zoneout=0.1,
             h_detach=0.5,
         ),
-        dict(hyper_size=2, rhn_depth=1, first_step="skip", hyper_bias=1.0),
+        dict(hyper_size=2, rhn_depth=1, first_step="skip", hyper_bias=1.0, hyper_context=1),
         dict(hyper_size=2, rhn_depth=2, hyper_rank=3, recurrent_dropout=0.3, gal_dropout=0.2, h_detach=0.5),
     ),
 )
@@ -144,12 +144,13 @@ class HyperRHN(Cell):
 
     config: HyperRHNConfig
     operation: str | None = "highway"
+    prepared_states = 1
     affine_weights: tuple[str, ...] = ("weight_x", "weight_s")
     recurrent_weights = ("weight_s",)
 
     def __init__(self, config: HyperRHNConfig):
         super().__init__(config)
-        C, H, N, L = config.input_size, config.hidden_size, config.hyper_size, config.rhn_depth
+        C, H, N, L = config.main_input_size, config.hidden_size, config.hyper_size, config.rhn_depth
         self.state_sizes = (H, N)
         self.begins = config.first_step == "skip"
         self.hyper = RHNTrace(config.hyper())
@@ -164,8 +165,10 @@ class HyperRHN(Cell):
         for bias, fan_in in ((self.bias_x, C), *((b, H) for b in self.bias_s), (self.bias_z, N)):
             init_bias_(bias, fan_in)
         self.adjust_initial_values()
+        if config.hyper_context:
+            self.affine_weights = self.affine_weights[1:]
         if config.hyper_rank > 1:
-            self.affine_weights = ("weight_x",)
+            self.affine_weights = tuple(name for name in self.affine_weights if name != "weight_s")
             width = 2 * (config.hyper_rank - 1) * H
             self.weight_rank = nn.Parameter(torch.empty(L, N, width))
             self.bias_rank = nn.Parameter(torch.empty(L, width))
@@ -185,7 +188,8 @@ class HyperRHN(Cell):
         return noise
 
     def input_maps(self):
-        return (self.weight_x, None), *self.hyper.input_maps()
+        weight_x = without_context(self.weight_x, self.config.hyper_context)
+        return (weight_x, None), *self.hyper.input_maps()
 
     def begin(self, g, first_TB1):
         return (g[0], *self.hyper.begin(g[1:], first_TB1), first_TB1)
@@ -193,11 +197,8 @@ class HyperRHN(Cell):
     def prepare(self, g, state, mask_TB, noise, plan):
         """Runs the hypernetwork: g becomes (x U, its states after every layer [T, B, L N], first step)."""
         x_TBG, hyper_g, *first = g
-        inner = noise
-        if noise is not None:
-            inner = {"update": noise["hyper_update"]} if "hyper_update" in noise else {}
         trace, (hyper_s,) = with_hooks(
-            self.hyper, self.hyper.run, (hyper_g,), (state[1],), mask_TB, inner, plan
+            self.hyper, self.hyper.run, (hyper_g,), (state[1],), mask_TB, inner_noise(noise), plan
         )
         return (x_TBG, trace, *first), (state[0], hyper_s)
 

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.config import CellConfig, option
-from rhhn_fairseq.cells.contract import glorot_, orthogonal_
+from rhhn_fairseq.cells.config import CellConfig, ContextConfig, option
+from rhhn_fairseq.cells.contract import glorot_, orthogonal_, without_context
 from rhhn_fairseq.cells.hooks import with_hooks
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
@@ -104,7 +104,7 @@ def naive_scaling(p, prefix, e, gate, gates):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyperRNNConfig(CellConfig):
+class HyperRNNConfig(ContextConfig, CellConfig):
     """Options of the HyperRNN."""
 
     hyper_size: int = option(128, help="width of the hypernetwork", low=1, high=10**6)
@@ -135,14 +135,14 @@ def naive_hyper_rnn(p, config, x_TC, state, noise):
         source = e_new if config.hyper_state == "current" else e
         if config.hyper_form == "practical":
             d_h, d_x, b = naive_scaling(p, "scaling.", source, 0, 1)
-            a = d_h * (seen @ p["weight_h"]) + d_x * (x @ p["weight_x"]) + b
+            a = d_h * (seen @ p["weight_h"]) + d_x * (x[: config.main_input_size] @ p["weight_x"]) + b
         else:
             z_h = source @ p["weight_zh"] + p["bias_zh"]
             z_x = source @ p["weight_zx"] + p["bias_zx"]
             z_b = source @ p["weight_zb"]
             W_h = np.einsum("k,hkj->hj", z_h, p["weight_h"])
             W_x = np.einsum("k,ckj->cj", z_x, p["weight_x"])
-            a = seen @ W_h + x @ W_x + z_b @ p["weight_b"] + p["bias"]
+            a = seen @ W_h + x[: config.main_input_size] @ W_x + z_b @ p["weight_b"] + p["bias"]
         h, e = zone(h, phi(a), config.zoneout, at(noise, "zoneout", t)), e_new
         outputs.append(h)
     return np.stack(outputs), (h, e)
@@ -169,6 +169,8 @@ class HyperRNNBase(Cell):
         glorot_(both)
         self.hyper.weight_x.data.copy_(both[:C])
         self.weight_hyper = nn.Parameter(both[C:].clone())
+        if config.hyper_context:
+            self.affine_weights = tuple(name for name in self.affine_weights if name != "weight_x")
 
     def step(self, g_t, state, noise_t):
         (h, e), (x_main, x_hyper), config = state, g_t, self.config
@@ -186,7 +188,7 @@ class PracticalHyperRNN(HyperRNNBase):
 
     def __init__(self, config: HyperRNNConfig):
         super().__init__(config)
-        C, H = config.input_size, config.hidden_size
+        C, H = config.main_input_size, config.hidden_size
         self.scaling = ScalingVectors(
             config.hyper_size, config.hyper_embed_size, H, gates=1, start=1.0, init=config.hyper_init
         )
@@ -196,7 +198,8 @@ class PracticalHyperRNN(HyperRNNBase):
         orthogonal_(self.weight_h)
 
     def input_maps(self):
-        return (self.weight_x, None), *self.hyper.input_maps()
+        weight_x = without_context(self.weight_x, self.config.hyper_context)
+        return (weight_x, None), *self.hyper.input_maps()
 
     def _main(self, x_BH, h_BH, e_BN):
         d_h, d_x, b = (vector[0] for vector in self.scaling(e_BN))
@@ -221,7 +224,7 @@ class FullHyperRNN(HyperRNNBase):
 
     def __init__(self, config: HyperRNNConfig):
         super().__init__(config)
-        C, H, N, Z = config.input_size, config.hidden_size, config.hyper_size, config.hyper_embed_size
+        C, H, N, Z = config.main_input_size, config.hidden_size, config.hyper_size, config.hyper_embed_size
         self.weight_x = nn.Parameter(torch.empty(C, Z, H))
         self.weight_h = nn.Parameter(torch.empty(H, Z, H))
         self.weight_b = nn.Parameter(torch.zeros(Z, H))
@@ -238,7 +241,8 @@ class FullHyperRNN(HyperRNNBase):
 
     def input_maps(self):
         # As [C, Z H], one GEMM multiplies by all matrices.
-        return (self.weight_x.flatten(1), None), *self.hyper.input_maps()
+        weight_x = without_context(self.weight_x.flatten(1), self.config.hyper_context)
+        return (weight_x, None), *self.hyper.input_maps()
 
     def _main(self, x_BG, h_BH, e_BN):
         Z = self.config.hyper_embed_size
@@ -260,8 +264,8 @@ NOISY = dict(hyper_size=3, hyper_embed_size=2, gal_dropout=0.2, zoneout=0.1, h_d
     tests=(
         NOISY,
         dict(hyper_size=3, hyper_embed_size=2, hyper_state="previous", hyper_init="paper"),
-        dict(hyper_size=3, hyper_embed_size=2, activation="relu"),
-        NOISY | dict(hyper_form="full"),
+        dict(hyper_size=3, hyper_embed_size=2, activation="relu", hyper_context=2),
+        NOISY | dict(hyper_form="full", hyper_context=1),
         dict(hyper_size=3, hyper_embed_size=2, hyper_form="full", hyper_state="previous"),
     ),
 )

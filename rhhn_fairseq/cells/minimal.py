@@ -110,6 +110,8 @@ class MinimalCell(Cell):
         if mask_TB is not None:
             padding = ~mask_TB.unsqueeze(-1)
             a, b = a.masked_fill(padding, 1.0), b.masked_fill(padding, 0.0)
+        if noise is not None and "resets" in noise:
+            a = a.masked_fill(noise["resets"], 0.0)
         states = linear_scan(a, b, h.to(wide))
         y = states if mask_TB is None else states.masked_fill(padding, 0.0)
         # A copy, because the output may be changed in place.

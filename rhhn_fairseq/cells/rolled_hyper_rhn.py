@@ -36,10 +36,10 @@ from rhhn_fairseq.cells.rhn import highway, init_bias_, layer_masks, naive_highw
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import highway as op
-from rhhn_fairseq.ops.loop import noise_at
+from rhhn_fairseq.ops.loop import inner_noise, noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
-from rhhn_fairseq.ops.sequence import expand_noise
+from rhhn_fairseq.ops.sequence import expand_noise, masks_of_positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +86,15 @@ def naive_rolled_hyper_rhn(p, config, x_TC, state, noise):
     return np.stack(outputs), (S[:H], S[H:])
 
 
-def starting_states(states_TBN: Tensor, first_BN: Tensor, mask_TB: Tensor | None) -> Tensor:
+def starting_states(
+    states_TBN: Tensor, first_BN: Tensor, mask_TB: Tensor | None, resets_TB: Tensor | None
+) -> Tensor:
     """Returns the state before each step, [T, B, N].
 
     Args:
         states_TBN: the state after each step; ignored at padding, which leaves the state unchanged.
         first_BN: the state before the first step.
-        mask_TB: true at real positions.
+        mask_TB: true at real positions. resets_TB: true where the state starts anew from zeros.
     """
     states = torch.cat((first_BN.unsqueeze(0), states_TBN))
     if mask_TB is None:
@@ -100,7 +102,11 @@ def starting_states(states_TBN: Tensor, first_BN: Tensor, mask_TB: Tensor | None
     T, B = mask_TB.shape
     steps = torch.arange(1, T + 1, device=mask_TB.device).unsqueeze(1) * mask_TB
     latest = torch.cat((steps.new_zeros(1, B), steps.cummax(0).values[:-1]))
-    return states.gather(0, latest.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+    before = states.gather(0, latest.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+    if resets_TB is None:
+        return before
+    begun = (torch.arange(1, T + 1, device=mask_TB.device).unsqueeze(1) * resets_TB).cummax(0).values
+    return before.masked_fill((begun > latest).unsqueeze(-1), 0.0)
 
 
 @register_cell(
@@ -170,7 +176,8 @@ class RolledHyperRHN(Cell):
         main_gx, hyper_gx = self._split(gx, 2)
         main_bias, hyper_bias = self._split(torch.stack(list(self.bias_s)), 2)
         main_bias_x, hyper_bias_x = self._split(self.bias_x, 2)
-        main_noise, hyper_noise = dict(noise or {}), {}
+        mask_TB, resets_TB = masks_of_positions(mask_TB, noise)
+        main_noise, hyper_noise = dict(noise or {}), inner_noise(noise) or {}
         update = expand_noise(noise, "update", *gx.shape[:2], L * (H + N))
         if update is not None:
             main_noise["update"], hyper_noise["update"] = self._split(update, L)
@@ -188,7 +195,7 @@ class RolledHyperRHN(Cell):
             plan,
         )
         # A layer reads the hypernetwork's state after the layer before it.
-        starts = starting_states(trace[..., -N:], hyper_s.to(gx.dtype), mask_TB)
+        starts = starting_states(trace[..., -N:], hyper_s.to(gx.dtype), mask_TB, resets_TB)
         before_TBLN = torch.cat((starts, trace[..., :-N]), dim=-1)
         repeats = torch.eye(N, dtype=gx.dtype, device=gx.device).repeat(1, -(-H // N))[:, :H]
         z_shift = main_bias.new_full((L, H), config.hyper_bias)

@@ -17,7 +17,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends, policy, recompute
 from rhhn_fairseq.ops.backends import Plan, Request, lengths, torch_nn
 from rhhn_fairseq.ops.buffers import computed_dtype
-from rhhn_fairseq.ops.loop import Noise, State, scan
+from rhhn_fairseq.ops.loop import Noise, State, clear_state, scan
 from rhhn_fairseq.ops.matmul import gemm
 
 NOISE_WORDS = {
@@ -39,6 +39,7 @@ class Cell(Contract):
         state: State | None = None,
         mask_TB: Tensor | None = None,
         noise: Noise | None = None,
+        resets_TB: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Runs the cell over a sequence.
 
@@ -50,6 +51,8 @@ class Cell(Contract):
                 unchanged and the output is zero, whatever the input holds there.
             noise: what ``sample_noise`` returned. If None, a cell in training mode draws it here, and in
                 evaluation mode there is none.
+            resets_TB: bool [T, B], true before the steps at which a sequence starts anew without a state, as
+                if it were cut there.
 
         Returns:
             the outputs [T, B, H] and the state after the last step.
@@ -58,7 +61,7 @@ class Cell(Contract):
             UsageError: the input, state, mask or noise does not have the shape the cell was built for, T or B
                 is 0, mask or noise is not bool, or the backend that is asked for cannot run the pass.
         """
-        self._check_shapes(x_TBC, state, mask_TB, noise)
+        self._check_shapes(x_TBC, state, {"mask": mask_TB, "resets": resets_TB}, noise)
         T, B, _ = x_TBC.shape
         if mask_TB is not None:
             # A NaN times a zero gradient is NaN, so padding is cleared before it multiplies a weight.
@@ -66,9 +69,12 @@ class Cell(Contract):
         if noise is None and self.training:
             noise = self.sample_noise(T, B, x_TBC.device)
         first = None
+        if self.begins and (state is None or resets_TB is not None):
+            first = first_positions(T, B, mask_TB, x_TBC.device, resets_TB, state is None)
         if state is None:
             state = self.zero_state(B, x_TBC.device, x_TBC.dtype)
-            first = first_positions(T, B, mask_TB, x_TBC.device) if self.begins else None
+        if resets_TB is not None:
+            noise = (noise or {}) | {"resets": resets_TB.unsqueeze(-1)}
         if torch.compiler.is_compiling():
             forced = self.backend or policy.current().kernel
             if any(is_hooked(module) for module in self.children()):
@@ -115,11 +121,16 @@ class Cell(Contract):
         if plan.backend == "torch_nn":
             kind, weights = self.operation, self.torch_weights()
             assert kind is not None  # ``select`` chooses torch.nn for named operations only.
-            if len(x_TBC) == 1 and not torch.is_grad_enabled():
+            if mask_TB is not None:
+                return torch_nn.run_padded(kind, x_TBC, mask_TB, state, weights, self.training)
+            if len(x_TBC) == 1:
                 return torch_nn.step(kind, x_TBC, state, weights)
             return torch_nn.run(kind, x_TBC, state, weights, self.training)
         # ``len`` would fix a length that torch.export keeps dynamic.
         T = x_TBC.shape[0]
+        if noise is not None and "resets" in noise:
+            # Operations read the resets between steps only.
+            state = clear_state(noise["resets"][0], state)
         if plan.records and not lengths.keeps_length(self, T):
             x_TBC, first_TB1, mask_TB, noise = lengths.pad_to_graph_length(x_TBC, first_TB1, mask_TB, noise)
         # A single step of few rows has products of its own.
@@ -142,16 +153,20 @@ class Cell(Contract):
         if matrices is not None:
             one_step = functools.partial(one_step, matrices=matrices)
 
+        # What ``prepare`` has run is complete: neither padding nor a reset changes it here.
+        count = len(state) - self.prepared_states
+        state, prepared = state[:count], state[count:]
+
         def step(g_t, state, noise_t):
-            y_BH, state = one_step(g_t, state, noise_t)
-            return (y_BH,), state
+            y_BH, state = one_step(g_t, (*state, *prepared), noise_t)
+            return (y_BH,), state[:count]
 
         dtype, types = g[0].dtype, [tensor.dtype for tensor in state]
         if any(kind != dtype for kind in types) and not torch.is_autocast_enabled(g[0].device.type):
             # Without autocast, which casts what a step needs, such a state's type differs from the weights'.
             state = tuple(tensor.to(dtype) for tensor in state)
         (y_TBH,), state = scan(step, g, state, mask_TB, noise)
-        return y_TBH, tuple(tensor.to(kind) for tensor, kind in zip(state, types, strict=True))
+        return y_TBH, (*(tensor.to(kind) for tensor, kind in zip(state, types, strict=True)), *prepared)
 
     def request(
         self,
@@ -234,7 +249,7 @@ class Cell(Contract):
         """Sizes, and the options that differ from their defaults."""
         return describe_config(self.config)
 
-    def _check_shapes(self, x_TBC, state, mask_TB, noise) -> None:
+    def _check_shapes(self, x_TBC, state, masks, noise) -> None:
         name, C = type(self).__name__, self.config.input_size
         if x_TBC.dim() != 3 or x_TBC.shape[-1] != C:
             raise UsageError(f"{name}: input has shape {tuple(x_TBC.shape)}, expected [T, B, {C}]")
@@ -246,11 +261,12 @@ class Cell(Contract):
             shapes = [tuple(tensor.shape) for tensor in state]
             if shapes != expected:
                 raise UsageError(f"{name}: state has shapes {shapes}, expected {expected}")
-        if mask_TB is not None and (mask_TB.shape != (T, B) or mask_TB.dtype != torch.bool):
-            raise UsageError(
-                f"{name}: mask is {mask_TB.dtype} of shape {tuple(mask_TB.shape)}, "
-                f"expected torch.bool of shape {(T, B)}"
-            )
+        for key, mask_TB in masks.items():
+            if mask_TB is not None and (mask_TB.shape != (T, B) or mask_TB.dtype != torch.bool):
+                raise UsageError(
+                    f"{name}: {key} is {mask_TB.dtype} of shape {tuple(mask_TB.shape)}, "
+                    f"expected torch.bool of shape {(T, B)}"
+                )
         for key, tensor in (noise or {}).items():
             shape = tuple(tensor.shape)
             if tensor.dtype != torch.bool:
@@ -270,14 +286,29 @@ class _Runner(nn.Module):
         return self.cell.run_pass(x_TBC, state, first_TB1, mask_TB, noise, self.plan)
 
 
-def first_positions(T: int, B: int, mask_TB: Tensor | None, device=None) -> Tensor:
+def first_positions(
+    T: int,
+    B: int,
+    mask_TB: Tensor | None,
+    device=None,
+    resets_TB: Tensor | None = None,
+    starts: bool = True,
+) -> Tensor:
     """Returns where sequences without a state have their first step, bool [T, B, 1].
 
     Only cells with ``begins`` use it.
+
+    Args:
+        starts: whether the first sequences have no state either, as those after resets.
     """
     if mask_TB is None:
         mask_TB = torch.ones(T, B, dtype=torch.bool, device=device)
-    return (mask_TB & (mask_TB.cumsum(0) == 1)).unsqueeze(-1)
+    steps = mask_TB.cumsum(0)
+    if resets_TB is not None:
+        # Steps that are over when the latest sequence begins; -1 if it began with a state.
+        over = torch.where(resets_TB, steps - mask_TB.long(), 0 if starts else -1)
+        steps = steps - over.cummax(0).values
+    return (mask_TB & (steps == 1)).unsqueeze(-1)
 
 
 def is_hooked(module: nn.Module) -> bool:

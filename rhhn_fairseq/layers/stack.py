@@ -205,11 +205,13 @@ class Stack(Layers):
         noise: list[Noise] | None = None,
         context_TBM: Tensor | None = None,
         drop_output: bool = True,
+        resets_TB: Tensor | None = None,
     ) -> tuple[Tensor, list[State]]:
         """Runs ``forward`` with a state for each cell; a backward cell's belongs to the end of the text.
 
         Args:
             starts: one entry for each forward cell, then one for each backward cell; None for zeros.
+            resets_TB: where sequences start anew, see ``Cell.forward``.
 
         Returns:
             the last layer's outputs [T, B, output_size], zero at padding, and the next state of each cell,
@@ -222,7 +224,7 @@ class Stack(Layers):
             below = y if layer == 0 else self.drop(y, config.layer_dropout)
             read = below if context_TBM is None else torch.cat([below, context_TBM], dim=-1)
             inner = None if noise is None else noise[layer]
-            y, final = self._call(cell, read, starts[layer], mask_TB, inner)
+            y, final = self._call(cell, read, starts[layer], mask_TB, inner, resets_TB)
             finals.append(final)
             if layer < config.bidirectional_layers:
                 index = config.layers + layer

@@ -10,10 +10,12 @@ from rhhn_fairseq.nn.exporting import export_onnx
 from rhhn_fairseq.nn.layers import (
     GRU,
     IRNN,
+    LNGRU,
     LNLSTM,
     LSTM,
     MILSTM,
     MLSTM,
+    NAS,
     RHN,
     Elman,
     GridRHN,
@@ -25,11 +27,14 @@ from rhhn_fairseq.nn.layers import (
     LNHyperLSTM,
     MinGRU,
     MinLSTM,
+    MogrifierLSTM,
     RolledHyperRHN,
     layer_of,
 )
 from rhhn_fairseq.nn.quantising import quantize_dynamic
 from rhhn_fairseq.nn.recurrent import RecurrentLayer
+from rhhn_fairseq.nn.states import detach_state, join_directions, reorder_state, select_state
+from rhhn_fairseq.nn.steps import STEP_CELLS, StepCell
 from rhhn_fairseq.nn.strokes import StrokeNetwork
 from rhhn_fairseq.saving import from_pretrained, packaged, save_pretrained
 
@@ -50,16 +55,27 @@ __all__ = [
     "HyperRHN",
     "HyperRNN",
     "Jordan",
+    "LNGRU",
     "LNHyperLSTM",
     "MinGRU",
     "MinLSTM",
+    "MogrifierLSTM",
+    "NAS",
     "RecurrentLayer",
+    "StepCell",
     "StrokeNetwork",
+    "detach_state",
     "export_onnx",
     "from_pretrained",
+    "join_directions",
     "layer_of",
     "packaged",
     "quantize_dynamic",
+    "reorder_state",
     "save_pretrained",
+    "select_state",
     "set_backend",
 ]
+
+globals().update(STEP_CELLS)
+__all__ += list(STEP_CELLS)

@@ -70,6 +70,27 @@ class GRU(RecurrentLayer):
         return _copied(cls, module, **options)
 
 
+class LNGRU(RecurrentLayer):
+    """GRU layers with one layer normalisation of the joint sum, as in DreamerV2 (Hafner et al. 2021)."""
+
+    cell = "ln_gru"
+    state_names = ("h",)
+
+
+class MogrifierLSTM(RecurrentLayer):
+    """LSTM layers whose input and state gate each other before every step (Melis et al. 2020)."""
+
+    cell = "mogrifier_lstm"
+    state_names = ("h", "c")
+
+
+class NAS(RecurrentLayer):
+    """Layers of the cell that a search found (Zoph and Le 2017)."""
+
+    cell = "nas"
+    state_names = ("h", "c")
+
+
 class HyperLSTM(RecurrentLayer):
     """HyperLSTM layers (Ha, Dai, Le 2016, section 3.1): a small LSTM scales the weights of a large one.
 
@@ -231,6 +252,10 @@ def _describe(layer: RecurrentLayer) -> dict:
             "save its state_dict instead"
         )
     names = "input_size hidden_size num_layers batch_first dropout bidirectional lstm_state".split()
+    if layer.context_size:
+        names += ["context_size", "context_to"]
+    if layer.initial_state != "zeros":
+        names.append("initial_state")
     return {"cell": layer.cell} | {name: getattr(layer, name) for name in names} | {"options": layer.options}
 
 
@@ -267,6 +292,8 @@ def _copied(layer: type[RecurrentLayer], module: nn.RNNBase, **options):
             for name, source in (("weight_x", f"weight_ih_{place}"), ("weight_h", f"weight_hh_{place}")):
                 own[name].copy_(theirs[source].T).requires_grad_(theirs[source].requires_grad)
             if not module.bias:
+                for name in own.keys() & {"bias", "bias_n"}:
+                    own[name].requires_grad_(False)
                 continue
             from_x, from_h = theirs[f"bias_ih_{place}"], theirs[f"bias_hh_{place}"]
             # The GRU's reset gate acts on the last third of the recurrent bias, which stays separate.

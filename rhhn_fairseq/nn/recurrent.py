@@ -7,7 +7,7 @@ import inspect
 import textwrap
 import warnings
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.nn.states import map_state
 from rhhn_fairseq.ops.loop import State
 from rhhn_fairseq.saving import Pretrained
 
@@ -35,6 +36,11 @@ Args:
     device, dtype: of the parameters.
     backend: one of rhhn_fairseq.ops.backends.NAMES; None for the fastest, or what RHHN_KERNEL says.
     lstm_state: give and take the state as two tensors (h, c) for any cell, see State.
+    context_size: K, width of a condition that every layer reads beside its input, see ``forward``; 0: none.
+    context_to: "hyper" if the hypernetwork alone reads it, "both" if the main network does too, which any
+        cell can.
+    initial_state: "zeros" or "learned", parameters that a call without a state starts from; the latter
+        excludes resets.
 {options}
 
 Input: [T, B, C], with batch_first [B, T, C], unbatched [T, C], or a PackedSequence, sorted or not.
@@ -65,7 +71,7 @@ class RecurrentLayer(Pretrained, nn.Module):
         options = [
             spec
             for spec in fields(CELLS[cls.cell].config)
-            if spec.default is not MISSING and spec.type is not bool
+            if spec.default is not MISSING and spec.type is not bool and spec.name != "hyper_context"
         ]
         defaults = cell_options(cls.cell)
         own = inspect.cleandoc(cls.__doc__ or f"Layers of the cell {cls.cell}.")
@@ -88,14 +94,22 @@ class RecurrentLayer(Pretrained, nn.Module):
         super().__init__()
         name = type(self).__name__
         backend, lstm_state = options.pop("backend", None), options.pop("lstm_state", False)
+        self.context_size = options.pop("context_size", 0)
+        self.context_to = options.pop("context_to", "hyper")
+        if self.context_to not in ("hyper", "both"):
+            raise UsageError(f"{name}: context_to={self.context_to!r} is unknown, choose from hyper, both")
         switches = {"batch_first": batch_first, "bidirectional": bidirectional, "lstm_state": lstm_state}
         _check_arguments(name, bias, options.pop("proj_size", 0), switches, num_layers, dropout, dtype)
         if dropout and num_layers == 1:
             warnings.warn(
                 f"{name}: dropout={dropout} acts between layers, and num_layers=1 leaves none", stacklevel=2
             )
+        self.initial_state = options.pop("initial_state", "zeros")
+        if self.initial_state not in ("zeros", "learned"):
+            given = f"initial_state={self.initial_state!r}"
+            raise UsageError(f"{name}: {given} is unknown, choose from zeros, learned")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        self.bias, self.batch_first, self.dropout = bias, batch_first, dropout
+        self.bias, self.batch_first = bias, batch_first
         self.bidirectional, self.lstm_state = bidirectional, lstm_state
         config = StackConfig(
             cell=self.cell,
@@ -104,11 +118,27 @@ class RecurrentLayer(Pretrained, nn.Module):
             layers=num_layers,
             bidirectional_layers=num_layers if bidirectional else 0,
             layer_dropout=float(dropout),
-            cell_options=options,
+            context_size=self.context_size,
+            cell_options=options | self._context_options(),
         )
         with torch.device(torch.get_default_device() if device is None else device):
             self.stack = Stack(config).to(dtype=dtype or torch.get_default_dtype())
+            if self.initial_state == "learned":
+                rows = self.directions * num_layers
+                entries = (torch.zeros(rows, 1, width, dtype=dtype) for width in self.state_sizes)
+                self.learned_state = nn.ParameterList(entries)
         self.backend = backend
+
+    def _context_options(self) -> dict[str, int]:
+        """Returns the cell's option for a condition that its hypernetwork alone reads."""
+        if not self.context_size or self.context_to == "both":
+            return {}
+        if "hyper_context" not in cell_options(self.cell):
+            raise UsageError(
+                f"{type(self).__name__}: context_size={self.context_size}, but the cell has no hypernetwork; "
+                "give context_to='both'"
+            )
+        return {"hyper_context": self.context_size}
 
     @property
     def backend(self) -> str | None:
@@ -119,6 +149,15 @@ class RecurrentLayer(Pretrained, nn.Module):
     def backend(self, name: str | None) -> None:
         set_backend(self, name)
         self._backend = name
+
+    @property
+    def dropout(self) -> float:
+        """Probability of dropping the outputs of every layer but the last; it may be changed."""
+        return self.stack.config.layer_dropout
+
+    @dropout.setter
+    def dropout(self, rate: float) -> None:
+        self.stack.config = replace(self.stack.config, layer_dropout=rate)
 
     @property
     def directions(self) -> int:
@@ -133,7 +172,10 @@ class RecurrentLayer(Pretrained, nn.Module):
     @property
     def options(self) -> dict:
         """The cell's options as given to the constructor."""
-        return dict(self.stack.config.cell_options)
+        options = dict(self.stack.config.cell_options)
+        if self._context_options():
+            del options["hyper_context"]
+        return options
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -141,6 +183,15 @@ class RecurrentLayer(Pretrained, nn.Module):
         with next(self.parameters()).device:
             fresh = Stack(self.stack.config)
         self.stack.load_state_dict(fresh.state_dict())
+        for entry in self.learned_state if self.initial_state == "learned" else ():
+            entry.zero_()
+
+    def zero_state(self, B: int, device=None, dtype: torch.dtype | None = None) -> Tensor | State:
+        """Returns zeros as the state of B sequences, in the weights' type."""
+        weight, rows = next(self.parameters()), self.directions * self.num_layers
+        empty = torch.zeros(rows, B, 0, device=device or weight.device, dtype=dtype or weight.dtype)
+        state = tuple(empty.new_zeros(rows, B, width) for width in self._entries())
+        return state if len(state) > 1 else state[0]
 
     def flatten_parameters(self) -> None:
         """Does nothing; scripts written for torch.nn.LSTM call it."""
@@ -156,6 +207,10 @@ class RecurrentLayer(Pretrained, nn.Module):
                 words.append(f"{name}=True")
         if self.backend is not None:
             words.append(f"backend={self.backend!r}")
+        if self.initial_state != "zeros":
+            words.append(f"initial_state={self.initial_state!r}")
+        if self.context_size:
+            words.append(f"context_size={self.context_size}, context_to={self.context_to!r}")
         sizes = [str(size) for size in self.state_sizes]
         if self.state_names:
             sizes = [f"{name} {size}" for name, size in zip(self.state_names, sizes, strict=True)]
@@ -166,30 +221,97 @@ class RecurrentLayer(Pretrained, nn.Module):
         # One line, as torch.nn.LSTM's; ``layer.stack`` shows every cell.
         return f"{type(self).__name__}({self.extra_repr()})"
 
-    def forward(self, input: Tensor | PackedSequence, hx: Tensor | State | None = None):
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Tensor | State | None = None,
+        *,
+        lengths: Tensor | None = None,
+        mask: Tensor | None = None,
+        resets: Tensor | None = None,
+        context: Tensor | None = None,
+    ):
         """Runs the layers over a batch of sequences; see the class for shapes.
 
         Args:
             input: a tensor or a PackedSequence. hx: the state to start from; None for zeros.
+            lengths: whole numbers [B]: how many steps of each sequence are real; padding follows them. Equal
+                to a PackedSequence, with zeros for outputs at padding.
+            mask: in place of lengths, true at real positions, in the form of resets. Padding may be anywhere.
+            resets: bool [T, B], with batch_first [B, T], unbatched [T]: true before the steps at which a
+                sequence starts anew without a state, as if it were cut there. Those of a PackedSequence are
+                padded, in the order of the batch before it was packed; those after its end do not count.
+            context: the condition, [B, K] or one for each step, [T, B, K] or with batch_first [B, T, K];
+                unbatched without B.
 
         Returns:
             the output, in the form of ``input``, and the last state, as described for ``hx``.
         """
+        if resets is not None and (self.bidirectional or self.initial_state == "learned"):
+            refused = "bidirectional=True" if self.bidirectional else "initial_state='learned'"
+            raise UsageError(f"{type(self).__name__}: resets are not possible with {refused}")
+        if lengths is not None and (mask is not None or isinstance(input, PackedSequence)):
+            raise UsageError(f"{type(self).__name__}: lengths are not possible with a mask or packed input")
         if isinstance(input, PackedSequence):
-            return self._forward_packed(input, hx)
+            return self._forward_packed(input, hx, resets, context)
         self._check_input(input)
         is_batched = input.dim() == 3
         x_TBC = input if is_batched else input.unsqueeze(1)
         if is_batched and self.batch_first:
             x_TBC = input.transpose(0, 1)
-        B = x_TBC.shape[1]
-        y, finals = self.stack.run(x_TBC, self._starts(hx, B, is_batched, x_TBC))
+        T, B, _ = x_TBC.shape
+        if B == 0 and T > 0:
+            y = x_TBC.new_zeros(T, 0, self.stack.output_size)
+            return y.transpose(0, 1) if self.batch_first else y, self.zero_state(0, x_TBC.device, x_TBC.dtype)
+        mask, resets = self._positions(mask, is_batched), self._positions(resets, is_batched)
+        if lengths is not None:
+            mask = self._mask_of(lengths, T, B, x_TBC.device)
+            resets = None if resets is None else resets & mask
+        starts, context = self._starts(hx, B, is_batched, x_TBC), self._context(context, T, B, is_batched)
+        y, finals = self.stack.run(x_TBC, starts, mask, resets_TB=resets, context_TBM=context)
         state = self._state(finals)
         if not is_batched:
-            return y.squeeze(1), _map(lambda entry: entry.squeeze(1), state)
+            return y.squeeze(1), map_state(lambda entry: entry.squeeze(1), state)
         return y.transpose(0, 1) if self.batch_first else y, state
 
-    def _forward_packed(self, packed: PackedSequence, hx) -> tuple[PackedSequence, Tensor | State]:
+    def _mask_of(self, lengths: Tensor, T: int, B: int, device: torch.device) -> Tensor:
+        """Returns where positions are real, [T, B]."""
+        lengths = torch.as_tensor(lengths)
+        # Numbers on a GPU are not read, because that would wait for it.
+        readable = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
+        if lengths.shape != (B,) or (readable and not bool(((lengths >= 0) & (lengths <= T)).all())):
+            given = lengths.tolist() if readable else f"of shape {tuple(lengths.shape)}"
+            raise UsageError(
+                f"{type(self).__name__}: lengths are {given}, expected {B} whole numbers from 0 to {T}"
+            )
+        return torch.arange(T, device=device).unsqueeze(1) < lengths.to(device)
+
+    def _positions(self, given: Tensor | None, is_batched: bool = True) -> Tensor | None:
+        """Returns what a caller says about every position as [T, B]."""
+        if given is None or not is_batched:
+            return None if given is None else given.unsqueeze(1)
+        return given.transpose(0, 1) if self.batch_first else given
+
+    def _context(self, given: Tensor | None, T: int, B: int, is_batched: bool = True) -> Tensor | None:
+        """Returns the condition as [T, B, K]."""
+        K = self.context_size
+        if given is None and not K:
+            return None
+        if isinstance(given, Tensor):
+            context = given if is_batched else given.unsqueeze(-2)
+            if context.dim() == 3 and is_batched and self.batch_first:
+                context = context.transpose(0, 1)
+            if K and context.shape in ((B, K), (T, B, K), (1, K)):
+                return context.expand(T, B, K)
+        shape = tuple(given.shape) if isinstance(given, Tensor) else given
+        raise UsageError(
+            f"{type(self).__name__}: context has shape {shape}, expected [B, {K}] or one for each step, with "
+            "context_size as given to the constructor"
+        )
+
+    def _forward_packed(
+        self, packed: PackedSequence, hx, resets, context
+    ) -> tuple[PackedSequence, Tensor | State]:
         data, sizes, order, back = packed
         if data.dim() != 2 or data.shape[-1] != self.input_size:
             raise UsageError(
@@ -203,11 +325,19 @@ class RecurrentLayer(Pretrained, nn.Module):
         x_TBC = data.new_zeros(T * B, data.shape[-1]).index_copy(0, places, data).unflatten(0, (T, B))
         mask = None if len(data) == T * B else mask_TB.to(data.device)
         if hx is not None and order is not None:
-            hx = _map(lambda entry: entry.index_select(1, order), self._checked(hx, B, True))
-        y, finals = self.stack.run(x_TBC, self._starts(hx, B, True, x_TBC), mask)
+            hx = map_state(lambda entry: entry.index_select(1, order), self._checked(hx, B, True))
+        resets = self._positions(resets)
+        if resets is not None:
+            resets = resets if order is None else resets.index_select(1, order)
+            resets = resets & mask_TB.to(resets.device)
+        context = self._context(context, T, B)
+        if context is not None and order is not None:
+            context = context.index_select(1, order)
+        starts = self._starts(hx, B, True, x_TBC)
+        y, finals = self.stack.run(x_TBC, starts, mask, resets_TB=resets, context_TBM=context)
         state = self._state(finals)
         if back is not None:
-            state = _map(lambda entry: entry.index_select(1, back), state)
+            state = map_state(lambda entry: entry.index_select(1, back), state)
         return PackedSequence(y.flatten(0, 1).index_select(0, places), sizes, order, back), state
 
     def _check_input(self, input) -> None:
@@ -250,20 +380,31 @@ class RecurrentLayer(Pretrained, nn.Module):
     def _starts(self, hx, B: int, is_batched: bool, x_TBC: Tensor) -> list[State | None]:
         """Returns the state of each cell, in the order of ``Stack.run``, from a caller's state."""
         D, L = self.directions, self.num_layers
-        if hx is None:
+        if hx is None and self.initial_state == "zeros":
             return [None] * (D * L)
+        if hx is None:
+            state = [entry.expand(-1, B, -1) for entry in self.learned_state]
+            return self._of_cells(state)
         state = [entry if is_batched else entry.unsqueeze(1) for entry in self._checked(hx, B, is_batched)]
         if self.lstm_state and len(state) == 2:
             sizes = self.state_sizes[1:]
             given = sizes if state[1].shape[-1] == sum(sizes) else sizes[:1]
             state[1:] = state[1].split(given, dim=-1)
+        if 1 < len(state) < len(self.state_sizes) and not torch.compiler.is_compiling():
+            warnings.warn(
+                f"{type(self).__name__}: the state has {len(state)} of {len(self.state_sizes)} entries, the "
+                "others start from zeros; lstm_state=True carries all of them as (h, c)",
+                stacklevel=4,
+            )
         for width in self.state_sizes[len(state) :]:
             state.append(x_TBC.new_zeros(D * L, B, width))
-        return [
-            tuple(entry[D * layer + direction] for entry in state)
-            for direction in range(D)
-            for layer in range(L)
-        ]
+        return self._of_cells(state)
+
+    def _of_cells(self, state: Sequence[Tensor]) -> list[State | None]:
+        """Returns each cell's share of a state, in the order of ``Stack.run``."""
+        D, L = self.directions, self.num_layers
+        rows = [D * layer + direction for direction in range(D) for layer in range(L)]
+        return [tuple(entry[row] for entry in state) for row in rows]
 
     def _state(self, finals: Sequence[State]) -> Tensor | State:
         """Returns the state for the caller, from those of the cells."""
@@ -296,11 +437,6 @@ def _check_arguments(name: str, bias, proj_size, switches: dict, num_layers, dro
         raise UsageError(f"{name}: dtype={dtype!r} is no floating-point type, such as torch.float64")
 
 
-def _map(change, state: Tensor | State) -> Tensor | State:
-    """Applies ``change`` to every entry of a state."""
-    return change(state) if isinstance(state, Tensor) else tuple(change(entry) for entry in state)
-
-
 def _usage(layer: type[RecurrentLayer], options) -> str:
     """Returns the end of a layer's docstring."""
     defaults = cell_options(layer.cell)
@@ -324,6 +460,13 @@ def _usage(layer: type[RecurrentLayer], options) -> str:
 def _signature(options) -> inspect.Signature:
     """Returns the constructor's signature with a cell's options in place of ``**options``."""
     listed = list(inspect.signature(RecurrentLayer.__init__).parameters.values())[1:-1]
-    for name, default in (("backend", None), ("lstm_state", False), *options):
+    own = (
+        ("backend", None),
+        ("lstm_state", False),
+        ("context_size", 0),
+        ("context_to", "hyper"),
+        ("initial_state", "zeros"),
+    )
+    for name, default in (*own, *options):
         listed.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
     return inspect.Signature(listed)

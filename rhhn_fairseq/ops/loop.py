@@ -30,17 +30,23 @@ def scan(
         g: projections of the input, tensors [T, B, ...]; each step gets its own.
         state: tensors [B, ...].
         mask_TB: true at real positions. At all others the state is unchanged and the first output is zero.
-        noise: see ``slice_noise``.
+        noise: see ``slice_noise``. The entry "resets" [T, B, 1] is true before the steps at which the state
+            starts anew from zeros; the loop itself reads it.
 
     Returns:
         the step's outputs [T, B, ...], and the state after the last step.
     """
-    if isinstance(g[0].shape[0], torch.SymInt) and noise is None and torch.compiler.is_exporting():
-        return _scan_any_length(step, g, state, mask_TB)
+    resets = None
+    if noise is not None and "resets" in noise:
+        resets, noise = noise["resets"], {name: noise[name] for name in noise if name != "resets"}
+    if isinstance(g[0].shape[0], torch.SymInt) and not noise and torch.compiler.is_exporting():
+        return _scan_any_length(step, g, state, mask_TB, resets)
     outputs = []
     # Unbinding once gives one backward node that stacks. If every step indexed, each step's backward would
     # fill a tensor as large as the sequence.
     for t, g_t in enumerate(zip(*(tensor.unbind(0) for tensor in g), strict=True)):
+        if resets is not None:
+            state = clear_state(resets[t], state)
         (y, *others), new = step(g_t, state, slice_noise(noise, t))
         if mask_TB is not None:
             real_B1 = mask_TB[t].unsqueeze(-1)
@@ -52,21 +58,24 @@ def scan(
 
 
 def _scan_any_length(
-    step: Step, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None
+    step: Step, g: tuple[Tensor, ...], state: State, mask_TB: Tensor | None, resets_TB1: Tensor | None
 ) -> tuple[tuple[Tensor, ...], State]:
     """Runs ``scan`` for torch.export with unknown T: as one node, whose body is one step."""
     T, B = g[0].shape[:2]
+    resets = () if resets_TB1 is None else (resets_TB1,)
     mask_TB1 = g[0].new_ones(T, B, 1, dtype=torch.bool) if mask_TB is None else mask_TB.unsqueeze(-1)
 
     def body(state, inputs):
         real_B1, *g_t = inputs
+        if resets:
+            state = clear_state(g_t.pop(), state)
         (y, *others), new = step(tuple(g_t), state, None)
         if mask_TB is not None:
             y, new = y.masked_fill(~real_B1, 0.0), keep_state(real_B1, new, state)
         # The node's results must not share memory with each other or with its inputs.
         return tuple(map(_copy, new)), tuple(map(_copy, (y, *others)))
 
-    state, outputs = scan_node(body, tuple(map(_copy, state)), (mask_TB1, *g))
+    state, outputs = scan_node(body, tuple(map(_copy, state)), (mask_TB1, *g, *resets))
     return outputs, state
 
 
@@ -92,6 +101,19 @@ def keep_state(real_B1: Tensor, new: State, old: State) -> State:
         after if after is before else torch.where(real_B1, after, before)
         for after, before in zip(new, old, strict=True)
     )
+
+
+def clear_state(resets_B1: Tensor, state: State) -> State:
+    """Returns the state with zeros for the sequences that start anew."""
+    return tuple(tensor.masked_fill(resets_B1, 0.0) for tensor in state)
+
+
+def inner_noise(noise: Noise | None) -> Noise | None:
+    """Returns the noise of a hypernetwork: the entries named "hyper_...", without that, and the resets."""
+    if noise is None:
+        return None
+    named = {name.removeprefix("hyper_"): draw for name, draw in noise.items() if name.startswith("hyper_")}
+    return named | {name: noise[name] for name in ("resets",) if name in noise}
 
 
 def detach_state(state: State) -> State:

@@ -3,6 +3,8 @@
 Shapes: T time, B batch, H hidden, G columns of a weight.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,57 @@ from rhhn_fairseq.ops.matmul.gemm import mm
 
 BLOCK_ROWS = 1536
 """Number of rows beyond which a product over steps gets no faster."""
+
+
+Run = Callable[[int, int], None]
+"""Runs steps, from the first to the one before the second number."""
+
+
+class Resets:
+    """Where the states of sequences start anew from zeros, within a pass over their steps.
+
+    Between two resets the steps run as they would without. On a GPU, where reading them would wait for the
+    device, every step counts as one.
+
+    Args:
+        resets_TB: bool, true before the steps at which a state starts anew; None for nowhere. Those of step 0
+            are left to the caller.
+    """
+
+    def __init__(self, resets_TB: Tensor | None):
+        self.resets_TB, self.steps = resets_TB, set[int]()
+        if resets_TB is not None:
+            on_cpu = resets_TB.device.type == "cpu"
+            T = len(resets_TB)
+            self.steps = set(resets_TB.any(1).nonzero().flatten().tolist() if on_cpu else range(T)) - {0}
+
+    def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        cuts = sorted({start, stop, *(t for t in self.steps if start < t < stop)})
+        return zip(cuts[:-1], cuts[1:], strict=True)
+
+    def _clear(self, t: int, tensors: Sequence[Tensor | None]) -> None:
+        if t in self.steps:
+            assert self.resets_TB is not None
+            for tensor in tensors:
+                if tensor is not None:
+                    tensor.masked_fill_(self.resets_TB[t].unsqueeze(-1), 0.0)
+
+    def forward(self, run: Run, start: int, stop: int, states: Sequence[Tensor]) -> None:
+        """Runs steps forward.
+
+        Args:
+            states: tensors [T, B, ·] of the states after each step, which the next step reads. They are
+                cleared before a reset.
+        """
+        for first, last in self._spans(start, stop):
+            self._clear(first, [state[first - 1] for state in states])
+            run(first, last)
+
+    def backward(self, run: Run, start: int, stop: int, gradients: Sequence[Tensor | None]) -> None:
+        """Runs steps backward; clears the gradients of the state, [B, ·], after those that begin anew."""
+        for first, last in reversed(list(self._spans(start, stop))):
+            run(first, last)
+            self._clear(first, gradients)
 
 
 def previous_states(first: Tensor, rest_TBH: Tensor) -> list[Tensor]:
@@ -74,6 +127,18 @@ def expand_noise(noise: Noise | None, name: str, *shape: int) -> Tensor | None:
             "(RHHN_KERNEL=reference takes every shape that a step can use)"
         )
     return draw.expand(shape).contiguous()
+
+
+def masks_of_positions(mask_TB: Tensor | None, noise: Noise | None) -> tuple[Tensor | None, Tensor | None]:
+    """Returns the padding and the resets of a pass, [T, B] and contiguous.
+
+    With resets there is always a mask, so that outputs and states have separate buffers.
+    """
+    resets = None if noise is None else noise.get("resets")
+    if resets is not None:
+        resets = resets.squeeze(-1).contiguous()
+        mask_TB = torch.ones_like(resets) if mask_TB is None else mask_TB
+    return mask_TB if mask_TB is None else mask_TB.contiguous(), resets
 
 
 def gradient_share(noise: Noise | None, name: str, T: int, dtype: torch.dtype) -> Tensor | None:

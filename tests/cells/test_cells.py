@@ -426,3 +426,53 @@ def test_other_refusals_name_what_would_be_valid(monkeypatch):
     monkeypatch.setenv("RHHN_KERNEL", "warp")
     with pytest.raises(UsageError, match="RHHN_KERNEL=warp is unknown, choose from native, .*reference"):
         cell(torch.zeros(4, 2, C))
+
+
+def _cut_apart(cell, x, state, mask, noise, resets):
+    """Outputs and last state of every sequence cut at its resets; each part but the first has no state."""
+    columns, finals = [], []
+    for b in range(x.shape[1]):
+        cuts = sorted({0, len(x), *resets[:, b].nonzero().flatten().tolist()})
+        current, parts = None if resets[0, b] else tuple(part[b : b + 1] for part in state), []
+        for start, stop in itertools.pairwise(cuts):
+            here = {
+                key: part[
+                    slice(start, stop) if part.shape[0] > 1 else slice(None),
+                    slice(b, b + 1) if part.shape[1] > 1 else slice(None),
+                ]
+                for key, part in noise.items()
+            }
+            y, current = cell(
+                x[start:stop, b : b + 1], None if start else current, mask[start:stop, b : b + 1], here
+            )
+            parts.append(y)
+        columns.append(torch.cat(parts))
+        finals.append(current)
+    return torch.cat(columns, dim=1), tuple(map(torch.cat, zip(*finals, strict=True)))
+
+
+@every_cell
+def test_resets_equal_sequences_cut_there(name, options, monkeypatch):
+    cell = build(name, options)
+    T, B = 9, 4
+    x, state = draw_inputs(cell, T, B)
+    noise = draw_noise(cell, T, B)
+    resets, mask = torch.zeros(T, B, dtype=torch.bool), torch.ones(T, B, dtype=torch.bool)
+    # None; the first step; several, two of them in a row; one in padding, and one after it.
+    for b, steps in enumerate(([], [0, 5], [2, 3, 8], [4, 7])):
+        resets[steps, b] = True
+    mask[4:6, 3] = mask[8, 3] = mask[0, 3] = False
+    results = []
+    for backend in (None, *backends(cell, dtype=torch.float64)):
+        if backend is not None:
+            monkeypatch.setenv("RHHN_KERNEL", backend)
+        leaves = [tensor.clone().requires_grad_() for tensor in (x, *state)]
+        if backend is None:
+            y, final = _cut_apart(cell, leaves[0], leaves[1:], mask, noise, resets)
+        else:
+            y, final = cell(leaves[0], tuple(leaves[1:]), mask, noise, resets)
+        loss = (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum() + sum(part.sum() for part in final)
+        results.append([y, *final, *torch.autograd.grad(loss, [*leaves, *cell.parameters()])])
+    for found in results[1:]:
+        for one, other in zip(found, results[0], strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-11)

@@ -40,6 +40,13 @@ def test_equals_torch(name, torch_class, forget_bias):
     torch.testing.assert_close(ours, torch_gradient, rtol=0, atol=1e-13)
 
 
+def test_a_mogrifier_without_rounds_is_the_lstm():
+    cell, lstm = build("mogrifier_lstm", {"rounds": 0}), build("lstm", {})
+    lstm.load_state_dict(cell.state_dict())
+    x, state = draw_inputs(cell, 6, 3)
+    torch.testing.assert_close(cell(x, state)[0], lstm(x, state)[0], rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_no_update_joins_the_networks_of_a_rolled_hypernetwork(optimizer):
     cell = build("rolled_hyperrhn", {"rhn_depth": 2, "hyper_size": 3})
@@ -156,7 +163,7 @@ def test_hyper_equals_the_hypernetworks_of_the_papers(name, options, own, traini
 
 
 def test_hyper_refuses_cells_and_options_that_do_not_fit():
-    valid = "elman, grid_rhn, gru, irnn, jordan, ln_lstm, lstm, mi_lstm, mlstm, rhn"
+    valid = "elman, grid_rhn, gru, irnn, jordan, ln_gru, ln_lstm, lstm, mi_lstm, mlstm, nas, rhn"
     for cell in ("mingru", "hyperlstm", "hyperrnn", "hyper", "lstn"):
         with pytest.raises(UsageError, match=f"main_cell='{cell}' is not .* choose from {valid}$"):
             build_cell("hyper", C, H, main_cell=cell)

@@ -214,13 +214,14 @@ def test_repr_help_and_signature_name_sizes_and_options(cell):
     text = repr(rnn)
     assert text.startswith(f"{type(rnn).__name__}(4, 6, ") and "\n" not in text
     assert "num_layers=2, bidirectional=True" in text and "state=(" in text
-    assert ("layer_norm=True" in text) == cell.startswith("ln_")
+    assert ("layer_norm=True" in text) == cell_options(cell).get("layer_norm", False)
     names = list(inspect.signature(type(rnn)).parameters)
     assert names[:7] == "input_size hidden_size num_layers bias batch_first dropout bidirectional".split()
     assert len(rnn.state_names) == len(rnn.state_sizes)
     page = pydoc.plain(pydoc.render_doc(type(rnn)))
     for name, default in cell_options(cell).items():
-        if not isinstance(default, bool):
+        # The layers set that of a condition, from ``context_size``.
+        if not isinstance(default, bool) and name != "hyper_context":
             assert name in names and f"{name}={default!r}" in page
     assert "[B, T, C]" in page and "None starts from" in page
 
@@ -234,7 +235,10 @@ STATES = {
     "jordan": "y",
     "hyperrnn": "h e",
     "ln_lstm": "h c",
+    "ln_gru": "h",
     "lstm": "h c",
+    "mogrifier_lstm": "h c",
+    "nas": "h c",
     "hyper": "h c hyper_h hyper_c",
     "ln_hyperlstm": "h c e k",
     "hyperlstm": "h c e k",

@@ -57,11 +57,21 @@ def test_the_page_of_commands_has_every_command():
     assert re.findall(r"^\| `rhhn ([a-z-]+)` \|", page, re.MULTILINE) == list(COMMANDS)
 
 
-@pytest.mark.parametrize("page", ["../README.md", "index.md", "tutorials/replace_lstm.md"])
-def test_python_of_the_page_runs(page):
+# Exporting takes most of the time of the page of layers.
+PAGES = ["../README.md", "index.md", "tutorials/replace_lstm.md"]
+PAGES.append(pytest.param("layers.md", marks=pytest.mark.slow))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_of_the_page_runs(page, tmp_path, monkeypatch):
+    if page == "layers.md":
+        pytest.importorskip("onnxscript")
+    blocks, names = blocks_of(page), {}
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    for number, block in enumerate(blocks_of(page)):
-        exec(compile(block, f"{page}, block {number}", "exec"), {})
+    for number, block in enumerate(blocks):
+        # The blocks of a page share their names, as for a reader who pastes one after another.
+        exec(compile(block, f"{page}, block {number}", "exec"), names)
 
 
 def test_the_cell_of_the_tutorial_computes_its_equations(new_cells):

@@ -47,8 +47,23 @@ def run(kind: str, x_TBC: Tensor, state: State, weights: Weights, training: bool
     return y_TBH, tuple(new.squeeze(0).to(old.dtype) for new, old in zip(after, state, strict=True))
 
 
+def run_padded(
+    kind: str, x_TBC: Tensor, mask_TB: Tensor, state: State, weights: Weights, training: bool
+) -> tuple[Tensor, State]:
+    """Runs a GRU over sequences with padding anywhere; other arguments as for ``run``.
+
+    The real positions move to the start of each sequence, where what follows them changes no output.
+    """
+    order = (~mask_TB).byte().argsort(dim=0, stable=True).unsqueeze(-1)
+    y_TBH, _ = run(kind, x_TBC.take_along_dim(order, 0), state, weights, training)
+    states = torch.cat((state[0].to(y_TBH.dtype).unsqueeze(0), y_TBH))
+    last = states.take_along_dim(mask_TB.sum(0).view(1, -1, 1), 0).squeeze(0).to(state[0].dtype)
+    y_TBH = torch.zeros_like(y_TBH).scatter(0, order.expand_as(y_TBH), y_TBH)
+    return y_TBH.masked_fill(~mask_TB.unsqueeze(-1), 0.0), (last,)
+
+
 def step(kind: str, x_1BC: Tensor, state: State, weights: Weights) -> tuple[Tensor, State]:
-    """Runs one step by torch's cells, which copy no weights; without a gradient."""
+    """Runs one step by torch's cells, which copy no weights."""
     dtype = x_1BC.dtype
     second = weights.second
     if second is None and x_1BC.is_cuda:

@@ -20,9 +20,11 @@ from rhhn_fairseq.ops.highway.products import Products, hypervectors, is_rank_sc
 from rhhn_fairseq.ops.library import differentiate, operation
 from rhhn_fairseq.ops.loop import Noise
 from rhhn_fairseq.ops.sequence import (
+    Resets,
     expand_noise,
     gal_mask,
     gradient_share,
+    masks_of_positions,
     or_zeros,
     through_recurrence,
 )
@@ -52,6 +54,7 @@ class HighwayMasks(NamedTuple):
         gal: scaled mask on the state, [B, H]. keep: kept units of the transform gates, [T, B, L H].
         zone: units that keep their value, [T, B, H].
         s_share: [T], factors of the gradient of s through W_0.
+        resets: [T, B], where the state starts anew.
     """
 
     real: Tensor | None = None
@@ -60,6 +63,7 @@ class HighwayMasks(NamedTuple):
     keep: Tensor | None = None
     zone: Tensor | None = None
     s_share: Tensor | None = None
+    resets: Tensor | None = None
 
 
 class HighwayNumbers(NamedTuple):
@@ -87,7 +91,7 @@ def gather_masks(
     """Returns the padding and the noise that a cell drew, in the form that the operation takes.
 
     Args:
-        noise: entries ``gal``, ``update``, ``zoneout``, ``h_detach``.
+        noise: entries ``gal``, ``update``, ``zoneout``, ``h_detach``, ``resets``.
         gal_rate: rate of Gal dropout. gx_TBG: projection of the input, G = 2 H.
 
     Raises:
@@ -95,13 +99,15 @@ def gather_masks(
     """
     (T, B, G), dtype = gx_TBG.shape, gx_TBG.dtype
     H = G // 2
+    mask_TB, resets_TB = masks_of_positions(mask_TB, noise)
     return HighwayMasks(
-        None if mask_TB is None else mask_TB.contiguous(),
+        mask_TB,
         None if first_TB1 is None else first_TB1.squeeze(-1).contiguous(),
         gal_mask(noise, gal_rate, B, H, dtype),
         expand_noise(noise, "update", T, B, layers * H),
         expand_noise(noise, "zoneout", T, B, H),
         gradient_share(noise, "h_detach", T, state_dtype(dtype)),
+        resets_TB,
     )
 
 
@@ -183,9 +189,11 @@ def highway_op(
         run = pointwise.many_steps(how, buffers, None, weights, masks.gal, None)
     if run is None:
         run = _forward_steps(buffers, products, masks.gal, how)
+    resets = Resets(masks.resets)
+    states = [s[-1]] if buffers.o is None else [s[-1], buffers.o[-1]]
     for start in range(0, T, products.forward_steps):
         products.begin_block(start)
-        run(start, min(start + products.forward_steps, T))
+        resets.forward(run, start, min(start + products.forward_steps, T), states)
     o, z = (gx.new_empty(0) if tensor is None else tensor for tensor in (buffers.o, buffers.z))
     return buffers.y, s[-1, -1].clone(), u, s, o, z
 
@@ -297,9 +305,10 @@ def highway_backward(
         run = pointwise.many_steps(how, buffers, grads, weights, masks.gal, masks.s_share)
     if run is None:
         run = _backward_steps(buffers, grads, products, masks, how)
+    resets = Resets(masks.resets)
     for start in reversed(range(0, T, steps)):
         products.begin_block(start)
-        run(start, min(start + steps, T))
+        resets.backward(run, start, min(start + steps, T), (grads.ds, grads.ds_direct))
         products.end_block(start)
     ds0, sums = grads.ds_direct + grads.ds, grads.sums.sum(0)
     # Without a hypernetwork the last biases are missing. An operation's results must not share memory.

@@ -20,6 +20,7 @@ from rhhn_fairseq.ops.buffers import state_dtype
 from rhhn_fairseq.ops.hyper_lstm.passes import Backward, Forward, Kept, Weights, make_both_buffers, make_gates
 from rhhn_fairseq.ops.library import differentiate, operation
 from rhhn_fairseq.ops.lstm import GatedMasks, GatedNumbers, cast
+from rhhn_fairseq.ops.sequence import Resets
 
 
 def hyper_lstm(
@@ -72,7 +73,9 @@ def hyper_lstm_op(
     numbers: Sequence[float],
     previous: bool,
     plan: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
+]:
     """See ``hyper_lstm``; c, k, norms and the weights from weight_d on in the state type, all contiguous.
 
     Returns:
@@ -84,10 +87,14 @@ def hyper_lstm_op(
     y = rows(T, B, H)
     h = y if masks.real is None else torch.empty_like(y)
     c, k = c0.new_empty(T, B, H), k0.new_empty(T, B, N)
-    kept = Kept(rows(T, B, 4 * (H + N)), h, c, rows(T, B, 4 * N), rows(T, B, N), k, rows(T, B, len(w.bias_z)))
+    of_both = rows(T, B, 4 * (H + N)), h, c, rows(T, B, 4 * N), rows(T, B, N), k, rows(T, B, len(w.bias_z))
+    kept = Kept(*of_both, rows(0))
     gates = None if w.weight_r is None else make_gates(w, gx, how.gemm)
+    # The weight of z reads e itself, not what is left after a reset.
+    e = None if masks.resets is None else torch.empty_like(kept.e)
+    outputs = None if h is y else (y, e)
     main, hyper = make_both_buffers(
-        kept, state, norms, masks, GatedNumbers(*numbers), None if gates else (w, gx), None if h is y else y
+        kept, state, norms, masks, GatedNumbers(*numbers), None if gates else (w, gx), outputs
     )
     # For a step or two, as in decoding, copying the weights side by side costs more than a second product.
     merged = torch.cat([w.weight, w.weight_hyper], dim=1) if T >= 4 and gates is None else None
@@ -98,11 +105,13 @@ def hyper_lstm_op(
         for matrix in (merged, w.weight_e, w.weight_z):
             panels.append(native.pack([matrix], "forward"))
         vectors = w.bias_z, g_hyper, masks.gal, None
-        native.hyper_lstm_sequence((main, None), (hyper, None), panels, vectors, previous, (0, T))
+        run = native.hyper_lstm_sequence((main, None), (hyper, None), panels, vectors, previous)
     else:
-        Forward(kept, w, merged, previous, how, gates).run(main, hyper, g_hyper, masks.gal)
-    kept = kept if masks.real is not None else kept._replace(h=rows(0))
-    return y, h[-1].clone(), c[-1].clone(), kept.e[-1].clone(), k[-1].clone(), *kept
+        run = Forward(kept, w, merged, previous, how, gates).steps(main, hyper, g_hyper, masks.gal)
+    Resets(masks.resets).forward(run, 0, T, (h, c, kept.e, k))
+    last = h[-1].clone(), c[-1].clone(), kept.e[-1].clone(), k[-1].clone()
+    kept = kept._replace(h=h if masks.real is not None else rows(0), read=rows(0) if e is None else e)
+    return y, *last, *kept
 
 
 @torch.library.register_fake(hyper_lstm_op)
@@ -113,7 +122,9 @@ def _(g, state, weights, norms, masks, *_):
     c, k = c0.new_empty(T, B, H), k0.new_empty(T, B, N)
     h = gx.new_empty(0) if masks[0] is None else torch.empty_like(y)
     e, z = gx.new_empty(T, B, N), gx.new_empty(T, B, len(w.bias_z))
-    return y, *(torch.empty_like(tensor) for tensor in state), u, h, c, torch.empty_like(g_hyper), e, k, z
+    read = gx.new_empty(0) if GatedMasks(*masks).resets is None else torch.empty_like(e)
+    last = (torch.empty_like(tensor) for tensor in state)
+    return y, *last, u, h, c, torch.empty_like(g_hyper), e, k, z, read
 
 
 @operation("rhhn::hyper_lstm_backward", graphs.captured)

@@ -23,6 +23,7 @@ from rhhn_fairseq.ops.lstm import (
 )
 from rhhn_fairseq.ops.matmul.gemm import PackedWeight
 from rhhn_fairseq.ops.sequence import (
+    Resets,
     block_steps,
     operand_blocks,
     previous_states,
@@ -67,6 +68,7 @@ class Kept(NamedTuple):
         u: products of h with [weight, weight_hyper], [T, B, 4 (H + N)].
         h, c: all states of the main network, [T, B, H]; h is empty if the outputs are the same.
         a: sums of the hypernetwork's gates, [T, B, 4 N]. e, k: its states, [T, B, N]. z: [T, B, 12 Z].
+        read: e before resets cleared it; empty without resets.
     """
 
     u: Tensor
@@ -76,6 +78,7 @@ class Kept(NamedTuple):
     e: Tensor
     k: Tensor
     z: Tensor
+    read: Tensor
 
 
 def make_both_buffers(
@@ -85,22 +88,22 @@ def make_both_buffers(
     masks: GatedMasks,
     numbers: GatedNumbers,
     scaled: tuple[Weights, Tensor] | None,
-    y: Tensor | None = None,
+    y: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Gated, Gated]:
     """Returns the buffers of the main network and of the hypernetwork; the latter has no noise of its own.
 
     Args:
-        scaled: the weights and gx, if the point-wise work scales the main network's sums. y: its outputs, in
-            a forward pass with a mask.
+        scaled: the weights and gx, if the point-wise work scales the main network's sums. y: the outputs of
+            both networks, in a forward pass with a mask; those of the hypernetwork may be missing.
     """
-    u, h, c, a, e, k, z = kept
+    u, h, c, a, e, k, z, _ = kept
     half, plain = len(norms) // 2, GatedNumbers(numbers.forget_bias)
     further, outputs = {}, {}
     if scaled is not None:
         weights, gx = scaled
         further = {"gx": gx, "z": z, "weight_d": weights.weight_d, "bias": weights.bias}
     if y is not None:
-        further["y"], outputs["y"] = y, torch.empty_like(e)
+        further["y"], outputs["y"] = y[0], torch.empty_like(e) if y[1] is None else y[1]
     of_h = u[:, :, : 4 * h.shape[-1]]
     main = make_buffers((of_h, h, c), state[:2], norms[:half], masks, numbers, **further)
     return main, make_buffers((a, e, k), state[2:], norms[half:], GatedMasks(masks.real), plain, **outputs)
@@ -132,28 +135,32 @@ class Forward:
         self.from_e = PackedWeight(weights.weight_e, T, B, plan.gemm)
         self.to_z = PackedWeight(weights.weight_z, T, B, plan.gemm)
 
-    def run(self, main: Gated, hyper: Gated, g_hyper: Tensor, gal: Tensor | None) -> None:
+    def steps(
+        self, main: Gated, hyper: Gated, g_hyper: Tensor, gal: Tensor | None
+    ) -> Callable[[int, int], None]:
+        """Returns a function that runs some steps."""
         main_step = pointwise.gated(self.plan, main)
         run_hyper = self._hypernetwork(main, hyper, g_hyper)
-        from_main = zip(
-            self.u.unbind(0),
-            *(side.unbind(0) for side in self.sides),
-            previous_states(main.h0, main.h),
-            strict=True,
-        )
-        for t, (u_t, main_t, hyper_t, h_t) in enumerate(from_main):
-            if gal is not None:
-                h_t = h_t * gal
-            if self.from_h is not None:
-                self.from_h.product(h_t, u_t)
-            else:
-                if self.gates is None:
-                    torch.mm(h_t, self.weights.weight, out=main_t)
-                torch.mm(h_t, self.weights.weight_hyper, out=hyper_t)
-            run_hyper(t)
-            if self.gates is not None:
-                self.gates.forward(t, h_t, self.z[t], main_t)
-            main_step(t)
+        sides = (side.unbind(0) for side in self.sides)
+        from_main = list(zip(self.u.unbind(0), *sides, previous_states(main.h0, main.h), strict=True))
+
+        def run(start: int, stop: int) -> None:
+            for t in range(start, stop):
+                u_t, main_t, hyper_t, h_t = from_main[t]
+                if gal is not None:
+                    h_t = h_t * gal
+                if self.from_h is not None:
+                    self.from_h.product(h_t, u_t)
+                else:
+                    if self.gates is None:
+                        torch.mm(h_t, self.weights.weight, out=main_t)
+                    torch.mm(h_t, self.weights.weight_hyper, out=hyper_t)
+                run_hyper(t)
+                if self.gates is not None:
+                    self.gates.forward(t, h_t, self.z[t], main_t)
+                main_step(t)
+
+        return run
 
     def _hypernetwork(self, main: Gated, hyper: Gated, g_hyper: Tensor):
         """Returns a function that computes z of a step from the hypernetwork's product of h."""
@@ -220,10 +227,12 @@ class Backward:
         hyper = make_gradients(self.plan, buffers[1], None, last[2:], du_hyper)
         du = du if self.gates is None else hyper.du
         run = self._steps((buffers[0], main), (buffers[1], hyper), du, masks)
+        resets = Resets(masks.resets)
+        of_state = [main.dh, main.dh_direct, main.dc, hyper.dh, hyper.dh_direct, hyper.dc]
         dmerged, dweight_e = torch.empty_like(self.matrices[0]), torch.empty_like(self.matrices[1])
         for start in reversed(range(0, self.T, self.steps)):
             stop = min(start + self.steps, self.T)
-            run(start, stop)
+            resets.backward(run, start, stop, of_state)
             block, add = slice(start, stop), stop < self.T
             du_block, de_block = du[: stop - start], hyper.du[: stop - start]
             self.dg_hyper[block] = de_block
@@ -231,7 +240,9 @@ class Backward:
             e_blocks = operand_blocks(self.state[2], kept.e, None, block)
             weight_gradient(h_blocks, du_block, gemm, dmerged, add)
             weight_gradient(e_blocks, de_block, gemm, dweight_e, add)
-        read = operand_blocks(self.state[2], kept.e, None) if self.previous else [kept.e]
+        read = [kept.read if kept.read.numel() else kept.e]
+        if self.previous:
+            read = operand_blocks(self.state[2], kept.e, None)
         (dbias, *dnorm), (_, *dhyper_norm) = split_sums(main), split_sums(hyper)
         if self.gates is None:
             # An operation's results must not share memory.
@@ -276,12 +287,7 @@ class Backward:
         if self.gates is None and self.plan.fits_one_call(self.steps, self.B, numbers, buffers.u.dtype):
             vectors = (None, None, masks.gal, masks.h_share)
             panels = [native.pack([matrix], "backward") for matrix in self.matrices]
-
-            def run_in_one_call(start: int, stop: int) -> None:
-                steps = start, stop
-                native.hyper_lstm_sequence(main, hyper, panels, vectors, self.previous, steps)
-
-            return run_in_one_call
+            return native.hyper_lstm_sequence(main, hyper, panels, vectors, self.previous)
         to_h, *others = (
             PackedWeight(matrix, self.T, self.B, self.plan.gemm, transpose=True) for matrix in self.matrices
         )

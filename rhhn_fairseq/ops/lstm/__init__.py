@@ -21,9 +21,11 @@ from rhhn_fairseq.ops.loop import Noise
 from rhhn_fairseq.ops.matmul.gemm import PackedWeight, affine
 from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
 from rhhn_fairseq.ops.sequence import (
+    Resets,
     expand_noise,
     gal_mask,
     gradient_share,
+    masks_of_positions,
     operand_blocks,
     or_zeros,
     previous_states,
@@ -57,6 +59,7 @@ class GatedMasks(NamedTuple):
         gal: scaled mask on the state, [B, H]. keep: kept units of the update, [T or 1, B, H].
         zone_h, zone_c: units that keep their value, [T, B, H].
         h_share, c_share: [T], factors of the gradients through h and c.
+        resets: [T, B], where the state starts anew; then there is a mask too.
     """
 
     real: Tensor | None = None
@@ -66,20 +69,21 @@ class GatedMasks(NamedTuple):
     zone_c: Tensor | None = None
     h_share: Tensor | None = None
     c_share: Tensor | None = None
+    resets: Tensor | None = None
 
 
 def gather_masks(mask_TB: Tensor | None, noise: Noise | None, gal_rate: float, g_TBG: Tensor) -> GatedMasks:
     """Returns the padding and the noise that a cell drew, in the form that the operation takes.
 
     Args:
-        noise: entries ``gal``, ``update``, ``zoneout``, ``zoneout_c``, ``h_detach``, ``c_detach``.
+        noise: entries ``gal``, ``update``, ``zoneout``, ``zoneout_c``, ``h_detach``, ``c_detach``,
+            ``resets``.
         gal_rate: rate of Gal dropout. g_TBG: sums of the gates, G = 4 H.
 
     Raises:
         UsageError: an entry's shape cannot be expanded to what the operation reads.
     """
-    if mask_TB is not None and not mask_TB.is_contiguous():
-        mask_TB = mask_TB.contiguous()
+    mask_TB, resets_TB = masks_of_positions(mask_TB, noise)
     if not noise:
         return GatedMasks(mask_TB)
     (T, B, G), dtype = g_TBG.shape, g_TBG.dtype
@@ -92,6 +96,7 @@ def gather_masks(mask_TB: Tensor | None, noise: Noise | None, gal_rate: float, g
         expand_noise(noise, "zoneout_c", T, B, H),
         gradient_share(noise, "h_detach", T, state_dtype(dtype)),
         gradient_share(noise, "c_detach", T, state_dtype(dtype)),
+        resets_TB,
     )
 
 
@@ -174,16 +179,18 @@ def lstm_op(
     further = {"gx": g} if masks.real is None else {"gx": g, "y": y}
     buffers = make_buffers((u, h, c), state, norm, masks, GatedNumbers(*numbers), **further)
     run = pointwise.many_steps(how, buffers, None, [weight], masks.gal, None)
-    if run is not None:
-        run(0, T)
-    else:
+    if run is None:
         step = pointwise.gated(how, buffers)
         recurrent = PackedWeight(weight, T, B, how.gemm)
-        for t, (g_t, u_t, h_t) in enumerate(
-            zip(g.unbind(0), u.unbind(0), previous_states(h0, h), strict=True)
-        ):
-            recurrent.product(h_t if masks.gal is None else h_t * masks.gal, u_t, g_t)
-            step(t)
+        rows = list(zip(g.unbind(0), u.unbind(0), previous_states(h0, h), strict=True))
+
+        def run(start: int, stop: int) -> None:
+            for t in range(start, stop):
+                g_t, u_t, h_t = rows[t]
+                recurrent.product(h_t if masks.gal is None else h_t * masks.gal, u_t, g_t)
+                step(t)
+
+    Resets(masks.resets).forward(run, 0, T, (h, c))
     return y, h[-1].clone(), c[-1].clone(), u, c, (g.new_empty(0) if masks.real is None else h)
 
 
@@ -253,16 +260,18 @@ def lstm_backward(
     T, B, _ = buffers.c.shape
     grads = make_gradients(how, buffers, dy, last, torch.empty_like(u))
     run = pointwise.many_steps(how, buffers, grads, [weight], masks.gal, masks.h_share)
-    if run is not None:
-        run(0, T)
-    else:
+    if run is None:
         step = pointwise.gated(how, buffers, grads)
         recurrent = PackedWeight(weight, T, B, how.gemm, transpose=True)
         du = grads.du.unbind(0)
-        for t in reversed(range(T)):
-            step(t)
-            recurrent.product(du[t], grads.dh)
-            through_recurrence(grads.dh, masks.gal, masks.h_share, t)
+
+        def run(start: int, stop: int) -> None:
+            for t in reversed(range(start, stop)):
+                step(t)
+                recurrent.product(du[t], grads.dh)
+                through_recurrence(grads.dh, masks.gal, masks.h_share, t)
+
+    Resets(masks.resets).backward(run, 0, T, (grads.dh, grads.dh_direct, grads.dc))
     dweight = weight_gradient(operand_blocks(buffers.h0, buffers.h, masks.gal), grads.du, how.gemm)
     _, *dnorm = split_sums(grads)
     return [grads.du, state_gradient(grads), grads.dc, dweight, *(dnorm if norm else ())]

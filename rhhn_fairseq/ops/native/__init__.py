@@ -88,9 +88,8 @@ def hyper_lstm_sequence(
     panels: Sequence[Tensor],
     vectors: Sequence[Tensor | None],
     previous: bool,
-    steps: tuple[int, int],
-) -> None:
-    """Runs some steps of a HyperLSTM; see ``hyper_lstm.hyper_lstm`` for the names.
+) -> Callable[[int, int], None]:
+    """Does the same as ``many_steps`` for a HyperLSTM; see ``hyper_lstm.hyper_lstm`` for the names.
 
     Args:
         main, hyper: the buffers of each network, and its gradients for the backward pass or None. The main
@@ -99,9 +98,8 @@ def hyper_lstm_sequence(
             ``pack`` for this direction.
         vectors: bias_z [12 Z], g_hyper [T, B, 4 N] with which the hypernetwork's sums begin, gal and share.
             The first two may be None in the backward pass, which does not need them.
-        steps: the first step, and the step after the last.
     """
-    recurrence = HyperRecurrenceStruct(previous, *steps)
+    recurrence = HyperRecurrenceStruct(previous)
     for name, tensor in zip(("weight", "weight_e", "weight_z"), panels, strict=True):
         setattr(recurrence, name, tensor.data_ptr())
     for name, vector in zip(("bias_z", "g_hyper", "gal", "share"), vectors, strict=True):
@@ -109,7 +107,13 @@ def hyper_lstm_sequence(
     first, second = _arguments(*main), _arguments(*hyper)
     direction = "forward" if main[1] is None else "backward"
     call = getattr(compiled(), f"hyper_lstm_sequence_{direction}")
-    call(ctypes.addressof(first), ctypes.addressof(second), ctypes.addressof(recurrence))
+
+    def run(start: int, stop: int) -> None:
+        recurrence.start, recurrence.stop = start, stop
+        call(ctypes.addressof(first), ctypes.addressof(second), ctypes.addressof(recurrence))
+
+    run.holds = (main, hyper, panels, vectors)  # type: ignore[attr-defined]
+    return run
 
 
 def pack(weights: Sequence[Tensor], direction: str) -> Tensor:

@@ -1,0 +1,76 @@
+"""Cells for a loop of your own, called as torch.nn.LSTMCell and torch.nn.GRUCell are: one for each layer.
+
+Shapes: B batch, C input, H hidden.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rhhn_fairseq.cells.registry import build_cell
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.nn.recurrent import RecurrentLayer
+from rhhn_fairseq.ops.loop import State
+
+
+class StepCell(nn.Module):
+    """One step of {layer}: ``state = {layer}Cell(5, 8)(x, state)``.
+
+    Args:
+        input_size: C. hidden_size: H. bias: True. device, dtype: of the parameters.
+        options: those of the layer's cell; see ``{layer}``.
+
+    Called with x [B, C] or, for one sequence, [C], and a state. It has the entries of the layer's state, each
+    [B, width] or [width], and is a tensor if there is one entry. None starts from zeros, and so do entries
+    left out at the end. The new state is returned; its first entry is the output. In training, every call
+    draws new noise.
+
+    Raises:
+        UsageError: a size or an option is impossible, or a shape does not fit.
+    """
+
+    layer: ClassVar[type[RecurrentLayer]]
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool = True, device=None, dtype=None, **options
+    ):
+        super().__init__()
+        if bias is not True:
+            raise UsageError(f"{type(self).__name__}: bias={bias!r} is not possible, every cell has biases")
+        self.input_size, self.hidden_size = input_size, hidden_size
+        with torch.device(torch.get_default_device() if device is None else device):
+            cell = build_cell(self.layer.cell, input_size, hidden_size, **options)
+        self.cell = cell.to(dtype=dtype or torch.get_default_dtype())
+
+    def forward(self, input: Tensor, hx: Tensor | State | None = None) -> Tensor | State:
+        """Returns the state after a step; see the class."""
+        if not isinstance(input, Tensor) or input.dim() not in (1, 2) or input.shape[-1] != self.input_size:
+            given = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
+            C = self.input_size
+            raise UsageError(f"{type(self).__name__}: input is {given}, expected [B, {C}] or [{C}]")
+        x, state = input if input.dim() == 2 else input.unsqueeze(0), None
+        if hx is not None:
+            entries = (hx,) if isinstance(hx, Tensor) else hx
+            if input.dim() == 1:
+                entries = tuple(entry.unsqueeze(0) for entry in entries)
+            missing = self.cell.state_sizes[len(entries) :]
+            state = (*entries, *(x.new_zeros(len(x), size) for size in missing))
+        _, state = self.cell(x.unsqueeze(0), state)
+        state = state if input.dim() == 2 else tuple(entry.squeeze(0) for entry in state)
+        return state if len(state) > 1 else state[0]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.cell.extra_repr()})"
+
+
+def _cell_of(layer: type[RecurrentLayer]) -> type[StepCell]:
+    name = f"{layer.__name__}Cell"
+    doc = (StepCell.__doc__ or "").format(layer=layer.__name__)
+    return type(name, (StepCell,), {"layer": layer, "__doc__": doc, "__module__": __name__})
+
+
+STEP_CELLS = {f"{layer.__name__}Cell": _cell_of(layer) for layer in RecurrentLayer.__subclasses__()}
+"""The classes by name, ``LSTMCell`` to ``NASCell``; ``rhhn_fairseq.nn`` has them too."""
+
+globals().update(STEP_CELLS)

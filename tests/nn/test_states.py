@@ -1,0 +1,102 @@
+"""States of layers, and what layers do as torch's where scripts rely on it."""
+
+import pytest
+import torch
+from torch import nn
+
+import rhhn_fairseq.nn as layers
+from rhhn_fairseq.errors import UsageError
+
+C, H, T, B = 4, 6, 5, 3
+
+
+def test_helpers_of_states():
+    rnn = layers.HyperLSTM(C, H, 2, hyper_size=3)
+    x, zeros = torch.randn(T, B, C), rnn.zero_state(B)
+    y, state = rnn(x)
+    assert torch.equal(rnn(x, zeros)[0], y) and [entry.shape[0] for entry in zeros] == [2] * 4
+    assert not any(entry.requires_grad for entry in layers.detach_state(state))
+    index = torch.tensor([2, 0, 0])
+    again = rnn(x[:, index], layers.reorder_state(state, index))[0]
+    torch.testing.assert_close(again, rnn(x, state)[0][:, index])
+    done = torch.tensor([True, False, False])
+    mixed = layers.select_state(zeros, done, state)
+    torch.testing.assert_close(rnn(x, mixed)[0][:, 0], y[:, 0])
+    torch.testing.assert_close(rnn(x, mixed)[0][:, 1:], rnn(x, state)[0][:, 1:])
+
+
+def test_joined_directions_start_a_decoder():
+    for kind, sizes in ((layers.HyperLSTM, {"hyper_size": 3}), (layers.GRU, {})):
+        encoder = kind(C, H, 2, bidirectional=True, **sizes)
+        decoder = kind(C, 2 * H, 2, **{name: 2 * size for name, size in sizes.items()})
+        y, state = encoder(torch.randn(T, B, C))
+        joined = layers.join_directions(state)
+        h = joined if isinstance(joined, torch.Tensor) else joined[0]
+        assert torch.equal(h[-1], torch.cat((y[-1, :, :H], y[0, :, H:]), dim=-1))
+        decoder(torch.randn(T, B, C), joined)
+    with pytest.raises(UsageError, match="join_directions: 3 rows are not those of two directions"):
+        layers.join_directions(torch.zeros(3, B, H))
+
+
+def test_dropout_may_be_changed(tmp_path):
+    rnn, x = layers.LSTM(C, H, 2), torch.randn(T, B, C)
+    rnn.dropout = 0.5
+    assert not torch.equal(rnn(x)[0], rnn(x)[0]) and "dropout=0.5" in repr(rnn)
+    rnn.save_pretrained(tmp_path)
+    assert layers.from_pretrained(tmp_path).dropout == 0.5
+    rnn.dropout = 0.0
+    assert torch.equal(rnn(x)[0], rnn(x)[0])
+    with pytest.raises(UsageError, match="layer_dropout=-1"):
+        rnn.dropout = -1
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_biases_that_torchs_module_lacks_are_not_trained(kind):
+    ours = getattr(layers, kind).from_torch(getattr(nn, kind)(C, H, bias=False))
+    trained = [name for name, weight in ours.named_parameters() if weight.requires_grad]
+    assert trained == ["stack.cells.0.weight_x", "stack.cells.0.weight_h"]
+
+
+def test_a_state_without_its_last_entries_is_noticed():
+    rnn, x = layers.HyperLSTM(C, H, hyper_size=3), torch.randn(T, B, C)
+    with pytest.warns(UserWarning, match="HyperLSTM: the state has 2 of 4 entries.*lstm_state=True"):
+        rnn(x, rnn(x)[1][:2])
+
+
+def test_an_empty_batch_has_an_empty_output():
+    for first in (False, True):
+        shape = (0, T, C) if first else (T, 0, C)
+        options = dict(num_layers=2, bidirectional=True, batch_first=first)
+        (y, (h, c)), (y_torch, (h_torch, _)) = (
+            module(C, H, **options)(torch.zeros(shape)) for module in (layers.LSTM, nn.LSTM)
+        )
+        assert y.shape == y_torch.shape and h.shape == c.shape == h_torch.shape
+
+
+def test_errors_are_of_the_classes_that_torchs_layers_raise():
+    for kind in (ValueError, RuntimeError):
+        with pytest.raises(kind, match="LSTM: num_layers=0 is too small"):
+            layers.LSTM(C, H, num_layers=0)
+
+
+def test_a_learned_state_starts_calls_without_one(tmp_path):
+    rnn = layers.HyperLSTM(C, H, 2, bidirectional=True, hyper_size=3, initial_state="learned")
+    x, plain = torch.randn(T, B, C), layers.HyperLSTM(C, H, 2, bidirectional=True, hyper_size=3)
+    with torch.no_grad():
+        for weight in rnn.stack.parameters():
+            weight += 0.2 * torch.randn_like(weight)
+    plain.stack.load_state_dict(rnn.stack.state_dict())
+    assert torch.equal(rnn(x)[0], plain(x)[0])
+    with torch.no_grad():
+        for entry in rnn.learned_state:
+            entry.normal_()
+    start = tuple(entry.expand(-1, B, -1) for entry in rnn.learned_state)
+    y = rnn(x)[0]
+    assert torch.equal(y, plain(x, start)[0])
+    y.square().sum().backward()
+    assert all((entry.grad != 0).any() for entry in rnn.learned_state)
+    rnn.save_pretrained(tmp_path)
+    assert torch.equal(layers.from_pretrained(tmp_path)(x)[0], y)
+    one = layers.LSTM(C, H, initial_state="learned")
+    with pytest.raises(UsageError, match="LSTM: resets are not possible with initial_state='learned'"):
+        one(x, resets=torch.zeros(T, B, dtype=torch.bool))
