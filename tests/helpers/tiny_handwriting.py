@@ -16,7 +16,8 @@ SYMBOLS = " abcdeh"
 def prepare_words(dest, lines=24, **options):
     """Short words in a Hershey font, prepared in ``dest``."""
     given = [tensor for name, value in options.items() for tensor in (f"--{name.replace('_', '-')}", value)]
-    sizes = ["--lines", lines, "--max-words", 1, "--step", 0.3, "--letters", 0]
+    sizes = ["--lines", lines, "--max-words", 1, "--step", 0.3]
+    sizes += ["--letters", 0, "--jitter", 0.008, "--fonts", "futural,cursive,scripts"]
     assert run("hershey", *sizes, *given, "--dest", dest) == 0
     return dest
 

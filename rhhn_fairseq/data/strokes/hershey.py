@@ -142,7 +142,7 @@ def _line(config: HersheyConfig, fonts: dict, words: list[str], split: str, numb
 
 def _word(config: HersheyConfig, word: str, rng: np.random.Generator) -> str:
     """Returns the word, or one to eight random letters, a third of which have a doubled one."""
-    if rng.random() >= config.letters:
+    if not config.letters or rng.random() >= config.letters:
         return word
     letters = list(rng.choice(list(string.ascii_lowercase), size=rng.integers(1, 9)))
     if rng.random() < 1 / 3:
