@@ -20,7 +20,6 @@ from tqdm import trange
 
 from rhhn_fairseq.cli import running
 from rhhn_fairseq.data.strokes import hershey
-from rhhn_fairseq.data.strokes.words import WORDS
 from rhhn_fairseq.generate.strokes import WritingConfig, write
 from rhhn_fairseq.nn import LSTM
 from rhhn_fairseq.saving import from_pretrained, packaged
@@ -82,7 +81,7 @@ def train() -> Reader:
         short = update < SHORT
         look = dict(step=float(rng.uniform(0.06, 0.14)), jitter=float(rng.uniform(0, 0.012)))
         config = hershey.HersheyConfig(seed=1000 + update, max_words=1 if short else 2, **look)
-        known = [] if short else list(rng.choice(WORDS, 16))
+        known = [] if short else list(rng.choice(hershey.WORDS, 16))
         words = [*known, *(_letters(rng, 2 + update // 100 if short else 9) for _ in range(32 - len(known)))]
         lines = [hershey._line(config, fonts, words, "train", n) for n in range(32 if short else 16)]
         inputs = nn.utils.rnn.pad_sequence([features(line.points) for line in lines])

@@ -120,7 +120,7 @@ else
     meeting=(--nnodes "$nnodes" --rdzv-backend c10d --rdzv-endpoint "$endpoint" --rdzv-id "$job")
     # A machine's own name may lead to itself alone (127.0.1.1). The others are told the address that it has on
     # the way to the endpoint, and gloo listens there.
-    reach=$("$python" -P "$root/rhhn_fairseq/cli/network.py" "$endpoint")
+    reach=$("$python" -P "$root/scripts/network.py" "$endpoint")
     read -r address interface role <<<"$reach"
     [ "$address" = - ] || meeting+=(--local-addr "$address")
     [ "$role" = - ] || meeting+=(--rdzv-conf is_host=1)

@@ -63,11 +63,12 @@ def main(argv=None) -> None:
         if getattr(args, option) is not None and getattr(args, partner) is None:
             raise UsageError(f"--{option} {getattr(args, option)} goes with --{partner}")
 
+    from rhhn_fairseq.compat import checkpoints
     from rhhn_fairseq.files import check_output
 
     paths = select_checkpoints(args)
     check_output("--output", args.output, paths)
-    save(average(paths, args.ema), args.output)
+    checkpoints.write(average(paths, args.ema), args.output)
     for path in paths:
         print(f"averaged: {path}")
     print(f"written: {args.output}")
@@ -76,11 +77,6 @@ def main(argv=None) -> None:
 def select_checkpoints(args) -> list:
     """Returns the checkpoints to average."""
     if args.last is None and args.best is None:
-        for path in args.inputs:
-            if os.path.isdir(path):
-                raise UsageError(
-                    f"{path}: is a directory; say which of its checkpoints, --last N or --best N"
-                )
         return args.inputs
     if len(args.inputs) != 1:
         raise UsageError("--last and --best take one directory of checkpoints")
@@ -206,13 +202,6 @@ def average(paths: Sequence[str | Path], ema: bool = False) -> dict:
     return {**states[newest], "model": model, "extra_state": extra, "last_optimizer_state": None}
 
 
-def save(state: dict, path: str | Path) -> None:
-    """Writes a checkpoint to a temporary file and renames it. Raises UsageError if that is refused."""
-    from rhhn_fairseq.compat import checkpoints
-
-    checkpoints.write(state, path)
-
-
 def _weights(state: dict, path, ema: bool) -> dict[str, Tensor]:
     if not ema:
         return state["model"]
@@ -224,16 +213,11 @@ def _weights(state: dict, path, ema: bool) -> dict[str, Tensor]:
 
 
 def _check_alike(first, expected: dict, path, weights: dict) -> None:
-    advice = "only models of one architecture and vocabulary can be averaged"
-    for name in expected.keys() ^ weights.keys():
-        here, elsewhere = (path, first) if name in weights else (first, path)
-        raise UsageError(f"{here} has {name} and {elsewhere} does not; {advice}")
-    for name, one in expected.items():
-        other = weights[name]
-        if one.shape != other.shape:
-            raise UsageError(
-                f"{name} has shape {tuple(other.shape)} in {path} and {tuple(one.shape)} in {first}; {advice}"
-            )
+    for name in expected.keys() | weights.keys():
+        one, other = expected.get(name), weights.get(name)
+        if one is None or other is None or one.shape != other.shape:
+            advice = "only models of one architecture and vocabulary can be averaged"
+            raise UsageError(f"{path} and {first} differ in {name} or its shape; {advice}")
         if name.rpartition(".")[2] in OF_THE_DATA and not one.equal(other):
             raise UsageError(f"{path} and {first} were trained on different data: their {name} differ")
 

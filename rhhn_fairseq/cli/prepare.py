@@ -82,10 +82,11 @@ def _add_download(parser, folder: str, text: str) -> None:
 def characters(parser, options, name: str, argv: list[str]) -> None:
     """Prepares a text for character language models."""
     from rhhn_fairseq.data.common.destination import check_replaceable
+    from rhhn_fairseq.data.text import corpora
     from rhhn_fairseq.data.text.manifest import CHARACTERS
     from rhhn_fairseq.data.text.prepare import prepare, report
 
-    make = options(parser)
+    make = options(parser, corpora)
     args = parser.parse_args(argv)
     dest, verify = args.dest or Path("data-bin") / name, not getattr(args, "no_verify", False)
     # Before hours of downloading.
@@ -108,9 +109,7 @@ def _add_local(parser) -> None:
     _add_from_dir(parser, True, "directory of the file or files: plain, .gz, .zip, or in an archive")
 
 
-def _ptb(parser):
-    from rhhn_fairseq.data.text import corpora
-
+def _ptb(parser, corpora):
     _add_public(parser)
     parser.add_argument(
         "--variant",
@@ -122,25 +121,19 @@ def _ptb(parser):
     return lambda args: corpora.ptb(args.variant, args.from_dir, args.download_dir)
 
 
-def _enwik8(parser):
-    from rhhn_fairseq.data.text import corpora
-
+def _enwik8(parser, corpora):
     _add_public(parser)
     text = "symbols are bytes (default), not Unicode characters"
     parser.add_argument("--bytes", action=argparse.BooleanOptionalAction, default=True, help=text)
     return lambda args: corpora.enwik8(args.bytes, args.from_dir, args.download_dir)
 
 
-def _text8(parser):
-    from rhhn_fairseq.data.text import corpora
-
+def _text8(parser, corpora):
     _add_local(parser)
     return lambda args: corpora.text8(args.from_dir)
 
 
-def _wikitext(parser):
-    from rhhn_fairseq.data.text import corpora
-
+def _wikitext(parser, corpora):
     _add_local(parser)
     text = "raw (default): the text as it was; tokens: with <unk> for rare words"
     parser.add_argument("--variant", choices=tuple(corpora.WIKITEXT_VARIANTS), default="raw", help=text)
@@ -148,9 +141,7 @@ def _wikitext(parser):
     return lambda args: corpora.wikitext103(args.variant, args.bytes, args.from_dir)
 
 
-def _text(parser):
-    from rhhn_fairseq.data.text import corpora
-
+def _text(parser, corpora):
     add = parser.add_argument
     for split in SPLITS:
         add(f"--{split}", type=Path, nargs="+", metavar="FILE", help="plain, .gz or .zip")
@@ -173,9 +164,7 @@ def _text(parser):
     return make
 
 
-def _stdlib(parser):
-    from rhhn_fairseq.data.text import corpora
-
+def _stdlib(parser, corpora):
     text = "training characters; valid and test have 5 %% of it each (default: %(default)s)"
     parser.add_argument("--size", type=int, default=2_000_000, help=text)
     return lambda args: corpora.stdlib(args.size)
@@ -186,6 +175,7 @@ def _stdlib(parser):
 
 def translation(parser, options, name: str, argv: list[str]) -> None:
     """Prepares a parallel corpus: clean it, learn pieces, encode and binarise it."""
+    from rhhn_fairseq.data.parallel import corpora
     from rhhn_fairseq.data.parallel.pieces import PiecesConfig
     from rhhn_fairseq.data.parallel.prepare import check_options, prepare, report
     from rhhn_fairseq.data.parallel.texts import CleaningConfig
@@ -194,7 +184,7 @@ def translation(parser, options, name: str, argv: list[str]) -> None:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     text = "threads that encode (default: %(default)s)"
     parser.add_argument("--workers", type=int, default=usable, help=text)
-    make = options(parser, CleaningConfig, PiecesConfig)
+    make = options(parser, corpora, CleaningConfig, PiecesConfig)
     args = parser.parse_args(argv)
     cleaning, pieces = read_fields(CleaningConfig, args), read_fields(PiecesConfig, args)
     languages = f"{getattr(args, 'source_lang', 'en')}-{getattr(args, 'target_lang', 'fr')}"
@@ -206,15 +196,13 @@ def translation(parser, options, name: str, argv: list[str]) -> None:
     _run(lambda: prepare(make(args), *arguments), report, dest, continues)
 
 
-def _multi30k(parser, cleaning, pieces):
-    from rhhn_fairseq.data.parallel import corpora
-
+def _multi30k(parser, corpora, cleaning, pieces):
     _add_from_dir(parser, True, "directory of train.en, train.en.gz, ...")
     add_fields(parser, cleaning(**corpora.MULTI30K_CLEANING), pieces(**corpora.MULTI30K_PIECES))
     return lambda args: corpora.multi30k(args.from_dir)
 
 
-def _wmt14(parser, cleaning, pieces):
+def _wmt14(parser, corpora, cleaning, pieces):
     from rhhn_fairseq.data.parallel import wmt14
 
     text = f"parts to train on, of {', '.join(wmt14.TRAINING)} (default: all)"
@@ -225,9 +213,7 @@ def _wmt14(parser, cleaning, pieces):
     return lambda args: wmt14.wmt14(args.parts, args.from_dir, args.download_dir, not args.no_verify)
 
 
-def _synthetic(parser, cleaning, pieces):
-    from rhhn_fairseq.data.parallel import corpora
-
+def _synthetic(parser, corpora, cleaning, pieces):
     text = "pairs to train on (default: %(default)s)"
     parser.add_argument("--pairs", type=int, default=20_000, help=text)
     parser.add_argument("--seed", type=int, default=1, help="seed of the pairs (default: %(default)s)")
@@ -242,9 +228,7 @@ def _synthetic(parser, cleaning, pieces):
     return make
 
 
-def _pairs(parser, cleaning, pieces):
-    from rhhn_fairseq.data.parallel import corpora
-
+def _pairs(parser, corpora, cleaning, pieces):
     names = [f"{split}-{side}" for split in SPLITS for side in ("src", "tgt")]
     for name in names:
         parser.add_argument(f"--{name}", type=Path, nargs="+", metavar="FILE", help="plain, .gz or .zip")

@@ -142,7 +142,7 @@ def check_indexed(prefix: str, entries: int | None) -> None:
         refuse_endless(path)
     content_size = os.stat(content).st_size
     with open(index, "rb") as file:
-        if file.read(8).startswith(tuple(OTHER_FORMATS)):
+        if file.read(8).startswith(OTHER_FORMATS):
             return
     # Without a dictionary these are alignments, and a sentence may have none.
     sentences = read_index(prefix, shortest=0 if entries is None else 1)

@@ -28,13 +28,16 @@ with needed_for("the page needs"):
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import HTMLResponse, StreamingResponse
     from starlette.routing import Route
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
 TEMPLATE = Path(__file__).with_name("page.html")
 HOSTS = ["127.0.0.1", "localhost"]
 LARGEST_REQUEST = 16 << 10
+# Seconds in which a request has to arrive, its headers as well as its body.
+ARRIVAL = 10
 LONGEST = {"prompt": 500, "text": 60}
 # The lowest and the highest value, and whether it must be an integer.
 SEED = (0, 2**31 - 1, True)
@@ -84,24 +87,55 @@ def make_app(models: Models) -> Starlette:
 
 def make_server(app: Starlette) -> uvicorn.Server:
     """Returns the server of an application; its ``run`` takes the sockets to listen on."""
-    return uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
-    )
+    options = {"log_level": "warning", "lifespan": "off", "timeout_graceful_shutdown": 1}
+    return uvicorn.Server(uvicorn.Config(app, http=ImpatientProtocol, **options))
+
+
+class ImpatientProtocol(H11Protocol):
+    """Closes connections whose next request has not arrived in time, which uvicorn keeps for ever."""
+
+    def connection_made(self, transport) -> None:
+        super().connection_made(transport)
+        self.arrival = self.loop.call_later(ARRIVAL, self._close_if_waiting)
+
+    def on_response_complete(self) -> None:
+        self.arrival.cancel()
+        self.arrival = self.loop.call_later(ARRIVAL, self._close_if_waiting)
+        super().on_response_complete()
+
+    def _close_if_waiting(self) -> None:
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            self.transport.close()
 
 
 async def in_turn(turn: asyncio.Lock, make_rows: Callable[[], Iterator[dict]]) -> AsyncIterator[dict]:
-    """Yields rows that a thread computes while the lock is held; a UsageError becomes a last row ``error``.
+    """Yields rows that a thread computes while it holds the lock; a UsageError becomes a last row ``error``.
 
-    A reader that leaves ends the computation. If the lock is taken, a row ``waiting`` comes first.
+    A slow reader does not hold the lock, and a reader that leaves ends the computation. If the lock is
+    taken, a row ``waiting`` comes first.
     """
+    ready: asyncio.Queue[dict | None] = asyncio.Queue()
+
+    async def compute() -> None:
+        try:
+            async with turn:
+                async for row in iterate_in_threadpool(make_rows()):
+                    ready.put_nowait(row)
+        except UsageError as error:
+            ready.put_nowait({"error": str(error)})
+        finally:
+            ready.put_nowait(None)
+
     if turn.locked():
         yield {"waiting": True}
-    async with turn:
-        try:
-            async for row in iterate_in_threadpool(make_rows()):
-                yield row
-        except UsageError as error:
-            yield {"error": str(error)}
+    task = asyncio.create_task(compute())
+    try:
+        while (row := await ready.get()) is not None:
+            yield row
+        # Raises any error that is not the user's.
+        await task
+    finally:
+        task.cancel()
 
 
 async def _fields(request: Request) -> dict:
@@ -112,10 +146,13 @@ async def _fields(request: Request) -> dict:
     if request.headers.get("content-type") != "application/json":
         raise HTTPException(415, "expected application/json")
     content = b""
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > LARGEST_REQUEST:
-            raise HTTPException(413, f"more than {LARGEST_REQUEST:,} bytes")
+    try:
+        async for chunk in request.stream():
+            content += chunk
+            if len(content) > LARGEST_REQUEST:
+                raise HTTPException(413, f"more than {LARGEST_REQUEST:,} bytes")
+    except ClientDisconnect as error:
+        raise HTTPException(408, "the request did not arrive") from error
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -102,9 +102,6 @@ class NGrams:
         lower = None if preceded is None else smooth(preceded, context, contexts)
         self.orders.append(Order(keys, smooth(counts, context, contexts), lower))
 
-    def __len__(self) -> int:
-        return len(self.orders)
-
     def probabilities(self, text: np.ndarray) -> Iterator[np.ndarray]:
         """Yields the probability of each symbol of a text by the model of order 1, then 2, and so on.
 

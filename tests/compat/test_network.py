@@ -16,7 +16,7 @@ from helpers.cli import HANGS, fairseq_train, json_log, model_of
 from helpers.in_process import LOG, char_lm
 from helpers.torchrun_script import SCRIPT, environment
 
-from rhhn_fairseq.cli import network
+from scripts import network
 
 
 def test_loopback_is_left_to_torchrun():

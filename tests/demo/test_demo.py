@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -218,8 +219,9 @@ def test_checkpoints_of_fairseq(tmp_path):
 
 
 @pytest.fixture
-def address(models):
+def address(models, request, monkeypatch):
     """A server in a thread, as the command runs it. An application belongs to one event loop."""
+    monkeypatch.setattr(server, "ARRIVAL", getattr(request, "param", server.ARRIVAL))
     with demo.bind(0) as listener:
         running = server.make_server(server.make_app(models))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
@@ -229,6 +231,41 @@ def address(models):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         running.should_exit = True
         thread.join()
+
+
+HALF_A_REQUEST = b"POST /text HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize("ending", [b"Content-", b"Content-Length: 9\r\n\r\n{"], ids=["head", "body"])
+@pytest.mark.parametrize("address", [0.5], indirect=True)
+def test_requests_that_do_not_arrive_are_given_up_and_block_no_other(address, ending, capfd):
+    place = ("127.0.0.1", int(address.rpartition(":")[2]))
+    waiting = [socket.create_connection(place, timeout=60) for _ in range(100)]
+    # The last connection is silent after an answer.
+    waiting[-1].sendall(b"GET /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    answer = b""
+    while not answer.endswith(b"Not Found"):
+        answer += waiting[-1].recv(1000)
+    for one in waiting:
+        one.sendall(HALF_A_REQUEST + ending)
+    with urllib.request.urlopen(address, timeout=30) as page:
+        assert page.status == 200
+    for one in waiting:
+        with one:
+            assert one.recv(1000) == b""
+    assert capfd.readouterr().err == ""
+
+
+def test_a_reader_that_stands_still_blocks_no_other():
+    async def ask():
+        turn = asyncio.Lock()
+        first = server.in_turn(turn, lambda: iter([{"number": 0}, {"number": 1}]))
+        assert await anext(first) == {"number": 0}
+        second = server.in_turn(turn, lambda: iter([{"number": 2}]))
+        async with asyncio.timeout(30):
+            return [row async for row in second if "number" in row]
+
+    assert asyncio.run(ask()) == [{"number": 2}]
 
 
 @pytest.mark.slow

@@ -56,7 +56,9 @@ def one_at_a_time(prepare: Callable) -> Callable:
     def prepare_alone(corpus, dest, *args, **kwargs):
         dest = Path(os.path.realpath(dest))
         refusal = f"{dest}: another process is preparing it; wait for that one, or choose another --dest"
-        with _made(dest.parent), lock(dest.with_name(f".{dest.name}.lock"), refusal) as alone:
+        with suppress(OSError):
+            dest.parent.mkdir(parents=True, exist_ok=True)
+        with lock(dest.with_name(f".{dest.name}.lock"), refusal) as alone:
             if alone:
                 _clean_up(dest)
             return prepare(corpus, dest, *args, **kwargs)
@@ -73,20 +75,6 @@ def _clean_up(dest: Path) -> None:
                 left.rename(dest)
             else:
                 shutil.rmtree(left, ignore_errors=True)
-
-
-@contextmanager
-def _made(directory: Path) -> Iterator[None]:
-    """Makes a directory if possible; directories that were made and are empty in the end are removed."""
-    missing = [path for path in (directory, *directory.parents) if not os.path.lexists(path)]
-    with suppress(OSError):
-        directory.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            for path in missing:
-                path.rmdir()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rhhn_fairseq.data.common.manifest import SPLITS
-from rhhn_fairseq.data.common.sources import find_in_directory, user_file
+from rhhn_fairseq.data.common.sources import FileSource, find_in_directory, user_file
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import lines
 
@@ -21,19 +21,6 @@ RawPair = tuple[bytes | None, bytes | None]
 _AT_END = object()
 
 
-class Text(Protocol):
-    """Text in one language.
-
-    name: its name in messages. path: the file that holds it, packed or not, as it is stored.
-    """
-
-    name: str
-    path: Path
-
-    def chunks(self) -> Iterator[bytes]:
-        """Yields the unpacked bytes in chunks. Raises UsageError if they cannot be read."""
-
-
 class Pairs(Protocol):
     """Text in two languages.
 
@@ -41,7 +28,7 @@ class Pairs(Protocol):
     """
 
     name: str
-    texts: tuple[Text, ...]
+    texts: tuple[FileSource, ...]
 
     def read(self) -> Iterator[RawPair]:
         """Yields the pairs of lines in order. Raises UsageError if the text cannot be read."""
@@ -52,7 +39,7 @@ class TextPairs:
     """Two texts whose lines correspond: source and target."""
 
     name: str
-    texts: tuple[Text, Text]
+    texts: tuple[FileSource, FileSource]
 
     def read(self) -> Iterator[RawPair]:
         """Yields the pairs of lines in order.

@@ -49,9 +49,3 @@ class GeneratedProblem(Problem):
     def draw(self, rng: np.random.Generator, N: int) -> Codes:
         """Draws N examples."""
         raise NotImplementedError(f"{type(self).__name__} has no draw")
-
-
-class StoredProblem(Problem):
-    """A problem with a fixed number of examples; ``splits`` holds those of each split."""
-
-    splits: dict[str, Codes]

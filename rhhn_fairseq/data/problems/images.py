@@ -17,7 +17,7 @@ import numpy as np
 from rhhn_fairseq.data.common.download import download
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.common.sources import FileSource, check_directory
-from rhhn_fairseq.data.problems.base import Codes, StoredProblem
+from rhhn_fairseq.data.problems.base import Codes, Problem
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 
@@ -49,7 +49,7 @@ T10K_ORDER_SEED = 10_000
 LARGEST = 1 << 28
 
 
-class PixelSequences(StoredProblem):
+class PixelSequences(Problem):
     """Images as sequences of grey values in [0, 1], row by row, with one of ten classes each.
 
     Args:
@@ -104,25 +104,8 @@ def digits(name: str, permutation_seed: int | None = None) -> PixelSequences:
     return PixelSequences(name, splits, DIGITS_BRIGHTEST, permutation_seed)
 
 
-def mnist(
-    name: str,
-    directory: str | Path | None,
-    download_dir: Path,
-    split: str,
-    permutation_seed: int | None = None,
-) -> PixelSequences:
-    """Returns MNIST, 784 pixels (Le et al. 2015, arXiv 1504.00941, who also permuted them).
-
-    Args: see ``load_mnist``.
-
-    Raises:
-        UsageError: a file is missing, damaged or too short, or the split is invalid.
-    """
-    return PixelSequences(name, load_mnist(directory, download_dir, split), MNIST_BRIGHTEST, permutation_seed)
-
-
 def load_mnist(directory: str | Path | None, download_dir: Path, split: str):
-    """Loads the images of each split.
+    """Loads MNIST's images of each split (Le et al. 2015, arXiv 1504.00941, who also permuted the pixels).
 
     Args:
         directory: holds the files, plain or .gz; None to download them.

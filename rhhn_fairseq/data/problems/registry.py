@@ -8,7 +8,13 @@ from rhhn_fairseq.data.common.download import default_download_dir
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.problems.base import Problem
 from rhhn_fairseq.data.problems.generated import Adding, Copying, TemporalXor
-from rhhn_fairseq.data.problems.images import MNIST_BRIGHTEST, STANDARD_SPLIT, PixelSequences, digits, mnist
+from rhhn_fairseq.data.problems.images import (
+    MNIST_BRIGHTEST,
+    STANDARD_SPLIT,
+    PixelSequences,
+    digits,
+    load_mnist,
+)
 from rhhn_fairseq.errors import UsageError
 
 PERMUTATION = {"permutation_seed": 0}
@@ -16,7 +22,8 @@ MNIST = {"mnist_dir": None, "mnist_split": STANDARD_SPLIT}
 
 
 def _mnist(name, mnist_dir, mnist_split, permutation_seed=None):
-    return mnist(name, mnist_dir, default_download_dir() / "mnist", mnist_split, permutation_seed)
+    splits = load_mnist(mnist_dir, default_download_dir() / "mnist", mnist_split)
+    return PixelSequences(name, splits, MNIST_BRIGHTEST, permutation_seed)
 
 
 PROBLEMS: dict[str, tuple[Callable[..., Problem], dict]] = {

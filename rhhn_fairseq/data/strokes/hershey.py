@@ -16,10 +16,12 @@ import numpy as np
 
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.strokes.points import Line, Loaded, StrokeCorpus, from_strokes
-from rhhn_fairseq.data.strokes.words import WORDS
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.files import read_regular
+
+# Words to write if none are given: frequent English ones, in which every letter occurs.
+WORDS = Path(__file__).with_name("words.txt").read_text("ascii").split()
 
 DISTRIBUTION = "Hershey-Fonts"
 FONTS = "futural"

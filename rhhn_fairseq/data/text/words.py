@@ -20,8 +20,7 @@ from rhhn_fairseq.data.text.vocabulary import (
     SPECIAL_SYMBOLS,
     UNK,
     CharVocabulary,
-    IncrementalDecoder,
-    ReverseDecoder,
+    Vocabulary,
     read_dictionary,
 )
 from rhhn_fairseq.errors import UsageError
@@ -32,7 +31,7 @@ LOG_NAME = "preprocess.log"
 FIRST_CODE = 0x110000
 
 
-class WordVocabulary:
+class WordVocabulary(Vocabulary):
     """The words of dict.txt and the end of a line.
 
     Args:
@@ -69,14 +68,6 @@ class WordVocabulary:
         vocabulary.corpus = f"{Path(data_dir).name} as words, {len(vocabulary.model_indices()):,} symbols"
         return vocabulary
 
-    def __len__(self) -> int:
-        """The size of fairseq's dictionary: four special symbols and those of dict.txt."""
-        return FIRST_SYMBOL + len(self.symbols)
-
-    def model_indices(self) -> np.ndarray:
-        """Returns the dictionary indices that occur, in model order, int64 [V]: the end of a line first."""
-        return np.array([EOS, *range(FIRST_SYMBOL, len(self))], dtype=np.int64)
-
     def codes(self) -> np.ndarray:
         """Returns a code for every word in the order of ``model_indices``, int64 [V], the same everywhere."""
         codes = [FIRST_CODE + zlib.crc32(word.encode("utf-8")) for word in ("\n", *self.symbols)]
@@ -98,10 +89,6 @@ class WordVocabulary:
         """Returns the text of dictionary indices [T]: every word is followed by a space."""
         indices = np.asarray(indices).tolist()
         return "".join("\n" if index == EOS else f"{self._names[index]} " for index in indices)
-
-    def incremental_decoder(self) -> IncrementalDecoder | ReverseDecoder:
-        """Returns a decoder for indices that arrive as the model reads them."""
-        return ReverseDecoder(self) if self.reverse else IncrementalDecoder(self)
 
 
 def load_vocabulary(data_dir: str | Path) -> CharVocabulary | WordVocabulary:

@@ -4,8 +4,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from rhhn_fairseq.data.strokes.hershey import SMOOTHING, HersheyConfig, _joined, _pen, _smooth, hershey
-from rhhn_fairseq.data.strokes.words import WORDS
+from rhhn_fairseq.data.strokes.hershey import (
+    SMOOTHING,
+    WORDS,
+    HersheyConfig,
+    _joined,
+    _pen,
+    _smooth,
+    hershey,
+)
 
 
 def test_smooth_numbers_have_variance_one_and_forget_after_a_few():

@@ -292,7 +292,7 @@ def damage(path, offset, data):
         (lambda p: damage(p / "t.idx", 18, b"\3"), "expected 62 bytes for 3 items, found 50"),
         (lambda p: damage(p / "t.idx", 26, struct.pack("<i", -1)), "do not follow one another"),
         (lambda p: damage(p / "t.idx", 34, struct.pack("<q", 8)), "do not follow one another"),
-        (lambda p: (p / "t.idx").write_bytes(b"TNTIDX\0\0" + bytes(40)), "'cached or lazy'"),
+        (lambda p: (p / "t.idx").write_bytes(b"TNTIDX\0\0" + bytes(40)), "--dataset-impl mmap"),
         (lambda p: damage(p / "t.bin", 4, b"\7"), r"symbol 2 is 7, outside .* of 7 symbols"),
     ],
 )

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from experiments.hopfield import Hopfield, capacity_curve, flip
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.inspection.hopfield import Hopfield, capacity_curve, flip
 
 
 def random_patterns(count, units, seed):

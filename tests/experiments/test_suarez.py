@@ -11,15 +11,13 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from helpers import script_cli
 
+from experiments import suarez
 from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.data.text.corpora import ptb
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.models.loading import load_char_lm
-
-script = script_cli.load("convert")
 
 LINES = ["the quick brown fox jumps over N lazy dogs", "it 's <unk> & co. #1 $ 2,345-67890 * \\/"]
 TINY = dict(embedding=3, hidden=7, depth=3, hyper=4)
@@ -117,8 +115,8 @@ def write(folder, state, characters) -> tuple:
 
 def run(capsys, weights, vocabulary, data, output, status=0) -> str:
     capsys.readouterr()
-    arguments = [weights, "--vocabulary", vocabulary, "--data", data, "--output", output]
-    assert cli.run(lambda: script.main([str(argument) for argument in arguments])) == status
+    arguments = [weights, vocabulary, "--data", data, "--output", output]
+    assert cli.run(lambda: suarez.main([str(argument) for argument in arguments])) == status
     captured = capsys.readouterr()
     if status:
         assert captured.err.startswith("error: ") and captured.err.count("\n") == 1

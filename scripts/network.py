@@ -2,7 +2,7 @@
 
 scripts/train_torchrun.sh runs this file as a program, before anything else is imported:
 
-    python -P rhhn_fairseq/cli/network.py HOST:PORT
+    python -P scripts/network.py HOST:PORT
 
 It prints an address, the name of its network interface, and "host" if this machine is HOST and has to tell
 torchrun so, with "-" for anything that is not known.
