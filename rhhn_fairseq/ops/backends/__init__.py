@@ -281,22 +281,16 @@ PLANS = {
 @functools.lru_cache(maxsize=4096)
 def _select(request: Request) -> tuple[str, bool]:
     """Returns the backend of a pass, and whether it is a single step, too small for a fused operation."""
-    for backend in BACKENDS:
-        if request.forced not in (None, backend.name):
-            continue
-        refusal = backend.refusal(request)
-        if request.forced and refusal:
-            runs = ", ".join(available(request))
-            raise UsageError(f"{_forced_by(request)}: {request.cell} runs on {runs} only; {refusal}")
-        if request.forced or not (refusal or backend.drawback(request)):
-            return backend.name, request.is_small and not request.forced
-    raise UsageError(f"{_forced_by(request)} is unknown, choose from {', '.join(NAMES)}")
-
-
-def _forced_by(request: Request) -> str:
-    """Returns what forces a backend, in words: the environment, or else the attribute of the cell."""
+    reasons: dict[str, str] = {}
+    for name, runs, reasons[name] in explain(request):
+        if runs:
+            return name, request.is_small and not request.forced
+    # What forces a backend is the environment, or else the attribute of the cell.
     name = policy.KERNEL if policy.current().kernel == request.forced else f"{request.cell}.backend"
-    return f"{name}={request.forced}"
+    if request.forced not in NAMES:
+        raise UsageError(f"{name}={request.forced} is unknown, choose from {', '.join(NAMES)}")
+    known, reason = ", ".join(available(request)), reasons[request.forced]
+    raise UsageError(f"{name}={request.forced}: {request.cell} runs on {known} only; {reason}")
 
 
 def available(request: Request) -> tuple[str, ...]:
