@@ -349,8 +349,6 @@ def replace_file(path: str | Path, follow: bool = True) -> Iterator[BinaryIO]:
         UsageError: the file system refuses, for instance because the disk is full.
     """
     place = Path(os.path.realpath(path) if follow else path)
-    if follow and os.path.islink(place):
-        raise UsageError(f"{path}: cannot be written (it is a link that leads to itself)")
     # For a name that is too long os.path returns False, where Path raises; opening it then says why.
     direct = follow and os.path.exists(place) and not os.path.isfile(place)
     stage = place if direct else place.with_name(f".{place.name}.{secrets.token_hex(4)}.tmp")

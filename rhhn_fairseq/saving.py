@@ -11,16 +11,16 @@ The package contains two such directories, see ``packaged``.
 
 import importlib
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+import math
+import re
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from rhhn_fairseq.errors import UsageError
@@ -228,7 +228,8 @@ def _read(config: dict, tensors: Tensors, path: Path, device: str) -> nn.Module:
     """Builds the module of a configuration that was read from ``path``."""
     refusal = f"asks for far more than the {len(tensors)} weights that are stored"
     try:
-        with _at_most(2 * len(tensors), refusal):
+        # Of 16 bits each, eight numbers a weight.
+        with Allowance(4 * sum(tensor.nbytes for tensor in tensors.values()), refusal):
             return _build(config, tensors, device)
     except Exception as error:
         reason = str(error).partition("\n")[0]
@@ -252,29 +253,33 @@ class _NoNormalNumbers(TorchFunctionMode):
         return (torch.empty_like if function is torch.randn_like else function)(*args, **kwargs)
 
 
-@contextmanager
-def _at_most(count: int, refusal: str) -> Iterator[None]:
-    """Limits how many parameters this thread creates in the context, so that huge networks fail early."""
-    thread, made = threading.get_ident(), 0
+class Allowance(TorchFunctionMode):
+    """Refuses, in its context, to create tensors with more numbers in total than are allowed.
 
-    def see(module, name, parameter):
-        nonlocal made
-        made += threading.get_ident() == thread
-        if made > count:
-            raise UsageError(refusal)
+    Args:
+        numbers: how many. refusal: the message.
+    """
 
-    handle = register_module_parameter_registration_hook(see)
-    try:
-        yield
-    finally:
-        handle.remove()
+    MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.randn, torch.rand, torch.arange)
+
+    def __init__(self, numbers: int, refusal: str):
+        super().__init__()
+        self.left, self.refusal = numbers, refusal
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in self.MAKERS or function is torch.Tensor:
+            sizes = args[0] if args and isinstance(args[0], list | tuple) else args
+            sizes = (kwargs or {}).get("size", sizes)
+            self.left -= math.prod(size for size in sizes if isinstance(size, int))
+            if self.left < 0:
+                raise UsageError(self.refusal)
+        return function(*args, **(kwargs or {}))
 
 
 def _check_weights(module: nn.Module, tensors: Tensors, path: Path) -> None:
-    own = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    for name in sorted(own.keys() | tensors.keys()):
-        given = tuple(tensors[name].shape) if name in tensors else "missing"
-        expected = own.get(name, "missing")
+    own, stored = _shapes(module.state_dict()), _shapes(tensors)
+    for name in sorted(own.keys() | stored.keys()):
+        given, expected = (shapes.get(name, "missing") for shapes in (stored, own))
         if given != expected:
             raise UsageError(f"{path}: {name} is {given}, and {expected} in the module of its {CONFIG}")
 
@@ -283,10 +288,7 @@ def _folder(source: str | Path, revision: str | None) -> Path:
     """Returns the directory of a module, which is downloaded if ``source`` is a name on the hub."""
     if Path(source).is_dir():
         return Path(source)
-    if Path(source).exists():
-        raise UsageError(f"{source} is a file, name the directory that it is in")
-    words = str(source).split("/")
-    if isinstance(source, Path) or len(words) != 2 or not all(words) or words[0] in (".", "..", "~"):
+    if isinstance(source, Path) or Path(source).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", source):
         raise UsageError(f"{source}: no such directory")
     with needed_for(f"{source}: no such directory; names on Hugging Face's hub need"):
         hub = importlib.import_module("huggingface_hub")

@@ -15,12 +15,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from rhhn_fairseq.compat import in_place_of, resume
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import refuse_endless, replace_file
-from rhhn_fairseq.saving import weight_problem
+from rhhn_fairseq.saving import Allowance, weight_problem
 
 # Options that reach a file's name, a program or the choice of a reader, and what a stored configuration may
 # set them to. None is always possible.
@@ -221,29 +221,6 @@ def _is_one_value(reference: str, root) -> bool:
     return flat and not any(_members(member) for _, member in _members(value)) and "${" not in str(value)
 
 
-class Allowance(TorchFunctionMode):
-    """Refuses, in its context, to create tensors with more numbers in total than are allowed.
-
-    Args:
-        numbers: how many. refusal: the message.
-    """
-
-    MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.randn, torch.rand, torch.arange)
-
-    def __init__(self, numbers: int, refusal: str):
-        super().__init__()
-        self.left, self.refusal = numbers, refusal
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function in self.MAKERS or function is torch.Tensor:
-            sizes = args[0] if args and isinstance(args[0], list | tuple) else args
-            sizes = (kwargs or {}).get("size", sizes)
-            self.left -= math.prod(size for size in sizes if isinstance(size, int))
-            if self.left < 0:
-                raise UsageError(self.refusal)
-        return function(*args, **(kwargs or {}))
-
-
 @in_place_of("fairseq.checkpoint_utils:load_model_ensemble_and_task")
 def load_model_ensemble_and_task(
     load, filenames, arg_overrides=None, task=None, strict=True, suffix="", num_shards=1, state=None
@@ -316,7 +293,8 @@ def torch_persistent_save(inner, obj, filename, async_write=False):
     """
     from fairseq.file_io import PathManager
 
-    obj = plain(obj)
+    # The state of a model has an attribute, its versions, which a copy would lose.
+    obj = {key: part if key == "model" else tree_map(plain, part) for key, part in obj.items()}
     if async_write or not PathManager.supports_rename(filename):
         return inner(obj, filename, async_write=async_write)
     return write(obj, filename, follow=False)
@@ -362,29 +340,14 @@ def checkpoint_paths(inner, path, pattern=r"checkpoint(\d+)\.pt", keep_match=Fal
 
 
 def plain(value):
-    """Returns the containers with Python numbers in place of NumPy's and tensors in place of numeric arrays.
+    """Returns a Python number in place of NumPy's, a tensor in place of a numeric array, others as they are.
 
     fairseq's validation BLEU (--eval-bleu) is a NumPy number, and its n-gram counts are arrays. The safe
-    loader refuses both. A container with neither is returned itself, not copied.
+    loader refuses both.
     """
     if isinstance(value, np.bool_ | np.number):
         return value.item()
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return torch.from_numpy(value)
-    if isinstance(value, dict):
-        changed = {key: plain(item) for key, item in value.items()}
-        if all(changed[key] is item for key, item in value.items()):
-            return value
-        # ``copy`` keeps the class, such as OrderedDict.
-        copied = value.copy()
-        copied.update(changed)
-        return copied
-    if type(value) in (list, tuple):
-        changed = [plain(item) for item in value]
-        if all(new is old for new, old in zip(changed, value, strict=True)):
-            return value
-        return type(value)(changed)
-    return value
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" else value
 
 
 def evaluate(text: str):

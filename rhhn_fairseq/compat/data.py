@@ -74,7 +74,7 @@ def restore_names() -> None:
 def keep_lines_whole() -> None:
     """fairseq takes a carriage return within a line for its end, where the other language's text has none.
 
-    Here lines of its programs end at ``\\n`` only, as in all of this package's (``rhhn_fairseq/lines.py``).
+    Here lines of its programs end at ``\\n`` only, as in all of this package's (``rhhn_fairseq/files.py``).
     """
     from fairseq import file_chunker_utils
     from fairseq.data import indexed_dataset

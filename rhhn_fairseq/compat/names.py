@@ -21,9 +21,6 @@ FIGURES = {
 # Of these figures the highest is the best, of all others the lowest.
 HIGHER_IS_BETTER = ("accuracy", "bleu")
 
-
-
-
 # Figures of translation that an option adds.
 OPTIONAL_FIGURES = {"bleu": "--eval-bleu", "accuracy": "--report-accuracy"}
 
@@ -40,10 +37,9 @@ def check_best_metric(metric: str | None, criterion: str | None, optional: Colle
         return
     translates = known is TRANSLATION_FIGURES or criterion == "cross_entropy"
     missing = [figure for figure in OPTIONAL_FIGURES if translates and figure not in optional]
-    if metric in missing and metric in known:
-        raise UsageError(f"--best-checkpoint-metric {metric} needs {OPTIONAL_FIGURES[metric]}")
-    if metric not in known:
-        figures = ", ".join(figure for figure in known if figure not in missing)
+    if metric not in known or metric in missing:
+        needed = {name: f" ({OPTIONAL_FIGURES[name]})" for name in missing}
+        figures = ", ".join(name + needed.get(name, "") for name in known)
         raise UsageError(
             f"--best-checkpoint-metric {metric}: --criterion {criterion} logs no such figure, choose from "
             f"{figures}"
@@ -69,6 +65,4 @@ def explain(parser: argparse.ArgumentParser, message: str) -> str:
     elif unknown:
         hint = nearest(unknown[1], parser._option_string_actions)
         message = f"{message}: no such option here{', ' + hint if hint else ''}"
-    elif message == "the following arguments are required: data":
-        message = "the data directory is missing: give one that rhhn prepare wrote, such as data-bin/ptb"
     return " ".join(message.split())

@@ -11,92 +11,73 @@ import os
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf
 
 from rhhn_fairseq.compat.names import HIGHER_IS_BETTER, OPTIONAL_FIGURES, check_best_metric
 from rhhn_fairseq.errors import UsageError
 
-
-@dataclass(frozen=True)
-class Range:
-    """Numbers from `low` to `high`, and the value `also`, which switches something off.
-
-    `above` and `below` exclude the bound itself.
-    """
-
-    low: float = -math.inf
-    high: float = math.inf
-    above: bool = False
-    below: bool = False
-    also: float | None = None
-
-    def __contains__(self, number: float) -> bool:
-        if number == self.also:
-            return True
-        enough = number > self.low if self.above else number >= self.low
-        return enough and (number < self.high if self.below else number <= self.high)
-
-    def __str__(self) -> str:
-        bounds = []
-        if self.low > -math.inf:
-            bounds.append(f"{'more than' if self.above else 'at least'} {self.low:g}")
-        if self.high < math.inf:
-            bounds.append(f"{'less than' if self.below else 'at most'} {self.high:g}")
-        text = " and ".join(bounds) or "a finite number"
-        return text if self.also is None else f"{text}, or {self.also:g}"
-
-
-FINITE = Range(-math.inf, math.inf, above=True, below=True)
-STRENGTH = Range(0, math.inf, below=True)
 # Each worker is a process beside the training; more than a few per core only fill memory.
-WORKERS = Range(0, max(32, 4 * (os.cpu_count() or 1)))
+WORKERS = max(32, 4 * (os.cpu_count() or 1))
 
+# The words of a message, the condition that a number meets, and the options. NaN meets none.
 TABLE = {
-    Range(0): """
+    "at least 0": (
+        lambda number: 0 <= number < math.inf,
+        """
         max_epoch max_update curriculum validate_after_updates save_interval_updates validate_interval_updates
         empty_cache_freq shard_id data_buffer_size num_batch_buckets buffer_size warmup_updates lr_patience
         min_len prefix_size no_repeat_ngram_size context_window iter_decode_max_iter log_dynamics
-    """,
-    Range(1): """
+        clip_norm adam_eps weight_decay fp16_scale_tolerance stop_time_hours coverage_penalty
+        beam_size_threshold activation_reg temporal_activation_reg
+        """,
+    ),
+    "at least 1": (
+        lambda number: number >= 1,
+        """
         log_interval save_interval validate_interval max_valid_steps max_tokens batch_size max_tokens_valid
         batch_size_valid update_freq required_batch_size_multiple required_seq_len_multiple num_shards
         tokens_per_sample max_source_positions max_target_positions distributed_world_size
         checkpoint_shard_count softmax_batch total_num_update force_anneal fp16_init_scale amp_init_scale
         ema_update_freq nbest max_len_b output_chunk
-    """,
-    Range(1, 10_000): "beam",
-    Range(-1): "keep_interval_updates keep_last_epochs keep_best_checkpoints",
-    Range(1, also=-1): "patience keep_interval_updates_pattern sampling_topk diverse_beam_groups",
-    Range(0, 2**32 - 1): "seed fixed_validation_seed",
-    WORKERS: "num_workers",
-    Range(0, math.inf, above=True, below=True): "lr temperature",
-    STRENGTH: """
-        clip_norm adam_eps weight_decay fp16_scale_tolerance stop_time_hours coverage_penalty
-        beam_size_threshold activation_reg temporal_activation_reg
-    """,
-    Range(0, math.inf, below=True, also=-1): "diversity_rate",
-    Range(0, 1): "ema_decay dropout attention_dropout activation_dropout",
-    Range(0, 1, below=True): "adam_betas momentum label_smoothing",
-    Range(0, 1, above=True): "lr_shrink",
-    Range(0, 1, above=True, also=-1): "sampling_topp",
+        """,
+    ),
+    "at least 1 and at most 10000": (lambda number: 1 <= number <= 10_000, "beam"),
+    "at least -1": (
+        lambda number: number >= -1,
+        "keep_interval_updates keep_last_epochs keep_best_checkpoints",
+    ),
+    "at least 1, or -1": (
+        lambda number: number >= 1 or number == -1,
+        "patience keep_interval_updates_pattern sampling_topk diverse_beam_groups",
+    ),
+    "at least 0 and at most 4.29497e+09": (
+        lambda number: 0 <= number < 2**32,
+        "seed fixed_validation_seed",
+    ),
+    f"at least 0 and at most {WORKERS}": (lambda number: 0 <= number <= WORKERS, "num_workers"),
+    "more than 0": (lambda number: 0 < number < math.inf, "lr temperature"),
+    "at least 0, or -1": (lambda number: 0 <= number < math.inf or number == -1, "diversity_rate"),
+    "at least 0 and at most 1": (
+        lambda number: 0 <= number <= 1,
+        "ema_decay dropout attention_dropout activation_dropout",
+    ),
+    "at least 0 and less than 1": (lambda number: 0 <= number < 1, "adam_betas momentum label_smoothing"),
+    "more than 0 and at most 1": (lambda number: 0 < number <= 1, "lr_shrink"),
+    "more than 0 and at most 1, or -1": (lambda number: 0 < number <= 1 or number == -1, "sampling_topp"),
     # Lengths to far higher powers, and far longer translations, overflow.
-    Range(-10, 10): "lenpen",
-    Range(0, 1000): "max_len_a",
-    FINITE: "unkpen lm_weight diverse_beam_strength",
+    "at least -10 and at most 10": (lambda number: -10 <= number <= 10, "lenpen"),
+    "at least 0 and at most 1000": (lambda number: 0 <= number <= 1000, "max_len_a"),
+    "a finite number": (
+        lambda number: -math.inf < number < math.inf,
+        "unkpen lm_weight diverse_beam_strength",
+    ),
 }
-RANGES = {name: allowed for allowed, names in TABLE.items() for name in names.split()}
+RANGES = {name: (words, holds) for words, (holds, names) in TABLE.items() for name in names.split()}
 
 # Messages about options that exclude each other or would not act, with placeholders for their values, and
 # the conditions.
 CONFLICTS = {
-    "--nbest {nbest} is more than --beam {beam} hypotheses": lambda given: (
-        (given("nbest") or 1) > (given("beam") or math.inf)
-    ),
-    "--beam {beam} is no multiple of --diverse-beam-groups {diverse_beam_groups}": lambda given: (
-        (given("diverse_beam_groups") or 0) > 0 and (given("beam") or 0) % given("diverse_beam_groups")
-    ),
     "--valid-subset {valid_subset} and --combine-valid-subsets exclude each other; leave one of them out": (
         lambda given: given("combine_valid_subsets") and given("valid_subset") != "valid"
     ),
@@ -127,16 +108,13 @@ def check(options: Mapping[str, object]) -> None:
             is not checked.
     """
     for name, value in options.items():
-        allowed = RANGES.get(_plain(name))
-        if allowed is not None and isinstance(value, list | tuple) and not value:
-            raise UsageError(f"{name} has no value; give at least one: {allowed}")
+        # NaN, which is unequal to itself, is not valid for any option.
+        words, holds = RANGES.get(_plain(name), ("a finite number", lambda number: number == number))
         # A string option without a range is a name, and may look like a number.
-        for number in () if isinstance(value, str) and allowed is None else _numbers(value):
-            # NaN, which is unequal to itself, is not valid for any option.
-            if number != number or (allowed is not None and number not in allowed):
-                raise UsageError(f"{name} {_shown(value)} is not possible: {allowed or FINITE}")
-        if _plain(name) == "adam_betas" and isinstance(value, str) and len(list(_numbers(value))) != 2:
-            raise UsageError(f"{name} {value} is not possible: two numbers such as (0.9, 0.999)")
+        for number in () if isinstance(value, str) and _plain(name) not in RANGES else _numbers(value):
+            if not holds(number):
+                shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+                raise UsageError(f"{name} {shown} is not possible: {words}")
         if _plain(name) == "eval_bleu_args" and value:
             check({f"{name} {key}": inner for key, inner in json.loads(value).items()})
     values = {_plain(name): value for name, value in options.items()}
@@ -165,10 +143,6 @@ def _numbers(value) -> Iterator[float]:
                 yield float(word)
             except ValueError:
                 return
-
-
-def _shown(value) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def options_of(cfg: DictConfig) -> dict[str, object]:

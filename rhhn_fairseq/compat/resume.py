@@ -97,7 +97,14 @@ def count_batches_of_all_workers(trainer, filename: str, state: dict) -> None:
         return
     cfg = trainer.cfg
     if not cfg.checkpoint.reset_dataloader and filename != cfg.checkpoint.finetune_from_model:
-        _require_same_batches(filename, position["batching"], cfg)
+        for key, old in position["batching"].items():
+            new, option = OmegaConf.select(cfg, key), f"--{key.partition('.')[2].replace('_', '-')}"
+            if old != new:
+                raise UsageError(
+                    f"checkpoint {filename} was saved in mid-epoch with {option} {old}, this run has {new}: "
+                    "sentences would be skipped and others repeated; resume with the same, or give "
+                    "--reset-dataloader to begin again at epoch 1"
+                )
     if before != now and cfg.dataset.grouped_shuffling and not cfg.checkpoint.reset_dataloader:
         raise UsageError(
             f"checkpoint {filename} was saved in mid-epoch by {before} worker(s), this run has {now}: "
@@ -106,20 +113,12 @@ def count_batches_of_all_workers(trainer, filename: str, state: dict) -> None:
         )
     frequencies = cfg.optimization.update_freq
     frequency = frequencies[min(position["epoch"], len(frequencies)) - 1]
-    seen = position["iterations_in_epoch"] * before
     # Each update takes as many batches from each worker, and workers resume between updates.
-    updates, again = divmod(seen, now * frequency)
+    updates, again = divmod(position["iterations_in_epoch"] * before, now * frequency)
     position["iterations_in_epoch"] = updates * frequency
     if again:
-        logger.warning(
-            "%s was saved after batch %d of an epoch, within an update of this run's %d worker(s) "
-            "with --update-freq %d: the last %d batches are trained on again",
-            filename,
-            seen,
-            now,
-            frequency,
-            again,
-        )
+        what = "%s was saved within an update of this run: its last %d batches are trained on again"
+        logger.warning(what, filename, again)
 
 
 def remember_batches(state: dict) -> None:
@@ -132,19 +131,6 @@ def remember_batches(state: dict) -> None:
         position = state["extra_state"]["train_iterator"]
         position["workers"] = OmegaConf.select(cfg, "distributed_training.distributed_world_size")
         position["batching"] = {key: OmegaConf.select(cfg, key) for key in BATCHING}
-
-
-def _require_same_batches(filename: str, batching: dict, cfg) -> None:
-    """Raises UsageError if a checkpoint of the middle of an epoch was saved among other batches."""
-    for key, before in batching.items():
-        now = OmegaConf.select(cfg, key)
-        if before != now:
-            option = f"--{key.partition('.')[2].replace('_', '-')}"
-            raise UsageError(
-                f"checkpoint {filename} was saved in mid-epoch with {option} {before}, this run has {now}: "
-                "sentences would be skipped and others repeated; resume with the same, or give "
-                "--reset-dataloader to begin again at epoch 1"
-            )
 
 
 def continue_patience(state: dict) -> None:

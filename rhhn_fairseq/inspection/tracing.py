@@ -33,6 +33,13 @@ class CellTrace:
     before: State
     after: State
 
+    @classmethod
+    def of(cls, number: int, cell: Cell, taken: list[tuple[Tensor, State, State]]) -> "CellTrace":
+        """Returns the trace of the steps that ``recorded`` has taken of one sequence."""
+        x, *states = zip(*taken, strict=True)
+        before, after = (tuple(map(torch.cat, zip(*each, strict=True))) for each in states)
+        return cls(number, cell, torch.cat(x), before, after)
+
 
 @torch.no_grad()
 def trace(model: nn.Module, entries: Sequence[int]) -> tuple[list[CellTrace], Tensor]:
@@ -55,12 +62,8 @@ def trace(model: nn.Module, entries: Sequence[int]) -> tuple[list[CellTrace], Te
         for entry in entries:
             y, state = model.stack(model.embed(torch.tensor([[entry]], device=device)), state)
             logits.append(model.output(y[-1]))
-    traces = []
-    for number, (cell, taken) in enumerate(zip(model.stack.cells, steps, strict=True), start=1):
-        x, before, after = zip(*taken, strict=True)
-        states = (tuple(map(torch.cat, zip(*each, strict=True))) for each in (before, after))
-        traces.append(CellTrace(number, cell, torch.cat(x), *states))
-    return traces, torch.cat(logits)
+    cells = enumerate(zip(model.stack.cells, steps, strict=True), start=1)
+    return [CellTrace.of(number, *pair) for number, pair in cells], torch.cat(logits)
 
 
 def check_length(symbols: int) -> None:

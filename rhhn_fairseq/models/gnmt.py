@@ -348,19 +348,19 @@ class GNMT(HasRecipe, FairseqEncoderDecoderModel):
 
     def load_state_dict(self, state_dict, *arguments, **keywords):
         """Loads a checkpoint's weights; UsageError if it was trained on other pieces."""
-        self._check_pieces(state_dict.get("pieces_sha256"))
+        check_pieces(state_dict.get("pieces_sha256"), self.pieces_sha256, "the data directory")
         return super().load_state_dict(state_dict, *arguments, **keywords)
 
-    def _check_pieces(self, theirs: Optional[Tensor]) -> None:
-        if theirs is None or not theirs.any() or not self.pieces_sha256.any():
-            return
-        if not torch.equal(theirs.cpu(), self.pieces_sha256.cpu()):
-            names = [bytes(tensor.tolist()).hex()[:12] for tensor in (theirs, self.pieces_sha256)]
-            raise UsageError(
-                "the checkpoint was trained on data cut with another sentencepiece model (SHA-256 "
-                f"{names[0]}... there, {names[1]}... in the data directory); use the data directory it was "
-                "trained with"
-            )
+
+def check_pieces(trained: Tensor | None, given: Tensor, where: object) -> None:
+    """Raises UsageError for a checkpoint of other pieces than those ``where`` has; zeros are not known."""
+    if trained is None or not trained.any() or not given.any() or torch.equal(trained.cpu(), given.cpu()):
+        return
+    names = [bytes(tensor.tolist()).hex()[:12] for tensor in (trained, given)]
+    raise UsageError(
+        "the checkpoint was trained on data cut with another sentencepiece model (SHA-256 "
+        f"{names[0]}... there, {names[1]}... in {where}); use the one it was trained with"
+    )
 
 
 def _layers(config, layers: int, more: tuple[str, ...] = ()) -> dict:

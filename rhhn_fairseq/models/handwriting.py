@@ -86,10 +86,6 @@ class Handwriting(HasRecipe, StrokeNetwork, BaseFairseqModel):
 
     def load_state_dict(self, state_dict, *arguments, **keywords):
         """Loads a checkpoint's weights; UsageError if its data had other characters or statistics."""
-        self._check_data(state_dict)
-        return super().load_state_dict(state_dict, *arguments, **keywords)
-
-    def _check_data(self, state_dict) -> None:
         theirs = "".join(map(chr, state_dict["symbol_codes"].tolist()))
         if theirs != self.symbols:
             raise UsageError(
@@ -104,6 +100,7 @@ class Handwriting(HasRecipe, StrokeNetwork, BaseFairseqModel):
                 f"the data have {here.mean} and {here.std}; prepare them with --statistics-of the "
                 "directory of its training"
             )
+        return super().load_state_dict(state_dict, *arguments, **keywords)
 
 
 register_architectures(ARCHITECTURES, Handwriting, HandwritingConfig, lambda name: BASE_RECIPE)

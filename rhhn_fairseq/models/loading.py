@@ -18,6 +18,7 @@ from rhhn_fairseq.data.parallel.pieces import MODEL_NAME
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.char_lm import CharLM
+from rhhn_fairseq.models.gnmt import check_pieces
 from rhhn_fairseq.models.handwriting import Handwriting
 from rhhn_fairseq.saving import read_weights
 
@@ -171,30 +172,11 @@ def load_translation_models(
     pieces, content = SentencePieceProcessor(), path.read_bytes()
     # Given to the constructor, an empty model would be no error.
     pieces.LoadFromSerializedProto(content)
-    fingerprint = hashlib.sha256(content).hexdigest()
-    for checkpoint, model in zip(checkpoints, models, strict=True):
-        check_fingerprint(model, checkpoint, fingerprint, path)
+    fingerprint = torch.tensor(list(hashlib.sha256(content).digest()))
+    for model in models:
+        check_pieces(getattr(model, "pieces_sha256", None), fingerprint, path)
     check_dictionary(task.source_dictionary, directory, pieces, path)
     return TranslationModels(models, task, pieces)
-
-
-def check_fingerprint(model: torch.nn.Module, checkpoint: str, fingerprint: str, path: Path) -> None:
-    """Compares a sentencepiece model with the one that a model was trained with.
-
-    The latter's SHA-256 is the buffer ``pieces_sha256``, 32 byte values, if it exists and is not zero.
-
-    Raises:
-        UsageError: they differ.
-    """
-    stored = getattr(model, "pieces_sha256", None)
-    if stored is None or not stored.any():
-        return
-    trained_with = bytes(stored.tolist()).hex()
-    if trained_with != fingerprint:
-        raise UsageError(
-            f"{path} is not the sentencepiece model that {checkpoint} was trained with: its SHA-256 is "
-            f"{fingerprint}, the checkpoint's {trained_with}; name the right one with --sentencepiece-model"
-        )
 
 
 def check_dictionary(dictionary, directory: str, pieces: SentencePieceProcessor, path: Path) -> None:

@@ -26,28 +26,19 @@ class AdamOptions(FairseqDataclass):
     adam_eps: float = field(
         default=1e-8, metadata={"help": "added to the root of the running square, above 0"}
     )
-    lr: List[float] = II("optimization.lr")
-
-
-@dataclass
-class FusedAdamConfig(AdamOptions):
     weight_decay: float = field(
         default=0.0,
-        metadata={"help": "decoupled decay (AdamW): a step takes this times the rate off a weight"},
+        metadata={
+            "help": "fused_adam: decoupled decay (AdamW), a step takes this times the rate off a weight; "
+            "adam_l1: L2 penalty, added to the gradient as in torch.optim.Adam"
+        },
     )
-
-
-@dataclass
-class AdamL1Config(AdamOptions):
-    weight_decay: float = field(
-        default=0.0, metadata={"help": "L2 penalty, added to the gradient as in torch.optim.Adam"}
-    )
+    lr: List[float] = II("optimization.lr")
 
 
 class TorchAdam(FairseqOptimizer):
     """Base of optimizers that wrap one of torch's, which raises ValueError for values outside their range."""
 
-    name: str
     kind: type[torch.optim.Optimizer]
 
     def __init__(self, cfg: AdamOptions, params):
@@ -69,17 +60,6 @@ class TorchAdam(FairseqOptimizer):
     def supports_flat_params(self) -> bool:
         """Adam is element-wise, and flattening keeps the norm over all parameters, so --fp16 may flatten."""
         return True
-
-    @property
-    def supports_memory_efficient_fp16(self) -> bool:
-        """fairseq asks this only to run with --memory-efficient-fp16 or --memory-efficient-bf16.
-
-        These keep no float32 weights, which torch's Adam needs, so it raises UsageError.
-        """
-        raise UsageError(
-            f"--optimizer {self.name} updates float32 weights: replace --memory-efficient-fp16 or "
-            "--memory-efficient-bf16 by --fp16 or --bf16"
-        )
 
 
 class _AdamW(torch.optim.AdamW):
@@ -116,14 +96,14 @@ class _AdamW(torch.optim.AdamW):
                 group["eps"] = eps
 
 
-@register_optimizer("fused_adam", dataclass=FusedAdamConfig)
+@register_optimizer("fused_adam", dataclass=AdamOptions)
 class FusedAdam(TorchAdam):
     """Makes the updates of fairseq's ``adam`` with torch's fused kernel; they differ by rounding only."""
 
-    name, kind = "fused_adam", _AdamW
+    kind = _AdamW
 
 
-@register_optimizer("adam_l1", dataclass=AdamL1Config)
+@register_optimizer("adam_l1", dataclass=AdamOptions)
 class AdamL1(TorchAdam):
     """torch.optim.Adam with `clip_grad_norm` by the L1 norm over all parameters together.
 
@@ -136,7 +116,7 @@ class AdamL1(TorchAdam):
     --bf16 and --amp the norm is that of the float32 gradients: fairseq's wrappers get it from this optimizer.
     """
 
-    name, kind = "adam_l1", torch.optim.Adam
+    kind = torch.optim.Adam
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn=None) -> torch.Tensor:
         """Scales all gradients so that their L1 norm is at most `max_norm`; 0 leaves them unchanged.

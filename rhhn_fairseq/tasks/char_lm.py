@@ -16,8 +16,7 @@ from omegaconf import II, MISSING
 
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.compat.configuration import typed_config
-from rhhn_fairseq.data.text.manifest import CHARACTERS, MODES
-from rhhn_fairseq.data.text.spaces import char_symbols, is_raw_ptb
+from rhhn_fairseq.data.text.manifest import MODES
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import UNK, CharVocabulary, escape
 from rhhn_fairseq.data.text.words import WordVocabulary, first_input, load_vocabulary, prompt_indices
@@ -84,9 +83,6 @@ class CharLMTaskConfig(DynamicsTaskConfig):
             raise UsageError(
                 f"--dynamic-eval reads the text once, in order: choose --protocol carry, not {self.protocol}"
             )
-        for name in ("dynamic_eval_lr", "dynamic_eval_decay", "dynamic_eval_batches"):
-            if not self.dynamic_eval and getattr(self, name) != self.__dataclass_fields__[name].default:
-                raise UsageError(f"--{name.replace('_', '-')} goes with --dynamic-eval")
 
 
 @register_task("char_lm", dataclass=CharLMTaskConfig)
@@ -242,13 +238,14 @@ class CharLMTask(CutsOwnBatches, LogsDynamics, FairseqTask):
         others = [corpus for corpus in self.trained_on if corpus != self.vocabulary.corpus]
         if others:
             title += f", trained on {' and '.join(others)}"
-        other = None if others else self._char_variant(dataset)
-        unit, learner = self.vocabulary.unit, None
+        learner = None
         if self.cfg.dynamic_eval:
             lr, decay = self.cfg.dynamic_eval_lr, self.cfg.dynamic_eval_decay
             learner = self._dynamic_evaluation(lr, decay)
             title += f", dynamic evaluation (lr {lr:g}, decay {decay:g})"
-        return ScoredBatches(batches.next_epoch_itr(), len(dataset.stream), title, other, unit, learner)
+        return ScoredBatches(
+            batches.next_epoch_itr(), len(dataset.stream), title, self.vocabulary.unit, learner
+        )
 
     def _dynamic_evaluation(self, lr: float, decay: float) -> DynamicEvaluation:
         if len(self.models) != 1:
@@ -263,12 +260,6 @@ class CharLMTask(CutsOwnBatches, LogsDynamics, FairseqTask):
 
     def _corpus_name(self) -> str:
         return self.vocabulary.corpus or str(self.cfg.data)
-
-    def _char_variant(self, dataset) -> tuple[str, int] | None:
-        """Returns name and symbols of the char variant of a split of raw PTB; None for other corpora."""
-        if not is_raw_ptb(CHARACTERS.read(self.cfg.data)):
-            return None
-        return "PTB char", char_symbols(dataset.stream, self.vocabulary)
 
     def encode_prompt(self, text: str) -> list[int]:
         """See ``prompt_indices``."""

@@ -29,7 +29,7 @@ from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.inspection.blocks import is_matrix
 from rhhn_fairseq.inspection.rank import hyper_vectors, variation_rank
-from rhhn_fairseq.inspection.tracing import CellTrace
+from rhhn_fairseq.inspection.tracing import CellTrace, recorded
 from rhhn_fairseq.inspection.weights import matrix_changes
 from rhhn_fairseq.ops import backends
 
@@ -140,18 +140,14 @@ def trace_cells(inputs: dict[Cell, Tensor]) -> list[CellTrace]:
     for number, (cell, x_T1C) in enumerate(inputs.items(), start=1):
         # Within autocast, layers above the first read a narrow type.
         x_T1C = x_T1C.to(next(cell.parameters()).dtype)
-        training, state, states = cell.training, None, []
+        training, state = cell.training, None
         cell.eval()
-        for x_1C in x_T1C:
-            state = cell(x_1C.unsqueeze(0), state)[1]
-            states.append(state)
+        with recorded([cell]) as (taken,):
+            for x_1C in x_T1C:
+                state = cell(x_1C.unsqueeze(0), state)[1]
         cell.train(training)
-        if len(states) > 1:
-            start = cell.zero_state(1, x_T1C.device, states[0][0].dtype)
-            before, after = (
-                tuple(map(torch.cat, zip(*each, strict=True))) for each in ([start, *states[:-1]], states)
-            )
-            traces.append(CellTrace(number, cell, x_T1C[:, 0], before, after))
+        if len(taken) > 1:
+            traces.append(CellTrace.of(number, cell, taken))
     backends.RUNNING.update(running)
     return traces
 

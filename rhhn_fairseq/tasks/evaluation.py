@@ -133,23 +133,14 @@ class ScoredBatches:
     Args:
         batches: samples as ``BatchDataset.collater`` makes them.
         total: symbols of the split. title: what is evaluated, for the log.
-        other: name and symbols of a text that remains when some of the split's symbols are left out. Their
-            bits are not negative, so the figure bounds that text's; logged if every symbol is scored.
         unit: what a symbol is.
         learner: learns from each batch after it is scored, see ``DynamicEvaluation``.
     """
 
     def __init__(
-        self,
-        batches,
-        total: int,
-        title: str,
-        other: tuple[str, int] | None = None,
-        unit: str = "character",
-        learner: DynamicEvaluation | None = None,
+        self, batches, total: int, title: str, unit: str, learner: DynamicEvaluation | None = None
     ):
-        self.batches, self.total, self.title, self.other, self.unit = batches, total, title, other, unit
-        self.learner = learner
+        self.batches, self.total, self.title, self.unit, self.learner = batches, total, title, unit, learner
         self.tally, self.n = Tally(), 0
 
     def __len__(self):
@@ -167,14 +158,3 @@ class ScoredBatches:
             self.n += 1
         seconds = time.monotonic() - started
         logger.info("%s: %s, %.1f s", self.title, self.tally.summary(self.total, self.unit), seconds)
-        if self.other is not None and self.tally.scored == self.total:
-            name, symbols = self.other
-            logger.info(
-                "%s: at most %.6f bits per character of %s, not measured on it: the same bits over its %s "
-                "symbols in place of %s",
-                self.title,
-                self.tally.bpc * self.total / symbols,
-                name,
-                f"{symbols:,}",
-                f"{self.total:,}",
-            )

@@ -5,7 +5,6 @@ from fairseq import utils
 from fairseq.search import BeamSearch
 from fairseq.sequence_generator import SequenceGenerator
 
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.generate.gnmt_score import GNMTScore, Pruning
 
 ALIGNMENTS = {"hard": utils.extract_hard_alignment, "soft": utils.extract_soft_alignment}
@@ -71,8 +70,6 @@ class GNMTGenerator(SequenceGenerator):
             length, real = len(hypothesis["tokens"]), source != self.pad
             hypothesis["score"] = self.gnmt_score.finished(log_p, length, attention, real)
             if self.align is not None:
-                if not attention.numel():
-                    raise UsageError("alignments need attention, which this model does not have")
                 tokens = hypothesis["tokens"].cpu()
                 weights = attention.cpu().transpose(0, 1)
                 hypothesis["alignment"] = self.align(weights, source.cpu(), tokens, self.pad, self.eos)

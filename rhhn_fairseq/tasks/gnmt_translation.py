@@ -1,6 +1,5 @@
 """Task ``gnmt_translation``: fairseq's translation with GNMT's beam scores and the pieces' fingerprint."""
 
-import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,14 +76,9 @@ class GNMTTranslationTask(LogsDynamics, DetachingTask, TranslationTask):
         """Reads the dictionaries.
 
         Raises:
-            UsageError: the data directory is missing, an option is out of its range, or only one language is
-                given.
+            UsageError: an option is out of its range, or only one language is given.
         """
         typed_config(cfg, cls).check()
-        for directory in utils.split_paths(cfg.data):
-            if not os.path.isdir(directory):
-                made = "name the one that rhhn prepare made"
-                raise UsageError(f"{directory}: there is no such directory; {made}")
         GNMTScore.parse(cfg.length_penalty, cfg.coverage_penalty, 1.0)
         if (cfg.source_lang is None) != (cfg.target_lang is None):
             # fairseq would infer both from the data, and ignore the one that was given.

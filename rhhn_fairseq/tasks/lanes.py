@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from rhhn_fairseq.data.text.vocabulary import PAD
-from rhhn_fairseq.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -69,17 +68,11 @@ class Lanes(_Cutter):
             see exactly what one worker sees with U = W.
         T: symbols in a chunk.
         context: symbols before each lane that are read but not scored.
-
-    Raises:
-        UsageError: the stream has fewer symbols than lanes.
     """
 
     def __init__(self, stream, first_input, lanes: int, groups: int, T: int, context: int = 0):
         super().__init__(stream, first_input)
-        N = len(stream)
-        if N < lanes:
-            raise UsageError(f"{N} symbols are fewer than one for each of {lanes} lanes, use fewer lanes")
-        bounds = np.arange(lanes + 1, dtype=np.int64) * N // lanes
+        bounds = np.arange(lanes + 1, dtype=np.int64) * len(stream) // lanes
         self.scored_from, self.end = bounds[:-1], bounds[1:]
         self.start = np.maximum(self.scored_from - context, 0)
         self.groups, self.lanes_in_group, self.T = groups, lanes // groups, T
@@ -103,16 +96,11 @@ class Windows(_Cutter):
     none before it and is scored from its start.
 
     Args:
-        stream, first_input: as for ``Lanes``. B: windows in a batch.
-
-    Raises:
-        UsageError: the context leaves nothing of a window to score.
+        stream, first_input: as for ``Lanes``. context: less than ``length``. B: windows in a batch.
     """
 
     def __init__(self, stream, first_input, length: int, context: int, B: int):
         super().__init__(stream, first_input)
-        if not 0 <= context < length:
-            raise UsageError(f"a window of {length} symbols with {context} of context scores nothing")
         self.length, self.context, self.B = length, context, B
         self.stride = length - context
         self.count = max(1, -(-(len(stream) - context) // self.stride))
@@ -138,20 +126,12 @@ class RandomWindows(_Cutter):
     Args:
         stream, first_input: as for ``Lanes``. length: symbols in a window. B: windows in a batch.
         groups: batches in an update, over all workers. seed: of the draws.
-
-    Raises:
-        UsageError: the stream is shorter than one batch of windows.
     """
 
     def __init__(self, stream, first_input, length: int, B: int, groups: int, seed: int):
         super().__init__(stream, first_input)
-        updates = len(stream) // (length * B * groups)
-        if updates == 0:
-            raise UsageError(
-                f"{len(stream)} symbols are fewer than one update of {B * groups} windows of {length}"
-            )
         self.length, self.B, self.groups, self.seed = length, B, groups, seed
-        self.count = updates * groups
+        self.count = len(stream) // (length * B * groups) * groups
 
     def __len__(self):
         return self.count

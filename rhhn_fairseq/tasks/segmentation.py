@@ -66,15 +66,12 @@ class SegmentationSampler:
 
 
 def _load_unigram(data_dir: Path):
-    path = data_dir / MODEL_NAME
-    if not path.is_file():
-        raise UsageError(f"--subword-sampling needs the model of the pieces, and {path} is missing")
     processor = load_pieces(data_dir)
     try:
         processor.nbest_encode_as_ids("a", 2)
     except RuntimeError as error:
         raise UsageError(
-            f"--subword-sampling: the pieces of {path} have no probabilities; "
+            f"--subword-sampling: the pieces of {data_dir / MODEL_NAME} have no probabilities; "
             "prepare the data with --model-type unigram"
         ) from error
     return processor

@@ -11,12 +11,10 @@ from omegaconf import II
 
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.compat.configuration import typed_config
-from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.problems.base import Codes, GeneratedProblem, Problem
 from rhhn_fairseq.data.problems.generated import COPYING_INPUTS
 from rhhn_fairseq.data.problems.images import STANDARD_SPLIT, T10K_SPLIT
 from rhhn_fairseq.data.problems.registry import OPTIONS, PROBLEMS, build_problem
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
@@ -100,13 +98,7 @@ class SyntheticTask(CutsOwnBatches, LogsDynamics, DetachingTask, FairseqTask):
         return task
 
     def load_dataset(self, split, combine=False, **kwargs):
-        """Draws or takes the examples of a split.
-
-        Raises:
-            UsageError: there is no such split.
-        """
-        if split not in SPLITS:
-            raise UsageError(f"there is no split {split!r} of a problem, choose from {', '.join(SPLITS)}")
+        """Draws or takes the examples of ``train``, ``valid`` or ``test``; KeyError for another split."""
         self.datasets[split] = SplitDataset(self._codes(split))
 
     def _codes(self, split):
@@ -124,16 +116,14 @@ class SyntheticTask(CutsOwnBatches, LogsDynamics, DetachingTask, FairseqTask):
 
     def cut_batches(self, dataset, B, workers, rank, training):
         """See ``CutsOwnBatches``."""
-        return BatchDataset(self._batches(dataset, B, workers, training), problem_sample), training
-
-    def _batches(self, dataset, B, workers, training):
+        seed = self.cfg.seed
         if dataset.codes is None:
-            return FreshBatches(self.problem, B, self._epoch_batches(workers), self.cfg.seed)
-        return StoredBatches(self.problem, dataset.codes, B, self.cfg.seed if training else None)
-
-    def _epoch_batches(self, workers: int) -> int:
-        why = "batches of fresh examples are numbered through all epochs"
-        return self.cfg.epoch_updates * workers * frequency_of(self.cfg.update_freq, why)
+            why = "batches of fresh examples are numbered through all epochs"
+            count = self.cfg.epoch_updates * workers * frequency_of(self.cfg.update_freq, why)
+            batches = FreshBatches(self.problem, B, count, seed)
+        else:
+            batches = StoredBatches(self.problem, dataset.codes, B, seed if training else None)
+        return BatchDataset(batches, problem_sample), training
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         torch.manual_seed(pass_seed(self.cfg.seed, update_num, sample["number"]))

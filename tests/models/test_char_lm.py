@@ -311,7 +311,7 @@ def test_checkpoints_of_other_symbols_are_refused(corpus, tmp_path):
     prepare(
         text_files(dict.fromkeys(("train", "valid", "test"), [tmp_path / "other.txt"]), as_bytes=False), other
     )
-    with pytest.raises(UsageError, match=r"other symbols .*only there \['c'\], only in the data \['k'\]"):
+    with pytest.raises(UsageError, match="trained on other symbols"):
         build_model(build_task(str(other))).load_state_dict(state)
 
 

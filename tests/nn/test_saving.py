@@ -175,7 +175,7 @@ def test_what_cannot_be_saved_is_refused(tmp_path):
         ({"dtype": "int4"}, "config.json: dtype='int4' is unknown, choose from bfloat16, float16, float32"),
         ({"hidden_size": 7}, r"model.safetensors: stack.cells.0.c_gain is \(6,\), and \(7,\) in the module"),
         # Nothing of this size is made before it is compared.
-        ({"hidden_size": 1 << 18, "input_size": 1 << 18}, "model.safetensors: stack.cells.0.c_gain is"),
+        ({"hidden_size": 1 << 18, "input_size": 1 << 18}, "config.json: asks for far more than"),
         ({"num_layers": 900}, "config.json: asks for far more than the 19 weights that are stored"),
         ({"hidden_size": 10**30}, "config.json: .*hidden_size=10* is too large"),
         ({"hidden_size": "6"}, "config.json: .*hidden_size='6' is not a whole number"),
@@ -222,7 +222,7 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path):
         LSTM(C, H).save_pretrained(tmp_path)
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UsageError, match="test_saving.py is a file, name the directory that it is in"):
+    with pytest.raises(UsageError, match="test_saving.py: no such directory"):
         from_pretrained(__file__)
     with pytest.raises(UsageError, match="someone/model: no such directory; names on .*hub need"):
         from_pretrained("someone/model")
@@ -244,7 +244,7 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
         from_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(UsageError, match="model.safetensors: is a pipe"):
+    with pytest.raises(UsageError, match="model.safetensors: is no regular file"):
         from_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UsageError, match="model.safetensors: is damaged or no .*No such file"):

@@ -113,7 +113,7 @@ def test_bf16_wrapper_clips_by_the_l1_norm(flat):
 
 
 def test_memory_efficient_wrapper_is_refused():
-    with pytest.raises(UsageError, match="--fp16 or --bf16"):
+    with pytest.raises(ValueError, match="Unsupported optimizer: AdamL1"):
         optim.MemoryEfficientFP16Optimizer.build_optimizer(
             mixed_precision_config(bf16=True), parameters(dtype=torch.bfloat16)
         )

@@ -9,7 +9,6 @@ from helpers.cli import fairseq_train, json_log, lstm
 from omegaconf import OmegaConf
 
 import rhhn_fairseq.plugin  # noqa: F401
-from rhhn_fairseq.errors import UsageError
 
 
 def build(name, params, **settings):
@@ -92,11 +91,6 @@ def test_updates_are_counted_for_the_group(updates):
     one = build("fused_adam", params, **SETTINGS)
     one.load_state_dict(copy.deepcopy(other.state_dict()), one.optimizer_config)
     assert one.param_groups[0]["updates"] == max(updates)
-
-
-def test_a_wrapper_without_float32_weights_is_refused():
-    with pytest.raises(UsageError, match="--optimizer fused_adam updates float32 weights"):
-        _ = build("fused_adam", parameters()).supports_memory_efficient_fp16
 
 
 @pytest.mark.slow

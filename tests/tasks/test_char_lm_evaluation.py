@@ -17,9 +17,6 @@ from helpers.tiny_char_lm import (
 )
 
 from rhhn_fairseq.compat import applying as compat
-from rhhn_fairseq.data.text.corpora import ptb
-from rhhn_fairseq.data.text.prepare import prepare
-from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.evaluation import Protocol
 
@@ -27,17 +24,6 @@ from rhhn_fairseq.tasks.evaluation import Protocol
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="module")
-def penn_treebanks(tmp_path_factory):
-    """Both variants of a small text in the form of PTB's files; their directories by variant."""
-    folder = tmp_path_factory.mktemp("ptb")
-    for split, text in (("train", TRAIN), ("valid", TRAIN), ("test", TEST)):
-        (folder / f"ptb.{split}.txt").write_text("".join(f" {line} \n" for line in text.splitlines()))
-    for variant in ("raw", "char"):
-        prepare(ptb(variant, folder, folder), folder / variant, verify=False)
-    return {variant: str(folder / variant) for variant in ("raw", "char")}
 
 
 def _evaluate(task, models, split="test", **options):
@@ -140,19 +126,6 @@ def test_protocols_are_read():
     for text in ("carry:", "carry:x", "window:5", "window:0/0", "", "window:5/6"):
         with pytest.raises(UsageError):
             Protocol.parse(text)
-
-
-def test_figure_on_raw_ptb_says_what_it_bounds(penn_treebanks, caplog):
-    caplog.set_level("INFO")
-    task = build_task(penn_treebanks["raw"])
-    task.load_state_dict(build_task(penn_treebanks["raw"]).state_dict())
-    tally, _ = _evaluate(task, [build_model(task)])
-    raw, char = (len(open_stream(f"{penn_treebanks[v]}/test", 53)) for v in ("raw", "char"))
-    assert char == len(TEST) and raw > char
-    measured, bound = caplog.messages[-2:]
-    assert "PTB, word-level Mikolov files as raw characters" in measured and f"{tally.bpc:.6f}" in measured
-    assert f"at most {tally.bpc * raw / char:.6f} bits per character of PTB char, not measured on it" in bound
-    assert f"its {char:,} symbols in place of {raw:,}" in bound
 
 
 @pytest.mark.parametrize("groups, lanes", [(1, 2), (3, 3)])

@@ -103,7 +103,7 @@ def test_the_text_stays_and_so_do_other_symbols(prepared):
 
 
 def test_pieces_without_probabilities_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="pieces.model is missing"):
+    with pytest.raises(OSError, match="pieces.model"):
         SegmentationSampler(tmp_path, Dictionary(), 0.1, 64)
     for damaged in (b"", b"no model"):
         (tmp_path / "pieces.model").write_bytes(damaged)

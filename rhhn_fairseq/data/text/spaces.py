@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from rhhn_fairseq.data.text.vocabulary import EOS, CharVocabulary
-
 NEWLINE = ord("\n")
 SPACE = ord(" ")
 
@@ -53,15 +51,3 @@ def outer_spaces(symbols: np.ndarray, space: int, newline: int, begins_line: boo
     change[starts[outer]] += 1
     change[ends[outer]] -= 1
     return np.cumsum(change[:-1], dtype=np.int8).astype(bool)
-
-
-def is_raw_ptb(manifest: dict | None) -> bool:
-    """Whether a directory with this manifest holds PTB's raw variant."""
-    request = {} if manifest is None else manifest["request"]
-    return request.get("corpus") == "ptb" and request["options"].get("variant") == "raw"
-
-
-def char_symbols(stream: np.ndarray, vocabulary: CharVocabulary) -> int:
-    """Returns the number of symbols of a raw text, dictionary indices [N], in the char variant."""
-    space = int(vocabulary.encode(" ")[0])
-    return len(stream) - int(np.count_nonzero(outer_spaces(stream, space, EOS)))
