@@ -23,6 +23,7 @@ IMPORTED_IN_FUNCTIONS = {
     "compat": {"fairseq", "hydra"},
     # --help answers at once.
     "cli": {"rhhn_fairseq", "torch", "fairseq", "omegaconf", "numpy", "tqdm"},
+    "data/common/manifest.py": {"tqdm"},
     "data/problems/images.py": {"sklearn"},
     "data/strokes/hershey.py": {"HersheyFonts"},
     "ops/triton/__init__.py": {"triton", "rhhn_fairseq.ops.triton"},

@@ -15,7 +15,7 @@ from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.data.text.words import WordVocabulary, prompt_indices
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.generate.characters import SamplingConfig, draw
-from rhhn_fairseq.generate.strokes import WritingConfig, Written, draw_points, matrix_names, stub
+from rhhn_fairseq.generate.strokes import WritingConfig, Written, draw_points, matrix_names, of_the_text, stub
 from rhhn_fairseq.inspection.changes import step_changes, watch
 from rhhn_fairseq.inspection.colours import colour_limit
 from rhhn_fairseq.inspection.weights import shown
@@ -99,10 +99,12 @@ def line_rows(models: Models, text: str, config: WritingConfig) -> Iterator[dict
         change = float(np.sqrt(np.square(changes).mean())) if len(changes) else 0.0
         yield {"dx": _short(dx), "dy": _short(dy), "pen": int(pen > 0.5), "change": _short(change)}
     drawn = np.stack(points)
+    if text is not None and finished:
+        drawn = drawn[: of_the_text(drawn, model.symbols)]
     cut = bool(drawn[-1, 2] < 0.5)
     drawn[-1, 2] = 1
     line = Written(drawn, 0, text, finished, np.zeros((len(drawn), 0)), (), cut)
-    yield {"stub": stub(line), "finished": finished}
+    yield {"stub": stub(line) + len(points) - len(drawn), "finished": finished}
 
 
 def measure(models: Models) -> dict:

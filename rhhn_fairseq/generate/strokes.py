@@ -194,10 +194,9 @@ def matrix_names(model: nn.Module) -> tuple[str, ...]:
 def _write_line(model, config: WritingConfig, text, prime: Line | None, number: int) -> Written:
     points, changes, past = zip(*draw_points(model, config, text, prime, number), strict=True)
     drawn, changes = np.stack(points), np.stack(changes)
-    if text is not None and past[-1] and " " in model.symbols and drawn[:, 2].any():
-        # A stroke begun after the last letter belongs to a word that nobody asked for.
-        last = int(np.flatnonzero(drawn[:, 2])[-1]) + 1
-        drawn, changes = drawn[:last], changes[:last]
+    if text is not None and past[-1]:
+        count = of_the_text(drawn, model.symbols)
+        drawn, changes = drawn[:count], changes[:count]
     cut = bool(drawn[-1, 2] < 0.5)
     drawn[-1, 2] = 1
     primed = 0 if prime is None else len(prime.points)
@@ -248,6 +247,15 @@ def _noise(seed: int, line: int, steps: int) -> np.ndarray:
     uniform = np.random.default_rng([seed, line, 0]).random((steps, 2))
     normal = np.random.default_rng([seed, line, 1]).normal(size=(steps, 2))
     return np.concatenate([uniform[:, :1], normal, uniform[:, 1:]], axis=1)
+
+
+def of_the_text(points: np.ndarray, symbols: str) -> int:
+    """Returns how many points [N, 3] of a finished line to keep.
+
+    A stroke begun after the space behind the text belongs to a word that nobody asked for.
+    """
+    lifted = np.flatnonzero(points[:, 2] > 0.5)
+    return int(lifted[-1]) + 1 if " " in symbols and len(lifted) else len(points)
 
 
 def stub(line: Written) -> int:

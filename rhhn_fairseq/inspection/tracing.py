@@ -3,8 +3,8 @@
 Shapes: T symbols, C a cell's input, D entries of the dictionary.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -54,11 +54,8 @@ def trace(model: nn.Module, entries: Sequence[int]) -> tuple[list[CellTrace], Te
     """
     model.eval()
     device = next(model.parameters()).device
-    state, logits, steps = None, [], []
-    with ExitStack() as hooks:
-        for cell in model.stack.cells:
-            steps.append([])
-            hooks.enter_context(cell.register_forward_hook(_recording(steps[-1])))
+    state, logits = None, []
+    with recorded(model.stack.cells) as steps:
         for entry in entries:
             y, state = model.stack(model.embed(torch.tensor([[entry]], device=device)), state)
             logits.append(model.output(y[-1]))
@@ -72,13 +69,23 @@ def check_length(symbols: int) -> None:
         raise UsageError(f"the text has {symbols:,} symbols, it may have 1 to {MOST_SYMBOLS:,}")
 
 
-def _recording(taken: list[tuple[Tensor, State, State]]):
-    """Returns a hook that records (input [1, C], state before, state after) of each step."""
+@contextmanager
+def recorded(cells: Sequence[Cell]) -> Iterator[list[list[tuple[Tensor, State, State]]]]:
+    """Records (input [1, C], state before, state after) of each step in a list for each cell."""
+    steps: list[list[tuple[Tensor, State, State]]] = [[] for _ in cells]
 
-    def hook(cell, arguments, result):
-        x_TBC, state = arguments[0], arguments[1]
-        if state is None:
-            state = cell.zero_state(x_TBC.shape[1], x_TBC.device, x_TBC.dtype)
-        taken.append((x_TBC[-1], state, result[1]))
+    def hook_of(taken):
+        def hook(cell, arguments, result):
+            x_TBC, state = arguments[0], arguments[1]
+            if state is None:
+                state = cell.zero_state(x_TBC.shape[1], x_TBC.device, x_TBC.dtype)
+            taken.append((x_TBC[-1], state, result[1]))
 
-    return hook
+        return hook
+
+    handles = [cell.register_forward_hook(hook_of(taken)) for cell, taken in zip(cells, steps, strict=True)]
+    try:
+        yield steps
+    finally:
+        for handle in handles:
+            handle.remove()

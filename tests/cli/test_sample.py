@@ -34,7 +34,7 @@ def saved(tmp_path_factory):
 
 
 MISTAKES = {
-    "unknown option": (lambda d: change(d, stack={"cell": "lstm", "x": 1}), "does not describe a module"),
+    "unknown option": (lambda d: change(d, stack={"cell": "lstm", "x": 1}), "config.json: "),
     "a layer": (lambda d: LSTM(3, 4).save_pretrained(d), "holds LSTM, not CharacterNetwork"),
     "damaged": (lambda d: (d / "model.safetensors").write_bytes(b"x" * 99), "model.safetensors: is damaged"),
 }

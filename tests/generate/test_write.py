@@ -98,7 +98,7 @@ def _speedy(model, kappa_step):
 def test_writing_ends_when_the_window_has_passed_the_text():
     model = _speedy(build(window=2), 0.5)
     short, long = write(model, WritingConfig(lines=1), ["abc", "abcdab"])
-    # Position 4 is nearer than 3 after 8 steps of 0.5: kappa is 4 > 3.5. The first row is no step.
+    # A space follows the text. Position 5 is nearer than 4 after 10 steps of 0.5; a stroke begun there goes.
     assert (short.finished, long.finished) == (True, True)
     assert [len(short.points), len(long.points)] == [1 + 8, 1 + 14]
     assert [short.text, long.text] == ["abc", "abcdab"]

@@ -10,7 +10,6 @@ from importlib import metadata
 from itertools import zip_longest
 from pathlib import Path
 
-from tqdm import tqdm
 
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import read_json
@@ -107,6 +106,9 @@ class ManifestForm:
 
 def describe_file(path: Path) -> dict:
     """Returns size in bytes and SHA-256 of a file as it is stored. Raises OSError if it cannot be read."""
+    # The layers use the vocabulary, and need torch and numpy only.
+    from tqdm import tqdm
+
     sha256 = hashlib.sha256()
     size = path.stat().st_size
     progress = tqdm(
