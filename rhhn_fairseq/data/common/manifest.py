@@ -10,7 +10,6 @@ from importlib import metadata
 from itertools import zip_longest
 from pathlib import Path
 
-
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import read_json
 
