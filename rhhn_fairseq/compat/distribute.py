@@ -109,8 +109,8 @@ def train_bf16_without_tpu(cfg) -> None:
 
 def refuse_partial_report(main, workers: int) -> None:
     """Raises UsageError if rank 0 would print the score of its share as if it were the total."""
-    program = main.__module__ if main.__module__ != "__main__" else os.path.basename(sys.argv[0])
-    if workers > 1 and any(name in program for name in ("eval_lm", "eval-lm", "generate")):
+    program = os.path.basename(main.__code__.co_filename)
+    if workers > 1 and program in ("eval_lm.py", "generate.py"):
         raise UsageError(
             f"{program} reports on each worker's share and never adds the {workers} shares up: "
             "run it without torchrun"

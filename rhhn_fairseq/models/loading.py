@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import torch
 from fairseq import checkpoint_utils, utils
-from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, FairseqEncoderDecoderModel
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.translation import TranslationTask
 from sentencepiece import SentencePieceProcessor
@@ -20,7 +20,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.char_lm import CharLM
 from rhhn_fairseq.models.gnmt import check_pieces
 from rhhn_fairseq.models.handwriting import Handwriting
-from rhhn_fairseq.saving import read_weights
+from rhhn_fairseq.saving import read_weights, weight_problem
 
 
 def load_char_lm(path: str, data: str | None = None):
@@ -112,8 +112,10 @@ def load_handwriting(path: str) -> tuple[Handwriting, str | None]:
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     weights, stored = state["model"], (state.get("cfg") or {}).get("task") or {}
-    if "statistics" not in weights:
-        raise UsageError(f"{path} holds no handwriting model: it has no statistics of strokes")
+    name = ((state.get("cfg") or {}).get("model") or {}).get("_name")
+    kind = MODEL_REGISTRY.get(name) or ARCH_MODEL_REGISTRY.get(name) or object
+    if "statistics" not in weights or not issubclass(kind, Handwriting):
+        raise UsageError(f"{path} holds no handwriting model")
     manifest = SimpleNamespace(
         normalisation=Normalisation.from_bits(weights["statistics"].numpy()),
         symbols="".join(map(chr, weights["symbol_codes"].tolist())),
@@ -160,6 +162,10 @@ def load_translation_models(
         )
         if not (isinstance(model, FairseqEncoderDecoderModel) and isinstance(task, TranslationTask)):
             raise UsageError(f"{checkpoint} holds a {type(model).__name__}, not a translation model")
+        # Those of fairseq's own are not checked when they are loaded.
+        for name, weight in model.state_dict().items():
+            if problem := weight_problem(name, weight):
+                raise UsageError(f"{checkpoint}: {name} {problem}")
         models.append(model)
     for name, value in options.items():
         if not hasattr(task.cfg, name):

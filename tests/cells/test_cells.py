@@ -408,7 +408,7 @@ def test_unknown_options_and_impossible_sizes_raise(name):
 
 
 def test_other_refusals_name_what_would_be_valid(monkeypatch):
-    with pytest.raises(UsageError, match="unknown cell 'lstn', choose from .*ln_hyperlstm, .*rhn"):
+    with pytest.raises(UsageError, match="unknown cell 'lstn', did you mean lstm"):
         build_cell("lstn", C, H)
     with pytest.raises(UsageError, match="hyper_size=128 is larger than hidden_size=5, the largest"):
         build_cell("hyperrhn", C, H)
@@ -463,7 +463,8 @@ def test_resets_equal_sequences_cut_there(name, options, monkeypatch):
         resets[steps, b] = True
     mask[4:6, 3] = mask[8, 3] = mask[0, 3] = False
     results = []
-    for backend in (None, *backends(cell, dtype=torch.float64)):
+    # torch's own GRU and LSTM know no resets.
+    for backend in (None, *(b for b in backends(cell, dtype=torch.float64) if b != "torch_nn")):
         if backend is not None:
             monkeypatch.setenv("RHHN_KERNEL", backend)
         leaves = [tensor.clone().requires_grad_() for tensor in (x, *state)]

@@ -100,15 +100,15 @@ def test_writing_ends_when_the_window_has_passed_the_text():
     short, long = write(model, WritingConfig(lines=1), ["abc", "abcdab"])
     # A space follows the text. Position 5 is nearer than 4 after 10 steps of 0.5; a stroke begun there goes.
     assert (short.finished, long.finished) == (True, True)
-    assert [len(short.points), len(long.points)] == [1 + 8, 1 + 14]
+    assert [len(short.points), len(long.points)] == [1 + 10, 1 + 16]
     assert [short.text, long.text] == ["abc", "abcdab"]
     slow = write(_speedy(model, 0.01), WritingConfig(lines=2, points=20), ["ab", "c"])
     assert [(line.finished, len(line.points)) for line in slow] == [(False, 21)] * 4
     assert [line.text for line in slow] == ["ab", "ab", "c", "c"]
     prime = Line("p", from_offsets(random_rows(5), "p"), "ab")
     (line,) = write(_speedy(model, 0.5), WritingConfig(lines=1), ["abc"], prime)
-    # "ab abc" has six characters, and reading six points moved the window already.
-    assert line.finished and len(line.points) == 1 + 14 and line.primed == 6
+    # "ab abc " has seven characters, and reading six points moved the window already.
+    assert line.finished and len(line.points) == 1 + 16 and line.primed == 6
 
 
 def test_refused_writing():

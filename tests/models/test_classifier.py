@@ -107,7 +107,7 @@ def test_impossible_models_are_refused(options, reason):
         ({"problem": "copy"}, "--problem copy is unknown"),
         ({"problem": "digits", "length": 9}, "--length 9 is not an option of --problem digits"),
         ({"h_detach_final": 0.1}, "--h-detach-final needs --detach-anneal-updates N"),
-        ({"h_detach_final": 1.5, "detach_anneal_updates": 5}, r"--h-detach-final 1.5 is not in \[0, 1\]"),
+        ({"h_detach_final": 1.5, "detach_anneal_updates": 5}, r"--h-detach-final 1.5 is too large"),
     ],
 )
 def test_impossible_tasks_are_refused(options, reason):

@@ -204,7 +204,7 @@ def test_directories_with_other_files_are_never_replaced(tmp_path, capsys, stray
         ([], "name the corpus first"),
         (["iwslt"], "rhhn prepare iwslt: no such corpus, "),
         (["multi30k", "--from-dir", "."], "has no train.en"),
-        (["files"], "--train-src, --train-tgt, --valid-src, --valid-tgt, --test-src, --test-tgt: missing"),
+        (["files"], "--train-src names 0 files, and --train-tgt 0"),
         (["synthetic", "--pairs", "0"], "--pairs 0: expected a number from 1 to"),
         (["synthetic", "--max-ratio", "0.5"], "--max-ratio 0.5: must be 1 or more"),
         (["synthetic", "--workers", "0"], "--workers 0: must be 1 or more"),
