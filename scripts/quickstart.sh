@@ -8,7 +8,8 @@ log=checkpoints/quickstart/details.log
 mkdir -p "$(dirname "$log")"
 
 echo "rhhn_fairseq: a first run, some five minutes on two cores the first time"
-if ! bash scripts/install.sh all 2>"$log"; then
+echo "install   into .venv, three minutes the first time (log: $log)"
+if ! bash scripts/install.sh all >"$log" 2>&1; then
     tail -n 12 "$log" >&2
     echo "error: the installation failed, see $log" >&2
     exit 1
