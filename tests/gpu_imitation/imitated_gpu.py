@@ -12,6 +12,7 @@ import itertools
 import os
 import runpy
 import sys
+import time
 import traceback
 from types import SimpleNamespace
 
@@ -59,6 +60,12 @@ class Stream:
     def wait_stream(self, other):
         pass
 
+    def wait_event(self, event):
+        pass
+
+    def record_event(self, event=None):
+        return event or Event()
+
     def synchronize(self):
         synchronize()
 
@@ -70,6 +77,28 @@ class Stream:
 
     def __hash__(self):
         return self.cuda_stream
+
+
+class Event:
+    """A point in time."""
+
+    def __init__(self, *args, **kwargs):
+        self.seconds = None
+
+    def record(self, stream=None):
+        self.seconds = time.perf_counter()
+
+    def wait(self, stream=None):
+        pass
+
+    def synchronize(self):
+        synchronize()
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, other):
+        return 1000 * (other.seconds - self.seconds)
 
 
 class StreamContext:
@@ -196,6 +225,7 @@ for name, value in {
     "is_bf16_supported": lambda including_emulation=True: True,
     "synchronize": synchronize,
     "Stream": Stream,
+    "Event": Event,
     "StreamContext": StreamContext,
     "stream": lambda stream: StreamContext(stream),
     "current_stream": lambda device=None: Stream(number=LIBRARY.stream_now()),

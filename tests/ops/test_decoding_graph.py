@@ -25,7 +25,7 @@ from rhhn_fairseq.ops.backends import graphs
 def told(monkeypatch, caplog):
     """What decoding says of its graphs."""
     monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
-    monkeypatch.setattr(decoding, "_told", set())
+    decoding._log_once.cache_clear()
     caplog.set_level(logging.INFO, logger="rhhn_fairseq.layers.decoding")
     return lambda: [record.message for record in caplog.records if record.name == decoding.__name__]
 

@@ -17,6 +17,7 @@ from fairseq.checkpoint_utils import (
 from fairseq.optim.adam import FairseqAdam
 from helpers.option_walk import Workplace, training
 from helpers.programs import run
+from torch.utils._pytree import tree_map
 
 from rhhn_fairseq.compat.checkpoints import WeightsOnlyTorch, plain
 from rhhn_fairseq.compat.command_line import check_ensemble
@@ -138,13 +139,13 @@ def test_averages_train_resume_and_evaluate(task, place, tmp_path):
 
 def test_numbers_are_pythons():
     state = {"a": np.float64(0.5), "b": [np.int64(3), (np.bool_(True),)], "c": np.array([1, 2])}
-    found = plain(state)
+    found = tree_map(plain, state)
     assert type(found["a"]) is float and [type(item) for item in found["b"]] == [int, tuple]
     assert found["b"][1][0] is True and torch.equal(found["c"], torch.tensor([1, 2]))
-    ordered = collections.OrderedDict(z=np.float32(2.0), y=torch.zeros(1))
-    assert isinstance(plain(ordered), collections.OrderedDict) and list(plain(ordered)) == ["z", "y"]
-    untouched = {"model": {"w": torch.zeros(2)}, "list": [1, "two"]}
-    assert plain(untouched) is untouched
+    ordered = tree_map(plain, collections.OrderedDict(z=np.float32(2.0), y=torch.zeros(1)))
+    assert isinstance(ordered, collections.OrderedDict) and list(ordered) == ["z", "y"]
+    weight = torch.zeros(2)
+    assert plain(weight) is weight and plain("two") == "two"
 
 
 def test_a_checkpoint_is_opened_once(place, monkeypatch, tmp_path):
