@@ -108,7 +108,7 @@ def test_the_line_is_that_of_writing(client, models):
         ("text", {"temperature": float("nan")}, "temperature: expected a number from 0 to 2"),
         ("text", {"seed": True}, "seed: expected a whole number from 0 to 2,147,483,647"),
         ("line", {"text": ""}, "the line is empty: the model needs a text to write"),
-        ("line", {"text": "hü"}, "the model cannot write 'ü', only \""),
+        ("line", {"text": "hü"}, "the model cannot write 'ü', only "),
     ],
 )
 def test_mistakes_are_one_row(client, path, fields, line):
