@@ -10,7 +10,7 @@ import math
 import os
 import re
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -75,6 +75,13 @@ TABLE = {
 }
 RANGES = {name: (words, holds) for words, (holds, names) in TABLE.items() for name in names.split()}
 
+
+
+def _generates(given: Callable) -> bool:
+    """Returns whether the program is fairseq-generate."""
+    return given("beam") is not None and given("buffer_size") is None and given("max_update") is None
+
+
 # Messages about options that exclude each other or would not act, with placeholders for their values, and
 # the conditions.
 CONFLICTS = {
@@ -87,6 +94,38 @@ CONFLICTS = {
     ),
     "--attention-size and --attention-normalised go with --attention-score additive only": lambda given: (
         given("attention_score") == "general" and (given("attention_size") or given("attention_normalised"))
+    ),
+    "--disable-validation gives no figures for --patience, --keep-best-checkpoints and reduce_lr_on_plateau "
+    "to compare": lambda given: (
+        given("disable_validation")
+        and (
+            (given("patience") or -1) > 0
+            or (given("keep_best_checkpoints") or -1) > 0
+            or given("lr_scheduler") == "reduce_lr_on_plateau"
+        )
+    ),
+    "--nbest {nbest} is more than --beam {beam}": lambda given: (
+        given("beam") is not None and (given("nbest") or 1) > given("beam")
+    ),
+    "--beam {beam} is no multiple of --diverse-beam-groups {diverse_beam_groups}": lambda given: (
+        (given("diverse_beam_groups") or -1) > 0 and given("beam") % given("diverse_beam_groups")
+    ),
+    "--replace-unk copies words of the source text, which binary data lack: give --dataset-impl raw "
+    "or use fairseq-interactive": lambda given: (
+        _generates(given) and given("replace_unk") is not None and given("dataset_impl") != "raw"
+    ),
+    "--constraints stand behind the sentences in the input of fairseq-interactive": lambda given: (
+        _generates(given) and given("constraints") is not None
+    ),
+    "--score-reference scores a data directory, and fairseq-interactive has none": lambda given: (
+        given("buffer_size") is not None and given("score_reference")
+    ),
+    "--post-process in fairseq-eval-lm joins the pieces of subword_nmt only": lambda given: (
+        given("output_word_probs") is not None and given("post_process") not in (None, "subword_nmt", "@@ ")
+    ),
+    "fairseq-generate runs without torchrun, where every worker would translate everything: --num-shards and "
+    "--shard-id divide it": lambda given: (
+        _generates(given) and "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
     ),
     # fairseq-train has max_update, -interactive buffer_size, -validate neither of the last two.
     "--num-shards divides the sentences of fairseq-generate; torchrun divides those of fairseq-train and "

@@ -83,6 +83,9 @@ class CharLMTaskConfig(DynamicsTaskConfig):
             raise UsageError(
                 f"--dynamic-eval reads the text once, in order: choose --protocol carry, not {self.protocol}"
             )
+        for name in ("dynamic_eval_lr", "dynamic_eval_decay", "dynamic_eval_batches"):
+            if not self.dynamic_eval and getattr(self, name) != self.__dataclass_fields__[name].default:
+                raise UsageError(f"--{name.replace('_', '-')} goes with --dynamic-eval")
 
 
 @register_task("char_lm", dataclass=CharLMTaskConfig)

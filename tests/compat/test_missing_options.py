@@ -1,9 +1,15 @@
 """A program without its model or checkpoint ends in one line that says what to give; help needs neither."""
 
+import re
+
 import pytest
+from fairseq import options
 from helpers.cli import USER_DIR, run_module
 from helpers.programs import run
-from helpers.tiny_char_lm import write_corpus
+from helpers.tiny_char_lm import build_task, write_corpus
+
+import rhhn_fairseq.plugin  # noqa: F401  (replaces the functions of fairseq)
+from rhhn_fairseq.errors import UsageError
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -29,16 +35,16 @@ def test_what_is_missing_is_named(program, arguments, line):
 
 
 @pytest.mark.parametrize(
-    "options, line",
+    "given, line",
     [
         ("--criterion cross_entropy --best-checkpoint-metric bpc", "choose from loss, nll_loss, ppl"),
     ],
 )
-def test_what_does_not_go_together_is_named(tmp_path, options, line):
+def test_what_does_not_go_together_is_named(tmp_path, given, line):
     write_corpus(tmp_path)
     model = ["--arch", "char_lm", "--cell", "lstm", "--hidden-size", 8, "--batch-size", 2, "--lr", 0.01]
-    given = [tmp_path / "data", *model, "--cpu", "--save-dir", tmp_path / "checkpoints", *options.split()]
-    outcome = run("train", given)
+    line_of = [tmp_path / "data", *model, "--cpu", "--save-dir", tmp_path / "checkpoints", *given.split()]
+    outcome = run("train", line_of)
     assert outcome.kind == "refused", outcome.text
     assert line in outcome.text
 
@@ -80,3 +86,41 @@ def test_help_lists_the_options_of_what_is_named(tmp_path, program, arguments, l
         # The usage lines have it in brackets.
         assert f" {option} " in text
     assert not [option for option in not_listed if option in text]
+
+
+@pytest.mark.parametrize(
+    "parser, line, reason",
+    [
+        ("training", "--disable-validation --patience 2", "gives no figures"),
+        ("training", "--disable-validation --keep-best-checkpoints 2", "gives no figures"),
+        ("training", "--disable-validation --lr-scheduler reduce_lr_on_plateau", "gives no figures"),
+        ("training", "--ema-decay 0.9", "without --store-ema"),
+        ("training", "--num-shards 2", "torchrun divides"),
+        ("validation", "--path x --task char_lm --num-shards 2", "torchrun divides"),
+        ("interactive_generation", "--path x --num-shards 2", "of fairseq-generate"),
+        ("interactive_generation", "--path x --score-reference", "scores a data directory"),
+        ("generation", "--path x --replace-unk", "which binary data lack"),
+        ("generation", "--path x --constraints", "in the input of fairseq-interactive"),
+        ("generation", "--path x --beam 2 --nbest 3", "--nbest 3 is more than --beam 2"),
+        ("generation", "--path x --beam 3 --diverse-beam-groups 2", "is no multiple of"),
+        ("eval_lm", "--task language_modeling --path x --post-process sentencepiece", "of subword_nmt only"),
+    ],
+)
+def test_options_that_would_not_act_are_refused(parser, line, reason):
+    model = {"training": "--arch lstm_lm", "generation": "--task translation"}
+    model["interactive_generation"] = model["generation"]
+    words = ["d", *model.get(parser, "").split(), *line.split()]
+    with pytest.raises(UsageError, match=re.escape(reason)):
+        options.parse_args_and_arch(getattr(options, f"get_{parser}_parser")(), words)
+
+
+def test_options_of_a_learner_that_is_off_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="--dynamic-eval-lr goes with --dynamic-eval"):
+        build_task(write_corpus(tmp_path), dynamic_eval_lr=0.5)
+
+
+def test_every_worker_of_torchrun_would_translate_everything(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="fairseq-generate runs without torchrun"):
+        options.parse_args_and_arch(options.get_generation_parser(), "d --task translation --path x".split())
