@@ -63,8 +63,8 @@ def _cell_fields():
     for name, entry in sorted(CELLS.items()):
         defaults = cell_options(name)
         for spec in dataclasses.fields(entry.config):
-            # Switches are set by the names that stand for them, such as ln_lstm.
-            if spec.name in ("input_size", "hidden_size") or spec.type is bool:
+            # Switches are set by the names that stand for them, such as ln_lstm. No model has a condition.
+            if spec.name in ("input_size", "hidden_size", "hyper_context") or spec.type is bool:
                 continue
             _, texts = options.setdefault(spec.name, (spec.type, {}))
             default = defaults[spec.name]

@@ -13,7 +13,7 @@ from rhhn_fairseq.models.char_lm import CharLMConfig
 from rhhn_fairseq.models.classifier import ClassifierConfig
 from rhhn_fairseq.models.gnmt import GNMT, GNMTConfig
 from rhhn_fairseq.models.handwriting import HandwritingConfig
-from rhhn_fairseq.models.options import flag
+from rhhn_fairseq.models.options import CELL_OPTIONS, flag
 from rhhn_fairseq.tasks.char_lm import CharLMTaskConfig
 from rhhn_fairseq.tasks.gnmt_translation import GNMTTranslationConfig
 from rhhn_fairseq.tasks.handwriting import HandwritingTaskConfig
@@ -62,3 +62,8 @@ def test_the_command_line_says_what_the_layer_declares():
     for name in ("attention", "attention_score", "attention_size", "context_dropout", "context_to_output"):
         assert shown[name] == declared[name].metadata["help"]
         assert getattr(GNMTConfig(), name) == declared[name].default
+
+
+def test_models_have_no_option_that_hides_their_input():
+    """The last columns of a model's input are symbols, not a condition for the hypernetwork."""
+    assert "hyper_size" in CELL_OPTIONS and "hyper_context" not in CELL_OPTIONS
