@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from rhhn_fairseq.cli.parsers import add_fields, make_parser, read_fields
+from rhhn_fairseq.compat.names import complete_name
 from rhhn_fairseq.errors import UsageError, nearest
 
 SPLITS = ("train", "valid", "test")
@@ -18,6 +19,7 @@ def main(argv: list[str]) -> None:
         UsageError: no corpus is named, or there is none of this name.
     """
     known = [name for _, corpora in KINDS.values() for name in corpora]
+    complete_name(argv, known, skip=1)
     if argv and argv[0] in ("-h", "--help"):
         print(overview())
         return
