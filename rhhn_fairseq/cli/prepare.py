@@ -288,7 +288,7 @@ def _stroke3(parser, cleaning):
     from rhhn_fairseq.data.strokes.points import FIRST_ROWS
     from rhhn_fairseq.data.strokes.stroke3 import stroke3
 
-    add, text = parser.add_argument, ".npz, .npy, or a folder of .npy"
+    add, text = parser.add_argument, ".npz, .npy, .svg, or a folder of .npy or .svg"
     add("--input", type=Path, nargs="+", required=True, metavar="PATH", help=text)
     text = "percentages for an input without splits (default: %(default)s)"
     add("--split", metavar="P/P/P", default="90/5/5", help=text)
@@ -326,7 +326,7 @@ KINDS = {
         {
             "hershey": (_hershey, "words in the Hershey stroke fonts, made here"),
             "iam": (_iam, "IAM-OnDB, recorded handwriting"),
-            "stroke3": (_stroke3, "your own drawings: arrays of (dx, dy, pen bit)"),
+            "stroke3": (_stroke3, "your own drawings: SVG, or arrays of (dx, dy, pen bit)"),
             "strokes": (_hershey, "the same as hershey; or strokes CORPUS, one of these three"),
         },
     ),
