@@ -9,8 +9,6 @@ import sys
 import time
 import warnings
 
-from fairseq.logging import metrics
-
 from rhhn_fairseq.ops import backends
 
 logger = logging.getLogger("rhhn_fairseq.training")
@@ -142,6 +140,8 @@ def describe_schedule(trainer) -> str | None:
 
 def log_time_left(trainer) -> None:
     """Logs `minutes_left`, the time to the last update at the mean speed since the first one of this run."""
+    from fairseq.logging import metrics
+
     done, now = trainer.get_num_updates(), time.perf_counter()
     first, began = vars(trainer).setdefault("first_update", (done, now))
     last = last_update(trainer)
