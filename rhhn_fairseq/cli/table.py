@@ -21,6 +21,7 @@ COMMANDS = {
     "validate": "loss and metrics on a subset (fairseq-validate)",
     "generate": "translate a prepared test set (fairseq-generate)",
     "sample": "sample text from a character language model",
+    "score-text": "bits per character of a text file",
     "translate": "translate text, line by line",
     "write": "sample handwriting, as SVG and PNG",
     "demo": "a page that shows text and handwriting as a model generates them",
@@ -111,7 +112,7 @@ def user_dir_words(name: str, path: str) -> list[str]:
 
 def load(name: str):
     """Imports the module of a command that is no program of fairseq's."""
-    return importlib.import_module(f"rhhn_fairseq.cli.{name}")
+    return importlib.import_module(f"rhhn_fairseq.cli.{name.replace('-', '_')}")
 
 
 def overview() -> str:
