@@ -54,14 +54,14 @@ from rhhn_fairseq.cells.lstm import (
     naive_lstm,
     naive_update,
 )
-from rhhn_fairseq.cells.numpy_math import at, drop
+from rhhn_fairseq.cells.numpy_math import at, drop, over_time
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.ops import hyper_lstm as op
 from rhhn_fairseq.ops.lstm import gather_masks
 from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.matmul.rank_scaling import rank_scaled, scaling_matrices
-from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS, layer_norm
+from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,43 +89,41 @@ class HyperLSTMConfig(ContextConfig, GatedConfig):
         )
 
 
-def naive_hyper_lstm(p, config, x_TC, state, noise):
-    """The module's equations in numpy, one gate at a time, for one sequence."""
+@over_time
+def naive_hyper_lstm(p, config, x, state, noise):
+    """The module's equations in numpy, one gate at a time, for one step."""
     h, c, e, k = state
     H = config.hidden_size
     inner = {name.removeprefix("hyper."): value for name, value in p.items() if name.startswith("hyper.")}
     inner["weight_x"] = np.concatenate([p["hyper.weight_x"], p["weight_hyper"]])
-    outputs = []
-    for t, x in enumerate(x_TC):
-        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
-        inputs = np.concatenate([x, seen])[None]
-        _, (e_new, k) = naive_lstm(inner, config.hyper(), inputs, (e, k), None)
-        source = e_new if config.hyper_state == "current" else e
-        gates, normalise_c = {}, None
-        terms = config.hyper_rank - 1
-        if terms:
-            vectors = (source @ p["weight_rank_z"]) @ p["weight_rank"] + p["bias_rank"]
-            left, right = vectors[: terms * H].reshape(terms, H), vectors[terms * H :].reshape(terms, 4, H)
-        for n, gate in enumerate("ifgo"):
-            columns = slice(n * H, (n + 1) * H)
-            d_h, d_x, b = naive_scaling(p, "scaling.", source, n, 4)
-            scale = np.outer(np.ones(H), d_h)
-            for term in range(terms):
-                scale = scale + np.outer(left[term], right[term, n])
-            read = x[: config.main_input_size] @ p["weight_x"][:, columns]
-            a = seen @ (p["weight_h"][:, columns] * scale) + d_x * read + b
-            if config.layer_norm:
-                a = naive_layer_norm(a, p["gate_gain"][n], p["gate_shift"][n])
-            gates[gate] = a
+    seen = drop(h, config.gal_dropout, at(noise, "gal"))
+    inputs = np.concatenate([x, seen])[None]
+    _, (e_new, k) = naive_lstm(inner, config.hyper(), inputs, (e, k), None)
+    source = e_new if config.hyper_state == "current" else e
+    gates, normalise_c = {}, None
+    terms = config.hyper_rank - 1
+    if terms:
+        vectors = (source @ p["weight_rank_z"]) @ p["weight_rank"] + p["bias_rank"]
+        left, right = vectors[: terms * H].reshape(terms, H), vectors[terms * H :].reshape(terms, 4, H)
+    for n, gate in enumerate("ifgo"):
+        columns = slice(n * H, (n + 1) * H)
+        d_h, d_x, b = naive_scaling(p, "scaling.", source, n, 4)
+        scale = np.outer(np.ones(H), d_h)
+        for term in range(terms):
+            scale = scale + np.outer(left[term], right[term, n])
+        read = x[: config.main_input_size] @ p["weight_x"][:, columns]
+        a = seen @ (p["weight_h"][:, columns] * scale) + d_x * read + b
         if config.layer_norm:
+            a = naive_layer_norm(a, p["gate_gain"][n], p["gate_shift"][n])
+        gates[gate] = a
+    if config.layer_norm:
 
-            def normalise_c(c):
-                return naive_layer_norm(c, p["c_gain"], p["c_shift"])
+        def normalise_c(c):
+            return naive_layer_norm(c, p["c_gain"], p["c_shift"])
 
-        h, c = naive_update(gates, h, c, config, noise, t, normalise_c)
-        e = e_new
-        outputs.append(h)
-    return np.stack(outputs), (h, c, e, k)
+    h, c = naive_update(gates, h, c, config, noise, normalise_c=normalise_c)
+    e = e_new
+    return h, (h, c, e, k)
 
 
 SMALL = dict(hyper_size=3, hyper_embed_size=2)
@@ -243,10 +241,6 @@ class HyperLSTM(GatedCell):
         masks = gather_masks(mask_TB, noise, config.gal_dropout, g[0])
         previous = config.hyper_state == "previous"
         return op.hyper_lstm(g, state, weights, norms, masks, self.numbers(), previous, plan)
-
-    def normalise_c(self, c_BH):
-        """Returns c normalised for the output's tanh."""
-        return layer_norm(c_BH, self.c_gain, self.c_shift)
 
     def diagnostics(self):
         return {"scaling_rank": scaling_rank(self.scaling.weight_d)}

@@ -21,13 +21,13 @@ from torch import nn
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.contract import glorot_, orthogonal_
 from rhhn_fairseq.cells.gru import GRUConfig
-from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
+from rhhn_fairseq.cells.numpy_math import at, drop, over_time, sigmoid, zone
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
-from rhhn_fairseq.ops.regularise import draw_mask, dropout, layer_norm, lerp, zoneout
+from rhhn_fairseq.ops.regularise import dropout, layer_norm, lerp, zoneout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,19 +37,17 @@ class LNGRUConfig(GRUConfig):
     update_bias: float = option(-1.0, help="constant added to the update gate; below 0 it keeps more of h")
 
 
-def naive_ln_gru(p, config, x_TC, state, noise):
-    """The module's equations in numpy for one sequence."""
+@over_time
+def naive_ln_gru(p, config, x, state, noise):
+    """The module's equations in numpy for one step."""
     (h,) = state
-    outputs = []
-    for t, x in enumerate(x_TC):
-        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
-        sums = x @ p["weight_x"] + seen @ p["weight_h"]
-        r, c, u = np.split(naive_layer_norm(sums, p["gate_gain"], p["gate_shift"]), 3)
-        new = drop(np.tanh(sigmoid(r) * c), config.recurrent_dropout, at(noise, "update", t))
-        u = sigmoid(u + config.update_bias)
-        h = zone(h, u * new + (1.0 - u) * h, config.zoneout, at(noise, "zoneout", t))
-        outputs.append(h)
-    return np.stack(outputs), (h,)
+    seen = drop(h, config.gal_dropout, at(noise, "gal"))
+    sums = x @ p["weight_x"] + seen @ p["weight_h"]
+    r, c, u = np.split(naive_layer_norm(sums, p["gate_gain"], p["gate_shift"]), 3)
+    new = drop(np.tanh(sigmoid(r) * c), config.recurrent_dropout, at(noise, "update"))
+    u = sigmoid(u + config.update_bias)
+    h = zone(h, u * new + (1.0 - u) * h, config.zoneout, at(noise, "zoneout"))
+    return h, (h,)
 
 
 @register_cell(
@@ -72,12 +70,6 @@ class LNGRU(Cell):
         self.gate_shift = nn.Parameter(torch.zeros(3 * H))
         glorot_(self.weight_x, gates=3)
         orthogonal_(self.weight_h, gates=3)
-
-    def sample_noise(self, T, B, device=None, generator=None):
-        noise, rate = super().sample_noise(T, B, device, generator), self.config.recurrent_dropout
-        if rate:
-            noise["update"] = draw_mask((T, B, self.config.hidden_size), 1.0 - rate, device, generator)
-        return noise
 
     def input_maps(self):
         return ((self.weight_x, None),)

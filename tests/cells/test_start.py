@@ -17,16 +17,14 @@ def test_first_step_skip_starts_at_the_first_real_position():
         torch.testing.assert_close(y[3:], cell(x)[0], rtol=0, atol=1e-14)
 
 
-def test_orthogonal_recurrent_matrices_for_each_gate():
-    for name in ("lstm", "ln_lstm", "hyperlstm", "gru"):
-        cell = build_cell(name, C, 8)
-        for block in cell.weight_h.detach().double().split(8, dim=1):
-            # Orthogonalised in float32, whose rounding is 1e-7.
-            torch.testing.assert_close(block @ block.T, torch.eye(8).double(), rtol=0, atol=1e-5)
-    cell = build_cell("rhn", C, 8, rhn_depth=2)
-    for weight in cell.weight_s:
-        weight = weight.detach().double()
-        torch.testing.assert_close(weight @ weight.T, torch.eye(8).double(), rtol=0, atol=1e-5)
+@pytest.mark.parametrize("name, gates", [("lstm", 4), ("ln_lstm", 4), ("hyperlstm", 4), ("gru", 3)])
+def test_matrices_start_gate_by_gate(name, gates):
+    """Recurrent ones orthogonal, those of the input Glorot uniform."""
+    cell, bound = build_cell(name, 32, 32, **({"hyper_size": 8} if "hyper" in name else {})), (6 / 64) ** 0.5
+    for own, read in zip(cell.weight_h.chunk(gates, 1), cell.weight_x.chunk(gates, 1), strict=True):
+        # Orthogonalised in float32, whose rounding is 1e-7.
+        torch.testing.assert_close(own @ own.T, torch.eye(32), rtol=0, atol=1e-5)
+        assert 0.98 * bound < read.abs().max() <= bound
 
 
 @pytest.mark.parametrize("name", ["hyperlstm", "ln_hyperlstm", "hyperrnn"])
@@ -71,16 +69,11 @@ def test_transform_gates_start_shut(name):
     assert kept[0.0] < 0.6 and kept[-4.0] > 0.9
 
 
-@pytest.mark.parametrize("name, gates", [("lstm", 4), ("gru", 3)])
-def test_input_matrices_are_glorot_uniform_by_gate(name, gates):
-    weight, bound = build_cell(name, 32, 32).weight_x.detach(), (6 / 64) ** 0.5
-    for block in weight.chunk(gates, dim=1):
-        assert 0.98 * bound < block.abs().max() <= bound
-
-
 @pytest.mark.parametrize("name, options", [("rhn", {}), ("hyperrhn", {"hyper_size": 64})])
-def test_biases_of_highway_networks_are_uniform(name, options):
+def test_highway_networks_start_orthogonal_with_uniform_biases(name, options):
     cell = build_cell(name, 64, 64, rhn_depth=2, **options)
+    for weight in cell.weight_s:
+        torch.testing.assert_close(weight @ weight.T, torch.eye(64), rtol=0, atol=1e-5)
     for bias in (cell.bias_x, *cell.bias_s):
         assert 0.9 / 8 < bias.abs().max() <= 1 / 8
 
