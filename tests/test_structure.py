@@ -27,7 +27,6 @@ IMPORTED_IN_FUNCTIONS = {
     "data/problems/images.py": {"sklearn"},
     "data/strokes/hershey.py": {"HersheyFonts"},
     "ops/triton/__init__.py": {"triton", "rhhn_fairseq.ops.triton"},
-    "ops/triton/interpreter.py": {"triton"},
 }
 
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
