@@ -41,6 +41,8 @@ class Contract(Pretrained, nn.Module):
             inner cells name their own. A cell whose matrices have other names sets both attributes.
         backend: name of the backend that this cell must use; None leaves the choice to the environment or
             ``backends``.
+        taken: the vectors that scale the recurrent matrices, which a pass appends for ``hooks.take_scaling``,
+            tensors [T, K, B, H]; None if nobody asks for them.
         keeps_initial_values: whether a model that draws all weights anew leaves this cell's as they are,
             because they multiply each other and near zero would let nothing pass. A model also leaves those
             of cells with gains or scaling vectors.
@@ -56,6 +58,7 @@ class Contract(Pretrained, nn.Module):
     affine_weights: tuple[str, ...] = ("weight_x", "weight_h")
     recurrent_weights: tuple[str, ...] = ("weight_h",)
     backend: str | None = None
+    taken: list[Tensor] | None = None
     keeps_initial_values: bool = False
 
     def __init_subclass__(cls, **options):

@@ -196,6 +196,8 @@ class HyperLSTM(GatedCell):
         _, (e_new, k_new) = with_hooks(self.hyper, self.hyper.step, (hyper_g,), (e, k), None)
         source = e_new if config.hyper_state == "current" else e
         d_h, d_x, b = self.scaling(source)
+        if self.taken is not None:
+            self.taken.append(d_h.unsqueeze(0))
         a = torch.addcmul(b, d_x, _by_gate(x_main))
         if config.hyper_rank > 1:
             z = source @ self.weight_rank_z
@@ -240,7 +242,10 @@ class HyperLSTM(GatedCell):
             norms = (*gates, self.c_gain, self.c_shift, *self.hyper.norm())
         masks = gather_masks(mask_TB, noise, config.gal_dropout, g[0])
         previous = config.hyper_state == "previous"
-        return op.hyper_lstm(g, state, weights, norms, masks, self.numbers(), previous, plan)
+        y, state, e = op.hyper_lstm(g, state, weights, norms, masks, self.numbers(), previous, plan)
+        if self.taken is not None:
+            self.taken.append(scaling(e.flatten(0, 1))[0].unflatten(1, e.shape[:2]).transpose(0, 1))
+        return y, state
 
     def diagnostics(self):
         return {"scaling_rank": scaling_rank(self.scaling.weight_d)}

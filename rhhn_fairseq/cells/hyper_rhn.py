@@ -188,6 +188,10 @@ class HyperRHN(Cell):
         trace, (hyper_s,) = with_hooks(
             self.hyper, self.hyper.run, (hyper_g,), (state[1],), mask_TB, inner_noise(noise), plan
         )
+        if self.taken is not None:
+            by_layer = trace.unflatten(-1, (self.config.rhn_depth, -1)).unbind(2)
+            pairs = zip(by_layer, self.weight_z, self.z_shift(), strict=True)
+            self.taken.append(torch.stack([s @ weight + shift for s, weight, shift in pairs], dim=1))
         return (x_TBG, trace, *first), (state[0], hyper_s)
 
     def plan_of_steps(self, x_TBC):

@@ -202,6 +202,8 @@ class PracticalHyperRNN(HyperRNNBase):
 
     def _main(self, x_BH, h_BH, e_BN):
         d_h, d_x, b = (vector[0] for vector in self.scaling(e_BN))
+        if self.taken is not None:
+            self.taken.append(d_h[None, None])
         return torch.addcmul(torch.addcmul(b, d_x, x_BH), d_h, affine(h_BH, self.weight_h))
 
     def diagnostics(self):
@@ -247,6 +249,8 @@ class FullHyperRNN(HyperRNNBase):
         Z = self.config.hyper_embed_size
         z_h = torch.addmm(self.bias_zh, e_BN, self.weight_zh)
         z_x = torch.addmm(self.bias_zx, e_BN, self.weight_zx)
+        if self.taken is not None:
+            self.taken.append(z_h[None, None])
         h_BZH = affine(h_BH, self.weight_h.flatten(1)).unflatten(-1, (Z, -1))
         x_BZH = x_BG.unflatten(-1, (Z, -1))
         mixed = torch.einsum("bz,bzh->bh", z_h, h_BZH) + torch.einsum("bz,bzh->bh", z_x, x_BZH)

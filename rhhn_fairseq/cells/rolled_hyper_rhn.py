@@ -176,6 +176,9 @@ class RolledHyperRHN(Cell):
         before_TBLN = torch.cat((starts, trace[..., :-N]), dim=-1)
         repeats = torch.eye(N, dtype=gx.dtype, device=gx.device).repeat(1, -(-H // N))[:, :H]
         z_shift = main_bias.new_full((L, H), config.hyper_bias)
+        if self.taken is not None:
+            z = before_TBLN.unflatten(-1, (L, N)) @ repeats + config.hyper_bias
+            self.taken.append(z.transpose(1, 2))
 
         masks = op.gather_masks(mask_TB, None, main_noise, config.gal_dropout, main_gx, L)
         y, s = op.highway(
@@ -202,9 +205,10 @@ class RolledHyperRHN(Cell):
         H, N = config.hidden_size, config.hyper_size
         ones, gal = torch.ones_like(hyper_s), noise_at(noise_t, "gal")
         repeats = (1, -(-H // N))
-        S = torch.cat(state, dim=-1)
+        S, scaling = torch.cat(state, dim=-1), []
         for layer, mask in enumerate(layer_masks(noise_t, "update", config.rhn_depth)):
             z = S[:, H:].repeat(repeats)[:, :H] + config.hyper_bias
+            scaling.append(z)
             seen = S
             if layer == 0 or gal is not None:
                 s = detach_by_coin(S[:, :H], noise_at(noise_t, "h_detach")) if layer == 0 else S[:, :H]
@@ -216,6 +220,8 @@ class RolledHyperRHN(Cell):
             scale = torch.cat((z, ones), dim=-1).unsqueeze(1)
             a = (u.unflatten(-1, (2, -1)) * scale).flatten(-2) + bias
             S = highway(a, S, config.recurrent_dropout, mask)
+        if self.taken is not None:
+            self.taken.append(torch.stack(scaling).unsqueeze(0))
         s, hyper_s = S.split((H, N), dim=-1)
         s = zoneout(old, s, config.zoneout, noise_at(noise_t, "zoneout"))
         return s, (s, hyper_s)

@@ -12,9 +12,17 @@ import torch
 from helpers.fused_cells import backends
 from helpers.small_cells import C, H, build, draw_inputs, draw_noise
 
-from rhhn_fairseq.cells import CELLS, build_cell, cell_options, detach_state, reorder_state
+from rhhn_fairseq.cells import (
+    CELLS,
+    build_cell,
+    cell_options,
+    detach_state,
+    reorder_state,
+    take_scaling,
+)
 from rhhn_fairseq.cells.contract import apply_maps
 from rhhn_fairseq.cells.hyper import scalable_cells
+from rhhn_fairseq.cells.hyper_rnn import naive_scaling
 from rhhn_fairseq.errors import UsageError
 
 
@@ -442,3 +450,48 @@ def test_resets_equal_sequences_cut_there(name, options, monkeypatch):
     for found in results[1:]:
         for one, other in zip(found, results[0], strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+SCALED = [
+    pytest.param(*case.values, id=case.id)
+    for case in _cases()
+    if not case.marks and case.values[0].startswith(("hyper", "ln_hyper", "rolled"))
+]
+
+
+@pytest.mark.parametrize("name, options", SCALED)
+def test_scaling_vectors_of_a_pass_are_those_of_its_steps(name, options, monkeypatch):
+    """Single steps from the states in between tell what scaled each of them."""
+    cell = build(name, options)
+    T, B = 7, 3
+    x, state = draw_inputs(cell, T, B)
+    noise = draw_noise(cell, T, B)
+    resets = torch.zeros(T, B, dtype=torch.bool)
+    resets[[0, 3, 4], [1, 0, 2]] = True
+    monkeypatch.setenv("RHHN_KERNEL", "reference")
+    steps, after = [], state
+    for t in range(T):
+        now = {key: part[t : t + 1] if len(part) > 1 else part for key, part in noise.items()}
+        with take_scaling([cell]) as vectors:
+            _, after = cell(x[t : t + 1], after, noise=now, resets_TB=resets[t : t + 1])
+        steps += vectors
+    for backend in backends(cell, dtype=torch.float64):
+        monkeypatch.setenv("RHHN_KERNEL", backend)
+        with take_scaling([cell]) as vectors:
+            cell(x, state, noise=noise, resets_TB=resets)
+        torch.testing.assert_close(vectors[0], torch.cat(steps), rtol=0, atol=1e-12)
+    assert not vectors[0].requires_grad and cell.taken is None
+    if name == "hyperrhn":
+        expected = after[1] @ cell.weight_z[-1] + cell.z_shift()[-1]
+        torch.testing.assert_close(steps[-1][0, :, -1], expected, rtol=0, atol=1e-12)
+    if name == "hyperlstm" and cell.config.hyper_state == "current":
+        parameters = {key: value.numpy() for key, value in cell.state_dict().items()}
+        for b, gate in itertools.product(range(B), range(4)):
+            d_h, _, _ = naive_scaling(parameters, "scaling.", after[2][b].detach().numpy(), gate, 4)
+            np.testing.assert_allclose(steps[-1][0, b, gate].numpy(), d_h, rtol=0, atol=1e-12)
+
+
+def test_scaling_of_a_cell_without_a_hypernetwork_is_refused():
+    cell = build("lstm", {})
+    with pytest.raises(UsageError, match="LSTM has no hypernetwork"), take_scaling([cell]):
+        cell(*draw_inputs(cell, 2, 1))

@@ -39,7 +39,7 @@ def hyper_lstm(
     numbers: GatedNumbers,
     previous: bool,
     plan: Plan,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
     """Runs a HyperLSTM over a sequence.
 
     Args:
@@ -50,14 +50,15 @@ def hyper_lstm(
         previous: whether z comes from the hypernetwork's state of the previous step.
 
     Returns:
-        outputs [T, B, H], and the last state in the types of ``state``.
+        outputs [T, B, H]; the last state in the types of ``state``; and without a gradient the hypernetwork's
+        states that z was computed from, [T, B, N].
     """
     (gx, g_hyper), (h0, c0, e0, k0) = g, state
     dtype, wide = gx.dtype, state_dtype(gx.dtype)
     given = list(weights[:-1])
     if weights.weight_r is not None:
         given.append(weights.weight_r)
-    y, h, c, e, k, *_ = hyper_lstm_op(
+    y, h, c, e, k, *kept = hyper_lstm_op(
         [gx.contiguous(), g_hyper.contiguous()],
         cast((h0, c0, e0, k0), (dtype, wide, dtype, wide)),
         cast(given, (*(dtype,) * 5, *(wide,) * (len(given) - 5))),
@@ -67,7 +68,11 @@ def hyper_lstm(
         previous,
         plan.name,
     )
-    return y, (h.to(h0.dtype), c.to(c0.dtype), e.to(e0.dtype), k.to(k0.dtype))
+    *_, of_hyper, _, _, read = kept
+    if previous:
+        read = torch.cat((e0.to(dtype).unsqueeze(0), of_hyper[:-1]))
+    read = read if read.numel() else of_hyper
+    return y, (h.to(h0.dtype), c.to(c0.dtype), e.to(e0.dtype), k.to(k0.dtype)), read
 
 
 @operation("rhhn::hyper_lstm", graphs.captured)
