@@ -19,7 +19,7 @@ from rhhn_fairseq.ops.backends import Plan, torch_nn
 from rhhn_fairseq.ops.loop import Noise, State, noise_at
 from rhhn_fairseq.ops.matmul.gemm import Matrix, affine
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout
-from rhhn_fairseq.saving import Pretrained
+from rhhn_fairseq.saving import Pretrained, rename_old
 
 InputMap = tuple[Tensor, Tensor | None]
 
@@ -70,6 +70,10 @@ class Contract(Pretrained, nn.Module):
         self.config = config
         self.state_sizes = (config.hidden_size,)
         self.update_size = config.hidden_size
+
+    def _load_from_state_dict(self, state_dict, prefix, *arguments):
+        rename_old(state_dict)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def input_maps(self) -> tuple[InputMap, ...]:
         """Returns the affine maps of the input: pairs of a weight [C, ·] and a bias [·] or None."""

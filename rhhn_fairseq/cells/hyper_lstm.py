@@ -114,12 +114,12 @@ def naive_hyper_lstm(p, config, x, state, noise):
         read = x[: config.main_input_size] @ p["weight_x"][:, columns]
         a = seen @ (p["weight_h"][:, columns] * scale) + d_x * read + b
         if config.layer_norm:
-            a = naive_layer_norm(a, p["gate_gain"][n], p["gate_shift"][n])
+            a = naive_layer_norm(a, p["gate_norm_weight"][columns], p["gate_norm_bias"][columns])
         gates[gate] = a
     if config.layer_norm:
 
         def normalise_c(c):
-            return naive_layer_norm(c, p["c_gain"], p["c_shift"])
+            return naive_layer_norm(c, p["c_norm_weight"], p["c_norm_bias"])
 
     h, c = naive_update(gates, h, c, config, noise, normalise_c=normalise_c)
     e = e_new
@@ -166,10 +166,7 @@ class HyperLSTM(GatedCell):
         glorot_(self.weight_x, gates=4)
         orthogonal_(self.weight_h, gates=4)
         if config.layer_norm:
-            self.gate_gain = nn.Parameter(torch.ones(4, H))
-            self.gate_shift = nn.Parameter(torch.zeros(4, H))
-            self.c_gain = nn.Parameter(torch.ones(H))
-            self.c_shift = nn.Parameter(torch.zeros(H))
+            self.add_norm()
         if config.hyper_context:
             self.affine_weights = self.affine_weights[1:]
         if config.hyper_rank > 1:
@@ -208,7 +205,8 @@ class HyperLSTM(GatedCell):
         normalise_c = None
         if config.layer_norm:
             a = nn.functional.layer_norm(a, a.shape[-1:], eps=LAYER_NORM_EPS)
-            a = torch.addcmul(self.gate_shift.unsqueeze(1), a, self.gate_gain.unsqueeze(1))
+            gain, shift = (p.view(4, 1, -1) for p in (self.gate_norm_weight, self.gate_norm_bias))
+            a = torch.addcmul(shift, a, gain)
             normalise_c = self.normalise_c
         y, main = self.update(a, h, c, noise_t, normalise_c)
         return y, (*main, e_new, k_new)
@@ -236,10 +234,7 @@ class HyperLSTM(GatedCell):
             scaling.bias,
             weight_r,
         )
-        norms: tuple[Tensor, ...] = ()
-        if config.layer_norm:
-            gates = self.gate_gain.flatten(), self.gate_shift.flatten()
-            norms = (*gates, self.c_gain, self.c_shift, *self.hyper.norm())
+        norms = self.norm() + self.hyper.norm()
         masks = gather_masks(mask_TB, noise, config.gal_dropout, g[0])
         previous = config.hyper_state == "previous"
         y, state, e = op.hyper_lstm(g, state, weights, norms, masks, self.numbers(), previous, plan)

@@ -43,7 +43,7 @@ def naive_ln_gru(p, config, x, state, noise):
     (h,) = state
     seen = drop(h, config.gal_dropout, at(noise, "gal"))
     sums = x @ p["weight_x"] + seen @ p["weight_h"]
-    r, c, u = np.split(naive_layer_norm(sums, p["gate_gain"], p["gate_shift"]), 3)
+    r, c, u = np.split(naive_layer_norm(sums, p["gate_norm_weight"], p["gate_norm_bias"]), 3)
     new = drop(np.tanh(sigmoid(r) * c), config.recurrent_dropout, at(noise, "update"))
     u = sigmoid(u + config.update_bias)
     h = zone(h, u * new + (1.0 - u) * h, config.zoneout, at(noise, "zoneout"))
@@ -66,8 +66,8 @@ class LNGRU(Cell):
         C, H = config.input_size, config.hidden_size
         self.weight_x = nn.Parameter(torch.empty(C, 3 * H))
         self.weight_h = nn.Parameter(torch.empty(H, 3 * H))
-        self.gate_gain = nn.Parameter(torch.ones(3 * H))
-        self.gate_shift = nn.Parameter(torch.zeros(3 * H))
+        self.gate_norm_weight = nn.Parameter(torch.ones(3 * H))
+        self.gate_norm_bias = nn.Parameter(torch.zeros(3 * H))
         glorot_(self.weight_x, gates=3)
         orthogonal_(self.weight_h, gates=3)
 
@@ -80,7 +80,7 @@ class LNGRU(Cell):
     def step(self, g_t, state, noise_t, matrices=None):
         (weight_h,), (h,), config = matrices or (self.weight_h,), state, self.config
         sums = affine(self.recurrent_input(h, noise_t), weight_h, g_t[0])
-        r, c, u = layer_norm(sums, self.gate_gain, self.gate_shift).chunk(3, dim=-1)
+        r, c, u = layer_norm(sums, self.gate_norm_weight, self.gate_norm_bias).chunk(3, dim=-1)
         new = torch.tanh(torch.sigmoid(r) * c)
         new = dropout(new, config.recurrent_dropout, noise_at(noise_t, "update"))
         new = lerp(h, new, torch.sigmoid(u + config.update_bias))

@@ -72,12 +72,26 @@ class GatedCell(Cell):
     """Base of the cells with the state (h, c) and the LSTM's last equations; not a cell by itself."""
 
     config: GatedConfig
-    c_gain: nn.Parameter
-    c_shift: nn.Parameter
+    gate_norm_weight: nn.Parameter
+    gate_norm_bias: nn.Parameter
+    c_norm_weight: nn.Parameter
+    c_norm_bias: nn.Parameter
 
     def __init__(self, config: GatedConfig):
         super().__init__(config)
         self.state_sizes = (config.hidden_size, config.hidden_size)
+
+    def add_norm(self) -> None:
+        """Adds the parameters of layer normalisation, of the gates' sums and of c."""
+        for name, size in (("gate_norm", 4 * self.config.hidden_size), ("c_norm", self.config.hidden_size)):
+            setattr(self, f"{name}_weight", nn.Parameter(torch.ones(size)))
+            setattr(self, f"{name}_bias", nn.Parameter(torch.zeros(size)))
+
+    def norm(self) -> tuple[torch.Tensor, ...]:
+        """Returns the parameters of layer normalisation; empty without it."""
+        if not getattr(self.config, "layer_norm", False):
+            return ()
+        return self.gate_norm_weight, self.gate_norm_bias, self.c_norm_weight, self.c_norm_bias
 
     def sample_noise(self, T, B, device=None, generator=None):
         noise, config = super().sample_noise(T, B, device, generator), self.config
@@ -107,7 +121,7 @@ class GatedCell(Cell):
 
     def normalise_c(self, c_BH):
         """Returns c normalised for the output's tanh."""
-        return layer_norm(c_BH, self.c_gain, self.c_shift)
+        return layer_norm(c_BH, self.c_norm_weight, self.c_norm_bias)
 
 
 def naive_update(gates, h, c, config, noise, normalise_c=None):
@@ -131,12 +145,12 @@ def naive_lstm(p, config, x, state, noise):
     for gate, columns in blocks.items():
         a = x @ p["weight_x"][:, columns] + seen @ p["weight_h"][:, columns] + p["bias"][columns]
         if config.layer_norm:
-            a = naive_layer_norm(a, p["gate_gain"][columns], p["gate_shift"][columns])
+            a = naive_layer_norm(a, p["gate_norm_weight"][columns], p["gate_norm_bias"][columns])
         gates[gate] = a
     if config.layer_norm:
 
         def normalise_c(c):
-            return naive_layer_norm(c, p["c_gain"], p["c_shift"])
+            return naive_layer_norm(c, p["c_norm_weight"], p["c_norm_bias"])
 
     h, c = naive_update(gates, h, c, config, noise, normalise_c=normalise_c)
     return h, (h, c)
@@ -170,10 +184,7 @@ class LSTM(GatedCell):
         glorot_(self.weight_x, gates=4)
         orthogonal_(self.weight_h, gates=4)
         if config.layer_norm:
-            self.gate_gain = nn.Parameter(torch.ones(4 * H))
-            self.gate_shift = nn.Parameter(torch.zeros(4 * H))
-            self.c_gain = nn.Parameter(torch.ones(H))
-            self.c_shift = nn.Parameter(torch.zeros(H))
+            self.add_norm()
 
     def input_maps(self):
         return ((self.weight_x, self.bias),)
@@ -186,12 +197,8 @@ class LSTM(GatedCell):
         a = affine(self.recurrent_input(h, noise_t), weight_h, g_t[0])
         if not self.config.layer_norm:
             return self.update(a.chunk(4, dim=-1), h, c, noise_t)
-        a = layer_norm(a, self.gate_gain, self.gate_shift, gates=4)
+        a = layer_norm(a, self.gate_norm_weight, self.gate_norm_bias, gates=4)
         return self.update(a.chunk(4, dim=-1), h, c, noise_t, self.normalise_c)
-
-    def norm(self) -> tuple[torch.Tensor, ...]:
-        """Returns the parameters of layer normalisation; empty without it."""
-        return (self.gate_gain, self.gate_shift, self.c_gain, self.c_shift) if self.config.layer_norm else ()
 
     def run_fused(self, g, state, mask_TB, noise, plan):
         if plan.is_single_step:

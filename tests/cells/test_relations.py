@@ -86,7 +86,7 @@ def _renamed(parameters):
         elif name.startswith(("hyper.", "scaling.")):
             renamed[name.replace("scaling.", "scaling.0.")] = value
         else:
-            renamed[f"main.{name}"] = value.flatten() if name in ("gate_gain", "gate_shift") else value
+            renamed[f"main.{name}"] = value
     return renamed
 
 
