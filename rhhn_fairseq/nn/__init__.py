@@ -28,6 +28,7 @@ from rhhn_fairseq.nn.layers import (
     MinGRU,
     MinLSTM,
     MogrifierLSTM,
+    ProjectedLSTM,
     RolledHyperRHN,
     layer_of,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "MinLSTM",
     "MogrifierLSTM",
     "NAS",
+    "ProjectedLSTM",
     "RecurrentLayer",
     "StepCell",
     "StrokeNetwork",

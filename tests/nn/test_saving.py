@@ -175,13 +175,13 @@ def test_what_cannot_be_saved_is_refused(tmp_path):
         ({"dtype": "int4"}, "config.json: dtype='int4' is unknown, choose from bfloat16, float16, float32"),
         ({"hidden_size": 7}, r"model.safetensors: stack.cells.0.c_gain is \(6,\), and \(7,\) in the module"),
         # Nothing of this size is made before it is compared.
-        ({"hidden_size": 1 << 18, "input_size": 1 << 18}, "config.json: asks for far more than"),
-        ({"num_layers": 900}, "config.json: asks for far more than the 19 weights that are stored"),
+        ({"hidden_size": 1 << 18, "input_size": 1 << 18}, "config.json: .*asks for far more than"),
+        ({"num_layers": 900}, "config.json: .*asks for far more than the 19 weights that are stored"),
         ({"hidden_size": 10**30}, "config.json: .*hidden_size=10* is too large"),
         ({"hidden_size": "6"}, "config.json: .*hidden_size='6' is not a whole number"),
-        ({"options": {"colour": 1}}, "config.json: cell ln_hyperlstm has no option 'colour'"),
+        ({"options": {"colour": 1}}, "config.json: .*cell ln_hyperlstm has no option 'colour'"),
         ({"cell": "tree"}, "config.json: unknown cell 'tree'"),
-        ({"code": "import os"}, "config.json: cell ln_hyperlstm has no option 'code'"),
+        ({"code": "import os"}, "config.json: .*cell ln_hyperlstm has no option 'code'"),
     ],
 )
 def test_configurations_that_do_not_fit_are_refused(change, reason, tmp_path):
