@@ -25,6 +25,7 @@ from rhhn_fairseq.nn.describing import STACK, signature, usage
 from rhhn_fairseq.nn.interchange import TorchWeights
 from rhhn_fairseq.nn.states import join_entries, map_state, split_entries
 from rhhn_fairseq.ops.loop import State
+from rhhn_fairseq.ops.matmul import gemm
 from rhhn_fairseq.saving import Pretrained
 
 
@@ -280,6 +281,8 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
             mask = self._mask_of(lengths, T, B, x_TBC.device)
             resets = None if resets is None else resets & mask
         starts, context = self._starts(hx, B, is_batched, x_TBC), self._context(context, T, B, is_batched)
+        if hx is not None:
+            resets = self._with_first_steps(starts, mask, resets, T)
         y, finals = self.stack.run(x_TBC, starts, mask, resets_TB=resets, context_TBM=context)
         state = self._state(finals)
         if not is_batched:
@@ -297,6 +300,19 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
                 f"{type(self).__name__}: lengths are {given}, expected {B} whole numbers from 0 to {T}"
             )
         return torch.arange(T, device=device).unsqueeze(1) < lengths.to(device)
+
+    def _with_first_steps(self, starts, mask_TB: Tensor | None, resets_TB: Tensor | None, T: int):
+        """Returns the resets, with one before the first step of each sequence whose state is zeros still: it
+        has not begun, so its first step is that of a sequence without a state."""
+        if not self.stack.cells[0].begins or self.bidirectional or torch.compiler.is_exporting():
+            return resets_TB
+        new_B = torch.stack([(entry == 0).all(-1) for entry in starts[0]]).all(0)
+        is_read = not torch.compiler.is_compiling() and gemm.transformation() is None
+        if is_read and not torch.jit.is_tracing() and not bool(new_B.any()):
+            return resets_TB
+        real_TB = new_B.new_ones(T, len(new_B)) if mask_TB is None else mask_TB
+        first_TB = real_TB & (real_TB.cumsum(0) == 1) & new_B
+        return first_TB if resets_TB is None else resets_TB | first_TB
 
     def _positions(self, given: Tensor | None, is_batched: bool = True) -> Tensor | None:
         """Returns what a caller says about every position as [T, B]."""
@@ -341,6 +357,8 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         if context is not None:
             context = context[places.steps, places.rows].unsqueeze(1)
         starts = self._starts(hx, B, True, x_N1C)
+        if hx is not None:
+            resets = self._with_first_steps(starts, None, resets, T)
         y, finals = self.stack.run(x_N1C, starts, resets_TB=resets, context_TBM=context, packed=places)
         state = self._state(finals)
         if back is not None:

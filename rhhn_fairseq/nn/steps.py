@@ -8,8 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rhhn_fairseq.cells.config import StateConfig
+from rhhn_fairseq.cells.contract import Contract
+from rhhn_fairseq.cells.hyper import DirectScaling, EmbeddedScaling
+from rhhn_fairseq.cells.hyper_rnn import ScalingVectors
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.nn.recurrent import RecurrentLayer, remove_biases, renamed, sized_options
 from rhhn_fairseq.ops.loop import State
 
@@ -81,3 +86,15 @@ STEP_CELLS = {f"{layer.__name__}Cell": _cell_of(layer) for layer in RecurrentLay
 """The classes by name, ``LSTMCell`` to ``NASCell``; ``rhhn_fairseq.nn`` has them too."""
 
 globals().update(STEP_CELLS)
+
+
+def safe_globals() -> list[type]:
+    """Returns the classes in whole layers and cells, for ``torch.serialization.safe_globals``, with which
+    ``torch.load`` reads what ``torch.save(layer, file)`` has written."""
+    parts = (Stack, StackConfig, nn.ModuleList, nn.ParameterList, ScalingVectors, EmbeddedScaling)
+    found: dict[type, None] = dict.fromkeys((*parts, DirectScaling))
+    kinds: list[type] = [RecurrentLayer, StepCell, Contract, StateConfig]
+    while kinds:
+        found[kind := kinds.pop()] = None
+        kinds += kind.__subclasses__()
+    return list(found)
