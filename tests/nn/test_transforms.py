@@ -1,5 +1,7 @@
 """What asks for the loop over a cell's step: second derivatives, torch.func, hooks on inner modules."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,8 @@ from rhhn_fairseq.nn import layer_of
 from rhhn_fairseq.ops import native, policy
 
 C, H, T, B = 4, 6, 5, 3
+# A fixture of all tests replaces it.
+CURRENT = policy.current
 
 
 def _build(cell, **options):
@@ -209,3 +213,16 @@ def test_weights_of_a_module_on_meta_are_initialised(sharded, tmp_path):
     finally:
         if sharded:
             torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("cell", ["gru", "ln_lstm", "hyperlstm", "hyperrhn", "mingru"])
+def test_compiling_warns_of_nothing(cell, monkeypatch):
+    monkeypatch.setattr(policy, "current", CURRENT)
+    torch._dynamo.reset()
+    x = _x(T, B, C).requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.compile(_build(cell, lstm_state=False), backend="aot_eager", fullgraph=True)(x)[
+            0
+        ].sum().backward()
+    assert x.grad.abs().sum() > 0
