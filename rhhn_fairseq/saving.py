@@ -66,7 +66,7 @@ class Pretrained:
     kind: ClassVar[str]
 
     def save_pretrained(self, directory: str | Path, dtype: torch.dtype | None = None) -> None:
-        """Writes this module as ``config.json`` and ``model.safetensors``.
+        """Writes this module as ``config.json`` and ``model.safetensors``. Tied weights are stored twice.
 
         Args:
             directory: created if it is missing; existing files of these names are replaced.
@@ -117,7 +117,13 @@ def save_pretrained(module: nn.Module, directory: str | Path, dtype: torch.dtype
             f"({min(name for name, _ in different)}); save it before it is quantised, pruned or extended"
         )
     config["dtype"] = _dtype_of(module)
-    tensors = {name: _stored(name, tensor, dtype) for name, tensor in state.items()}
+    tensors, places = {}, set()
+    for name, tensor in state.items():
+        stored = _stored(name, tensor, dtype)
+        # The file has no two tensors of the same memory, as tied weights are.
+        place = stored.untyped_storage().data_ptr()
+        tensors[name] = stored.clone() if place in places else stored
+        places.add(place)
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     with replace_file(folder / WEIGHTS, follow=False) as file:

@@ -50,7 +50,8 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(autouse=True)
 def settings_of_each_test(monkeypatch):
     """The environment is read anew at every pass, and nothing is remembered from other tests."""
-    monkeypatch.setattr(policy, "current", policy.Policy.from_environment)
+    monkeypatch.setattr(policy, "in_force", None)
+    monkeypatch.setattr(policy, "current", lambda: policy.in_force or policy.Policy.from_environment())
     for remembered in (backends._select, backends._log_once, gemm.preferred):
         remembered.cache_clear()
 

@@ -3,7 +3,7 @@
 Shapes: T time, B batch, C input, H hidden.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from rhhn_fairseq.cells.config import DEEPEST, WIDEST, check_fields, option
 from rhhn_fairseq.cells.registry import CELLS, build_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.packed import Packed, run_reversed
 from rhhn_fairseq.ops.loop import Noise, State
 from rhhn_fairseq.ops.regularise import sequence_dropout
 
@@ -35,7 +36,7 @@ class StackConfig:
         0, help="first layer (counted from 1) whose input is added to its output; 0: none", low=0
     )
     input_dropout: float = option(0.0, help="dropout on the first layer's input", low=0, below=1)
-    layer_dropout: float = option(0.0, help="dropout between layers", low=0, below=1)
+    layer_dropout: float = option(0.0, help="dropout between layers", low=0, high=1)
     output_dropout: float = option(0.0, help="dropout on the last layer's output", low=0, below=1)
     weight_drop: float = option(
         0.0,
@@ -111,9 +112,14 @@ class Layers(nn.Module):
         """Returns the forward cell of each layer."""
         raise NotImplementedError(f"{type(self).__name__} has no cells")
 
-    def drop(self, x_TBC: Tensor, rate: float) -> Tensor:
+    def drop(self, x_TBC: Tensor, rate: float, packed: Packed | None = None) -> Tensor:
         """Applies dropout with masks as the configuration asks for."""
-        return sequence_dropout(x_TBC, rate, self.training, self.config.dropout_mask == "sequence")
+        # A rate of 1 drops all, whichever the mask; nothing is left to be scaled.
+        per_sequence = self.config.dropout_mask == "sequence" and rate < 1
+        if packed is None or not (per_sequence and self.training and rate):
+            return sequence_dropout(x_TBC, rate, self.training, per_sequence)
+        masks_BC = sequence_dropout(x_TBC.new_ones(1, packed.B, x_TBC.shape[-1]), rate, True, True)[0]
+        return x_TBC * masks_BC[packed.rows].unsqueeze(1)
 
     def diagnostics(self) -> dict[str, float]:
         """The cells' diagnostics, by layer counted from 1."""
@@ -206,58 +212,57 @@ class Stack(Layers):
         context_TBM: Tensor | None = None,
         drop_output: bool = True,
         resets_TB: Tensor | None = None,
+        packed: Packed | None = None,
     ) -> tuple[Tensor, list[State]]:
         """Runs ``forward`` with a state for each cell; a backward cell's belongs to the end of the text.
 
         Args:
             starts: one entry for each forward cell, then one for each backward cell; None for zeros.
             resets_TB: where sequences start anew, see ``Cell.forward``.
+            packed: where the steps of packed sequences lie; input, context and output are then [N, 1, ·],
+                and there is neither a mask nor noise.
 
         Returns:
             the last layer's outputs [T, B, output_size], zero at padding, and the next state of each cell,
             in the order of ``starts``.
         """
         config = self.config
-        y = self.drop(x_TBC, config.input_dropout)
+        y = self.drop(x_TBC, config.input_dropout, packed)
         finals, backward_finals = [], []
         for layer, cell in enumerate(self.cells):
-            below = y if layer == 0 else self.drop(y, config.layer_dropout)
+            below = y if layer == 0 else self.drop(y, config.layer_dropout, packed)
             read = below if context_TBM is None else torch.cat([below, context_TBM], dim=-1)
             inner = None if noise is None else noise[layer]
-            y, final = self._call(cell, read, starts[layer], mask_TB, inner, resets_TB)
+            y, final = self._call(cell, packed, False, read, starts[layer], mask_TB, inner, resets_TB)
             finals.append(final)
             if layer < config.bidirectional_layers:
                 index = config.layers + layer
                 inner = None if noise is None else noise[index]
-                reverse, final = self._backward(layer, read, starts[index], mask_TB, inner)
+                cell = self.backward_cells[layer]
+                reverse, final = self._call(cell, packed, True, read, starts[index], mask_TB, inner, None)
                 backward_finals.append(final)
                 y = torch.cat([y, reverse], dim=-1)
             if self._is_residual(layer):
                 y = y + below
                 if mask_TB is not None:
                     y = y.masked_fill(~mask_TB.unsqueeze(-1), 0.0)
-        return self.drop_output(y) if drop_output else y, finals + backward_finals
+        return self.drop_output(y, packed) if drop_output else y, finals + backward_finals
 
-    def drop_output(self, y_TBH: Tensor) -> Tensor:
+    def drop_output(self, y_TBH: Tensor, packed: Packed | None = None) -> Tensor:
         """Applies dropout to the last layer's outputs."""
-        return self.drop(y_TBH, self.config.output_dropout)
+        return self.drop(y_TBH, self.config.output_dropout, packed)
 
     def each_cell(self):
         return self.cells
 
-    def _call(self, cell: Cell, *arguments) -> tuple[Tensor, State]:
+    def _call(self, cell: Cell, packed: Packed | None, reverse: bool, *arguments) -> tuple[Tensor, State]:
+        """Returns a cell's outputs and the state after the last step, which is the first if reversed."""
+        call: Callable = cell
         if self.training and self.config.weight_drop:
-            return call_with_dropped_weights(cell, self.config.weight_drop, *arguments)
-        return cell(*arguments)
-
-    def _backward(self, layer, x_TBC, start, mask_TB, noise):
-        """Returns the layer's output for the text read backwards, and the state after its first symbol.
-
-        Padding on either side is skipped.
-        """
-        mask = None if mask_TB is None else mask_TB.flip(0)
-        y, final = self._call(self.backward_cells[layer], x_TBC.flip(0), start, mask, noise)
-        return y.flip(0), final
+            call = with_dropped_weights(cell, self.config.weight_drop)
+        if packed is not None:
+            return packed.run(cell, call, reverse, *arguments)
+        return run_reversed(call, *arguments) if reverse else call(*arguments)
 
 
 class FeedbackStack(Layers):
@@ -295,14 +300,14 @@ class FeedbackStack(Layers):
         return y_TBH, (*low, *high)
 
 
-def call_with_dropped_weights(cell: Cell, rate: float, *arguments):
-    """Calls ``cell(*arguments)`` with each weight of its recurrent matrices set to zero with probability
-    ``rate``, and the others divided by 1 - ``rate`` (Merity et al. 2018, section 2).
+def with_dropped_weights(cell: Cell, rate: float) -> Callable:
+    """Returns ``cell`` with each weight of its recurrent matrices set to zero with probability ``rate``, and
+    the others divided by 1 - ``rate`` (Merity et al. 2018, section 2).
 
     One mask serves all steps of a pass, so the fused operations need no change.
     """
     dropped = {name: F.dropout(weight, rate) for name, weight in recurrent_weights(cell).items()}
-    return torch.func.functional_call(cell, dropped, arguments)
+    return lambda *arguments: torch.func.functional_call(cell, dropped, arguments)
 
 
 def recurrent_weights(cell: Cell) -> dict[str, Tensor]:

@@ -28,13 +28,14 @@ from rhhn_fairseq.nn.layers import (
     MinGRU,
     MinLSTM,
     MogrifierLSTM,
+    ProjectedLSTM,
     RolledHyperRHN,
     layer_of,
 )
 from rhhn_fairseq.nn.quantising import quantize_dynamic
 from rhhn_fairseq.nn.recurrent import RecurrentLayer
 from rhhn_fairseq.nn.states import detach_state, join_directions, reorder_state, select_state
-from rhhn_fairseq.nn.steps import STEP_CELLS, StepCell
+from rhhn_fairseq.nn.steps import STEP_CELLS, StepCell, safe_globals
 from rhhn_fairseq.nn.strokes import StrokeNetwork
 from rhhn_fairseq.saving import from_pretrained, packaged, save_pretrained
 
@@ -61,6 +62,7 @@ __all__ = [
     "MinLSTM",
     "MogrifierLSTM",
     "NAS",
+    "ProjectedLSTM",
     "RecurrentLayer",
     "StepCell",
     "StrokeNetwork",
@@ -72,6 +74,7 @@ __all__ = [
     "packaged",
     "quantize_dynamic",
     "reorder_state",
+    "safe_globals",
     "save_pretrained",
     "select_state",
     "set_backend",

@@ -30,8 +30,8 @@ def export_onnx(layer: RecurrentLayer, path: str | Path, *, step: bool = False, 
     Args:
         path: the file, replaced if it exists.
         step: whether T is 1 and there is no loop, for decoding.
-        state: whether the graph takes a state. False starts every sequence as a call without one does, which
-            differs from zeros for an RHN or HyperRHN with ``first_step="skip"``.
+        state: whether the graph takes a state. False starts every sequence as a call without one does; a
+            graph that takes zeros skips no first step of an RHN or HyperRHN with ``first_step="skip"``.
 
     Raises:
         UsageError: the module is not a layer or is quantised, ``step`` is given for a bidirectional one, its

@@ -1,13 +1,9 @@
 """The layers: one class for each cell in the registry."""
 
-from typing import Self
-
-import torch
-from torch import nn
-
 from rhhn_fairseq.cells.hyper import HyperConfig
 from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.nn.describing import STACK
 from rhhn_fairseq.nn.recurrent import RecurrentLayer
 from rhhn_fairseq.saving import KINDS, Kind, Tensors
 
@@ -22,22 +18,21 @@ class LSTM(RecurrentLayer):
     cell = "lstm"
     state_names = ("h", "c")
 
-    @classmethod
-    def from_torch(cls, module: nn.LSTM, **options) -> Self:
-        """Returns a layer that computes what a torch.nn.LSTM does, to rounding, with copies of its weights.
+    def __init__(self, input_size: int, hidden_size: int, *arguments, proj_size: int = 0, **options):
+        if not isinstance(proj_size, int) or not 0 <= proj_size < max(1, hidden_size):
+            raise UsageError(f"LSTM: proj_size={proj_size!r} is not possible, it must be below hidden_size")
+        if proj_size:
+            self.cell, options["memory_size"] = "projected_lstm", hidden_size
+        super().__init__(input_size, proj_size or hidden_size, *arguments, **options)
+        self.hidden_size, self.proj_size = hidden_size, proj_size
+        self.options.pop("memory_size", None)
 
-        Frozen weights stay frozen. The two biases are summed into one. The constant forget bias is 0.
 
-        Args:
-            options: options of the cell, ``backend`` and ``lstm_state``.
+class ProjectedLSTM(RecurrentLayer):
+    """LSTM layers with a projected output (Sak, Senior and Beaufays 2014): ``LSTM`` with ``proj_size``."""
 
-        Raises:
-            UsageError: the module is not a torch.nn.LSTM or has ``proj_size``; or an option is unknown, or
-                the module's own.
-        """
-        if not isinstance(module, nn.LSTM) or module.proj_size:
-            raise UsageError(f"LSTM.from_torch: expected a torch.nn.LSTM without proj_size, got {module!r}")
-        return _copied(cls, module, **{"forget_bias": 0.0} | options)
+    cell = "projected_lstm"
+    state_names = ("h", "c")
 
 
 class LNLSTM(RecurrentLayer):
@@ -52,22 +47,6 @@ class GRU(RecurrentLayer):
 
     cell = "gru"
     state_names = ("h",)
-
-    @classmethod
-    def from_torch(cls, module: nn.GRU, **options) -> Self:
-        """Returns a layer that computes what a torch.nn.GRU does, to rounding, with copies of its weights.
-
-        Frozen weights stay frozen.
-
-        Args:
-            options: options of the cell, ``backend`` and ``lstm_state``.
-
-        Raises:
-            UsageError: the module is not a torch.nn.GRU; or an option is unknown, or the module's own.
-        """
-        if not isinstance(module, nn.GRU):
-            raise UsageError(f"GRU.from_torch: expected a torch.nn.GRU, got {module!r}")
-        return _copied(cls, module, **options)
 
 
 class LNGRU(RecurrentLayer):
@@ -245,7 +224,7 @@ def __getattr__(name: str) -> type[RecurrentLayer]:
 
 
 def _describe(layer: RecurrentLayer) -> dict:
-    own = layer_of(layer.cell)
+    own = layer_of(type(layer).cell)
     if type(layer) is not own:
         raise UsageError(
             f"save_pretrained: a {type(layer).__name__} would be loaded as {own.__name__}; "
@@ -256,51 +235,19 @@ def _describe(layer: RecurrentLayer) -> dict:
         names += ["context_size", "context_to"]
     if layer.initial_state != "zeros":
         names.append("initial_state")
-    return {"cell": layer.cell} | {name: getattr(layer, name) for name in names} | {"options": layer.options}
+    names += ["bias"] * (not layer.bias) + ["proj_size"] * bool(layer.proj_size)
+    config = layer.stack.config
+    joining = {name: getattr(config, name) for name in STACK if getattr(config, name) != STACK[name].default}
+    described = {"cell": own.cell} | {name: getattr(layer, name) for name in names}
+    return described | {"options": layer.options | joining}
 
 
 def _build(config: dict, tensors: Tensors) -> RecurrentLayer:
-    return layer_of(config.pop("cell"))(**config.pop("options"), **config)
+    layer, options = layer_of(config.pop("cell")), config.pop("options")
+    # Before this width followed the layer's, it was stored only where it was not the cell's default.
+    if isinstance(width := cell_options(layer.cell).get("hyper_size"), int):
+        options.setdefault("hyper_size", width)
+    return layer(**options, **config)
 
 
 KINDS["layer"] = Kind(_describe, _build)
-
-
-@torch.no_grad()
-def _copied(layer: type[RecurrentLayer], module: nn.RNNBase, **options):
-    """Returns a layer with the sizes and weights of a torch module."""
-    for name in ("input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional"):
-        if name in options:
-            raise UsageError(f"{layer.__name__}.from_torch: {name} is the module's own, leave it out")
-    theirs = dict(module.named_parameters())
-    weight = theirs["weight_ih_l0"]
-    copy = layer(
-        module.input_size,
-        module.hidden_size,
-        module.num_layers,
-        batch_first=module.batch_first,
-        dropout=module.dropout if module.num_layers > 1 else 0.0,
-        bidirectional=module.bidirectional,
-        device=weight.device,
-        dtype=weight.dtype,
-        **options,
-    )
-    for cells, suffix in ((copy.stack.cells, ""), (copy.stack.backward_cells, "_reverse")):
-        for number, cell in enumerate(cells):
-            place = f"l{number}{suffix}"
-            own = dict(cell.named_parameters())
-            for name, source in (("weight_x", f"weight_ih_{place}"), ("weight_h", f"weight_hh_{place}")):
-                own[name].copy_(theirs[source].T).requires_grad_(theirs[source].requires_grad)
-            if not module.bias:
-                for name in own.keys() & {"bias", "bias_n"}:
-                    own[name].requires_grad_(False)
-                continue
-            from_x, from_h = theirs[f"bias_ih_{place}"], theirs[f"bias_hh_{place}"]
-            # The GRU's reset gate acts on the last third of the recurrent bias, which stays separate.
-            summed = len(from_h) - len(own["bias_n"]) if "bias_n" in own else len(from_h)
-            own["bias"].copy_(from_x)
-            own["bias"][:summed] += from_h[:summed]
-            if "bias_n" in own:
-                own["bias_n"].copy_(from_h[summed:]).requires_grad_(from_h.requires_grad)
-            own["bias"].requires_grad_(from_x.requires_grad or from_h.requires_grad)
-    return copy.train(module.training)

@@ -4,12 +4,14 @@ Shapes: T time, B batch, C input, H hidden, D directions (1 or 2), L layers, N s
 """
 
 import inspect
-import textwrap
+import itertools
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields, replace
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -17,52 +19,23 @@ from rhhn_fairseq.cells.config import describe_config
 from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.packed import Packed
 from rhhn_fairseq.layers.stack import Stack, StackConfig
-from rhhn_fairseq.nn.states import map_state
+from rhhn_fairseq.nn.describing import STACK, signature, usage
+from rhhn_fairseq.nn.interchange import TorchWeights
+from rhhn_fairseq.nn.states import join_entries, map_state, split_entries
 from rhhn_fairseq.ops.loop import State
+from rhhn_fairseq.ops.matmul import gemm
 from rhhn_fairseq.saving import Pretrained
 
-USAGE = """Called as torch.nn.LSTM is: ``output, state = layer(input, state)``.
 
-Args:
-    input_size: C, width of the input.
-    hidden_size: H, width of the output in one direction.
-    num_layers: L, layers above each other.
-    bias: True; the cells have no form without biases.
-    batch_first: whether batched input and output are [B, T, ...] in place of [T, B, ...]. As in torch, it
-        changes neither states nor unbatched input, and input of the other order cannot be told apart.
-    dropout: probability of dropping the outputs of every layer but the last.
-    bidirectional: whether a second set of layers reads from the end (D = 2).
-    device, dtype: of the parameters.
-    backend: one of rhhn_fairseq.ops.backends.NAMES; None for the fastest, or what RHHN_KERNEL says.
-    lstm_state: give and take the state as two tensors (h, c) for any cell, see State.
-    context_size: K, width of a condition that every layer reads beside its input, see ``forward``; 0: none.
-    context_to: "hyper" if the hypernetwork alone reads it, "both" if the main network does too, which any
-        cell can.
-    initial_state: "zeros" or "learned", parameters that a call without a state starts from; the latter
-        excludes resets.
-{options}
-
-Input: [T, B, C], with batch_first [B, T, C], unbatched [T, C], or a PackedSequence, sorted or not.
-
-Output: [T, B, D H], with batch_first [B, T, D H], unbatched [T, D H], or a PackedSequence.
-
-State: {states}.
-    {form}The entry of layer l and direction d is 2 l + d if bidirectional, else l. None starts from
-    zeros, and so do entries left out at the end. Without a batch the dimension B is missing.
-    With lstm_state it is (h, c) as of torch.nn.LSTM; c holds all entries but the first side by side.
-
-Raises:
-    UsageError: a size or an option is impossible, or a shape does not fit; the message says what would.
-"""
-
-
-class RecurrentLayer(Pretrained, nn.Module):
+class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
     """Base of all layers. A subclass names its cell in the registry and the entries of its state."""
 
     kind = "layer"
     cell: str
     state_names: tuple[str, ...] = ()
+    proj_size = 0
     __signature__: inspect.Signature
 
     def __init_subclass__(cls, **keywords):
@@ -74,9 +47,12 @@ class RecurrentLayer(Pretrained, nn.Module):
             if spec.default is not MISSING and spec.type is not bool and spec.name != "hyper_context"
         ]
         defaults = cell_options(cls.cell)
+        if "hyper_size" in defaults:
+            defaults["hyper_size"] = None
         own = inspect.cleandoc(cls.__doc__ or f"Layers of the cell {cls.cell}.")
-        cls.__doc__ = f"{own}\n\n{_usage(cls, options)}"
-        cls.__signature__ = _signature([(spec.name, defaults[spec.name]) for spec in options])
+        cls.__doc__ = f"{own}\n\n{usage(cls, options)}"
+        named = [(spec.name, defaults[spec.name]) for spec in options]
+        cls.__signature__ = signature(RecurrentLayer.__init__, named)
 
     def __init__(
         self,
@@ -93,16 +69,23 @@ class RecurrentLayer(Pretrained, nn.Module):
     ):
         super().__init__()
         name = type(self).__name__
-        backend, lstm_state = options.pop("backend", None), options.pop("lstm_state", False)
+        backend, lstm_state = options.pop("backend", None), options.pop("lstm_state", None)
         self.context_size = options.pop("context_size", 0)
         self.context_to = options.pop("context_to", "hyper")
         if self.context_to not in ("hyper", "both"):
             raise UsageError(f"{name}: context_to={self.context_to!r} is unknown, choose from hyper, both")
-        switches = {"batch_first": batch_first, "bidirectional": bidirectional, "lstm_state": lstm_state}
-        _check_arguments(name, bias, options.pop("proj_size", 0), switches, num_layers, dropout, dtype)
+        switches = {"bias": bias, "batch_first": batch_first, "bidirectional": bidirectional}
+        switches["lstm_state"] = bool(lstm_state) if lstm_state is None else lstm_state
+        _check_arguments(name, options.pop("proj_size", 0), switches, num_layers, dropout, dtype)
         if dropout and num_layers == 1:
             warnings.warn(
                 f"{name}: dropout={dropout} acts between layers, and num_layers=1 leaves none", stacklevel=2
+            )
+        if lstm_state is None and len(self.state_names) == 2 and self.state_names != ("h", "c"):
+            warnings.warn(
+                f"{name}: the state is ({', '.join(self.state_names)}), no (h, c), though it unpacks as one; "
+                "lstm_state=True gives (h, c), and lstm_state=False this state without a warning",
+                stacklevel=2,
             )
         self.initial_state = options.pop("initial_state", "zeros")
         if self.initial_state not in ("zeros", "learned"):
@@ -110,24 +93,39 @@ class RecurrentLayer(Pretrained, nn.Module):
             raise UsageError(f"{name}: {given} is unknown, choose from zeros, learned")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first = bias, batch_first
-        self.bidirectional, self.lstm_state = bidirectional, lstm_state
-        config = StackConfig(
-            cell=self.cell,
-            input_size=input_size,
-            hidden_size=hidden_size,
-            layers=num_layers,
-            bidirectional_layers=num_layers if bidirectional else 0,
-            layer_dropout=float(dropout),
-            context_size=self.context_size,
-            cell_options=options | self._context_options(),
-        )
+        self.bidirectional, self.lstm_state = bidirectional, bool(lstm_state)
+        joining = {key: options.pop(key) for key in STACK if key in options}
+        self.options = sized_options(self.cell, hidden_size, options)
         with torch.device(torch.get_default_device() if device is None else device):
-            self.stack = Stack(config).to(dtype=dtype or torch.get_default_dtype())
+            try:
+                config = StackConfig(
+                    cell=self.cell,
+                    input_size=input_size,
+                    hidden_size=hidden_size,
+                    layers=num_layers,
+                    bidirectional_layers=num_layers if bidirectional else 0,
+                    layer_dropout=float(dropout),
+                    context_size=self.context_size,
+                    cell_options=self.options | self._context_options(),
+                    **joining,
+                )
+                self.stack = self._build(config)
+            except UsageError as error:
+                raise renamed(error, name) from None
+            # A module of fake tensors cannot be converted.
+            if (dtype or torch.get_default_dtype()) != torch.get_default_dtype():
+                self.stack.to(dtype=dtype)
             if self.initial_state == "learned":
                 rows = self.directions * num_layers
                 entries = (torch.zeros(rows, 1, width, dtype=dtype) for width in self.state_sizes)
                 self.learned_state = nn.ParameterList(entries)
         self.backend = backend
+
+    def _build(self, config: StackConfig) -> Stack:
+        stack = Stack(config)
+        if not self.bias:
+            remove_biases(stack)
+        return stack
 
     def _context_options(self) -> dict[str, int]:
         """Returns the cell's option for a condition that its hypernetwork alone reads."""
@@ -169,20 +167,19 @@ class RecurrentLayer(Pretrained, nn.Module):
         """Widths of the entries of the state, in the order of ``state_names``."""
         return self.stack.cells[0].state_sizes
 
-    @property
-    def options(self) -> dict:
-        """The cell's options as given to the constructor."""
-        options = dict(self.stack.config.cell_options)
-        if self._context_options():
-            del options["hyper_context"]
-        return options
-
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialises all weights again, as the method of torch.nn.LSTM does."""
+        """Initialises all weights again, as the method of torch.nn.LSTM does; sharded ones too."""
         with next(self.parameters()).device:
-            fresh = Stack(self.stack.config)
-        self.stack.load_state_dict(fresh.state_dict())
+            fresh = dict(_tensors(self._build(self.stack.config)))
+        for name, weight in _tensors(self.stack):
+            new = fresh[name]
+            if hasattr(weight, "device_mesh"):
+                from torch.distributed.tensor import DTensor, distribute_tensor
+
+                assert isinstance(weight, DTensor)
+                new = distribute_tensor(new.to(weight.dtype), weight.device_mesh, weight.placements)
+            weight.copy_(new)
         for entry in self.learned_state if self.initial_state == "learned" else ():
             entry.zero_()
 
@@ -202,9 +199,12 @@ class RecurrentLayer(Pretrained, nn.Module):
             value = getattr(self, name)
             if value != default:
                 words.append(f"{name}={value}")
-        for name in ("bidirectional", "lstm_state"):
-            if getattr(self, name):
-                words.append(f"{name}=True")
+        words += [f"{name}=True" for name in ("bidirectional", "lstm_state") if getattr(self, name)]
+        words += ["bias=False"] * (not self.bias)
+        config = self.stack.config
+        for name, spec in STACK.items():
+            if getattr(config, name) != spec.default:
+                words.append(f"{name}={getattr(config, name)!r}")
         if self.backend is not None:
             words.append(f"backend={self.backend!r}")
         if self.initial_state != "zeros":
@@ -247,6 +247,19 @@ class RecurrentLayer(Pretrained, nn.Module):
         Returns:
             the output, in the form of ``input``, and the last state, as described for ``hx``.
         """
+        if isinstance(input, torch.fx.Proxy):
+            tracer, keywords = input.tracer, {"lengths": lengths, "mask": mask, "resets": resets}
+            keywords = {
+                key: value for key, value in (keywords | {"context": context}).items() if value is not None
+            }
+            return tracer.create_proxy("call_module", tracer.path_of_module(self), (input, hx), keywords)
+        try:
+            return self._forward(input, hx, lengths, mask, resets, context)
+        except UsageError as error:
+            raise renamed(error, type(self).__name__) from None
+
+    def _forward(self, input, hx, lengths, mask, resets, context):
+        """Runs ``forward``, with errors that name cells."""
         if resets is not None and (self.bidirectional or self.initial_state == "learned"):
             refused = "bidirectional=True" if self.bidirectional else "initial_state='learned'"
             raise UsageError(f"{type(self).__name__}: resets are not possible with {refused}")
@@ -268,6 +281,8 @@ class RecurrentLayer(Pretrained, nn.Module):
             mask = self._mask_of(lengths, T, B, x_TBC.device)
             resets = None if resets is None else resets & mask
         starts, context = self._starts(hx, B, is_batched, x_TBC), self._context(context, T, B, is_batched)
+        if hx is not None:
+            resets = self._with_first_steps(starts, mask, resets, T)
         y, finals = self.stack.run(x_TBC, starts, mask, resets_TB=resets, context_TBM=context)
         state = self._state(finals)
         if not is_batched:
@@ -285,6 +300,19 @@ class RecurrentLayer(Pretrained, nn.Module):
                 f"{type(self).__name__}: lengths are {given}, expected {B} whole numbers from 0 to {T}"
             )
         return torch.arange(T, device=device).unsqueeze(1) < lengths.to(device)
+
+    def _with_first_steps(self, starts, mask_TB: Tensor | None, resets_TB: Tensor | None, T: int):
+        """Returns the resets, with one before the first step of each sequence whose state is zeros still: it
+        has not begun, so its first step is that of a sequence without a state."""
+        if not self.stack.cells[0].begins or self.bidirectional or torch.compiler.is_exporting():
+            return resets_TB
+        new_B = torch.stack([(entry == 0).all(-1) for entry in starts[0]]).all(0)
+        is_read = not torch.compiler.is_compiling() and gemm.transformation() is None
+        if is_read and not torch.jit.is_tracing() and not bool(new_B.any()):
+            return resets_TB
+        real_TB = new_B.new_ones(T, len(new_B)) if mask_TB is None else mask_TB
+        first_TB = real_TB & (real_TB.cumsum(0) == 1) & new_B
+        return first_TB if resets_TB is None else resets_TB | first_TB
 
     def _positions(self, given: Tensor | None, is_batched: bool = True) -> Tensor | None:
         """Returns what a caller says about every position as [T, B]."""
@@ -318,27 +346,24 @@ class RecurrentLayer(Pretrained, nn.Module):
                 f"{type(self).__name__}: the packed data have shape {tuple(data.shape)}, "
                 f"expected [N, {self.input_size}]"
             )
-        T, B = len(sizes), int(sizes[0])
-        # torch keeps the sizes on the CPU, so nothing waits for a device here.
-        mask_TB = torch.arange(B) < sizes.unsqueeze(1)
-        places = mask_TB.flatten().nonzero().squeeze(1).to(data.device)
-        x_TBC = data.new_zeros(T * B, data.shape[-1]).index_copy(0, places, data).unflatten(0, (T, B))
-        mask = None if len(data) == T * B else mask_TB.to(data.device)
+        places = Packed(sizes, data.device)
+        T, B, x_N1C = places.T, places.B, data.unsqueeze(1)
         if hx is not None and order is not None:
             hx = map_state(lambda entry: entry.index_select(1, order), self._checked(hx, B, True))
-        resets = self._positions(resets)
-        if resets is not None:
-            resets = resets if order is None else resets.index_select(1, order)
-            resets = resets & mask_TB.to(resets.device)
-        context = self._context(context, T, B)
-        if context is not None and order is not None:
-            context = context.index_select(1, order)
-        starts = self._starts(hx, B, True, x_TBC)
-        y, finals = self.stack.run(x_TBC, starts, mask, resets_TB=resets, context_TBM=context)
+        resets, context = self._positions(resets), self._context(context, T, B)
+        if order is not None:
+            resets = None if resets is None else resets.index_select(1, order)
+            context = None if context is None else context[:, order]
+        if context is not None:
+            context = context[places.steps, places.rows].unsqueeze(1)
+        starts = self._starts(hx, B, True, x_N1C)
+        if hx is not None:
+            resets = self._with_first_steps(starts, None, resets, T)
+        y, finals = self.stack.run(x_N1C, starts, resets_TB=resets, context_TBM=context, packed=places)
         state = self._state(finals)
         if back is not None:
             state = map_state(lambda entry: entry.index_select(1, back), state)
-        return PackedSequence(y.flatten(0, 1).index_select(0, places), sizes, order, back), state
+        return PackedSequence(y.squeeze(1), sizes, order, back), state
 
     def _check_input(self, input) -> None:
         C, is_tensor = self.input_size, isinstance(input, Tensor)
@@ -389,7 +414,7 @@ class RecurrentLayer(Pretrained, nn.Module):
         if self.lstm_state and len(state) == 2:
             sizes = self.state_sizes[1:]
             given = sizes if state[1].shape[-1] == sum(sizes) else sizes[:1]
-            state[1:] = state[1].split(given, dim=-1)
+            state[1:] = split_entries(state[1], given) if given else []
         if 1 < len(state) < len(self.state_sizes) and not torch.compiler.is_compiling():
             warnings.warn(
                 f"{type(self).__name__}: the state has {len(state)} of {len(self.state_sizes)} entries, the "
@@ -412,17 +437,45 @@ class RecurrentLayer(Pretrained, nn.Module):
         ordered = [finals[direction * L + layer] for layer in range(L) for direction in range(D)]
         first, *others = (torch.stack(entry) for entry in zip(*ordered, strict=True))
         if self.lstm_state:
-            return first, torch.cat(others, dim=-1) if others else first[..., :0]
+            return first, join_entries(others) if others else first[..., :0]
         return (first, *others) if others else first
 
 
-def _check_arguments(name: str, bias, proj_size, switches: dict, num_layers, dropout, dtype) -> None:
+def sized_options(cell: str, hidden_size: int, options: dict) -> dict:
+    """Returns a cell's options; a hypernetwork without a width gets a quarter of the layer's."""
+    default = cell_options(cell).get("hyper_size")
+    if isinstance(default, int) and isinstance(hidden_size, int) and options.get("hyper_size") is None:
+        return options | {"hyper_size": min(default, max(1, hidden_size // 4))}
+    return options
+
+
+def remove_biases(module: nn.Module) -> None:
+    """Replaces the biases of cells by zeros that are no parameters.
+
+    The constants of maps to scaling vectors (``bias_z``, ``bias_rank``) stay: without them no signal passes.
+    """
+    for path, weight in list(module.named_parameters()):
+        if re.search(r"(^|\.)bias(_[nsxy])?(\.\d+)?$", path):
+            place, _, name = path.rpartition(".")
+            owner = module.get_submodule(place)
+            delattr(owner, name)
+            owner.register_buffer(name, torch.zeros_like(weight.detach()), persistent=False)
+
+
+def renamed(error: UsageError, name: str) -> UsageError:
+    """Returns an error that names the class that the user has built in place of a part of it."""
+    return UsageError(f"{name}: " + re.sub(r"^\w+: ", "", error.args[0]))
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return itertools.chain(module.named_parameters(), module.named_buffers())
+
+
+def _check_arguments(name: str, proj_size, switches: dict, num_layers, dropout, dtype) -> None:
     """Raises UsageError for arguments of a layer's constructor that the configurations do not check."""
-    if bias is not True:
-        raise UsageError(f"{name}: bias={bias!r} is not possible, every cell has biases; leave it out")
     if proj_size:
         raise UsageError(
-            f"{name}: proj_size={proj_size!r} is not possible; project the output by a torch.nn.Linear"
+            f"{name}: proj_size={proj_size!r} is for LSTM; project the output by a torch.nn.Linear"
         )
     for flag, value in switches.items():
         if not isinstance(value, bool):
@@ -431,42 +484,7 @@ def _check_arguments(name: str, bias, proj_size, switches: dict, num_layers, dro
         raise UsageError(f"{name}: num_layers={num_layers!r} is not a whole number")
     if num_layers < 1:
         raise UsageError(f"{name}: num_layers={num_layers} is too small, the smallest is 1")
-    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise UsageError(f"{name}: dropout={dropout!r} is not possible, it must be a number in [0, 1)")
+    if not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
+        raise UsageError(f"{name}: dropout={dropout!r} is not possible, it must be a number in [0, 1]")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise UsageError(f"{name}: dtype={dtype!r} is no floating-point type, such as torch.float64")
-
-
-def _usage(layer: type[RecurrentLayer], options) -> str:
-    """Returns the end of a layer's docstring."""
-    defaults = cell_options(layer.cell)
-    lines = []
-    for spec in options:
-        choices = spec.metadata["choices"]
-        values = f" ({', '.join(choices)})" if choices else ""
-        line = f"{spec.name}={defaults[spec.name]!r}: {spec.metadata['help']}{values}"
-        lines += textwrap.wrap(line, 110, initial_indent=" " * 4, subsequent_indent=" " * 8)
-    single = len(layer.state_names) == 1
-    if single:
-        states = f"{layer.state_names[0]}, one tensor [D L, B, ·] as of torch.nn.GRU"
-    elif layer.state_names:
-        states = f"a tuple ({', '.join(layer.state_names)}) of tensors [D L, B, ·]"
-    else:
-        states = "a tuple of tensors [D L, B, ·], the cell's entries; one tensor if there is one entry"
-    form = "" if single else "Widths are in ``state_sizes``. "
-    return USAGE.format(options="\n".join(lines), states=states, form=form)
-
-
-def _signature(options) -> inspect.Signature:
-    """Returns the constructor's signature with a cell's options in place of ``**options``."""
-    listed = list(inspect.signature(RecurrentLayer.__init__).parameters.values())[1:-1]
-    own = (
-        ("backend", None),
-        ("lstm_state", False),
-        ("context_size", 0),
-        ("context_to", "hyper"),
-        ("initial_state", "zeros"),
-    )
-    for name, default in (*own, *options):
-        listed.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
-    return inspect.Signature(listed)

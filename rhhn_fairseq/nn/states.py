@@ -1,5 +1,8 @@
 """Functions on the states of layers: one tensor or a tuple of tensors, [D L, B, width] each."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -31,8 +34,7 @@ def select_state(state: Tensor | State, chosen_B: Tensor, other: Tensor | State)
 def join_directions(state: Tensor | State) -> Tensor | State:
     """Returns the state of a bidirectional layer with both directions side by side, [L, B, 2 width].
 
-    It starts a decoder of twice the width in one direction. The ``c`` of a layer with ``lstm_state=True``
-    holds several entries, which would be mixed up: join the state of a layer without that option.
+    It starts a decoder of twice the widths in one direction, with ``lstm_state=True`` too.
 
     Raises:
         UsageError: the number of rows is odd, so the state is not that of a bidirectional layer.
@@ -44,3 +46,19 @@ def join_directions(state: Tensor | State) -> Tensor | State:
         return torch.cat((entry[0::2], entry[1::2]), dim=-1)
 
     return map_state(join, state)
+
+
+def join_entries(entries: Sequence[Tensor]) -> Tensor:
+    """Joins entries of a state so that two results side by side are that of entries of twice the widths.
+
+    As many groups as the widths' greatest common divisor each hold an equal share of every entry.
+    """
+    groups = math.gcd(*(entry.shape[-1] for entry in entries))
+    return torch.cat([entry.unflatten(-1, (groups, -1)) for entry in entries], dim=-1).flatten(-2)
+
+
+def split_entries(joined: Tensor, widths: Sequence[int]) -> list[Tensor]:
+    """Splits what ``join_entries`` has joined."""
+    groups = math.gcd(*widths)
+    shares = joined.unflatten(-1, (groups, -1)).split([width // groups for width in widths], dim=-1)
+    return [share.flatten(-2) for share in shares]

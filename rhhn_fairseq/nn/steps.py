@@ -8,9 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rhhn_fairseq.cells.config import StateConfig
+from rhhn_fairseq.cells.contract import Contract
+from rhhn_fairseq.cells.hyper import DirectScaling, EmbeddedScaling
+from rhhn_fairseq.cells.hyper_rnn import ScalingVectors
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.nn.recurrent import RecurrentLayer
+from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.nn.recurrent import RecurrentLayer, remove_biases, renamed, sized_options
 from rhhn_fairseq.ops.loop import State
 
 
@@ -18,7 +23,7 @@ class StepCell(nn.Module):
     """One step of {layer}: ``state = {layer}Cell(5, 8)(x, state)``.
 
     Args:
-        input_size: C. hidden_size: H. bias: True. device, dtype: of the parameters.
+        input_size: C. hidden_size: H. bias: whether there are biases. device, dtype: of the parameters.
         options: those of the layer's cell; see ``{layer}``.
 
     Called with x [B, C] or, for one sequence, [C], and a state. It has the entries of the layer's state, each
@@ -36,11 +41,15 @@ class StepCell(nn.Module):
         self, input_size: int, hidden_size: int, bias: bool = True, device=None, dtype=None, **options
     ):
         super().__init__()
-        if bias is not True:
-            raise UsageError(f"{type(self).__name__}: bias={bias!r} is not possible, every cell has biases")
-        self.input_size, self.hidden_size = input_size, hidden_size
+        self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
+        options = sized_options(self.layer.cell, hidden_size, options)
         with torch.device(torch.get_default_device() if device is None else device):
-            cell = build_cell(self.layer.cell, input_size, hidden_size, **options)
+            try:
+                cell = build_cell(self.layer.cell, input_size, hidden_size, **options)
+            except UsageError as error:
+                raise renamed(error, type(self).__name__) from None
+        if not bias:
+            remove_biases(cell)
         self.cell = cell.to(dtype=dtype or torch.get_default_dtype())
 
     def forward(self, input: Tensor, hx: Tensor | State | None = None) -> Tensor | State:
@@ -56,7 +65,10 @@ class StepCell(nn.Module):
                 entries = tuple(entry.unsqueeze(0) for entry in entries)
             missing = self.cell.state_sizes[len(entries) :]
             state = (*entries, *(x.new_zeros(len(x), size) for size in missing))
-        _, state = self.cell(x.unsqueeze(0), state)
+        try:
+            _, state = self.cell(x.unsqueeze(0), state)
+        except UsageError as error:
+            raise renamed(error, type(self).__name__) from None
         state = state if input.dim() == 2 else tuple(entry.squeeze(0) for entry in state)
         return state if len(state) > 1 else state[0]
 
@@ -74,3 +86,15 @@ STEP_CELLS = {f"{layer.__name__}Cell": _cell_of(layer) for layer in RecurrentLay
 """The classes by name, ``LSTMCell`` to ``NASCell``; ``rhhn_fairseq.nn`` has them too."""
 
 globals().update(STEP_CELLS)
+
+
+def safe_globals() -> list[type]:
+    """Returns the classes in whole layers and cells, for ``torch.serialization.safe_globals``, with which
+    ``torch.load`` reads what ``torch.save(layer, file)`` has written."""
+    parts = (Stack, StackConfig, nn.ModuleList, nn.ParameterList, ScalingVectors, EmbeddedScaling)
+    found: dict[type, None] = dict.fromkeys((*parts, DirectScaling))
+    kinds: list[type] = [RecurrentLayer, StepCell, Contract, StateConfig]
+    while kinds:
+        found[kind := kinds.pop()] = None
+        kinds += kind.__subclasses__()
+    return list(found)

@@ -10,7 +10,6 @@ parameters of normalisation and sums have the state type: float64 for float64 op
 Shapes: T time, B batch, H hidden, G gates times H, L layers of a time step.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,6 @@ UNSET: Any = None
 """Default of a tensor that only some networks have, and only these read."""
 
 
-@functools.cache
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the type of states and of all arithmetic for operands of a type."""
     return torch.float64 if dtype == torch.float64 else torch.float32

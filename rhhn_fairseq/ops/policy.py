@@ -1,7 +1,6 @@
 """Settings of the operations from the environment: the backend, the matrix products, and CUDA graphs."""
 
 import contextlib
-import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -47,13 +46,16 @@ class Policy:
         return Policy(kernel, matmul, by_default if graphs is None else graphs == "1")
 
 
-@functools.cache
-def current() -> Policy:
-    """Returns the settings in force. The environment is read once; later changes to it have no effect.
+in_force: Policy | None = None
 
-    Call it as ``policy.current()``, because ``using`` replaces it.
-    """
-    return Policy.from_environment()
+
+def current() -> Policy:
+    """Returns the settings in force. The environment is read once; later changes to it have no effect."""
+    # A ``functools.cache`` would make torch warn whenever a pass is compiled.
+    global in_force
+    if in_force is None:
+        in_force = Policy.from_environment()
+    return in_force
 
 
 @contextlib.contextmanager
@@ -62,10 +64,10 @@ def using(**changes) -> Iterator[Policy]:
 
     They are those of the process: blocks in different threads must not overlap.
     """
-    global current
-    before, changed = current, replace(current(), **changes)
-    current = functools.cache(lambda: changed)
+    global in_force
+    before, changed = in_force, replace(current(), **changes)
+    in_force = changed
     try:
         yield changed
     finally:
-        current = before
+        in_force = before

@@ -8,7 +8,7 @@ from helpers.small_cells import build
 
 from rhhn_fairseq.cells import CELLS, cell_options
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.stack import Stack, StackConfig, call_with_dropped_weights, recurrent_weights
+from rhhn_fairseq.layers.stack import Stack, StackConfig, recurrent_weights, with_dropped_weights
 from rhhn_fairseq.layers.window import WindowConfig
 
 T, B = 5, 3
@@ -31,7 +31,8 @@ def test_a_dropped_weight_has_no_gradient(name, backend):
     # The minimal cells have no recurrent matrix.
     assert bool(recurrent) != name.startswith("min")
     x = torch.randn(T, B, 3, dtype=torch.float64)
-    y, _ = call_with_dropped_weights(cell, 0.5, x, _state(cell))
+    state = _state(cell)
+    y, _ = with_dropped_weights(cell, 0.5)(x, state)
     y.sum().backward()
     for key, weight in cell.named_parameters():
         zeros = (weight.grad == 0).double().mean()
@@ -47,7 +48,7 @@ def test_segments_see_the_dropped_weights(name):
     for steps in (0, 2):
         cell.config = dataclasses.replace(cell.config, recompute_steps=steps)
         torch.manual_seed(3)
-        y, _ = call_with_dropped_weights(cell, 0.5, x, state)
+        y, _ = with_dropped_weights(cell, 0.5)(x, state)
         gradients.append(torch.autograd.grad(y.square().sum(), list(cell.parameters())))
     assert all(gradient.abs().max() > 0 for gradient in gradients[0])
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
@@ -57,7 +58,7 @@ def test_segments_see_the_dropped_weights(name):
 def test_a_pass_is_that_of_a_cell_with_these_weights(name):
     cell, state, x = _small(name), None, torch.randn(T, B, 3, dtype=torch.float64)
     torch.manual_seed(7)
-    y, after = call_with_dropped_weights(cell, 0.3, x, state)
+    y, after = with_dropped_weights(cell, 0.3)(x, state)
     torch.manual_seed(7)
     with torch.no_grad():
         for weight in recurrent_weights(cell).values():

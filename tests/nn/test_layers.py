@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 import rhhn_fairseq.nn as layers
 from rhhn_fairseq.cells import CELLS, cell_options
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.nn.states import join_entries
 
 C, H, T, B = 4, 6, 7, 3
 
@@ -161,8 +162,8 @@ def test_from_torch_leaves_frozen_weights_frozen(frozen):
 
 
 def test_from_torch_refuses_what_it_cannot_copy():
-    with pytest.raises(UsageError, match="without proj_size"):
-        layers.LSTM.from_torch(nn.LSTM(C, H, proj_size=2))
+    with pytest.raises(UsageError, match="HyperLSTM.from_torch: expected LSTM, GRU or Elman as the class"):
+        layers.HyperLSTM.from_torch(nn.LSTM(C, H))
     with pytest.raises(UsageError, match=r"expected a torch.nn.GRU, got LSTM\(4, 6\)"):
         layers.GRU.from_torch(nn.LSTM(C, H))
     with pytest.raises(UsageError, match="LSTM.from_torch: batch_first is the module's own, leave it out"):
@@ -196,7 +197,8 @@ def test_any_cell_carries_its_state_in_both_forms(cell):
     assert h.shape == (2, B, H) and c.shape == (2, B, sum(rnn.state_sizes[1:]))
     other_tail, (h, c) = two(x[3:], (h, c))
     torch.testing.assert_close(other_tail, whole[3:], rtol=0, atol=1e-13)
-    torch.testing.assert_close(torch.cat(_entries(last), dim=-1), torch.cat([h, c], dim=-1))
+    joined = _entries(last)[1:]
+    torch.testing.assert_close(c, join_entries(joined) if joined else c[..., :0])
     assert tuple(entry.shape[-1] for entry in _entries(final)) == rnn.state_sizes
 
 
@@ -222,7 +224,8 @@ def test_repr_help_and_signature_name_sizes_and_options(cell):
     for name, default in cell_options(cell).items():
         # The layers set that of a condition, from ``context_size``.
         if not isinstance(default, bool) and name != "hyper_context":
-            assert name in names and f"{name}={default!r}" in page
+            shown = "'a quarter of hidden_size, at most 128'" if name == "hyper_size" else repr(default)
+            assert name in names and f"{name}={shown}" in " ".join(page.split())
     assert "[B, T, C]" in page and "None starts from" in page
 
 
@@ -237,6 +240,7 @@ STATES = {
     "ln_lstm": "h c",
     "ln_gru": "h",
     "lstm": "h c",
+    "projected_lstm": "h c",
     "mogrifier_lstm": "h c",
     "nas": "h c",
     "hyper": "h c hyper_h hyper_c",
@@ -348,15 +352,15 @@ def test_backend_is_the_modules():
         ({"hidden_size": 0}, "hidden_size=0 is too small"),
         ({"num_layers": 0}, "^LSTM: num_layers=0 is too small, the smallest is 1"),
         ({"num_layers": 1.5}, "^LSTM: num_layers=1.5 is not a whole number"),
-        ({"num_layers": 2, "dropout": 1.0}, "^LSTM: dropout=1.0 is not possible, it must be a number in"),
+        ({"num_layers": 2, "dropout": 1.1}, "^LSTM: dropout=1.1 is not possible, it must be a number in"),
         ({"num_layers": 2, "dropout": None}, "^LSTM: dropout=None is not possible, it must be a number in"),
         ({"dtype": "float64"}, "^LSTM: dtype='float64' is no floating-point type, such as"),
         ({"dtype": torch.int8}, "^LSTM: dtype=torch.int8 is no floating-point type, such as"),
         ({"lstm_state": "yes"}, "^LSTM: lstm_state='yes' is neither True nor False"),
-        ({"bias": False}, "LSTM: bias=False is not possible"),
+        ({"bias": None}, "LSTM: bias=None is neither True nor False"),
         ({"batch_first": 1}, "batch_first=1 is neither True nor False"),
-        ({"proj_size": 3}, "LSTM: proj_size=3 is not possible; project the output by a torch.nn.Linear"),
-        ({"projection": 3}, "no option 'projection', it has c_detach"),
+        ({"proj_size": H}, "LSTM: proj_size=6 is not possible, it must be below hidden_size"),
+        ({"projection": 3}, "LSTM: cell lstm has no option 'projection', it has c_detach"),
     ],
 )
 def test_impossible_options_are_refused(options, reason):

@@ -85,6 +85,22 @@ def test_resets_and_lengths_are_exported(kind):
     _close(_flat(program(_x(), **given)), _flat(rnn(_x(), **given)))
 
 
+@pytest.mark.parametrize("kind", ["RHN", "HyperRHN"])
+def test_a_sequence_that_begins_in_a_later_chunk_skips_its_first_step(kind):
+    rnn = _build(kind, num_layers=2, first_step="skip", rhn_depth=2, lstm_state=False)
+    mask = torch.arange(T).unsqueeze(1) >= torch.tensor([0, 4, 6])
+    whole, last = rnn(_x(), mask=mask)
+    first, state = rnn(_x()[:5], mask=mask[:5])
+    second, state = rnn(_x()[5:], state, mask=mask[5:])
+    _close((torch.cat((first, second)), *_entries(state)), (whole, *_entries(last)))
+    zeros, (y, last) = rnn.zero_state(B), rnn(_x())
+    assert not torch.equal(_build(kind, num_layers=2, rhn_depth=2, lstm_state=False)(_x())[0], y)
+    _close(rnn(_x(), zeros)[0], y)
+    _close(rnn(pack_padded_sequence(_x(), torch.tensor([T] * B)), zeros)[1], last)
+    torch._dynamo.reset()
+    _close(torch.compile(rnn, backend="eager", fullgraph=True)(_x(), zeros)[0], y)
+
+
 def test_resets_draw_new_zoneout_and_refuse_two_directions():
     rnn = _build("LNLSTM", zoneout=0.5, h_detach=0.5)
     torch.manual_seed(3)

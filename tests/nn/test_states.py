@@ -1,11 +1,15 @@
 """States of layers, and what layers do as torch's where scripts rely on it."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
 import rhhn_fairseq.nn as layers
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.nn.states import split_entries
 
 C, H, T, B = 4, 6, 5, 3
 
@@ -25,15 +29,28 @@ def test_helpers_of_states():
     torch.testing.assert_close(rnn(x, mixed)[0][:, 1:], rnn(x, state)[0][:, 1:])
 
 
-def test_joined_directions_start_a_decoder():
-    for kind, sizes in ((layers.HyperLSTM, {"hyper_size": 3}), (layers.GRU, {})):
-        encoder = kind(C, H, 2, bidirectional=True, **sizes)
-        decoder = kind(C, 2 * H, 2, **{name: 2 * size for name, size in sizes.items()})
+def _own_form(rnn, state):
+    """The state with all its entries, from that of a layer in either form."""
+    if not rnn.lstm_state or len(rnn.state_sizes) == 1:
+        return state[0] if isinstance(state, tuple) and len(rnn.state_sizes) == 1 else state
+    return (state[0], *split_entries(state[1], rnn.state_sizes[1:]))
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_joined_directions_start_a_decoder(pair):
+    for kind, size in ((layers.HyperLSTM, 3), (layers.HyperLSTM, 4), (layers.HyperRHN, 4), (layers.GRU, 0)):
+        sizes = {"hyper_size": size} if size else {}
+        encoder = kind(C, H, 2, bidirectional=True, lstm_state=pair, **sizes)
+        decoder = kind(C, 2 * H, 2, lstm_state=pair, **dict.fromkeys(sizes, 2 * size))
         y, state = encoder(torch.randn(T, B, C))
         joined = layers.join_directions(state)
         h = joined if isinstance(joined, torch.Tensor) else joined[0]
         assert torch.equal(h[-1], torch.cat((y[-1, :, :H], y[0, :, H:]), dim=-1))
-        decoder(torch.randn(T, B, C), joined)
+        x, entries = torch.randn(T, B, C), layers.join_directions(_own_form(encoder, state))
+        decoder.lstm_state = False
+        expected = decoder(x, entries)[0]
+        decoder.lstm_state = pair
+        assert torch.equal(decoder(x, joined)[0], expected)
     with pytest.raises(UsageError, match="join_directions: 3 rows are not those of two directions"):
         layers.join_directions(torch.zeros(3, B, H))
 
@@ -100,3 +117,53 @@ def test_a_learned_state_starts_calls_without_one(tmp_path):
     one = layers.LSTM(C, H, initial_state="learned")
     with pytest.raises(UsageError, match="LSTM: resets are not possible with initial_state='learned'"):
         one(x, resets=torch.zeros(T, B, dtype=torch.bool))
+
+
+def test_a_pair_that_is_no_h_and_c_is_noticed():
+    with pytest.warns(UserWarning, match=r"HyperRHN: the state is \(s, e\), no \(h, c\).*lstm_state=True"):
+        layers.HyperRHN(C, H)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # What is neither a pair nor another one's, and what somebody has asked for.
+        for kind in (layers.LSTM, layers.HyperLSTM, layers.RHN, layers.NAS):
+            kind(C, H)
+        for pair in (False, True):
+            assert layers.HyperRHN(C, H, lstm_state=pair).lstm_state is pair
+
+
+STACK = dict(
+    residual_from=2,
+    input_dropout=0.1,
+    output_dropout=0.2,
+    weight_drop=0.3,
+    dropout_mask="sequence",
+    dropout=0.4,
+)
+
+
+def test_layers_have_the_options_of_stacks(tmp_path):
+    rnn, x = layers.GRU(C, H, 3, **STACK), torch.randn(T, B, C)
+    config = StackConfig(
+        cell="gru",
+        input_size=C,
+        hidden_size=H,
+        layers=3,
+        layer_dropout=STACK["dropout"],
+        **{name: value for name, value in STACK.items() if name != "dropout"},
+    )
+    stack = Stack(config)
+    stack.load_state_dict(rnn.stack.state_dict())
+    for _ in range(2):
+        outputs = []
+        for run in (lambda: rnn(x)[0], lambda: stack(x)[0]):
+            torch.manual_seed(3)
+            outputs.append(run())
+        assert torch.equal(*outputs)
+        for module in (rnn, stack):
+            module.eval()
+    assert all(f"{name}={value!r}" in repr(rnn) for name, value in STACK.items())
+    rnn.save_pretrained(tmp_path)
+    again = layers.from_pretrained(tmp_path)
+    assert repr(again) == repr(rnn) and torch.equal(again(x)[0], rnn(x)[0])
+    with pytest.raises(UsageError, match="^GRU: residual_from=1, but layer 1 reads a width of 4 and gives 6"):
+        layers.GRU(C, H, residual_from=1)

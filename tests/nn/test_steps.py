@@ -72,8 +72,8 @@ def test_cells_refuse_other_shapes_and_start_missing_entries_from_zeros():
     assert all(map(torch.equal, cell(x, (h, h)), cell(x, full)))
     with pytest.raises(UsageError, match=r"^HyperLSTMCell: input is \(3, 4\), expected \[B, 5\] or \[5\]"):
         cell(torch.randn(B, 4))
-    with pytest.raises(UsageError, match="^LSTMCell: bias=False is not possible"):
-        layers.LSTMCell(C, H, bias=False)
+    with pytest.raises(UsageError, match="^LNLSTMCell: state has shapes"):
+        layers.LNLSTMCell(C, H)(x, (h, h[:1]))
 
 
 def test_a_step_with_gradient_copies_no_weight():

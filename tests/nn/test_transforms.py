@@ -1,8 +1,14 @@
 """What asks for the loop over a cell's step: second derivatives, torch.func, hooks on inner modules."""
 
+import warnings
+
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils import prune
 
@@ -12,6 +18,8 @@ from rhhn_fairseq.nn import layer_of
 from rhhn_fairseq.ops import native, policy
 
 C, H, T, B = 4, 6, 5, 3
+# A fixture of all tests replaces it.
+CURRENT = policy.current
 
 
 def _build(cell, **options):
@@ -161,3 +169,60 @@ def test_forced_backends_that_cannot_say_so_in_one_line():
         "RHHN_KERNEL=native: HyperLSTM runs on reference only; a hook on 'scaling' needs the loop over the "
         'cell\'s step, backend="reference"'
     )
+
+
+@pytest.mark.parametrize("cell", ["lstm", "ln_hyperlstm", "hyperrhn"])
+def test_fake_tensors(cell):
+    with FakeTensorMode():
+        rnn = layer_of(cell)(C, 12, 2, bidirectional=True)
+        y, _ = rnn(torch.randn(T, B, C))
+        y.sum().backward()
+    assert y.shape == (T, B, 24) and next(rnn.parameters()).grad is not None
+
+
+def test_a_symbolic_trace_has_the_layer_as_a_leaf():
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.out = _build("hyperlstm"), nn.Linear(H, 2, dtype=torch.float64)
+
+        def forward(self, x, lengths):
+            y, state = self.rnn(x, lengths=lengths)
+            return self.out(y), state[1]
+
+    tagger, x, lengths = Tagger(), _x(T, B, C), torch.tensor([2, 5, 3])
+    traced = torch.fx.symbolic_trace(tagger)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["rnn", "out"]
+    assert all(map(torch.equal, traced(x, lengths), tagger(x, lengths)))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_weights_of_a_module_on_meta_are_initialised(sharded, tmp_path):
+    torch.manual_seed(0)
+    rnn, expected = (layer_of("ln_lstm")(C, H, 2, bias=False, device=device) for device in ("meta", "cpu"))
+    if sharded:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/x", rank=0, world_size=1)
+    try:
+        if sharded:
+            fully_shard(rnn, mesh=init_device_mesh("cpu", (1,)))
+        rnn.to_empty(device="cpu")
+        torch.manual_seed(0)
+        rnn.reset_parameters()
+        x = torch.randn(T, B, C)
+        assert torch.equal(rnn(x)[0], expected(x)[0])
+    finally:
+        if sharded:
+            torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("cell", ["gru", "ln_lstm", "hyperlstm", "hyperrhn", "mingru"])
+def test_compiling_warns_of_nothing(cell, monkeypatch):
+    monkeypatch.setattr(policy, "current", CURRENT)
+    torch._dynamo.reset()
+    x = _x(T, B, C).requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.compile(_build(cell, lstm_state=False), backend="aot_eager", fullgraph=True)(x)[
+            0
+        ].sum().backward()
+    assert x.grad.abs().sum() > 0
