@@ -12,7 +12,7 @@ import torch
 from fairseq import checkpoint_utils, utils
 from helpers.cli import python
 
-from rhhn_fairseq.compat import applying as compat
+from rhhn_fairseq import plugin as compat
 from rhhn_fairseq.compat import checkpoints
 from rhhn_fairseq.compat.checkpoints import evaluate
 from rhhn_fairseq.errors import UsageError
@@ -63,7 +63,7 @@ def test_weights_only_cannot_be_switched_off_by_the_caller(tmp_path):
 
 
 def test_other_classes_are_refused_and_namespace_is_not(tmp_path):
-    """allow_namespace."""
+    """The options of fairseq's older models."""
     path = tmp_path / "checkpoint.pt"
     torch.save({"model": {}, "args": argparse.Namespace(**NAMES)}, path)
     with path.open("rb") as file:
