@@ -198,7 +198,9 @@ def _check_settings(where: str, settings, root) -> None:
         if isinstance(value, str) and "${" in value and not _is_one_value(value, root):
             raise UsageError(f"{where}.{name} is {value!r}: a checkpoint holds values, not references")
         allowed = STORED.get(name)
-        if allowed is not None and value is not None and not allowed.fullmatch(str(value)):
+        # Multilingual tasks of fairseq's keep a list of their languages.
+        parts = value if isinstance(value, list | tuple) else [value]
+        if allowed is not None and not all(p is None or allowed.fullmatch(str(p)) for p in parts):
             raise UsageError(f"{where}.{name} is {value!r}, which a checkpoint may not set")
         _check_settings(f"{where}.{name}", value, root)
 

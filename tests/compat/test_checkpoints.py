@@ -73,6 +73,16 @@ def test_other_classes_are_refused_and_namespace_is_not(tmp_path):
         checkpoint_utils.load_checkpoint_to_cpu(str(path))
 
 
+def test_languages_in_a_list_are_checked_one_by_one():
+    """Multilingual tasks of fairseq's keep them so; a checkpoint of theirs was refused."""
+    languages = ["de-en", "fr-en"]
+    state = {"model": {}, "cfg": {"model": {"lang_pairs": languages}}}
+    checkpoints.check_state("a.pt", state)
+    languages.append("../fr-en")
+    with pytest.raises(UsageError, match="cfg.model.lang_pairs .* a checkpoint may not set"):
+        checkpoints.check_state("a.pt", state)
+
+
 @pytest.mark.parametrize("content", [{"model": {"weight": torch.zeros(1000)}}, [1, 2]])
 def test_unreadable_checkpoint_is_one_line(tmp_path, content):
     path = tmp_path / "checkpoint.pt"
