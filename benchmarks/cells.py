@@ -1,7 +1,5 @@
 """Forward and backward of every cell on every backend in every dtype, compared with torch.nn.LSTM."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -13,18 +11,12 @@ from benchmarks.contenders import (
     check_contenders,
     contenders_of,
 )
-from benchmarks.floors import Floor, Product, products_of
+from benchmarks.floors import Floor, products_of
 from benchmarks.machine import DTYPES, measuring
-from benchmarks.models import rows_of
 from benchmarks.report import make_report, start
-from benchmarks.timing import interleave, time_pass
+from benchmarks.timing import interleave, rows_of, time_pass
 
-
-@dataclass(frozen=True, kw_only=True)
-class Config(SizesConfig):
-    """What is timed; ``UsageError`` names a value that cannot work."""
-
-
+Config = SizesConfig
 SMOKE = dict(hidden=8, input=5, batch=3, length=4, hyper_size=4, hyper_embed_size=2, rhn_depth=2, repeats=2)
 
 
@@ -40,7 +32,10 @@ def run(config: Config) -> dict:
             layers = contenders_of(name, config)
             errors |= check_contenders(layers, config)
             contenders += layers
-            products[name] = layer_products(name, config)
+            with torch.device("meta"):
+                # The baseline has the products of the LSTM's cell.
+                layer = build_layer("lstm" if name == BASELINE else name, config)
+            products[name] = products_of(layer, config.batch)
         floors = {
             (name, dtype): Floor(products[name], config.length, config.device, DTYPES[dtype])
             for name in products
@@ -65,12 +60,6 @@ def run(config: Config) -> dict:
             row["GFLOP"], row["GFLOP/s"] = flop / 1e9, flop / 1e9 / float(np.median(own))
             row["% of floor"] = float(100 * np.median(seconds[name, dtype].sum(axis=1) / own))
         return make_report("cells", config, rows)
-
-
-def layer_products(name: str, config: SizesConfig) -> list[Product]:
-    """Returns the matrix products of a step of a layer; the baseline has those of the LSTM's cell."""
-    with torch.device("meta"):
-        return products_of(build_layer("lstm" if name == BASELINE else name, config), config.batch)
 
 
 if __name__ == "__main__":

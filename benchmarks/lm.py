@@ -17,10 +17,9 @@ from torch import Tensor, nn
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from benchmarks.contenders import BASELINE, ORACLE_ROWS, check_backends, select_backends
 from benchmarks.machine import DTYPES, MOST, BenchConfig, check_names, measuring, now
-from benchmarks.models import Dictionaries, rows_of
 from benchmarks.parity import Contender, check, with_gradients
 from benchmarks.report import make_report, start
-from benchmarks.timing import interleave
+from benchmarks.timing import Dictionaries, interleave, rows_of
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import cell_options
 from rhhn_fairseq.cli.describe import known_architectures
@@ -137,9 +136,7 @@ def run(config: Config) -> dict:
             collect = next(iter(trainees.values())).results
             count = config.batch * config.length
             errors = check(contenders, collect)
-            seconds = interleave(
-                list(errors), config.repeats, lambda key, own=trainees: own[key].time_step()
-            )
+            seconds = interleave(list(errors), config.repeats, lambda key, own=trainees: own[key].time_step())
             rows += rows_of(contenders, errors, seconds, count)
         return make_report("lm", config, rows)
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -22,7 +21,6 @@ from rhhn_fairseq.ops.matmul.gemm import matmul_precision, set_matmul_precision
 from rhhn_fairseq.ops.memory import keeps_freed_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-PACKAGES = ("torch", "fairseq-fixed", "numpy", "sentencepiece", "sacrebleu")
 
 IN_GRAPHS = "+graphs"
 """Suffix of the names of backends whose loops run as CUDA graphs."""
@@ -155,15 +153,6 @@ def cpu_model() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that figures depend on."""
-    present = {"python": platform.python_version()}
-    for name in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            present[name] = metadata.version(name)
-    return present
 
 
 def commit() -> str:

@@ -1,4 +1,4 @@
-"""Rounds in which every contender runs once, and their statistics.
+"""Rounds in which every contender runs once, their statistics, and the rows of a report.
 
 All contenders run in one process in turn, round after round, so that other work on the machine slows all
 of them: their ratios can be trusted even if their milliseconds cannot.
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from benchmarks.machine import first_calls, now
+from benchmarks.parity import Contender
+from benchmarks.report import ROUNDS
 from rhhn_fairseq.ops.memory import keep_freed_memory
 
 
@@ -35,15 +37,6 @@ def interleave(keys: Sequence[Hashable], repeats: int, measure: Callable) -> dic
     return dict(zip(keys, np.array(rounds[unused:]).swapaxes(0, 1), strict=True))
 
 
-def ratio(seconds: np.ndarray, base: np.ndarray) -> list[float]:
-    """Returns the median, smallest and largest ratio of two contenders' seconds [repeats].
-
-    They are taken within a round, so that a slow moment of the machine cancels out.
-    """
-    ratios = seconds / base
-    return [float(np.median(ratios)), float(ratios.min()), float(ratios.max())]
-
-
 def time_pass(module: nn.Module, x_TBC: Tensor, gradient_TBH: Tensor) -> tuple[float, float]:
     """Returns the seconds of a forward and a backward pass, to input and parameters, from no gradients."""
     module.zero_grad(set_to_none=True)
@@ -53,3 +46,42 @@ def time_pass(module: nn.Module, x_TBC: Tensor, gradient_TBH: Tensor) -> tuple[f
     middle = now(x_TBC.device)
     y.backward(gradient_TBH)
     return middle - start, now(x_TBC.device) - middle
+
+
+class Dictionaries:
+    """The attributes of a task that models and criteria read."""
+
+    def __init__(self, dictionary):
+        self.source_dictionary = self.target_dictionary = dictionary
+        self.cfg = None
+
+
+def rows_of(
+    contenders: Sequence[Contender], errors: dict, seconds: dict[Hashable, np.ndarray], count: int
+) -> list[dict]:
+    """Returns the rows of a report.
+
+    Args:
+        contenders: the first of each type is what the others of that type are compared with.
+        seconds: [repeats], or forward and backward [repeats, 2], by key. count: symbols or tokens of a pass.
+    """
+    passes = {key: own.reshape(len(own), -1).sum(axis=1) for key, own in seconds.items()}
+    baselines, rows = {}, []
+    for contender in contenders:
+        key, own = contender.key, passes[contender.key]
+        baseline = baselines.setdefault(contender.dtype, key)
+        reference = None if key[1] == "reference" else passes.get((key[0], "reference", *key[2:]))
+        # Within a round, so that a slow moment of the machine cancels out.
+        ratios = own / passes[baseline]
+        parts = np.median(seconds[key].reshape(len(own), -1), axis=0)
+        titles = ("forward ms", "backward ms")[: len(parts) if len(parts) > 1 else 0]
+        rows.append(
+            {"name": key[0], "backend": key[1], "type": contender.dtype}
+            | {"parameters": sum(p.numel() for p in contender.module.parameters())}
+            | {title: 1e3 * float(part) for title, part in zip(titles, parts, strict=False)}
+            | {"total ms": 1e3 * float(np.median(own)), "tokens/s": count / float(np.median(own))}
+            | {f"/ {baseline[0]}": [float(np.median(ratios)), float(ratios.min()), float(ratios.max())]}
+            | {"/ reference": None if reference is None else float(np.median(own / reference))}
+            | {"error": errors[key], ROUNDS: seconds[key].tolist()}
+        )
+    return rows

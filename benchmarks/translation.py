@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from benchmarks.machine import DTYPES, MOST, BenchConfig, check_names, in_graphs, measuring, now
-from benchmarks.models import Dictionaries, rows_of
 from benchmarks.parity import Contender, check, with_gradients
 from benchmarks.report import make_report, start
-from benchmarks.timing import interleave
+from benchmarks.timing import Dictionaries, interleave, rows_of
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.selection import available_backends

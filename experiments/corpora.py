@@ -7,46 +7,32 @@ import logging
 import shlex
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.problems.images import T10K_SPLIT
-from rhhn_fairseq.data.text.manifest import CHARACTERS
 from rhhn_fairseq.data.text.stream import open_stream
-from rhhn_fairseq.data.text.vocabulary import CharVocabulary
+from rhhn_fairseq.data.text.vocabulary import CHARACTERS, CharVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.programs import interpreter
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """The data that trainings of a table read.
-
-    Attributes:
-        prepared: its name for ``rhhn prepare``; None if nothing is prepared.
-        local: whether the user must say where the corpus's files are.
-        options: of ``rhhn prepare``.
-    """
-
-    prepared: str | None = None
-    local: bool = False
-    options: tuple[str, ...] = ()
-
-
-CORPORA = {
-    "ptb": Corpus("ptb"),
-    "enwik8": Corpus("enwik8"),
+# The name of a corpus for ``rhhn prepare``, None if nothing is prepared, and options.
+CORPORA: dict[str, tuple[str | None, tuple[str, ...]]] = {
+    "ptb": ("ptb", ()),
+    "enwik8": ("enwik8", ()),
     # Ha et al. use the split of Graves 2013, which has no test set.
-    "iam-graves": Corpus("iam", local=True, options=("--protocol", "graves")),
-    "wmt14": Corpus("wmt14-en-fr"),
-    "mnist": Corpus(local=True),
-    "none": Corpus(),
+    "iam-graves": ("iam", ("--protocol", "graves")),
+    "wmt14": ("wmt14-en-fr", ()),
+    "mnist": (None, ()),
+    "none": (None, ()),
 }
+# The user must say where their files are.
+LOCAL = ("iam-graves", "mnist")
 
 # The papers' form of a corpus that `rhhn prepare` also makes in others: by variant and by mode.
 FORMS = {"ptb": ("raw", "text"), "enwik8": (None, "bytes")}
@@ -62,22 +48,21 @@ def prepare(name: str, data: Path, from_dir: Path | None) -> Path | None:
     Raises:
         UsageError: the files are missing or are not those of the corpus, or it was prepared in another form.
     """
-    corpus = CORPORA[name]
-    if corpus.prepared is None:
-        if corpus.local and from_dir is None:
-            raise UsageError(f"--from-dir is not given: name the directory with the files of {name}")
-        return from_dir
+    prepared, options = CORPORA[name]
     place = data / name
-    if (place / "dict.txt").exists() or (place / "manifest.json").exists():
-        if name in FORMS:
-            _check_form(name, place)
-        return place
-    if corpus.local and from_dir is None:
+    done = prepared and ((place / "dict.txt").exists() or (place / "manifest.json").exists())
+    if name in LOCAL and from_dir is None and not done:
         raise UsageError(
             f"--from-dir is not given: {name} cannot be downloaded, name the directory with its files"
         )
+    if prepared is None:
+        return from_dir
+    if done:
+        if name in FORMS:
+            _check_form(name, place)
+        return place
     source = [] if from_dir is None else ["--from-dir", str(from_dir)]
-    _prepare(corpus.prepared, [*source, *corpus.options, "--dest", str(place)])
+    _prepare(prepared, [*source, *options, "--dest", str(place)])
     return place
 
 

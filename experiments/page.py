@@ -1,6 +1,6 @@
 """The page of a table: the paper's figures, ours, what they cost, and the curves."""
 
-import argparse
+import itertools
 from collections import defaultdict
 from collections.abc import Set
 from pathlib import Path
@@ -179,15 +179,12 @@ def budget_share(row: Row, record: Record) -> float | None:
 
 def _share_of_batch(row: Row, record: Record) -> float:
     """Returns the sequences of an update of a run over those of its row."""
-    own = recipe_of(row)["batch_size"]
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--batch-size", "--max-sentences", type=int, default=own)
-    parser.add_argument("--update-freq", type=int, default=1)
+    own, words = recipe_of(row)["batch_size"], record.options.get("extra", [])
+    given = dict(itertools.pairwise(words))
     try:
-        given, _ = parser.parse_known_args(record.options.get("extra", []))
-    except argparse.ArgumentError:
+        return int(given.get("--batch-size", own)) * int(given.get("--update-freq", 1)) / own
+    except ValueError:
         return 1.0  # The number of batches in an update changes from epoch to epoch.
-    return given.batch_size * given.update_freq / own
 
 
 def _costs(table: Table, records: list[Record], costs: dict[str, Cost]) -> list[str]:

@@ -4,10 +4,12 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import rhhn_fairseq
+from fairseq.models import MODEL_REGISTRY
+
+import rhhn_fairseq.plugin
 from experiments.tables import Row, Table
+from rhhn_fairseq.cli.describe import architecture_rows
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.models import char_lm_table, classifier_table, gnmt_table, handwriting_table
 from rhhn_fairseq.programs import interpreter
 
 PRECISIONS = ("float32", "bfloat16")
@@ -41,13 +43,9 @@ class Budget:
 
     def options(self) -> dict[str, object]:
         """Returns the limits as options of fairseq-train."""
-        values = {
-            "max_epoch": self.epochs,
-            "max_update": self.updates,
-            "stop_time_hours": self.hours,
-            "patience": self.patience,
-        }
-        return {name: value for name, value in values.items() if value is not None}
+        names = {"epochs": "max_epoch", "updates": "max_update", "hours": "stop_time_hours"}
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return {names.get(name, name): value for name, value in given.items()}
 
 
 @dataclass(frozen=True)
@@ -74,6 +72,7 @@ class Run:
                 f"--scale {self.scale:g}: {self.table.name} has no smaller form; docs/translation.md has "
                 "smaller systems and corpora"
             )
+
     @property
     def name(self) -> str:
         """The run's name below its table: the row, the scale where it is not 1, and the seed."""
@@ -142,9 +141,11 @@ def _program(name: str) -> list[str]:
 
 def _scaled(row: Row, scale: float) -> dict[str, object]:
     """Returns the options of a smaller run, by ``SCALING_RULE``."""
-    sizes, recipe = _sizes_and_recipe(row)
+    sizes, recipe = architecture_rows()[row.arch].options, recipe_of(row)
     options: dict[str, object] = {
-        name: _width(sizes[name] * scale) for name in WIDTHS if sizes.get(name) is not None
+        name: max(SMALLEST_WIDTH, 4 * math.floor(sizes[name] * scale / 4))
+        for name in WIDTHS
+        if sizes.get(name) is not None
     }
     options["batch_size"] = max(SMALLEST_BATCH, round(recipe["batch_size"] * scale))
     epochs = row.epochs or recipe.get("max_epoch", ASSUMED_EPOCHS)
@@ -154,21 +155,6 @@ def _scaled(row: Row, scale: float) -> dict[str, object]:
     return options
 
 
-def _width(value: float) -> int:
-    return max(SMALLEST_WIDTH, 4 * math.floor(value / 4))
-
-
 def recipe_of(row: Row) -> dict:
     """Returns the training options that the architecture of a row has, such as ``batch_size``."""
-    return _sizes_and_recipe(row)[1]
-
-
-def _sizes_and_recipe(row: Row) -> tuple[dict, dict]:
-    if row.arch in char_lm_table.ARCHITECTURES:
-        return char_lm_table.ARCHITECTURES[row.arch].options, char_lm_table.recipe_of(row.arch)
-    if row.arch in handwriting_table.ARCHITECTURES:
-        return handwriting_table.ARCHITECTURES[row.arch].options, handwriting_table.BASE_RECIPE
-    if row.arch in gnmt_table.ARCHITECTURES:
-        return gnmt_table.ARCHITECTURES[row.arch].options, gnmt_table.recipe_of(row.arch)
-    problem = row.options["problem"]
-    return classifier_table.ARCHITECTURES[row.arch].options, classifier_table.recipe_of(problem)
+    return MODEL_REGISTRY[row.arch].recipe(row.options)

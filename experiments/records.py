@@ -15,6 +15,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import read_json, replace_file
 from rhhn_fairseq.inspection.training_logs import TRAIN, TRAIN_INNER, read_log
 
+PACKAGES = ("torch", "fairseq", "numpy", "sentencepiece", "sacrebleu")
 _EPOCH = re.compile(r"; ([\d,]+) updates an epoch")
 # Of the figures in fairseq's log, those that describe the machine or the run, not the model.
 MACHINE = {"wps", "ups", "wpb", "bsz", "train_wall", "wall", "gb_free", "clip", "lr", "gnorm", "loss_scale"}

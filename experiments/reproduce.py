@@ -23,7 +23,7 @@ from experiments import page, running
 from experiments.plan import PRECISIONS, Budget, Run
 from experiments.records import Record
 from experiments.running import Places
-from experiments.tables import TABLES, Table, table_of
+from experiments.tables import TABLES, Table
 from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.cli.parsers import StrictParser
 from rhhn_fairseq.compat import ranges
@@ -39,11 +39,11 @@ def main(argv=None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     args, extra = _parse(words)
     if args.list:
-        _list([table_of(args.table)] if args.table else list(TABLES.values()))
+        _list([TABLES[args.table]] if args.table else list(TABLES.values()))
         return
     if args.table is None:
         raise UsageError(f"no table is named, choose from {', '.join(TABLES)}, or give --list")
-    table = table_of(args.table)
+    table = TABLES[args.table]
     if args.render:
         print(f"wrote {page.render(table, RECORDS / table.name, PAGES)}")
         return
@@ -127,7 +127,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("table", nargs="?", metavar="TABLE", help=f"one of {', '.join(TABLES)}")
+    add("table", nargs="?", metavar="TABLE", choices=TABLES, help=f"one of {', '.join(TABLES)}")
     add("rows", nargs="*", metavar="ROW", help="rows of the table (default: all)")
     # What is done in place of a training.
     instead = parser.add_mutually_exclusive_group().add_argument

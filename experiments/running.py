@@ -14,11 +14,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.machine import commit, versions
+from benchmarks.machine import commit
 from experiments import corpora, plan, records
 from experiments.plan import Run
 from experiments.records import Record
 from experiments.tables import Scoring
+from rhhn_fairseq.data.common.manifest import versions
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import lock, no_link
@@ -109,7 +110,7 @@ def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> 
 def commands(run: Run, places: Places, device: str) -> list[list[str]]:
     """Returns the command lines of a run, training first, as if its corpus were prepared."""
     name = run.table.corpus
-    place = places.from_dir if corpora.CORPORA[name].prepared is None else places.data / name
+    place = places.from_dir if corpora.CORPORA[name][0] is None else places.data / name
     task = corpora.task_options(name, place)
     if run.scale < 1 and run.table.scoring.program == "eval_lm":
         place = places.data / f"{name}-x{run.scale:g}"
@@ -158,7 +159,7 @@ def _new_record(run: Run, threads: int, device: str) -> Record:
         options={**run.options(), **({"extra": list(run.extra)} if run.extra else {})},
         budget={name: value for name, value in asdict(run.budget).items() if value is not None},
         commit=commit(),
-        versions=versions(),
+        versions=versions(*records.PACKAGES),
         device=records.describe_machine(device),
         threads=threads if device == "cpu" else 0,
     )

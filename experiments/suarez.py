@@ -106,6 +106,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
 
 def rename(state: dict[str, Tensor], order: list[int], depth: int) -> dict[str, Tensor]:
     """Takes the author's weights out of ``state``; returns them with our names and layout, in float32."""
+
     def take(name: str) -> tuple[Tensor, Tensor]:
         return state.pop(f"{name}.weight").float().T, state.pop(f"{name}.bias").float()
 

@@ -3,19 +3,25 @@
 import bisect
 import dataclasses
 import time
-import typing
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
+from fairseq import options as fairseq_options
 
+import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.cli.describe import count_parameters
-from rhhn_fairseq.compat import ranges
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.models.char_lm import CharLM, CharLMConfig
 from rhhn_fairseq.models.char_lm_table import BASE_RECIPE
-from rhhn_fairseq.models.options import CELL_OPTIONS
+
+with needed_for("experiments.tune needs"):
+    from optuna.distributions import BaseDistribution
+    from optuna.distributions import CategoricalDistribution as Choice
+    from optuna.distributions import FloatDistribution as Real
+    from optuna.distributions import IntDistribution as Whole
 
 # Widths are multiples of this, as processors' vectors are.
 WIDTH_STEP = 4
@@ -25,47 +31,20 @@ UNTIMED_UPDATES = 2
 TIMED_UPDATES = 5
 
 
-@dataclass(frozen=True)
-class Dimension:
-    """An option that is searched: its value in the first trial, and its range or its choices."""
-
-    start: float
-    low: float | None = None
-    high: float | None = None
-    log: bool = False
-    choices: tuple = ()
-
-    def draw(self, trial, name: str):
-        """Returns the value that an Optuna trial suggests."""
-        if self.choices:
-            return trial.suggest_categorical(name, self.choices)
-        if isinstance(self.start, int):
-            return trial.suggest_int(name, self.low, self.high)
-        return trial.suggest_float(name, self.low, self.high, log=self.log)
-
-
 # By the names of fairseq-train's options. Those of cells apply to the cells that have them.
-SPACE = {
-    "lr": Dimension(3e-3, 5e-4, 1e-2, log=True),
-    "batch_size": Dimension(32, choices=(16, 32, 64)),
-    "output_dropout": Dimension(0.0, 0.0, 0.3),
-    "layers": Dimension(1, 1, 2),
-    "rhn_depth": Dimension(2, 1, 4),
-    "hyper_size": Dimension(64, choices=(32, 64, 128)),
-    "recurrent_dropout": Dimension(0.0, 0.0, 0.3),
-    "zoneout": Dimension(0.0, 0.0, 0.2),
+SPACE: dict[str, BaseDistribution] = {
+    "lr": Real(5e-4, 1e-2, log=True),
+    "batch_size": Choice((16, 32, 64)),
+    "output_dropout": Real(0.0, 0.3),
+    "layers": Whole(1, 2),
+    "rhn_depth": Whole(1, 4),
+    "hyper_size": Choice((32, 64, 128)),
+    "recurrent_dropout": Real(0.0, 0.3),
+    "zoneout": Real(0.0, 0.2),
 }
-
-# What a system may also set: options of the task, of the criterion and of the training.
-RECIPE = {
-    "batching": str,
-    "activation_reg": float,
-    "temporal_activation_reg": float,
-    "lr_scheduler": str,
-    "warmup_updates": int,
-    "weight_decay": float,
-    "clip_norm": float,
-}
+# The values of the first trial.
+START = {"lr": 3e-3, "batch_size": 32, "output_dropout": 0.0, "layers": 1}
+START |= {"rhn_depth": 2, "hyper_size": 64, "recurrent_dropout": 0.0, "zoneout": 0.0}
 
 
 @dataclass(frozen=True)
@@ -89,12 +68,20 @@ class System:
         cell, _, rest = text.partition(":")
         if cell not in CELLS:
             raise UsageError(f"{text}: no cell {cell!r}, choose from {', '.join(sorted(CELLS))}")
-        options = dict(_read_option(cell, word) for word in rest.split(",") if word)
+        words = [f"--{word}" for word in rest.split(",") if word]
+        parser = fairseq_options.get_training_parser()
+        given = vars(
+            fairseq_options.parse_args_and_arch(parser, [".", "--arch", "char_lm", "--cell", cell, *words])
+        )
+        options = {}
+        for word in words:
+            name = word.partition("=")[0].strip("-").replace("-", "_")
+            options[name] = given[name][0] if isinstance(given[name], list) else given[name]
         system = cls(cell, options)
-        try:
-            system.check()
-        except UsageError as error:
-            raise UsageError(f"{text}: {error}") from error
+        # Wide enough for any hypernetwork. An option that the cell does not have is refused here.
+        first = system.first_options()
+        width = WIDTH_STEP * first.get("hyper_size", 1)
+        build(first | {"hidden_size": width}, vocab_size=2, device="meta")
         return system
 
     @property
@@ -103,15 +90,11 @@ class System:
         options = ",".join(f"{name.replace('_', '-')}={value}" for name, value in self.options.items())
         return f"{self.cell}:{options}" if options else self.cell
 
-    def check(self) -> None:
-        """Raises UsageError for options that no trial could be trained with."""
-        start = {name: axis.start for name, axis in self.space().items()}
-        options = {"cell": self.cell} | start | self.options
-        # Wide enough for any hypernetwork.
-        width = WIDTH_STEP * options.get("hyper_size", 1)
-        build(options | {"hidden_size": width}, vocab_size=2, device="meta")
+    def first_options(self) -> dict:
+        """Returns the options of the first trial, without the width."""
+        return {"cell": self.cell} | {name: START[name] for name in self.space()} | self.options
 
-    def space(self) -> dict[str, Dimension]:
+    def space(self) -> dict[str, BaseDistribution]:
         """Returns what is searched: options of every model, and those of SPACE that the cell has.
 
         Depth means the cell's own, if it has one, else layers; of the cell's dropouts, one is searched.
@@ -126,27 +109,8 @@ class System:
         space = {name: SPACE[name] for name in names if name not in self.options}
         if self.cell == "grid_rhn" and "rhn_depth" in space:
             # It has at least two layers.
-            space["rhn_depth"] = dataclasses.replace(SPACE["rhn_depth"], low=2)
+            space["rhn_depth"] = Whole(2, SPACE["rhn_depth"].high)
         return space
-
-
-def _read_option(cell: str, word: str) -> tuple[str, object]:
-    name, equals, value = word.partition("=")
-    name = name.replace("-", "_")
-    fields = {spec.name: spec.type for spec in dataclasses.fields(CharLMConfig)}
-    fields |= RECIPE | {name: type(axis.start) for name, axis in SPACE.items() if name not in fields}
-    known = [n for n in fields if n not in CELL_OPTIONS or n in cell_options(cell)]
-    known = [n for n in known if n not in ("_name", "cell", "hidden_size")]
-    if name not in known or not equals:
-        raise UsageError(f"{cell}:{word}: expected OPTION=VALUE with one of {', '.join(sorted(known))}")
-    # The fields of cells are Optional, so NoneType is left out.
-    kinds = [kind for kind in typing.get_args(fields[name]) or (fields[name],) if kind is not type(None)]
-    try:
-        option = kinds[0](value)
-    except ValueError as error:
-        raise UsageError(f"{cell}:{word}: {value!r} is not of type {kinds[0].__name__}") from error
-    ranges.check({name: option})
-    return name, option
 
 
 def build(options: dict, vocab_size: int, device: str = "cpu") -> CharLM:

@@ -102,14 +102,3 @@ def _read() -> dict[str, Table]:
 
 
 TABLES = _read()
-
-
-def table_of(name: str) -> Table:
-    """Returns the table of this name.
-
-    Raises:
-        UsageError: there is no such table.
-    """
-    if name not in TABLES:
-        raise UsageError(f"{name} is no table, choose from {', '.join(TABLES)}")
-    return TABLES[name]

@@ -9,7 +9,6 @@ systems and trials to it. The table and its data are comparison.md and compariso
 """
 
 import argparse
-import importlib
 import math
 import re
 import shlex
@@ -20,21 +19,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import optuna
+import optuna.storages.journal
 from tqdm import tqdm
 
-import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
-from benchmarks.machine import commit, versions
+from benchmarks.machine import commit
 from experiments import records
 from experiments.plan import USER_DIR, flags
 from experiments.running import BPC, Program
-from experiments.systems import System, build, seconds_per_update, width_of
+from experiments.systems import START, System, build, seconds_per_update, width_of
 from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.cli.describe import count_parameters
 from rhhn_fairseq.cli.parsers import StrictParser
 from rhhn_fairseq.compat import ranges
+from rhhn_fairseq.data.common.manifest import versions
 from rhhn_fairseq.data.text.words import load_vocabulary
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.files import lock, no_link, replace_file
 from rhhn_fairseq.inspection.training_logs import parse_line
 from rhhn_fairseq.programs import interpreter
@@ -55,20 +55,17 @@ class Tuning:
     ``seconds_per_update``, ``bpc`` (valid, ``carry:32``; None if it failed) and ``problem``.
 
     Raises:
-        UsageError: Optuna is missing, or the directory's trials had other settings.
+        UsageError: the directory's trials had other settings.
     """
 
     def __init__(self, system: System, args: argparse.Namespace, vocab_size: int):
-        with needed_for("experiments.tune needs"):
-            self._optuna = importlib.import_module("optuna")
-            journal = importlib.import_module("optuna.storages.journal")
         self.system, self.args, self.vocab_size = system, args, vocab_size
         self.directory = args.directory / re.sub(r"[^A-Za-z0-9_.=-]+", "_", system.name)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
-        file = journal.JournalFileBackend(str(self.directory / "trials.log"))
-        self.study = self._optuna.create_study(
-            storage=self._optuna.storages.JournalStorage(file), study_name=system.name, load_if_exists=True
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        file = optuna.storages.journal.JournalFileBackend(str(self.directory / "trials.log"))
+        self.study = optuna.create_study(
+            storage=optuna.storages.JournalStorage(file), study_name=system.name, load_if_exists=True
         )
         names = ("parameters", "seconds" if args.symbols is None else "symbols", "length", "seed", "data")
         settings = {name: getattr(args, name) for name in names} | {"data": str(args.data)}
@@ -79,12 +76,12 @@ class Tuning:
             )
         self.study.set_user_attr("settings", settings)
         # A trial that was stopped is made again, with its options.
-        state = self._optuna.trial.TrialState
+        state = optuna.trial.TrialState
         for trial in self.study.get_trials(states=(state.RUNNING,)):
             self.study.tell(trial.number, state=state.FAIL)
             self.study.enqueue_trial(trial.params)
         if not self.study.trials:
-            self.study.enqueue_trial({name: axis.start for name, axis in system.space().items()})
+            self.study.enqueue_trial({name: START[name] for name in system.space()})
 
     def trials(self) -> list[dict]:
         """Returns the trials that ended, in order, without those that were stopped."""
@@ -94,38 +91,18 @@ class Tuning:
         """Returns the trial with the fewest bits per character; None if all failed."""
         return min((t for t in self.trials() if t["bpc"] is not None), key=lambda t: t["bpc"], default=None)
 
-    def seconds(self) -> float:
-        """Returns about how long a trial takes."""
-        if self.args.symbols is None:
-            return self.args.seconds
-        options = {"cell": self.system.cell} | self.system.options
-        options = {name: axis.start for name, axis in self.system.space().items()} | options
-        try:
-            options["hidden_size"] = width_of(options, self.args.parameters, self.vocab_size)
-        except UsageError:
-            return 0.0  # Its trials fail at once.
-        each = seconds_per_update(options, self.vocab_size, self.args.length)
-        return each * self._updates(each, options["batch_size"])
-
-    def _updates(self, seconds: float, batch_size: int) -> int:
-        if self.args.symbols is None:
-            return max(FEWEST_UPDATES, int(self.args.seconds / seconds))
-        return max(FEWEST_UPDATES, self.args.symbols // (batch_size * self.args.length))
-
     def run(self, show: Callable[[dict], None]) -> None:
         """Runs the remaining trials, and calls ``show`` after each."""
         while len(self.trials()) < self.args.trials:
             # A search that is resumed draws what an uninterrupted one would have drawn.
             seed = np.random.SeedSequence([self.args.seed, len(self.trials())]).generate_state(1)
-            self.study.sampler = self._optuna.samplers.TPESampler(
-                n_startup_trials=RANDOM_TRIALS, seed=int(seed[0])
-            )
-            trial = self.study.ask()
-            options = {"cell": self.system.cell} | self.system.options
-            options |= {name: axis.draw(trial, name) for name, axis in self.system.space().items()}
+            sampler = optuna.samplers.TPESampler(n_startup_trials=RANDOM_TRIALS, seed=int(seed[0]))
+            self.study.sampler = sampler
+            trial = self.study.ask(self.system.space())
+            options = {"cell": self.system.cell} | self.system.options | trial.params
             done = self._train(options, self.args.seed, self.directory / f"trial-{trial.number}.log")
             trial.set_user_attr("trial", done)
-            failed = self._optuna.trial.TrialState.FAIL if done["bpc"] is None else None
+            failed = optuna.trial.TrialState.FAIL if done["bpc"] is None else None
             self.study.tell(trial, done["bpc"], state=failed)
             show(done)
 
@@ -162,12 +139,14 @@ class Tuning:
         except UsageError as error:
             return done | {"problem": str(error)}
         options = options | {"hidden_size": width}
-        seconds = (
-            like["seconds_per_update"]
-            if like
-            else seconds_per_update(options, self.vocab_size, self.args.length)
-        )
-        updates = like["updates"] if like else self._updates(seconds, options["batch_size"])
+        if like is not None:
+            seconds, updates = like["seconds_per_update"], like["updates"]
+        else:
+            seconds = seconds_per_update(options, self.vocab_size, self.args.length)
+            updates = int(self.args.seconds / seconds)
+            if self.args.symbols is not None:
+                updates = self.args.symbols // (options["batch_size"] * self.args.length)
+            updates = max(FEWEST_UPDATES, updates)
         words = {"arch": "char_lm", "lr_scheduler": "polynomial_decay"} | options
         words |= {"tokens_per_sample": self.args.length, "seed": seed, "log_format": "json"}
         # Reading a batch takes microseconds; a process for it would be started for every validation.
@@ -227,13 +206,7 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
         tunings = [Tuning(system, args, size) for system in systems.values()]
         left = [max(0, args.trials - len(tuning.trials())) for tuning in tunings]
         again = min(args.best, len(tunings)) * args.repeats
-        each = [tuning.seconds() for tuning in tunings]
-        most = sum(n * s for n, s in zip(left, each, strict=True)) + again * max(each)
-        print(
-            f"{sum(left)} trainings, then {again} with other seeds unless they are made: about "
-            f"{most / 60:,.0f} minutes of updates; validation and start-up come on top",
-            flush=True,
-        )
+        print(f"{sum(left)} trainings, then {again} with other seeds unless they are made", flush=True)
         with tqdm(total=sum(left) + again, dynamic_ncols=True, unit="training") as bar:
 
             def show(done: dict) -> None:
@@ -255,7 +228,7 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
             "budget": {name: getattr(args, name) for name in BUDGET},
             "seed": args.seed,
             "machine": records.describe_machine("cpu"),
-            "versions": versions(),
+            "versions": versions(*records.PACKAGES),
             "commit": commit(),
             "day": time.strftime("%Y-%m-%d"),
             "command": shlex.join(["python", "-m", "experiments.tune", *command]),

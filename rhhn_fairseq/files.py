@@ -12,14 +12,11 @@ import logging
 import lzma
 import os
 import secrets
-import select
 import stat
 import struct
 import tarfile
-import time
 import zipfile
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,10 +34,7 @@ LARGEST_JSON = 64 << 20
 LONGEST_LINE = 1 << 20
 """Bytes of the longest line that is read; a longer line is not a sentence and may not fit into memory."""
 
-CHUNK = 1 << 16
-
-# Seconds that a single line waits for more; a program that writes many lines has written them by then.
-PATIENCE = 0.05
+CHUNK = 1 << 20
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -94,15 +88,9 @@ def read_json(path: str | Path, advice: str = "") -> object:
         advice: added to the message if the file is not JSON.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        UsageError: it cannot be read, or is not JSON.
+        OSError: there is no such file. UsageError: it cannot be read, or is not JSON.
     """
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+    os.lstat(path)
     try:
         return json.loads(read_regular(path, LARGEST_JSON).decode("utf-8"))
     except UsageError:
@@ -182,13 +170,11 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
         yield rest.removesuffix(b"\r")
 
 
-def decode_batches(
-    file: BinaryIO, name: str, size: int, errors: str = "strict", patience: float = PATIENCE
-) -> Iterator[list[str]]:
+def decode_batches(file: BinaryIO, name: str, size: int, errors: str = "strict") -> Iterator[list[str]]:
     """Yields a file's lines as text in lists of at most ``size``, without waiting for a list to fill.
 
-    A list ends if no further line is ready ``patience`` seconds after its first. So files on disk, and
-    input that arrives quickly, are read in full lists, and the file may be a terminal or an endless pipe.
+    A list ends with the last line that has arrived, so the file may be a terminal or an endless pipe. What
+    arrives while a list is worked on is in the next ones.
 
     Args:
         name: the file's name in messages. errors: strict, or replace, which puts U+FFFD in place of bytes
@@ -197,16 +183,14 @@ def decode_batches(
     Raises:
         UsageError: a line is not UTF-8 and ``errors`` is strict, or is too long, or the file cannot be read.
     """
-    chunks = _Arrivals(file)
+    chunks = _Chunks(file)
     batch: list[str] = []
-    taken, deadline = 0, 0.0
+    taken = 0
     try:
         for line in _decode_chunks(chunks, name, errors):
-            if not batch:
-                deadline = time.monotonic() + patience
             batch.append(line)
             taken += 1
-            if len(batch) == size or (taken == chunks.lines and not chunks.ready(deadline)):
+            if len(batch) == size or taken == chunks.lines:
                 ready_batch, batch = batch, []
                 yield ready_batch
     except UsageError:
@@ -218,78 +202,43 @@ def decode_batches(
         yield batch
 
 
-class _Arrivals:
-    """Iterates over the chunks of a binary file and knows whether another line has arrived.
-
-    Attributes:
-        lines: number of lines that end in the chunks returned so far.
-    """
+class _Chunks:
+    """Iterates over the chunks of a binary file as they arrive; ``lines`` of them have ended so far."""
 
     def __init__(self, file: BinaryIO):
-        self._file = file
-        self._waiting: deque[bytes] = deque()
-        self._ended = False
-        self.lines = 0
+        self._file, self.lines = file, 0
 
     def __iter__(self) -> Iterator[bytes]:
-        while self._waiting or self._read():
-            chunk = self._waiting.popleft()
+        while chunk := self._file.read1(CHUNK):
             self.lines += chunk.count(b"\n")
             yield chunk
-
-    def ready(self, deadline: float) -> bool:
-        """Returns whether the end of a line or of the file arrives before a time of ``time.monotonic``."""
-        try:
-            descriptor = self._file.fileno()
-        except (AttributeError, OSError, ValueError):
-            # A file in memory is always ready.
-            return True
-        # ``read1`` leaves nothing in Python's buffer, which ``select`` does not see.
-        while not self._ended and b"\n" not in (self._waiting[-1] if self._waiting else b""):
-            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                return False
-            self._read()
-        return True
-
-    def _read(self) -> bool:
-        chunk = b"" if self._ended else self._file.read1(CHUNK)
-        self._ended = not chunk
-        if chunk:
-            self._waiting.append(chunk)
-        return not self._ended
 
 
 def _decode_chunks(chunks: Iterable[bytes], name: str, errors: str) -> Iterator[str]:
     try:
         for number, line in enumerate(lines(chunks), start=1):
-            if line is None:
-                raise UsageError(
-                    f"{name}: line {number} has more than {LONGEST_LINE:,} bytes, no sentence has"
-                )
-            try:
-                yield line.decode("utf-8", errors)
-            except UnicodeDecodeError as error:
-                byte = f"byte {error.start + 1} of the line, 0x{line[error.start]:02x}"
-                raise UsageError(f"{name}: line {number} is not UTF-8 ({byte})") from error
+            if problem := line_problem(line, errors):
+                raise UsageError(f"{name}: line {number} {problem}")
+            yield line.decode("utf-8", errors)
     except OSError as error:
         raise UsageError(f"{name}: cannot be read ({error.strerror or error})") from error
 
 
-@contextmanager
-def opened(path: str | Path) -> Iterator[BinaryIO]:
-    """Opens a file for reading bytes. Raises UsageError if it cannot be opened."""
+def line_problem(line: bytes | None, errors: str = "strict") -> str | None:
+    """Returns why one of ``lines`` is no text, or None."""
+    if line is None:
+        return f"has more than {LONGEST_LINE:,} bytes, no sentence has"
     try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
-    with file:
-        yield file
+        line.decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        return f"is not UTF-8 (byte {error.start + 1} of the line, 0x{line[error.start]:02x})"
+    return None
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """Returns all lines of a text file. Raises UsageError if it cannot be read, is empty or is not UTF-8."""
-    with opened(path) as file:
-        found = list(_decode_chunks(_chunks(file), str(path), "strict"))
+    """Returns all lines of a text file. Raises UsageError if it is empty or is not UTF-8."""
+    with open(path, "rb") as file:
+        found = list(_decode_chunks(_Chunks(file), str(path), "strict"))
     if not found:
         raise UsageError(f"{path}: is empty")
     return found
@@ -297,12 +246,8 @@ def read_lines(path: str | Path) -> list[str]:
 
 def count_lines(path: str | Path) -> int:
     """Returns the number of lines of a file; the last one may lack its line end."""
-    with opened(path) as file:
-        return sum(1 for _ in lines(_chunks(file)))
-
-
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    return iter(lambda: file.read1(CHUNK), b"")
+    with open(path, "rb") as file:
+        return sum(1 for _ in lines(_Chunks(file)))
 
 
 def one_line(text: str) -> str:

@@ -18,27 +18,28 @@ from rhhn_fairseq.errors import printable
 CLOSED = "standard output is closed; send what is not wanted to /dev/null"
 
 
-class Output(io.FileIO):
-    """Standard output that keeps the error of the first failed write and discards everything after it.
+READER_LEFT = 128 + signal.SIGPIPE
 
-    Otherwise Python would retry the buffered content at exit and print several lines of errors.
+
+class Output(io.FileIO):
+    """Standard output; ends the program at the first write that fails, however deep in it that happens.
+
+    If the reader leaves early, the program ends silently with the status of one killed by SIGPIPE. Everything
+    after the failure is discarded, which Python would retry at exit, printing several lines of errors.
     """
 
-    failure: OSError | None = None
+    failed = False
 
     def write(self, content):
-        if self.failure is not None:
+        if self.failed:
             return memoryview(content).nbytes
         try:
             return super().write(content)
         except OSError as error:
-            self.failure = error
-            raise
-
-
-def describe(failure: OSError) -> str:
-    """Returns a line that says why nothing could be written."""
-    return f"standard output: cannot be written ({failure.strerror})"
+            self.failed = True
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(READER_LEFT) from None
+            raise SystemExit(f"error: standard output: cannot be written ({error.strerror})") from None
 
 
 class Screen(io.TextIOWrapper):
@@ -64,23 +65,27 @@ class PlainRecord(logging.LogRecord):
         return printable(super().getMessage())
 
 
-class ProgramOutput(Output):
-    """Ends the program at the first write that fails, however deep in the program it happens.
-
-    If the reader leaves early, the program ends silently with the status of one killed by SIGPIPE.
-    """
-
-    def write(self, content):
+@contextmanager
+def own_output() -> Iterator[None]:
+    """Replaces standard output with an ``Output`` within the context, if it has a file descriptor."""
+    stdout = sys.stdout
+    try:
+        output = Output(stdout.fileno(), "wb", closefd=False)
+    except (AttributeError, OSError, ValueError):
+        yield
+        return
+    sys.stdout = open_on(stdout, output, stdout.line_buffering or stdout.write_through)
+    try:
+        yield
+    finally:
         try:
-            return super().write(content)
-        except BrokenPipeError:
-            raise SystemExit(128 + signal.SIGPIPE) from None
-        except OSError as failure:
-            raise SystemExit(f"error: {describe(failure)}") from None
+            sys.stdout.flush()
+        finally:
+            sys.stdout = stdout
 
 
 def end_with_failing_output() -> bool:
-    """Replaces standard output with a ``ProgramOutput`` in fairseq's programs.
+    """Replaces standard output with an ``Output`` in fairseq's programs.
 
     Without it a full disk behind standard output causes a traceback for each logged line, and with standard
     output closed the program computes in vain and ends with status 0. Every line is written at once, so that
@@ -94,7 +99,7 @@ def end_with_failing_output() -> bool:
         return False
     if stdout is None:
         raise SystemExit(f"error: {CLOSED}")
-    sys.stdout = open_on(stdout, ProgramOutput(stdout.fileno(), "wb", closefd=False), line_buffering=True)
+    sys.stdout = open_on(stdout, Output(stdout.fileno(), "wb", closefd=False), line_buffering=True)
     # fairseq sets up its log before it imports anything else.
     for handler in logging.getLogger().handlers:
         if getattr(handler, "stream", None) is stdout:

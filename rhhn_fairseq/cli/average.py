@@ -146,9 +146,7 @@ def read_score(state: dict) -> Score | None:
     value = (state.get("extra_state") or {}).get("val_loss")
     if not isinstance(value, (int, float)) or math.isnan(value):
         return None
-    # Checkpoints of fairseq's older models hold all options in one namespace.
-    args = state.get("args")
-    settings = (state.get("cfg") or {}).get("checkpoint") or (vars(args) if args else {})
+    settings = (state.get("cfg") or {}).get("checkpoint") or {}
     metric = str(settings.get("best_checkpoint_metric", "loss"))
     maximised = metric in HIGHER_IS_BETTER or bool(settings.get("maximize_best_checkpoint_metric", False))
     return Score(metric, float(value), maximised, updates_of(state))
@@ -162,11 +160,9 @@ def updates_of(state: dict) -> int:
 
 def load(path: str | Path) -> dict:
     """Loads a checkpoint as fairseq stored it; its tensors stay in the file until they are used."""
-    from rhhn_fairseq.compat.checkpoints import WeightsOnlyTorch, allow_namespace
+    from rhhn_fairseq.compat.checkpoints import WeightsOnlyTorch
     from rhhn_fairseq.files import refuse_endless
 
-    # fairseq's older models store their options in a namespace.
-    allow_namespace()
     refuse_endless(path)
     return WeightsOnlyTorch.load(str(path), map_location="cpu", mmap=True)
 
@@ -192,7 +188,14 @@ def average(paths: Sequence[str | Path], ema: bool = False) -> dict:
     states = [load(path) for path in paths]
     weights = [_weights(state, path, ema) for state, path in zip(states, paths, strict=True)]
     for path, other in zip(paths, weights, strict=True):
-        _check_alike(paths[0], weights[0], path, other)
+        for name in weights[0].keys() | other.keys():
+            one, two = weights[0].get(name), other.get(name)
+            if one is None or two is None or one.shape != two.shape:
+                advice = "only models of one architecture and vocabulary can be averaged"
+                raise UsageError(f"{path} and {paths[0]} differ in {name} or its shape; {advice}")
+            if name.rpartition(".")[2] in OF_THE_DATA and not one.equal(two):
+                what = f"their {name} differ"
+                raise UsageError(f"{path} and {paths[0]} were trained on different data: {what}")
     newest = max(range(len(states)), key=lambda index: (updates_of(states[index]), index))
     extra = dict(states[newest].get("extra_state") or {})
     for name in ("ema", "ema_fp32_params", "best"):
@@ -210,16 +213,6 @@ def _weights(state: dict, path, ema: bool) -> dict[str, Tensor]:
         raise UsageError(f"--ema: {path} holds no such weights; train with --store-ema")
     # Those of a model in 16 bits, before they were rounded.
     return extra["ema"] | (extra.get("ema_fp32_params") or {})
-
-
-def _check_alike(first, expected: dict, path, weights: dict) -> None:
-    for name in expected.keys() | weights.keys():
-        one, other = expected.get(name), weights.get(name)
-        if one is None or other is None or one.shape != other.shape:
-            advice = "only models of one architecture and vocabulary can be averaged"
-            raise UsageError(f"{path} and {first} differ in {name} or its shape; {advice}")
-        if name.rpartition(".")[2] in OF_THE_DATA and not one.equal(other):
-            raise UsageError(f"{path} and {first} were trained on different data: their {name} differ")
 
 
 def _mean(weights: list[dict], newest: int, paths: Sequence[str | Path]) -> dict[str, Tensor]:

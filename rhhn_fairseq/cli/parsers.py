@@ -2,8 +2,6 @@
 
 import argparse
 import dataclasses
-import sys
-from itertools import takewhile
 
 from rhhn_fairseq.compat.names import complete, explain
 from rhhn_fairseq.errors import UsageError
@@ -16,26 +14,8 @@ class StrictParser(argparse.ArgumentParser):
         complete(self, skip=len(self.prog.split()) - 1)
         return super().parse_args(args, namespace)
 
-    def parse_known_args(self, args=None, namespace=None):
-        self._given = sys.argv[1:] if args is None else list(args)
-        namespace, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            # A subcommand's parser would leave this to the command's, which does not know its options.
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return namespace, unknown
-
     def error(self, message):
-        if message.startswith("the following arguments are required"):
-            # A misspelt option is why another one is missing; argparse does not get to name it.
-            words = takewhile(lambda word: word != "--", self._given)
-            unknown = next(filter(self._is_unknown, words), None)
-            message = message if unknown is None else f"unrecognized arguments: {unknown}"
         raise UsageError(explain(self, message))
-
-    def _is_unknown(self, word: str) -> bool:
-        option = word.partition("=")[0]
-        known = self._option_string_actions
-        return option.startswith("--") and not any(name.startswith(option) for name in known)
 
 
 def make_parser(name: str, text: str, **options) -> StrictParser:
@@ -67,15 +47,14 @@ def add_fields(parser, *defaults) -> None:
                 parser.add_argument(option, action=switch, default=default, help=text)
             elif kind is tuple:
                 shown = ",".join(default) or "none"
-                parser.add_argument(option, type=_names, default=default, help=f"{text} (default: {shown})")
+                help = f"{text} (default: {shown})"
+                parser.add_argument(
+                    option, type=lambda words: tuple(words.split(",")), default=default, help=help
+                )
             else:
                 choices = spec.metadata.get("choices")
                 help = f"{text} (default: %(default)s)"
                 parser.add_argument(option, type=kind, default=default, choices=choices, help=help)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
 
 
 def read_fields(kind, arguments):

@@ -26,9 +26,6 @@ def main(argv: list[str]) -> None:
     if not argv or argv[0].startswith("-"):
         raise UsageError(f"rhhn prepare: name the corpus first, one of {', '.join(known)}")
     name, rest = argv[0], argv[1:]
-    if name == "strokes":
-        # Another name for hershey, and it may precede the handwriting.
-        name, rest = ("hershey", rest) if not rest or rest[0].startswith("-") else (rest[0], rest[1:])
     for prepare, corpora in KINDS.values():
         if name in corpora:
             options, _ = corpora[name]
@@ -65,17 +62,21 @@ def _run(prepare, report, dest: Path, interrupted="error: interrupted; nothing w
     print(report(manifest))
 
 
-def _add_from_dir(parser, required: bool, text: str) -> None:
-    parser.add_argument("--from-dir", type=Path, required=required, metavar="DIR", help=text)
-
-
-def _add_download(parser, folder: str, text: str) -> None:
+def _add_from_dir(parser, text: str, downloads: str | None = None) -> None:
+    """Adds --from-dir, and unless it is required --download-dir, by default ``downloads`` of the cache."""
     from rhhn_fairseq.data.common.download import default_download_dir
 
-    _add_from_dir(parser, False, text)
-    default = default_download_dir() / folder
-    text = "where downloads are kept (default: %(default)s)"
-    parser.add_argument("--download-dir", type=Path, metavar="DIR", default=default, help=text)
+    required = downloads is None
+    parser.add_argument("--from-dir", type=Path, required=required, metavar="DIR", help=text)
+    if not required:
+        default = default_download_dir() / downloads
+        text = "where downloads are kept (default: %(default)s)"
+        parser.add_argument("--download-dir", type=Path, metavar="DIR", default=default, help=text)
+
+
+def _add_no_verify(parser, what: str) -> None:
+    text = f"accept {what} whose size, checksum or counts are not the published ones"
+    parser.add_argument("--no-verify", action="store_true", help=text)
 
 
 # Characters. The functions of corpora add their options, and return what makes the corpus of the arguments.
@@ -85,8 +86,7 @@ def characters(parser, options, name: str, argv: list[str]) -> None:
     """Prepares a text for character language models."""
     from rhhn_fairseq.data.common.destination import check_replaceable
     from rhhn_fairseq.data.text import corpora
-    from rhhn_fairseq.data.text.manifest import CHARACTERS
-    from rhhn_fairseq.data.text.prepare import prepare, report
+    from rhhn_fairseq.data.text.prepare import CHARACTERS, prepare, report
 
     make = options(parser, corpora)
     args = parser.parse_args(argv)
@@ -96,30 +96,23 @@ def characters(parser, options, name: str, argv: list[str]) -> None:
     _run(lambda: prepare(make(args), dest, args.force, verify), report, dest)
 
 
-def _add_no_verify(parser) -> None:
-    text = "accept input whose size, checksum or counts are not the published ones"
-    parser.add_argument("--no-verify", action="store_true", help=text)
-
-
 def _add_public(parser) -> None:
-    _add_no_verify(parser)
-    _add_download(parser, "", "take the files from here, not from the web")
+    _add_no_verify(parser, "input")
+    _add_from_dir(parser, "take the files from here, not from the web", "")
 
 
 def _add_local(parser) -> None:
-    _add_no_verify(parser)
-    _add_from_dir(parser, True, "directory of the file or files: plain, .gz, .zip, or in an archive")
+    _add_no_verify(parser, "input")
+    _add_from_dir(parser, "directory of the file or files: plain, .gz, .zip, or in an archive")
 
 
 def _ptb(parser, corpora):
     _add_public(parser)
-    parser.add_argument(
-        "--variant",
-        choices=tuple(corpora.PTB_VARIANTS),
-        default="raw",
-        help="raw (default): the word-level files as characters, as Ha and Suarez read them; char: without "
-        "the outer spaces of lines, the text of ptb.char; mikolov-char: from the ptb.char files",
+    text = (
+        "raw (default): the word-level files as characters, as Ha and Suarez read them; char: without "
+        "the outer spaces of lines, the text of ptb.char; mikolov-char: from the ptb.char files"
     )
+    parser.add_argument("--variant", choices=tuple(corpora.PTB_VARIANTS), default="raw", help=text)
     return lambda args: corpora.ptb(args.variant, args.from_dir, args.download_dir)
 
 
@@ -199,7 +192,7 @@ def translation(parser, options, name: str, argv: list[str]) -> None:
 
 
 def _multi30k(parser, corpora, cleaning, pieces):
-    _add_from_dir(parser, True, "directory of train.en, train.en.gz, ...")
+    _add_from_dir(parser, "directory of train.en, train.en.gz, ...")
     add_fields(parser, cleaning(**corpora.MULTI30K_CLEANING), pieces(**corpora.MULTI30K_PIECES))
     return lambda args: corpora.multi30k(args.from_dir)
 
@@ -209,8 +202,8 @@ def _wmt14(parser, corpora, cleaning, pieces):
 
     text = f"parts to train on, of {', '.join(wmt14.TRAINING)} (default: all)"
     parser.add_argument("--parts", nargs="+", default=list(wmt14.TRAINING), metavar="PART", help=text)
-    _add_download(parser, "wmt14", "take the archives from here")
-    parser.add_argument("--no-verify", action="store_true", help="accept archives with other checksums")
+    _add_from_dir(parser, "take the archives from here", "wmt14")
+    _add_no_verify(parser, "archives")
     add_fields(parser, cleaning(), pieces())
     return lambda args: wmt14.wmt14(args.parts, args.from_dir, args.download_dir, not args.no_verify)
 
@@ -276,7 +269,7 @@ def _hershey(parser, cleaning):
 def _iam(parser, cleaning):
     from rhhn_fairseq.data.strokes.iam import PROTOCOLS, iam
 
-    _add_from_dir(parser, True, "directory of its archives, or their contents")
+    _add_from_dir(parser, "directory of its archives, or their contents")
     text = "the benchmark's four sets, or Graves's, who trains on all but one validation set"
     parser.add_argument("--protocol", choices=PROTOCOLS, default="task1", help=text)
     # Ha et al. drop shorter lines; Graves removes steps that are recording errors.
@@ -327,7 +320,6 @@ KINDS = {
             "hershey": (_hershey, "words in the Hershey stroke fonts, made here"),
             "iam": (_iam, "IAM-OnDB, recorded handwriting"),
             "stroke3": (_stroke3, "your own drawings: SVG, or arrays of (dx, dy, pen bit)"),
-            "strokes": (_hershey, "the same as hershey; or strokes CORPUS, one of these three"),
         },
     ),
 }

@@ -3,19 +3,17 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from rhhn_fairseq.compat.errors import message_of, wants_traceback
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.programs import (
     CLOSED,
-    Output,
+    READER_LEFT,
     PlainRecord,
-    describe,
     exit_status,
     interrupted_by_sigterm,
-    open_on,
+    own_output,
 )
 
 
@@ -36,53 +34,21 @@ def run(main: Callable[[], None]) -> int:
     # not concern the user of a script; the first configuration wins.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.setLogRecordFactory(PlainRecord)
-    with watched_output() as output:
-        try:
-            with interrupted_by_sigterm():
-                main()
-            sys.stdout.flush()
-        except UsageError as error:
-            return _refuse(str(error))
-        except KeyboardInterrupt as interrupt:
-            return exit_status(interrupt)
-        except SystemExit:
-            # argparse ignores the error if --help cannot be written.
-            _flush()
-            if output.failure is None:
-                raise
-        except Exception as error:
-            if error is not output.failure:
-                if wants_traceback():
-                    raise
-                return _refuse(message_of(error))
-        if isinstance(output.failure, OSError) and not isinstance(output.failure, BrokenPipeError):
-            return _refuse(describe(output.failure))
+    try:
+        with own_output(), interrupted_by_sigterm():
+            main()
+    except UsageError as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt as interrupt:
+        return exit_status(interrupt)
+    except SystemExit as end:
+        if end.code != READER_LEFT:
+            raise
+    except Exception as error:
+        if wants_traceback():
+            raise
+        return _refuse(message_of(error))
     return 0
-
-
-@contextmanager
-def watched_output() -> Iterator[Output]:
-    """Replaces standard output with an ``Output`` if it has a file descriptor, within the context."""
-    stdout = sys.stdout
-    try:
-        output = Output(stdout.fileno(), "wb", closefd=False)
-    except (AttributeError, OSError, ValueError):
-        yield Output(os.devnull, "wb")
-        return
-    sys.stdout = open_on(stdout, output, stdout.line_buffering or stdout.write_through)
-    try:
-        yield output
-    finally:
-        _flush()
-        sys.stdout = stdout
-
-
-def _flush() -> None:
-    try:
-        sys.stdout.flush()
-    except OSError:
-        # ``Output`` keeps the error.
-        return
 
 
 def _refuse(message: str) -> int:

@@ -44,7 +44,10 @@ def main() -> int:
         directory, arguments = arguments[1], arguments[2:]
     if arguments and arguments[0] in FAIRSEQ:
         # These control their own output and end as fairseq's programs do.
-        own = [] if directory is None else user_dir_words(arguments[0], directory)
+        own = [] if directory is None else ["--user-dir", directory]
+        if own and arguments[0] == "hydra-train":
+            quoted = directory.replace("'", r"\'")
+            own = [f"common.user_dir='{quoted}'"]
         return run_fairseq(arguments[0], [*arguments[1:], *own])
     return run(lambda: dispatch(arguments, directory))
 
@@ -100,14 +103,6 @@ def dispatch(arguments: list[str], user_dir: str | None = None) -> None:
     else:
         hint = nearest(arguments[0], COMMANDS)
         raise UsageError(f"rhhn {arguments[0]}: no such command, {hint or 'see rhhn --help'}")
-
-
-def user_dir_words(name: str, path: str) -> list[str]:
-    """Returns how the command line of a program of fairseq names a user directory."""
-    if name != "hydra-train":
-        return ["--user-dir", path]
-    quoted = path.replace("'", r"\'")
-    return [f"common.user_dir='{quoted}'"]
 
 
 def load(name: str):

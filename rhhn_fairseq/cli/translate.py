@@ -13,16 +13,15 @@ import argparse
 import dataclasses
 import json
 import logging
-import math
 import os
-import re
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rhhn_fairseq.cli.parsers import add_fields, make_parser, read_fields
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.options import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,17 +53,18 @@ def main(argv=None) -> None:
         raise UsageError(f"--nbest {args.nbest} needs --json: plain text has one translation a line")
 
     import torch
+    from fairseq.utils import split_paths
 
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
-    from rhhn_fairseq.files import check_output, opened, replace_file
+    from rhhn_fairseq.files import check_output, replace_file
     from rhhn_fairseq.models.loading import load_translation_models
 
     config = read_fields(SearchConfig, args)
-    checkpoints = [path for given in args.checkpoint for path in named_checkpoints(given)]
+    checkpoints = [path for given in args.checkpoint for path in split_paths(given)]
     check_output("--output", args.output, (args.input, *checkpoints))
     if args.input is None and sys.stdin is None:
         raise UsageError("standard input is closed; name the text with --input")
-    given = nullcontext(sys.stdin.buffer) if args.input is None else opened(args.input)
+    given = open(args.input, "rb") if args.input else nullcontext(sys.stdin.buffer)  # noqa: SIM115 - closed
     output = nullcontext(sys.stdout.buffer) if args.output is None else replace_file(args.output)
     with given as source, output as file:
         loaded = load_translation_models(checkpoints, args.data, args.sentencepiece_model, task_options)
@@ -107,16 +107,6 @@ def add_data(parser) -> None:
     parser.add_argument("--sentencepiece-model", metavar="FILE", help=text)
 
 
-def named_checkpoints(given: str) -> list[str]:
-    """Returns the files of an ensemble, separated by commas or, as in fairseq, by colons."""
-    if os.path.exists(given) or "://" in given:
-        return [given]
-    paths = [path for path in re.split("[,:]", given) if path]
-    if not paths:
-        raise UsageError(f"--checkpoint {given!r} names no file")
-    return paths
-
-
 def translate(translator: Translator, source, output, args) -> None:
     """Reads, translates and writes in batches; shows progress on standard error if the input is a file."""
     from tqdm import tqdm
@@ -130,47 +120,34 @@ def translate(translator: Translator, source, output, args) -> None:
     with tqdm(total=total, unit=" lines", disable=None if args.input else True) as progress:
         for batch in decode_batches(source, args.input or "standard input", size, args.errors):
             translations = translator.translate(batch, first_line=done + 1, on_batch=progress.update)
-            rows = (
-                map(json_line, batch, translations) if args.json else (best[0].text for best in translations)
-            )
+            rows = [best[0].text for best in translations]
+            if args.json:
+                rows = [
+                    {"source": line, "translations": [dataclasses.asdict(each) for each in best]}
+                    for line, best in zip(batch, translations, strict=True)
+                ]
+                rows = [json.dumps(row, ensure_ascii=False).translate(LINE_ENDS) for row in rows]
             output.write("".join(f"{row}\n" for row in rows).encode("utf-8"))
             output.flush()
             done += len(batch)
-
-
-def json_line(source: str, translations) -> str:
-    """Returns one line of --json."""
-    row = {"source": source, "translations": [dataclasses.asdict(each) for each in translations]}
-    return json.dumps(row, ensure_ascii=False).translate(LINE_ENDS)
-
-
-def _option(default, help: str, low: float = 0):
-    return field(default=default, metadata={"help": help, "low": low})
 
 
 @dataclass(frozen=True)
 class SearchConfig:
     """Options of the search; ``UsageError`` names an invalid value."""
 
-    beam: int = _option(5, "width of the beam", 1)
-    nbest: int = _option(1, "translations per line, needs --json", 1)
-    max_len_a: float = _option(1.0, "a translation has at most A n + B pieces for n source pieces: A")
-    max_len_b: int = _option(200, "B", 1)
-    lenpen: float = _option(1.0, "a log-probability is divided by the length to this power", -math.inf)
-    max_tokens: int = _option(4000, "source pieces in a batch, padding included", 1)
-    max_source_pieces: int = _option(0, "cut longer lines; 0: at the model's limit, at most 1024")
+    beam: int = option(5, help="width of the beam")
+    nbest: int = option(1, help="translations per line, needs --json")
+    max_len_a: float = option(1.0, help="a translation has at most A n + B pieces for n source pieces: A")
+    max_len_b: int = option(200, help="B")
+    lenpen: float = option(1.0, help="a log-probability is divided by the length to this power")
+    max_tokens: int = option(4000, help="source pieces in a batch, padding included")
+    max_source_pieces: int = option(0, help="cut longer lines; 0: at the model's limit, at most 1024")
 
     def __post_init__(self):
         from rhhn_fairseq.compat import ranges
 
-        for spec in fields(self):
-            value, low = getattr(self, spec.name), spec.metadata["low"]
-            if not low <= value < math.inf:
-                option = spec.name.replace("_", "-")
-                raise UsageError(f"--{option} {value} is not possible, the smallest is {low}")
-        ranges.check({"--lenpen": self.lenpen, "--max-len-a": self.max_len_a})
-        if self.nbest > self.beam:
-            raise UsageError(f"--nbest {self.nbest} is more than --beam {self.beam} hypotheses")
+        ranges.check({f"--{name.replace('_', '-')}": value for name, value in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -220,10 +197,7 @@ class Translator:
         self.generator = self.task.build_generator(self.models, generation)
 
     def translate(
-        self,
-        lines: Sequence[str],
-        first_line: int = 1,
-        on_batch: Callable[[int], object] | None = None,
+        self, lines: Sequence[str], first_line: int = 1, on_batch: Callable[[int], object] | None = None
     ) -> list[list[Translation]]:
         """Translates each line separately; returns for each line its translations, the best first.
 
@@ -339,8 +313,8 @@ def max_source_pieces(models, task, config: SearchConfig) -> int:
     possible = int(min(model.max_positions()[0] for model in models)) - 1
     if not config.max_source_pieces:
         return min(possible, task.max_positions()[0] - 1, DEFAULT_SOURCE_PIECES)
-    if config.max_source_pieces > possible:
+    if not 0 <= config.max_source_pieces <= possible:
         raise UsageError(
-            f"--max-source-pieces {config.max_source_pieces} is more than the model takes, {possible}"
+            f"--max-source-pieces {config.max_source_pieces} is not possible: the model takes {possible}"
         )
     return config.max_source_pieces

@@ -68,17 +68,14 @@ class WeightsOnlyTorch(types.ModuleType):
             raise
         # The unpickler fails on damaged bytes with any exception: KeyError, EOFError, RuntimeError, ...
         except Exception as error:
-            raise UsageError(why_unreadable(name, error)) from error
+            # torch's own words advise to run its code.
+            if refused := re.search(r"GLOBAL (\S+)", str(error)):
+                reason = f"is refused: it would load {refused[1]}, and checkpoints hold data only"
+            else:
+                reason = f"cannot be read: it is damaged, cut short or no checkpoint ({type(error).__name__})"
+            raise UsageError(f"checkpoint {name} {reason}") from error
         check_state(name, state)
         return state
-
-
-def why_unreadable(name: str, error: Exception) -> str:
-    """Returns in one line why ``torch.load`` refused a file; torch's own words advise to run its code."""
-    if refused := re.search(r"GLOBAL (\S+)", str(error)):
-        return f"checkpoint {name} is refused: it would load {refused[1]}, and checkpoints hold data only"
-    kind = type(error).__name__
-    return f"checkpoint {name} cannot be read: it is damaged, cut short or no checkpoint ({kind})"
 
 
 def load_weights_only() -> None:
@@ -95,13 +92,11 @@ def load_weights_only() -> None:
     """
     from fairseq import checkpoint_utils
 
-    allow_namespace()
     checkpoint_utils.torch = WeightsOnlyTorch("torch")
 
 
-def allow_namespace() -> None:
-    """Lets `torch.load` read the options of fairseq's older models."""
-    torch.serialization.add_safe_globals([argparse.Namespace])
+# The options of fairseq's older models.
+torch.serialization.add_safe_globals([argparse.Namespace])
 
 
 def check_file(name: str, file) -> None:
@@ -125,10 +120,6 @@ def check_file(name: str, file) -> None:
         raise UsageError(f"checkpoint {name}: is compressed, and torch.save writes uncompressed files")
 
 
-class NotACheckpoint(UsageError):
-    """A file that torch can load, and that no training of fairseq wrote."""
-
-
 def check_state(name: str, state) -> None:
     """Checks everything that was loaded from a checkpoint.
 
@@ -139,7 +130,7 @@ def check_state(name: str, state) -> None:
         UsageError: it is no checkpoint, or holds what no training writes.
     """
     if not (isinstance(state, dict) and isinstance(state.get("model"), dict)):
-        raise NotACheckpoint(f"{name} is not a fairseq checkpoint: it holds no 'model'")
+        raise UsageError(f"{name} is not a fairseq checkpoint: it holds no 'model'")
     for key, value in state.items():
         if key != "model":
             most = MOST_SETTINGS if key in ("cfg", "args") else MOST_VALUES
@@ -207,7 +198,9 @@ def _check_settings(where: str, settings, root) -> None:
         if isinstance(value, str) and "${" in value and not _is_one_value(value, root):
             raise UsageError(f"{where}.{name} is {value!r}: a checkpoint holds values, not references")
         allowed = STORED.get(name)
-        if allowed is not None and value is not None and not allowed.fullmatch(str(value)):
+        # Multilingual tasks of fairseq's keep a list of their languages.
+        parts = value if isinstance(value, list | tuple) else [value]
+        if allowed is not None and not all(p is None or allowed.fullmatch(str(p)) for p in parts):
             raise UsageError(f"{where}.{name} is {value!r}, which a checkpoint may not set")
         _check_settings(f"{where}.{name}", value, root)
 

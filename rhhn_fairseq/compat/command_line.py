@@ -49,7 +49,10 @@ def parse_args_and_arch(
     namespace = parsed[0] if isinstance(parsed, tuple) else parsed
     if isinstance(modify, Defaults) and modify.trains:
         recipes.announce(modify.arch, modify.filled)
-    _divide_sentences(namespace)
+    if hasattr(namespace, "beam") and not hasattr(namespace, "buffer_size") and namespace.num_shards > 1:
+        # fairseq-generate ignores --num-shards; here it translates the share that the option names.
+        namespace.distributed_world_size = namespace.num_shards
+        namespace.distributed_rank = namespace.shard_id
     ranges.check_command_line(namespace)
     return parsed
 
@@ -137,14 +140,6 @@ def given_options(parser: argparse.ArgumentParser, arguments: Iterable[str]) -> 
         parser._defaults = defaults
         for action, default, required in kept:
             action.default, action.required = default, required
-
-
-def _divide_sentences(namespace: argparse.Namespace) -> None:
-    """fairseq-generate ignores ``--num-shards``; here it translates the share that the option names."""
-    generates = hasattr(namespace, "beam") and not hasattr(namespace, "buffer_size")
-    if generates and namespace.num_shards > 1:
-        namespace.distributed_world_size = namespace.num_shards
-        namespace.distributed_rank = namespace.shard_id
 
 
 def stored_criterion(given: dict) -> dict[str, str]:

@@ -23,7 +23,7 @@ import numpy as np
 from torch._utils import ExceptionWrapper
 
 from rhhn_fairseq.compat import in_place_of
-from rhhn_fairseq.data.text.stream import OTHER_FORMATS, read_index
+from rhhn_fairseq.data.text.stream import OTHER_FORMATS, check_stream
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import refuse_endless
 
@@ -137,30 +137,15 @@ def check_indexed(prefix: str, entries: int | None) -> None:
     Raises:
         UsageError: they do not.
     """
-    index, content = f"{prefix}.idx", f"{prefix}.bin"
-    for path in (index, content):
-        refuse_endless(path)
-    content_size = os.stat(content).st_size
-    with open(index, "rb") as file:
+    for end in ("idx", "bin"):
+        refuse_endless(f"{prefix}.{end}")
+    with open(f"{prefix}.idx", "rb") as file:
         if file.read(8).startswith(OTHER_FORMATS):
             return
     # Without a dictionary these are alignments, and a sentence may have none.
-    sentences = read_index(prefix, shortest=0 if entries is None else 1)
-    total = sentences.symbols * sentences.dtype.itemsize
-    if content_size != total:
-        raise UsageError(
-            f"{content}: has {content_size:,} bytes, {index} tells of {total:,}; prepare the data again"
-        )
+    _, sentences = check_stream(prefix, entries, shortest=0 if entries is None else 1)
     if sentences.items == 0 and entries is not None:
-        raise UsageError(f"{index}: holds no sentences")
-    if total and entries is not None:
-        values = np.memmap(content, sentences.dtype, mode="r")
-        low, high = int(values.min()), int(values.max())
-        if low < 0 or high >= entries:
-            raise UsageError(
-                f"{content}: has entry {high if high >= entries else low}, its dictionary has {entries} "
-                "entries; data and dictionary do not belong together"
-            )
+        raise UsageError(f"{prefix}.idx: holds no sentences")
 
 
 @in_place_of("fairseq.data:FastaDataset._build_index")

@@ -70,7 +70,12 @@ def joined(cfg, main) -> Iterator[None]:
     launched = launched_by_torchrun(cfg.distributed_training)
     if launched:
         join(cfg)
-        refuse_partial_report(main, cfg.distributed_training.distributed_world_size)
+        workers, program = cfg.distributed_training.distributed_world_size, main.__code__.co_filename
+        if workers > 1 and os.path.basename(program) in ("eval_lm.py", "generate.py"):
+            raise UsageError(
+                f"{os.path.basename(program)} reports on each worker's share and never adds the {workers} "
+                "shares up: run it without torchrun"
+            )
     yield
     if launched and dist.is_initialized():
         # Otherwise PyTorch warns at exit.
@@ -105,16 +110,6 @@ def train_bf16_without_tpu(cfg) -> None:
     if utils.xm is None and cfg.common.bf16 and cfg.common.tpu:
         # The second, a copy, decides whether there are other workers.
         cfg.common.tpu = cfg.distributed_training.tpu = False
-
-
-def refuse_partial_report(main, workers: int) -> None:
-    """Raises UsageError if rank 0 would print the score of its share as if it were the total."""
-    program = os.path.basename(main.__code__.co_filename)
-    if workers > 1 and program in ("eval_lm.py", "generate.py"):
-        raise UsageError(
-            f"{program} reports on each worker's share and never adds the {workers} shares up: "
-            "run it without torchrun"
-        )
 
 
 def join_late(cfg) -> None:

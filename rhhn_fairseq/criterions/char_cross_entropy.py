@@ -60,10 +60,7 @@ class CharCrossEntropy(FairseqCriterion):
         }
         if model.training and (self.activation_reg or self.temporal_activation_reg):
             penalty = sample["ntokens"] * activation_penalty(
-                extra["outputs"],
-                extra["dropped_outputs"],
-                self.activation_reg,
-                self.temporal_activation_reg,
+                extra["outputs"], extra["dropped_outputs"], self.activation_reg, self.temporal_activation_reg
             )
             logged["penalty"] = penalty.detach()
             loss = loss + penalty

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.options import check_fields, option
 
 PROMPT_CHUNK = 512
 LARGEST_SEED = 2**64 - 1
@@ -14,25 +14,14 @@ LARGEST_SEED = 2**64 - 1
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How the next symbol is drawn; ``UsageError`` names the invalid value.
+    """How the next symbol is drawn; ``UsageError`` names the invalid value. A seed gives the same text."""
 
-    Attributes:
-        temperature: logits are divided by it; 0 always takes the likeliest symbol.
-        top_k: how many of the likeliest symbols to draw from; 0 for all.
-        seed: of the draws; the same seed gives the same text.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    seed: int = 1
+    temperature: float = option(1.0, help="divides the logits; 0: always take the likeliest", low=0)
+    top_k: int = option(0, help="sample from the k likeliest only; 0: from all", low=0)
+    seed: int = option(1, help="seed of the samples", low=0, high=LARGEST_SEED)
 
     def __post_init__(self):
-        if not 0 <= self.temperature < float("inf"):
-            raise UsageError(f"--temperature {self.temperature} is not a number of 0 or more")
-        if self.top_k < 0:
-            raise UsageError(f"--top-k {self.top_k} is too small, the smallest is 0 (all symbols)")
-        if not 0 <= self.seed <= LARGEST_SEED:
-            raise UsageError(f"--seed {self.seed} is not a number from 0 to {LARGEST_SEED}")
+        check_fields(self, flags=True)
 
 
 def draw(logits_BD: Tensor, config: SamplingConfig, generator: torch.Generator) -> Tensor:

@@ -43,8 +43,6 @@ class GNMTScore:
         Raises:
             UsageError: a value is invalid; the message says what would be valid.
         """
-        if not (beta >= 0 and math.isfinite(beta)):
-            raise UsageError(f"--coverage-penalty {beta} is not 0 or a positive number")
         name, colon, number = length_penalty.partition(":")
         if length_penalty == "fairseq":
             return cls(0.0, beta, lenpen)
@@ -97,14 +95,9 @@ class Pruning:
     A symbol is dropped if its log-probability is more than ``threshold`` below the best symbol's after the
     same hypothesis, and a hypothesis if its normalised score is more than that below the best finished
     one's. The best candidate of a sentence always stays.
-
-    Raises:
-        UsageError: the threshold is not above 0.
     """
 
     def __init__(self, threshold: float, score: GNMTScore):
-        if not threshold > 0:
-            raise UsageError(f"--beam-size-threshold {threshold} is not 0 or a positive number")
         self.threshold, self.score = threshold, score
 
     def __call__(

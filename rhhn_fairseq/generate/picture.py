@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,7 @@ from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.files import replace_file
 from rhhn_fairseq.generate.strokes import Written, stub
 from rhhn_fairseq.inspection.colours import colour_limit
-from rhhn_fairseq.inspection.plotting import (
-    COLOURS,
-    LINE_COLOUR_MAP,
-    Figure,
-    encode,
-    styled,
-)
+from rhhn_fairseq.inspection.plotting import COLOURS, LINE_COLOUR_MAP, Figure, encode, styled
 
 with needed_for("pictures need"):
     from matplotlib.collections import PathCollection
@@ -100,7 +95,12 @@ def draw_lines(
     Args:
         captions: texts above the lines; none, or one for each line.
     """
-    lines = [without_stub(line) for line in lines]
+    # Without the last stroke of a line where drawing stopped before that stroke had a shape.
+    ends = [len(line.points) - stub(line) for line in lines]
+    lines = [
+        replace(line, points=line.points[:end], changes=line.changes[:end], cut=False)
+        for line, end in zip(lines, ends, strict=True)
+    ]
     changes = changes and bool(lines[0].names)
     places = [np.cumsum(line.points[:, :2], axis=0) for line in lines]
     extents = [np.maximum(np.ptp(place, axis=0), 1e-9) for place in places]
@@ -135,12 +135,6 @@ def draw_lines(
         primed = any(line.primed for line in lines)
         _draw_bar(figure, image, total, "; the line that was read first is orange" if primed else "")
     return figure
-
-
-def without_stub(line: Written) -> Written:
-    """Returns the line without its last stroke if drawing stopped before that stroke had a shape."""
-    end = len(line.points) - stub(line)
-    return Written(**vars(line) | {"points": line.points[:end], "changes": line.changes[:end], "cut": False})
 
 
 def _box(left: float, bottom: float, width: float, height: float, total: float) -> tuple[float, ...]:

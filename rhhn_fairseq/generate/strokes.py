@@ -18,6 +18,7 @@ from rhhn_fairseq.data.strokes.points import Line, to_strokes
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.inspection.changes import step_changes, watch
 from rhhn_fairseq.layers.mixture import Mixture, check_sharpness
+from rhhn_fairseq.options import check_fields, option
 
 # A stroke of up to this many points is at most one straight segment.
 LONGEST_STUB = 2
@@ -31,24 +32,18 @@ POINTS_PER_CHARACTER = 80
 class WritingConfig:
     """How lines are written; ``UsageError`` names the value that cannot work.
 
-    Attributes:
-        lines: number of lines, for each text if there are texts.
-        points: points per line, with a text the maximum; None lets ``most_points`` decide.
-        bias, temperature: see ``Mixture.sharpened``.
-        seed: of the draws. Line n of a seed does not depend on how many others are written.
+    Line n of a seed does not depend on how many others are written. See ``Mixture.sharpened`` for bias and
+    temperature.
     """
 
-    lines: int = 3
-    points: int | None = None
-    bias: float = 0.0
-    temperature: float = 1.0
-    seed: int = 1
+    lines: int = option(3, help="lines to write for each text", low=1)
+    points: int | None = option(None, help="points per line, with a text the maximum", low=1)
+    bias: float = option(0.0, help="0 is the model's own hand, larger is tidier")
+    temperature: float = option(1.0, help="below 1 is tidier")
+    seed: int = option(1, help="seed of the random numbers", low=0)
 
     def __post_init__(self):
-        for name, low in (("lines", 1), ("points", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise UsageError(f"--{name} {value} is too small, the smallest is {low}")
+        check_fields(self, flags=True)
         check_sharpness(self.bias, self.temperature)
 
     def most_points(self, text: str | None) -> int:
@@ -129,7 +124,10 @@ def write(
             or a primed line lacks the text that a window reads.
     """
     if model.window:
-        _check_texts(texts)
+        if not texts:
+            raise UsageError("--text is missing: a model that was trained with --window needs a text")
+        if not all(texts):
+            raise UsageError("--text is empty")
     elif texts:
         raise UsageError("--text: the model was trained without --window, so it cannot write a given text")
     return [
@@ -166,7 +164,9 @@ def draw_points(
     if text is not None:
         # With a space after the text the model finishes the last letter as it finishes any word.
         space = " " if " " in model.symbols else ""
-        heard = _indices(model.symbols, _before(prime, model.symbols) + text + space)
+        heard = _before(prime, model.symbols) + text + space
+        _check("--text", heard, model.symbols)
+        heard = torch.tensor([[model.symbols.index(symbol) for symbol in heard]])
     hand = Hand(model, heard)
     # Without a primed line, the model still reads the point where the pen first touches.
     read = np.zeros((1, 3)) if prime is None else model.normalisation.apply(prime.points)
@@ -208,13 +208,6 @@ def _in_units(model: nn.Module, point: Tensor) -> np.ndarray:
     return model.normalisation.invert(np.stack([np.zeros(3), point.numpy()]))[1]
 
 
-def _check_texts(texts: Sequence[str]) -> None:
-    if not texts:
-        raise UsageError("--text is missing: the model was trained with --window and needs a text to write")
-    if not all(texts):
-        raise UsageError("--text is empty")
-
-
 def _before(prime: Line | None, symbols: str) -> str:
     """Returns the text that a window reads before the text to write."""
     if prime is None:
@@ -225,12 +218,6 @@ def _before(prime: Line | None, symbols: str) -> str:
         )
     _check(prime.name, prime.text, symbols)
     return prime.text + (" " if " " in symbols else "")
-
-
-def _indices(symbols: str, text: str) -> Tensor:
-    """Returns the indices [1, U] of a text in the model's symbols; UsageError names unknown symbols."""
-    _check("--text", text, symbols)
-    return torch.tensor([[symbols.index(symbol) for symbol in text]])
 
 
 def _check(name: str, text: str, symbols: str) -> None:

@@ -115,13 +115,10 @@ def _one_pass(model, tokens, coins) -> tuple[np.ndarray, np.ndarray, tuple[str, 
     for node, gradient in zip(wanted, gradients, strict=True):
         filled.append(torch.zeros_like(node) if gradient is None else gradient)
     count, T = len(steps[0]), len(steps)
-    norms = np.array([[_norm(filled[t * count + n]) for n in range(count)] for t in range(T)])
+    # Means over lines.
+    norms = np.array([each.double().norm(dim=-1).mean().item() for each in filled[: T * count]])
+    norms = norms.reshape(T, count)
     return norms, _shares(filled[T * count :], T), _names(cells, [len(taken[0]) for taken in layers])
-
-
-def _norm(gradient_BH: Tensor) -> float:
-    """Returns the mean over lines of the L2 norms."""
-    return gradient_BH.double().norm(dim=-1).mean().item()
 
 
 def _memories(cells: Sequence[Cell], widths: Sequence[int], state) -> list[Tensor]:

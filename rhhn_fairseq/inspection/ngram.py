@@ -68,12 +68,10 @@ class NGrams:
         order: the highest n.
 
     Raises:
-        UsageError: the order is below 1, or the text is shorter than it.
+        UsageError: the text is shorter than that.
     """
 
     def __init__(self, text: np.ndarray, symbols: int, order: int):
-        if order < 1:
-            raise UsageError(f"order {order} is too small, the smallest is 1")
         if len(text) < order:
             raise UsageError(f"a text of {len(text)} symbols has no {order}-grams")
         self.symbols = symbols

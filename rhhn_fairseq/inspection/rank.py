@@ -22,10 +22,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.inspection.tracing import CellTrace
 from rhhn_fairseq.inspection.weights import hyper_states
 
-KINDS = {
-    "z": "embeddings z",
-    "d": "scaling vectors d",
-}
+KINDS = {"z": "embeddings z", "d": "scaling vectors d"}
 
 
 def effective_rank(matrix: np.ndarray) -> float:

@@ -10,18 +10,12 @@ from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor
 
 from rhhn_fairseq.cells.config import WIDEST, option
-from rhhn_fairseq.compat.configuration import typed_config
+from rhhn_fairseq.compat.recipes import typed_config
 from rhhn_fairseq.data.text.vocabulary import PAD, UNK, CharVocabulary, escape
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.models.char_lm_table import ARCHITECTURES, BASE_RECIPE, recipe_of
-from rhhn_fairseq.models.options import (
-    STACK,
-    fairseq_dataclass,
-    register_architectures,
-    taken,
-)
-from rhhn_fairseq.models.recipes import HasRecipe
+from rhhn_fairseq.models.options import STACK, HasRecipe, fairseq_dataclass, register_architectures, taken
 from rhhn_fairseq.nn.character import CharacterNetwork
 
 LAYERS = (*STACK, "weight_drop")

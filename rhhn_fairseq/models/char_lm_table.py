@@ -4,7 +4,7 @@ Ha = Ha, Dai, Le 2016 (arXiv 1609.09106), tables 1 and 2; Suarez = Suarez 2017 (
 is the count that the printed sizes give; it equals the paper's figure unless a note says otherwise.
 """
 
-from rhhn_fairseq.models.recipes import Architecture, Recipe
+from rhhn_fairseq.models.options import Architecture, Recipe
 
 PTB = "Ha table 1, Penn Treebank"
 ENWIK8 = "Ha table 2, enwik8"
@@ -93,12 +93,7 @@ ARCHITECTURES = {
     "lstm_1125_ptb": _row(LSTM_SUAREZ, PTB_SUAREZ, 15_375_650, "15.6 M", 1.29),
     "rhn_ptb": _row(_suarez("rhn"), PTB_SUAREZ, 14_121_400, "14.0 M", 1.24),
     "hyperrhn_ptb": _row(
-        _suarez("hyperrhn", hyper_size=128),
-        PTB_SUAREZ,
-        15_262_736,
-        "15.5 M (15.2 M in the text)",
-        1.21,
-        1.19,
+        _suarez("hyperrhn", hyper_size=128), PTB_SUAREZ, 15_262_736, "15.5 M (15.2 M in the text)", 1.21, 1.19
     ),
     # The paper gives the figure without its split, and the HyperRHN's parameter count, but no size.
     "grid_rhn_ptb": _row(_suarez("grid_rhn", 736), GRID_SUAREZ, 15_257_208, "that of its HyperRHN", 1.40),

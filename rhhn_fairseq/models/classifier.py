@@ -13,18 +13,12 @@ from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
 from rhhn_fairseq.cells.contract import glorot_
-from rhhn_fairseq.compat.configuration import typed_config
-from rhhn_fairseq.data.problems.base import Problem
+from rhhn_fairseq.compat.recipes import typed_config
+from rhhn_fairseq.data.problems.generated import Problem
 from rhhn_fairseq.data.problems.registry import blank_problem
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.classifier_table import ARCHITECTURES, BASE_PROBLEM, recipe_of
-from rhhn_fairseq.models.options import (
-    STACK,
-    fairseq_dataclass,
-    register_architectures,
-    taken,
-)
-from rhhn_fairseq.models.recipes import HasRecipe
+from rhhn_fairseq.models.options import STACK, HasRecipe, fairseq_dataclass, register_architectures, taken
 
 LAYERS = (*STACK, "bidirectional_layers")
 

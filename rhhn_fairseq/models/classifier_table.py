@@ -6,7 +6,7 @@ they have the LSTM's width, and a highway network of depth 2 also has nearly its
 Ka has two biases per gate, of which only the sum matters; here it has one.
 """
 
-from rhhn_fairseq.models.recipes import Architecture, Recipe
+from rhhn_fairseq.models.options import Architecture, Recipe
 
 HYPER = {"hyper_size": 32, "hyper_embed_size": 4}
 CELLS = {

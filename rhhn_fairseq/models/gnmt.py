@@ -24,19 +24,14 @@ from torch import Tensor, nn
 
 from rhhn_fairseq.cells.config import DEEPEST, WIDEST, check_fields, option
 from rhhn_fairseq.cells.running import Cell
-from rhhn_fairseq.compat.configuration import typed_config
+from rhhn_fairseq.compat.recipes import typed_config
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.attention import Memory
 from rhhn_fairseq.layers.decoder import AttentionDecoder, DecoderConfig
 from rhhn_fairseq.layers.decoding import decoding_step
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.models.gnmt_table import ARCHITECTURES, BASE_RECIPE, recipe_of
-from rhhn_fairseq.models.options import (
-    fairseq_dataclass,
-    register_architectures,
-    taken,
-)
-from rhhn_fairseq.models.recipes import HasRecipe
+from rhhn_fairseq.models.options import HasRecipe, fairseq_dataclass, register_architectures, taken
 from rhhn_fairseq.ops.loop import State
 from rhhn_fairseq.ops.matmul.gemm import affine
 

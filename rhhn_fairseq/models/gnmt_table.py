@@ -5,7 +5,7 @@ WMT'14 En-Fr with 32,000 wordpieces on newstest2014 as tokenised BLEU. A row wit
 paper.
 """
 
-from rhhn_fairseq.models.recipes import Architecture, Recipe
+from rhhn_fairseq.models.options import Architecture, Recipe
 
 # The sizes of the paper's hypernetwork are not printed; these come closest to its count.
 HYPER = {"hyper_size": 192, "hyper_embed_size": 32}

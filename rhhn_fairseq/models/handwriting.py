@@ -10,19 +10,13 @@ import torch
 from fairseq.models import BaseFairseqModel, register_model
 
 from rhhn_fairseq.cells.config import option
-from rhhn_fairseq.compat.configuration import typed_config
+from rhhn_fairseq.compat.recipes import typed_config
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.layers.window import WindowConfig
 from rhhn_fairseq.models.handwriting_table import ARCHITECTURES, BASE_RECIPE, WORDS_RECIPE
-from rhhn_fairseq.models.options import (
-    STACK,
-    fairseq_dataclass,
-    register_architectures,
-    taken,
-)
-from rhhn_fairseq.models.recipes import HasRecipe
+from rhhn_fairseq.models.options import STACK, HasRecipe, fairseq_dataclass, register_architectures, taken
 from rhhn_fairseq.nn.strokes import POINT_SIZE, StrokeNetwork
 
 # Steps per character in IAM-OnDB, used where the data do not say.

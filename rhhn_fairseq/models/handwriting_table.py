@@ -4,7 +4,7 @@ Ha = Ha, Dai, Le 2016 (arXiv 1609.09106), section 4.3: a mixture of 20 Gaussians
 count that the printed sizes give; it equals the paper's figure unless a comment says otherwise.
 """
 
-from rhhn_fairseq.models.recipes import Architecture
+from rhhn_fairseq.models.options import Architecture
 
 SOURCE = "Ha section 4.3, IAM-OnDB"
 

@@ -81,8 +81,7 @@ def beginning_of(task, split: str, symbols: int) -> list[int]:
     Raises:
         UsageError: the data has no such split.
     """
-    stream = task.open_split(split)
-    return [task.first_input, *stream[:symbols].tolist()]
+    return [task.first_input, *task.open_split(split)[:symbols].tolist()]
 
 
 def lines_of(task, split: str, lines: int, symbols: int) -> torch.Tensor:

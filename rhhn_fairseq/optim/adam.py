@@ -6,7 +6,7 @@ gradients and running means in every update. torch has a kernel for CPU and GPU 
 
 import ast
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, List
 
 import torch
@@ -15,23 +15,19 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.options import option
 
 
 @dataclass
 class AdamOptions(FairseqDataclass):
-    adam_betas: Any = field(
-        default=(0.9, 0.999),
-        metadata={"help": "decay of the running mean and of the running square, each in [0, 1)"},
+    adam_betas: Any = option(
+        (0.9, 0.999), help="decay of the running mean and of the running square, each in [0, 1)"
     )
-    adam_eps: float = field(
-        default=1e-8, metadata={"help": "added to the root of the running square, above 0"}
-    )
-    weight_decay: float = field(
-        default=0.0,
-        metadata={
-            "help": "fused_adam: decoupled decay (AdamW), a step takes this times the rate off a weight; "
-            "adam_l1: L2 penalty, added to the gradient as in torch.optim.Adam"
-        },
+    adam_eps: float = option(1e-8, help="added to the root of the running square, above 0")
+    weight_decay: float = option(
+        0.0,
+        help="fused_adam: decoupled decay (AdamW), a step takes this times the rate off a weight; adam_l1: "
+        "L2 penalty, added to the gradient as in torch.optim.Adam",
     )
     lr: List[float] = II("optimization.lr")
 

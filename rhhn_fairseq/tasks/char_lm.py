@@ -15,10 +15,9 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
 from rhhn_fairseq.cells.config import option
-from rhhn_fairseq.compat.configuration import typed_config
-from rhhn_fairseq.data.text.manifest import MODES
+from rhhn_fairseq.compat.recipes import typed_config
 from rhhn_fairseq.data.text.stream import open_stream
-from rhhn_fairseq.data.text.vocabulary import UNK, CharVocabulary, escape
+from rhhn_fairseq.data.text.vocabulary import MODES, UNK, CharVocabulary, escape
 from rhhn_fairseq.data.text.words import WordVocabulary, first_input, load_vocabulary, prompt_indices
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
@@ -26,12 +25,7 @@ from rhhn_fairseq.tasks.dynamic_evaluation import DynamicEvaluation
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
 from rhhn_fairseq.tasks.evaluation import Protocol, ScoredBatches
 from rhhn_fairseq.tasks.lanes import PAD, Batch, Lanes, RandomWindows
-from rhhn_fairseq.tasks.own_batches import (
-    BatchDataset,
-    CutsOwnBatches,
-    OrderedBatchIterator,
-    frequency_of,
-)
+from rhhn_fairseq.tasks.own_batches import BatchDataset, CutsOwnBatches, OrderedBatchIterator, frequency_of
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +61,7 @@ class CharLMTaskConfig(DynamicsTaskConfig):
         2e-3, help="--dynamic-eval: rate of decay towards the checkpoint's weights", low=0, below=1
     )
     dynamic_eval_batches: int = option(
-        200,
-        help="--dynamic-eval: training batches from which the root mean square is measured",
-        low=1,
+        200, help="--dynamic-eval: training batches from which the root mean square is measured", low=1
     )
     seed: int = II("common.seed")
     train_subset: str = II("dataset.train_subset")

@@ -15,8 +15,8 @@ from omegaconf import II
 from sacrebleu.metrics import BLEU
 
 from rhhn_fairseq.cells.config import option
-from rhhn_fairseq.compat.configuration import typed_config
-from rhhn_fairseq.data.parallel.manifest import pieces_sha256
+from rhhn_fairseq.compat.recipes import typed_config
+from rhhn_fairseq.data.parallel.corpora import pieces_sha256
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.generate.gnmt_score import LENGTH_PENALTIES, GNMTScore, Pruning
 from rhhn_fairseq.tasks.carry import pass_seed

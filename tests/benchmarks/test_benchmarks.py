@@ -28,7 +28,7 @@ from benchmarks.contenders import (
     contenders_of,
     pass_results,
 )
-from benchmarks.floors import Floor
+from benchmarks.floors import Floor, products_of
 from benchmarks.machine import forced, measuring
 from rhhn_fairseq.cells import CELLS
 from rhhn_fairseq.cells.lstm import LSTM
@@ -61,8 +61,6 @@ def test_contenders_take_turns_and_the_first_round_does_not_count(monkeypatch):
     order.clear()
     keys = [("lstm", "aten+graphs"), ("lstm", "aten")]
     assert timing.interleave(keys, 2, lambda key: measure(key)[0])[keys[0]].tolist() == [5, 7]
-    own, base = np.array([6.0, 4.0, 10.0]), np.array([2.0, 4.0, 8.0])
-    assert timing.ratio(own, base) == [1.25, 1.0, 3.0]
 
 
 def test_forward_and_backward_are_timed_from_no_gradients(monkeypatch):
@@ -78,7 +76,8 @@ def test_forward_and_backward_are_timed_from_no_gradients(monkeypatch):
 @pytest.mark.parametrize("name, rank", [*((name, 1) for name in CELLS), ("hyperrhn", 3), ("ln_hyperlstm", 2)])
 def test_flop_of_the_equations_and_of_the_floor_are_what_torch_counts(name, rank):
     config = smoke(cells, hyper_rank=rank)
-    own = cells.layer_products(name, config)
+    with torch.device("meta"):
+        own = products_of(build_layer(name, config), config.batch)
     flop = sum(product.flop(config.length) for product in own)
     x = torch.randn(config.length, config.batch, config.input)
     with forced("reference"), FlopCounterMode(display=False) as counter:

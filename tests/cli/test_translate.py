@@ -166,8 +166,8 @@ class Endless(io.RawIOBase):
     """A text without end."""
 
     def readinto(self, buffer):
-        buffer[:4] = b"one\n"
-        return 4
+        buffer[:20] = 5 * b"one\n"
+        return 20
 
     def readable(self):
         return True
@@ -306,7 +306,7 @@ def other_pieces(tmp_path_factory):
 REFUSED = {
     "checkpoint": (["--checkpoint", "/nowhere/a.pt"], "Model file not found: /nowhere/a.pt"),
     "no --json": (["--nbest", 2], "--nbest 2 needs --json"),
-    "nbest": (["--nbest", 6, "--json"], "--nbest 6 is more than --beam 5 hypotheses"),
+    "nbest": (["--nbest", 6, "--json"], "--nbest 6 is more than --beam 5"),
     "search": (["--length-penalty", "gnmt:0.2"], "--length-penalty gnmt:0.2: the task of"),
     "output": (["--output", "/nowhere/a.fr"], "/nowhere/a.fr: there is no directory /nowhere"),
 }

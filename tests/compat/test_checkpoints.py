@@ -12,7 +12,7 @@ import torch
 from fairseq import checkpoint_utils, utils
 from helpers.cli import python
 
-from rhhn_fairseq.compat import applying as compat
+from rhhn_fairseq import plugin as compat
 from rhhn_fairseq.compat import checkpoints
 from rhhn_fairseq.compat.checkpoints import evaluate
 from rhhn_fairseq.errors import UsageError
@@ -63,7 +63,7 @@ def test_weights_only_cannot_be_switched_off_by_the_caller(tmp_path):
 
 
 def test_other_classes_are_refused_and_namespace_is_not(tmp_path):
-    """allow_namespace."""
+    """The options of fairseq's older models."""
     path = tmp_path / "checkpoint.pt"
     torch.save({"model": {}, "args": argparse.Namespace(**NAMES)}, path)
     with path.open("rb") as file:
@@ -71,6 +71,16 @@ def test_other_classes_are_refused_and_namespace_is_not(tmp_path):
     torch.save({"model": {}, "args": SimpleNamespace(**NAMES)}, path)
     with pytest.raises(UsageError, match="types.SimpleNamespace"):
         checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+def test_languages_in_a_list_are_checked_one_by_one():
+    """Multilingual tasks of fairseq's keep them so; a checkpoint of theirs was refused."""
+    languages = ["de-en", "fr-en"]
+    state = {"model": {}, "cfg": {"model": {"lang_pairs": languages}}}
+    checkpoints.check_state("a.pt", state)
+    languages.append("../fr-en")
+    with pytest.raises(UsageError, match="cfg.model.lang_pairs .* a checkpoint may not set"):
+        checkpoints.check_state("a.pt", state)
 
 
 @pytest.mark.parametrize("content", [{"model": {"weight": torch.zeros(1000)}}, [1, 2]])

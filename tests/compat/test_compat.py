@@ -15,8 +15,8 @@ from fairseq.distributed import utils as distributed_utils
 from helpers.cli import fairseq_train, lstm
 
 import rhhn_fairseq
+from rhhn_fairseq import plugin as compat
 from rhhn_fairseq.compat import PATCHES, errors, in_place_of
-from rhhn_fairseq.compat import applying as compat
 from rhhn_fairseq.errors import UsageError
 
 PACKAGE = os.path.dirname(rhhn_fairseq.__file__)

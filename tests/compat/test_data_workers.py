@@ -12,7 +12,7 @@ import torch
 from helpers.in_process import Log, char_lm, train
 from torch.utils.data import DataLoader
 
-from rhhn_fairseq.compat import applying as compat
+from rhhn_fairseq import plugin as compat
 from rhhn_fairseq.compat.errors import message_of
 from rhhn_fairseq.errors import UsageError
 

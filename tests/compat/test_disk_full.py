@@ -14,7 +14,7 @@ from fairseq.file_io import PathManager
 from helpers.cli import fairseq_train
 from helpers.in_process import char_lm, train
 
-from rhhn_fairseq.compat import applying as compat
+from rhhn_fairseq import plugin as compat
 from rhhn_fairseq.errors import UsageError
 
 compat.apply()

@@ -10,7 +10,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.models.lstm_lm import LSTMLanguageModel
 from helpers.cli import USER_DIR, fairseq_train, hydra_arguments, json_log, lstm, model_of, run_module
 
-from rhhn_fairseq.compat import applying as compat
+from rhhn_fairseq import plugin as compat
 from rhhn_fairseq.compat import distribute
 from rhhn_fairseq.errors import UsageError
 

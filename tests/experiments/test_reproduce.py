@@ -153,7 +153,7 @@ def test_what_ended_a_training_is_recorded(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["ha-ptp"], "ha-ptp is no table, choose from su-ptb, ha-ptb"),
+        (["ha-ptp"], "TABLE ha-ptp is unknown, did you mean ha-ptb"),
         (["ha-ptb", "lstm"], "ha-ptb has no row lstm, it has lstm_ptb"),
         (["ha-ptb", "--hours", "nan"], "--hours nan is not a number above 0"),
         (["ha-iam", "lstm_900_iam"], "--from-dir is not given: iam-graves cannot be downloaded"),

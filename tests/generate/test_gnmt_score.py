@@ -217,8 +217,6 @@ def test_the_default_is_fairseqs_own_generator(tmp_path):
 @pytest.mark.parametrize(
     "options, arguments, message",
     [
-        ({"beam_size_threshold": -1.0}, {}, "--beam-size-threshold -1.0 is not 0 or a positive"),
-        ({"beam_size_threshold": math.nan}, {}, "--beam-size-threshold nan is not 0 or a positive"),
         ({"beam_size_threshold": 2.0}, {"sampling": True}, "does not go with --sampling"),
         ({"beam_size_threshold": 2.0}, {"diverse_beam_groups": 2}, "not go with --diverse-beam-groups"),
         ({"length_penalty": "gnmt"}, {}, "--length-penalty gnmt is unknown"),

@@ -12,9 +12,9 @@ from helpers import tiny_char_lm, training_batches
 from helpers.fused_cells import FUSED_CELLS
 from omegaconf import OmegaConf
 
+from rhhn_fairseq import plugin as compat
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.cells.registry import CELLS
-from rhhn_fairseq.compat import applying as compat
 from rhhn_fairseq.ops import backends, policy
 from rhhn_fairseq.ops.backends import graphs
 from rhhn_fairseq.tasks.carry import Carry, gather_states

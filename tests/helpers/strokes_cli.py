@@ -14,8 +14,9 @@ prepare = script_cli.load("prepare")
 
 
 def run(*arguments) -> int:
-    """The exit status of the command."""
-    return run_main(lambda: prepare.main(["strokes", *map(str, arguments)]))
+    """The exit status of the command; without the name of a corpus, that of hershey."""
+    words = list(map(str, arguments))
+    return run_main(lambda: prepare.main(["hershey", *words] if words[0].startswith("-") else words))
 
 
 def error_of(capsys, *arguments) -> str:

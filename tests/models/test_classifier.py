@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from rhhn_fairseq.cells import CELLS
 from rhhn_fairseq.criterions.problem_loss import ProblemLoss
-from rhhn_fairseq.data.problems.base import Problem
+from rhhn_fairseq.data.problems.generated import Problem
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.classifier import Classifier, ClassifierConfig
 from rhhn_fairseq.tasks.synthetic import SyntheticTask, SyntheticTaskConfig

@@ -17,8 +17,7 @@ from rhhn_fairseq.data.strokes.store import StrokeSplit, write_split
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.window import UNKNOWN, Window, WindowCell, WindowConfig, WindowStack, one_hot
 from rhhn_fairseq.models.handwriting import Handwriting, HandwritingConfig
-from rhhn_fairseq.tasks.handwriting import HandwritingTask, HandwritingTaskConfig
-from rhhn_fairseq.tasks.stroke_batches import StrokeDataset
+from rhhn_fairseq.tasks.handwriting import HandwritingTask, HandwritingTaskConfig, StrokeDataset
 
 T, B, C, H, U, V, K = 6, 3, 3, 5, 4, 7, 2
 

@@ -21,7 +21,7 @@ from rhhn_fairseq.compat.recipes import (
     recipe_of,
 )
 from rhhn_fairseq.models import char_lm_table, classifier_table, gnmt_table, handwriting_table
-from rhhn_fairseq.models.recipes import Architecture
+from rhhn_fairseq.models.options import Architecture
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

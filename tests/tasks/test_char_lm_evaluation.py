@@ -16,7 +16,7 @@ from helpers.tiny_char_lm import (
     write_corpus,
 )
 
-from rhhn_fairseq.compat import applying as compat
+from rhhn_fairseq import plugin as compat
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.evaluation import Protocol
 

@@ -8,7 +8,7 @@ from rhhn_fairseq.data.problems.generated import Adding, Copying, TemporalXor
 from rhhn_fairseq.data.problems.images import digits
 from rhhn_fairseq.data.problems.registry import PROBLEMS, build_problem
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.tasks.problem_batches import (
+from rhhn_fairseq.tasks.synthetic import (
     FreshBatches,
     StoredBatches,
     evaluation_set,

@@ -9,7 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rhhn_fairseq.data.common.manifest import MANIFEST_NAME, ManifestForm
+from rhhn_fairseq.data.common.manifest import (
+    MANIFEST_NAME,
+    ManifestForm,
+    describe_file,
+    versions,
+    write_manifest,
+)
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import lock, readable
 
@@ -75,6 +81,30 @@ def _clean_up(dest: Path) -> None:
                 left.rename(dest)
             else:
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def make_once(
+    form: ManifestForm, dest: Path, request: dict, force: bool, packages: tuple[str, ...], build: Callable
+) -> tuple[dict, bool]:
+    """Makes a prepared directory unless it is there; returns its manifest, and whether it was there already.
+
+    Args:
+        request: what determines the result. force: make it again. packages: those whose versions matter.
+        build: fills a new directory and returns the manifest's entries about the content.
+
+    Raises:
+        UsageError: ``dest`` was prepared from other input or with other options, or cannot be written.
+    """
+    if not force and (manifest := form.reusable(dest, request)) is not None:
+        return manifest, True
+    with staged(dest) as stage:
+        manifest = {"format": form.format} | ({"kind": form.kind} if form.kind else {}) | build(stage)
+        files = {path.name: describe_file(path) for path in sorted(stage.iterdir())}
+        manifest |= {"request": request, "versions": versions(*packages)}
+        manifest["files"] = {name: entry["bytes"] for name, entry in files.items()}
+        manifest["sha256"] = {name: entry["sha256"] for name, entry in files.items()}
+        write_manifest(stage, manifest)
+    return manifest, False
 
 
 @contextmanager

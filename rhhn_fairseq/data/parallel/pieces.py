@@ -3,14 +3,14 @@
 import io
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import sentencepiece
 from tqdm import tqdm
 
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import LONGEST_LINE
+from rhhn_fairseq.options import check_fields, option
 
 MODEL_NAME = "pieces.model"
 VOCABULARY_NAME = "pieces.vocab"
@@ -28,27 +28,21 @@ _THREADS = 4
 class PiecesConfig:
     """How pieces are learnt; ``UsageError`` names a value that cannot work."""
 
-    vocab_size: int = field(
-        default=32_000,
-        metadata={"help": "entries of the joint dictionary, fairseq's four special ones included"},
+    vocab_size: int = option(
+        32_000,
+        help="entries of the joint dictionary, fairseq's four special ones included",
+        low=5,
+        high=_LARGEST_SIZE,
     )
-    model_type: str = field(
-        default="unigram", metadata={"help": "how pieces are learnt", "choices": MODEL_TYPES}
+    model_type: str = option("unigram", help="how pieces are learnt", choices=MODEL_TYPES)
+    sample_sentences: int = option(
+        500_000, help="learn from at most this many sentences, evenly spread over the text", low=2
     )
-    sample_sentences: int = field(
-        default=500_000,
-        metadata={"help": "learn from at most this many sentences, evenly spread over the text"},
-    )
-    character_coverage: float = field(
-        default=0.9999, metadata={"help": "share of the text's characters that the pieces cover"}
-    )
-    split_digits: bool = field(default=False, metadata={"help": "every digit is a piece of its own"})
+    character_coverage: float = option(0.9999, help="share of the text's characters that the pieces cover")
+    split_digits: bool = option(False, help="every digit is a piece of its own")
 
     def __post_init__(self):
-        if not 5 <= self.vocab_size <= _LARGEST_SIZE:
-            raise UsageError(f"--vocab-size {self.vocab_size}: must be from 5 to {_LARGEST_SIZE:,}")
-        if self.sample_sentences < 2:
-            raise UsageError(f"--sample-sentences {self.sample_sentences}: must be 2 or more")
+        check_fields(self, flags=True)
 
 
 def train_pieces(texts: list[Path], pairs: int, config: PiecesConfig, folder: Path) -> dict:

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, publish
 from rhhn_fairseq.data.common.manifest import describe_file, versions, write_manifest
-from rhhn_fairseq.data.parallel.corpora import Corpus
+from rhhn_fairseq.data.parallel.corpora import PARALLEL, Corpus
 from rhhn_fairseq.data.parallel.encoding import encode_texts
-from rhhn_fairseq.data.parallel.manifest import PARALLEL
 from rhhn_fairseq.data.parallel.pieces import MODEL_NAME, VOCABULARY_NAME, PiecesConfig, train_pieces
 from rhhn_fairseq.data.parallel.stages import Stages, remove_unless_resumable, stages_in
 from rhhn_fairseq.data.parallel.texts import RAW, REASONS, CleaningConfig, write_texts

@@ -9,7 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, compress
 from pathlib import Path
@@ -19,7 +19,8 @@ from tqdm import tqdm
 
 from rhhn_fairseq.data.parallel.corpora import Corpus, Pairs, RawPair
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import LONGEST_LINE
+from rhhn_fairseq.files import line_problem
+from rhhn_fairseq.options import check_fields, option
 
 RAW = "raw"
 
@@ -41,18 +42,15 @@ _BLANK = " \u200b\u200e\u200f\u2581\ufeff"
 class CleaningConfig:
     """Limits of a training pair, for each of its sides; ``UsageError`` names a value that cannot work."""
 
-    max_words: int = field(default=200, metadata={"help": "drop pairs with more words on a side"})
-    max_chars: int = field(default=1500, metadata={"help": "drop pairs with more characters on a side"})
-    max_ratio: float = field(
-        default=2.5,
-        metadata={"help": f"drop pairs whose lengths in characters, plus {RATIO_MARGIN}, differ by more"},
+    max_words: int = option(200, help="drop pairs with more words on a side", low=1)
+    max_chars: int = option(1500, help="drop pairs with more characters on a side", low=1)
+    max_ratio: float = option(
+        2.5, help=f"drop pairs whose lengths in characters, plus {RATIO_MARGIN}, differ by more", low=1
     )
-    keep_duplicates: bool = field(default=False, metadata={"help": "keep duplicate pairs"})
+    keep_duplicates: bool = option(False, help="keep duplicate pairs")
 
     def __post_init__(self):
-        for name in ("max_words", "max_chars", "max_ratio"):
-            if not getattr(self, name) >= 1:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 1 or more")
+        check_fields(self, flags=True)
 
 
 def write_texts(corpus: Corpus, config: CleaningConfig, folder: Path) -> dict:
@@ -189,22 +187,10 @@ def _checked(pairs: Pairs) -> Iterator[tuple[bytes, bytes]]:
     """Yields the pairs as they are. Raises UsageError, naming file and line, for one that is not text."""
     for number, lines in enumerate(pairs.read(), start=1):
         for side, line in enumerate(lines):
-            if problem := _problem(line):
+            if problem := line_problem(line) or (b"\0" in line and "holds a NUL byte"):
                 name = pairs.texts[side].name if pairs.texts else pairs.name
                 raise UsageError(
                     f"{name}: line {number:,} {problem}; validation and test text is taken as it is, "
                     "so it must be UTF-8 text"
                 )
         yield lines
-
-
-def _problem(line: bytes | None) -> str | None:
-    if line is None:
-        return f"is longer than {LONGEST_LINE:,} bytes"
-    if b"\0" in line:
-        return "holds a NUL byte"
-    try:
-        line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return f"is not UTF-8 (byte {line[error.start]:#04x} at position {error.start} of the line)"
-    return None

@@ -17,7 +17,7 @@ import numpy as np
 from rhhn_fairseq.data.common.download import download
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.common.sources import FileSource, check_directory
-from rhhn_fairseq.data.problems.base import Codes, Problem
+from rhhn_fairseq.data.problems.generated import Codes, Problem
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 

@@ -6,8 +6,7 @@ import numpy as np
 
 from rhhn_fairseq.data.common.download import default_download_dir
 from rhhn_fairseq.data.common.manifest import SPLITS
-from rhhn_fairseq.data.problems.base import Problem
-from rhhn_fairseq.data.problems.generated import Adding, Copying, TemporalXor
+from rhhn_fairseq.data.problems.generated import Adding, Copying, Problem, TemporalXor
 from rhhn_fairseq.data.problems.images import (
     MNIST_BRIGHTEST,
     STANDARD_SPLIT,

@@ -1,11 +1,12 @@
 """Selects and corrects lines of handwriting for training."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from rhhn_fairseq.data.strokes.points import Line
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.options import check_fields, option
 
 OUTLIERS = ("none", "drop", "clip")
 SCALES = ("none", "step", "height")
@@ -17,38 +18,27 @@ REASONS = ("short", "long", "flat")
 class CleaningConfig:
     """Options of cleaning. Raises UsageError for an impossible value."""
 
-    min_points: int = field(default=2, metadata={"help": "drop lines with fewer points"})
-    max_points: int = field(default=0, metadata={"help": "drop lines with more points; 0: keep all"})
-    outliers: str = field(
-        default="none",
-        metadata={
-            "help": "steps longer than --max-step: 'drop' leaves them out, so that the rest of the line "
-            "moves up, 'clip' shortens them, 'none' keeps them",
-            "choices": OUTLIERS,
-        },
+    min_points: int = option(2, help="drop lines with fewer points", low=2)
+    max_points: int = option(0, help="drop lines with more points; 0: keep all", low=0)
+    outliers: str = option(
+        "none",
+        help="steps longer than --max-step: 'drop' leaves them out, so that the rest of the line moves up, "
+        "'clip' shortens them, 'none' keeps them",
+        choices=OUTLIERS,
     )
-    max_step: float = field(
-        default=60.0, metadata={"help": "longest step that is not an outlier, in medians of its line's steps"}
+    max_step: float = option(
+        60.0, help="longest step that is not an outlier, in medians of its line's steps", low=1
     )
-    scale: str = field(
-        default="none",
-        metadata={
-            "help": "divide every line by its median 'step', or by its 'height' (10th to 90th percentile "
-            "of y)",
-            "choices": SCALES,
-        },
+    scale: str = option(
+        "none",
+        help="divide every line by its median 'step', or by its 'height' (10th to 90th percentile of y)",
+        choices=SCALES,
     )
 
     def __post_init__(self):
-        if self.min_points < 2:
-            raise UsageError(
-                f"--min-points {self.min_points} is too small, the smallest is 2: "
-                "a line with a single point has nothing to predict"
-            )
+        check_fields(self, flags=True)
         if self.max_points and self.max_points < self.min_points:
             raise UsageError(f"--max-points {self.max_points} is below --min-points {self.min_points}")
-        if not 1 <= self.max_step < float("inf"):
-            raise UsageError(f"--max-step {self.max_step}: must be a number of 1 or more")
 
 
 def clean(line: Line, config: CleaningConfig) -> tuple[np.ndarray | str, int]:
@@ -61,7 +51,9 @@ def clean(line: Line, config: CleaningConfig) -> tuple[np.ndarray | str, int]:
     if config.max_points and len(points) > config.max_points:
         return "long", outliers
     if config.scale != "none":
-        size = _median_step(points) if config.scale == "step" else _height(points)
+        size = _median_step(points)
+        if config.scale == "height":
+            size = float(np.diff(np.percentile(np.cumsum(points[:, 1]), (10, 90)))[0])
         if not size > 0:
             return "flat", outliers
         points = points / (size, size, 1)
@@ -90,8 +82,3 @@ def _median_step(points: np.ndarray) -> float:
     lengths = np.hypot(points[1:, 0], points[1:, 1])
     lengths = lengths[lengths > 0]
     return float(np.median(lengths)) if lengths.size else 0.0
-
-
-def _height(points: np.ndarray) -> float:
-    low, high = np.percentile(np.cumsum(points[:, 1]), (10, 90))
-    return float(high - low)

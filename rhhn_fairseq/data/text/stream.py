@@ -63,20 +63,32 @@ def open_stream(prefix: str | Path, vocab_size: int) -> np.memmap:
     Reads the split once, a block at a time, to check every index. Raises UsageError if a file is
     missing, not of this format or cut off, or if an index lies outside the dictionary.
     """
-    prefix = Path(prefix)
-    index = read_index(prefix)
-    path = _with_suffix(prefix, ".bin")
-    expected = index.symbols * index.dtype.itemsize
-    actual = path.stat().st_size
+    path, index = check_stream(prefix, vocab_size, lowest=EOS)
+    if not index.symbols:
+        raise UsageError(f"{path}: holds no symbols")
+    return np.memmap(path, dtype=index.dtype, mode="r")
+
+
+def check_stream(
+    prefix: str | Path, vocab_size: int | None, lowest: int = 0, shortest: int = 0
+) -> tuple[Path, StreamIndex]:
+    """Returns the path of PREFIX.bin and its index, both checked. Raises UsageError as ``open_stream`` does.
+
+    Args:
+        vocab_size: None for numbers that no dictionary lists. lowest: the smallest one that may occur.
+        shortest: the smallest size that an item may have.
+    """
+    index = read_index(prefix, shortest)
+    path = _with_suffix(Path(prefix), ".bin")
+    expected, actual = index.symbols * index.dtype.itemsize, path.stat().st_size
     if actual != expected:
         raise UsageError(
             f"{path}: expected {expected:,} bytes by its .idx file, found {actual:,}; "
             "prepare the corpus again with --force"
         )
-    if not index.symbols:
-        raise UsageError(f"{path}: holds no symbols")
-    _check_indices(path, index.dtype, vocab_size)
-    return np.memmap(path, dtype=index.dtype, mode="r")
+    if vocab_size is not None:
+        _check_indices(path, index.dtype, vocab_size, lowest)
+    return path, index
 
 
 def read_index(prefix: str | Path, shortest: int = 0) -> StreamIndex:
@@ -122,7 +134,7 @@ def _check_items(file, path: Path, items: int, itemsize: int, shortest: int) -> 
     return symbols
 
 
-def _check_indices(path: Path, dtype: np.dtype, vocab_size: int) -> None:
+def _check_indices(path: Path, dtype: np.dtype, vocab_size: int, lowest: int) -> None:
     # Plain reads, because touched pages of a memory map would count as this process's memory.
     position = 0
     with _open(path) as file:
@@ -135,7 +147,7 @@ def _check_indices(path: Path, dtype: np.dtype, vocab_size: int) -> None:
                     f"{int(indices[outside[0]])}, outside of the dictionary of {vocab_size} "
                     "symbols; dict.txt and the .bin file do not belong together"
                 )
-            reserved = np.flatnonzero(indices < EOS)
+            reserved = np.flatnonzero(indices < lowest)
             if reserved.size:
                 raise UsageError(
                     f"{path}: symbol {position + int(reserved[0]):,} is "

@@ -15,10 +15,20 @@ from pathlib import Path
 
 import numpy as np
 
+from rhhn_fairseq.data.common.manifest import SPLITS, ManifestForm
 from rhhn_fairseq.data.common.sources import text_codes
-from rhhn_fairseq.data.text.manifest import CHARACTERS, DICTIONARY_NAME, MODES
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import read_regular
+
+DICTIONARY_NAME = "dict.txt"
+MODES = ("text", "bytes")
+CHARACTERS = ManifestForm(
+    "a character corpus",
+    kind=None,
+    format=1,
+    files=rf"dict\.txt|({'|'.join(SPLITS)})\.(bin|idx)",
+    identity=("split", "sha256"),
+)
 
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 PAD = 1

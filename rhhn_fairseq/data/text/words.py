@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from rhhn_fairseq.data.common.manifest import MANIFEST_NAME
-from rhhn_fairseq.data.text.manifest import DICTIONARY_NAME
 from rhhn_fairseq.data.text.vocabulary import (
+    DICTIONARY_NAME,
     EOS,
     FIRST_SYMBOL,
     SPECIAL_SYMBOLS,

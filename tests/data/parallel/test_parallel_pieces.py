@@ -55,7 +55,7 @@ def test_learning_is_deterministic_and_the_size_counts_fairseqs_specials(texts, 
     "option, value", [("vocab_size", 4), ("vocab_size", 3_000_000_000), ("sample_sentences", 1)]
 )
 def test_bad_options_are_refused(option, value):
-    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} {value}: must be"):
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} {value} is too"):
         PiecesConfig(**{option: value})
 
 

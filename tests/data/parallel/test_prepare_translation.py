@@ -206,7 +206,7 @@ def test_directories_with_other_files_are_never_replaced(tmp_path, capsys, stray
         (["multi30k", "--from-dir", "."], "has no train.en"),
         (["files"], "--train-src names 0 files, and --train-tgt 0"),
         (["synthetic", "--pairs", "0"], "--pairs 0: expected a number from 1 to"),
-        (["synthetic", "--max-ratio", "0.5"], "--max-ratio 0.5: must be 1 or more"),
+        (["synthetic", "--max-ratio", "0.5"], "--max-ratio 0.5 is too small, the smallest is 1"),
         (["synthetic", "--workers", "0"], "--workers 0: must be 1 or more"),
     ],
 )
@@ -233,9 +233,9 @@ def test_bad_files_and_languages(tmp_path, capsys, change, message):
 
 
 BAD_PAIRS = [
-    ((b"a\xff", "b"), r"test\.en: line 3 is not UTF-8 \(byte 0xff at position 1 of the line\)"),
+    ((b"a\xff", "b"), r"test\.en: line 3 is not UTF-8 \(byte 2 of the line, 0xff\)"),
     (("a", "b\0c"), r"test\.fr: line 3 holds a NUL byte"),
-    (("x" * (1 << 20) + "y", "b"), r"test\.en: line 3 is longer than 1,048,576 bytes"),
+    (("x" * (1 << 20) + "y", "b"), r"test\.en: line 3 has more than 1,048,576 bytes"),
 ]
 
 

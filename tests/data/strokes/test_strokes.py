@@ -125,7 +125,7 @@ def test_lengths_and_scale():
     [
         ({"min_points": 1}, "--min-points 1 is too small, the smallest is 2"),
         ({"min_points": 5, "max_points": 4}, "--max-points 4 is below --min-points 5"),
-        ({"max_step": float("nan")}, "--max-step nan: must be a number of 1 or more"),
+        ({"max_step": float("nan")}, "--max-step nan is not a finite number"),
     ],
 )
 def test_refused_cleaning(options, reason):

@@ -23,9 +23,8 @@ from helpers.strokes_cli import (
 )
 
 from rhhn_fairseq.data.strokes import iam, stroke3
-from rhhn_fairseq.data.strokes.manifest import StrokeManifest
 from rhhn_fairseq.data.strokes.points import to_strokes
-from rhhn_fairseq.data.strokes.store import StrokeSplit
+from rhhn_fairseq.data.strokes.store import StrokeManifest, StrokeSplit
 
 
 def _lists(folder, train=20, valid=4, test=4, points=6):

@@ -21,7 +21,7 @@ from helpers.chars_cli import (
 )
 
 from rhhn_fairseq.data.text import corpora
-from rhhn_fairseq.data.text.spaces import drop_outer_spaces, outer_spaces
+from rhhn_fairseq.data.text.corpora import drop_outer_spaces
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 
 
@@ -78,12 +78,6 @@ def test_outer_spaces_are_dropped_in_chunks_of_any_size(size):
     chunks = [codes[start : start + size] for start in range(0, len(codes), size)]
     kept = np.concatenate(list(drop_outer_spaces(chunks))).tobytes().decode()
     assert kept == "\n".join(line.strip(" ") for line in text.split("\n"))
-
-
-def test_spaces_at_the_ends_of_a_text_are_outer():
-    codes = np.array([7, 1, 7, 1, 7])
-    assert outer_spaces(codes, space=7, newline=0).tolist() == [True, False, False, False, True]
-    assert outer_spaces(codes, 7, 0, begins_line=False).tolist() == [False] * 4 + [True]
 
 
 def small_ptb(directory, stem="ptb.", text=" a b <unk> \n"):
